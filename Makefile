@@ -1,0 +1,61 @@
+# Everything runs in .venv, which the first target that needs it makes. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint requirements/constraints.txt
+PINS := pyproject.toml requirements/constraints.txt
+# A stamp is newer than the pins it was installed from; a changed pin installs again, into the same .venv.
+RUN := $(VENV)/.run-installed
+DEV := $(VENV)/.dev-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(RUN) ## lower the face networks and look for a face in a photo
+	@$(PY) -m examples.face.demo
+
+test: $(DEV) ## the tests, without the slow ones
+	$(PY) -m pytest -q -m "not slow"
+
+test-all: $(DEV) ## every test
+	$(PY) -m pytest -q
+
+check: $(DEV) ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict src
+
+format: $(DEV) ## rewrite the sources in the one format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(DEV) ## the planner's benchmark
+	$(PY) benchmarks/planner.py
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) build dist examples/face/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' \
+		|| { echo "dimorder needs Python 3.10 to 3.13; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(RUN): $(PINS) | $(PY)
+	@echo "Installing dimorder with ExecuTorch into $(VENV) (a minute or two) ..."
+	@$(INSTALL) --editable '.[executorch,demo]'
+	@# For the weights in its wheel alone: never imported, and its own pins conflict with ours.
+	@$(INSTALL) --no-deps facenet-pytorch==2.6.0
+	@touch $@
+
+$(DEV): $(PINS) $(RUN)
+	@echo "Installing the networks and tools of the tests into $(VENV) ..."
+	@$(INSTALL) --editable '.[executorch,demo,zoo,dev]'
+	@touch $@
