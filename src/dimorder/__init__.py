@@ -1,0 +1,1 @@
+"""dimorder: the memory-format layer for PyTorch."""

@@ -1,0 +1,158 @@
+"""The dialect of a physical program: the operators that ATen pins to NCHW, on contiguous NHWC tensors.
+
+This file decides their schemas and what each one means, as ATen between permute views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.export import ExportedProgram
+
+NAMESPACE = "dimorder"
+_TO_NCHW = (0, 3, 1, 2)
+_TO_NHWC = (0, 2, 3, 1)
+
+
+def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
+    """Each dialect operator and the function that computes it with plain ATen between permute views.
+
+    >>> sorted(str(op) for op in decomposition_table())[0]
+    'dimorder.avg_pool2d_nhwc.default'
+    """
+    return {getattr(torch.ops.dimorder, name).default: body for name, (_, body) in _DIALECT.items()}
+
+
+def decompose(program: ExportedProgram) -> ExportedProgram:
+    """The same program with every dialect operator replaced by plain ATen; everything else stays whole.
+
+    >>> class Pool(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.ops.dimorder.max_pool2d_nhwc(x, [2, 2], [2, 2], [0, 0], [1, 1], False)
+    >>> program = decompose(torch.export.export(Pool(), (torch.randn(1, 4, 6, 3),)))
+    >>> [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+    ['aten.permute.default', 'aten.max_pool2d.default', 'aten.permute.default']
+    """
+    return program.run_decompositions(decomposition_table())  # type: ignore[arg-type]  # accepts any callable
+
+
+def _nchw(x: Tensor) -> Tensor:
+    return x.permute(_TO_NCHW)
+
+
+def _nhwc(y: Tensor) -> Tensor:
+    """The NHWC value of an NCHW result: dense, and with canonical strides also where a size is 1."""
+    x = y.permute(_TO_NHWC).contiguous()
+    canonical = (x.shape[1] * x.shape[2] * x.shape[3], x.shape[2] * x.shape[3], x.shape[3], 1)
+    return x if x.stride() == canonical else x.reshape(-1).view(x.shape)
+
+
+def _conv2d(
+    x: Tensor,
+    weight_ohwi: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    top, bottom, left, right = padding
+    image, conv_padding = _nchw(x), (top, left)
+    if (top, left) != (bottom, right):
+        image, conv_padding = functional.pad(image, (left, right, top, bottom)), (0, 0)
+    weight = _nchw(weight_ohwi)
+    return _nhwc(torch.conv2d(image, weight, bias, stride, conv_padding, dilation, groups))
+
+
+def _conv_transpose2d(
+    x: Tensor,
+    weight_ohwi: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    grouped = weight_ohwi.unflatten(0, (groups, weight_ohwi.shape[0] // groups))
+    weight = grouped.permute(0, 4, 1, 2, 3).flatten(0, 1)  # torch wants (I, O/groups, KH, KW)
+    y = torch.conv_transpose2d(_nchw(x), weight, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[call-overload]  # the stub lacks Sequence
+    return _nhwc(y)
+
+
+def _max_pool2d(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> Tensor:
+    return _nhwc(torch.max_pool2d(_nchw(x), kernel_size, stride, padding, dilation, ceil_mode))
+
+
+def _avg_pool2d(x: Tensor, *arguments: Any) -> Tensor:
+    return _nhwc(torch.ops.aten.avg_pool2d(_nchw(x), *arguments))
+
+
+def _upsample_bilinear2d(x: Tensor, *arguments: Any) -> Tensor:
+    return _nhwc(torch.ops.aten.upsample_bilinear2d(_nchw(x), *arguments))
+
+
+def _upsample_nearest2d(x: Tensor, *arguments: Any) -> Tensor:
+    return _nhwc(torch.ops.aten.upsample_nearest2d(_nchw(x), *arguments))
+
+
+def _prelu_last(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.where(x > 0, x, x * weight)
+
+
+_DIALECT: dict[str, tuple[str, Callable[..., Tensor]]] = {
+    "conv2d_nhwc": (
+        "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[4] padding, int[2] dilation, "
+        "int groups) -> Tensor",
+        _conv2d,
+    ),
+    "conv_transpose2d_nhwc": (
+        "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[2] padding, int[2] output_padding, "
+        "int[2] dilation, int groups) -> Tensor",
+        _conv_transpose2d,
+    ),
+    "max_pool2d_nhwc": (
+        "(Tensor x, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode) "
+        "-> Tensor",
+        _max_pool2d,
+    ),
+    "avg_pool2d_nhwc": (
+        "(Tensor x, int[2] kernel_size, int[2] stride, int[2] padding, bool ceil_mode, "
+        "bool count_include_pad, int? divisor_override) -> Tensor",
+        _avg_pool2d,
+    ),
+    "upsample_bilinear2d_nhwc": (
+        "(Tensor x, SymInt[2] output_size, bool align_corners, float? scales_h, float? scales_w) -> Tensor",
+        _upsample_bilinear2d,
+    ),
+    "upsample_nearest2d_nhwc": (
+        "(Tensor x, SymInt[2] output_size, float? scales_h, float? scales_w) -> Tensor",
+        _upsample_nearest2d,
+    ),
+    "prelu_last": ("(Tensor x, Tensor weight) -> Tensor", _prelu_last),
+}
+
+
+def _register() -> None:
+    """Define the operators once per process, however often this module is imported."""
+    for name, (schema, body) in _DIALECT.items():
+        if hasattr(torch.ops.dimorder, name):
+            continue
+        qualified = f"{NAMESPACE}::{name}"
+        torch.library.define(qualified, schema)
+        torch.library.impl(qualified, "CompositeExplicitAutograd", body)
+        torch.library.register_fake(qualified, body)
+
+
+_register()
