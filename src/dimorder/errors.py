@@ -1,0 +1,39 @@
+"""Decides what an error of dimorder looks like: three lines, which say where, what was found, and what to do.
+
+The subclasses are what a caller tells apart; the CLI exits with 2 for `UsageError`, else with 1.
+"""
+
+from __future__ import annotations
+
+
+class DimorderError(Exception):
+    """Base of every error that dimorder raises on purpose.
+
+    >>> print(DimorderError("input 'x'", "4 dims", "pass a tensor of 3 dims"))
+    input 'x'
+      found: 4 dims
+      fix: pass a tensor of 3 dims
+    """
+
+    def __init__(self, where: str, found: str, fix: str) -> None:
+        super().__init__(where, found, fix)
+        self.where, self.found, self.fix = (" ".join(part.split()) for part in (where, found, fix))
+
+    def __str__(self) -> str:
+        return f"{self.where}\n  found: {self.found}\n  fix: {self.fix}"
+
+
+class UsageError(DimorderError):
+    """An argument that cannot be meant: no such order, no such file, an impossible shape."""
+
+
+class ContractError(DimorderError):
+    """A tensor or a file that does not keep a program's contract."""
+
+
+class UnsupportedError(DimorderError):
+    """A program that is valid but that dimorder, or the chosen target, cannot handle."""
+
+
+class VerificationError(DimorderError):
+    """A lowered program that does not compute what the original computes."""
