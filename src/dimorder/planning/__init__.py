@@ -1,0 +1,46 @@
+"""Choosing a layout per buffer: the problem, the plan with its certificate, and the solvers.
+
+`solve` is what the pipeline calls; `exhaustive` and `greedy` are what it is measured against. No torch here.
+"""
+
+from dimorder.planning.exhaustive import exhaustive
+from dimorder.planning.greedy import greedy
+from dimorder.planning.plan import Branch, Certificate, InvalidProof, LayoutPlan, Price, Prices, make_plan
+from dimorder.planning.problem import (
+    Buffer,
+    Config,
+    Conversion,
+    Cost,
+    Evaluation,
+    InvalidChoice,
+    Layout,
+    LayoutProblem,
+    Operator,
+    evaluate,
+)
+from dimorder.planning.solve import forbid, solve, solve_without
+
+__all__ = [
+    "Branch",
+    "Buffer",
+    "Certificate",
+    "Config",
+    "Conversion",
+    "Cost",
+    "Evaluation",
+    "InvalidChoice",
+    "InvalidProof",
+    "Layout",
+    "LayoutPlan",
+    "LayoutProblem",
+    "Operator",
+    "Price",
+    "Prices",
+    "evaluate",
+    "exhaustive",
+    "forbid",
+    "greedy",
+    "make_plan",
+    "solve",
+    "solve_without",
+]

@@ -5,6 +5,7 @@ This file decides what a plan is charged for: `evaluate` is the only place that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -133,7 +134,7 @@ def evaluate(problem: LayoutProblem, choice: Sequence[int]) -> Evaluation:
     """
     if len(choice) != len(problem.operators):
         raise InvalidChoice(
-            str(_fault("the choice", f"{len(choice)} entries", f"give {len(problem.operators)} entries"))
+            _message("the choice", f"{len(choice)} entries", f"give {len(problem.operators)} entries")
         )
     produced: list[tuple[int, Layout]] = [(-1, None)] * len(problem.buffers)
     wanted: list[dict[Layout, list[int]]] = [{} for _ in problem.buffers]
@@ -142,7 +143,9 @@ def evaluate(problem: LayoutProblem, choice: Sequence[int]) -> Evaluation:
         if not 0 <= chosen < len(operator.configs):
             count = len(operator.configs)
             raise InvalidChoice(
-                str(_fault(f"operator {operator.name!r}", f"configuration {chosen}", f"it has {count}"))
+                _message(
+                    f"operator {operator.name!r}", f"configuration {chosen}", f"choose one of its {count}"
+                )
             )
         config = operator.configs[chosen]
         costs.append(config.cost)
@@ -170,6 +173,18 @@ def add_costs(costs: Iterable[Cost], units: int) -> Cost:
     return tuple(total)
 
 
+def unit_gcd(problem: LayoutProblem, unit: int) -> int:
+    """The greatest common divisor of all costs in one unit, at least 1.
+
+    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (12,)),))
+    >>> unit_gcd(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source,), "complete"), 0)
+    4
+    """
+    costs = [buffer.conversion_cost[unit] for buffer in problem.buffers]
+    costs.extend(config.cost[unit] for operator in problem.operators for config in operator.configs)
+    return math.gcd(*costs) or 1
+
+
 def _conversions(
     problem: LayoutProblem, produced: list[tuple[int, Layout]], wanted: list[dict[Layout, list[int]]]
 ) -> Iterable[Conversion]:
@@ -179,14 +194,11 @@ def _conversions(
             if target == layout:
                 continue
             if (layout, target) in buffer.unreachable:
-                reader = problem.operators[consumers[0]].name
                 raise InvalidChoice(
-                    str(
-                        _fault(
-                            f"buffer {buffer.name!r}, read by {reader!r}",
-                            f"the conversion {layout} -> {target} is not offered",
-                            "choose another configuration for its producer or its consumer",
-                        )
+                    _message(
+                        f"buffer {buffer.name!r}, read by {problem.operators[consumers[0]].name!r}",
+                        f"the conversion {layout} -> {target} is not offered",
+                        "choose another configuration for its producer or its consumer",
                     )
                 )
             yield Conversion(
@@ -225,4 +237,8 @@ def _check_cost(where: str, cost: Cost, units: int) -> None:
 
 
 def _fault(where: str, found: str, remedy: str) -> ValueError:
-    return ValueError(f"layout problem: {where}\n  found: {found}\n  to do: {remedy}")
+    return ValueError(_message(where, found, remedy))
+
+
+def _message(where: str, found: str, remedy: str) -> str:
+    return f"layout problem: {where}\n  found: {found}\n  to do: {remedy}"

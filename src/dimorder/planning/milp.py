@@ -1,0 +1,205 @@
+"""The exact solver: a linear relaxation, and where that is fractional an integer programme, by HiGHS.
+
+This file decides which plan is found. What it is worth is decided by problem.py and plan.py: every number
+from HiGHS becomes integers that they recompute.
+
+Units are minimised one after the other. Once one is at its relaxation's minimum, complementary slackness
+keeps exactly the optimal plans: columns with a reduced cost stay 0, rows with a dual value stay tight. Where
+the relaxation has a gap, the unit is capped instead, and the first unit's bound is proven by branching.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import count, pairwise
+
+import numpy as np
+
+from dimorder.planning.greedy import greedy
+from dimorder.planning.plan import Branch, LayoutPlan, Prices, Proof, bound_of_prices, make_plan
+from dimorder.planning.problem import Cost, InvalidChoice, LayoutProblem, evaluate
+from dimorder.planning.relaxation import (
+    TOLERANCE,
+    Face,
+    Model,
+    Relaxed,
+    build,
+    chosen,
+    prices,
+    relax,
+    solve_integer,
+)
+
+Allowed = Mapping[int, frozenset[int]]  # configurations left, by operator; all of the others
+
+
+def milp(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
+    """The lexicographically cheapest plan with a proof for the first unit; InvalidChoice if there is none.
+
+    Out of time, the best plan found and the bound proven by then.
+
+    >>> from dimorder.planning.problem import Buffer, Config, Operator
+    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Operator("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
+    >>> plan = milp(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete"))
+    >>> plan.choice, plan.certificate.lower_bound, plan.certificate.optimal
+    ((0, 1), 8, True)
+    """
+    search = _Search(problem, time.perf_counter(), time_limit_s)
+    model = build(problem)
+    face = model.face()
+    root = relax(model, model.objectives[0], face, search.left)
+    for unit, objective in enumerate(model.objectives):
+        if not search.left or face.decided(model):
+            break
+        if unit and not objective[face.upper > 0].any():
+            continue
+        relaxed = root if unit == 0 else None if face.caps else relax(model, objective, face, search.left)
+        face = _minimise(model, unit, face, relaxed, search)
+    proof = Prices() if root is None else _prove(model, root, search)
+    if search.best is None:
+        reason = "no plan exists" if search.left else f"no plan within {time_limit_s} s"
+        raise InvalidChoice(
+            f"layout plan: the problem\n  found: {reason} that avoids the conversions not offered\n"
+            "  to do: offer more conversions or configurations"
+        )
+    seconds = time.perf_counter() - search.started
+    return make_plan(problem, search.best[2], solver=search.solver, proof=proof, seconds=seconds)
+
+
+@dataclass
+class _Search:
+    """One run: when it must end, and the best plan so far as (cost, ranks of its configurations, choice)."""
+
+    problem: LayoutProblem
+    started: float
+    time_limit_s: float
+    best: tuple[Cost, int, tuple[int, ...]] | None = None
+    solver: str = "none"
+
+    def __post_init__(self) -> None:
+        self.offer([0] * len(self.problem.operators), "default")
+        with suppress(InvalidChoice):
+            self.offer(greedy(self.problem).choice, "greedy")
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return max(0.0, self.started + self.time_limit_s - time.perf_counter())
+
+    def offer(self, choice: Iterable[int], solver: str) -> None:
+        """Keep a choice if it is a plan and better than the best, or equal and closer to the default."""
+        choice = tuple(choice)
+        with suppress(InvalidChoice):
+            found = evaluate(self.problem, choice).cost, sum(choice), choice
+            if self.best is None or found < self.best:
+                self.best, self.solver = found, solver
+
+    def value(self, model: Model, unit: int) -> int | None:
+        """What the best plan costs in one unit, in that unit's step; the tie-break is the last."""
+        if self.best is None:
+            return None
+        cost, ranks, _ = self.best
+        return cost[unit] // model.steps[unit] if unit < len(cost) else ranks
+
+    def closed(self, bound: Fraction, step: int) -> bool:
+        """Whether a bound on the first unit, rounded up to its step, reaches the best plan."""
+        return self.best is not None and -(-bound // step) * step >= self.best[0][0]
+
+
+def _minimise(model: Model, unit: int, face: Face, relaxed: Relaxed | None, search: _Search) -> Face:
+    """Minimise one unit over a face, from its relaxation if there is one; where the next unit may look."""
+    if relaxed is not None:
+        search.offer(chosen(model, relaxed.columns), "lp (HiGHS)")
+    if relaxed is None or not _reached(search.value(model, unit), relaxed.value):
+        columns = solve_integer(model, model.objectives[unit], face, search.left / 2)
+        if columns is not None:
+            search.offer(chosen(model, columns), "milp (HiGHS)")
+    value = search.value(model, unit)
+    if value is None:
+        return face
+    if relaxed is None:
+        return replace(face, caps=(*face.caps, (unit, value)))
+    gap = max(0.0, value - relaxed.value)
+    upper = np.where(relaxed.reduced > gap + TOLERANCE, 0.0, face.upper)
+    if _reached(value, relaxed.value):
+        return replace(face, upper=upper, tight=face.tight | (relaxed.duals > TOLERANCE))
+    return replace(face, upper=upper, caps=(*face.caps, (unit, value)))
+
+
+def _reached(value: int | None, bound: float) -> bool:
+    """Whether a plan's value is the relaxation's, up to what floating point can tell."""
+    return value is not None and value - bound <= TOLERANCE * max(1.0, value * 1e-3)
+
+
+@dataclass
+class _Case:
+    """A node of the proof: what is left to each operator, the best prices for it and where to branch."""
+
+    allowed: Allowed
+    prices: Prices
+    bound: Fraction
+    relaxed: Relaxed | None
+    operator: int = -1
+    parts: list[tuple[tuple[int, ...], _Case]] = field(default_factory=list)
+
+    def proof(self) -> Proof:
+        if not self.parts:
+            return self.prices
+        return Branch(self.operator, tuple((part, case.proof()) for part, case in self.parts))
+
+
+def _prove(model: Model, relaxed: Relaxed, search: _Search) -> Proof:
+    """Branch, the weakest case first, until the bound of every case reaches the best plan or time is out."""
+    root = _Case({}, *prices(model, relaxed, {}), relaxed)
+    serial = count()
+    open_cases = [(root.bound, next(serial), root)]
+    while open_cases and search.left:
+        bound, _, case = heapq.heappop(open_cases)
+        if search.closed(bound, model.steps[0]):
+            break
+        if case.relaxed is None or case.relaxed.fraction(model) < TOLERANCE:
+            continue
+        case.operator, parts = _split(model, case.relaxed, case.allowed)
+        for part in parts:
+            child = _case(model, case, {**case.allowed, case.operator: frozenset(part)}, search)
+            case.parts.append((part, child))
+            heapq.heappush(open_cases, (child.bound, next(serial), child))
+    return root.proof()
+
+
+def _split(model: Model, relaxed: Relaxed, allowed: Allowed) -> tuple[int, list[tuple[int, ...]]]:
+    """The most divided operator: each configuration that the vertex takes apart, and the rest together."""
+    starts = model.starts.tolist()
+    segments = [relaxed.columns[a:b] for a, b in pairwise(starts)]
+    operator = min(range(len(segments)), key=lambda index: round(float(segments[index].max()), 6))
+    taken = np.flatnonzero(segments[operator] > TOLERANCE).tolist()
+    rest = sorted(set(allowed.get(operator, range(len(segments[operator])))).difference(taken))
+    return operator, [(config,) for config in taken] + ([tuple(rest)] if rest else [])
+
+
+def _case(model: Model, parent: _Case, allowed: Allowed, search: _Search) -> _Case:
+    """A case of a parent's, with the parent's prices if those close it, else with its own."""
+    inherited = bound_of_prices(model.problem, parent.prices, allowed)
+    case = _Case(allowed, parent.prices, inherited, None)
+    if search.closed(inherited, model.steps[0]):
+        return case
+    face = model.face(allowed)
+    case.relaxed = relax(model, model.objectives[0], face, search.left)
+    if case.relaxed is not None:
+        search.offer(chosen(model, case.relaxed.columns), "lp (HiGHS)")
+    elif search.left:  # no plan in this case: let exclusions be broken, for more than any plan costs
+        value = search.value(model, 0)
+        fine = 1 + (model.objectives[0].sum() if value is None else value)
+        case.relaxed = relax(*model.relieved(face, fine), search.left)
+    if case.relaxed is None:
+        return case
+    found, bound = prices(model, case.relaxed, allowed)
+    if bound > inherited:
+        case.prices, case.bound = found, bound
+    return case

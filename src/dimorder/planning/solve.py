@@ -1,0 +1,61 @@
+"""The planner's front door: a problem in, the best plan and its certificate out.
+
+This file decides which solver plans: `milp`, which proves what it finds; the others are baselines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dimorder.planning.milp import milp
+from dimorder.planning.plan import LayoutPlan
+from dimorder.planning.problem import Conversion, InvalidChoice, Layout, LayoutProblem
+
+
+def solve(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
+    """The cheapest plan, unit by unit, and a proof for the first unit.
+
+    InvalidChoice if there is none. Out of time: the best plan found, the bound proven, optimal=False.
+
+    >>> from dimorder.planning.problem import Buffer, Config, Operator
+    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Operator("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
+    >>> plan = solve(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete"))
+    >>> plan.cost, plan.certificate.optimal
+    ((8,), True)
+    """
+    return milp(problem, time_limit_s=time_limit_s)
+
+
+def forbid(problem: LayoutProblem, buffer: int, from_layout: Layout, to_layout: Layout) -> LayoutProblem:
+    """The same problem with one conversion of one buffer not offered.
+
+    >>> from dimorder.planning.problem import Buffer, Config, Operator
+    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Operator("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
+    >>> problem = LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete")
+    >>> solve(forbid(problem, 0, "NCHW", "NHWC")).cost
+    (9,)
+    """
+    old = problem.buffers[buffer]
+    new = replace(old, unreachable=old.unreachable | {(from_layout, to_layout)})
+    return replace(problem, buffers=(*problem.buffers[:buffer], new, *problem.buffers[buffer + 1 :]))
+
+
+def solve_without(
+    problem: LayoutProblem, conversion: Conversion, *, time_limit_s: float = 30.0
+) -> LayoutPlan | None:
+    """The best plan if one conversion were not offered, which explains it; None if nothing replaces it.
+
+    >>> from dimorder.planning.problem import Buffer, Config, Operator
+    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Operator("output", (0,), (), (Config(("NHWC",), (), (0,)),))
+    >>> problem = LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete")
+    >>> solve_without(problem, solve(problem).conversions[0]) is None
+    True
+    """
+    without = forbid(problem, conversion.buffer, conversion.from_layout, conversion.to_layout)
+    try:
+        return solve(without, time_limit_s=time_limit_s)
+    except InvalidChoice:
+        return None
