@@ -6,7 +6,9 @@ PIP_FLAGS ?=
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --constraint requirements/constraints.txt
+# Errors are shown, warnings are not; facenet-pytorch's outdated pins would be called conflicts.
+INSTALL := $(PY) -m pip install -qq --no-warn-conflicts --disable-pip-version-check $(PIP_FLAGS) \
+	--constraint requirements/constraints.txt
 PINS := pyproject.toml requirements/constraints.txt
 # A stamp is newer than the pins it was installed from; a changed pin installs again, into the same .venv.
 RUN := $(VENV)/.run-installed
