@@ -1,0 +1,27 @@
+"""Target xnnpack: physical programs as XNNPACK delegates in a `.pte`, and the stock ExecuTorch runtime to run it.
+
+This package is the only one that imports executorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from dimorder.targets.xnnpack.emit import Emitted, emit
+from dimorder.targets.xnnpack.ops import supports
+
+__all__ = ["Emitted", "emit", "run", "supports"]
+
+
+def run(pte: bytes | str | Path, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs of a `.pte`, given as bytes or as a path, for inputs in the orders that it promises.
+
+    The runtime checks shapes and dtypes alone: an input in another order gives wrong numbers, so check first.
+    """
+    from executorch.runtime import Runtime
+
+    method = Runtime.get().load_program(pte).load_method("forward")
+    return list(method.execute(list(inputs)))

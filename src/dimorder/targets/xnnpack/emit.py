@@ -1,0 +1,353 @@
+"""Turns a physical program into a .pte: which operators share a delegate, what stays outside, and the boundary.
+
+Delegates read and write dense tensors; a 4-D channels-last input or output of the program is NHWC to them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge
+from executorch.exir._serialize._program import deserialize_pte_binary
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from executorch.exir.schema import DelegateCall, KernelCall
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Graph, GraphModule, Node
+
+from dimorder.errors import UnsupportedError
+from dimorder.program.dialect import NAMESPACE, decomposition_table
+from dimorder.targets.xnnpack import ops
+from dimorder.targets.xnnpack.backend import BACKEND_ID, GraphWriter, View, whole
+
+_TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A `.pte` and what is in it.
+
+    `delegates` is the number of XNNPACK delegates, `outside` how often each portable operator is called;
+    both are read from the finished file.
+    """
+
+    pte: bytes
+    delegates: int
+    outside: dict[str, int]
+
+
+def emit(program: ExportedProgram, *, constant_methods: Mapping[str, str] | None = None) -> Emitted:
+    """The `.pte` of a physical program; its inputs and outputs are the program's, flat and in order.
+
+    A 4-D input or output with channels-last strides keeps its logical shape and gets the dim order (0, 2, 3, 1);
+    every other one, and one whose order is ambiguous (C = 1, H = W = 1), is contiguous. What XNNPACK lacks runs
+    as portable kernels between the delegates. `constant_methods` are embedded as methods that return the text.
+
+    Raises `UnsupportedError` for a program with state, for an input or output that is no tensor, and for an
+    operator that neither XNNPACK nor the runtime's portable kernels know.
+    """
+    plan = _partition(program)
+    outer = torch.export.export(_outer(plan), plan.example_inputs())
+    edge: EdgeProgramManager = to_edge(
+        outer, constant_methods=dict(constant_methods or {}), compile_config=EdgeCompileConfig(_check_ir_validity=False)
+    )
+    pte = bytes(edge.to_executorch().buffer)
+    delegates, outside = _calls(pte)
+    _require_kernels(outside, plan)
+    return Emitted(pte, delegates, outside)
+
+
+# Which operators go where
+
+
+@dataclass
+class _Partition:
+    program: ExportedProgram
+    inputs: list[Node]
+    outputs: list[Node]
+    constants: dict[Node, Tensor] = field(default_factory=dict)
+    stage: dict[Node, int] = field(default_factory=dict)  # even: a delegate, odd: outside; a later one reads earlier ones
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        return tuple(_empty(node.meta["val"], is_channels_last(node.meta["val"])) for node in self.inputs)
+
+    def delegates(self) -> Iterator[tuple[int, list[Node]]]:
+        for stage in sorted({s for s in self.stage.values() if s % 2 == 0}):
+            yield stage, [node for node, s in self.stage.items() if s == stage]
+
+
+def is_channels_last(value: Tensor) -> bool:
+    """Whether a 4-D value is channels-last and its strides leave no doubt about it."""
+    if value.ndim != 4:
+        return False
+    n, c, h, w = value.shape
+    if c == 1 or h == w == 1:  # contiguous strides mean the same order
+        return False
+    return bool(value.is_contiguous(memory_format=torch.channels_last))
+
+
+def _partition(program: ExportedProgram) -> _Partition:
+    """Stages: a node's is the first of its kind (delegate or outside) not before its operands' stages."""
+    plan = _signature(program)
+    _evaluate_constants(plan)
+    called = [
+        node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
+    ]
+    outside = {node for node in called if ops.supports(node, plan.constants)}
+    while True:
+        plan.stage = _stages(called, outside)
+        idle = [group for _, group in plan.delegates() if all(map(ops.is_relabel, group)) and not _at_border(plan, group)]
+        if not idle:
+            return plan
+        outside.update(node for group in idle for node in group)
+
+
+def _stages(called: Sequence[Node], outside: set[Node]) -> dict[Node, int]:
+    stage: dict[Node, int] = {}
+    for node in called:
+        parity = int(node in outside)
+        earliest = max((stage[operand] for operand in node.all_input_nodes if operand in stage), default=0)
+        stage[node] = earliest if earliest % 2 == parity else earliest + 1
+    return stage
+
+
+def _at_border(plan: _Partition, group: Sequence[Node]) -> bool:
+    """Whether the group takes or gives an input or output of the program: a copy that the delegate does best."""
+    nodes = set(group)
+    reads = {operand for node in group for operand in node.all_input_nodes}
+    return bool(reads & set(plan.inputs)) or bool(nodes & set(plan.outputs))
+
+
+def _signature(program: ExportedProgram) -> _Partition:
+    nodes = {node.name: node for node in program.graph.nodes}
+    plan = _Partition(program, [], [])
+    for spec in program.graph_signature.input_specs:
+        node = nodes[spec.arg.name] if spec.arg.name in nodes else None
+        if spec.kind is InputKind.USER_INPUT:
+            if node is None or not isinstance(node.meta.get("val"), Tensor):
+                raise UnsupportedError(
+                    f"input {spec.arg.name!r}", f"{spec.arg}", "pass tensors only; fix other values in the module"
+                )
+            plan.inputs.append(node)
+        elif spec.target in program.state_dict:
+            plan.constants[nodes[spec.arg.name]] = program.state_dict[spec.target].detach()
+        elif spec.target in program.constants:
+            plan.constants[nodes[spec.arg.name]] = program.constants[spec.target].detach()
+        else:
+            raise UnsupportedError(f"input {spec.arg.name!r}", f"{spec.kind.name.lower()}", "remove it from the program")
+    for result in program.graph_signature.output_specs:
+        if result.kind is not OutputKind.USER_OUTPUT:
+            raise UnsupportedError(
+                f"output {result.arg.name!r}",
+                f"{result.kind.name.lower()} of {result.target!r}: the program has state",
+                "make the state an input and an output",
+            )
+        if result.arg.name not in nodes:
+            raise UnsupportedError(f"output {result.arg.name!r}", "no tensor", "return tensors only")
+        plan.outputs.append(nodes[result.arg.name])
+    return plan
+
+
+def _evaluate_constants(plan: _Partition) -> None:
+    """Compute ahead of time what reads constants alone."""
+    for node in plan.program.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(node.meta.get("val"), Tensor):
+            continue
+        if all(operand in plan.constants for operand in node.all_input_nodes):
+            arguments = torch.fx.map_arg((node.args, node.kwargs), plan.constants.__getitem__)
+            plan.constants[node] = node.target(*arguments[0], **arguments[1])
+
+
+# The delegates
+
+
+def _delegate(plan: _Partition, group: Sequence[Node]) -> tuple[LoweredBackendModule, list[Node], list[Node]]:
+    """The delegate of `group`, the nodes that it reads and those that it gives."""
+    members = set(group)
+    read = list(dict.fromkeys(n for node in group for n in node.all_input_nodes if n not in members | set(plan.constants)))
+    given = [node for node in group if isinstance(node.meta["val"], Tensor) and _leaves(node, members)]
+    writer = GraphWriter()
+    operands: dict[Node, Any] = dict(plan.constants)
+    for node in read:
+        operands[node] = _read(writer, node.meta["val"], node in plan.inputs)
+    for node in group:
+        if ops.is_getitem(node):
+            operands[node] = operands[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
+        else:
+            operands[node] = ops.build(writer, node, operands.__getitem__)
+    for node in given:
+        view = operands[node]
+        writer.output(writer.dense(view.permute(_TO_NHWC) if _gives_nhwc(plan, node) else view))
+    blob, constants = writer.finish()
+    stand_in = torch.export.export(
+        _StandIn([_empty(node.meta["val"], _gives_nhwc(plan, node)) for node in given]),
+        tuple(_empty(n.meta["val"], n in plan.inputs and is_channels_last(n.meta["val"])) for n in read),
+    )
+    return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants), read, given
+
+
+def _read(writer: GraphWriter, value: Tensor, at_border: bool) -> View:
+    if not (at_border and is_channels_last(value)):
+        return whole(writer.input(value.shape))
+    return whole(writer.input([value.shape[d] for d in _TO_NHWC])).permute(_TO_NCHW)
+
+
+def _gives_nhwc(plan: _Partition, node: Node) -> bool:
+    return node in plan.outputs and is_channels_last(node.meta["val"])
+
+
+def _leaves(node: Node, members: set[Node]) -> bool:
+    return any(user not in members for user in node.users)
+
+
+class _StandIn(torch.nn.Module):
+    """What ExecuTorch runs for a delegate while it traces: tensors of the right shapes and strides."""
+
+    def __init__(self, results: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.results = [(tuple(r.shape), is_channels_last(r)) for r in results]
+
+    def forward(self, *_: Tensor) -> list[Tensor]:
+        return [
+            torch.zeros([shape[d] for d in _TO_NHWC]).permute(_TO_NCHW) if nhwc else torch.zeros(shape)
+            for shape, nhwc in self.results
+        ]
+
+
+def _empty(value: Tensor, channels_last: bool) -> Tensor:
+    """A real tensor of the value's shape, in one of the two orders that a boundary has."""
+    dense = torch.empty(tuple(value.shape), dtype=value.dtype)
+    return dense.to(memory_format=torch.channels_last) if channels_last else dense
+
+
+# The program around the delegates
+
+
+def _outer(plan: _Partition) -> GraphModule:
+    root, graph = torch.nn.Module(), Graph()
+    values: dict[Node, Node] = {node: graph.placeholder(node.name) for node in plan.inputs}
+    dense = dict(values)  # the same values, contiguous: what a portable kernel may read
+    build = _OuterBuilder(plan, root, graph, values, dense)
+    for stage in sorted(set(plan.stage.values())):
+        group = [node for node, s in plan.stage.items() if s == stage]
+        build.delegate(group) if stage % 2 == 0 else build.outside(group)
+    graph.output(tuple(build.result(node) for node in plan.outputs))
+    return GraphModule(root, graph)
+
+
+@dataclass
+class _OuterBuilder:
+    plan: _Partition
+    root: torch.nn.Module
+    graph: Graph
+    values: dict[Node, Node]
+    dense: dict[Node, Node]
+
+    def delegate(self, group: Sequence[Node]) -> None:
+        module, read, given = _delegate(self.plan, group)
+        name = f"delegate_{len(list(self.root.children()))}"
+        self.root.add_module(name, module)
+        results = self.graph.call_module(name, tuple(self.values[node] for node in read))
+        for position, node in enumerate(given):
+            self.values[node] = self.graph.call_function(operator.getitem, (results, position))
+
+    def outside(self, group: Sequence[Node]) -> None:
+        for node in group:
+            arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), self.contiguous)
+            target: Callable[..., Any] = node.target  # type: ignore[assignment]  # an OpOverload or getitem
+            if getattr(target, "namespace", None) == NAMESPACE:
+                target = _portable(target)
+            self.values[node] = self.graph.call_function(target, arguments, keywords)
+
+    def contiguous(self, node: Node) -> Node:
+        """The value of `node` for a portable kernel, which is right in contiguous order alone."""
+        if node in self.plan.constants:
+            return self.constant(node)
+        value = node.meta["val"]
+        at_border = node in self.plan.inputs or node in self.plan.outputs
+        if not (isinstance(value, Tensor) and at_border and is_channels_last(value)):
+            return self.values[node]
+        if node not in self.dense or self.dense[node] is self.values[node]:
+            self.dense[node] = self.copy(node, torch.contiguous_format)
+        return self.dense[node]
+
+    def result(self, node: Node) -> Node:
+        if node in self.plan.constants:
+            return self.constant(node)
+        from_outside = self.plan.stage.get(node, 0) % 2 == 1
+        if from_outside and is_channels_last(node.meta["val"]):
+            return self.copy(node, torch.channels_last)
+        return self.values[node]
+
+    def constant(self, node: Node) -> Node:
+        if node not in self.values:
+            name = f"constant_{len(list(self.root.buffers()))}"
+            self.root.register_buffer(name, self.plan.constants[node].clone(memory_format=torch.contiguous_format))
+            self.values[node] = self.graph.get_attr(name)
+        return self.values[node]
+
+    def copy(self, node: Node, memory_format: torch.memory_format) -> Node:
+        clone = torch.ops.aten.clone.default
+        return self.graph.call_function(clone, (self.values[node],), {"memory_format": memory_format})
+
+
+def _portable(target: Any) -> Callable[..., Tensor]:
+    """A dialect operator as plain ATen on contiguous NCHW tensors."""
+    body = decomposition_table()[target]
+
+    def nchw(argument: Any) -> Any:
+        if not isinstance(argument, Tensor) or argument.ndim != 4:
+            return argument
+        copied = argument.permute(_TO_NCHW).clone(memory_format=torch.contiguous_format)
+        return copied.permute(_TO_NHWC)  # the body permutes it back
+
+    def call(*arguments: Any) -> Tensor:
+        return body(*map(nchw, arguments)).clone(memory_format=torch.contiguous_format)
+
+    call.__name__ = str(target).split(".")[1]
+    return call
+
+
+# The finished file
+
+
+def _calls(pte: bytes) -> tuple[int, dict[str, int]]:
+    """How many delegates the file has, and how often it calls each operator outside them."""
+    program = deserialize_pte_binary(pte).program
+    forward = next(plan for plan in program.execution_plan if plan.name == "forward")
+    instructions = [i.instr_args for chain in forward.chains for i in chain.instructions]
+    kernels = [forward.operators[i.op_index] for i in instructions if isinstance(i, KernelCall)]
+    outside = Counter(f"{kernel.name}.{kernel.overload}".rstrip(".") for kernel in kernels)
+    assert sum(isinstance(i, DelegateCall) for i in instructions) == len(forward.delegates)
+    return len(forward.delegates), dict(sorted(outside.items()))
+
+
+def _require_kernels(outside: Mapping[str, int], plan: _Partition) -> None:
+    from executorch.runtime import Runtime
+
+    known = set(Runtime.get().operator_registry.operator_names)
+    for name in outside:
+        if name in known:
+            continue
+        base = name.split("::")[1].split(".")[0].removesuffix("_copy")
+        node = next((n for n in plan.stage if base in str(n.target)), None)
+        raise UnsupportedError(
+            f"operator {name}" + (f", node {node.name}" + _source_line(node) if node else ""),
+            "neither XNNPACK nor the runtime's portable kernels compute it"
+            + (f" ({ops.supports(node, plan.constants)})" if node else ""),
+            "replace it in the module, or run that part in torch",
+        )
+
+
+def _source_line(node: Node) -> str:
+    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
+    place = next((line.strip() for line in reversed(lines) if line.strip().startswith("File ")), "")
+    return f" ({place})" if place else ""
