@@ -1,4 +1,4 @@
-"""Decides what a network must be to test with: it repeats, no value is a constant, its output depends on its input."""
+"""Decides what a network must be to test with: repeatable, never constant, and moved by its input."""
 
 from __future__ import annotations
 

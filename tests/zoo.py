@@ -26,8 +26,8 @@ SQUARE_224 = (1, 3, 224, 224)
 class Network:
     """A network of the zoo. `shape` is that of its one float32 input, batch first.
 
-    `make` gives the bare module; `build` the one to test with, in eval mode: seeded, and unless it is pretrained,
-    perturbed and calibrated.
+    `make` gives the bare module; `build` the one to test with, in eval mode: seeded, and unless it is
+    pretrained, perturbed and calibrated.
     """
 
     name: str
@@ -71,10 +71,10 @@ def network(name: str) -> Network:
 
 
 def perturb(module: nn.Module, seed: int = 0) -> nn.Module:
-    """Moves every value that an initialiser left at a constant, in place, so that no mistake hides behind a zero or one.
+    """Moves every value that an initialiser left constant, in place: a zero or a one hides mistakes.
 
-    Biases, scales, slopes and running statistics get noise of a tenth; a weight matrix that is constant becomes a random
-    one. Variances stay positive. The same seed moves the same module the same way.
+    Biases, scales, slopes and running statistics get noise of a tenth; a weight matrix that is constant
+    becomes a random one. Variances stay positive. The same seed moves the same module the same way.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -92,10 +92,10 @@ def perturb(module: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def calibrate(module: nn.Module, *inputs: Tensor) -> nn.Module:
-    """Sets every batch-norm's running statistics to those of `inputs`, in place; the batch must be at least 2.
+    """Sets every batch-norm's running statistics to those of `inputs` (batch of 2 or more), in place.
 
-    With the statistics of an initialiser the activations of a MobileNet die out on the way: its output would be the same
-    for every input, and a wrong program would pass for a right one.
+    With the statistics of an initialiser the activations of a MobileNet die out on the way: its output would
+    be the same for every input, and a wrong program would pass for a right one.
     """
     norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
@@ -116,15 +116,16 @@ def _is_constant(value: Tensor) -> bool:
     return bool((value == value.flatten()[0]).all())
 
 
-# --- other people's networks ----------------------------------------------------------------------------------------
+# --- other people's networks ------------------------------
 
 
 @functools.cache
 def _torchvision_schemas() -> torch.library.Library | None:
     """Makes `import torchvision` work where its compiled part is missing or was built for another torch.
 
-    Without that part torchvision 0.28 fails at import on `torchvision::nms`, which none of these networks calls, so the
-    two schemas that it registers kernels for are defined first. The library lives as long as the cache.
+    Without that part torchvision 0.28 fails at import on `torchvision::nms`, which none of these networks
+    calls, so the two schemas that it registers kernels for are defined first. The library lives as long as
+    the cache.
     """
     spec = importlib.util.find_spec("torchvision")
     if spec is None or not spec.submodule_search_locations:
@@ -219,7 +220,7 @@ class Field(nn.Module):
         return self.network(x)[self.key]
 
 
-# --- our own: one mechanism each ------------------------------------------------------------------------------------
+# --- our own: one mechanism each ------------------------------
 
 
 def _conv_norm(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
@@ -292,7 +293,7 @@ class VideoNet(nn.Module):
 
 
 class LinearGate(nn.Module):
-    """A squeeze-and-excitation gate whose dense layers see (N, C): mean, linear, linear, reshape, multiply."""
+    """A squeeze-and-excitation gate whose dense layers see (N, C): mean, two linears, reshape, multiply."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,8 +339,8 @@ def _row(name: str, make: Callable[[], nn.Module], shape: Shape, tags: str) -> N
     return Network(name, make, shape, frozenset(tags.split()))
 
 
-# Tags: `lower` goes through target xnnpack as one delegate; `plan` is planned, not yet emitted; `pretrained` keeps its
-# weights; `own` is small, with one mechanism; the others name the library a network comes from.
+# Tags: `lower` goes through target xnnpack as one delegate; `plan` is planned, not yet emitted; `pretrained`
+# keeps its weights; `own` is small, with one mechanism; the others name the library a network comes from.
 NETWORKS: tuple[Network, ...] = (
     _row("pnet", face.pnet, face.INPUT_SHAPES["pnet"], "face pretrained lower"),
     _row("rnet", face.rnet, face.INPUT_SHAPES["rnet"], "face pretrained lower"),

@@ -1,6 +1,6 @@
 """Decides how the three networks of MTCNN are built and where their pretrained weights come from.
 
-The weights are the state dicts in facenet-pytorch's wheel; the package itself is neither imported nor needed to run.
+The weights are the state dicts in facenet-pytorch's wheel, which is read as files and never imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class PNet(nn.Module):
     """The proposal network: fully convolutional, one verdict per 12 × 12 window.
 
     Takes (N, 3, H, W); returns face probabilities (N, 2, h, w) and box offsets (N, 4, h, w).
-    Source: Zhang et al., "Joint Face Detection and Alignment using Multi-task Cascaded Convolutional Networks", 2016.
+    Source: Zhang et al., "Joint Face Detection and Alignment using Multi-task Cascaded Convolutional
+    Networks", 2016.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,10 @@ class PNet(nn.Module):
 
 
 class RNet(nn.Module):
-    """The refinement network: takes (N, 3, 24, 24); returns face probabilities (N, 2) and box offsets (N, 4)."""
+    """The refinement network: takes (N, 3, 24, 24).
+
+    Returns face probabilities (N, 2) and box offsets (N, 4).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +129,7 @@ def onet() -> ONet:
 
 
 def weights_folder() -> Path:
-    """Where facenet-pytorch's wheel keeps its state dicts. Raises FileNotFoundError if it is not installed."""
+    """Where facenet-pytorch's wheel keeps its state dicts; FileNotFoundError if it is not installed."""
     spec = importlib.util.find_spec("facenet_pytorch")
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(
