@@ -1,0 +1,90 @@
+"""Decides what the networks are shown, and how what they find is drawn: two crops of one photo, a box, five landmarks.
+
+The photo is scikit-image's `astronaut.png`; crops are taken and mapped back as MTCNN does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from skimage import data
+from torch import Tensor
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the photo
+Point = tuple[float, float]
+
+FACE: Box = (170, 60, 280, 190)
+NOT_A_FACE: Box = (350, 300, 450, 420)
+
+GREEN, YELLOW, GREY, DARK = (70, 220, 120), (255, 214, 64), (210, 210, 215), (24, 26, 30)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What O-Net says about a crop: how sure it is of a face, where the face is, and its five landmarks."""
+
+    probability: float
+    box: Box
+    landmarks: tuple[Point, ...]
+
+
+def photo() -> Image.Image:
+    """A portrait of the astronaut Eileen Collins, 512 × 512, RGB (NASA, public domain)."""
+    return Image.fromarray(data.astronaut())
+
+
+def crop(image: Image.Image, box: Box, size: int) -> Tensor:
+    """What a network sees of `box`: (1, 3, size, size) in [-1, 1).
+
+    In memory it is NHWC, as the pixels of an image are; only its dimensions are permuted.
+    """
+    pixels = np.asarray(image.crop(box).resize((size, size), Image.Resampling.BOX), dtype=np.float32)
+    return torch.from_numpy((pixels - 127.5) / 128)[None].permute(0, 3, 1, 2)
+
+
+def finding(box: Box, outputs: tuple[Tensor, ...]) -> Finding:
+    """O-Net's three outputs for the crop of `box`, in pixels of the photo."""
+    probabilities, offsets, marks = (output.flatten().tolist() for output in outputs)
+    left, top, right, bottom = box
+    width, height = right - left + 1, bottom - top + 1
+    refined = (
+        left + offsets[0] * width,
+        top + offsets[1] * height,
+        right + offsets[2] * width,
+        bottom + offsets[3] * height,
+    )
+    landmarks = tuple(
+        (left - 1 + x * width, top - 1 + y * height) for x, y in zip(marks[:5], marks[5:], strict=True)
+    )
+    return Finding(probabilities[1], refined, landmarks)
+
+
+def draw(image: Image.Image, face: Finding, other_box: Box, other_probability: float, path: Path) -> None:
+    """Writes the photo with the face's box and landmarks, and the other crop in grey, as a PNG."""
+    smooth, zoom = 4, 2  # drawn 4 times as large as written, which smooths the edges
+    scale = smooth * zoom
+    canvas = image.resize((image.width * scale, image.height * scale), Image.Resampling.BICUBIC)
+    pen = ImageDraw.Draw(canvas)
+    font = ImageFont.load_default(size=9 * scale)
+
+    def outline(box: Box, colour: tuple[int, int, int], width: float, text: str) -> None:
+        left, top, right, bottom = (value * scale for value in box)
+        pen.rectangle((left, top, right, bottom), outline=colour, width=round(width * scale))
+        _, _, text_width, text_height = pen.textbbox((0, 0), text, font=font)
+        pad = 3 * scale
+        label = (left, top - text_height - 2 * pad, left + text_width + 2 * pad, top)
+        pen.rectangle(label, fill=colour)
+        pen.text((left + pad, label[1] + pad / 2), text, font=font, fill=DARK)
+
+    outline(other_box, GREY, 1, f"face {other_probability:.3f}")
+    outline(face.box, GREEN, 1.5, f"face {face.probability:.5f}")
+    for x, y in face.landmarks:
+        for radius, colour in ((2.6, DARK), (2.0, YELLOW)):
+            corners = (x - radius, y - radius, x + radius, y + radius)
+            pen.ellipse(tuple(value * scale for value in corners), fill=colour)
+
+    canvas.resize((image.width * zoom, image.height * zoom), Image.Resampling.LANCZOS).save(path)
