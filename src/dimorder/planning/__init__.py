@@ -5,7 +5,16 @@
 
 from dimorder.planning.exhaustive import exhaustive
 from dimorder.planning.greedy import greedy
-from dimorder.planning.plan import Branch, Certificate, InvalidProof, LayoutPlan, Price, Prices, make_plan
+from dimorder.planning.plan import (
+    Branch,
+    Certificate,
+    Contraction,
+    InvalidProof,
+    LayoutPlan,
+    Price,
+    Prices,
+    make_plan,
+)
 from dimorder.planning.problem import (
     Buffer,
     Config,
@@ -25,6 +34,7 @@ __all__ = [
     "Buffer",
     "Certificate",
     "Config",
+    "Contraction",
     "Conversion",
     "Cost",
     "Evaluation",

@@ -21,10 +21,12 @@ from itertools import count, pairwise
 import numpy as np
 
 from dimorder.planning.greedy import greedy
-from dimorder.planning.plan import Branch, LayoutPlan, Prices, Proof, bound_of_prices, make_plan
+from dimorder.planning.plan import Branch, Contraction, LayoutPlan, Prices, Proof, bound_of_prices, make_plan
+from dimorder.planning.presolve import Merged, merge_around
 from dimorder.planning.problem import Cost, InvalidChoice, LayoutProblem, evaluate
 from dimorder.planning.relaxation import (
     TOLERANCE,
+    Array,
     Face,
     Model,
     Relaxed,
@@ -51,25 +53,38 @@ def milp(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
     ((0, 1), 8, True)
     """
     search = _Search(problem, time.perf_counter(), time_limit_s)
-    model = build(problem)
-    face = model.face()
-    root = relax(model, model.objectives[0], face, search.left)
-    for unit, objective in enumerate(model.objectives):
-        if not search.left or face.decided(model):
-            break
-        if unit and not objective[face.upper > 0].any():
-            continue
-        relaxed = root if unit == 0 else None if face.caps else relax(model, objective, face, search.left)
-        face = _minimise(model, unit, face, relaxed, search)
-    proof = Prices() if root is None else _prove(model, root, search)
+    proof = _solve(_Stage(build(problem), ()), search)
     if search.best is None:
         reason = "no plan exists" if search.left else f"no plan within {time_limit_s} s"
         raise InvalidChoice(
             f"layout plan: the problem\n  found: {reason} that avoids the conversions not offered\n"
             "  to do: offer more conversions or configurations"
         )
-    seconds = time.perf_counter() - search.started
-    return make_plan(problem, search.best[2], solver=search.solver, proof=proof, seconds=seconds)
+    plan = make_plan(problem, search.best[2], solver=search.solver, proof=proof)
+    return replace(plan, seconds=time.perf_counter() - search.started)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The problem as it is after some merges, and how its choices are lifted back."""
+
+    model: Model
+    merged: tuple[Merged, ...]
+
+    def lift(self, columns: Array) -> tuple[int, ...]:
+        """The original choice nearest to a point."""
+        choice = chosen(self.model, columns)
+        for merged in reversed(self.merged):
+            choice = merged.lift(choice)
+        return choice
+
+    def next(self, merged: Merged) -> _Stage:
+        """The stage after further merges."""
+        ranks = [[self.rank(origin) for origin in origins] for origins in merged.origins]
+        return _Stage(build(merged.problem, self.model.steps, ranks), (*self.merged, merged))
+
+    def rank(self, pairs: Iterable[tuple[int, int]]) -> int:
+        return sum(self.model.ranks[operator][config] for operator, config in pairs)
 
 
 @dataclass
@@ -112,14 +127,36 @@ class _Search:
         return self.best is not None and -(-bound // step) * step >= self.best[0][0]
 
 
-def _minimise(model: Model, unit: int, face: Face, relaxed: Relaxed | None, search: _Search) -> Face:
+def _solve(stage: _Stage, search: _Search) -> Proof:
+    """Find the best plan, unit by unit, and prove it; where the relaxation has a gap, merge first."""
+    model = stage.model
+    face = model.face()
+    root = relax(model, model.objectives[0], face, search.left)
+    if root is not None:
+        search.offer(stage.lift(root.columns), "lp (HiGHS)")
+        if not _reached(search.value(model, 0), root.value):
+            merged = merge_around(model.problem, root.divided(model))
+            if merged.merges:
+                return Contraction(merged.merges, _solve(stage.next(merged), search))
+    for unit, objective in enumerate(model.objectives):
+        if not search.left or face.decided(model):
+            break
+        if unit and not objective[face.upper > 0].any():
+            continue
+        relaxed = root if unit == 0 else None if face.caps else relax(model, objective, face, search.left)
+        face = _minimise(stage, unit, face, relaxed, search)
+    return Prices() if root is None else _prove(stage, root, search)
+
+
+def _minimise(stage: _Stage, unit: int, face: Face, relaxed: Relaxed | None, search: _Search) -> Face:
     """Minimise one unit over a face, from its relaxation if there is one; where the next unit may look."""
+    model = stage.model
     if relaxed is not None:
-        search.offer(chosen(model, relaxed.columns), "lp (HiGHS)")
+        search.offer(stage.lift(relaxed.columns), "lp (HiGHS)")
     if relaxed is None or not _reached(search.value(model, unit), relaxed.value):
         columns = solve_integer(model, model.objectives[unit], face, search.left / 2)
         if columns is not None:
-            search.offer(chosen(model, columns), "milp (HiGHS)")
+            search.offer(stage.lift(columns), "milp (HiGHS)")
     value = search.value(model, unit)
     if value is None:
         return face
@@ -154,8 +191,9 @@ class _Case:
         return Branch(self.operator, tuple((part, case.proof()) for part, case in self.parts))
 
 
-def _prove(model: Model, relaxed: Relaxed, search: _Search) -> Proof:
+def _prove(stage: _Stage, relaxed: Relaxed, search: _Search) -> Proof:
     """Branch, the weakest case first, until the bound of every case reaches the best plan or time is out."""
+    model = stage.model
     root = _Case({}, *prices(model, relaxed, {}), relaxed)
     serial = count()
     open_cases = [(root.bound, next(serial), root)]
@@ -163,11 +201,11 @@ def _prove(model: Model, relaxed: Relaxed, search: _Search) -> Proof:
         bound, _, case = heapq.heappop(open_cases)
         if search.closed(bound, model.steps[0]):
             break
-        if case.relaxed is None or case.relaxed.fraction(model) < TOLERANCE:
+        if case.relaxed is None or not case.relaxed.divided(model):
             continue
         case.operator, parts = _split(model, case.relaxed, case.allowed)
         for part in parts:
-            child = _case(model, case, {**case.allowed, case.operator: frozenset(part)}, search)
+            child = _case(stage, case, {**case.allowed, case.operator: frozenset(part)}, search)
             case.parts.append((part, child))
             heapq.heappush(open_cases, (child.bound, next(serial), child))
     return root.proof()
@@ -183,8 +221,9 @@ def _split(model: Model, relaxed: Relaxed, allowed: Allowed) -> tuple[int, list[
     return operator, [(config,) for config in taken] + ([tuple(rest)] if rest else [])
 
 
-def _case(model: Model, parent: _Case, allowed: Allowed, search: _Search) -> _Case:
+def _case(stage: _Stage, parent: _Case, allowed: Allowed, search: _Search) -> _Case:
     """A case of a parent's, with the parent's prices if those close it, else with its own."""
+    model = stage.model
     inherited = bound_of_prices(model.problem, parent.prices, allowed)
     case = _Case(allowed, parent.prices, inherited, None)
     if search.closed(inherited, model.steps[0]):
@@ -192,7 +231,7 @@ def _case(model: Model, parent: _Case, allowed: Allowed, search: _Search) -> _Ca
     face = model.face(allowed)
     case.relaxed = relax(model, model.objectives[0], face, search.left)
     if case.relaxed is not None:
-        search.offer(chosen(model, case.relaxed.columns), "lp (HiGHS)")
+        search.offer(stage.lift(case.relaxed.columns), "lp (HiGHS)")
     elif search.left:  # no plan in this case: let exclusions be broken, for more than any plan costs
         value = search.value(model, 0)
         fine = 1 + (model.objectives[0].sum() if value is None else value)

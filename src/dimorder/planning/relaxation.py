@@ -11,7 +11,7 @@ Exclusion rows have a slack, 0 unless a branch of a proof needs prices for a cas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -55,6 +55,7 @@ class Model:
     limits: Array  # right side of `rows`
     objectives: tuple[Array, ...]  # one per unit, in its greatest common divisor, then the tie-break
     steps: tuple[int, ...]  # that divisor
+    ranks: Sequence[Sequence[int]]
 
     @property
     def configs(self) -> int:
@@ -98,14 +99,23 @@ class Relaxed:
     reduced: Array
     duals: Array  # of `rows`, not negative; of rows held tight: any sign
 
-    def fraction(self, model: Model) -> float:
-        """How far the most divided configuration is from being taken or not."""
+    def divided(self, model: Model) -> list[int]:
+        """The operators for which the vertex takes several configurations in part."""
         taken = self.columns[: model.configs]
-        return float(np.max(np.abs(taken - np.rint(taken)), initial=0.0))
+        columns = np.flatnonzero(np.abs(taken - np.rint(taken)) > TOLERANCE)
+        return sorted(set((np.searchsorted(model.starts, columns, side="right") - 1).tolist()))
 
 
-def build(problem: LayoutProblem) -> Model:
-    """The linear programme of a problem."""
+def build(
+    problem: LayoutProblem, steps: tuple[int, ...] | None = None, ranks: Sequence[Sequence[int]] | None = None
+) -> Model:
+    """The linear programme of a problem.
+
+    `steps` divide the costs of each unit; by default its greatest common divisor. `ranks` say what taking
+    each configuration costs where all units tie; by default its index.
+    """
+    steps = tuple(unit_gcd(problem, unit) for unit in range(len(problem.units))) if steps is None else steps
+    ranks = [range(len(operator.configs)) for operator in problem.operators] if ranks is None else ranks
     starts = np.cumsum([0, *(len(operator.configs) for operator in problem.operators)])
     produced: list[dict[Layout, list[int]]] = [{} for _ in problem.buffers]
     shares: list[Row] = []
@@ -141,7 +151,6 @@ def build(problem: LayoutProblem) -> Model:
     exclusion_entries.extend((row, slack + row, -1) for row in range(len(exclusions)))
     width = slack + len(exclusions)
     entries = share_entries + [(len(shares) + row, column, value) for row, column, value in exclusion_entries]
-    steps = tuple(unit_gcd(problem, unit) for unit in range(len(problem.units)))
     return Model(
         problem,
         starts,
@@ -162,9 +171,10 @@ def build(problem: LayoutProblem) -> Model:
                 _objective(problem, unit, steps[unit], conversions, width)
                 for unit in range(len(problem.units))
             ),
-            _tie_break(problem, width),
+            _padded([rank for operator in ranks for rank in operator], width),
         ),
         steps,
+        ranks,
     )
 
 
@@ -178,13 +188,11 @@ def _objective(
 ) -> Array:
     costs = [config.cost[unit] // step for operator in problem.operators for config in operator.configs]
     costs.extend(problem.buffers[buffer].conversion_cost[unit] // step for buffer, _ in conversions)
-    return np.array(costs + [0] * (width - len(costs)), dtype=float)
+    return _padded(costs, width)
 
 
-def _tie_break(problem: LayoutProblem, width: int) -> Array:
-    """Prefer the configurations listed first: the exported order."""
-    ranks = [float(rank) for operator in problem.operators for rank in range(len(operator.configs))]
-    return np.array(ranks + [0.0] * (width - len(ranks)))
+def _padded(values: list[int], width: int) -> Array:
+    return np.array(values + [0] * (width - len(values)), dtype=float)
 
 
 def relax(model: Model, objective: Array, face: Face, time_limit_s: float) -> Relaxed | None:
@@ -232,7 +240,7 @@ def chosen(model: Model, columns: Array) -> tuple[int, ...]:
 
 
 def prices(model: Model, relaxed: Relaxed, allowed: Mapping[int, frozenset[int]]) -> tuple[Prices, Fraction]:
-    """Dual values of the first unit as exact prices, and the bound they prove over the configurations allowed.
+    """Dual values of the first unit as exact prices, and the bound they prove where only some are allowed.
 
     Rounding keeps prices at or above 0 and their sums within the conversion's cost, so they are prices
     whatever the solver's errors; those only cost some of the bound.
