@@ -54,9 +54,11 @@ def emit(program: ExportedProgram, *, constant_methods: Mapping[str, str] | None
     """
     plan = _partition(program)
     outer = torch.export.export(_outer(plan), plan.example_inputs())
-    edge: EdgeProgramManager = to_edge(
-        outer, constant_methods=dict(constant_methods or {}), compile_config=EdgeCompileConfig(_check_ir_validity=False)
-    )
+    texts, config = dict(constant_methods or {}), EdgeCompileConfig(_check_ir_validity=False)
+    if any(stage % 2 for stage in plan.stage.values()):
+        edge = to_edge(outer, constant_methods=texts, compile_config=config)
+    else:  # calls of delegates alone are edge dialect as they stand, and to_edge takes half a second
+        edge = EdgeProgramManager({"forward": outer}, texts, config)
     pte = bytes(edge.to_executorch().buffer)
     delegates, outside = _calls(pte)
     _require_kernels(outside, plan)

@@ -82,8 +82,8 @@ def bind(node: Node, resolve: Callable[[Node], Any]) -> Arguments:
         if position < len(node.args):
             given = node.args[position]
         arguments[parameter.name] = torch.fx.map_arg(given, resolve)
-    values = _values(node)
-    return SimpleNamespace(**arguments, shape=tuple(values[0].shape), shapes=[tuple(v.shape) for v in values])
+    shapes = [tuple(value.shape) for value in _values(node)]
+    return SimpleNamespace(**{**arguments, "shape": shapes[0], "shapes": shapes})
 
 
 def build(writer: GraphWriter, node: Node, resolve: Callable[[Node], Any]) -> View | list[View]:
