@@ -1,0 +1,285 @@
+"""Decides what a lowered program promises at its inputs and outputs, and how that promise travels with it.
+
+A contract is a value; as JSON it lies in a .pte as a constant method, beside a checksum that seals the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.errors import ContractError, UsageError
+
+Size = int | str
+Boundary = Literal["logical", "physical"]
+
+FORMAT = "dimorder.contract"
+VERSION = 1
+CONTRACT_METHOD = "dimorder_contract"
+SEAL_METHOD = "dimorder_seal"
+_SEAL = b"dimorder sha256 "
+_UNSEALED = b"0" * 64
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output: its logical `shape` (a str is a symbolic size), `dtype` and promised order.
+
+    `boundary` says how the program itself holds it: "logical" is that shape, its memory in `dim_order`;
+    "physical" is the dense, row-major tensor of shape `dim_order.physical_shape(shape)`. Left out, it is
+    logical where the order is contiguous or 4-D channels-last for this shape, which is all that the Python
+    runtime of ExecuTorch 1.5 can be given.
+
+    >>> spec = TensorSpec("x", (2, 3, 5), "float32", DimOrder(0, 2, 1))
+    >>> spec.boundary, spec.boundary_shape
+    ('physical', (2, 5, 3))
+    """
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: str
+    dim_order: DimOrder
+    boundary: Boundary | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
+        _require(bool(self.name) and isinstance(self.name, str), "a tensor", f"name {self.name!r}", "name it")
+        for size in self.shape:
+            _require(
+                bool(size) if isinstance(size, str) else isinstance(size, int) and size >= 0,
+                f"tensor {self.name!r}",
+                f"shape {self.shape}, in which {size!r} is no size",
+                "give each size as an int from 0 on, or as the name of a symbol",
+            )
+        _require(
+            isinstance(getattr(torch, self.dtype, None), torch.dtype),
+            f"tensor {self.name!r}",
+            f"dtype {self.dtype!r}",
+            "name a torch dtype, such as float32",
+        )
+        _require(
+            isinstance(self.dim_order, DimOrder) and len(self.dim_order) == len(self.shape),
+            f"tensor {self.name!r}",
+            f"dim order {self.dim_order} for shape {self.shape}",
+            f"give a DimOrder of {len(self.shape)} dims",
+        )
+        if self.boundary is None:
+            object.__setattr__(self, "boundary", "physical" if self._named_order is None else "logical")
+        _require(
+            self.boundary in ("logical", "physical"),
+            f"tensor {self.name!r}",
+            f"boundary {self.boundary!r}",
+            "say logical or physical",
+        )
+
+    @property
+    def boundary_shape(self) -> tuple[Size, ...]:
+        """The shape that the program's own signature shows."""
+        return self.dim_order.physical_shape(self.shape) if self.boundary == "physical" else self.shape
+
+    @property
+    def boundary_order(self) -> DimOrder:
+        """The dim order that the program's own signature shows, of `boundary_shape`.
+
+        Contiguous where it can be: where C = 1 or H = W = 1 make NHWC the same memory as NCHW, ExecuTorch's
+        Python runtime labels a tensor contiguous, whatever its strides, and a program that was exported with
+        another label fails (upstream #19153, #22520).
+
+        >>> TensorSpec("x", (2, 1, 5, 7), "float32", DimOrder(0, 2, 3, 1)).boundary_order
+        DimOrder(0, 1, 2, 3)
+        """
+        if self.boundary == "physical":
+            return DimOrder.contiguous(len(self.shape))
+        return self._named_order or self.dim_order
+
+    @property
+    def _named_order(self) -> DimOrder | None:
+        rank = len(self.shape)
+        named = (DimOrder.contiguous(rank), *([DimOrder.channels_last(rank)] if rank == 4 else []))
+        return next((order for order in named if order.equivalent(self.dim_order, self.shape)), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "dim_order": list(self.dim_order),
+            "order": self.dim_order.name,
+            "boundary": self.boundary,
+        }
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """The range of a symbolic size, both ends included; `maximum` None is unbounded."""
+
+    name: str
+    minimum: int = 0
+    maximum: int | None = None
+
+    def __post_init__(self) -> None:
+        ends = (self.minimum, self.minimum if self.maximum is None else self.maximum)
+        valid = all(isinstance(end, int) for end in ends) and 0 <= ends[0] <= ends[1]
+        _require(
+            valid and isinstance(self.name, str) and self.name.isidentifier(),
+            f"symbol {self.name!r}",
+            f"range {self.minimum} to {self.maximum}",
+            "give an identifier and 0 <= minimum <= maximum",
+        )
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The inputs and outputs that a program promises, in the order of its signature.
+
+    Raises `UsageError` for two inputs or two outputs of one name, and for an input with a symbolic size that
+    is no plain name: sizes computed from others, such as "2*n", are for outputs.
+
+    >>> x = TensorSpec("x", ("n", 3, 224, 224), "float32", DimOrder(0, 2, 3, 1))
+    >>> y = TensorSpec("y", ("n", 1000), "float32", DimOrder(0, 1))
+    >>> contract = Contract((x,), (y,), (Symbol("n", 1, 8),))
+    >>> print(contract)
+    input   x  n x 3 x 224 x 224  float32  NHWC (0, 2, 3, 1)
+    output  y  n x 1000           float32  NC (0, 1)
+    >>> Contract.from_json(contract.to_json()) == contract
+    True
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    symbols: tuple[Symbol, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("inputs", "outputs", "symbols"):
+            object.__setattr__(self, field, tuple(getattr(self, field)))
+            names = [item.name for item in getattr(self, field)]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            _require(
+                not twice, f"the {field} of a contract", f"{twice} more than once", "give each its own name"
+            )
+        for spec in self.inputs:
+            odd = [size for size in spec.shape if isinstance(size, str) and not size.isidentifier()]
+            _require(
+                not odd,
+                f"input {spec.name!r}",
+                f"computed sizes {odd}",
+                "export with a symbol of its own for each size",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "inputs": [spec.to_dict() for spec in self.inputs],
+            "outputs": [spec.to_dict() for spec in self.outputs],
+            "symbols": [{"name": s.name, "minimum": s.minimum, "maximum": s.maximum} for s in self.symbols],
+        }
+
+    def to_json(self) -> str:
+        """The contract as one line of JSON: the same text for the same contract, keys in a fixed order."""
+        return json.dumps(self.to_dict(), ensure_ascii=True)
+
+    @staticmethod
+    def from_json(text: str) -> Contract:
+        """The contract that `to_json` wrote; raises `ContractError` for text that it cannot have written."""
+        where = "the contract of a program"
+        try:
+            data = json.loads(text)
+            kind, version = data["format"], data["version"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ContractError(
+                where, f"no JSON of the format {FORMAT} ({error!r})", "lower the program again"
+            ) from error
+        if kind != FORMAT or version != VERSION:
+            raise ContractError(
+                where,
+                f"format {kind!r}, version {version!r}, where {FORMAT!r}, version {VERSION} was expected",
+                "run it with the dimorder that lowered it, or lower it again",
+            )
+        try:
+            return Contract(
+                tuple(_spec(item) for item in data["inputs"]),
+                tuple(_spec(item) for item in data["outputs"]),
+                tuple(Symbol(item["name"], item["minimum"], item["maximum"]) for item in data["symbols"]),
+            )
+        except UsageError as error:
+            raise ContractError(where, f"{error.where}: {error.found}", "lower the program again") from error
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ContractError(
+                where, f"an entry that is missing or of a wrong type ({error!r})", "lower the program again"
+            ) from error
+
+    def __str__(self) -> str:
+        rows = [("input", spec) for spec in self.inputs] + [("output", spec) for spec in self.outputs]
+        cells = [
+            (
+                kind,
+                spec.name,
+                " x ".join(map(str, spec.shape)) or "scalar",
+                spec.dtype,
+                describe(spec.dim_order),
+            )
+            for kind, spec in rows
+        ]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
+        return "\n".join("  ".join(row).rstrip() for row in padded)
+
+
+def describe(order: DimOrder) -> str:
+    """An order for a reader who may not know its name.
+
+    >>> describe(DimOrder(0, 2, 3, 1)), describe(DimOrder(1, 0))
+    ('NHWC (0, 2, 3, 1)', '(1, 0)')
+    """
+    return order.name if order.name == str(order.dims) else f"{order.name} {order.dims}"
+
+
+def constant_methods(contract: Contract) -> dict[str, str]:
+    """What ExecuTorch is to embed in a .pte, as `constant_methods=`: the contract, and room for `seal`."""
+    return {CONTRACT_METHOD: contract.to_json(), SEAL_METHOD: (_SEAL + _UNSEALED).decode()}
+
+
+def seal(pte: bytes) -> bytes:
+    """The same .pte with the SHA-256 of its bytes (the digest's own place as zeros) written into it.
+
+    ExecuTorch checks the lengths in a file but not its content: a damaged file may crash the process or
+    return wrong numbers. Raises `UsageError` if the bytes hold no room for the seal, or are sealed already.
+    """
+    places = [match.end() for match in re.finditer(re.escape(_SEAL), pte)]
+    _require(
+        len(places) == 1 and pte[places[0] : places[0] + 64] == _UNSEALED,
+        "seal",
+        f"{len(places)} places for a seal, or a program that is sealed already",
+        "build the program with constant_methods=contract.constant_methods(...), and seal it once",
+    )
+    digest = hashlib.sha256(pte).hexdigest().encode()
+    return pte[: places[0]] + digest + pte[places[0] + 64 :]
+
+
+def is_intact(pte: bytes) -> bool | None:
+    """Whether the bytes are those that were sealed; None where there is no seal to tell by."""
+    place = pte.find(_SEAL) + len(_SEAL)
+    if place < len(_SEAL) or pte[place : place + 64] == _UNSEALED:
+        return None
+    digest = hashlib.sha256(pte[:place])
+    digest.update(_UNSEALED)
+    digest.update(memoryview(pte)[place + 64 :])
+    return digest.hexdigest().encode() == pte[place : place + 64]
+
+
+def _spec(item: dict[str, Any]) -> TensorSpec:
+    order = DimOrder(*item["dim_order"])
+    return TensorSpec(item["name"], tuple(item["shape"]), item["dtype"], order, item["boundary"])
+
+
+def _require(holds: bool, where: str, found: str, fix: str) -> None:
+    if not holds:
+        raise UsageError(where, found, fix)
