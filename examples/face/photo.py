@@ -1,6 +1,6 @@
-"""Decides what the networks are shown, and how what they find is drawn: two crops of one photo, a box, five landmarks.
+"""Decides what the networks are shown, and how what they find is drawn.
 
-The photo is scikit-image's `astronaut.png`; crops are taken and mapped back as MTCNN does it.
+Two crops of scikit-image's `astronaut.png`, taken and mapped back as MTCNN does it; a box and five landmarks.
 """
 
 from __future__ import annotations
