@@ -1,0 +1,239 @@
+"""Decides whether a caller's tensors keep a contract, and makes of each the tensor that the runtime reads.
+
+ExecuTorch checks types and sizes, never the order of dimensions: a wrong one gives wrong numbers, silently.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from dimorder.algebra import strides
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.errors import ContractError, UsageError
+from dimorder.program.contract import Contract, Symbol, TensorSpec, describe
+
+OnMismatch = Literal["adapt", "error", "warn"]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """One tensor that lay otherwise than promised, and was copied; `cost_bytes` is its size."""
+
+    value: str
+    found: str
+    promised: DimOrder
+    cost_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.value}: {self.found} -> {describe(self.promised)}, {self.cost_bytes} bytes"
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """Tensors that keep the contract, and what it took to make them so."""
+
+    tensors: tuple[torch.Tensor, ...]
+    conversions: tuple[Conversion, ...]
+
+    @property
+    def cost_bytes(self) -> int:
+        return sum(conversion.cost_bytes for conversion in self.conversions)
+
+
+def check(
+    contract: Contract,
+    tensors: Sequence[torch.Tensor],
+    on_mismatch: OnMismatch = "adapt",
+    device: str | None = None,
+) -> Guarded:
+    """The inputs as the program's own signature wants them: canonical strides, the physical shape where it has that.
+
+    A tensor of another order, or one that is not dense, is copied ("adapt"), copied with a warning ("warn") or
+    refused with a `ContractError` ("error"). One of an order that is equivalent for its shape is never copied.
+    Another number of tensors, type, size or device is always a `ContractError`.
+
+    >>> x = TensorSpec("x", (2, 3, 5, 7), "float32", DimOrder(0, 2, 3, 1))
+    >>> guarded = check(Contract((x,), ()), [torch.zeros(2, 3, 5, 7)])
+    >>> guarded.tensors[0].stride()
+    (105, 1, 21, 3)
+    >>> print(guarded.conversions[0])
+    x: NCHW (0, 1, 2, 3) -> NHWC (0, 2, 3, 1), 840 bytes
+    """
+    _check_count(contract.inputs, tensors, "input")
+    sizes: dict[str, int] = {}
+    for spec, tensor in zip(contract.inputs, tensors, strict=True):
+        _check_kind(spec, tensor, device)
+        _check_shape(spec, tensor, contract.symbols, sizes)
+    return _conform("input", contract.inputs, tensors, on_mismatch)
+
+
+def restore(
+    contract: Contract, tensors: Sequence[torch.Tensor], on_mismatch: OnMismatch = "adapt"
+) -> Guarded:
+    """The way back: what the program returned, as logical tensors in the order that the contract promises.
+
+    A program that keeps its promise needs no copy here. The conversions are of one that does not.
+
+    >>> y = TensorSpec("y", (2, 3, 5), "float32", DimOrder(0, 2, 1))
+    >>> guarded = restore(Contract((), (y,)), [torch.zeros(2, 5, 3)])
+    >>> guarded.tensors[0].shape, guarded.tensors[0].stride(), guarded.conversions
+    (torch.Size([2, 3, 5]), (15, 1, 3), ())
+    """
+    _check_count(contract.outputs, tensors, "output")
+    logical = [
+        tensor.permute(spec.dim_order.inverse.dims) if spec.boundary == "physical" else tensor
+        for spec, tensor in zip(contract.outputs, tensors, strict=True)
+    ]
+    return _conform("output", contract.outputs, logical, on_mismatch)
+
+
+def _conform(
+    kind: Literal["input", "output"],
+    specs: Sequence[TensorSpec],
+    tensors: Sequence[torch.Tensor],
+    on_mismatch: OnMismatch,
+) -> Guarded:
+    if on_mismatch not in get_args(OnMismatch):
+        raise UsageError("on_mismatch", repr(on_mismatch), f"say one of {', '.join(get_args(OnMismatch))}")
+    conversions = []
+    result = []
+    for spec, given in zip(specs, tensors, strict=True):
+        tensor = given.detach()
+        canonical = _target_order(spec).strides(tensor.shape)
+        found = _mismatch(spec, tensor)
+        if found is None:
+            tensor = tensor.as_strided(tensor.shape, canonical)
+        else:
+            error = _order_error(kind, spec, tensor, found)
+            if on_mismatch == "error":
+                raise error
+            if on_mismatch == "warn":
+                warnings.warn(str(error), stacklevel=4)
+            # torch.contiguous(memory_format=...) leaves ambiguous strides as they are, hence by hand.
+            tensor = torch.empty_strided(
+                tensor.shape, canonical, dtype=tensor.dtype, device=tensor.device
+            ).copy_(tensor)
+            conversions.append(Conversion(spec.name, found, spec.dim_order, tensor.nbytes))
+        physical = kind == "input" and spec.boundary == "physical"
+        result.append(tensor.permute(spec.dim_order.dims) if physical else tensor)
+    return Guarded(tuple(result), tuple(conversions))
+
+
+def _target_order(spec: TensorSpec) -> DimOrder:
+    return spec.dim_order if spec.boundary == "physical" else spec.boundary_order
+
+
+def _mismatch(spec: TensorSpec, tensor: torch.Tensor) -> str | None:
+    """What the tensor is, if its memory is not that of the promised order."""
+    if tensor.is_neg() or tensor.is_conj():
+        return "lazily negated or conjugated"
+    reading = strides.read(tensor.shape, tensor.stride())
+    if isinstance(reading, strides.NotDense):
+        return str(reading)
+    if reading.order == spec.dim_order.canonical(tensor.shape):
+        return None
+    rank = tensor.dim()
+    named = (DimOrder.contiguous(rank), DimOrder.channels_last(rank))
+    familiar = (order for order in named if order.equivalent(reading.order, tensor.shape))
+    return describe(next(familiar, reading.order))
+
+
+def _order_error(kind: str, spec: TensorSpec, tensor: torch.Tensor, found: str) -> ContractError:
+    name = _variable(spec)
+    if spec.dim_order.is_contiguous:
+        line = f"{name} = {name}.contiguous()"
+    elif spec.dim_order == DimOrder.channels_last(4):
+        line = f"{name} = {name}.contiguous(memory_format=torch.channels_last)"
+    else:
+        line = (
+            f"{name} = {name}.permute{spec.dim_order.dims}.contiguous().permute{spec.dim_order.inverse.dims}"
+        )
+    return ContractError(
+        f"{kind} {spec.name!r}, promised in {describe(spec.dim_order)}",
+        f"{found}, shape {tuple(tensor.shape)}, strides {tensor.stride()}",
+        line if kind == "input" else "lower the program again; on_mismatch='adapt' copies the output",
+    )
+
+
+def _check_count(specs: Sequence[TensorSpec], tensors: Sequence[object], kind: str) -> None:
+    if len(tensors) != len(specs):
+        names = ", ".join(spec.name for spec in specs)
+        raise ContractError(
+            f"the {kind}s of the program",
+            f"{len(tensors)} where {len(specs)} are promised",
+            f"pass exactly: {names or 'nothing'}" if kind == "input" else "lower the program again",
+        )
+
+
+def _check_kind(spec: TensorSpec, tensor: object, device: str | None) -> None:
+    where, name = f"input {spec.name!r}", _variable(spec)
+    if not isinstance(tensor, torch.Tensor):
+        kind = type(tensor)
+        raise ContractError(
+            where, f"a {kind.__module__}.{kind.__name__}", f"{name} = torch.as_tensor({name})"
+        )
+    if tensor.layout != torch.strided:
+        raise ContractError(where, f"a tensor of layout {tensor.layout}", f"{name} = {name}.to_dense()")
+    if device is not None and tensor.device.type != device:
+        raise ContractError(
+            where,
+            f"a tensor on {tensor.device}, for a program that runs on {device}",
+            f'{name} = {name}.to("{device}")',
+        )
+    dtype = getattr(torch, spec.dtype)
+    if tensor.dtype != dtype:
+        raise ContractError(
+            where, f"{tensor.dtype}, where {dtype} is promised", f"{name} = {name}.to({dtype})"
+        )
+
+
+def _check_shape(
+    spec: TensorSpec, tensor: torch.Tensor, symbols: Sequence[Symbol], sizes: dict[str, int]
+) -> None:
+    """Compares sizes; `sizes` collects what each symbol turned out to be, over all inputs of a call."""
+    where, shape = f"input {spec.name!r}", tuple(tensor.shape)
+    fits = len(shape) == len(spec.shape) and all(
+        isinstance(promised, str) or promised == size
+        for promised, size in zip(spec.shape, shape, strict=True)
+    )
+    if not fits:
+        promised = f"({', '.join(map(str, spec.shape))})"
+        raise ContractError(where, f"shape {shape}, where {promised} is promised", _shape_fix(spec, shape))
+    ranges = {symbol.name: symbol for symbol in symbols}
+    for dim, (symbol, size) in enumerate(zip(spec.shape, shape, strict=True)):
+        if not isinstance(symbol, str):
+            continue
+        if sizes.setdefault(symbol, size) != size:
+            raise ContractError(
+                where,
+                f"size {size} in dim {dim}, where {symbol} is {sizes[symbol]} elsewhere in this call",
+                f"pass inputs that agree on {symbol}",
+            )
+        limit = ranges.get(symbol, Symbol(symbol))
+        if size < limit.minimum or (limit.maximum is not None and size > limit.maximum):
+            raise ContractError(
+                where,
+                f"size {size} in dim {dim}, where {symbol} is from {limit.minimum} to {limit.maximum}",
+                f"pass a size within that range, or lower the program for a wider {symbol}",
+            )
+
+
+def _shape_fix(spec: TensorSpec, shape: tuple[int, ...]) -> str:
+    """The line that mends the two usual slips: no batch dimension, and channels as the last dimension."""
+    name, rank = _variable(spec), len(spec.shape)
+    if (1, *shape) == spec.shape:
+        return f"{name} = {name}.unsqueeze(0)"
+    last = DimOrder.channels_last(rank)
+    if len(shape) == rank and shape == last.physical_shape(spec.shape):
+        return f"{name} = {name}.permute{last.inverse.dims}, if its channels are its last dimension"
+    return f"pass a tensor of the shape ({', '.join(map(str, spec.shape))})"
+
+
+def _variable(spec: TensorSpec) -> str:
+    """The input as a name in a line of code."""
+    return spec.name if spec.name.isidentifier() else "x"

@@ -1,0 +1,229 @@
+"""Decides what is loaded from a .pte, and runs it: file and tensors are checked before the runtime sees them.
+
+The contract is the one inside a file that dimorder lowered, else what the file's own tensor table amounts to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
+from dimorder.program.contract import CONTRACT_METHOD, Contract, Symbol, TensorSpec, is_intact
+from dimorder.runtime.guard import Conversion, OnMismatch, check, restore
+
+# executorch.exir.scalar_type.ScalarType, by its names, which are C's.
+_DTYPES = {
+    "BYTE": "uint8",
+    "CHAR": "int8",
+    "SHORT": "int16",
+    "INT": "int32",
+    "LONG": "int64",
+    "HALF": "float16",
+    "FLOAT": "float32",
+    "DOUBLE": "float64",
+    "BOOL": "bool",
+    "BFLOAT16": "bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the guard of a program has done since it was loaded; `last` is what it converted in the latest call."""
+
+    calls: int = 0
+    conversions: int = 0
+    cost_bytes: int = 0
+    last: tuple[Conversion, ...] = ()
+
+
+class Program:
+    """A loaded program, called like the network it was lowered from; made by `load`.
+
+    `contract` is what it promises, `stats` what its guard did, `on_mismatch` what that does (`guard.check`).
+    """
+
+    def __init__(
+        self, path: Path, contract: Contract, method: Any, on_mismatch: OnMismatch, keep: tuple[Any, ...]
+    ) -> None:
+        self.path = path
+        self.contract = contract
+        self.on_mismatch: OnMismatch = on_mismatch
+        self.stats = Stats()
+        self._method = method
+        self._keep = keep  # the runtime reads the bytes and the program as long as the method lives
+
+    def __call__(
+        self, *args: torch.Tensor, **kwargs: torch.Tensor
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The output, or a tuple where there are several; see `run`."""
+        outputs = self.run(*args, **kwargs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def run(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs, each of its logical shape and in the order that the contract promises.
+
+        Inputs are positional, by name, or both. Raises `ContractError` for tensors that do not keep the
+        contract, `UsageError` for names that it does not have, `DimorderError` where the runtime fails.
+        """
+        guarded = check(self.contract, self._bind(args, kwargs), self.on_mismatch, device="cpu")
+        try:
+            raw = self._method(list(guarded.tensors))
+        except RuntimeError as error:
+            raise DimorderError(
+                f"running {self.path}",
+                f"ExecuTorch: {error}",
+                "see the line that ExecuTorch logged before; an operator in it refuses these tensors",
+            ) from error
+        outputs = restore(self.contract, raw, self.on_mismatch)
+        conversions = guarded.conversions + outputs.conversions
+        self.stats = replace(
+            self.stats,
+            calls=self.stats.calls + 1,
+            conversions=self.stats.conversions + len(conversions),
+            cost_bytes=self.stats.cost_bytes + guarded.cost_bytes + outputs.cost_bytes,
+            last=conversions,
+        )
+        return outputs.tensors
+
+    def _bind(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        if not kwargs:
+            return list(args)
+        names = [spec.name for spec in self.contract.inputs]
+        open_names = names[len(args) :]
+        odd = sorted(set(kwargs) - set(open_names)) or sorted(set(open_names) - set(kwargs))
+        if odd:
+            raise UsageError(
+                f"the inputs of {self.path}",
+                f"{len(args)} by position, {sorted(kwargs)} by name: {odd} unknown, twice or missing",
+                f"pass each of {', '.join(names)} once",
+            )
+        return [*args, *(kwargs[name] for name in open_names)]
+
+    def __repr__(self) -> str:
+        return f"Program({str(self.path)!r}, on_mismatch={self.on_mismatch!r})\n{self.contract}"
+
+
+def load(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> Program:
+    """A .pte, ready to be called, with its guard.
+
+    Raises `UsageError` where there is no such file, `ContractError` where it is damaged, cut off or no .pte,
+    `UnsupportedError` where the runtime is not installed or lacks what the program needs.
+    """
+    file, data, native = _open(path)
+    contract, name = _contract(file, data, native)
+    try:
+        method = native.load_method(name)
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"loading {file}",
+            f"ExecuTorch: {error}",
+            "see the line that ExecuTorch logged before: this build lacks an operator or a backend",
+        ) from error
+    return Program(file, contract, method, on_mismatch, (data, native))
+
+
+def read_contract(path: str | os.PathLike[str]) -> Contract:
+    """The contract of a .pte; the network itself is not loaded. Errors as in `load`."""
+    return _contract(*_open(path))[0]
+
+
+def _open(path: str | os.PathLike[str]) -> tuple[Path, bytes, Any]:
+    file = Path(path)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"loading {file}", str(error.strerror or error), "give the path of a .pte file"
+        ) from error
+    _check_bytes(file, data)
+    try:
+        # Not executorch.runtime, which is this and eight seconds of importing the exporter.
+        from executorch.extension.pybindings import _C
+    except ImportError as error:
+        raise UnsupportedError(
+            f"loading {file}", f"no ExecuTorch runtime ({error})", "pip install 'dimorder[executorch]'"
+        ) from error
+    try:
+        return file, data, _C._load_program_from_buffer(data)
+    except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
+        raise _damaged(file, f"ExecuTorch: {error}") from error
+
+
+def _check_bytes(file: Path, data: bytes) -> None:
+    """Refuses what the runtime must not see: it checks lengths, but a damaged file may crash it.
+
+    The head of a .pte is read as executorch.exir._serialize._program._ExtendedHeader writes it.
+    """
+    if not re.fullmatch(rb"ET\d\d", data[4:8]):
+        raise _damaged(file, f"{len(data)} bytes that do not begin as a .pte does (ET12 at byte 4)")
+    if data[8:12] == b"eh00":
+        program, segments_at, segments = (int.from_bytes(data[at : at + 8], "little") for at in (16, 24, 32))
+        if len(data) < 40 or len(data) < max(program, segments_at + segments):
+            raise _damaged(
+                file, f"{len(data)} bytes of {max(program, segments_at + segments)}: it is cut off"
+            )
+    if is_intact(data) is False:
+        raise _damaged(file, "bytes other than those that were written (their SHA-256 differs)")
+
+
+def _damaged(file: Path, found: str) -> ContractError:
+    return ContractError(f"loading {file}", found, "lower the program again, or copy the file again")
+
+
+def _contract(file: Path, data: bytes, native: Any) -> tuple[Contract, str]:
+    """The contract of a program, and the method it is about."""
+    names = [native.get_method_name(i) for i in range(native.num_methods())]
+    if CONTRACT_METHOD not in names:
+        return _foreign_contract(file, data)
+    (text,) = native.load_method(CONTRACT_METHOD)([])
+    return Contract.from_json(text), "forward"
+
+
+def _foreign_contract(file: Path, data: bytes) -> tuple[Contract, str]:
+    """The contract that the tensor table of a .pte amounts to: ExecuTorch knows orders, unchecked."""
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    try:
+        plans = {plan.name: plan for plan in deserialize_pte_binary(data).program.execution_plan}
+    # Of damaged bytes that parser raises whatever comes: struct.error, IndexError, AssertionError ...
+    except Exception as error:
+        raise _damaged(file, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
+    if "forward" not in plans:
+        raise UnsupportedError(
+            f"loading {file}", f"the methods {sorted(plans)}", "export a program with the method 'forward'"
+        )
+    plan = plans["forward"]
+    symbols: list[Symbol] = []
+    inputs = tuple(_spec(file, f"input{i}", plan.values[v].val, symbols) for i, v in enumerate(plan.inputs))
+    outputs = tuple(_spec(file, f"output{i}", plan.values[v].val, []) for i, v in enumerate(plan.outputs))
+    return Contract(inputs, outputs, tuple(symbols)), "forward"
+
+
+def _spec(file: Path, name: str, value: Any, symbols: list[Symbol]) -> TensorSpec:
+    """The promise of one tensor of a foreign program; a size that is an upper bound becomes a symbol."""
+    if type(value).__name__ != "Tensor":
+        raise UnsupportedError(
+            f"loading {file}",
+            f"{name} is no tensor but {type(value).__name__}",
+            "export it with tensors alone",
+        )
+    shape: list[int | str] = list(value.sizes)
+    if value.shape_dynamism.name != "STATIC":
+        symbols += [Symbol(f"{name}_size{dim}", 0, size) for dim, size in enumerate(value.sizes)]
+        shape = [f"{name}_size{dim}" for dim in range(len(shape))]
+    dtype = _DTYPES.get(value.scalar_type.name)
+    if dtype is None:
+        raise UnsupportedError(
+            f"loading {file}",
+            f"{name} is of type {value.scalar_type.name}",
+            f"use one of {', '.join(_DTYPES.values())}",
+        )
+    # The file holds the logical shape, whatever the order, so the boundary is logical.
+    return TensorSpec(name, tuple(shape), dtype, DimOrder(*value.dim_order), "logical")
