@@ -37,7 +37,8 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     >>> [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
     ['aten.permute.default', 'aten.max_pool2d.default', 'aten.permute.default']
     """
-    return program.run_decompositions(decomposition_table())  # type: ignore[arg-type]  # accepts any callable
+    plain: ExportedProgram = program.run_decompositions(decomposition_table())
+    return plain
 
 
 def _nchw(x: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ def _conv2d(
     if (top, left) != (bottom, right):
         image, conv_padding = functional.pad(image, (left, right, top, bottom)), (0, 0)
     weight = _nchw(weight_ohwi)
-    return _nhwc(torch.conv2d(image, weight, bias, stride, conv_padding, dilation, groups))
+    return _nhwc(torch.ops.aten.conv2d(image, weight, bias, stride, conv_padding, dilation, groups))
 
 
 def _conv_transpose2d(
@@ -78,10 +79,10 @@ def _conv_transpose2d(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    grouped = weight_ohwi.unflatten(0, (groups, weight_ohwi.shape[0] // groups))
+    grouped = weight_ohwi.reshape(groups, -1, *weight_ohwi.shape[1:])
     weight = grouped.permute(0, 4, 1, 2, 3).flatten(0, 1)  # torch wants (I, O/groups, KH, KW)
-    y = torch.conv_transpose2d(_nchw(x), weight, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[call-overload]  # the stub lacks Sequence
-    return _nhwc(y)
+    arguments = (weight, bias, stride, padding, output_padding, groups, dilation)
+    return _nhwc(torch.ops.aten.conv_transpose2d(_nchw(x), *arguments))
 
 
 def _max_pool2d(
@@ -92,19 +93,35 @@ def _max_pool2d(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> Tensor:
-    return _nhwc(torch.max_pool2d(_nchw(x), kernel_size, stride, padding, dilation, ceil_mode))
+    return _nhwc(torch.ops.aten.max_pool2d(_nchw(x), kernel_size, stride, padding, dilation, ceil_mode))
 
 
 def _avg_pool2d(x: Tensor, *arguments: Any) -> Tensor:
     return _nhwc(torch.ops.aten.avg_pool2d(_nchw(x), *arguments))
 
 
-def _upsample_bilinear2d(x: Tensor, *arguments: Any) -> Tensor:
-    return _nhwc(torch.ops.aten.upsample_bilinear2d(_nchw(x), *arguments))
+def _upsample_bilinear2d(
+    x: Tensor, output_size: Sequence[int], align_corners: bool, scales_h: float | None, scales_w: float | None
+) -> Tensor:
+    size, scales = _size_or_scales(output_size, scales_h, scales_w)
+    return _nhwc(torch.ops.aten.upsample_bilinear2d.vec(_nchw(x), size, align_corners, scales))
 
 
-def _upsample_nearest2d(x: Tensor, *arguments: Any) -> Tensor:
-    return _nhwc(torch.ops.aten.upsample_nearest2d(_nchw(x), *arguments))
+def _upsample_nearest2d(
+    x: Tensor, output_size: Sequence[int], scales_h: float | None, scales_w: float | None
+) -> Tensor:
+    return _nhwc(
+        torch.ops.aten.upsample_nearest2d.vec(_nchw(x), *_size_or_scales(output_size, scales_h, scales_w))
+    )
+
+
+def _size_or_scales(
+    output_size: Sequence[int], scales_h: float | None, scales_w: float | None
+) -> tuple[Sequence[int] | None, list[float] | None]:
+    """The overload `vec`, which other runtimes know, takes one of the two; scales imply the size."""
+    if scales_h is None or scales_w is None:
+        return output_size, None
+    return None, [scales_h, scales_w]
 
 
 def _prelu_last(x: Tensor, weight: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.planning.problem import Buffer, Config, LayoutProblem, Operator
 from dimorder.program.annotate import Annotated, Tensor, results_of
 from dimorder.program.capture import operator_name
-from dimorder.program.op_rules import operands
+from dimorder.program.op_rules import Relation, operands
 
 Order = tuple[int, ...]  # a buffer's axes, slowest first
 Token = tuple[str, int]  # a shared axis of a label, or (label, -1) for a label whose axes stay together
@@ -160,7 +160,7 @@ class _Extractor:
                 )
             ]
             forms = self.forms.get(call.target, relation.forms) if relation.kind != "opaque" else relation.forms
-            tokens = tuple(_tokens(view, tensor, relation.blocks, relation.absorbed) for view, tensor in (*dynamic, *writes))
+            tokens = tuple(_tokens(view, tensor, relation) for view, tensor in (*dynamic, *writes))
             sites.append(
                 Site(call, relation.kind, tuple(v for v, _ in dynamic), tuple(v for v, _ in writes), tokens, relation.absorbed, forms)
             )
@@ -295,16 +295,20 @@ def _relabelled(view: View, before: Tensor, after: Tensor) -> View:
     return View(view.buffer, tuple(axes))
 
 
-def _tokens(view: View, tensor: Tensor, blocks: frozenset[str], absorbed: frozenset[str]) -> dict[Token, Order]:
+def token_axes(tensor: Tensor, relation: Relation) -> dict[Token, Order]:
+    """The tokens of one tensor under a relation, with the positions of their axes in logical order."""
     tokens: dict[Token, Order] = {}
-    for label, positions in tensor.labels.items():
-        axes = tuple(view.axes[p] for p in positions)
-        if label in blocks or label in absorbed:
+    for label, axes in tensor.labels.items():
+        if label in relation.blocks or label in relation.absorbed:
             if axes:
                 tokens[label, -1] = axes
         else:
             tokens.update({(label, j): (axis,) for j, axis in enumerate(axes)})
     return tokens
+
+
+def _tokens(view: View, tensor: Tensor, relation: Relation) -> dict[Token, Order]:
+    return {t: tuple(view.axes[a] for a in axes) for t, axes in token_axes(tensor, relation).items()}
 
 
 @dataclass

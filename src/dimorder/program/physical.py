@@ -1,0 +1,669 @@
+"""Decides how a plan becomes a program: every tensor dense in its physical shape, every conversion an explicit permute.
+
+The result is an `ExportedProgram` that runs in torch as it stands; nothing downstream decides about layout any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.planning.plan import LayoutPlan
+from dimorder.program import dialect as _dialect  # noqa: F401  (registers torch.ops.dimorder)
+from dimorder.program.annotate import Tensor, results_of
+from dimorder.program.extract import Arrangement, Extracted, Order, Site, Token, layout_of, token_axes
+from dimorder.program.op_rules import operands
+
+aten = torch.ops.aten
+
+_MAX_RANK = 6  # of dimensions kept for their own sake; more are merged where nothing needs them apart
+
+Run = tuple[int, ...]  # buffer axes that make up one physical dimension, slowest first; () is a dimension of size 1
+
+
+@dataclass(frozen=True)
+class Physical:
+    """A dense tensor of the graph under construction. `runs` are its dimensions, or None where they cut across axes."""
+
+    node: torch.fx.Node
+    order: Order
+    runs: tuple[Run, ...] | None
+
+
+def refuses(node: torch.fx.Node) -> str | None:
+    """Why a call has no physical form other than row-major, or None."""
+    if node.target is aten.convolution.default and len(_shape(node)) > 4:
+        return "3-D convolutions run row-major"
+    if node.target in _SPATIAL and len(_shape(node)) != 4:
+        return "only 2-D pooling and resizing has a channels-last form"
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.target in _LOWERINGS:
+        return None
+    return "no physical form is known"
+
+
+def rewrite(
+    extracted: Extracted, plan: LayoutPlan, input_orders: Sequence[DimOrder], output_orders: Sequence[DimOrder]
+) -> ExportedProgram:
+    """The physical program of a plan. Inputs and outputs keep their logical shapes, in the promised dim orders."""
+    module = _Builder(extracted, plan, input_orders, output_orders).run()
+    examples = tuple(
+        in_order(example, order)
+        for example, order in zip(extracted.annotated.program.example_inputs, input_orders, strict=True)
+    )
+    with torch.no_grad():
+        return torch.export.export(module, examples)
+
+
+def in_order(tensor: torch.Tensor, order: DimOrder) -> torch.Tensor:
+    """A dense copy of a tensor whose memory follows `order`, with canonical strides (sizes of 1 included)."""
+    out = torch.empty_strided(tensor.shape, order.strides(tuple(tensor.shape)), dtype=tensor.dtype, device=tensor.device)
+    return out.copy_(tensor)
+
+
+class _Builder:
+    def __init__(
+        self, extracted: Extracted, plan: LayoutPlan, input_orders: Sequence[DimOrder], output_orders: Sequence[DimOrder]
+    ) -> None:
+        self.extracted, self.plan = extracted, plan
+        self.program = extracted.annotated.program
+        self.input_orders, self.output_orders = input_orders, output_orders
+        self.graph = torch.fx.Graph()
+        self.root = torch.nn.Module()
+        self.memory: dict[tuple[int, Order], Physical] = {}
+        self.produced: dict[int, Order] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+
+    def run(self) -> torch.fx.GraphModule:
+        inputs, outputs = iter(self.input_orders), {}
+        for index, site in enumerate(self.extracted.sites):
+            arrangement = self.extracted.arrangements[index][self.plan.choice[index]]
+            if site.kind == "input":
+                self.input(site, arrangement, next(inputs))
+            elif site.kind == "output":
+                outputs[site.node] = (site, arrangement)
+            else:
+                call = _Call(self, site, arrangement)
+                _LOWERINGS.get(site.node.target, _elementwise)(call) if site.kind != "opaque" else _opaque(call)
+        results: list[torch.fx.Node] = []
+        for node, order in zip(self.program.outputs, self.output_orders, strict=True):
+            result = self.output(*outputs[node], order) if node in outputs else self.constant_output(node, order)
+            fresh = result.op == "call_function" and result not in results
+            results.append(result if fresh else self.call(aten.clone.default, result))
+        self.graph.output(tuple(results))
+        return torch.fx.GraphModule(self.root, self.graph)
+
+    # -- the boundary ------------------------------------------------------------------------------------------------
+
+    def input(self, site: Site, arrangement: Arrangement, order: DimOrder) -> None:
+        node = self.graph.placeholder(site.node.name)
+        shape, view = _shape(site.node), site.views[0]
+        held = _runs_of_shape(view.axes, [self.size(view.buffer, axis) for axis in view.axes], shape)
+        if tuple(order) != tuple(range(len(shape))):
+            node = self.call(aten.permute.default, node, list(order))
+        self.store(view.buffer, layout_of(0, site, arrangement), node, tuple(held[d] for d in order))
+
+    def output(self, site: Site, arrangement: Arrangement, order: DimOrder) -> torch.fx.Node:
+        shape, view = _shape(site.node), site.views[0]
+        held = _runs_of_shape(view.axes, [self.size(view.buffer, axis) for axis in view.axes], shape)
+        node = self.shaped(view.buffer, self.fetch(view.buffer, layout_of(0, site, arrangement)), [held[d] for d in order])
+        if tuple(order) != tuple(range(len(shape))):
+            node = self.call(aten.permute.default, node, list(order.inverse()))
+        return node
+
+    def constant_output(self, node: torch.fx.Node, order: DimOrder) -> torch.fx.Node:
+        value = self.program.constant(node).permute(tuple(order)).contiguous()
+        stored = self.constant(f"output_{node.name}", value)
+        return self.call(aten.permute.default, stored, list(order.inverse()))
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def size(self, buffer: int, axis: int) -> int:
+        return self.extracted.buffers[buffer].tensor.sizes[axis]
+
+    def extent(self, buffer: int, axes: Iterable[int]) -> int:
+        return math.prod(self.size(buffer, axis) for axis in axes)
+
+    def store(self, buffer: int, order: Order, node: torch.fx.Node, runs: tuple[Run, ...] | None) -> None:
+        assert runs is None or tuple(axis for run in runs for axis in run) == order
+        self.memory[buffer, order] = Physical(node, order, runs)
+        self.produced[buffer] = order
+
+    def fetch(self, buffer: int, order: Order) -> Physical:
+        """The buffer in an order: as produced, or converted once and kept."""
+        if (buffer, order) not in self.memory:
+            self.memory[buffer, order] = self.convert(buffer, self.memory[buffer, self.produced[buffer]], order)
+        return self.memory[buffer, order]
+
+    def convert(self, buffer: int, source: Physical, order: Order) -> Physical:
+        """An explicit permute between dense tensors; physical dimensions are kept where the permute allows."""
+        position = {axis: i for i, axis in enumerate(order)}
+        runs = source.runs
+        if runs is None or any(position[b] != position[a] + 1 for run in runs for a, b in zip(run, run[1:])):
+            runs = _common_runs(source.order, order)
+        node = self.shaped(buffer, source, runs)
+        slots = iter(sorted((i for i, run in enumerate(runs) if run), key=lambda i: position[runs[i][0]]))
+        dims = [next(slots) if run else i for i, run in enumerate(runs)]
+        permuted = self.call(aten.permute.default, node, dims)
+        dense = self.call(aten.clone.default, permuted, memory_format=torch.contiguous_format)
+        return Physical(dense, order, tuple(runs[d] for d in dims))
+
+    def shaped(self, buffer: int, tensor: Physical, runs: Sequence[Run]) -> torch.fx.Node:
+        """The tensor with other physical dimensions: a free view, left out where the shape is right already."""
+        shape = [self.extent(buffer, run) for run in runs]
+        if tensor.runs is not None and [self.extent(buffer, run) for run in tensor.runs] == shape:
+            return tensor.node
+        return self.call(aten.view.default, tensor.node, shape)
+
+    def constant(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
+        name = name.replace(".", "_")
+        unique = name
+        count = 1
+        while unique in self.constants:
+            count += 1
+            unique = f"{name}_{count}"
+        self.constants[unique] = tensor
+        self.root.register_buffer(unique, tensor.contiguous())
+        return self.graph.get_attr(unique)
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        return self.graph.call_function(target, args, kwargs)
+
+
+class _Call:
+    """One operator being lowered: its operands in the planned orders, its tokens, and where its results go."""
+
+    def __init__(self, builder: _Builder, site: Site, arrangement: Arrangement) -> None:
+        self.b, self.site, self.arrangement, self.node = builder, site, arrangement, site.node
+        self.target: Any = site.node.target
+        self.orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
+        self.dynamic = [builder.fetch(view.buffer, order) for view, order in zip(site.reads, self.orders, strict=False)]
+        self.relation = builder.extracted.annotated.relations[site.node]
+        self.tensors: list[Tensor] = list(builder.extracted.annotated.reads[site.node])
+
+    # -- tokens ------------------------------------------------------------------------------------------------------
+
+    def has(self, token: Token, i: int) -> bool:
+        return token in self.site.tokens[i]
+
+    def token_size(self, token: Token, i: int) -> int:
+        return self.b.extent(self.site.views[i].buffer, self.site.tokens[i].get(token, ()))
+
+    def axes(self, i: int, tokens: Iterable[Token]) -> Run:
+        """The buffer axes of some tokens on tensor `i`, in its planned order."""
+        wanted = {axis for token in tokens for axis in self.site.tokens[i].get(token, ())}
+        return tuple(axis for axis in self.orders[i] if axis in wanted)
+
+    def labelled(self, *names: str) -> list[Token]:
+        return [token for token in self.arrangement.tokens if any(_is_named(token, name) for name in names)]
+
+    def permutation(self, i: int, *names: str) -> torch.Tensor:
+        """For the dimensions made of some labels: which logical index lies at each physical position on tensor `i`."""
+        axes = self.axes(i, self.labelled(*names))
+        logical = [axis for axis in self.site.views[i].axes if axis in axes]
+        buffer = self.site.views[i].buffer
+        indices = torch.arange(self.b.extent(buffer, axes)).reshape([self.b.size(buffer, axis) for axis in logical])
+        return indices.permute([logical.index(axis) for axis in axes]).reshape(-1)
+
+    # -- physical dimensions -----------------------------------------------------------------------------------------
+
+    def split(self, leads: Iterable[Token] = (), alone: Iterable[Token] = (), together: Iterable[Token] = ()) -> list[list[Token]]:
+        """The tokens in physical dimensions: as the largest operand has them, cut where operands or the call differ.
+
+        A dimension starts at every token of `leads`; tokens of `alone` share no dimension with others; tokens of
+        `together` are one dimension.
+        """
+        order = list(self.arrangement.tokens)
+        leads, alone, together = set(leads), set(alone), set(together)
+        cuts = {0}
+        held = [token_axes(tensor, self.relation) for tensor in self.tensors]
+        for p in range(1, len(order)):
+            before, after = order[p - 1], order[p]
+            if after in leads or (before in alone) != (after in alone) or (before in together) != (after in together):
+                cuts.add(p)
+            elif before not in leads and any((before in tokens) != (after in tokens) for tokens in held):
+                cuts.add(p)
+        groups = self._as_they_are(order, cuts, together)
+        if groups is None or len(groups) > _MAX_RANK:
+            ends = [*sorted(cuts)[1:], len(order)]
+            groups = [order[a:b] for a, b in zip(sorted(cuts), ends, strict=True)] if order else []
+        return groups
+
+    def _as_they_are(self, tokens: list[Token], cuts: set[int], together: set[Token]) -> list[list[Token]] | None:
+        """The physical dimensions of the largest operand (sizes of 1 included), cut further where needed."""
+        if not self.dynamic:
+            return None
+        largest = max(range(len(self.dynamic)), key=lambda i: len(self.site.tokens[i]))
+        runs = self.dynamic[largest].runs
+        if runs is None:
+            return None
+        dimension = {axis: d for d, run in enumerate(runs) for axis in run}
+        homes: list[int] = []
+        for token in reversed(tokens):  # a token the largest operand lacks lives with its successor
+            held = self.site.tokens[largest].get(token)
+            follows = homes[-1] if homes else len(runs) - 1
+            homes.append(min(dimension[axis] for axis in held) if held else follows)
+        homes.reverse()
+        joint = [home for home, token in zip(homes, tokens, strict=True) if token in together]
+        homes = [min(joint) if token in together else home for home, token in zip(homes, tokens, strict=True)]
+        if homes != sorted(homes):
+            return None
+        groups: list[list[Token]] = []
+        for d, run in enumerate(runs):
+            if not run:
+                groups.append([])
+            for p, token in enumerate(tokens):
+                if homes[p] == d:
+                    if p in cuts or p == 0 or homes[p - 1] != d:
+                        groups.append([])
+                    groups[-1].append(token)
+        return groups
+
+    def runs(self, i: int, groups: Sequence[Sequence[Token]]) -> tuple[Run, ...]:
+        return tuple(self.axes(i, group) for group in groups)
+
+    def by_label(self, *groups: Sequence[str]) -> list[list[Token]]:
+        return [self.labelled(*names) for names in groups]
+
+    # -- operands and results ----------------------------------------------------------------------------------------
+
+    def take(self, i: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
+        """Dynamic operand `i` with one physical dimension per group."""
+        return self.b.shaped(self.site.views[i].buffer, self.dynamic[i], self.runs(i, groups))
+
+    def take_constant(self, position: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
+        """The constant at `position` of `op_rules.operands`, re-laid, with one dimension per group (1 where it broadcasts)."""
+        source, tensor = operands(self.node)[position], self.tensors[position]
+        value = self.b.program.constant(source)
+        held = token_axes(tensor, self.relation)
+        order = [axis for token in self.arrangement.tokens for axis in held.get(token, ())]
+        relaid = value.reshape(tensor.sizes).permute(order)
+        shape = [math.prod(tensor.sizes[a] for t in group for a in held.get(t, ())) for group in groups]
+        while shape and shape[0] == 1 and len(shape) > value.dim():
+            shape = shape[1:]
+        return self.b.constant(str(source.target), relaid.reshape(shape))
+
+    def all_operands(self, groups: Sequence[Sequence[Token]]) -> list[torch.fx.Node]:
+        """Every operand in argument order, constants included, aligned on the groups."""
+        taken, dynamic = [], 0
+        for position, source in enumerate(operands(self.node)):
+            if source.op == "get_attr":
+                taken.append(self.take_constant(position, groups))
+            else:
+                taken.append(self.take(dynamic, groups))
+                dynamic += 1
+        return taken
+
+    def give_dense(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]]) -> None:
+        """Like `give`, for an operator that ATen runs as a view."""
+        self.give(self.b.call(aten.clone.default, node, memory_format=torch.contiguous_format), groups)
+
+    def give(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]], result: int = 0) -> None:
+        i = len(self.site.reads) + result
+        self.b.store(self.site.views[i].buffer, self.orders[i], node, self.runs(i, groups))
+
+    def size(self, i: int, group: Iterable[Token]) -> int:
+        return self.b.extent(self.site.views[i].buffer, self.axes(i, group))
+
+    @property
+    def result(self) -> int:
+        return len(self.site.reads)
+
+    def weight(self, argument: int) -> torch.Tensor | None:
+        source = self.node.args[argument] if len(self.node.args) > argument else None
+        return None if source is None else self.b.program.constant(source)  # type: ignore[arg-type]
+
+    def constant(self, tensor: torch.Tensor | None, argument: int) -> torch.fx.Node | None:
+        return None if tensor is None else self.b.constant(str(self.node.args[argument].target), tensor)  # type: ignore[union-attr]
+
+
+# -- lowerings: one small function per treatment -------------------------------------------------------------------------
+
+
+def _opaque(c: _Call) -> None:
+    """Row-major operands in their logical shapes, the operator as it is."""
+    taken, dynamic = [], 0
+    for source in operands(c.node):
+        if source.op == "get_attr":
+            taken.append(c.b.constant(str(source.target), c.b.program.constant(source)))
+            continue
+        view, shape = c.site.views[dynamic], _shape(source)
+        runs = _runs_of_shape(view.axes, [c.b.size(view.buffer, a) for a in view.axes], shape)
+        taken.append(c.b.shaped(view.buffer, c.dynamic[dynamic], runs))
+        dynamic += 1
+    feed = iter(taken)
+    args, kwargs = pytree.tree_map_only(torch.fx.Node, lambda _: next(feed), (c.node.args, c.node.kwargs))
+    node = c.b.call(c.target, *args, **kwargs)
+    several = isinstance(c.node.meta["val"], (list, tuple))
+    for index, _ in enumerate(results_of(c.node)):
+        view = c.site.writes[index]
+        value = c.node.meta["val"][index] if several else c.node.meta["val"]
+        runs = _runs_of_shape(view.axes, [c.b.size(view.buffer, a) for a in view.axes], tuple(value.shape))
+        picked = c.b.graph.call_function(_getitem, (node, index)) if several else node
+        dense = c.b.call(aten.clone.default, picked, memory_format=torch.contiguous_format) if not several else picked
+        c.b.store(view.buffer, c.orders[c.result + index], dense, tuple(runs))
+
+
+def _elementwise(c: _Call) -> None:
+    groups = c.split()
+    feed = iter(c.all_operands(groups))
+    args, kwargs = pytree.tree_map_only(torch.fx.Node, lambda _: next(feed), (c.node.args, c.node.kwargs))
+    c.give(c.b.call(c.target, *args, **kwargs), groups)
+
+
+def _prelu(c: _Call) -> None:
+    """The slope lies along the last physical dimension, or is spelt out."""
+    groups = c.split()
+    x, slope = c.all_operands(groups)
+    held = token_axes(c.tensors[1], c.relation) if len(c.site.reads) == 1 else {}
+    inner = [group for group in groups if any(token in held for token in group)]
+    if held and inner == groups[-1:]:
+        slope = c.b.call(aten.view.default, slope, [c.size(0, groups[-1])])
+        c.give(c.b.call(torch.ops.dimorder.prelu_last.default, x, slope), groups)
+        return
+    negative = c.b.call(aten.mul.Tensor, c.b.call(aten.clamp.default, x, None, 0.0), slope)
+    c.give(c.b.call(aten.add.Tensor, c.b.call(aten.relu.default, x), negative), groups)
+
+
+def _expand(c: _Call) -> None:
+    groups = c.split()
+    groups = [[t] for t in c.arrangement.tokens] if any(len({c.has(t, 0) for t in g}) > 1 for g in groups) else groups
+    c.give_dense(c.b.call(aten.expand.default, c.take(0, groups), [c.size(c.result, group) for group in groups]), groups)
+
+
+def _relabel(c: _Call) -> None:
+    """A view with blocks: the same memory; its dimensions are found when it is read."""
+    view = c.site.writes[0]
+    c.b.store(view.buffer, c.orders[c.result], c.dynamic[0].node, None)
+
+
+def _reduce(c: _Call) -> None:
+    reduced = set(c.labelled("r"))
+    groups = c.split(alone=reduced)
+    dims = [d for d, group in enumerate(groups) if group and set(group) <= reduced]
+    x = c.take(0, groups)
+    if not dims:  # only sizes of 1 are reduced
+        c.give(c.b.call(aten.clone.default, x), groups)
+        return
+    c.give(c.b.call(c.target, x, dims, True), [[] if d in dims else group for d, group in enumerate(groups)])
+
+
+def _index_reduce(c: _Call) -> None:
+    reduced = c.labelled("r")
+    groups = c.split(alone=reduced)
+    dim = next(d for d, group in enumerate(groups) if group and group[0] in reduced)
+    c.give(c.b.call(c.target, c.take(0, groups), dim, True), [[] if d == dim else g for d, g in enumerate(groups)])
+
+
+def _along_dim(c: _Call) -> None:
+    k = c.labelled("k")
+    groups = c.split(alone=k, together=k)
+    dim = next(d for d, group in enumerate(groups) if group and group[0] in k) if k else 0
+    rest = c.node.args[2:]
+    c.give(c.b.call(c.target, c.take(0, groups), dim, *rest), groups)
+
+
+def _layer_norm(c: _Call) -> None:
+    groups = _ending_in_k(c)
+    order = c.permutation(0, "k")
+    weights = []
+    for argument in (2, 3):
+        weight = c.weight(argument)
+        weights.append(c.constant(None if weight is None else weight.reshape(-1)[order], argument))
+    eps = c.node.args[4] if len(c.node.args) > 4 else 1e-5
+    c.give(c.b.call(c.target, c.take(0, groups), [len(order)], *weights, eps), groups)
+
+
+def _ending_in_k(c: _Call) -> list[list[Token]]:
+    """Physical dimensions of which the last is label k, whole (of size 1 where k has no axes)."""
+    k = c.labelled("k")
+    groups = c.split(alone=k, together=k)
+    return [*(group for group in groups if not (k and group and group[0] in k)), k] if k else [*groups, []]
+
+
+def _cat(c: _Call) -> None:
+    cut = c.labelled("cut")
+    groups = c.split(leads=cut)
+    dim = next(d for d, group in enumerate(groups) if group and group[0] in cut)
+    c.give(c.b.call(c.target, c.all_operands(groups), dim), groups)
+
+
+def _slice(c: _Call) -> None:
+    dim, start, end, step = c.node.args[1:5]
+    lead = c.labelled("cut", "step")
+    fine = step != 1 and lead and lead[0][0] != "step"
+    groups = c.split(leads=lead, alone=lead if fine else ())
+    position = next(d for d, group in enumerate(groups) if group and group[0] in lead)
+    rest = c.size(0, groups[position]) // c.token_size(lead[0], 0)
+    x = c.take(0, groups)
+    if fine:
+        c.give_dense(c.b.call(c.target, x, position, start, end, step), groups)
+        return
+    if step != 1:
+        begin, length = start * rest, rest  # type: ignore[operator]
+    else:
+        inner = _shape(c.node.args[0])[dim] // c.token_size(lead[0], 0)  # type: ignore[index]
+        begin, length = start // inner * rest, (end - start) // inner * rest  # type: ignore[operator]
+    c.give_dense(c.b.call(c.target, x, position, begin, begin + length, 1), groups)
+
+
+def _pad(c: _Call) -> None:
+    rank, pads = len(_shape(c.node)), list(c.node.args[1])  # type: ignore[arg-type]
+    cuts = c.labelled("cut")
+    groups = c.split(leads=cuts)
+    amounts = [0] * (2 * len(groups))
+    for i in range(0, len(pads), 2):
+        name = f"cut.{rank - 1 - i // 2}"
+        if not (pads[i] or pads[i + 1]):
+            continue
+        position = next(d for d, group in enumerate(groups) if group and _is_named(group[0], name))
+        inner = math.prod(size for label, size in _labels_of(c, rank - 1 - i // 2) if not _is_named((label, 0), name))
+        rest = c.size(c.result, groups[position]) // c.token_size(groups[position][0], c.result)
+        slot = 2 * (len(groups) - 1 - position)
+        amounts[slot : slot + 2] = [pads[i] // inner * rest, pads[i + 1] // inner * rest]
+    while len(amounts) > 2 and amounts[-2:] == [0, 0]:
+        amounts = amounts[:-2]
+    c.give(c.b.call(c.target, c.take(0, groups), amounts, *c.node.args[2:]), groups)
+
+
+def _labels_of(c: _Call, dim: int) -> Sequence[tuple[str, int]]:
+    return c.relation.reads[0][dim]
+
+
+def _flip(c: _Call) -> None:
+    cuts = c.labelled("cut")
+    groups = c.split(leads=cuts, alone=cuts)
+    dims = [d for d, group in enumerate(groups) if group and group[0] in cuts]
+    c.give(c.b.call(c.target, c.take(0, groups), dims), groups)
+
+
+def _linear(c: _Call) -> None:
+    groups = _ending_in_k(c)
+    weight, bias = c.weight(1), c.weight(2)
+    assert weight is not None
+    rows, columns = c.permutation(c.result, "k"), c.permutation(0, "k")
+    constants = (c.constant(weight[rows][:, columns], 1), c.constant(None if bias is None else bias[rows], 2))
+    c.give(c.b.call(c.target, c.take(0, groups), *constants), groups)
+
+
+def _matmul(c: _Call) -> None:
+    """Three dimensions where both operands have the same batch, else one per batch axis so that they broadcast."""
+    batch = c.labelled("b")
+    tensors = {i: source for i, source in enumerate(operands(c.node))}
+    if len(c.site.reads) == 2 and all(c.has(t, 0) == c.has(t, 1) for t in batch):
+        heads = [batch]
+    elif len(c.site.reads) == 2:
+        heads = [[token] for token in batch]
+    else:
+        heads = [[token] for token in batch] or [[]]
+    m, k, n = c.by_label(["m"], ["k"], ["n"])
+    position = {token: p for p, token in enumerate(c.arrangement.tokens)}
+    transposed = bool(k and n) and position[n[0]] < position[k[0]]
+    sides = ([*heads, m, k], [*heads, n, k] if transposed else [*heads, k, n])
+    taken, dynamic = [], 0
+    for i, source in tensors.items():
+        if source.op == "get_attr":
+            taken.append(c.take_constant(i, sides[i]))
+        else:
+            taken.append(c.take(dynamic, sides[i]))
+            dynamic += 1
+    if transposed:
+        rank = len(heads) + 2
+        taken[1] = c.b.call(aten.permute.default, taken[1], [*range(rank - 2), rank - 1, rank - 2])
+    c.give(c.b.call(aten.matmul.default, *taken), [*heads, m, n])
+
+
+def _convolution(c: _Call) -> None:
+    _, _, _, stride, padding, dilation, transposed, output_padding, groups = c.node.args
+    weight, bias = c.weight(1), c.weight(2)
+    assert weight is not None
+    spatial = ["s.0", "s.1"][: weight.dim() - 2]
+    dims = [["n"], *([] if len(spatial) == 2 else [[]]), *([name] for name in spatial), ["g", "c"]]
+    shape = c.by_label(*dims)
+    weight = weight if len(spatial) == 2 else weight.unsqueeze(2)
+    stride, padding, dilation, output_padding = (
+        _two(v, fill) for v, fill in ((stride, 1), (padding, 0), (dilation, 1), (output_padding, 0))
+    )
+    outputs, inputs = c.permutation(c.result, "g", "c"), c.permutation(0, "g", "c")
+    physical = _relaid_weight(weight, inputs, outputs, groups, bool(transposed))  # type: ignore[arg-type]
+    constants = (c.constant(physical, 1), c.constant(None if bias is None else bias[outputs], 2))
+    x = c.take(0, shape)
+    if transposed:
+        y = c.b.call(
+            torch.ops.dimorder.conv_transpose2d_nhwc.default, x, *constants, stride, padding, output_padding, dilation, groups
+        )
+    else:
+        sides = [side for amount in padding for side in (amount, amount)]
+        y = c.b.call(torch.ops.dimorder.conv2d_nhwc.default, x, *constants, stride, sides, dilation, groups)
+    c.give(y, shape)
+
+
+def _relaid_weight(
+    weight: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor, groups: int, transposed: bool
+) -> torch.Tensor:
+    """The weight (O, KH, KW, I / groups) for channels that lie in another order; groups move as wholes."""
+    if transposed:  # (I, O / groups, KH, KW)
+        grouped = weight.unflatten(0, (groups, -1)).transpose(1, 2)
+    else:  # (O, I / groups, KH, KW)
+        grouped = weight.unflatten(0, (groups, -1))
+    per_out, per_in = grouped.shape[1], grouped.shape[2]
+    blocks = outputs.reshape(groups, per_out)
+    group, within_out = blocks[:, 0] // per_out, blocks[0] % per_out
+    within_in = inputs.reshape(groups, per_in)[0] % per_in
+    relaid = grouped[group][:, within_out][:, :, within_in]
+    return relaid.flatten(0, 1).permute(0, 2, 3, 1).contiguous()
+
+
+def _spatial(c: _Call) -> None:
+    shape = c.by_label(["n"], ["s.0"], ["s.1"], ["c"])
+    target, arguments = _SPATIAL[c.target](c.node)
+    c.give(c.b.call(target, c.take(0, shape), *arguments), shape)
+
+
+def _max_pool_arguments(node: torch.fx.Node) -> tuple[Any, list[Any]]:
+    kernel, stride, padding, dilation, ceil_mode = _filled(node.args[1:], (None, None, 0, 1, False))
+    kernel = _two(kernel, 1)
+    return torch.ops.dimorder.max_pool2d_nhwc.default, [
+        kernel, _two(stride, 1) if stride else kernel, _two(padding, 0), _two(dilation, 1), ceil_mode,
+    ]
+
+
+def _avg_pool_arguments(node: torch.fx.Node) -> tuple[Any, list[Any]]:
+    kernel, stride, padding, ceil_mode, include, divisor = _filled(node.args[1:], (None, None, 0, False, True, None))
+    kernel = _two(kernel, 1)
+    return torch.ops.dimorder.avg_pool2d_nhwc.default, [
+        kernel, _two(stride, 1) if stride else kernel, _two(padding, 0), ceil_mode, include, divisor,
+    ]
+
+
+def _bilinear_arguments(node: torch.fx.Node) -> tuple[Any, list[Any]]:
+    size = list(_shape(node)[2:])
+    return torch.ops.dimorder.upsample_bilinear2d_nhwc.default, [size, node.args[2], *_scales(node)]
+
+
+def _nearest_arguments(node: torch.fx.Node) -> tuple[Any, list[Any]]:
+    return torch.ops.dimorder.upsample_nearest2d_nhwc.default, [list(_shape(node)[2:]), *_scales(node)]
+
+
+def _scales(node: torch.fx.Node) -> list[float | None]:
+    """The scale factors that the `.vec` overloads carry last; sizes alone decide where there are none."""
+    factors = node.args[-1] if str(node.target).endswith(".vec") else None
+    return list(factors) if factors else [None, None]  # type: ignore[arg-type]
+
+
+_SPATIAL: dict[Any, Callable[[torch.fx.Node], tuple[Any, list[Any]]]] = {
+    aten.max_pool2d.default: _max_pool_arguments,
+    aten.avg_pool2d.default: _avg_pool_arguments,
+    aten.upsample_bilinear2d.vec: _bilinear_arguments,
+    aten.upsample_nearest2d.vec: _nearest_arguments,
+}
+
+_LOWERINGS: dict[Any, Callable[[_Call], None]] = {
+    aten._prelu_kernel.default: _prelu,
+    aten._to_copy.default: _elementwise,
+    aten.expand.default: _expand,
+    aten.reshape.default: _relabel,
+    aten.permute.default: _relabel,
+    **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default), _reduce),
+    **dict.fromkeys((aten.argmax.default, aten.argmin.default), _index_reduce),
+    **dict.fromkeys((aten.softmax.int, aten.log_softmax.int, aten.cumsum.default), _along_dim),
+    aten.layer_norm.default: _layer_norm,
+    aten.cat.default: _cat,
+    aten.slice.Tensor: _slice,
+    aten.constant_pad_nd.default: _pad,
+    aten.flip.default: _flip,
+    aten.linear.default: _linear,
+    aten.matmul.default: _matmul,
+    aten.convolution.default: _convolution,
+    **dict.fromkeys(_SPATIAL, _spatial),
+}
+
+
+def _getitem(value: Any, index: int) -> Any:
+    return value[index]
+
+
+def _is_named(token: Token, name: str) -> bool:
+    return any(part == name or part.startswith(f"{name}.") for part in token[0].split("+"))
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in node.meta["val"].shape)
+
+
+def _two(value: Any, fill: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * 2 if isinstance(value, int) else [fill, *values] if len(values) == 1 else values
+
+
+def _filled(given: Sequence[Any], defaults: Sequence[Any]) -> list[Any]:
+    return [*given, *defaults[len(given) :]]
+
+
+def _runs_of_shape(axes: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> list[Run]:
+    """Axes in logical order, grouped by the dimensions of a shape."""
+    runs, left = [], list(zip(axes, sizes, strict=True))
+    for extent in shape:
+        run: list[int] = []
+        while extent > 1 and math.prod(s for a, s in zip(axes, sizes, strict=True) if a in run) < extent:
+            run.append(left.pop(0)[0])
+        runs.append(tuple(run))
+    return runs
+
+
+def _common_runs(source: Order, target: Order) -> tuple[Run, ...]:
+    """Axes grouped as far as they stay together in both orders, in the source's order."""
+    position = {axis: i for i, axis in enumerate(target)}
+    runs: list[list[int]] = []
+    for axis in source:
+        if runs and position[axis] == position[runs[-1][-1]] + 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    return tuple(tuple(run) for run in runs)
