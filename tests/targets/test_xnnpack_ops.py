@@ -1,4 +1,4 @@
-"""Every operator of the target's table, run in the ExecuTorch runtime, against torch on the same physical module."""
+"""Every operator of the target's table, run in the ExecuTorch runtime, against torch on the same module."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 pytest.importorskip("executorch")
 
-from dimorder.targets.xnnpack import Emitted, emit, run  # noqa: E402
-from dimorder.targets.xnnpack.ops import OPERATORS, supports  # noqa: E402
+from dimorder.targets.xnnpack import Emitted, emit, run
+from dimorder.targets.xnnpack.ops import OPERATORS
 
 D = torch.ops.dimorder
 aten = torch.ops.aten
@@ -59,14 +59,26 @@ Case = tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor, ...]]
 
 X = r(2, 9, 11, 6)
 CONVOLUTIONS: dict[str, Case] = {
-    "conv": (lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 1], [1, 1, 2, 2], [1, 1], 1), (X,), (r(5, 3, 5, 6), r(5))),
+    "conv": (
+        lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 1], [1, 1, 2, 2], [1, 1], 1),
+        (X,),
+        (r(5, 3, 5, 6), r(5)),
+    ),
     "conv, stride, dilation, asymmetric padding": (
         lambda x, w, b: D.conv2d_nhwc(x, w, b, [2, 1], [0, 3, 2, 1], [1, 2], 1),
         (X,),
         (r(5, 3, 4, 6), r(5)),
     ),
-    "conv, 1x1, no bias": (lambda x, w: D.conv2d_nhwc(x, w, None, [1, 1], [0] * 4, [1, 1], 1), (X,), (r(7, 1, 1, 6),)),
-    "conv, groups": (lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 2], [1] * 4, [1, 1], 3), (X,), (r(12, 3, 2, 2), r(12))),
+    "conv, 1x1, no bias": (
+        lambda x, w: D.conv2d_nhwc(x, w, None, [1, 1], [0] * 4, [1, 1], 1),
+        (X,),
+        (r(7, 1, 1, 6),),
+    ),
+    "conv, groups": (
+        lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 2], [1] * 4, [1, 1], 3),
+        (X,),
+        (r(12, 3, 2, 2), r(12)),
+    ),
     "conv, one channel": (
         lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 1], [1] * 4, [1, 1], 1),
         (r(2, 9, 11, 1),),
@@ -77,13 +89,21 @@ CONVOLUTIONS: dict[str, Case] = {
         (r(2, 1, 23, 6),),
         (r(5, 1, 5, 6), r(5)),
     ),
-    "depthwise": (lambda x, w, b: D.conv2d_nhwc(x, w, b, [2, 1], [1, 1, 2, 2], [1, 1], 6), (X,), (r(6, 3, 5, 1), r(6))),
+    "depthwise": (
+        lambda x, w, b: D.conv2d_nhwc(x, w, b, [2, 1], [1, 1, 2, 2], [1, 1], 6),
+        (X,),
+        (r(6, 3, 5, 1), r(6)),
+    ),
     "depthwise, multiplier 2": (
         lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 1], [1] * 4, [1, 1], 6),
         (X,),
         (r(12, 3, 2, 1), r(12)),
     ),
-    "depthwise, 7x7": (lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 1], [3] * 4, [1, 1], 6), (X,), (r(6, 7, 7, 1), r(6))),
+    "depthwise, 7x7": (
+        lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 1], [3] * 4, [1, 1], 6),
+        (X,),
+        (r(6, 7, 7, 1), r(6)),
+    ),
     "depthwise, 7x7, no padding, stride": (
         lambda x, w, b: D.conv2d_nhwc(x, w, b, [2, 1], [0, 1, 0, 0], [1, 1], 6),
         (X,),
@@ -115,14 +135,22 @@ CONVOLUTIONS: dict[str, Case] = {
         (r(12, 3, 4, 2),),
     ),
     "max pool": (lambda x: D.max_pool2d_nhwc(x, [3, 2], [2, 3], [1, 0], [1, 2], False), (X,), ()),
-    "max pool, ceil": (lambda x: D.max_pool2d_nhwc(x, [3, 2], [2, 2], [0, 0], [1, 1], True), (r(2, 8, 11, 6),), ()),
+    "max pool, ceil": (
+        lambda x: D.max_pool2d_nhwc(x, [3, 2], [2, 2], [0, 0], [1, 1], True),
+        (r(2, 8, 11, 6),),
+        (),
+    ),
     "max pool, ceil, stride over kernel": (
         lambda x: D.max_pool2d_nhwc(x, [2, 2], [3, 4], [0, 1], [1, 1], True),
         (X,),
         (),
     ),
     "max pool, 1x1": (lambda x: D.max_pool2d_nhwc(x, [1, 1], [2, 3], [0, 0], [1, 1], False), (X,), ()),
-    "max pool, identity": (lambda x: D.max_pool2d_nhwc(x + 1, [1, 1], [1, 1], [0, 0], [1, 1], False), (X,), ()),
+    "max pool, identity": (
+        lambda x: D.max_pool2d_nhwc(x + 1, [1, 1], [1, 1], [0, 0], [1, 1], False),
+        (X,),
+        (),
+    ),
     "average pool": (lambda x: D.avg_pool2d_nhwc(x, [3, 2], [2, 3], [0, 0], False, True, None), (X,), ()),
     "average pool, padding counts": (
         lambda x: D.avg_pool2d_nhwc(x, [3, 2], [2, 3], [1, 1], False, True, None),
@@ -201,7 +229,11 @@ ELEMENTWISE: dict[str, Case] = {
     "tanh": (torch.tanh, (Y,), ()),
     "elu": (lambda x: F.elu(x, 0.7), (Y,), ()),
     "leaky_relu": (lambda x: F.leaky_relu(x, 0.2), (Y,), ()),
-    "leaky_relu, slopes": (lambda x: F.leaky_relu(x, -0.3) + F.leaky_relu(x, 1.5) + F.leaky_relu(x, 0.0), (Y,), ()),
+    "leaky_relu, slopes": (
+        lambda x: F.leaky_relu(x, -0.3) + F.leaky_relu(x, 1.5) + F.leaky_relu(x, 0.0),
+        (Y,),
+        (),
+    ),
     "prelu": (lambda x, w: D.prelu_last(x, w), (X,), (r(6),)),
     "prelu, one slope": (lambda x, w: D.prelu_last(x, w), (X,), (r(1),)),
     "exp": (torch.exp, (Y,), ()),
@@ -210,7 +242,11 @@ ELEMENTWISE: dict[str, Case] = {
     "sqrt, rsqrt": (lambda x: (torch.sqrt(x.abs()), torch.rsqrt(x.abs() + 0.5)), (Y,), ()),
     "neg, floor, ceil": (lambda x: (-x, torch.floor(x * 3), torch.ceil(x * 3)), (Y,), ()),
     "square": (lambda x: torch.square(x) + x**2, (Y,), ()),
-    "powers": (lambda x: x**3 + (x.abs() + 1) ** 0.5 + (x.abs() + 1) ** -0.5 + (x.abs() + 1) ** -1 + x**1, (Y,), ()),
+    "powers": (
+        lambda x: x**3 + (x.abs() + 1) ** 0.5 + (x.abs() + 1) ** -0.5 + (x.abs() + 1) ** -1 + x**1,
+        (Y,),
+        (),
+    ),
     "reciprocal": (lambda x: torch.reciprocal(x.abs() + 1), (Y,), ()),
     "rank 0": (lambda x: x * 2 + 1, (r(),), ()),
 }
@@ -252,7 +288,11 @@ REDUCTIONS: dict[str, Case] = {
     "softmax": (lambda x: torch.softmax(x, -1), (Y,), ()),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (7,), w, b, 1e-3), (r(2, 5, 7),), (r(7), r(7))),
     "layer_norm, no affine": (lambda x: F.layer_norm(x, (6,)), (X,), ()),
-    "layer_norm, two dims": (lambda x, w, b: F.layer_norm(x, (5, 7), w, b), (r(2, 5, 7),), (r(5, 7), r(5, 7))),
+    "layer_norm, two dims": (
+        lambda x, w, b: F.layer_norm(x, (5, 7), w, b),
+        (r(2, 5, 7),),
+        (r(5, 7), r(5, 7)),
+    ),
     "layer_norm, all dims": (lambda x: F.layer_norm(x, (5, 7)), (r(5, 7),), ()),
     **{
         f"mean, {dims}, keepdim={keep}": (lambda x, d=dims, k=keep: x.mean(d, k), (X,), ())
@@ -269,7 +309,9 @@ MOVES: dict[str, Case] = {
     **{
         f"cat of {n} along {dim}": (
             lambda *xs, d=dim: torch.cat(xs, d),
-            tuple(r(*(n + i if j == dim % 3 else size for j, size in enumerate((2, 5, 7)))) for i in range(n)),
+            tuple(
+                r(*(n + i if j == dim % 3 else size for j, size in enumerate((2, 5, 7)))) for i in range(n)
+            ),
             (),
         )
         for n, dim in [(1, 0), (2, 1), (3, -1), (4, 0), (5, 1), (6, 2), (27, 1)]
@@ -283,7 +325,12 @@ MOVES: dict[str, Case] = {
     "split": (lambda x: [p * 2 for p in torch.split(x, 3, 2)] + list(torch.split(x, [1, 4], -2)), (Y,), ()),
     "chunk": (lambda x: [p * 2 for p in torch.chunk(x, 3, -1)], (Y,), ()),
     "unbind": (lambda x: torch.unbind(x, 1)[3] + torch.unbind(x, -2)[1], (Y,), ()),
-    "pad": (lambda x: (F.pad(x, (1, 2)), F.pad(x, (0, 3, 2, 1), value=-1.5), aten.constant_pad_nd(x, [1, 0], 2)), (Y,), ()),
+    "pad": (
+        lambda x: (F.pad(x, (1, 2)), F.pad(x, (0, 3, 2, 1), value=-1.5), aten.constant_pad_nd(x, [1, 0], 2)),
+        (Y,),
+        (),
+    ),
+    "pad, negative": (lambda x: (F.pad(x, (-1, 2)), F.pad(x, (0, -3, 1, -2), value=2.5)), (Y,), ()),
     "pad, infinite": (lambda x: torch.clamp(F.pad(x, (1, 2), value=float("-inf")), min=-9.0), (Y,), ()),
     "permute": (lambda x: (x.permute(2, 0, 1) * 2, x.permute(0, 2, 1).clone()), (Y,), ()),
     "permute, rank 6": (lambda x: x.permute(5, 1, 3, 0, 4, 2) * 2, (r(2, 3, 4, 5, 6, 7),), ()),
@@ -291,7 +338,11 @@ MOVES: dict[str, Case] = {
     "permute twice": (lambda x: (x * 2).permute(2, 0, 1).permute(1, 2, 0) + x, (Y,), ()),
     "permute, two readers": (lambda x: (lambda p: p.exp() + p)((x * 2).permute(2, 0, 1)), (Y,), ()),
     "transpose": (lambda x: (x.transpose(0, -1) * 2, x.transpose(1, 2)[0].t() + 1), (Y,), ()),
-    "constant permuted": (lambda x, c: x * c.permute(1, 0).contiguous().view(7, 5).t(), (Y,), (r(7, 5).t().contiguous(),)),
+    "constant permuted": (
+        lambda x, c: x * c.permute(1, 0).contiguous().view(7, 5).t(),
+        (Y,),
+        (r(7, 5).t().contiguous(),),
+    ),
     "views": (
         lambda x: (
             (x * 2).view(10, 7),
@@ -311,8 +362,16 @@ MOVES: dict[str, Case] = {
     ),
     "view of a permute": (lambda x: x.permute(2, 0, 1).reshape(14, 5) * 2, (Y,), ()),
     "view to rank 0": (lambda x: x.reshape(()) * 2, (r(1, 1),), ()),
-    "expand": (lambda x: (x.expand(4, 5, 7) * 2, x.expand(3, 1, 5, 7) + 1, x.expand(1, 5, 7) * 3), (r(1, 5, 7),), ()),
-    "no-ops": (lambda x: F.dropout(aten.alias(aten.detach(x.clone().contiguous())), 0.5, False) * 2, (Y,), ()),
+    "expand": (
+        lambda x: (x.expand(4, 5, 7) * 2, x.expand(3, 1, 5, 7) + 1, x.expand(1, 5, 7) * 3),
+        (r(1, 5, 7),),
+        (),
+    ),
+    "no-ops": (
+        lambda x: F.dropout(aten.alias(aten.detach(x.clone().contiguous())), 0.5, False) * 2,
+        (Y,),
+        (),
+    ),
     "lift": (lambda x: aten.lift_fresh_copy(x) * 2, (Y,), ()),
 }
 

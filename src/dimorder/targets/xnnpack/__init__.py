@@ -1,4 +1,4 @@
-"""Target xnnpack: physical programs as XNNPACK delegates in a `.pte`, and the stock ExecuTorch runtime to run it.
+"""Target xnnpack: physical programs as XNNPACK delegates in a `.pte`, and the stock runtime to run it.
 
 This package is the only one that imports executorch.
 """

@@ -1,6 +1,6 @@
 """Writes one XNNPACK graph: its values, nodes, constants and the bytes of the delegate.
 
-This file decides when a transpose is really written (late, and once) and which clamps vanish into the node before.
+This file decides when a transpose is written (late, and once) and which clamps vanish into the node before.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class GraphWriter:
         return value
 
     def output(self, value: Value) -> None:
-        """Make `value` the next external output; one that is an input, a constant or an output already is copied."""
+        """Make `value` the next external output; an input, a constant or an output already is copied."""
         if self._values[value.id].flags or self._values[value.id].constant_buffer_idx:
             value = self.node(schema.XNNCopy, value.shape, input_id=value.id)
         self._values[value.id].flags = XNN_VALUE_FLAG_EXTERNAL_OUTPUT
@@ -125,7 +125,7 @@ class GraphWriter:
         return result
 
     def dense(self, operand: View | torch.Tensor | float) -> Value:
-        """`operand` as a dense value in its own dimension order: a constant, or a transpose where one is due."""
+        """`operand` dense in its own dimension order: a constant, or a transpose where one is due."""
         if isinstance(operand, torch.Tensor):
             return self.constant(operand)
         if not isinstance(operand, View):
@@ -143,6 +143,11 @@ class GraphWriter:
         return self.node(
             schema.XNNStaticReshape, shape, num_dims=len(shape), new_shape=list(shape), input_id=value.id
         )
+
+    @property
+    def transposes(self) -> int:
+        """How many transposes are written so far: the conversions that this graph makes."""
+        return sum(isinstance(node.xnode_union, schema.XNNStaticTranspose) for node in self._nodes)
 
     def finish(self) -> tuple[bytes, NamedDataStoreOutput]:
         """The delegate's bytes and the constants that they name."""

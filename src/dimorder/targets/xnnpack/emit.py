@@ -1,4 +1,4 @@
-"""Turns a physical program into a .pte: which operators share a delegate, what stays outside, and the boundary.
+"""Turns a physical program into a .pte: which operators share a delegate, what stays outside, the boundary.
 
 Delegates read and write dense tensors; a 4-D channels-last input or output of the program is NHWC to them.
 """
@@ -34,35 +34,37 @@ class Emitted:
     """A `.pte` and what is in it.
 
     `delegates` is the number of XNNPACK delegates, `outside` how often each portable operator is called;
-    both are read from the finished file.
+    both are read from the finished file. `transposes` counts the conversions that the delegates make.
     """
 
     pte: bytes
     delegates: int
     outside: dict[str, int]
+    transposes: int
 
 
 def emit(program: ExportedProgram, *, constant_methods: Mapping[str, str] | None = None) -> Emitted:
     """The `.pte` of a physical program; its inputs and outputs are the program's, flat and in order.
 
-    A 4-D input or output with channels-last strides keeps its logical shape and gets the dim order (0, 2, 3, 1);
-    every other one, and one whose order is ambiguous (C = 1, H = W = 1), is contiguous. What XNNPACK lacks runs
-    as portable kernels between the delegates. `constant_methods` are embedded as methods that return the text.
+    A 4-D input or output with channels-last strides keeps its logical shape and gets the dim order
+    (0, 2, 3, 1); every other one, and one whose order is ambiguous (C = 1, H = W = 1), is contiguous. What
+    XNNPACK lacks runs as portable kernels between the delegates. `constant_methods` are embedded as methods
+    that return the text.
 
     Raises `UnsupportedError` for a program with state, for an input or output that is no tensor, and for an
     operator that neither XNNPACK nor the runtime's portable kernels know.
     """
     plan = _partition(program)
-    outer = torch.export.export(_outer(plan), plan.example_inputs())
+    module, transposes = _outer(plan)
+    outer = torch.export.export(module, plan.example_inputs())
     texts, config = dict(constant_methods or {}), EdgeCompileConfig(_check_ir_validity=False)
-    if any(stage % 2 for stage in plan.stage.values()):
-        edge = to_edge(outer, constant_methods=texts, compile_config=config)
+    if plan.outside():
+        pte = _lower_outside(plan, outer, texts, config)
     else:  # calls of delegates alone are edge dialect as they stand, and to_edge takes half a second
-        edge = EdgeProgramManager({"forward": outer}, texts, config)
-    pte = bytes(edge.to_executorch().buffer)
+        pte = bytes(EdgeProgramManager({"forward": outer}, texts, config).to_executorch().buffer)
     delegates, outside = _calls(pte)
     _require_kernels(outside, plan)
-    return Emitted(pte, delegates, outside)
+    return Emitted(pte, delegates, outside, transposes)
 
 
 # Which operators go where
@@ -74,10 +76,20 @@ class _Partition:
     inputs: list[Node]
     outputs: list[Node]
     constants: dict[Node, Tensor] = field(default_factory=dict)
-    stage: dict[Node, int] = field(default_factory=dict)  # even: a delegate, odd: outside; a later one reads earlier ones
+    stage: dict[Node, int] = field(
+        default_factory=dict
+    )  # even: a delegate, odd: outside; a later one reads earlier ones
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        return tuple(_empty(node.meta["val"], is_channels_last(node.meta["val"])) for node in self.inputs)
+        return tuple(_empty(node.meta["val"], self.is_nhwc(node)) for node in self.inputs)
+
+    def outside(self) -> list[Node]:
+        return [node for node, stage in self.stage.items() if stage % 2]
+
+    def is_nhwc(self, node: Node) -> bool:
+        """Whether the program holds `node` channels-last: as its input, or as its output from a delegate."""
+        given = node in self.outputs and node in self.stage and self.stage[node] % 2 == 0
+        return (given or node in self.inputs) and is_channels_last(node.meta["val"])
 
     def delegates(self) -> Iterator[tuple[int, list[Node]]]:
         for stage in sorted({s for s in self.stage.values() if s % 2 == 0}):
@@ -88,7 +100,7 @@ def is_channels_last(value: Tensor) -> bool:
     """Whether a 4-D value is channels-last and its strides leave no doubt about it."""
     if value.ndim != 4:
         return False
-    n, c, h, w = value.shape
+    _, c, h, w = value.shape
     if c == 1 or h == w == 1:  # contiguous strides mean the same order
         return False
     return bool(value.is_contiguous(memory_format=torch.channels_last))
@@ -104,7 +116,11 @@ def _partition(program: ExportedProgram) -> _Partition:
     outside = {node for node in called if ops.supports(node, plan.constants)}
     while True:
         plan.stage = _stages(called, outside)
-        idle = [group for _, group in plan.delegates() if all(map(ops.is_relabel, group)) and not _at_border(plan, group)]
+        idle = [
+            group
+            for _, group in plan.delegates()
+            if all(map(ops.is_relabel, group)) and not _at_border(plan, group)
+        ]
         if not idle:
             return plan
         outside.update(node for group in idle for node in group)
@@ -120,7 +136,7 @@ def _stages(called: Sequence[Node], outside: set[Node]) -> dict[Node, int]:
 
 
 def _at_border(plan: _Partition, group: Sequence[Node]) -> bool:
-    """Whether the group takes or gives an input or output of the program: a copy that the delegate does best."""
+    """Whether the group reads an input or gives an output of the program, whose order the delegate knows."""
     nodes = set(group)
     reads = {operand for node in group for operand in node.all_input_nodes}
     return bool(reads & set(plan.inputs)) or bool(nodes & set(plan.outputs))
@@ -130,11 +146,13 @@ def _signature(program: ExportedProgram) -> _Partition:
     nodes = {node.name: node for node in program.graph.nodes}
     plan = _Partition(program, [], [])
     for spec in program.graph_signature.input_specs:
-        node = nodes[spec.arg.name] if spec.arg.name in nodes else None
+        node = nodes.get(spec.arg.name)
         if spec.kind is InputKind.USER_INPUT:
             if node is None or not isinstance(node.meta.get("val"), Tensor):
                 raise UnsupportedError(
-                    f"input {spec.arg.name!r}", f"{spec.arg}", "pass tensors only; fix other values in the module"
+                    f"input {spec.arg.name!r}",
+                    f"{spec.arg}",
+                    "pass tensors only; fix other values in the module",
                 )
             plan.inputs.append(node)
         elif spec.target in program.state_dict:
@@ -142,7 +160,9 @@ def _signature(program: ExportedProgram) -> _Partition:
         elif spec.target in program.constants:
             plan.constants[nodes[spec.arg.name]] = program.constants[spec.target].detach()
         else:
-            raise UnsupportedError(f"input {spec.arg.name!r}", f"{spec.kind.name.lower()}", "remove it from the program")
+            raise UnsupportedError(
+                f"input {spec.arg.name!r}", f"{spec.kind.name.lower()}", "remove it from the program"
+            )
     for result in program.graph_signature.output_specs:
         if result.kind is not OutputKind.USER_OUTPUT:
             raise UnsupportedError(
@@ -161,7 +181,9 @@ def _evaluate_constants(plan: _Partition) -> None:
     for node in plan.program.graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(node.meta.get("val"), Tensor):
+        if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(
+            node.meta.get("val"), Tensor
+        ):
             continue
         if all(operand in plan.constants for operand in node.all_input_nodes):
             arguments = torch.fx.map_arg((node.args, node.kwargs), plan.constants.__getitem__)
@@ -171,15 +193,21 @@ def _evaluate_constants(plan: _Partition) -> None:
 # The delegates
 
 
-def _delegate(plan: _Partition, group: Sequence[Node]) -> tuple[LoweredBackendModule, list[Node], list[Node]]:
-    """The delegate of `group`, the nodes that it reads and those that it gives."""
+def _delegate(
+    plan: _Partition, group: Sequence[Node]
+) -> tuple[LoweredBackendModule, list[Node], list[Node], int]:
+    """The delegate of `group`, the nodes that it reads, those that it gives, and its transposes."""
     members = set(group)
-    read = list(dict.fromkeys(n for node in group for n in node.all_input_nodes if n not in members | set(plan.constants)))
+    read = list(
+        dict.fromkeys(
+            n for node in group for n in node.all_input_nodes if n not in members | set(plan.constants)
+        )
+    )
     given = [node for node in group if isinstance(node.meta["val"], Tensor) and _leaves(node, members)]
     writer = GraphWriter()
     operands: dict[Node, Any] = dict(plan.constants)
     for node in read:
-        operands[node] = _read(writer, node.meta["val"], node in plan.inputs)
+        operands[node] = _read(writer, node.meta["val"], plan.is_nhwc(node))
     for node in group:
         if ops.is_getitem(node):
             operands[node] = operands[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
@@ -187,23 +215,19 @@ def _delegate(plan: _Partition, group: Sequence[Node]) -> tuple[LoweredBackendMo
             operands[node] = ops.build(writer, node, operands.__getitem__)
     for node in given:
         view = operands[node]
-        writer.output(writer.dense(view.permute(_TO_NHWC) if _gives_nhwc(plan, node) else view))
+        writer.output(writer.dense(view.permute(_TO_NHWC) if plan.is_nhwc(node) else view))
     blob, constants = writer.finish()
     stand_in = torch.export.export(
-        _StandIn([_empty(node.meta["val"], _gives_nhwc(plan, node)) for node in given]),
-        tuple(_empty(n.meta["val"], n in plan.inputs and is_channels_last(n.meta["val"])) for n in read),
+        _StandIn([_empty(node.meta["val"], plan.is_nhwc(node)) for node in given]),
+        tuple(_empty(node.meta["val"], plan.is_nhwc(node)) for node in read),
     )
-    return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants), read, given
+    return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants), read, given, writer.transposes
 
 
-def _read(writer: GraphWriter, value: Tensor, at_border: bool) -> View:
-    if not (at_border and is_channels_last(value)):
+def _read(writer: GraphWriter, value: Tensor, nhwc: bool) -> View:
+    if not nhwc:
         return whole(writer.input(value.shape))
     return whole(writer.input([value.shape[d] for d in _TO_NHWC])).permute(_TO_NCHW)
-
-
-def _gives_nhwc(plan: _Partition, node: Node) -> bool:
-    return node in plan.outputs and is_channels_last(node.meta["val"])
 
 
 def _leaves(node: Node, members: set[Node]) -> bool:
@@ -233,16 +257,16 @@ def _empty(value: Tensor, channels_last: bool) -> Tensor:
 # The program around the delegates
 
 
-def _outer(plan: _Partition) -> GraphModule:
+def _outer(plan: _Partition) -> tuple[GraphModule, int]:
+    """The program as calls of delegates and portable operators, and the transposes in its delegates."""
     root, graph = torch.nn.Module(), Graph()
     values: dict[Node, Node] = {node: graph.placeholder(node.name) for node in plan.inputs}
-    dense = dict(values)  # the same values, contiguous: what a portable kernel may read
-    build = _OuterBuilder(plan, root, graph, values, dense)
+    build = _OuterBuilder(plan, root, graph, values)
     for stage in sorted(set(plan.stage.values())):
         group = [node for node, s in plan.stage.items() if s == stage]
         build.delegate(group) if stage % 2 == 0 else build.outside(group)
     graph.output(tuple(build.result(node) for node in plan.outputs))
-    return GraphModule(root, graph)
+    return GraphModule(root, graph), build.transposes
 
 
 @dataclass
@@ -251,10 +275,12 @@ class _OuterBuilder:
     root: torch.nn.Module
     graph: Graph
     values: dict[Node, Node]
-    dense: dict[Node, Node]
+    dense: dict[Node, Node] = field(default_factory=dict)  # contiguous copies of what is NHWC
+    transposes: int = 0
 
     def delegate(self, group: Sequence[Node]) -> None:
-        module, read, given = _delegate(self.plan, group)
+        module, read, given, transposes = _delegate(self.plan, group)
+        self.transposes += transposes
         name = f"delegate_{len(list(self.root.children()))}"
         self.root.add_module(name, module)
         results = self.graph.call_module(name, tuple(self.values[node] for node in read))
@@ -273,11 +299,9 @@ class _OuterBuilder:
         """The value of `node` for a portable kernel, which is right in contiguous order alone."""
         if node in self.plan.constants:
             return self.constant(node)
-        value = node.meta["val"]
-        at_border = node in self.plan.inputs or node in self.plan.outputs
-        if not (isinstance(value, Tensor) and at_border and is_channels_last(value)):
+        if not self.plan.is_nhwc(node):
             return self.values[node]
-        if node not in self.dense or self.dense[node] is self.values[node]:
+        if node not in self.dense:
             self.dense[node] = self.copy(node, torch.contiguous_format)
         return self.dense[node]
 
@@ -292,7 +316,9 @@ class _OuterBuilder:
     def constant(self, node: Node) -> Node:
         if node not in self.values:
             name = f"constant_{len(list(self.root.buffers()))}"
-            self.root.register_buffer(name, self.plan.constants[node].clone(memory_format=torch.contiguous_format))
+            self.root.register_buffer(
+                name, self.plan.constants[node].clone(memory_format=torch.contiguous_format)
+            )
             self.values[node] = self.graph.get_attr(name)
         return self.values[node]
 
@@ -321,6 +347,18 @@ def _portable(target: Any) -> Callable[..., Tensor]:
 # The finished file
 
 
+def _lower_outside(
+    plan: _Partition, outer: ExportedProgram, texts: dict[str, str], config: EdgeCompileConfig
+) -> bytes:
+    """The file of a program with portable operators; ExecuTorch fails in many ways on one that it lacks."""
+    try:
+        edge = to_edge(outer, constant_methods=texts, compile_config=config)
+        return bytes(edge.to_executorch().buffer)
+    except Exception as error:
+        summary = (str(error).strip().splitlines() or [""])[0]
+        raise _no_kernel(plan, plan.outside(), f"{type(error).__name__}: {summary}") from error
+
+
 def _calls(pte: bytes) -> tuple[int, dict[str, int]]:
     """How many delegates the file has, and how often it calls each operator outside them."""
     program = deserialize_pte_binary(pte).program
@@ -333,20 +371,28 @@ def _calls(pte: bytes) -> tuple[int, dict[str, int]]:
 
 
 def _require_kernels(outside: Mapping[str, int], plan: _Partition) -> None:
+    """The runtime would refuse to load the file, and name no node."""
     from executorch.runtime import Runtime
 
-    known = set(Runtime.get().operator_registry.operator_names)
-    for name in outside:
-        if name in known:
-            continue
-        base = name.split("::")[1].split(".")[0].removesuffix("_copy")
-        node = next((n for n in plan.stage if base in str(n.target)), None)
-        raise UnsupportedError(
-            f"operator {name}" + (f", node {node.name}" + _source_line(node) if node else ""),
-            "neither XNNPACK nor the runtime's portable kernels compute it"
-            + (f" ({ops.supports(node, plan.constants)})" if node else ""),
-            "replace it in the module, or run that part in torch",
+    missing = set(outside) - set(Runtime.get().operator_registry.operator_names)
+    if missing:
+        stems = [name.split("::")[1].split(".")[0].removesuffix("_copy") for name in missing]
+        named = [node for node in plan.outside() if any(stem in str(node.target) for stem in stems)]
+        raise _no_kernel(
+            plan, named or plan.outside(), f"no kernel in the runtime for {', '.join(sorted(missing))}"
         )
+
+
+def _no_kernel(plan: _Partition, nodes: Sequence[Node], found: str) -> UnsupportedError:
+    described = [f"{node.target}, node {node.name!r}{_source_line(node)}" for node in nodes]
+    reasons = {
+        str(ops.supports(node, plan.constants)) for node in nodes if ops.supports(node, plan.constants)
+    }
+    return UnsupportedError(
+        "one of the operators outside the delegates: " * (len(nodes) > 1) + "; ".join(described),
+        f"{found} (outside because: {'; '.join(sorted(reasons))})",
+        "replace it in the module, or run that part in torch",
+    )
 
 
 def _source_line(node: Node) -> str:

@@ -32,8 +32,8 @@ dimorder = torch.ops.dimorder
 MAX_DEPTHWISE_TAPS = 25
 MAX_CONCATENATED = 5
 
-# The arguments of a node by their schema's names, defaults filled in, each tensor a View or a constant Tensor,
-# and `shape`: the result's. For a check they hold the fx nodes themselves.
+# The arguments of a node by their schema's names, defaults filled in, each tensor a View or a constant
+# Tensor, and `shape`: the result's. For a check they hold the fx nodes themselves.
 Arguments = SimpleNamespace
 Build = Callable[[GraphWriter, Arguments], "Value | View | list[Value]"]
 Check = Callable[[Arguments], "str | None"]
@@ -59,11 +59,13 @@ def supports(node: Node, constants: Collection[Node] | None = None) -> str | Non
     if is_getitem(node):
         reason = supports(node.args[0], constants)  # type: ignore[arg-type]  # getitem's first argument is a node
         return reason and f"its source: {reason}"
-    row = OPERATORS.get(node.target)  # type: ignore[arg-type]  # the table holds what can be found
+    row = OPERATORS.get(node.target)
     if row is None:
         return f"XNNPACK has no {node.target}"
     if constants is None:
-        constants = [n for n in node.graph.nodes if n.op == "placeholder" and n.name[:2] in ("p_", "b_", "c_")]
+        constants = [
+            n for n in node.graph.nodes if n.op == "placeholder" and n.name[:2] in ("p_", "b_", "c_")
+        ]
     operands = [n for n in node.all_input_nodes if n not in constants]
     for value in (value for n in [node, *operands] for value in _values(n)):
         reason = _unsupported_value(value)
@@ -88,7 +90,7 @@ def bind(node: Node, resolve: Callable[[Node], Any]) -> Arguments:
 
 def build(writer: GraphWriter, node: Node, resolve: Callable[[Node], Any]) -> View | list[View]:
     """Write the XNNPACK nodes of `node`; its result or results."""
-    row = OPERATORS[node.target]  # type: ignore[index]  # `supports` has found it
+    row = OPERATORS[node.target]
     arguments = bind(node, resolve)
     result = row.build(writer, arguments)
     if isinstance(result, View):
@@ -103,8 +105,8 @@ def is_getitem(node: Node) -> bool:
 
 
 def is_relabel(node: Node) -> bool:
-    """Whether `node` only renames or moves elements, so that a delegate of its kind alone is not worth a call."""
-    row = OPERATORS.get(node.target)  # type: ignore[arg-type]  # the table holds what can be found
+    """Whether `node` only renames or moves elements: a delegate of such nodes alone is not worth a call."""
+    row = OPERATORS.get(node.target)
     return is_getitem(node) or (row is not None and row.relabel)
 
 
@@ -139,7 +141,13 @@ def _apply(w: GraphWriter, kind: type[Any], x: Value, **fields: Any) -> Value:
 
 
 def _pair(w: GraphWriter, kind: type[Any], x: Value, y: Value) -> Value:
-    return w.node(kind, torch.broadcast_shapes(x.shape, y.shape), input1_id=x.id, input2_id=y.id)
+    return w.node(kind, _broadcast(x.shape, y.shape), input1_id=x.id, input2_id=y.id)
+
+
+def _broadcast(x: Sequence[int], y: Sequence[int]) -> list[int]:
+    rank = max(len(x), len(y))
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in (x, y)]
+    return [b if a == 1 else a for a, b in zip(*padded, strict=True)]
 
 
 def _times(w: GraphWriter, x: Value, factor: float) -> Value:
@@ -612,7 +620,7 @@ def _reduce(mean: bool) -> Build:
 
 
 def _mean(w: GraphWriter, x: Value, dims: set[int]) -> Value:
-    """The mean over `dims`, in some shape of the right order: one run of adjacent dimensions after the other."""
+    """The mean over `dims`, in some shape of the right order: one run of adjacent dimensions at a time."""
     dims = {d for d in dims if x.shape[d] != 1}
     if not dims:
         return x
@@ -622,7 +630,9 @@ def _mean(w: GraphWriter, x: Value, dims: set[int]) -> Value:
     first = last
     while first > 0 and (first - 1 in dims or x.shape[first - 1] == 1):
         first -= 1
-    outer, size, inner = (math.prod(x.shape[cut]) for cut in (slice(first), slice(first, last + 1), slice(last + 1, None)))
+    outer, size, inner = (
+        math.prod(x.shape[cut]) for cut in (slice(first), slice(first, last + 1), slice(last + 1, None))
+    )
     if inner == 1:
         if x.shape[-1] != size:
             x = w.reshape(x, (*x.shape[:first], size))
@@ -638,9 +648,7 @@ def _mean(w: GraphWriter, x: Value, dims: set[int]) -> Value:
 
 def _mean_over_space(w: GraphWriter, x: Value) -> Value:
     n, _, _, channels = x.shape
-    return w.node(
-        schema.XNNGlobalAvgPooling2d, (n, 1, 1, channels), flags=XNN_FLAG_KEEP_DIMS, input_id=x.id
-    )
+    return w.node(schema.XNNGlobalAvgPooling2d, (n, 1, 1, channels), flags=XNN_FLAG_KEEP_DIMS, input_id=x.id)
 
 
 # Moving elements
@@ -746,7 +754,8 @@ def _cat(w: GraphWriter, a: Arguments) -> Value:
     axis = a.dim % len(a.shape)
     while len(values) > 1:
         values = [
-            _concatenate(w, values[i : i + MAX_CONCATENATED], axis) for i in range(0, len(values), MAX_CONCATENATED)
+            _concatenate(w, values[i : i + MAX_CONCATENATED], axis)
+            for i in range(0, len(values), MAX_CONCATENATED)
         ]
     return values[0]
 
@@ -766,7 +775,9 @@ def _constant_pad(w: GraphWriter, a: Arguments) -> Value:
     before, after = [0] * len(x.shape), [0] * len(x.shape)
     for i in range(len(a.pad) // 2):  # torch lists the last dimension first
         before[-1 - i], after[-1 - i] = a.pad[2 * i], a.pad[2 * i + 1]
-    return _pad(w, x, before, after, float(a.value or 0))
+    kept = [size + min(b, 0) + min(c, 0) for b, size, c in zip(before, x.shape, after, strict=True)]
+    x = _slice(w, x, [max(-b, 0) for b in before], kept)
+    return _pad(w, x, [max(b, 0) for b in before], [max(c, 0) for c in after], float(a.value or 0))
 
 
 def _pad(w: GraphWriter, x: Value, before: Sequence[int], after: Sequence[int], value: float) -> Value:
@@ -785,7 +796,7 @@ def _pad(w: GraphWriter, x: Value, before: Sequence[int], after: Sequence[int], 
 def _check_pad(a: Arguments) -> str | None:
     if getattr(a, "mode", "constant") != "constant":
         return f"padding in mode {a.mode!r}"
-    return "a negative pad" if min(a.pad) < 0 else None
+    return None
 
 
 _view_row = Row(_view, relabel=True)

@@ -1,0 +1,344 @@
+"""The boundary of an emitted program: dim orders in the .pte, what stays outside, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("executorch")
+
+from executorch.exir._serialize._program import deserialize_pte_binary
+
+from dimorder.errors import UnsupportedError
+from dimorder.targets.xnnpack import emit, run
+from dimorder.targets.xnnpack.ops import supports
+from tests.targets.test_xnnpack_ops import Physical, compare, emitted, r
+
+D = torch.ops.dimorder
+NCHW, NHWC = [0, 1, 2, 3], [0, 2, 3, 1]
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x.to(memory_format=torch.channels_last)
+
+
+def to_nhwc(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1)
+
+
+def to_nchw(x: Tensor) -> Tensor:
+    return x.permute(0, 3, 1, 2)
+
+
+def boundary(pte: bytes) -> tuple[list[tuple[list[int], list[int]]], ...]:
+    """Sizes and dim order of each input and of each output, as the file says them."""
+    plan = deserialize_pte_binary(pte).program.execution_plan[0]
+    return tuple(
+        [(list(plan.values[i].val.sizes), list(plan.values[i].val.dim_order)) for i in ids]
+        for ids in (plan.inputs, plan.outputs)
+    )
+
+
+def conv(x: Tensor, weight: Tensor) -> Tensor:
+    return D.conv2d_nhwc(x, weight, None, [1, 1], [1] * 4, [1, 1], 1)
+
+
+def test_nhwc_input_and_output_are_promised_and_cost_nothing() -> None:
+    module = Physical(lambda x, w: to_nchw(conv(to_nhwc(x), w)), (r(5, 3, 3, 2),))
+    result = compare(module, (channels_last(r(3, 2, 7, 9)),))
+    assert boundary(result.pte) == ([([3, 2, 7, 9], NHWC)], [([3, 5, 7, 9], NHWC)])
+    assert result.transposes == 0
+
+
+def test_nhwc_output_has_channels_last_strides() -> None:
+    module = Physical(lambda x, w: to_nchw(conv(to_nhwc(x), w)), (r(5, 3, 3, 2),))
+    x = channels_last(r(3, 2, 7, 9))
+    assert run(emitted(module, (x,)).pte, [x])[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_contiguous_boundary_costs_a_transpose_each() -> None:
+    module = Physical(lambda x, w: to_nchw(conv(to_nhwc(x).clone(), w)).contiguous(), (r(5, 3, 3, 2),))
+    result = compare(module, (r(3, 2, 7, 9),))
+    assert boundary(result.pte) == ([([3, 2, 7, 9], NCHW)], [([3, 5, 7, 9], NCHW)])
+    assert result.transposes == 2
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 7, 9), (3, 2, 1, 1), (1, 1, 7, 9), (1, 1, 1, 1), (3, 1, 1, 1)])
+@pytest.mark.parametrize("as_channels_last", [True, False])
+def test_ambiguous_orders_are_said_contiguous(shape: tuple[int, ...], as_channels_last: bool) -> None:
+    x = channels_last(r(*shape)) if as_channels_last else r(*shape)
+    module = Physical(lambda x, w: to_nchw(conv(to_nhwc(x), w)), (r(shape[1], 3, 3, shape[1]),))
+    result = emitted(module, (x,))
+    assert boundary(result.pte) == ([(list(shape), NCHW)], [(list(shape), NCHW)])
+    assert result.transposes == 0
+    torch.testing.assert_close(run(result.pte, [x.contiguous()])[0], module(x))
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 7, 9), (1, 2, 1, 9), (3, 2, 7, 1)])
+def test_sizes_of_one_that_leave_the_order_certain(shape: tuple[int, ...]) -> None:
+    module = Physical(lambda x, w: to_nchw(conv(to_nhwc(x), w)), (r(5, 3, 3, 2),))
+    result = compare(module, (channels_last(r(*shape)),))
+    assert [order for side in boundary(result.pte) for _, order in side] == [NHWC, NHWC]
+
+
+# What is returned, how often, and in which order: name -> function, input
+RESULTS: dict[str, tuple[Callable[..., Any], Tensor]] = {
+    "both orders of one value": (
+        lambda x: (lambda y: (y, to_nchw(y)))(to_nhwc(x) * 2),
+        channels_last(r(3, 2, 7, 9)),
+    ),
+    "one value twice": (lambda x: (lambda y: (y, y))(x * 2), r(3, 2, 7)),
+    "one value in two nodes": (lambda x: (lambda y: (y.clone(), y.view(3, 14)))(x * 2), r(3, 2, 7)),
+    "its input": (lambda x: (x, x * 2), r(3, 2, 7)),
+    "its input alone": (lambda x: x, r(3, 2, 7)),
+    "its NHWC input": (lambda x: (x, to_nchw(to_nhwc(x) * 2)), channels_last(r(3, 2, 7, 9))),
+    "a view of its input": (lambda x: x.view(6, 7), r(3, 2, 7)),
+    "a view of its NHWC input": (lambda x: to_nhwc(x), channels_last(r(3, 2, 7, 9))),
+    "its NHWC input, converted": (lambda x: x.contiguous(), channels_last(r(3, 2, 7, 9))),
+    "a strided view of three dims": (lambda x: (x * 2).permute(0, 2, 1), r(3, 2, 7)),
+    "a strided view of five dims": (lambda x: (x * 2).permute(0, 4, 1, 2, 3), r(3, 2, 7, 4, 5)),
+    "an order of its own": (lambda x: (x * 2).permute(3, 1, 2, 0), r(3, 2, 7, 4)),
+    "input in logical and in NHWC form": (
+        lambda x: (x.mean((2, 3)), to_nhwc(x) * 2),
+        channels_last(r(3, 2, 7, 9)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results(name: str) -> None:
+    function, x = RESULTS[name]
+    result = compare(Physical(function), (x,))
+    assert result.outside == {}
+
+
+def test_constant_is_returned() -> None:
+    module = Physical(lambda x, c: (x * 2, c, c.view(10), c + 1), (r(2, 5),))
+    compare(module, (r(3, 7),))
+
+
+def test_input_that_nothing_reads_keeps_its_place() -> None:
+    compare(Physical(lambda x, y, z: x - z), (r(3, 7), r(2, 5), r(7)))
+
+
+def test_strides_of_an_input_that_no_pte_can_say_become_contiguous() -> None:
+    x = r(3, 7, 2).transpose(1, 2)
+    module = Physical(lambda x: x * 2)
+    torch.testing.assert_close(run(emitted(module, (x,)).pte, [x.contiguous()])[0], x * 2)
+
+
+# What stays outside: name -> function, inputs, constants, delegates, outside
+OUTSIDE: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor, ...], int, dict[str, int]]] = {
+    "between delegates": (
+        lambda x: torch.cumsum(x * 2, 1) * 3,
+        (r(3, 2, 7),),
+        (),
+        2,
+        {"aten::cumsum.out": 1},
+    ),
+    "at the end": (lambda x: torch.topk(x * 2, 3), (r(3, 2, 7),), (), 1, {"aten::topk.values": 1}),
+    "nothing to delegate": (lambda x: torch.cumsum(x, 1), (r(3, 2, 7),), (), 0, {"aten::cumsum.out": 1}),
+    "beside a delegate": (
+        lambda x: torch.cumsum(x, 1) + torch.relu(x * 2),
+        (r(3, 2, 7),),
+        (),
+        2,
+        {"aten::cumsum.out": 1},
+    ),
+    "on an NHWC input": (
+        lambda x: torch.cumsum(x, 3) * 2,
+        (channels_last(r(3, 2, 7, 9)),),
+        (),
+        1,
+        {"aten::cumsum.out": 1, "dim_order_ops::_clone_dim_order.out": 1},
+    ),
+    "on an NHWC view": (
+        lambda x: torch.cumsum(to_nhwc(x), 3) * 2,
+        (channels_last(r(3, 2, 7, 9)),),
+        (),
+        2,
+        {"aten::cumsum.out": 1},
+    ),
+    "to an NHWC output": (
+        lambda x: to_nchw(torch.cumsum(x * 2, 3)),
+        (r(3, 7, 9, 2),),
+        (),
+        2,
+        {"aten::cumsum.out": 1},
+    ),
+    "on an NHWC output": (
+        lambda x: (lambda y: (y, torch.cumsum(y, 1)))(to_nchw(x * 2)),
+        (r(3, 7, 9, 2),),
+        (),
+        1,
+        {"aten::cumsum.out": 1, "dim_order_ops::_clone_dim_order.out": 1},
+    ),
+    "to a delegate that reads an NHWC output": (
+        lambda x, z: (lambda y: (y, torch.cumsum(z * 2, 1) * y))(to_nchw(x * 2)),
+        (r(3, 7, 9, 2), r(3, 2, 7, 9)),
+        (),
+        2,
+        {"aten::cumsum.out": 1},
+    ),
+    "whole numbers in NHWC": (
+        lambda x: (to_nchw(torch.cumsum(to_nhwc(x), 3)), to_nhwc(x).float() * 2),
+        (channels_last(torch.arange(3 * 2 * 7 * 9).view(3, 2, 7, 9)),),
+        (),
+        1,
+        {
+            "aten::cumsum.out": 1,
+            "aten::permute_copy.out": 3,
+            "dim_order_ops::_clone_dim_order.out": 2,
+            "dim_order_ops::_to_dim_order_copy.out": 1,
+        },
+    ),
+    "a lookup": (
+        lambda i, c: F.embedding(i, c) * 2,
+        (torch.tensor([[1, 4, 2], [0, 3, 3]]),),
+        (r(5, 7),),
+        1,
+        {"aten::embedding.out": 1},
+    ),
+    "round": (lambda x: torch.round(x * 9) * 2, (r(3, 2, 7),), (), 2, {"aten::round.out": 1}),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_outside(name: str) -> None:
+    function, inputs, constants, delegates, outside = OUTSIDE[name]
+    result = compare(Physical(function, constants), inputs)
+    assert (result.delegates, result.outside) == (delegates, outside)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: D.upsample_nearest2d_nhwc(to_nhwc(x) * 2, [10, 13], None, None) + w[0, 0, 0],
+        lambda x, w: D.upsample_bilinear2d_nhwc(to_nhwc(x) * 2, [10, 13], False, 1.47, 1.49) + w[0, 0, 0],
+        lambda x, w: conv(to_nhwc(x) * 2, w + x.mean()),
+        lambda x, w: torch.softmax(to_nhwc(x) * 2, 1) * 2,
+        lambda x, w: to_nhwc(x)[:, ::2] * 2,
+    ],
+    ids=["nearest", "bilinear", "weight computed at run time", "softmax", "slice"],
+)
+def test_configuration_that_xnnpack_lacks_runs_outside(function: Callable[..., Any]) -> None:
+    result = compare(Physical(function, (r(2, 3, 3, 2),)), (channels_last(r(3, 2, 7, 9)),))
+    assert sum(result.outside.values()) >= 1
+
+
+def test_views_between_outside_operators_get_no_delegate() -> None:
+    module = Physical(lambda x: torch.cumsum(torch.cumsum(x, 1).permute(0, 2, 1).reshape(3, 14), 1))
+    assert compare(module, (r(3, 2, 7),)).delegates == 0
+
+
+def test_a_constant_is_stored_once() -> None:
+    weight = r(64, 257)
+    shared = Physical(
+        lambda x, a, b: torch.cumsum(F.linear(x, a), 1)[:, :1] * F.linear(x, b), (weight, weight.clone())
+    )
+    result = compare(shared, (r(3, 257),))
+    assert result.delegates == 2
+    assert weight.nbytes < len(result.pte) < 1.5 * weight.nbytes
+
+
+def test_clamps_vanish_into_the_node_before() -> None:
+    from dimorder.targets.xnnpack.backend import GraphWriter, schema
+
+    writer = GraphWriter()
+    x = writer.input((3, 7))
+    y = writer.node(schema.XNNAdd, (3, 7), input1_id=x.id, input2_id=x.id)
+    writer.output(writer.clamp(y, 0, 6))
+    writer.finish()
+    [node] = writer._nodes
+    assert (node.output_min_max.output_min, node.output_min_max.output_max) == (0, 6)
+
+
+def test_texts_are_embedded() -> None:
+    from executorch.runtime import Runtime
+
+    module = Physical(lambda x: x * 2)
+    pte = emit(
+        torch.export.export(module, (r(3, 7),)), constant_methods={"dimorder_contract": '{"a": 1}'}
+    ).pte
+    assert list(Runtime.get().load_program(pte).load_method("dimorder_contract").execute([])) == ['{"a": 1}']
+
+
+def test_run_takes_a_path(tmp_path: Any) -> None:
+    x = r(3, 7)
+    path = tmp_path / "double.pte"
+    path.write_bytes(emitted(Physical(lambda x: x * 2), (x,)).pte)
+    torch.testing.assert_close(run(path, [x])[0], x * 2)
+
+
+def node_of(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.fx.Node:
+    program = torch.export.export(Physical(function), inputs)
+    return [node for node in program.graph.nodes if node.op == "call_function"][-1]
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "reason"),
+    [
+        (torch.relu, r(3, 7), None),
+        (lambda x: torch.cumsum(x, 1), r(3, 7), "XNNPACK has no aten.cumsum.default"),
+        (lambda x: torch.softmax(x, 0), r(3, 7), "softmax over dimension 0 of 2, not the last"),
+        (lambda x: x[::2], r(3, 7), "a slice of step 2; XNNPACK has step 1"),
+        (torch.relu, r(3, 7).double(), "torch.float64 where this target computes in torch.float32"),
+        (torch.relu, r(1, 2, 1, 2, 1, 2, 3), "7 dimensions where XNNPACK has at most 6"),
+        (torch.relu, torch.empty(0, 3), "the empty shape (0, 3)"),
+        (
+            lambda x: D.upsample_nearest2d_nhwc(x, [5, 9], None, None),
+            r(1, 3, 7, 2),
+            "nearest from 3 to 5, which is no whole multiple",
+        ),
+        (lambda x: torch.topk(x, 2)[0], r(3, 7), "its source: XNNPACK has no aten.topk.default"),
+    ],
+)
+def test_supports_says_why_not(function: Callable[..., Any], x: Tensor, reason: str | None) -> None:
+    assert supports(node_of(function, (x,))) == reason
+
+
+class Counter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return x + self.count
+
+
+def refusal(program: torch.export.ExportedProgram) -> str:
+    with pytest.raises(UnsupportedError) as caught:
+        emit(program)
+    return str(caught.value)
+
+
+def test_state_is_refused() -> None:
+    program = torch.export.export(Counter(), (r(3),)).run_decompositions({})
+    assert refusal(program) == (
+        "output 'add'\n  found: buffer_mutation of 'count': the program has state\n"
+        "  fix: make the state an input and an output"
+    )
+
+
+def test_input_that_is_no_tensor_is_refused() -> None:
+    program = torch.export.export(Physical(lambda x, n: x * n), (r(3), 2))
+    assert refusal(program).startswith("input 'inputs_1'\n  found: ")
+
+
+def test_operator_without_any_kernel_is_refused_by_name_and_line() -> None:
+    program = torch.export.export(Physical(lambda x: torch.linalg.inv(x) * 2), (r(3, 3),))
+    message = refusal(program)
+    assert "linalg_inv" in message
+    assert "line" in message
+
+
+def test_two_runs_write_the_same_file() -> None:
+    function, inputs, constants, *_ = OUTSIDE["a lookup"]
+    first, second = (emitted(Physical(function, constants), inputs).pte for _ in range(2))
+    assert first == second
