@@ -85,15 +85,8 @@ def _conv_transpose2d(
     return _nhwc(torch.ops.aten.conv_transpose2d(_nchw(x), *arguments))
 
 
-def _max_pool2d(
-    x: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> Tensor:
-    return _nhwc(torch.ops.aten.max_pool2d(_nchw(x), kernel_size, stride, padding, dilation, ceil_mode))
+def _max_pool2d(x: Tensor, *arguments: Any) -> Tensor:
+    return _nhwc(torch.ops.aten.max_pool2d(_nchw(x), *arguments))
 
 
 def _avg_pool2d(x: Tensor, *arguments: Any) -> Tensor:

@@ -20,6 +20,14 @@ def run(pte: bytes | str | Path, inputs: Sequence[Tensor]) -> list[Tensor]:
     """The outputs of a `.pte`, given as bytes or as a path, for inputs in the orders that it promises.
 
     The runtime checks shapes and dtypes alone: an input in another order gives wrong numbers, so check first.
+
+    >>> import torch
+    >>> class Double(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x * 2
+    >>> program = torch.export.export(Double(), (torch.ones(3),))
+    >>> run(emit(program).pte, [torch.tensor([1.0, 2.0, 3.0])])
+    [tensor([2., 4., 6.])]
     """
     from executorch.runtime import Runtime
 

@@ -53,6 +53,13 @@ def emit(program: ExportedProgram, *, constant_methods: Mapping[str, str] | None
 
     Raises `UnsupportedError` for a program with state, for an input or output that is no tensor, and for an
     operator that neither XNNPACK nor the runtime's portable kernels know.
+
+    >>> class Double(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x * 2
+    >>> emitted = emit(torch.export.export(Double(), (torch.ones(2, 3),)))
+    >>> emitted.delegates, emitted.outside, emitted.transposes
+    (1, {}, 0)
     """
     plan = _partition(program)
     module, transposes = _outer(plan)

@@ -53,6 +53,13 @@ def supports(node: Node, constants: Collection[Node] | None = None) -> str | Non
 
     `constants` are the nodes whose value is known ahead of time; by default the placeholders that
     torch.export names as parameters, buffers and constants.
+
+    >>> class Sums(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.cumsum(1)
+    >>> program = torch.export.export(Sums(), (torch.ones(2, 3),))
+    >>> [supports(node) for node in program.graph.nodes if node.op == "call_function"]
+    ['XNNPACK has no aten.cumsum.default']
     """
     if node.op != "call_function":
         return None
