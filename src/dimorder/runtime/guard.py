@@ -51,11 +51,11 @@ def check(
     on_mismatch: OnMismatch = "adapt",
     device: str | None = None,
 ) -> Guarded:
-    """The inputs as the program's own signature wants them: canonical strides, the physical shape where it has that.
+    """The inputs as the program's own signature has them: canonical strides, and the boundary's shape.
 
-    A tensor of another order, or one that is not dense, is copied ("adapt"), copied with a warning ("warn") or
-    refused with a `ContractError` ("error"). One of an order that is equivalent for its shape is never copied.
-    Another number of tensors, type, size or device is always a `ContractError`.
+    A tensor of another order, or that is not dense, is copied ("adapt"), copied with a warning ("warn") or
+    refused with a `ContractError` ("error"). One of an order equivalent for its shape is never copied. A wrong
+    number of tensors, type, size or device is always a `ContractError`.
 
     >>> x = TensorSpec("x", (2, 3, 5, 7), "float32", DimOrder(0, 2, 3, 1))
     >>> guarded = check(Contract((x,), ()), [torch.zeros(2, 3, 5, 7)])
@@ -144,20 +144,23 @@ def _mismatch(spec: TensorSpec, tensor: torch.Tensor) -> str | None:
 
 
 def _order_error(kind: str, spec: TensorSpec, tensor: torch.Tensor, found: str) -> ContractError:
-    name = _variable(spec)
-    if spec.dim_order.is_contiguous:
-        line = f"{name} = {name}.contiguous()"
-    elif spec.dim_order == DimOrder.channels_last(4):
-        line = f"{name} = {name}.contiguous(memory_format=torch.channels_last)"
-    else:
-        line = (
-            f"{name} = {name}.permute{spec.dim_order.dims}.contiguous().permute{spec.dim_order.inverse.dims}"
-        )
     return ContractError(
         f"{kind} {spec.name!r}, promised in {describe(spec.dim_order)}",
         f"{found}, shape {tuple(tensor.shape)}, strides {tensor.stride()}",
-        line if kind == "input" else "lower the program again; on_mismatch='adapt' copies the output",
+        _order_fix(spec, tensor) if kind == "input" else "lower the program again, or load it to adapt",
     )
+
+
+def _order_fix(spec: TensorSpec, tensor: torch.Tensor) -> str:
+    """The line that makes of `tensor` one that keeps the promise."""
+    name, order = _variable(spec), spec.dim_order
+    if tensor.is_neg() or tensor.is_conj():
+        return f"{name} = {name}.resolve_conj().resolve_neg()"
+    if order.is_contiguous:
+        return f"{name} = {name}.contiguous()"
+    if order == DimOrder.channels_last(4):
+        return f"{name} = {name}.contiguous(memory_format=torch.channels_last)"
+    return f"{name} = {name}.permute{order.dims}.contiguous().permute{order.inverse.dims}"
 
 
 def _check_count(specs: Sequence[TensorSpec], tensors: Sequence[object], kind: str) -> None:

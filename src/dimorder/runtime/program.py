@@ -35,7 +35,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Stats:
-    """What the guard of a program has done since it was loaded; `last` is what it converted in the latest call."""
+    """What a program's guard has done since it was loaded; `last` is what it converted in the latest call."""
 
     calls: int = 0
     conversions: int = 0
