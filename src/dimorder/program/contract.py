@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -84,7 +85,7 @@ class TensorSpec:
         """The shape that the program's own signature shows."""
         return self.dim_order.physical_shape(self.shape) if self.boundary == "physical" else self.shape
 
-    @property
+    @cached_property
     def boundary_order(self) -> DimOrder:
         """The dim order that the program's own signature shows, of `boundary_shape`.
 

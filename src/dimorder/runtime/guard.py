@@ -54,8 +54,8 @@ def check(
     """The inputs as the program's own signature has them: canonical strides, and the boundary's shape.
 
     A tensor of another order, or that is not dense, is copied ("adapt"), copied with a warning ("warn") or
-    refused with a `ContractError` ("error"). One of an order equivalent for its shape is never copied. A wrong
-    number of tensors, type, size or device is always a `ContractError`.
+    refused with a `ContractError` ("error"). One of an equivalent order is never copied. A wrong number
+    of tensors, type, size or device is always a `ContractError`.
 
     >>> x = TensorSpec("x", (2, 3, 5, 7), "float32", DimOrder(0, 2, 3, 1))
     >>> guarded = check(Contract((x,), ()), [torch.zeros(2, 3, 5, 7)])
@@ -105,7 +105,7 @@ def _conform(
     for spec, given in zip(specs, tensors, strict=True):
         tensor = given.detach()
         canonical = _target_order(spec).strides(tensor.shape)
-        found = _mismatch(spec, tensor)
+        found = _mismatch(spec, tensor, canonical)
         if found is None:
             tensor = tensor.as_strided(tensor.shape, canonical)
         else:
@@ -128,10 +128,12 @@ def _target_order(spec: TensorSpec) -> DimOrder:
     return spec.dim_order if spec.boundary == "physical" else spec.boundary_order
 
 
-def _mismatch(spec: TensorSpec, tensor: torch.Tensor) -> str | None:
+def _mismatch(spec: TensorSpec, tensor: torch.Tensor, canonical: tuple[int, ...]) -> str | None:
     """What the tensor is, if its memory is not that of the promised order."""
     if tensor.is_neg() or tensor.is_conj():
         return "lazily negated or conjugated"
+    if tensor.stride() == canonical:
+        return None
     reading = strides.read(tensor.shape, tensor.stride())
     if isinstance(reading, strides.NotDense):
         return str(reading)
