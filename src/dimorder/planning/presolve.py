@@ -32,7 +32,7 @@ _Origin = tuple[tuple[int, int], ...]  # the original (operator, configuration) 
 
 @dataclass(frozen=True)
 class Merged:
-    """A merged problem, the merges, and the original (operator, configuration) pairs of its configurations."""
+    """A merged problem, its merges, and the original (operator, configuration) pairs it is made of."""
 
     problem: LayoutProblem
     merges: Merges

@@ -28,15 +28,15 @@ Value = Any  # a graph node, a constant tensor, or a plain Python argument
 class Program:
     """A captured network: a functional graph whose placeholders are the user's inputs and whose constants are attributes.
 
-    `example_inputs` are the flattened tensors the network was captured with; `in_spec` and `out_spec` restore the
-    caller's argument and result structure.
+    `example_inputs` are the flattened tensors the network was captured with; `out_spec` restores the structure of the
+    result. `exported` is the program as it was exported, which is what "the same numbers" means.
     """
 
     module: torch.fx.GraphModule
     example_inputs: tuple[torch.Tensor, ...]
     input_names: tuple[str, ...]
-    in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
+    exported: ExportedProgram
 
     @property
     def nodes(self) -> list[torch.fx.Node]:
@@ -49,6 +49,10 @@ class Program:
     @property
     def outputs(self) -> list[torch.fx.Node]:
         return list(self.module.graph.output_node().args[0])  # type: ignore[arg-type]
+
+    @property
+    def constant_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.module.buffers())
 
     def constant(self, node: torch.fx.Node) -> torch.Tensor:
         """The tensor behind a `get_attr` node."""
@@ -67,8 +71,7 @@ def capture(
     """
     exported = _export(model, args, kwargs)
     _refuse_state(exported)
-    exported = exported.run_decompositions({})
-    return _Normaliser(exported).run()
+    return _Normaliser(exported.run_decompositions({}), exported).run()
 
 
 def where(node: torch.fx.Node) -> str:
@@ -132,8 +135,8 @@ def _refuse_state(exported: ExportedProgram) -> None:
 class _Normaliser:
     """Re-traces an exported graph operator by operator; operators over constants alone are evaluated on the way."""
 
-    def __init__(self, exported: ExportedProgram) -> None:
-        self.exported = exported
+    def __init__(self, exported: ExportedProgram, original: ExportedProgram) -> None:
+        self.exported, self.original = exported, original
         self.graph = torch.fx.Graph()
         self.attributes: dict[str, torch.Tensor] = {}
         self.attribute_nodes: dict[int, torch.fx.Node] = {}
@@ -170,9 +173,7 @@ class _Normaliser:
                 root.register_buffer(name, tensor)
         module = torch.fx.GraphModule(root, self.graph)
         flat = [leaf for leaf in pytree.tree_leaves(self.exported.example_inputs) if isinstance(leaf, torch.Tensor)]
-        return Program(
-            module, tuple(flat), tuple(user_inputs), self.exported.call_spec.in_spec, self.exported.call_spec.out_spec
-        )
+        return Program(module, tuple(flat), tuple(user_inputs), self.exported.call_spec.out_spec, self.original)
 
     def _bind_inputs(self, env: dict[torch.fx.Node, Value]) -> list[str]:
         signature, state = self.exported.graph_signature, {**self.exported.state_dict, **self.exported.constants}

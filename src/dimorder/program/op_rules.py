@@ -78,7 +78,7 @@ def _merge(labels: list[tuple[str, int]]) -> list[tuple[str, int]]:
 def relate(node: torch.fx.Node) -> Relation:
     """The relation of a call, by the table; an operator that is not in it is opaque."""
     rule = RULES.get(node.target)
-    if rule is None and _is_pointwise(node):
+    if rule is None and is_pointwise(node):
         rule = _agnostic
     relation = rule(node) if rule else None
     return relation or opaque(node, "no rule knows this operator")
@@ -123,11 +123,10 @@ def _agnostic(node: torch.fx.Node) -> Relation:
     return Relation("agnostic", tuple(reads), (_dims(zip(labels, out, strict=True)),))
 
 
-def _is_pointwise(node: torch.fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.pointwise not in target.tags:
-        return False
-    return all(isinstance(value, torch.Tensor) for value in results(node))
+def is_pointwise(node: torch.fx.Node) -> bool:
+    """Whether an operator computes each element from the elements at the same place: by torch's tag, or by the list."""
+    tagged = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return (tagged or node.target in _POINTWISE) and isinstance(node.meta["val"], torch.Tensor)
 
 
 def _expand(node: torch.fx.Node) -> Relation:
@@ -227,7 +226,7 @@ def _along_dim(node: torch.fx.Node) -> Relation | None:
         return None
     k = node.args[1] % len(shape)  # type: ignore[operator]
     dims = _dims((("k" if i == k else f"d.{i}"), size) for i, size in enumerate(shape))
-    return Relation("reduce", (dims,), (dims,))
+    return Relation("reduce", (dims,), (dims,), forms=("* k",))
 
 
 def _along_block(node: torch.fx.Node) -> Relation | None:
@@ -370,6 +369,20 @@ _WEIGHTS: dict[Any, tuple[int, ...]] = {
     aten.layer_norm.default: (2, 3),
 }
 
+# Pointwise operators that carry no such tag in torch 2.13.
+_POINTWISE = frozenset(
+    {
+        aten._prelu_kernel.default,
+        aten._to_copy.default,
+        aten.floor_divide.default,
+        aten.floor_divide.Scalar,
+        aten.hardswish.default,
+        aten.log_sigmoid.default,
+        aten.masked_fill.Tensor,
+        aten.rsub.Tensor,
+    }
+)
+
 _POOL_RANK: dict[Any, int] = {
     aten.max_pool1d.default: 1,
     aten.max_pool2d.default: 2,
@@ -384,8 +397,6 @@ _POOL_RANK: dict[Any, int] = {
 
 RULES: dict[Any, Callable[[torch.fx.Node], Relation | None]] = {
     aten.expand.default: _expand,
-    aten._prelu_kernel.default: _agnostic,
-    aten._to_copy.default: _agnostic,
     aten.permute.default: _permute,
     aten.reshape.default: _view,
     **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.prod.dim_int), _reduce),

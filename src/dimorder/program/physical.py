@@ -18,8 +18,9 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.planning.plan import LayoutPlan
 from dimorder.program import dialect as _dialect  # noqa: F401  (registers torch.ops.dimorder)
 from dimorder.program.annotate import Tensor, results_of
-from dimorder.program.extract import Arrangement, Extracted, Order, Site, Token, layout_of, token_axes
-from dimorder.program.op_rules import operands
+from dimorder.program.extract import Arrangement, Extracted, Order, Site, Token, View, layout_of, token_axes
+from dimorder.program.contract import Contract, TensorSpec
+from dimorder.program.op_rules import is_pointwise, operands
 
 aten = torch.ops.aten
 
@@ -43,37 +44,35 @@ def refuses(node: torch.fx.Node) -> str | None:
         return "3-D convolutions run row-major"
     if node.target in _SPATIAL and len(_shape(node)) != 4:
         return "only 2-D pooling and resizing has a channels-last form"
-    if torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.target in _LOWERINGS:
+    if is_pointwise(node) or node.target in _LOWERINGS:
         return None
     return "no physical form is known"
 
 
-def rewrite(
-    extracted: Extracted, plan: LayoutPlan, input_orders: Sequence[DimOrder], output_orders: Sequence[DimOrder]
-) -> ExportedProgram:
-    """The physical program of a plan. Inputs and outputs keep their logical shapes, in the promised dim orders."""
-    module = _Builder(extracted, plan, input_orders, output_orders).run()
+def rewrite(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> ExportedProgram:
+    """The physical program of a plan. Its signature is that of the contract's boundary: logical shapes in the
+    promised dim orders, or dense physical shapes."""
+    module = _Builder(extracted, plan, contract).run()
     examples = tuple(
-        in_order(example, order)
-        for example, order in zip(extracted.annotated.program.example_inputs, input_orders, strict=True)
+        at_boundary(example, spec)
+        for example, spec in zip(extracted.annotated.program.example_inputs, contract.inputs, strict=True)
     )
     with torch.no_grad():
         return torch.export.export(module, examples)
 
 
-def in_order(tensor: torch.Tensor, order: DimOrder) -> torch.Tensor:
-    """A dense copy of a tensor whose memory follows `order`, with canonical strides (sizes of 1 included)."""
-    out = torch.empty_strided(tensor.shape, order.strides(tuple(tensor.shape)), dtype=tensor.dtype, device=tensor.device)
-    return out.copy_(tensor)
+def at_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """A dense copy of a logical tensor as the program's own signature holds it, with canonical strides."""
+    if spec.boundary == "physical":
+        return tensor.permute(tuple(spec.dim_order)).contiguous()
+    strides = spec.boundary_order.strides(tuple(tensor.shape))
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 class _Builder:
-    def __init__(
-        self, extracted: Extracted, plan: LayoutPlan, input_orders: Sequence[DimOrder], output_orders: Sequence[DimOrder]
-    ) -> None:
-        self.extracted, self.plan = extracted, plan
+    def __init__(self, extracted: Extracted, plan: LayoutPlan, contract: Contract) -> None:
+        self.extracted, self.plan, self.contract = extracted, plan, contract
         self.program = extracted.annotated.program
-        self.input_orders, self.output_orders = input_orders, output_orders
         self.graph = torch.fx.Graph()
         self.root = torch.nn.Module()
         self.memory: dict[tuple[int, Order], Physical] = {}
@@ -81,7 +80,7 @@ class _Builder:
         self.constants: dict[str, torch.Tensor] = {}
 
     def run(self) -> torch.fx.GraphModule:
-        inputs, outputs = iter(self.input_orders), {}
+        inputs, outputs = iter(self.contract.inputs), {}
         for index, site in enumerate(self.extracted.sites):
             arrangement = self.extracted.arrangements[index][self.plan.choice[index]]
             if site.kind == "input":
@@ -92,8 +91,8 @@ class _Builder:
                 call = _Call(self, site, arrangement)
                 _LOWERINGS.get(site.node.target, _elementwise)(call) if site.kind != "opaque" else _opaque(call)
         results: list[torch.fx.Node] = []
-        for node, order in zip(self.program.outputs, self.output_orders, strict=True):
-            result = self.output(*outputs[node], order) if node in outputs else self.constant_output(node, order)
+        for node, spec in zip(self.program.outputs, self.contract.outputs, strict=True):
+            result = self.output(*outputs[node], spec) if node in outputs else self.constant_output(node, spec)
             fresh = result.op == "call_function" and result not in results
             results.append(result if fresh else self.call(aten.clone.default, result))
         self.graph.output(tuple(results))
@@ -101,26 +100,40 @@ class _Builder:
 
     # -- the boundary ------------------------------------------------------------------------------------------------
 
-    def input(self, site: Site, arrangement: Arrangement, order: DimOrder) -> None:
-        node = self.graph.placeholder(site.node.name)
-        shape, view = _shape(site.node), site.views[0]
-        held = _runs_of_shape(view.axes, [self.size(view.buffer, axis) for axis in view.axes], shape)
-        if tuple(order) != tuple(range(len(shape))):
+    def input(self, site: Site, arrangement: Arrangement, spec: TensorSpec) -> None:
+        node, order = self.graph.placeholder(site.node.name), _boundary_order(spec)
+        if spec.boundary == "logical" and not order.is_contiguous:
             node = self.call(aten.permute.default, node, list(order))
+        view = site.views[0]
+        held = self.dimensions(view, _shape(site.node))
         self.store(view.buffer, layout_of(0, site, arrangement), node, tuple(held[d] for d in order))
 
-    def output(self, site: Site, arrangement: Arrangement, order: DimOrder) -> torch.fx.Node:
-        shape, view = _shape(site.node), site.views[0]
-        held = _runs_of_shape(view.axes, [self.size(view.buffer, axis) for axis in view.axes], shape)
-        node = self.shaped(view.buffer, self.fetch(view.buffer, layout_of(0, site, arrangement)), [held[d] for d in order])
-        if tuple(order) != tuple(range(len(shape))):
-            node = self.call(aten.permute.default, node, list(order.inverse()))
-        return node
+    def output(self, site: Site, arrangement: Arrangement, spec: TensorSpec) -> torch.fx.Node:
+        view, order = site.views[0], _boundary_order(spec)
+        held = self.dimensions(view, _shape(site.node))
+        dense = self.fetch(view.buffer, layout_of(0, site, arrangement))
+        return self.logical(self.shaped(view.buffer, dense, [held[d] for d in order]), spec)
 
-    def constant_output(self, node: torch.fx.Node, order: DimOrder) -> torch.fx.Node:
-        value = self.program.constant(node).permute(tuple(order)).contiguous()
-        stored = self.constant(f"output_{node.name}", value)
-        return self.call(aten.permute.default, stored, list(order.inverse()))
+    def constant_output(self, node: torch.fx.Node, spec: TensorSpec) -> torch.fx.Node:
+        value = self.program.constant(node).permute(tuple(_boundary_order(spec)))
+        return self.logical(self.constant(f"output_{node.name}", value), spec)
+
+    def logical(self, node: torch.fx.Node, spec: TensorSpec) -> torch.fx.Node:
+        """A dense result as the signature shows it."""
+        order = _boundary_order(spec)
+        if spec.boundary == "physical" or order.is_contiguous:
+            return node
+        return self.call(aten.permute.default, node, list(order.inverse))
+
+    def dimensions(self, view: View, shape: Sequence[int]) -> list[Run]:
+        """The buffer axes of each dimension of a value with that shape."""
+        runs, left = [], list(view.axes)
+        for extent in shape:
+            run: Run = ()
+            while extent > 1 and self.extent(view.buffer, run) < extent:
+                run = (*run, left.pop(0))
+            runs.append(run)
+        return runs
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -162,14 +175,12 @@ class _Builder:
         return self.call(aten.view.default, tensor.node, shape)
 
     def constant(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
-        name = name.replace(".", "_")
-        unique = name
-        count = 1
-        while unique in self.constants:
-            count += 1
-            unique = f"{name}_{count}"
-        self.constants[unique] = tensor
-        self.root.register_buffer(unique, tensor.contiguous())
+        """A constant as it is needed here; one that was re-laid the same way before is not stored twice."""
+        versions = [n for n in self.constants if n == name or n.startswith(f"{name}__")]
+        unique = next((n for n in versions if _same_constant(self.constants[n], tensor)), f"{name}__{len(versions)}")
+        if unique not in self.constants:
+            self.constants[unique] = tensor.contiguous()
+            self.root.register_buffer(unique, self.constants[unique])
         return self.graph.get_attr(unique)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
@@ -334,7 +345,7 @@ def _opaque(c: _Call) -> None:
             taken.append(c.b.constant(str(source.target), c.b.program.constant(source)))
             continue
         view, shape = c.site.views[dynamic], _shape(source)
-        runs = _runs_of_shape(view.axes, [c.b.size(view.buffer, a) for a in view.axes], shape)
+        runs = c.b.dimensions(view, shape)
         taken.append(c.b.shaped(view.buffer, c.dynamic[dynamic], runs))
         dynamic += 1
     feed = iter(taken)
@@ -344,7 +355,7 @@ def _opaque(c: _Call) -> None:
     for index, _ in enumerate(results_of(c.node)):
         view = c.site.writes[index]
         value = c.node.meta["val"][index] if several else c.node.meta["val"]
-        runs = _runs_of_shape(view.axes, [c.b.size(view.buffer, a) for a in view.axes], tuple(value.shape))
+        runs = c.b.dimensions(view, tuple(value.shape))
         picked = c.b.graph.call_function(_getitem, (node, index)) if several else node
         dense = c.b.call(aten.clone.default, picked, memory_format=torch.contiguous_format) if not several else picked
         c.b.store(view.buffer, c.orders[c.result + index], dense, tuple(runs))
@@ -606,7 +617,6 @@ _SPATIAL: dict[Any, Callable[[torch.fx.Node], tuple[Any, list[Any]]]] = {
 
 _LOWERINGS: dict[Any, Callable[[_Call], None]] = {
     aten._prelu_kernel.default: _prelu,
-    aten._to_copy.default: _elementwise,
     aten.expand.default: _expand,
     aten.reshape.default: _relabel,
     aten.permute.default: _relabel,
@@ -629,6 +639,10 @@ def _getitem(value: Any, index: int) -> Any:
     return value[index]
 
 
+def _same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+
+
 def _is_named(token: Token, name: str) -> bool:
     return any(part == name or part.startswith(f"{name}.") for part in token[0].split("+"))
 
@@ -646,15 +660,9 @@ def _filled(given: Sequence[Any], defaults: Sequence[Any]) -> list[Any]:
     return [*given, *defaults[len(given) :]]
 
 
-def _runs_of_shape(axes: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> list[Run]:
-    """Axes in logical order, grouped by the dimensions of a shape."""
-    runs, left = [], list(zip(axes, sizes, strict=True))
-    for extent in shape:
-        run: list[int] = []
-        while extent > 1 and math.prod(s for a, s in zip(axes, sizes, strict=True) if a in run) < extent:
-            run.append(left.pop(0)[0])
-        runs.append(tuple(run))
-    return runs
+def _boundary_order(spec: TensorSpec) -> DimOrder:
+    """The order of the dense tensor behind a boundary, over the logical dimensions."""
+    return spec.dim_order if spec.boundary == "physical" else spec.boundary_order
 
 
 def _common_runs(source: Order, target: Order) -> tuple[Run, ...]:

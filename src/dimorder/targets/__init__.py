@@ -1,1 +1,28 @@
-"""What a program is lowered for."""
+"""Decides which targets there are: one row each."""
+
+from __future__ import annotations
+
+import importlib
+
+from dimorder.errors import UsageError
+from dimorder.targets.base import Artifact, Target
+
+__all__ = ["TARGETS", "Artifact", "Target", "find"]
+
+# Name → the module that holds its TARGET, imported when it is asked for: what it needs may be heavy.
+TARGETS = {
+    "torch": "dimorder.targets.torch",
+    "xnnpack": "dimorder.targets.xnnpack.target",
+}
+
+
+def find(name: str) -> Target:
+    """The target of that name.
+
+    >>> find("torch").name
+    'torch'
+    """
+    if name not in TARGETS:
+        raise UsageError("target", f"no target {name!r}", f"choose one of {', '.join(TARGETS)}")
+    target: Target = importlib.import_module(TARGETS[name]).TARGET
+    return target

@@ -1,0 +1,1 @@
+"""Orders of dimensions and axes as values, with their laws; no torch."""

@@ -1,0 +1,255 @@
+"""Decides the order of the pipeline: capture, annotate, extract, solve, rewrite, verify, emit. The page to read first."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.errors import UsageError
+from dimorder.planning.solve import solve
+from dimorder.program import annotate as _annotate
+from dimorder.program import physical as _physical
+from dimorder.program.capture import Program, capture
+from dimorder.program.contract import Contract, TensorSpec
+from dimorder.program.extract import UNITS, extract
+from dimorder.program.network_plan import NetworkPlan
+from dimorder.program.verify import random_like, verify
+from dimorder.runtime.guard import OnMismatch, check, restore
+from dimorder.targets import Artifact, find
+
+Orders = Any  # None, one order for all, or one per tensor; an order is "NHWC", a torch memory format or a DimOrder
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered network: its plan, its contract, the physical program it came from, and the target's artifact.
+
+    `max_rel_error` is that of the physical program against the network on random inputs; `seconds` is per step.
+    """
+
+    plan: NetworkPlan
+    physical: ExportedProgram
+    artifact: Artifact
+    program: Program
+    max_rel_error: float
+    constant_bytes_added: int
+    seconds: Mapping[str, float] = field(compare=False)
+
+    @property
+    def contract(self) -> Contract:
+        return self.plan.contract
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the artifact: whole, or not at all."""
+        return write_whole(path, self.artifact.data)
+
+    def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
+        """Run the artifact like the network, guarded by the contract; the result has the network's structure."""
+        flat = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        guarded = check(self.contract, flat, on_mismatch)
+        outputs = restore(self.contract, self.artifact.run(guarded.tensors), on_mismatch).tensors
+        return pytree.tree_unflatten(list(outputs), self.program.out_spec)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `dimorder lower --json` writes; the keys are stable."""
+        return {
+            **self.plan.to_dict(),
+            "constant_bytes_added": self.constant_bytes_added,
+            "delegates": self.artifact.delegates,
+            "outside": dict(self.artifact.outside),
+            "verify": {"max_rel_error": self.max_rel_error},
+            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+        }
+
+
+def plan(
+    model: torch.nn.Module | ExportedProgram | str | Path,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str = "torch",
+    input_orders: Orders = None,
+    output_orders: Orders = None,
+    objective: str = "bytes",
+    progress: Progress = lambda step: None,
+) -> NetworkPlan:
+    """The proven plan of a network for a target and a contract; nothing is emitted.
+
+    >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
+    >>> found = plan(conv, (torch.randn(2, 3, 5, 7),), output_orders="NHWC")
+    >>> found.cost, found.conversions[0].to_order
+    ((840, 1), 'NHWC (0, 2, 3, 1)')
+    """
+    clock = _Clock(progress)
+    with clock.step("capture"):
+        program = capture(model, args, kwargs)
+    return _plan(program, target, input_orders, output_orders, objective, clock)
+
+
+def lower(
+    model: torch.nn.Module | ExportedProgram | str | Path,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str = "torch",
+    input_orders: Orders = None,
+    output_orders: Orders = None,
+    objective: str = "bytes",
+    progress: Progress = lambda step: None,
+) -> Lowered:
+    """Lower a network: from module to a verified artifact with a proven plan and its contract inside.
+
+    `args` and `kwargs` are example inputs (shapes are static). `input_orders` and `output_orders` are what the
+    contract promises, contiguous by default: one order for all, or one per tensor. `objective` is "bytes" moved by
+    conversions, or their "count". Raises a `DimorderError` that says what to do; a wrong program is never returned.
+
+    >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
+    >>> lowered = lower(conv, (torch.randn(2, 3, 5, 7),), input_orders="NHWC", output_orders="NHWC")
+    >>> len(lowered.plan.conversions), lowered.max_rel_error < 1e-5
+    (0, True)
+    """
+    clock = _Clock(progress)
+    with clock.step("capture"):
+        program = capture(model, args, kwargs)
+    planned = _plan(program, target, input_orders, output_orders, objective, clock)
+    contract = planned.contract
+    with clock.step("rewrite"):
+        physical = _physical.rewrite(planned.extracted, planned.layout_plan, contract)
+    with clock.step("verify"):
+        error = verify(
+            _at_boundary(physical.module(), contract),
+            _flat(model, program),
+            random_like(program.example_inputs),
+            what=f"the physical program for {target}",
+        )
+    with clock.step("emit"):
+        artifact = find(target).emit(physical, contract)
+    added = max(0, _constant_bytes(physical) - program.constant_bytes)
+    return Lowered(planned, physical, artifact, program, error, added, clock.seconds)
+
+
+def _plan(
+    program: Program, target: str, input_orders: Orders, output_orders: Orders, objective: str, clock: _Clock
+) -> NetworkPlan:
+    lowering = find(target)
+    if objective not in UNITS:
+        raise UsageError("objective", f"{objective!r}", f"choose one of {', '.join(UNITS)}")
+    contract = Contract(
+        _specs(program.input_names, program.inputs, input_orders, "input"),
+        _specs([f"output{i}" for i in range(len(program.outputs))], program.outputs, output_orders, "output"),
+    )
+    with clock.step("annotate"):
+        annotated = _annotate.annotate(program, _physical.refuses)
+    with clock.step("extract"):
+        extracted = extract(
+            annotated,
+            [spec.dim_order for spec in contract.inputs],
+            [spec.dim_order for spec in contract.outputs],
+            objective=objective,
+            forms=lowering.forms,
+            max_rank=lowering.max_rank,
+        )
+    with clock.step("solve"):
+        solved = solve(extracted.problem)
+    return NetworkPlan(target, contract, solved, extracted)
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Write a file beside its place and rename it there, so that no partial file is ever left."""
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError as error:
+        raise UsageError(str(path), f"cannot be written: {error.strerror or error}", "name a file in a folder you can write to") from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+class _Clock:
+    """Seconds per step, and a word of progress as each begins."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        self.progress(name)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+
+
+def _specs(names: Sequence[str], nodes: Sequence[torch.fx.Node], orders: Orders, kind: str) -> tuple[TensorSpec, ...]:
+    """The promise for each tensor. One order given for all is meant for the tensors of its rank; others are contiguous."""
+    each = orders if isinstance(orders, (list, tuple)) else None
+    if each is not None and len(each) != len(nodes):
+        raise UsageError(f"{kind} orders", f"{len(each)} for {len(nodes)} {kind}s", f"give one for all, or one per {kind}")
+    specs = []
+    for i, (name, node) in enumerate(zip(names, nodes, strict=True)):
+        value = node.meta["val"]
+        order = each[i] if each is not None else orders
+        if order is None or (each is None and not _fits(order, value.dim())):
+            dim_order = DimOrder.contiguous(value.dim())
+        else:
+            dim_order = DimOrder.parse(order, value.dim())
+        specs.append(TensorSpec(name, tuple(int(s) for s in value.shape), str(value.dtype), dim_order))
+    if each is None and orders is not None and not any(_fits(orders, node.meta["val"].dim()) for node in nodes):
+        shapes = ", ".join(str(spec.shape) for spec in specs)
+        raise UsageError(f"{kind} orders", f"{orders} fits no {kind} of shape {shapes}", "give an order of the right rank")
+    return tuple(specs)
+
+
+def _fits(order: Any, rank: int) -> bool:
+    try:
+        DimOrder.parse(order, rank)
+    except UsageError:
+        return False
+    return True
+
+
+def _at_boundary(module: Callable[..., Any], contract: Contract) -> Callable[..., list[torch.Tensor]]:
+    """A physical program as a function of logical tensors."""
+
+    def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        held = [_physical.at_boundary(x, spec) for x, spec in zip(inputs, contract.inputs, strict=True)]
+        return list(restore(contract, list(module(*held)), "adapt").tensors)
+
+    return run
+
+
+def _flat(model: Any, program: Program) -> Callable[..., list[torch.Tensor]]:
+    """The network as a function of its flattened tensors: what the physical program is verified against."""
+    reference = model if isinstance(model, torch.nn.Module) else program.exported.module()
+
+    def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        feed = iter(inputs)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(feed), program.exported.example_inputs)
+        training = getattr(reference, "training", False)
+        if training:
+            reference.eval()
+        try:
+            return [leaf for leaf in pytree.tree_leaves(reference(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+        finally:
+            if training:
+                reference.train()
+
+    return run
+
+
+def _constant_bytes(program: ExportedProgram) -> int:
+    return sum(t.numel() * t.element_size() for t in program.state_dict.values())

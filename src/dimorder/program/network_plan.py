@@ -1,0 +1,266 @@
+"""Decides how a plan is told to people and machines: conversions with their operators, source lines, reasons and costs.
+
+Everything here is derived from the solver's plan; nothing is decided anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.errors import UsageError
+from dimorder.planning.plan import Certificate, LayoutPlan
+from dimorder.planning.problem import Conversion
+from dimorder.planning.solve import solve_without
+from dimorder.program.capture import operator_name, where
+from dimorder.program.contract import Contract, describe
+from dimorder.program.extract import BufferInfo, Extracted
+
+_LETTERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """An operator and its source line; "contract" for the caller's side of an input or output."""
+
+    operator: str
+    source: str
+
+    @property
+    def is_contract(self) -> bool:
+        return self.operator == "contract"
+
+    def __str__(self) -> str:
+        return f"{self.operator} ({self.source})"
+
+
+@dataclass(frozen=True)
+class PlannedConversion:
+    """One conversion of the plan: the value, the orders, what it moves, who makes the value and who wants it so."""
+
+    value: str
+    shape: tuple[int, ...]
+    from_order: str
+    to_order: str
+    bytes: int
+    producer: Place
+    consumers: tuple[Place, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        def told(place: Place) -> Any:
+            return "contract" if place.is_contract else {"operator": place.operator, "source": place.source}
+
+        return {
+            "value": self.value,
+            "shape": list(self.shape),
+            "from": self.from_order,
+            "to": self.to_order,
+            "bytes": self.bytes,
+            "producer": told(self.producer),
+            "consumers": [told(place) for place in self.consumers],
+        }
+
+    def __str__(self) -> str:
+        consumers = " and ".join(map(str, self.consumers[:2]))
+        more = f" and {len(self.consumers) - 2} more" if len(self.consumers) > 2 else ""
+        return (
+            f"{self.value} {'×'.join(map(str, self.shape))}: {self.from_order} → {self.to_order}, {self.bytes:,} bytes\n"
+            f"    from {self.producer}\n    for {consumers}{more}"
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a conversion is there. `cost_without` is the best plan's cost if it were forbidden, None if there is no plan."""
+
+    conversion: PlannedConversion
+    share: float  # of the bytes that all conversions move
+    cost: int
+    cost_without: int | None
+    unit: str
+    advice: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "conversion": self.conversion.to_dict(),
+            "share": self.share,
+            "cost": self.cost,
+            "cost_without": self.cost_without,
+            "cost_unit": self.unit,
+            "advice": self.advice,
+        }
+
+    def __str__(self) -> str:
+        without = (
+            "no plan does without it"
+            if self.cost_without is None
+            else f"without it the best plan costs {self.cost_without:,} {self.unit} instead of {self.cost:,}"
+        )
+        return f"{self.conversion}\n    {self.share:.0%} of all bytes converted; {without}\n    {self.advice}"
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """A proven plan for one network, target and contract. `print(plan)` tells it; `plan.explain(i)` gives reasons."""
+
+    target: str
+    contract: Contract
+    layout_plan: LayoutPlan
+    extracted: Extracted
+
+    @property
+    def certificate(self) -> Certificate:
+        """Cost, proven lower bound, whether they meet, over which candidates, and the proof."""
+        return self.layout_plan.certificate
+
+    @property
+    def cost(self) -> tuple[int, ...]:
+        return self.layout_plan.cost
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return self.layout_plan.units
+
+    @property
+    def conversions(self) -> tuple[PlannedConversion, ...]:
+        return tuple(self._planned(conversion) for conversion in self.layout_plan.conversions)
+
+    @property
+    def opaque(self) -> tuple[tuple[Place, str], ...]:
+        """Operators that run row-major because no rule knows them, each with the reason."""
+        relations = self.extracted.annotated.relations
+        return tuple(
+            (_place(node), relation.reason) for node, relation in relations.items() if relation.kind == "opaque"
+        )
+
+    @property
+    def blocks(self) -> tuple[Place, ...]:
+        """Operators that had to keep dimensions together because cuts conflict; a user could avoid these."""
+        return tuple(_place(node) for node in self.extracted.annotated.blocked)
+
+    def check(self) -> tuple[str, ...]:
+        """The faults of the plan, none if it is right: validity, cost and bound recomputed without the solver."""
+        return self.layout_plan.check(self.extracted.problem)
+
+    def explain(self, index: int) -> Explanation:
+        """Why conversion number `index` (from 0) is there, and what the user could change."""
+        if not 0 <= index < len(self.layout_plan.conversions):
+            raise UsageError("explain", f"no conversion number {index}", f"give 0 to {len(self.layout_plan.conversions) - 1}")
+        conversion = self.layout_plan.conversions[index]
+        planned = self._planned(conversion)
+        total = sum(self.extracted.buffers[c.buffer].nbytes for c in self.layout_plan.conversions)
+        without = solve_without(self.extracted.problem, conversion)
+        return Explanation(
+            planned, planned.bytes / total, self.cost[0], without and without.cost[0], self.units[0], self._advice(conversion, planned)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-ready data; the keys are stable."""
+        certificate = self.certificate
+        contract = self.contract.to_dict()
+        return {
+            "target": self.target,
+            "inputs": contract["inputs"],
+            "outputs": contract["outputs"],
+            "conversions": [conversion.to_dict() for conversion in self.conversions],
+            "conversion_count": len(self.layout_plan.conversions),
+            "cost": self.cost[0],
+            "cost_unit": self.units[0],
+            "lower_bound": certificate.lower_bound,
+            "optimal": certificate.optimal,
+            "candidates": certificate.candidates,
+            "solver": certificate.solver,
+            "opaque": [{"operator": p.operator, "source": p.source, "reason": reason} for p, reason in self.opaque],
+            "blocks": [{"operator": p.operator, "source": p.source} for p in self.blocks],
+        }
+
+    def __str__(self) -> str:
+        certificate, problem = self.certificate, self.extracted.problem
+        operators, configs = problem.size
+        cost = ", ".join(f"{value:,} {unit}" for value, unit in zip(self.cost, self.units, strict=True))
+        verdict = "optimal" if certificate.optimal else "not proven optimal"
+        lines = [
+            *str(self.contract).splitlines(),
+            f"target  {self.target}: {operators} operators, {configs} configurations",
+            f"cost    {cost}",
+            f"proof   no plan costs less than {certificate.lower_bound:,} {self.units[0]}: {verdict} over "
+            f"{certificate.candidates} candidates ({certificate.solver})",
+            f"conversions  {len(self.layout_plan.conversions) or 'none'}",
+        ]
+        for number, conversion in enumerate(self.conversions):
+            lines += [f"  {number}  {conversion}".replace("\n", "\n   ")]
+        if self.opaque:
+            lines.append("row-major for want of a rule or a kernel")
+            lines += [f"  {place}: {reason}" for place, reason in self.opaque]
+        if self.blocks:
+            lines.append("cut across each other's dimensions, so kept in blocks")
+            lines += [f"  {place}" for place in self.blocks]
+        return "\n".join(lines)
+
+    # -- telling -----------------------------------------------------------------------------------------------------
+
+    def _planned(self, conversion: Conversion) -> PlannedConversion:
+        info = self.extracted.buffers[conversion.buffer]
+        sites = self.extracted.sites
+        consumers = dict.fromkeys(self._site_place(i) for i in conversion.consumers)
+        return PlannedConversion(
+            info.root.name,
+            _shape(info),
+            order_name(info, conversion.from_layout),  # type: ignore[arg-type]
+            order_name(info, conversion.to_layout),  # type: ignore[arg-type]
+            info.nbytes,
+            Place("contract", info.root.name) if sites[conversion.producer].kind == "input" else _place(info.root),
+            tuple(consumers),
+        )
+
+    def _site_place(self, index: int) -> Place:
+        site = self.extracted.sites[index]
+        return Place("contract", f"output {site.node.name}") if site.kind == "output" else _place(site.node)
+
+    def _advice(self, conversion: Conversion, planned: PlannedConversion) -> str:
+        sites = self.extracted.sites
+        kinds = [sites[i].kind for i in conversion.consumers]
+        if sites[conversion.producer].kind == "input":
+            return f"promise input {planned.value} in {planned.to_order} and this conversion is the caller's choice"
+        if "output" in kinds:
+            return f"take this output in {planned.from_order}, which the program can give for free"
+        for index in (conversion.producer, *conversion.consumers):
+            if sites[index].kind == "opaque":
+                reason = self.extracted.annotated.relations[sites[index].node].reason
+                return f"{_place(sites[index].node)} runs row-major: {reason}"
+        for index in (conversion.producer, *conversion.consumers):
+            if sites[index].node in self.extracted.annotated.blocked:
+                return f"{_place(sites[index].node)} cuts dimensions where another operator does not: other sizes would avoid it"
+        return f"{planned.producer.operator} gives {planned.from_order} at no cost, {planned.consumers[0].operator} takes {planned.to_order}"
+
+
+def order_name(info: BufferInfo, order: Sequence[int]) -> str:
+    """An order of a buffer's axes by name: a dim order where dimensions stay whole, else one letter per axis.
+
+    Letters of a dimension that is cut carry the axis' size, as in `NHW C58 C2`.
+    """
+    shape, owner, sizes = _shape(info), info.tensor.dims, info.tensor.sizes
+    dims = [owner[axis] for axis in order]
+    runs = [d for i, d in enumerate(dims) if i == 0 or dims[i - 1] != d]
+    whole = len(runs) == len(set(runs)) and all(
+        a < b for a, b in zip(order, order[1:]) if owner[a] == owner[b]
+    )
+    if whole:
+        ones = [d for d, size in enumerate(shape) if size == 1]
+        return describe(DimOrder(*ones, *runs).canonical(shape)) if shape else "scalar"
+    letters = _LETTERS.get(len(shape)) or [f"d{d}" for d in range(len(shape))]
+    cut = {d for d in dims if dims.count(d) > 1}
+    return " ".join(f"{letters[owner[a]]}{sizes[a] if owner[a] in cut else ''}" for a in order)
+
+
+def _shape(info: BufferInfo) -> tuple[int, ...]:
+    value = info.root.meta["val"]
+    return tuple(int(size) for size in (value[0] if isinstance(value, (list, tuple)) else value).shape)
+
+
+def _place(node: Any) -> Place:
+    return Place(operator_name(node), where(node))
+
+

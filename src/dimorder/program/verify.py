@@ -1,0 +1,65 @@
+"""Decides whether a physical program is the network it was made from: same numbers on random inputs.
+
+Nothing is trusted that was not run; the error is relative to the largest value of each output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from dimorder.errors import VerificationError
+
+TOLERANCE = 1e-4
+
+
+def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Inputs of the examples' shapes: standard normal where they are floating point, the examples elsewhere."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x.clone() for x in examples
+    )
+
+
+def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """max |got − wanted| / max |wanted|; infinite where shapes differ or either holds what is not finite.
+
+    >>> relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]))
+    0.25
+    """
+    if got.shape != wanted.shape:
+        return float("inf")
+    if wanted.numel() == 0:
+        return 0.0
+    got, wanted = got.detach().double(), wanted.detach().double()
+    if not (torch.isfinite(got).all() and torch.isfinite(wanted).all()):
+        return 0.0 if torch.equal(got, wanted) else float("inf")
+    difference = (got - wanted).abs().max().item()
+    scale = wanted.abs().max().item()
+    return difference / scale if scale else (0.0 if difference == 0 else float("inf"))
+
+
+def verify(
+    program: Callable[..., Sequence[torch.Tensor]],
+    reference: Callable[..., Sequence[torch.Tensor]],
+    inputs: Sequence[torch.Tensor],
+    *,
+    what: str,
+    tolerance: float = TOLERANCE,
+) -> float:
+    """The largest relative error of `program` against `reference` over their outputs; both take logical tensors.
+
+    Raises `VerificationError` above the tolerance: a wrong program is never handed out.
+    """
+    with torch.no_grad():
+        wanted, got = reference(*inputs), program(*inputs)
+    errors = [relative_error(g, w) for g, w in zip(got, wanted, strict=True)]
+    worst = max(errors, default=0.0)
+    if not worst <= tolerance:
+        raise VerificationError(
+            what,
+            f"output {errors.index(worst)} differs from PyTorch's by {worst:.2e} of its largest value",
+            "report this network: a rule, or the target, is wrong",
+        )
+    return worst

@@ -1,0 +1,46 @@
+"""Decides what a target is: which orders its operators take, how a physical program is emitted, how it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch.export import ExportedProgram
+
+from dimorder.program.contract import Contract
+
+
+class Artifact(Protocol):
+    """What a target makes of a physical program: bytes to save, and a way to run them.
+
+    `delegates` and `outside` (operator → calls) say what the target took and what it left to portable kernels.
+    """
+
+    @property
+    def data(self) -> bytes: ...
+
+    @property
+    def delegates(self) -> int: ...
+
+    @property
+    def outside(self) -> Mapping[str, int]: ...
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs for inputs as the program's own signature holds them."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target's side of the bargain.
+
+    `forms` gives, per ATen operator, the accepted orders where they differ from the rule's (see
+    `op_rules.Relation.forms`); `max_rank` the highest rank it can transpose; `suffix` what its files are called.
+    """
+
+    name: str
+    suffix: str
+    emit: Callable[[ExportedProgram, Contract], Artifact]
+    forms: Mapping[Any, tuple[str, ...]] = field(default_factory=dict)
+    max_rank: int | None = None

@@ -1,0 +1,42 @@
+"""Target xnnpack: what its kernels accept, and its place in the pipeline. Importing this takes no executorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+
+from dimorder.errors import UnsupportedError
+from dimorder.program.contract import Contract, constant_methods, seal
+from dimorder.targets.base import Target
+
+XNN_MAX_RANK = 6  # XNN_MAX_TENSOR_DIMS
+
+
+@dataclass(frozen=True)
+class Pte:
+    """A sealed `.pte` with its contract inside."""
+
+    data: bytes
+    delegates: int
+    outside: Mapping[str, int]
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        from dimorder.targets.xnnpack import run
+
+        return run(self.data, inputs)
+
+
+def emit(program: ExportedProgram, contract: Contract) -> Pte:
+    """Raises `UnsupportedError` where ExecuTorch is not installed or an operator has no kernel."""
+    try:
+        from dimorder.targets.xnnpack.emit import emit as emit_pte
+    except ImportError as error:
+        raise UnsupportedError("target xnnpack", f"no ExecuTorch ({error})", "pip install 'dimorder[executorch]'") from error
+    emitted = emit_pte(program, constant_methods=constant_methods(contract))
+    return Pte(seal(emitted.pte), emitted.delegates, dict(emitted.outside))
+
+
+TARGET = Target("xnnpack", ".pte", emit, max_rank=XNN_MAX_RANK)
