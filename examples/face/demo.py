@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.errors import DimorderError
+from dimorder.runtime.guard import OnMismatch
+from dimorder.runtime.program import Program
 from examples.face import networks, photo
 
 OUT = Path(__file__).parent / "out"
@@ -52,7 +54,7 @@ def show_lowering(out: Path) -> None:
     _heading("1. Lower")
     print("O-Net and R-Net permute their features by hand, then flatten them into a dense layer.")
     print("Both vanish into the dense layer's weights. What is left is what the contract asks for:\n")
-    print("           contract   conversions   bytes moved   lower bound")
+    print("           contract   conversions   bytes moved   proven least   delegates   relative error")
     plans = {}
     for name, factory in NETWORKS:
         model, example = factory(), torch.randn(networks.INPUT_SHAPES[name])
@@ -61,9 +63,11 @@ def show_lowering(out: Path) -> None:
                 lowered = dimorder.lower(model, (example,), target="xnnpack", input_orders=order)
                 lowered.save(_path(out, name, order))
             plan = plans[name, order] = lowered.plan
-            bound = f"{plan.certificate.lower_bound:,} {'(optimal)' if plan.certificate.optimal else ''}"
-            moved = f"{len(plan.conversions):11}   {plan.cost[0]:11,}"
-            print(f"  {TITLES[name]}    {order}       {moved}   {bound}")
+            print(
+                f"  {TITLES[name]}    {order} {len(plan.conversions):17} {plan.cost[0]:13,}"
+                f" {plan.certificate.lower_bound:14,} {lowered.artifact.delegates:11}"
+                f" {lowered.max_rel_error:16.1e}"
+            )
     print("\nThe plan of O-Net for an input in NCHW:\n")
     print(_indent(plans["onet", "NCHW"]))
 
@@ -76,8 +80,9 @@ def show_results(image: photo.Image.Image, out: Path) -> None:
     print("           the face                the helmet")
     print("           eager       .pte        eager       .pte")
     for name, factory in NETWORKS:
-        eager, program = factory(), _load(out, name, "NHWC")
-        values = [face_probability(model, name, image, box) for box in CROPS for model in (eager, program)]
+        eager, program = factory(), _load(_path(out, name, "NHWC"))
+        with _quiet():
+            values = [face_probability(run, name, image, box) for box in CROPS for run in (eager, program)]
         print(f"  {TITLES[name]}    " + "   ".join(f"{value:.7f}" for value in values))
 
     face = photo.finding(photo.FACE, tuple(program(photo.crop(image, photo.FACE, 48))))
@@ -92,19 +97,23 @@ def show_wrong_order(image: photo.Image.Image, out: Path) -> None:
     print("O-Net made for an input in NCHW, fed the NHWC tensor that the image is. Probability of a face:\n")
     print("                                       the face    the helmet")
 
-    def row(title: str, model: Model, remark: str = "") -> None:
-        values = [face_probability(model, "onet", image, box) for box in CROPS]
-        print(f"  {title:35}" + "".join(f"  {value:.7f} " for value in values) + f"  {remark}")
+    def row(title: str, model: Model, remark: Callable[[], str] = str) -> None:
+        with _quiet():
+            values = [face_probability(model, "onet", image, box) for box in CROPS]
+        print(f"  {title:35}  {values[0]:.7f}   {values[1]:.7f}   {remark()}".rstrip())
 
     row("eager PyTorch", networks.onet())
     # Its XNNPACK partitioner stops at the PReLU behind O-Net's dense layer, hence its portable kernels.
-    stock = stock_program(networks.onet(), networks.INPUT_SHAPES["onet"])
-    row("stock ExecuTorch", stock, "wrong, and no error")
-    adapting = _load(out, "onet", "NCHW", on_mismatch="adapt")
-    row('dimorder, on_mismatch="adapt"', adapting, "converted, and counted")
-    print('  dimorder, on_mismatch="error"        refuses:\n')
+    stock = _path(out, "onet", "stock")
+    stock.write_bytes(stock_program(networks.onet(), networks.INPUT_SHAPES["onet"]))
+    row("stock .pte in ExecuTorch", run_unguarded(stock), lambda: "wrong, and no error")
+    guarded = _load(stock)
+    row("the same .pte in dimorder.load", guarded, lambda: _converted(guarded))
+    adapting = _load(_path(out, "onet", "NCHW"), on_mismatch="adapt")
+    row('our .pte, on_mismatch="adapt"', adapting, lambda: _converted(adapting))
+    print('  our .pte, on_mismatch="error"        refuses:\n')
     try:
-        _load(out, "onet", "NCHW", on_mismatch="error")(photo.crop(image, photo.FACE, 48))
+        _load(_path(out, "onet", "NCHW"), on_mismatch="error")(photo.crop(image, photo.FACE, 48))
     except DimorderError as error:
         print(_indent(error))
     else:
@@ -120,26 +129,35 @@ def face_probability(model: Model, name: str, image: photo.Image.Image, box: pho
     return float(probabilities.flatten()[1])
 
 
-def stock_program(model: nn.Module, shape: tuple[int, ...]) -> Model:
-    """What ExecuTorch itself makes of a network: exported for a contiguous input, run with its portable
-    kernels.
-    """
+def stock_program(model: nn.Module, shape: tuple[int, ...]) -> bytes:
+    """The .pte that ExecuTorch makes of a network for a contiguous input, with its portable kernels."""
     with _quiet():
         from executorch.exir import to_edge
+
+        return to_edge(torch.export.export(model, (torch.randn(shape),))).to_executorch().buffer
+
+
+def run_unguarded(path: Path) -> Model:
+    """A .pte in ExecuTorch's runtime, as anyone would call it."""
+    with _quiet():
         from executorch.runtime import Runtime
 
-        edge = to_edge(torch.export.export(model, (torch.randn(shape),)))
-        method = Runtime.get().load_program(edge.to_executorch().buffer).load_method("forward")
+        method = Runtime.get().load_program(path).load_method("forward")
     return lambda x: [output.clone() for output in method.execute([x])]
 
 
-def _load(out: Path, name: str, order: str, on_mismatch: str = "adapt") -> Model:
+def _load(path: Path, on_mismatch: OnMismatch = "adapt") -> Program:
     with _quiet():
-        return dimorder.load(_path(out, name, order), on_mismatch=on_mismatch)
+        return dimorder.load(path, on_mismatch=on_mismatch)
 
 
 def _path(out: Path, name: str, order: str) -> Path:
     return out / f"{name}-{order.lower()}.pte"
+
+
+def _converted(program: Program) -> str:
+    """What a program's guard has converted. To be read after the calls."""
+    return f"{program.stats.conversions} inputs converted, {program.stats.cost_bytes:,} bytes"
 
 
 def _heading(text: str) -> None:
@@ -156,7 +174,7 @@ def _shown(path: Path) -> Path:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Holds back what native libraries write to stderr while they load; shows it if the step fails."""
+    """Holds back what native libraries write to stderr as they start; shows it if the step fails."""
     sys.stdout.flush()
     sys.stderr.flush()
     stderr = os.dup(2)

@@ -4,6 +4,9 @@ holds.
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -65,23 +68,53 @@ def test_missing_weights_are_named_with_the_command_that_installs_them(monkeypat
         networks.onet()
 
 
-def test_the_demo_lowers_runs_refuses_and_draws(tmp_path, capfd):
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory):
     from examples.face import demo
 
-    demo.main(tmp_path)
-    printed = capfd.readouterr().out
-    lines = [line.split() for line in printed.splitlines()]
-    rows = {tuple(words[:2]): words[2:] for words in lines if len(words) > 2}
-    for title in ("P-Net", "R-Net", "O-Net"):
-        assert rows[title, "NCHW"][0] == "1"
-        assert rows[title, "NHWC"][0] == "0"
-        assert "(optimal)" in rows[title, "NCHW"] and "(optimal)" in rows[title, "NHWC"]
-    eager, stock, adapted = (
-        [float(word) for word in rows[key] if word.startswith("0.")]
-        for key in [("eager", "PyTorch"), ("stock", "ExecuTorch"), ("dimorder,", 'on_mismatch="adapt"')]
-    )
-    assert np.allclose(eager, adapted, atol=1e-6)
-    assert stock[0] < 0.1 < eager[0]
-    assert "NHWC" in printed.split("refuses:")[1]
-    assert (tmp_path / "astronaut.png").stat().st_size > 100_000
-    assert len(list(tmp_path.glob("*.pte"))) == 6
+    out = tmp_path_factory.mktemp("face")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        demo.main(out)
+    return out, printed.getvalue()
+
+
+def _numbers(printed, title):
+    (line,) = [line for line in printed.splitlines() if line.strip().startswith(title)]
+    return [float(word) for word in line.replace(",", "").split() if word[0].isdigit()]
+
+
+@pytest.mark.parametrize(("title", "moved_bytes"), [("P-Net", 1_728), ("R-Net", 6_912), ("O-Net", 27_648)])
+def test_the_demo_reaches_one_conversion_for_nchw_and_none_for_nhwc(demo_run, title, moved_bytes):
+    _, printed = demo_run
+    for order, expected in (("NCHW", [1, moved_bytes, moved_bytes, 1]), ("NHWC", [0, 0, 0, 1])):
+        *counts, error = _numbers(printed, f"{title}    {order}")
+        assert counts == expected
+        assert error < 1e-4
+
+
+@pytest.mark.parametrize("title", ["P-Net", "R-Net", "O-Net"])
+def test_the_demo_programs_agree_with_eager(demo_run, title):
+    _, printed = demo_run
+    eager_face, program_face, eager_other, program_other = _numbers(printed, f"{title}    0.")
+    assert eager_face == pytest.approx(program_face, abs=1e-6)
+    assert eager_other == pytest.approx(program_other, abs=1e-6)
+    assert eager_other < 0.04 < 0.99 < eager_face
+
+
+def test_the_demo_shows_the_wrong_order_silent_adapted_and_refused(demo_run):
+    _, printed = demo_run
+    eager = _numbers(printed, "eager PyTorch")
+    assert _numbers(printed, "stock .pte")[0] < 0.1 < eager[0]
+    for title in ("the same .pte", 'our .pte, on_mismatch="adapt"'):
+        *adapted, inputs, moved_bytes = _numbers(printed, title)
+        assert adapted == pytest.approx(eager, abs=1e-6)
+        assert (inputs, moved_bytes) == (2, 2 * 27_648)
+    refusal = printed.split("refuses:")[1]
+    assert "NCHW" in refusal and "NHWC" in refusal and "fix:" in refusal
+
+
+def test_the_demo_writes_the_programs_and_the_drawing(demo_run):
+    out, _ = demo_run
+    assert (out / "astronaut.png").stat().st_size > 100_000
+    orders = [f"{name}-{order}.pte" for name in ("pnet", "rnet", "onet") for order in ("nchw", "nhwc")]
+    assert sorted(file.name for file in out.glob("*.pte")) == sorted([*orders, "onet-stock.pte"])
