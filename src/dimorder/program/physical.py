@@ -52,13 +52,18 @@ def refuses(node: torch.fx.Node) -> str | None:
 def rewrite(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> ExportedProgram:
     """The physical program of a plan. Its signature is that of the contract's boundary: logical shapes in the
     promised dim orders, or dense physical shapes."""
-    module = _Builder(extracted, plan, contract).run()
+    module = build(extracted, plan, contract)
     examples = tuple(
         at_boundary(example, spec)
         for example, spec in zip(extracted.annotated.program.example_inputs, contract.inputs, strict=True)
     )
     with torch.no_grad():
         return torch.export.export(module, examples)
+
+
+def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.fx.GraphModule:
+    """The physical program of a plan as a module, before it is exported."""
+    return _Builder(extracted, plan, contract).run()
 
 
 def at_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
