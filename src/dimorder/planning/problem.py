@@ -79,8 +79,8 @@ class LayoutProblem:
     candidates: str
 
     def __post_init__(self) -> None:
-        if not self.units:
-            raise _fault("the problem", "it has no cost unit", "name at least one unit, such as 'bytes'")
+        if not self.units or len(set(self.units)) < len(self.units):
+            raise _fault("the problem", f"cost units {self.units}", "name at least one, each once")
         if self.candidates not in ("complete", "truncated"):
             raise _fault("the problem", f"candidates={self.candidates!r}", "say 'complete' or 'truncated'")
         for buffer in self.buffers:
