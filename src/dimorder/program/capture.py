@@ -143,9 +143,6 @@ class _Normaliser:
         self.kept: list[torch.Tensor] = []  # keeps ids of constants unique while tracing
         self.names: dict[int, str] = {}
         self.meta: dict[str, Any] = {}
-        self.fake_mode = next(
-            node.meta["val"].fake_mode for node in exported.graph.nodes if hasattr(node.meta.get("val"), "fake_mode")
-        )
 
     def run(self) -> Program:
         env: dict[torch.fx.Node, Value] = {}
@@ -188,7 +185,7 @@ class _Normaliser:
                 env[node] = constant
             elif isinstance(node.meta.get("val"), torch.Tensor):
                 env[node] = self.graph.placeholder(node.name)
-                env[node].meta["val"] = node.meta["val"]
+                env[node].meta["val"] = _without_data(node.meta["val"])
                 names.append(node.name)
             else:
                 env[node] = node.meta.get("val")
@@ -211,11 +208,9 @@ class _Normaliser:
         nodes = pytree.tree_map_only(torch.Tensor, self.as_node, (args, kwargs))
         node = self.graph.call_function(target, *nodes)
         node.meta.update(self.meta)
-        fakes = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
-        with self.fake_mode, torch.no_grad():
-            value = target(*fakes[0], **fakes[1])
-            # Only shape and dtype are wanted: predicted strides lie, and would make later views fail.
-            node.meta["val"] = pytree.tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype), value)
+        metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
+        with torch.no_grad():
+            node.meta["val"] = pytree.tree_map_only(torch.Tensor, _without_data, target(*metas[0], **metas[1]))
         return node
 
     def as_node(self, value: Value) -> torch.fx.Node:
@@ -224,9 +219,9 @@ class _Normaliser:
         if id(value) not in self.attribute_nodes:
             self.kept.append(value)
             name = self.names.get(id(value), f"constant_{len(self.attributes)}")
-            self.attributes[name] = value.detach().clone(memory_format=torch.contiguous_format)
+            self.attributes[name] = value.detach().contiguous()
             node = self._at_top(lambda: self.graph.get_attr(name))
-            node.meta["val"] = self.fake_mode.from_tensor(self.attributes[name])
+            node.meta["val"] = _without_data(value)
             self.attribute_nodes[id(value)] = node
         return self.attribute_nodes[id(value)]
 
@@ -236,6 +231,11 @@ class _Normaliser:
             return make()
         with self.graph.inserting_before(first):
             return make()
+
+
+def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+    """Shape and dtype of a tensor, dense: predicted strides lie, and would make later views fail."""
+    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
 
 
 class _Boxed:
