@@ -53,14 +53,14 @@ def milp(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
     ((0, 1), 8, True)
     """
     search = _Search(problem, time.perf_counter(), time_limit_s)
-    proof = _solve(_Stage(build(problem), ()), search)
+    proof, bound = _solve(_Stage(build(problem), ()), search)
     if search.best is None:
         reason = "no plan exists" if search.left else f"no plan within {time_limit_s} s"
         raise InvalidChoice(
             f"layout plan: the problem\n  found: {reason} that avoids the conversions not offered\n"
             "  to do: offer more conversions or configurations"
         )
-    plan = make_plan(problem, search.best[2], solver=search.solver, proof=proof)
+    plan = make_plan(problem, search.best[2], solver=search.solver, proof=proof, bound=bound)
     return replace(plan, seconds=time.perf_counter() - search.started)
 
 
@@ -123,12 +123,12 @@ class _Search:
         return cost[unit] // model.steps[unit] if unit < len(cost) else ranks
 
     def closed(self, bound: Fraction, step: int) -> bool:
-        """Whether a bound on the first unit, rounded up to its step, reaches the best plan."""
-        return self.best is not None and -(-bound // step) * step >= self.best[0][0]
+        """Whether a bound on the first unit reaches the best plan."""
+        return self.best is not None and _round_up(bound, step) >= self.best[0][0]
 
 
-def _solve(stage: _Stage, search: _Search) -> Proof:
-    """Find the best plan, unit by unit, and prove it; where the relaxation has a gap, merge first."""
+def _solve(stage: _Stage, search: _Search) -> tuple[Proof, int | None]:
+    """Find the best plan, unit by unit, and prove a bound; where the relaxation has a gap, merge first."""
     model = stage.model
     face = model.face()
     root = relax(model, model.objectives[0], face, search.left)
@@ -137,7 +137,8 @@ def _solve(stage: _Stage, search: _Search) -> Proof:
         if not _reached(search.value(model, 0), root.value):
             merged = merge_around(model.problem, root.divided(model))
             if merged.merges:
-                return Contraction(merged.merges, _solve(stage.next(merged), search))
+                proof, bound = _solve(stage.next(merged), search)
+                return Contraction(merged.merges, proof), bound
     for unit, objective in enumerate(model.objectives):
         if not search.left or face.decided(model):
             break
@@ -145,7 +146,7 @@ def _solve(stage: _Stage, search: _Search) -> Proof:
             continue
         relaxed = root if unit == 0 else None if face.caps else relax(model, objective, face, search.left)
         face = _minimise(stage, unit, face, relaxed, search)
-    return Prices() if root is None else _prove(stage, root, search)
+    return (Prices(), None) if root is None else _prove(stage, root, search)
 
 
 def _minimise(stage: _Stage, unit: int, face: Face, relaxed: Relaxed | None, search: _Search) -> Face:
@@ -174,6 +175,11 @@ def _reached(value: int | None, bound: float) -> bool:
     return value is not None and value - bound <= TOLERANCE * max(1.0, value * 1e-3)
 
 
+def _round_up(bound: Fraction, step: int) -> int:
+    """The least multiple of a step that a bound leaves possible."""
+    return -(-bound // step) * step
+
+
 @dataclass
 class _Case:
     """A node of the proof: what is left to each operator, the best prices for it and where to branch."""
@@ -190,8 +196,12 @@ class _Case:
             return self.prices
         return Branch(self.operator, tuple((part, case.proof()) for part, case in self.parts))
 
+    def least(self) -> Fraction:
+        """What the proof proves: the bound of its weakest case."""
+        return min((case.least() for _, case in self.parts), default=self.bound)
 
-def _prove(stage: _Stage, relaxed: Relaxed, search: _Search) -> Proof:
+
+def _prove(stage: _Stage, relaxed: Relaxed, search: _Search) -> tuple[Proof, int]:
     """Branch, the weakest case first, until the bound of every case reaches the best plan or time is out."""
     model = stage.model
     root = _Case({}, *prices(model, relaxed, {}), relaxed)
@@ -208,7 +218,7 @@ def _prove(stage: _Stage, relaxed: Relaxed, search: _Search) -> Proof:
             child = _case(stage, case, {**case.allowed, case.operator: frozenset(part)}, search)
             case.parts.append((part, child))
             heapq.heappush(open_cases, (child.bound, next(serial), child))
-    return root.proof()
+    return root.proof(), _round_up(root.least(), model.steps[0])
 
 
 def _split(model: Model, relaxed: Relaxed, allowed: Allowed) -> tuple[int, list[tuple[int, ...]]]:

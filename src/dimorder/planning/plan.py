@@ -150,9 +150,12 @@ def make_plan(
     *,
     solver: str,
     proof: Proof | None = None,
+    bound: int | None = None,
     seconds: float = 0.0,
 ) -> LayoutPlan:
-    """The plan of a choice, its certificate computed from the proof; InvalidChoice or InvalidProof.
+    """The plan of a choice, with its certificate; InvalidChoice or InvalidProof.
+
+    `bound` is what the proof proves, where the caller has just computed it.
 
     >>> from dimorder.planning.problem import Buffer, Config, Operator
     >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
@@ -171,7 +174,7 @@ def make_plan(
     """
     evaluation = evaluate(problem, choice)
     proof = Prices() if proof is None else proof
-    bound = lower_bound(problem, proof)
+    bound = lower_bound(problem, proof) if bound is None else bound
     certificate = Certificate(
         evaluation.cost, bound, bound == evaluation.cost[0], problem.candidates, solver, proof
     )
