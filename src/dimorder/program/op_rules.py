@@ -297,7 +297,7 @@ def _with_cut(shape: Sequence[int], inner: dict[int, int]) -> Dims:
 
 def _convolution(node: torch.fx.Node) -> Relation | None:
     x, weight, _, stride, padding, _, transposed, _, groups = node.args
-    if not _is_constant(weight):
+    if len(operands(node)) != 1:
         return None
     source, out = _shape(x), _shape(node)
     spatial = [f"s.{i}" for i in range(len(source) - 2)]
@@ -320,7 +320,7 @@ def _convolution(node: torch.fx.Node) -> Relation | None:
 
 
 def _linear(node: torch.fx.Node) -> Relation | None:
-    if not _is_constant(node.args[1]):
+    if len(operands(node)) != 1:
         return None
     reads, writes = (
         _dims([*((f"d.{i}", size) for i, size in enumerate(shape[:-1])), ("k", shape[-1])]) for shape in (_shape(node.args[0]), _shape(node))
@@ -430,8 +430,4 @@ def _names(relation: Relation, prefix: str) -> set[str]:
 
 def _shape(node: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in node.meta["val"].shape)
-
-
-def _is_constant(node: Any) -> bool:
-    return isinstance(node, torch.fx.Node) and node.op == "get_attr"
 

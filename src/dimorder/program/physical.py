@@ -40,8 +40,8 @@ class Physical:
 
 def refuses(node: torch.fx.Node) -> str | None:
     """Why a call has no physical form other than row-major, or None."""
-    if node.target is aten.convolution.default and len(_shape(node)) > 4:
-        return "3-D convolutions run row-major"
+    if node.target is aten.convolution.default and len(_shape(node)) > 4 and node.args[6]:
+        return "3-D transposed convolution has no channels-last form"
     if node.target in _SPATIAL and len(_shape(node)) != 4:
         return "only 2-D pooling and resizing has a channels-last form"
     if is_pointwise(node) or node.target in _LOWERINGS:
@@ -344,17 +344,16 @@ class _Call:
 
 def _opaque(c: _Call) -> None:
     """Row-major operands in their logical shapes, the operator as it is."""
-    taken, dynamic = [], 0
-    for source in operands(c.node):
+    dynamic = iter(range(len(c.site.reads)))
+
+    def take(source: torch.fx.Node) -> torch.fx.Node:
         if source.op == "get_attr":
-            taken.append(c.b.constant(str(source.target), c.b.program.constant(source)))
-            continue
-        view, shape = c.site.views[dynamic], _shape(source)
-        runs = c.b.dimensions(view, shape)
-        taken.append(c.b.shaped(view.buffer, c.dynamic[dynamic], runs))
-        dynamic += 1
-    feed = iter(taken)
-    args, kwargs = pytree.tree_map_only(torch.fx.Node, lambda _: next(feed), (c.node.args, c.node.kwargs))
+            return c.b.constant(str(source.target), c.b.program.constant(source))
+        i = next(dynamic)
+        view = c.site.views[i]
+        return c.b.shaped(view.buffer, c.dynamic[i], c.b.dimensions(view, _shape(source)))
+
+    args, kwargs = pytree.tree_map_only(torch.fx.Node, take, (c.node.args, c.node.kwargs))
     node = c.b.call(c.target, *args, **kwargs)
     several = isinstance(c.node.meta["val"], (list, tuple))
     for index, _ in enumerate(results_of(c.node)):
@@ -362,7 +361,7 @@ def _opaque(c: _Call) -> None:
         value = c.node.meta["val"][index] if several else c.node.meta["val"]
         runs = c.b.dimensions(view, tuple(value.shape))
         picked = c.b.graph.call_function(_getitem, (node, index)) if several else node
-        dense = c.b.call(aten.clone.default, picked, memory_format=torch.contiguous_format) if not several else picked
+        dense = c.b.call(aten.clone.default, picked, memory_format=torch.contiguous_format)
         c.b.store(view.buffer, c.orders[c.result + index], dense, tuple(runs))
 
 
@@ -417,23 +416,53 @@ def _index_reduce(c: _Call) -> None:
     c.give(c.b.call(c.target, c.take(0, groups), dim, True), [[] if d == dim else g for d, g in enumerate(groups)])
 
 
-def _along_dim(c: _Call) -> None:
+def _softmax(c: _Call) -> None:
+    """The operator itself along one physical dimension; from parts where its dimension lies in several."""
+    k = set(c.labelled("k"))
+    groups = c.split(alone=k)
+    dims = [d for d, group in enumerate(groups) if group and group[0] in k]
+    x, log = c.take(0, groups), c.target is aten.log_softmax.int
+    if len(dims) <= 1:
+        c.give(c.b.call(c.target, x, dims[0] if dims else 0, *c.node.args[2:]), groups)
+        return
+    shifted = c.b.call(aten.sub.Tensor, x, c.b.call(aten.amax.default, x, dims, True))
+    powers = c.b.call(aten.exp.default, shifted)
+    total = c.b.call(aten.sum.dim_IntList, powers, dims, True)
+    scaled = (aten.sub.Tensor, shifted, c.b.call(aten.log.default, total)) if log else (aten.div.Tensor, powers, total)
+    c.give(c.b.call(*scaled), groups)
+
+
+def _cumulative(c: _Call) -> None:
     k = c.labelled("k")
     groups = c.split(alone=k, together=k)
     dim = next(d for d, group in enumerate(groups) if group and group[0] in k) if k else 0
-    rest = c.node.args[2:]
-    c.give(c.b.call(c.target, c.take(0, groups), dim, *rest), groups)
+    c.give(c.b.call(c.target, c.take(0, groups), dim, *c.node.args[2:]), groups)
 
 
 def _layer_norm(c: _Call) -> None:
-    groups = _ending_in_k(c)
+    """The operator itself over the last physical dimension; from parts where its dimensions lie elsewhere."""
+    k = c.labelled("k")
     order = c.permutation(0, "k")
-    weights = []
-    for argument in (2, 3):
-        weight = c.weight(argument)
-        weights.append(c.constant(None if weight is None else weight.reshape(-1)[order], argument))
+    weight, bias = (None if w is None else w.reshape(-1)[order] for w in (c.weight(2), c.weight(3)))
     eps = c.node.args[4] if len(c.node.args) > 4 else 1e-5
-    c.give(c.b.call(c.target, c.take(0, groups), [len(order)], *weights, eps), groups)
+    if not k or set(c.arrangement.tokens[-len(k) :]) == set(k):
+        groups = _ending_in_k(c)
+        c.give(
+            c.b.call(c.target, c.take(0, groups), [len(order)], c.constant(weight, 2), c.constant(bias, 3), eps), groups
+        )
+        return
+    groups = c.split(alone=k)
+    dims = [d for d, group in enumerate(groups) if group and group[0] in k]
+    shape = [c.size(0, group) if d in dims else 1 for d, group in enumerate(groups)]
+    x = c.take(0, groups)
+    centred = c.b.call(aten.sub.Tensor, x, c.b.call(aten.mean.dim, x, dims, True))
+    variance = c.b.call(aten.mean.dim, c.b.call(aten.mul.Tensor, centred, centred), dims, True)
+    y = c.b.call(aten.mul.Tensor, centred, c.b.call(aten.rsqrt.default, c.b.call(aten.add.Tensor, variance, eps)))
+    if weight is not None:
+        y = c.b.call(aten.mul.Tensor, y, c.constant(weight.reshape(shape), 2))
+    if bias is not None:
+        y = c.b.call(aten.add.Tensor, y, c.constant(bias.reshape(shape), 3))
+    c.give(y, groups)
 
 
 def _ending_in_k(c: _Call) -> list[list[Token]]:
@@ -500,80 +529,95 @@ def _flip(c: _Call) -> None:
 
 
 def _linear(c: _Call) -> None:
-    groups = _ending_in_k(c)
+    """x Wᵀ with the features innermost, or W x with the features outermost."""
     weight, bias = c.weight(1), c.weight(2)
     assert weight is not None
     rows, columns = c.permutation(c.result, "k"), c.permutation(0, "k")
-    constants = (c.constant(weight[rows][:, columns], 1), c.constant(None if bias is None else bias[rows], 2))
-    c.give(c.b.call(c.target, c.take(0, groups), *constants), groups)
+    weight, bias = weight[rows][:, columns], None if bias is None else bias[rows]
+    k, tokens = c.labelled("k"), list(c.arrangement.tokens)
+    if k and tokens[0] in k and len(tokens) > len(k):
+        groups = [k, [token for token in tokens if token not in k]]
+        y = c.b.call(aten.matmul.default, c.constant(weight, 1), c.take(0, groups))
+        if bias is not None:
+            y = c.b.call(aten.add.Tensor, y, c.constant(bias.reshape(-1, 1), 2))
+    else:
+        groups = _ending_in_k(c)
+        y = c.b.call(c.target, c.take(0, groups), c.constant(weight, 1), c.constant(bias, 2))
+    c.give(y, groups)
 
 
 def _matmul(c: _Call) -> None:
-    """Three dimensions where both operands have the same batch, else one per batch axis so that they broadcast."""
+    """One batch dimension where both operands have the same batch, else one per axis so that they broadcast.
+
+    Where the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
+    """
     batch = c.labelled("b")
-    tensors = {i: source for i, source in enumerate(operands(c.node))}
-    if len(c.site.reads) == 2 and all(c.has(t, 0) == c.has(t, 1) for t in batch):
-        heads = [batch]
-    elif len(c.site.reads) == 2:
-        heads = [[token] for token in batch]
-    else:
-        heads = [[token] for token in batch] or [[]]
+    same = len(c.site.reads) == 2 and all(c.has(t, 0) == c.has(t, 1) for t in batch)
+    heads = [batch] if same else [[token] for token in batch] or [[]]
     m, k, n = c.by_label(["m"], ["k"], ["n"])
-    position = {token: p for p, token in enumerate(c.arrangement.tokens)}
-    transposed = bool(k and n) and position[n[0]] < position[k[0]]
-    sides = ([*heads, m, k], [*heads, n, k] if transposed else [*heads, k, n])
+    place = {token: p for p, token in enumerate(c.arrangement.tokens)}
+
+    def precedes(a: list[Token], b: list[Token], unless: bool) -> bool:
+        return place[a[0]] < place[b[0]] if a and b else unless
+
+    straight = precedes(m, n, True)
+    a_first, b_first = precedes(m, k, straight), precedes(k, n, straight)
+    sides = ([*heads, m, k] if a_first else [*heads, k, m], [*heads, k, n] if b_first else [*heads, n, k])
     taken, dynamic = [], 0
-    for i, source in tensors.items():
-        if source.op == "get_attr":
-            taken.append(c.take_constant(i, sides[i]))
-        else:
-            taken.append(c.take(dynamic, sides[i]))
-            dynamic += 1
-    if transposed:
-        rank = len(heads) + 2
-        taken[1] = c.b.call(aten.permute.default, taken[1], [*range(rank - 2), rank - 1, rank - 2])
-    c.give(c.b.call(aten.matmul.default, *taken), [*heads, m, n])
+    for position, source in enumerate(operands(c.node)):
+        constant = source.op == "get_attr"
+        taken.append(c.take_constant(position, sides[position]) if constant else c.take(dynamic, sides[position]))
+        dynamic += not constant
+    if not straight:
+        taken, (a_first, b_first) = taken[::-1], (not b_first, not a_first)
+    rank = len(heads) + 2
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    left, right = (
+        node if first else c.b.call(aten.permute.default, node, swap)
+        for node, first in zip(taken, (a_first, b_first), strict=True)
+    )
+    c.give(c.b.call(aten.matmul.default, left, right), [*heads, m, n] if straight else [*heads, n, m])
 
 
 def _convolution(c: _Call) -> None:
+    """1-D convolutions are 2-D with a height of 1."""
     _, _, _, stride, padding, dilation, transposed, output_padding, groups = c.node.args
     weight, bias = c.weight(1), c.weight(2)
     assert weight is not None
-    spatial = ["s.0", "s.1"][: weight.dim() - 2]
-    dims = [["n"], *([] if len(spatial) == 2 else [[]]), *([name] for name in spatial), ["g", "c"]]
-    shape = c.by_label(*dims)
-    weight = weight if len(spatial) == 2 else weight.unsqueeze(2)
+    spatial = [[f"s.{i}"] for i in range(weight.dim() - 2)]
+    if len(spatial) == 1:
+        weight, spatial = weight.unsqueeze(2), [[], *spatial]
+    shape = c.by_label(["n"], *spatial, ["g", "c"])
     stride, padding, dilation, output_padding = (
-        _two(v, fill) for v, fill in ((stride, 1), (padding, 0), (dilation, 1), (output_padding, 0))
+        _spread(value, fill, len(spatial)) for value, fill in ((stride, 1), (padding, 0), (dilation, 1), (output_padding, 0))
     )
     outputs, inputs = c.permutation(c.result, "g", "c"), c.permutation(0, "g", "c")
     physical = _relaid_weight(weight, inputs, outputs, groups, bool(transposed))  # type: ignore[arg-type]
-    constants = (c.constant(physical, 1), c.constant(None if bias is None else bias[outputs], 2))
-    x = c.take(0, shape)
+    operands_ = c.take(0, shape), c.constant(physical, 1), c.constant(None if bias is None else bias[outputs], 2)
+    dialect = torch.ops.dimorder
     if transposed:
-        y = c.b.call(
-            torch.ops.dimorder.conv_transpose2d_nhwc.default, x, *constants, stride, padding, output_padding, dilation, groups
-        )
+        target, rest = dialect.conv_transpose2d_nhwc.default, (stride, padding, output_padding, dilation, groups)
     else:
         sides = [side for amount in padding for side in (amount, amount)]
-        y = c.b.call(torch.ops.dimorder.conv2d_nhwc.default, x, *constants, stride, sides, dilation, groups)
-    c.give(y, shape)
+        target = dialect.conv2d_nhwc.default if len(spatial) == 2 else dialect.conv3d_ndhwc.default
+        rest = (stride, sides, dilation, groups)
+    c.give(c.b.call(target, *operands_, *rest), shape)
 
 
 def _relaid_weight(
     weight: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor, groups: int, transposed: bool
 ) -> torch.Tensor:
-    """The weight (O, KH, KW, I / groups) for channels that lie in another order; groups move as wholes."""
-    if transposed:  # (I, O / groups, KH, KW)
+    """The weight (O, kernel…, I / groups) for channels that lie in another order; groups move as wholes."""
+    if transposed:  # (I, O / groups, kernel…)
         grouped = weight.unflatten(0, (groups, -1)).transpose(1, 2)
-    else:  # (O, I / groups, KH, KW)
+    else:  # (O, I / groups, kernel…)
         grouped = weight.unflatten(0, (groups, -1))
     per_out, per_in = grouped.shape[1], grouped.shape[2]
     blocks = outputs.reshape(groups, per_out)
     group, within_out = blocks[:, 0] // per_out, blocks[0] % per_out
     within_in = inputs.reshape(groups, per_in)[0] % per_in
     relaid = grouped[group][:, within_out][:, :, within_in]
-    return relaid.flatten(0, 1).permute(0, 2, 3, 1).contiguous()
+    return relaid.flatten(0, 1).movedim(1, -1).contiguous()
 
 
 def _spatial(c: _Call) -> None:
@@ -584,17 +628,17 @@ def _spatial(c: _Call) -> None:
 
 def _max_pool_arguments(node: torch.fx.Node) -> tuple[Any, list[Any]]:
     kernel, stride, padding, dilation, ceil_mode = _filled(node.args[1:], (None, None, 0, 1, False))
-    kernel = _two(kernel, 1)
+    kernel = _spread(kernel, 1, 2)
     return torch.ops.dimorder.max_pool2d_nhwc.default, [
-        kernel, _two(stride, 1) if stride else kernel, _two(padding, 0), _two(dilation, 1), ceil_mode,
+        kernel, _spread(stride, 1, 2) if stride else kernel, _spread(padding, 0, 2), _spread(dilation, 1, 2), ceil_mode,
     ]
 
 
 def _avg_pool_arguments(node: torch.fx.Node) -> tuple[Any, list[Any]]:
     kernel, stride, padding, ceil_mode, include, divisor = _filled(node.args[1:], (None, None, 0, False, True, None))
-    kernel = _two(kernel, 1)
+    kernel = _spread(kernel, 1, 2)
     return torch.ops.dimorder.avg_pool2d_nhwc.default, [
-        kernel, _two(stride, 1) if stride else kernel, _two(padding, 0), ceil_mode, include, divisor,
+        kernel, _spread(stride, 1, 2) if stride else kernel, _spread(padding, 0, 2), ceil_mode, include, divisor,
     ]
 
 
@@ -627,7 +671,8 @@ _LOWERINGS: dict[Any, Callable[[_Call], None]] = {
     aten.permute.default: _relabel,
     **dict.fromkeys((aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default), _reduce),
     **dict.fromkeys((aten.argmax.default, aten.argmin.default), _index_reduce),
-    **dict.fromkeys((aten.softmax.int, aten.log_softmax.int, aten.cumsum.default), _along_dim),
+    **dict.fromkeys((aten.softmax.int, aten.log_softmax.int), _softmax),
+    aten.cumsum.default: _cumulative,
     aten.layer_norm.default: _layer_norm,
     aten.cat.default: _cat,
     aten.slice.Tensor: _slice,
@@ -656,9 +701,10 @@ def _shape(node: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in node.meta["val"].shape)
 
 
-def _two(value: Any, fill: int) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * 2 if isinstance(value, int) else [fill, *values] if len(values) == 1 else values
+def _spread(value: Any, fill: int, rank: int) -> list[int]:
+    """One value per spatial dimension; a dimension that was added in front gets `fill`."""
+    values = [value] * rank if isinstance(value, int) else list(value)
+    return [fill] * (rank - len(values)) + values
 
 
 def _filled(given: Sequence[Any], defaults: Sequence[Any]) -> list[Any]:
