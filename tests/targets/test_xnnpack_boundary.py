@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,8 @@ pytest.importorskip("executorch")
 from executorch.exir._serialize._program import deserialize_pte_binary
 
 from dimorder.errors import UnsupportedError
-from dimorder.targets.xnnpack import emit, run
+from dimorder.targets.xnnpack import run
+from dimorder.targets.xnnpack.emit import emit
 from dimorder.targets.xnnpack.ops import supports
 from tests.targets.test_xnnpack_ops import Physical, compare, emitted, r
 
@@ -331,6 +334,21 @@ def test_input_that_is_no_tensor_is_refused() -> None:
     assert refusal(program).startswith("input 'inputs_1'\n  found: ")
 
 
+def test_symbolic_shape_is_refused() -> None:
+    module = torch.nn.ReLU()
+    program = torch.export.export(module, (r(3, 7),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    assert refusal(program).startswith("input 'input'\n  found: the symbolic shape (")
+
+
+def test_refusal_names_the_operator_that_has_no_kernel_alone() -> None:
+    program = torch.export.export(
+        Physical(lambda x: torch.max_pool3d(torch.cumsum(x, 1), 2)), (r(2, 3, 4, 5, 6),)
+    )
+    message = refusal(program)
+    assert message.startswith("aten.max_pool3d.default, node 'max_pool3d'")
+    assert "cumsum" not in message
+
+
 def test_operator_without_any_kernel_is_refused_by_name_and_line() -> None:
     program = torch.export.export(Physical(lambda x: torch.linalg.inv(x) * 2), (r(3, 3),))
     message = refusal(program)
@@ -342,3 +360,8 @@ def test_two_runs_write_the_same_file() -> None:
     function, inputs, constants, *_ = OUTSIDE["a lookup"]
     first, second = (emitted(Physical(function, constants), inputs).pte for _ in range(2))
     assert first == second
+
+
+def test_finding_the_target_takes_no_executorch() -> None:
+    code = "import sys, dimorder.targets.xnnpack.target; sys.exit('executorch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

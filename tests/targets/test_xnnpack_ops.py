@@ -12,7 +12,8 @@ from torch import Tensor
 
 pytest.importorskip("executorch")
 
-from dimorder.targets.xnnpack import Emitted, emit, run
+from dimorder.targets.xnnpack import run
+from dimorder.targets.xnnpack.emit import Emitted, emit
 from dimorder.targets.xnnpack.ops import OPERATORS
 
 D = torch.ops.dimorder

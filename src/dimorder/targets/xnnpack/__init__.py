@@ -1,6 +1,7 @@
 """Target xnnpack: physical programs as XNNPACK delegates in a `.pte`, and the stock runtime to run it.
 
-This package is the only one that imports executorch.
+`emit.py` says what goes where, `ops.py` what XNNPACK computes, `backend.py` how its graph is written. They need
+executorch; this module and `target.py` do not until they are used.
 """
 
 from __future__ import annotations
@@ -10,11 +11,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dimorder.targets.xnnpack.emit import Emitted, emit
-from dimorder.targets.xnnpack.ops import supports
-
-__all__ = ["Emitted", "emit", "run", "supports"]
-
 
 def run(pte: bytes | str | Path, inputs: Sequence[Tensor]) -> list[Tensor]:
     """The outputs of a `.pte`, given as bytes or as a path, for inputs in the orders that it promises.
@@ -22,6 +18,7 @@ def run(pte: bytes | str | Path, inputs: Sequence[Tensor]) -> list[Tensor]:
     The runtime checks shapes and dtypes alone: an input in another order gives wrong numbers, so check first.
 
     >>> import torch
+    >>> from dimorder.targets.xnnpack.emit import emit
     >>> class Double(torch.nn.Module):
     ...     def forward(self, x):
     ...         return x * 2

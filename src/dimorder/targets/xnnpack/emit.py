@@ -51,8 +51,8 @@ def emit(program: ExportedProgram, *, constant_methods: Mapping[str, str] | None
     XNNPACK lacks runs as portable kernels between the delegates. `constant_methods` are embedded as methods
     that return the text.
 
-    Raises `UnsupportedError` for a program with state, for an input or output that is no tensor, and for an
-    operator that neither XNNPACK nor the runtime's portable kernels know.
+    Raises `UnsupportedError` for a program with state, for an input or output that is no tensor, for a
+    symbolic shape, and for an operator that neither XNNPACK nor the runtime's portable kernels know.
 
     >>> class Double(torch.nn.Module):
     ...     def forward(self, x):
@@ -160,6 +160,12 @@ def _signature(program: ExportedProgram) -> _Partition:
                     f"input {spec.arg.name!r}",
                     f"{spec.arg}",
                     "pass tensors only; fix other values in the module",
+                )
+            if not all(isinstance(size, int) for size in node.meta["val"].shape):
+                raise UnsupportedError(
+                    f"input {spec.arg.name!r}",
+                    f"the symbolic shape {tuple(node.meta['val'].shape)}",
+                    "lower it with a fixed shape, once per shape that you need",
                 )
             plan.inputs.append(node)
         elif spec.target in program.state_dict:
@@ -384,10 +390,15 @@ def _require_kernels(outside: Mapping[str, int], plan: _Partition) -> None:
     missing = set(outside) - set(Runtime.get().operator_registry.operator_names)
     if missing:
         stems = [name.split("::")[1].split(".")[0].removesuffix("_copy") for name in missing]
-        named = [node for node in plan.outside() if any(stem in str(node.target) for stem in stems)]
+        named = [node for node in plan.outside() if any(_stem(node) in s or s in _stem(node) for s in stems)]
         raise _no_kernel(
             plan, named or plan.outside(), f"no kernel in the runtime for {', '.join(sorted(missing))}"
         )
+
+
+def _stem(node: Node) -> str:
+    """`cumsum` of `aten.cumsum.default`."""
+    return str(node.target).split(".")[1] if "." in str(node.target) else str(node.target)
 
 
 def _no_kernel(plan: _Partition, nodes: Sequence[Node], found: str) -> UnsupportedError:
