@@ -1,7 +1,7 @@
 """Target xnnpack: physical programs as XNNPACK delegates in a `.pte`, and the stock runtime to run it.
 
-`emit.py` says what goes where, `ops.py` what XNNPACK computes, `backend.py` how its graph is written. They need
-executorch; this module and `target.py` do not until they are used.
+`emit.py` says what goes where, `ops.py` what XNNPACK computes, `backend.py` how its graph is written. They
+need executorch; this module and `target.py` do not until they are used.
 """
 
 from __future__ import annotations
