@@ -127,26 +127,29 @@ class _Search:
         return self.best is not None and _round_up(bound, step) >= self.best[0][0]
 
 
-def _solve(stage: _Stage, search: _Search) -> tuple[Proof, int | None]:
+def _solve(stage: _Stage, search: _Search) -> tuple[Proof, int]:
     """Find the best plan, unit by unit, and prove a bound; where the relaxation has a gap, merge first."""
     model = stage.model
-    face = model.face()
-    root = relax(model, model.objectives[0], face, search.left)
+    root = relax(model, model.objectives[0], model.face(), search.left)
     if root is not None:
         search.offer(stage.lift(root.columns), "lp (HiGHS)")
         if not _reached(search.value(model, 0), root.value):
-            merged = merge_around(model.problem, root.divided(model))
-            if merged.merges:
-                proof, bound = _solve(stage.next(merged), search)
-                return Contraction(merged.merges, proof), bound
+            merged = merge_around(model.problem, root.divided(model), search.left / 2)
+            if merged.merges and search.left:
+                inner, bound = _solve(stage.next(merged), search)
+                before, weaker = prices(model, root, {})
+                if weaker > bound:  # no time was left for the merged problem
+                    return before, _round_up(weaker, model.steps[0])
+                return Contraction(merged.merges, inner), bound
+    face = _minimise(stage, 0, model.face(), root, search)
+    proof, bound = _prove(stage, root, search)
     for unit, objective in enumerate(model.objectives):
         if not search.left or face.decided(model):
             break
-        if unit and not objective[face.upper > 0].any():
-            continue
-        relaxed = root if unit == 0 else None if face.caps else relax(model, objective, face, search.left)
-        face = _minimise(stage, unit, face, relaxed, search)
-    return (Prices(), None) if root is None else _prove(stage, root, search)
+        if unit and objective[face.upper > 0].any():
+            relaxed = None if face.caps else relax(model, objective, face, search.left)
+            face = _minimise(stage, unit, face, relaxed, search)
+    return proof, bound
 
 
 def _minimise(stage: _Stage, unit: int, face: Face, relaxed: Relaxed | None, search: _Search) -> Face:
@@ -201,13 +204,16 @@ class _Case:
         return min((case.least() for _, case in self.parts), default=self.bound)
 
 
-def _prove(stage: _Stage, relaxed: Relaxed, search: _Search) -> tuple[Proof, int]:
-    """Branch, the weakest case first, until the bound of every case reaches the best plan or time is out."""
+def _prove(stage: _Stage, relaxed: Relaxed | None, search: _Search) -> tuple[Proof, int]:
+    """Branch, the weakest case first, until every bound reaches the best plan or half the time is out."""
     model = stage.model
+    if relaxed is None:
+        return Prices(), _round_up(bound_of_prices(model.problem, Prices(), {}), model.steps[0])
+    reserve = search.left / 2
     root = _Case({}, *prices(model, relaxed, {}), relaxed)
     serial = count()
     open_cases = [(root.bound, next(serial), root)]
-    while open_cases and search.left:
+    while open_cases and search.left > reserve:
         bound, _, case = heapq.heappop(open_cases)
         if search.closed(bound, model.steps[0]):
             break

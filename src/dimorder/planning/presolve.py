@@ -12,6 +12,7 @@ problem is one on the original. (One step of non-serial dynamic programming: Ber
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,13 +65,14 @@ def merge(problem: LayoutProblem, merges: Iterable[tuple[int, int]]) -> Merged:
     return graph.merged()
 
 
-def merge_around(problem: LayoutProblem, seeds: Collection[int]) -> Merged:
+def merge_around(problem: LayoutProblem, seeds: Collection[int], time_limit_s: float = 30.0) -> Merged:
     """The problem after merging what lies around some operators, small ones first, while they stay small.
 
     >>> source = Operator("input", (), (), (Config((), (), (1,)),))
     >>> merge_around(LayoutProblem(("bytes",), (), (source,), "complete"), {0}).merges
     ()
     """
+    deadline = time.perf_counter() + time_limit_s
     graph = _Graph(problem)
     grown = set(seeds)
     pairs: list[tuple[int, int, int]] = []
@@ -82,7 +84,7 @@ def merge_around(problem: LayoutProblem, seeds: Collection[int]) -> Merged:
                 heapq.heappush(pairs, (graph.pairs(first, second), first, second))
 
     look_at(graph.nodes)
-    while pairs:
+    while pairs and time.perf_counter() < deadline:
         size, first, second = heapq.heappop(pairs)
         if size > _MAX_PAIRS:
             break
