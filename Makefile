@@ -49,7 +49,7 @@ clean: ## remove .venv and everything built
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' \
 		|| { echo "dimorder needs Python 3.10 to 3.13; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(RUN): $(PINS) | $(PY)
 	@echo "Installing dimorder with ExecuTorch into $(VENV) (about a minute) ..."
