@@ -1,0 +1,5 @@
+"""The command line: `dimorder lower | run | plan | explain`. See `commands` for what each does."""
+
+from dimorder.cli.commands import main
+
+__all__ = ["main"]

@@ -1,0 +1,414 @@
+"""Decides what the commands are, what each does, and how it ends: 0 done, 1 the answer is no, 2 wrong usage, 130 interrupted.
+
+Everything heavy is imported by the command that needs it: `dimorder --help` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dimorder.cli import models
+from dimorder.cli.console import Console, open_console
+from dimorder.errors import DimorderError, UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from dimorder.program.network_plan import NetworkPlan
+
+DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+_MODEL_HELP = "a .pt2 file, or package.module:factory (a callable that returns a torch.nn.Module, or a Module)"
+_DESCRIPTION = "See, check, choose and lower the order in which tensors lie in memory."
+_EXAMPLES = {
+    "": """\
+  dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
+  dimorder run resnet18.pte --input photo.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
+  dimorder explain torchvision.models:resnet18 --input 1x3x224x224
+
+every command has examples of its own: dimorder lower --help
+exit codes: 0 done, 1 the answer is no, 2 wrong usage, 130 interrupted""",
+    "lower": """\
+  dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
+  dimorder lower net.pt2 -o net.pte --input-order NHWC --report net.html
+  dimorder lower mymodels:Ranker --arg width=64 --input ids=1x128:int64 --input mask=1x128:bool -o ranker.pte --json ranker.json
+
+The keys of --json are stable: docs/json.md. A factory is called with torch's seed at 0, and the network put in eval mode.""",
+    "run": """\
+  dimorder run net.pte --input x.npy -o y.npy
+  dimorder run resnet18.pte --input photo.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
+  dimorder run ranker.pte --input ids=ids.npy --input mask=mask.npy -o scores.npz --on-mismatch error
+
+An array is taken as it lies in its file. An image is resized to the input's height and width, lies channels-last,
+and becomes (x / 255 - mean) / std.""",
+    "plan": """\
+  dimorder plan torchvision.models:swin_t --input 1x3x224x224
+  dimorder plan mypackage.nets:unet --input 1x3x64x96 --output-order NHWC --objective count
+  dimorder plan net.pt2 --json > plan.json""",
+    "explain": """\
+  dimorder explain torchvision.models:shufflenet_v2_x1_0 --input 1x3x224x224
+  dimorder explain net.pt2 --conversion 2 --target torch""",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; the exit code. Errors are three lines on stderr, and with `--debug` their traceback."""
+    try:
+        options = _parser().parse_args(argv)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    with open_console(options.debug) as console:
+        try:
+            command: Callable[[argparse.Namespace, Console], int] = options.command
+            return command(options, console)
+        except KeyboardInterrupt:
+            console.warn("dimorder: interrupted")
+            return INTERRUPTED
+        except BrokenPipeError:  # whoever read stdout has seen enough
+            return DONE
+        except Exception as error:
+            if console.interrupted:
+                console.warn("dimorder: interrupted")
+                return INTERRUPTED
+            return _fail(error, console, options.debug)
+
+
+def _fail(error: Exception, console: Console, debug: bool) -> int:
+    if debug:
+        console.warn("".join(traceback.format_exception(error)).rstrip())
+    if not isinstance(error, DimorderError):
+        where = f"an unexpected {type(error).__name__}"
+        error = DimorderError(where, str(error) or "no message", "run again with --debug, and report what you see")
+    if isinstance(error.__cause__, RuntimeError):
+        for line in console.runtime_errors():
+            console.warn(line)
+    console.warn(error)
+    return USAGE if isinstance(error, UsageError) else NO
+
+
+# -- the commands --------------------------------------------------------------------------------------------------
+
+
+def _lower(options: argparse.Namespace, console: Console) -> int:
+    written = {"-o": options.output, "--json": options.json, "--report": options.report}
+    _check_outputs(written)
+    if not any(written.values()):
+        raise UsageError("dimorder lower", "nothing to write", "give -o FILE, --json FILE or --report FILE")
+    with console.progress() as progress:
+        progress("loading torch")
+        from dimorder import api
+
+        lowered = _pipeline(api.lower, options, progress)
+        data = lowered.artifact.data if options.output else b""
+        report = _report(options, lowered, progress)
+        console.check_interrupt()
+        if options.output:
+            api.write_whole(options.output, data)
+        if options.report:
+            api.write_whole(options.report, report)
+        _write_json(options.json, lowered.to_dict(), console)
+    if options.json == "-":
+        return DONE
+    outside = ", ".join(f"{count} {name}" for name, count in lowered.artifact.outside.items())
+    console.print(lowered.plan)
+    console.print(f"verified     {lowered.max_rel_error:.1e} relative error against the network, on random inputs")
+    console.print(f"delegates    {lowered.artifact.delegates}, outside of them: {outside or 'nothing'}")
+    console.print(f"constants    {lowered.constant_bytes_added:,} bytes added")
+    if options.output:
+        seconds = sum(lowered.seconds.values())
+        console.print(f"written      {options.output}, {len(data):,} bytes, in {seconds:.1f} s")
+    return DONE
+
+
+def _run(options: argparse.Namespace, console: Console) -> int:
+    _check_outputs({"-o": options.output})
+    with console.progress() as progress:
+        progress("loading torch")
+        from dimorder import api
+        from dimorder.cli import tensors
+        from dimorder.runtime.program import load
+
+        if options.output:
+            tensors.check_output_name(options.output)
+        progress(f"loading {options.program}")
+        program = load(options.program, options.on_mismatch)
+        if options.output:
+            tensors.check_output_name(options.output, program.contract)
+        progress("reading inputs")
+        inputs = tensors.read_inputs(program.contract, options.input, _normalisation(options))
+        progress("running")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outputs = program.run(*inputs)
+        for warning in caught if options.on_mismatch == "warn" else ():
+            console.warn(f"dimorder: {warning.message}")
+        console.check_interrupt()
+        if options.output:
+            api.write_whole(options.output, tensors.encode_outputs(options.output, program.contract, outputs))
+    for spec, output in zip(program.contract.outputs, outputs, strict=True):
+        console.print(tensors.summary(spec, output))
+    count, cost = program.stats.conversions, program.stats.cost_bytes
+    console.print(f"guard  converted {count or 'nothing'}{f', {cost:,} bytes' if count else ''}")
+    for conversion in program.stats.last:
+        console.print(f"  {conversion}")
+    return DONE
+
+
+def _plan(options: argparse.Namespace, console: Console) -> int:
+    _check_outputs({"--json": options.json, "--report": options.report})
+    found = _planned(options, console)
+    if options.report:
+        from dimorder import api
+
+        with console.progress() as progress:
+            report = _report(options, found, progress)
+        console.check_interrupt()
+        api.write_whole(options.report, report)
+    _write_json(options.json, found.to_dict(), console)
+    if options.json != "-":
+        console.print(found)
+    return DONE
+
+
+def _explain(options: argparse.Namespace, console: Console) -> int:
+    _check_outputs({"--json": options.json})
+    found = _planned(options, console)
+    count = len(found.conversions)
+    if options.conversion is not None and not 0 <= options.conversion < count:
+        raise UsageError(
+            f"--conversion {options.conversion}",
+            f"a plan of {count or 'no'} conversions",
+            f"give 0 to {count - 1}" if count else "leave --conversion out: there is nothing to explain",
+        )
+    chosen = range(count) if options.conversion is None else [options.conversion]
+    with console.progress() as progress:
+        reasons = []
+        for index in chosen:
+            progress(f"explaining conversion {index}")
+            reasons.append(found.explain(index))
+    _write_json(options.json, [reason.to_dict() for reason in reasons], console)
+    if options.json == "-":
+        return DONE
+    if not count:
+        console.print("no conversions: nothing to explain")
+    for index, reason in zip(chosen, reasons, strict=True):
+        console.print(f"{index}  {reason}")
+    return DONE
+
+
+def _planned(options: argparse.Namespace, console: Console) -> NetworkPlan:
+    with console.progress() as progress:
+        progress("loading torch")
+        from dimorder import api
+
+        found: NetworkPlan = _pipeline(api.plan, options, progress)
+        console.check_interrupt()
+    return found
+
+
+def _pipeline(step: Callable[..., Any], options: argparse.Namespace, progress: Callable[[str], None]) -> Any:
+    """`api.lower` or `api.plan` of what the options name."""
+    from dimorder import targets
+
+    targets.find(options.target)
+    progress(f"loading {options.model}")
+    model = models.load_model(options.model, dict(options.arg))
+    args, kwargs = models.example_inputs(model, options.input)
+    try:
+        return step(
+            model,
+            args,
+            kwargs,
+            target=options.target,
+            input_orders=_orders(options.input_order),
+            output_orders=_orders(options.output_order),
+            objective=options.objective,
+            progress=progress,
+        )
+    except UnsupportedError:
+        models.check_runs(model, args, kwargs)
+        raise
+
+
+def _orders(given: Sequence[str]) -> Any:
+    return (given[0] if len(given) == 1 else list(given)) if given else None
+
+
+def _normalisation(options: argparse.Namespace) -> Any:
+    if options.mean is None and options.std is None:
+        return None
+    from dimorder.cli.tensors import Normalisation
+
+    return Normalisation(options.mean or (0.0,), options.std or (1.0,))
+
+
+# -- what is written -----------------------------------------------------------------------------------------------
+
+
+def _check_outputs(paths: Mapping[str, str | None]) -> None:
+    """Raises `UsageError` for a path that cannot be written, before the long work begins."""
+    files = {option: Path(path) for option, path in paths.items() if path and path != "-"}
+    for option, path in files.items():
+        where = f"{option} {path}"
+        if path.is_dir() or (path.exists() and not path.is_file()):
+            raise UsageError(where, "a folder or a device", "name a file")
+        if list(files.values()).count(path) > 1:
+            raise UsageError(where, "given for two files", "give each its own name")
+        probe = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            fix = "name a file in a folder that exists and that you can write to"
+            raise UsageError(where, f"cannot be written: {error.strerror or error}", fix) from error
+
+
+def _write_json(path: str | None, data: object, console: Console) -> None:
+    if path is None:
+        return
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    if path == "-":
+        console.print(text)
+        return
+    from dimorder import api
+
+    api.write_whole(path, f"{text}\n".encode())
+
+
+def _report(options: argparse.Namespace, result: Any, progress: Callable[[str], None]) -> bytes:
+    if not options.report:
+        return b""
+    from dimorder import report
+
+    return report.render(result, options.model, progress).encode()
+
+
+# -- the options ---------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are `UsageError`s."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(self.prog, message, f"see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _command_parser(_Parser, "", prog="dimorder", description=_DESCRIPTION)
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    lower = _command(commands, "lower", _lower, "lower a network to a program with a proven plan and a contract")
+    _network_options(lower)
+    lower.add_argument("-o", "--output", metavar="FILE", help="the program: a .pte for xnnpack, a .pt2 for torch")
+    _json_option(lower, "what was planned, and how it was lowered")
+    _report_option(lower)
+
+    run = _command(commands, "run", _run, "run a .pte, with its contract checked")
+    run.add_argument("program", metavar="PROGRAM", help="a .pte file; one that dimorder did not write has a guard too")
+    run.add_argument(
+        *("--input", "-i"), action="append", default=[], metavar="[NAME=]FILE", help="a .npy or an image, one per input"
+    )
+    run.add_argument("-o", "--output", metavar="FILE", help="the output as .npy, or several as one .npz")
+    run.add_argument(
+        "--on-mismatch",
+        choices=("adapt", "error", "warn"),
+        default="adapt",
+        help="an input in another order is converted (adapt, the default), refused, or converted with a warning",
+    )
+    run.add_argument("--mean", type=_numbers, metavar="A,B,C", help="of an image's channels, from 0 to 1 (default 0)")
+    run.add_argument("--std", type=_numbers, metavar="A,B,C", help="of an image's channels (default 1)")
+
+    plan = _command(commands, "plan", _plan, "plan a network's orders and print the plan; nothing is lowered")
+    _network_options(plan)
+    _json_option(plan, "the plan")
+    _report_option(plan)
+
+    explain = _command(commands, "explain", _explain, "say why a plan's conversions are there, and what would avoid them")
+    _network_options(explain)
+    explain.add_argument("--conversion", type=int, metavar="N", help="only this one, from 0 (default: all)")
+    _json_option(explain, "the reasons")
+    return parser
+
+
+def _command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace, Console], int], description: str
+) -> argparse.ArgumentParser:
+    parser = _command_parser(commands.add_parser, name, help=description, description=f"{description.capitalize()}.")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks, and what libraries print")
+    parser.set_defaults(command=run)
+    return parser
+
+
+def _command_parser(make: Callable[..., argparse.ArgumentParser], name: str, /, *args: str, **options: Any) -> argparse.ArgumentParser:
+    return make(
+        *([name] if name else []),
+        **options,
+        epilog=f"examples:\n{_EXAMPLES[name]}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _network_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    parser.add_argument(
+        *("--input", "-i"),
+        action="append",
+        default=[],
+        type=models.InputOption.parse,
+        metavar="[NAME=]SHAPE[:DTYPE]",
+        help="one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default); a .pt2 needs none",
+    )
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        type=models.parse_argument,
+        metavar="KEY=VALUE",
+        help="an argument of the factory, as a Python literal or else as text",
+    )
+    parser.add_argument("--target", default="xnnpack", help="what to lower for: xnnpack (the default) or torch")
+    for kind in ("input", "output"):
+        parser.add_argument(
+            f"--{kind}-order",
+            action="append",
+            default=[],
+            metavar="ORDER",
+            help=f"what the contract promises of {kind}s, such as NHWC or 0,2,3,1 (default contiguous); "
+            f"once for all, or once per {kind}",
+        )
+    parser.add_argument(
+        "--objective", choices=("bytes", "count"), default="bytes", help="minimise bytes moved (default) or conversions"
+    )
+
+
+def _json_option(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help=f"{what} as JSON; - or nothing is stdout")
+
+
+def _report_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--report", metavar="FILE", help="a page (.html) that shows the plan operator by operator")
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    with contextlib.suppress(ValueError):
+        return tuple(float(part) for part in text.split(","))
+    raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 0.5,0.5,0.5")
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return f"dimorder {metadata.version('dimorder')}"
+    except metadata.PackageNotFoundError:
+        return "dimorder, not installed"

@@ -1,0 +1,302 @@
+"""Decides what MODEL, --arg and --input mean for lower, plan and explain: a network and tensors to export it with.
+
+MODEL is a .pt2 file, or `package.module:factory`; a factory's random weights are seeded.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import importlib
+import inspect
+import math
+import os
+import re
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dimorder.errors import DimorderError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+    Model = torch.nn.Module | ExportedProgram
+
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16"),
+    *("int64", "int32", "int16", "int8", "uint8", "bool"),
+)
+_INPUT = re.compile(
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d+(?:[x,]\d+)*)(?::(?:torch\.)?(?P<dtype>\w+))?"
+)
+
+
+@dataclass(frozen=True)
+class InputOption:
+    """One `--input [NAME=]SHAPE[:DTYPE]`.
+
+    >>> InputOption.parse("ids=1x128:int64")
+    InputOption(name='ids', shape=(1, 128), dtype='int64')
+    """
+
+    name: str | None
+    shape: tuple[int, ...]
+    dtype: str
+
+    @staticmethod
+    def parse(text: str) -> InputOption:
+        where, write = f"--input {text}", "write [NAME=]SHAPE[:DTYPE], such as 1x3x224x224 or ids=1x128:int64"
+        match = _INPUT.fullmatch(text)
+        if match is None:
+            raise UsageError(where, "no shape", write)
+        shape = () if match["shape"] == "scalar" else tuple(map(int, re.split("[x,]", match["shape"])))
+        dtype = match["dtype"] or "float32"
+        if 0 in shape:
+            raise UsageError(where, "a dimension of size 0", "give sizes from 1 on")
+        if dtype not in DTYPES:
+            raise UsageError(where, f"no dtype {dtype!r}", f"use one of {', '.join(DTYPES)}")
+        return InputOption(match["name"], shape, dtype)
+
+    def tensor(self, seed: int) -> torch.Tensor:
+        """Standard normal, or zeros and ones: an index or a mask that every network takes."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        needed = math.prod(self.shape) * dtype.itemsize
+        if needed > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+            raise UsageError(
+                f"--input {self}", f"{needed:,} bytes, more than this machine's memory", "give a smaller shape"
+            )
+        generator = torch.Generator().manual_seed(seed)
+        if dtype.is_floating_point:
+            return torch.randn(self.shape, generator=generator).to(dtype)
+        return torch.randint(0, 2, self.shape, generator=generator).to(dtype)
+
+    def __str__(self) -> str:
+        name = f"{self.name}=" if self.name else ""
+        return f"{name}{'x'.join(map(str, self.shape)) or 'scalar'}:{self.dtype}"
+
+
+def parse_argument(text: str) -> tuple[str, Any]:
+    """One `--arg key=value`; a value that is no Python literal is taken as text.
+
+    >>> parse_argument("width=[1, 2]"), parse_argument("weights=DEFAULT")
+    (('width', [1, 2]), ('weights', 'DEFAULT'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise UsageError(f"--arg {text}", "no key=value", "write it as in --arg num_classes=10")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def load_model(spec: str, arguments: Mapping[str, Any]) -> Model:
+    """The network that MODEL names, in eval mode.
+
+    Raises `UsageError` where there is no such file, module or factory or it takes other arguments,
+    `DimorderError` where it fails.
+    """
+    if spec.endswith(".pt2") or (":" not in spec and Path(spec).exists()):
+        if arguments:
+            raise UsageError(f"--arg {next(iter(arguments))}", f"arguments for the file {spec}", "leave them out")
+        return _load_exported(spec)
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", spec):
+        raise UsageError(
+            f"MODEL {spec}", "neither a .pt2 file nor package.module:factory", "see dimorder lower --help"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return _build(spec, arguments)
+    except RuntimeError as error:
+        if not _lacks_torchvision_operators(error):
+            raise
+        _define_torchvision_operators()
+        return _build(spec, arguments)
+
+
+def example_inputs(
+    model: Model, options: Sequence[InputOption]
+) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """Tensors for the options: positional, then named. Raises `UsageError` where the network takes others."""
+    import torch
+
+    names = [option.name for option in options if option.name]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"--input {twice[0]}=", "given more than once", "give each input once")
+    tensors = [option.tensor(seed) for seed, option in enumerate(options)]
+    args = tuple(x for x, option in zip(tensors, options, strict=True) if option.name is None)
+    kwargs = {option.name: x for x, option in zip(tensors, options, strict=True) if option.name}
+    if not isinstance(model, torch.nn.Module):
+        _check_exported_inputs(model, options)
+        return args, kwargs
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(
+            f"--input, for {type(model).__name__}",
+            f"{error}",
+            f"give one --input for each tensor of forward{signature}",
+        ) from None
+    return args, kwargs
+
+
+def check_runs(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises `UsageError` where the network itself cannot take these inputs: then no export can."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        return
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        given = [*args, *kwargs.values()]
+        shapes = ", ".join("x".join(map(str, x.shape)) or "scalar" for x in given) or "nothing"
+        raise UsageError(
+            f"--input, for {type(model).__name__}",
+            f"{shapes}, on which it raises {_told(error)}",
+            "give shapes and dtypes that the network takes",
+        ) from error
+
+
+def _load_exported(path: str) -> ExportedProgram:
+    if not Path(path).is_file():
+        raise UsageError(f"MODEL {path}", "no such file", "give a .pt2 file, or package.module:factory")
+    import torch
+
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        raise UsageError(
+            f"MODEL {path}", f"not a readable exported program: {_told(error)}", "save it with torch.export.save"
+        ) from error
+
+
+def _check_exported_inputs(program: ExportedProgram, options: Sequence[InputOption]) -> None:
+    """An exported program has its shapes inside; --input may only repeat them."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    leaves = pytree.tree_leaves(program.example_inputs)
+    own = [(tuple(x.shape), str(x.dtype)) for x in leaves if isinstance(x, torch.Tensor)]
+    given = [(option.shape, f"torch.{option.dtype}") for option in options]
+    if given and given != own:
+        shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'}:{dtype[6:]}" for shape, dtype in own)
+        raise UsageError(
+            "--input, for an exported program",
+            f"{', '.join(map(str, options))}, where it was exported for {shapes}",
+            "leave --input out, or export the network again",
+        )
+
+
+def _build(spec: str, arguments: Mapping[str, Any]) -> torch.nn.Module:
+    import torch
+
+    module_name, _, path = spec.partition(":")
+    torch.manual_seed(0)
+    made = _attribute(spec, _import(spec, module_name), path)
+    if not isinstance(made, torch.nn.Module):
+        made = _call(spec, made, arguments)
+    elif arguments:
+        raise UsageError(f"--arg {next(iter(arguments))}", f"{spec} is a network already", "leave --arg out")
+    if not isinstance(made, torch.nn.Module):
+        raise UsageError(
+            f"MODEL {spec}", f"it gives a {type(made).__name__}", "name a factory that returns a torch.nn.Module"
+        )
+    return made.eval()
+
+
+def _import(spec: str, name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise _failed(spec, f"importing {name}", error) from error
+        raise UsageError(
+            f"MODEL {spec}",
+            f"no module named {error.name!r}",
+            f"install it, or run dimorder in the folder that holds {error.name.split('.')[0]}",
+        ) from error
+    except Exception as error:
+        if _lacks_torchvision_operators(error):
+            raise
+        raise _failed(spec, f"importing {name}", error) from error
+
+
+def _attribute(spec: str, module: Any, path: str) -> Any:
+    found = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, [name for name in dir(found) if name[0] != "_"])
+            owner = getattr(found, "__name__", type(found).__name__)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"name something that {owner} has"
+            raise UsageError(f"MODEL {spec}", f"{owner} has no {part!r}", hint)
+        found = getattr(found, part)
+    return found
+
+
+def _call(spec: str, factory: Any, arguments: Mapping[str, Any]) -> Any:
+    if not callable(factory):
+        raise UsageError(
+            f"MODEL {spec}", f"a {type(factory).__name__}", "name a torch.nn.Module, or a callable that returns one"
+        )
+    try:
+        signature: inspect.Signature | None = inspect.signature(factory)
+    except ValueError:
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind(**arguments)
+        except TypeError as error:
+            raise UsageError(
+                f"MODEL {spec}", f"{error}", f"give --arg key=value as {factory.__name__}{signature} takes them"
+            ) from None
+    try:
+        return factory(**arguments)
+    except Exception as error:
+        if _lacks_torchvision_operators(error):
+            raise
+        raise _failed(spec, "calling it", error) from error
+
+
+def _failed(spec: str, doing: str, error: Exception) -> DimorderError:
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return DimorderError(
+        f"MODEL {spec}", f"{doing} raised {_told(error)}{at}", "mend it, or see the whole traceback with --debug"
+    )
+
+
+def _told(error: BaseException) -> str:
+    """An exception as one short line."""
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first.strip()[:200]}" if first else type(error).__name__
+
+
+def _lacks_torchvision_operators(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and "operator torchvision::nms does not exist" in str(error)
+
+
+@functools.cache
+def _define_torchvision_operators() -> torch.library.Library:
+    """The two schemas without which torchvision 0.28 cannot be imported where its compiled part is missing.
+
+    They have no kernels: a network that calls them still fails. The library lives as long as the cache.
+    """
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library

@@ -1,0 +1,32 @@
+"""A plan as one page: what was promised, what is converted and why, and the order that each operator runs in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from dimorder.api import Lowered, write_whole
+from dimorder.program.network_plan import NetworkPlan
+from dimorder.report.html import page
+from dimorder.report.model import Report, build
+
+__all__ = ["Report", "build", "render", "write"]
+
+
+def render(
+    result: Lowered | NetworkPlan, title: str = "", progress: Callable[[str], None] = lambda step: None
+) -> str:
+    """The page, in HTML that needs nothing from elsewhere. Each conversion is explained, so the plan is solved again.
+
+    >>> import torch, dimorder
+    >>> plan = dimorder.plan(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),))
+    >>> render(plan, title="a convolution").startswith("<!doctype html>")
+    True
+    """
+    return page(build(result, title, progress))
+
+
+def write(result: Lowered | NetworkPlan, path: str | os.PathLike[str], title: str = "") -> Path:
+    """Writes the page: whole, or not at all. Raises `UsageError` where it cannot be written."""
+    return write_whole(path, render(result, title).encode())

@@ -1,0 +1,190 @@
+"""Decides what a report tells: the plan's own words, with every operator's order beside them. HTML is made of it elsewhere.
+
+Nothing is measured or decided here; `build` only collects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.api import Lowered
+from dimorder.program.capture import operator_name, where
+from dimorder.program.contract import Contract
+from dimorder.program.extract import BufferInfo, Order, layout_of
+from dimorder.program.network_plan import Explanation, NetworkPlan, Place, PlannedConversion, order_name
+
+Family = Literal["row-major", "channels-last", "permuted", "cut"]
+
+EXPLAINED = 16  # conversions whose reasons are given, largest first: each is a plan solved anew
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator in program order: the orders it reads and writes, and the conversions that are made for it first."""
+
+    operator: str
+    source: str
+    module: str
+    shape: tuple[int, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    family: Family
+    conversions: tuple[int, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class ConversionRow:
+    """A conversion; `explanation` is None for those beyond the `EXPLAINED` largest."""
+
+    number: int
+    conversion: PlannedConversion
+    share: float
+    explanation: Explanation | None
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What only a lowered network has."""
+
+    max_rel_error: float
+    delegates: int
+    outside: Mapping[str, int]
+    constant_bytes_added: int
+    artifact_bytes: int
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything on the page. `relabels` counts the views and permutes that cost nothing and have no row."""
+
+    title: str
+    target: str
+    contract: Contract
+    cost: tuple[int, ...]
+    units: tuple[str, ...]
+    lower_bound: int
+    optimal: bool
+    candidates: str
+    solver: str
+    conversions: tuple[ConversionRow, ...]
+    operators: tuple[OperatorRow, ...]
+    relabels: int
+    opaque: tuple[tuple[Place, str], ...]
+    blocks: tuple[Place, ...]
+    lowering: Lowering | None
+
+    @property
+    def converted_bytes(self) -> int:
+        return sum(row.conversion.bytes for row in self.conversions)
+
+
+def build(
+    result: Lowered | NetworkPlan, title: str = "", progress: Callable[[str], None] = lambda step: None
+) -> Report:
+    """The report of a lowered network, or of a plan alone."""
+    lowered = result if isinstance(result, Lowered) else None
+    plan = lowered.plan if lowered else result
+    assert isinstance(plan, NetworkPlan)
+    certificate = plan.certificate
+    operators = tuple(_operators(plan))
+    return Report(
+        title=title or "network",
+        target=plan.target,
+        contract=plan.contract,
+        cost=plan.cost,
+        units=plan.units,
+        lower_bound=certificate.lower_bound,
+        optimal=certificate.optimal,
+        candidates=certificate.candidates,
+        solver=certificate.solver,
+        conversions=tuple(_conversions(plan, progress)),
+        operators=operators,
+        relabels=len(plan.extracted.annotated.calls) - sum(row.module != "contract" for row in operators),
+        opaque=plan.opaque,
+        blocks=plan.blocks,
+        lowering=lowered and _lowering(lowered),
+    )
+
+
+def _lowering(lowered: Lowered) -> Lowering:
+    return Lowering(
+        lowered.max_rel_error,
+        lowered.artifact.delegates,
+        dict(lowered.artifact.outside),
+        lowered.constant_bytes_added,
+        len(lowered.artifact.data),
+        dict(lowered.seconds),
+    )
+
+
+def _conversions(plan: NetworkPlan, progress: Callable[[str], None]) -> Iterator[ConversionRow]:
+    conversions = plan.conversions
+    total = sum(conversion.bytes for conversion in conversions)
+    largest = sorted(range(len(conversions)), key=lambda i: -conversions[i].bytes)[:EXPLAINED]
+    for number, conversion in enumerate(conversions):
+        if number in largest:
+            progress(f"explaining conversion {number} of {len(conversions)}")
+        explanation = plan.explain(number) if number in largest else None
+        yield ConversionRow(number, conversion, conversion.bytes / total, explanation)
+
+
+def _operators(plan: NetworkPlan) -> Iterator[OperatorRow]:
+    extracted, choice = plan.extracted, plan.layout_plan.choice
+    first_consumer: dict[int, list[int]] = {}
+    for number, conversion in enumerate(plan.layout_plan.conversions):
+        first_consumer.setdefault(min(conversion.consumers), []).append(number)
+    relations, blocked = extracted.annotated.relations, extracted.annotated.blocked
+    module = ""
+    for index, site in enumerate(extracted.sites):
+        arrangement = extracted.arrangements[index][choice[index]]
+        orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
+        buffers = [extracted.buffers[view.buffer] for view in site.views]
+        named = [order_name(*pair) for pair in zip(buffers, orders, strict=True)]
+        contract = site.kind in ("input", "output")
+        module = "contract" if contract else _module(site.node) or module
+        relation = relations.get(site.node)
+        note = f"row-major: {relation.reason}" if relation and relation.kind == "opaque" else ""
+        yield OperatorRow(
+            operator=f"{site.kind} {site.node.name}" if contract else operator_name(site.node),
+            source="the caller" if contract else where(site.node),
+            module=module,
+            shape=_shape(site.node),
+            reads=tuple(named[: len(site.reads)]),
+            writes=tuple(named[len(site.reads) :]),
+            # An operator without tensors among its results has written none: its last operand's order then.
+            family=_family(buffers[-1], orders[-1]) if orders else "row-major",
+            conversions=tuple(first_consumer.get(index, ())),
+            note=note or ("its cut dimensions stay together" if site.node in blocked and not contract else ""),
+        )
+
+
+def _family(info: BufferInfo, order: Order) -> Family:
+    """What kind of order it is, of the value's own shape. Where several fit, the first."""
+    value = info.root.meta["val"]
+    shape = tuple(int(size) for size in (value[0] if isinstance(value, (list, tuple)) else value).shape)
+    if list(order) == sorted(order):
+        return "row-major"
+    owners = [info.tensor.dims[axis] for axis in order]
+    runs = [dim for i, dim in enumerate(owners) if i == 0 or owners[i - 1] != dim]
+    split = any(a > b for a, b in zip(order, order[1:], strict=False) if info.tensor.dims[a] == info.tensor.dims[b])
+    if split or len(set(runs)) < len(runs):
+        return "cut"
+    ones = [dim for dim, size in enumerate(shape) if size == 1]
+    last = DimOrder.channels_last(len(shape))
+    return "channels-last" if DimOrder(*ones, *runs).equivalent(last, shape) else "permuted"
+
+
+def _module(node: Any) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    value = node.meta["val"]
+    first = value[0] if isinstance(value, (list, tuple)) else value
+    return tuple(int(size) for size in first.shape)
