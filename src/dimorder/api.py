@@ -150,7 +150,7 @@ def _plan(
         _specs([f"output{i}" for i in range(len(program.outputs))], program.outputs, output_orders, "output"),
     )
     with clock.step("annotate"):
-        annotated = _annotate.annotate(program, _physical.refuses)
+        annotated = _annotate.annotate(program, lambda node: lowering.refuses(node) or _physical.refuses(node))
     with clock.step("extract"):
         extracted = extract(
             annotated,

@@ -69,6 +69,20 @@ def _conv2d(
     return _nhwc(torch.ops.aten.conv2d(image, weight, bias, stride, conv_padding, dilation, groups))
 
 
+def _conv3d(
+    x: Tensor,
+    weight_odhwi: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    volume = functional.pad(x.movedim(-1, 1), [side for pair in zip(padding[-2::-2], padding[::-2]) for side in pair])
+    y = torch.conv3d(volume, weight_odhwi.movedim(-1, 1), bias, stride, (0, 0, 0), dilation, groups)
+    return y.movedim(1, -1).contiguous()
+
+
 def _conv_transpose2d(
     x: Tensor,
     weight_ohwi: Tensor,
@@ -126,6 +140,11 @@ _DIALECT: dict[str, tuple[str, Callable[..., Tensor]]] = {
         "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[4] padding, int[2] dilation, "
         "int groups) -> Tensor",
         _conv2d,
+    ),
+    "conv3d_ndhwc": (
+        "(Tensor x, Tensor weight_odhwi, Tensor? bias, int[3] stride, int[6] padding, int[3] dilation, "
+        "int groups) -> Tensor",
+        _conv3d,
     ),
     "conv_transpose2d_nhwc": (
         "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[2] padding, int[2] output_padding, "

@@ -87,15 +87,26 @@ def extract(
     output_orders: Sequence[DimOrder],
     *,
     objective: str = "bytes",
-    forms: Mapping[object, tuple[str, ...]] | None = None,
+    forms: Sequence[Mapping[object, tuple[str, ...]]] = ({},),
     max_rank: int | None = None,
 ) -> Extracted:
     """The layout problem of an annotated program under a contract and a target's rules.
 
-    `forms` overrides the accepted orders of operators; `max_rank` is the highest rank the target can transpose.
-    `objective` is "bytes" (moved by conversions; ties: fewer conversions) or "count" (ties: fewer bytes).
+    `forms` overrides the accepted orders of operators: richest first, and the first whose candidate orders are complete
+    is taken. `max_rank` is the highest rank the target can transpose. `objective` is "bytes" (moved by conversions;
+    ties: fewer conversions) or "count" (ties: fewer bytes).
     """
-    return _Extractor(annotated, input_orders, output_orders, objective, forms or {}, max_rank).run()
+    *richer, plainest = forms
+    for chosen in richer:
+        try:
+            return _Extractor(annotated, input_orders, output_orders, objective, chosen, max_rank, give_up=True).run()
+        except _TooMany:
+            continue
+    return _Extractor(annotated, input_orders, output_orders, objective, plainest, max_rank, give_up=False).run()
+
+
+class _TooMany(Exception):
+    """A cap on candidates was reached."""
 
 
 def layout_of(tensor_index: int, site: Site, arrangement: Arrangement) -> Order:
@@ -113,8 +124,10 @@ class _Extractor:
         objective: str,
         forms: Mapping[object, tuple[str, ...]],
         max_rank: int | None,
+        *,
+        give_up: bool,
     ) -> None:
-        self.annotated = annotated
+        self.annotated, self.give_up = annotated, give_up
         self.input_orders, self.output_orders = input_orders, output_orders
         self.objective, self.forms, self.max_rank = objective, forms, max_rank
         self.buffers: list[BufferInfo] = []
@@ -123,7 +136,7 @@ class _Extractor:
 
     def run(self) -> Extracted:
         sites = self._sites()
-        proposals = _Closure(sites, self.buffers, self._seeds(sites)).run()
+        proposals = _Closure(sites, self.buffers, self._seeds(sites), self.give_up).run()
         operators, arrangements = [], []
         for site, proposal in zip(sites, proposals.per_site, strict=True):
             kept, configs = self._configs(site, proposal, proposals.candidates)
@@ -231,6 +244,8 @@ class _Extractor:
             for absorbed in itertools.product(*(list(orders) for orders in proposal.absorbed)):
                 count += 1
                 if count > MAX_CONFIGS:
+                    if self.give_up:
+                        raise _TooMany
                     self.truncated = True
                     break
                 arrangement = Arrangement(tokens, absorbed)
@@ -322,7 +337,10 @@ class _Proposal:
 class _Closure:
     """Carries candidate orders from tensor to tensor through every site until nothing new appears."""
 
-    def __init__(self, sites: Sequence[Site], buffers: Sequence[BufferInfo], seeds: Mapping[int, Order]) -> None:
+    def __init__(
+        self, sites: Sequence[Site], buffers: Sequence[BufferInfo], seeds: Mapping[int, Order], give_up: bool
+    ) -> None:
+        self.give_up = give_up
         self.sites, self.buffers, self.seeds = sites, buffers, seeds
         self.candidates: list[dict[Order, None]] = [{} for _ in buffers]
         self.per_site = [_Proposal(absorbed=[{} for _ in site.views]) for site in sites]
@@ -360,6 +378,8 @@ class _Closure:
         if order in self.candidates[buffer]:
             return
         if not seed and len(self.candidates[buffer]) >= MAX_LAYOUTS:
+            if self.give_up:
+                raise _TooMany
             self.truncated = True
             return
         self.candidates[buffer][order] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -36,11 +36,13 @@ class Target:
     """A target's side of the bargain.
 
     `forms` gives, per ATen operator, the accepted orders where they differ from the rule's (see
-    `op_rules.Relation.forms`); `max_rank` the highest rank it can transpose; `suffix` what its files are called.
+    `op_rules.Relation.forms`), richest first (see `extract`); `refuses` why a call of the captured program is left to row-major kernels outside, or
+    None; `max_rank` the highest rank it can transpose; `suffix` what its files are called.
     """
 
     name: str
     suffix: str
     emit: Callable[[ExportedProgram, Contract], Artifact]
-    forms: Mapping[Any, tuple[str, ...]] = field(default_factory=dict)
+    forms: tuple[Mapping[Any, tuple[str, ...]], ...] = ({},)
+    refuses: Callable[[torch.fx.Node], str | None] = lambda node: None
     max_rank: int | None = None

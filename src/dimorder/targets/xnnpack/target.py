@@ -34,9 +34,18 @@ def emit(program: ExportedProgram, contract: Contract) -> Pte:
     try:
         from dimorder.targets.xnnpack.emit import emit as emit_pte
     except ImportError as error:
-        raise UnsupportedError("target xnnpack", f"no ExecuTorch ({error})", "pip install 'dimorder[executorch]'") from error
+        raise UnsupportedError(
+            "target xnnpack", f"no ExecuTorch ({error})", "pip install 'dimorder[executorch]'"
+        ) from error
     emitted = emit_pte(program, constant_methods=constant_methods(contract))
     return Pte(seal(emitted.pte), emitted.delegates, dict(emitted.outside))
 
 
-TARGET = Target("xnnpack", ".pte", emit, max_rank=XNN_MAX_RANK)
+def refuses(node: torch.fx.Node) -> str | None:
+    """XNNPACK convolves in two dimensions."""
+    if node.target is torch.ops.aten.convolution.default and node.meta["val"].dim() > 4:
+        return "XNNPACK has no 3-D convolution"
+    return None
+
+
+TARGET = Target("xnnpack", ".pte", emit, refuses=refuses, max_rank=XNN_MAX_RANK)
