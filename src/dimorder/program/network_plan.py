@@ -65,8 +65,10 @@ class PlannedConversion:
     def __str__(self) -> str:
         consumers = " and ".join(map(str, self.consumers[:2]))
         more = f" and {len(self.consumers) - 2} more" if len(self.consumers) > 2 else ""
+        source, _, cuts = self.from_order.partition(", where")
+        source = source if self.to_order.endswith(cuts) else self.from_order
         return (
-            f"{self.value} {'×'.join(map(str, self.shape))}: {self.from_order} → {self.to_order}, {self.bytes:,} bytes\n"
+            f"{self.value} {'×'.join(map(str, self.shape))}: {source} → {self.to_order}: {self.bytes:,} bytes\n"
             f"    from {self.producer}\n    for {consumers}{more}"
         )
 
@@ -93,11 +95,12 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        without = (
-            "no plan does without it"
-            if self.cost_without is None
-            else f"without it the best plan costs {self.cost_without:,} {self.unit} instead of {self.cost:,}"
-        )
+        if self.cost_without is None:
+            without = "no plan does without it"
+        elif self.cost_without == self.cost:
+            without = f"a plan without it converts elsewhere and costs the same {self.cost:,} {self.unit}"
+        else:
+            without = f"without it the best plan costs {self.cost_without:,} {self.unit} instead of {self.cost:,}"
         return f"{self.conversion}\n    {self.share:.0%} of all bytes converted; {without}\n    {self.advice}"
 
 
@@ -239,20 +242,22 @@ class NetworkPlan:
 def order_name(info: BufferInfo, order: Sequence[int]) -> str:
     """An order of a buffer's axes by name: a dim order where dimensions stay whole, else one letter per axis.
 
-    Letters of a dimension that is cut carry the axis' size, as in `NHW C58 C2`.
+    The axes of a dimension that is cut are numbered from the outermost: `H W C1 C0, where C = 2·58`.
     """
     shape, owner, sizes = _shape(info), info.tensor.dims, info.tensor.sizes
     dims = [owner[axis] for axis in order]
     runs = [d for i, d in enumerate(dims) if i == 0 or dims[i - 1] != d]
-    whole = len(runs) == len(set(runs)) and all(
-        a < b for a, b in zip(order, order[1:]) if owner[a] == owner[b]
-    )
-    if whole:
+    in_order = all(a < b for a, b in zip(order, order[1:], strict=False) if owner[a] == owner[b])
+    if in_order and len(runs) == len(set(runs)):
         ones = [d for d, size in enumerate(shape) if size == 1]
         return describe(DimOrder(*ones, *runs).canonical(shape)) if shape else "scalar"
-    letters = _LETTERS.get(len(shape)) or [f"d{d}" for d in range(len(shape))]
-    cut = {d for d in dims if dims.count(d) > 1}
-    return " ".join(f"{letters[owner[a]]}{sizes[a] if owner[a] in cut else ''}" for a in order)
+    letters = _LETTERS.get(len(shape)) or [f"d{d}_" for d in range(len(shape))]
+    pieces = {d: [axis for axis in range(len(owner)) if owner[axis] == d] for d in sorted(set(dims))}
+    axes = (f"{letters[owner[a]]}{pieces[owner[a]].index(a) if len(pieces[owner[a]]) > 1 else ''}" for a in order)
+    cuts = (
+        f"{letters[d]} = {'·'.join(str(sizes[axis]) for axis in axes_)}" for d, axes_ in pieces.items() if len(axes_) > 1
+    )
+    return f"{' '.join(axes)}, where {', '.join(cuts)}"
 
 
 def _shape(info: BufferInfo) -> tuple[int, ...]:
