@@ -137,9 +137,10 @@ def _solve(stage: _Stage, search: _Search) -> tuple[Proof, int]:
             merged = merge_around(model.problem, root.divided(model), search.left / 2)
             if merged.merges and search.left:
                 inner, bound = _solve(stage.next(merged), search)
-                before, weaker = prices(model, root, {})
-                if weaker > bound:  # no time was left for the merged problem
-                    return before, _round_up(weaker, model.steps[0])
+                if not search.closed(Fraction(bound), model.steps[0]):
+                    before, weaker = prices(model, root, {})
+                    if weaker > bound:  # no time was left for the merged problem
+                        return before, _round_up(weaker, model.steps[0])
                 return Contraction(merged.merges, inner), bound
     face = _minimise(stage, 0, model.face(), root, search)
     proof, bound = _prove(stage, root, search)
