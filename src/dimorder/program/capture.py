@@ -184,6 +184,9 @@ class _Normaliser:
                 self.kept.append(constant)
                 env[node] = constant
             elif isinstance(node.meta.get("val"), torch.Tensor):
+                if node.meta["val"].numel() == 0:
+                    shape = tuple(node.meta["val"].shape)
+                    raise UnsupportedError(f"input {node.name}", f"shape {shape} has no elements", "leave it out")
                 env[node] = self.graph.placeholder(node.name)
                 env[node].meta["val"] = _without_data(node.meta["val"])
                 names.append(node.name)
@@ -194,7 +197,9 @@ class _Normaliser:
     # -- emitting ---------------------------------------------------------------------------------------------------
 
     def call(self, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
-        """Evaluate, rewrite into normal form, or copy one operator."""
+        """Evaluate, rewrite into normal form, or copy one operator; assertions, which return nothing, are dropped."""
+        if isinstance(target, torch._ops.OpOverload) and not target._schema.returns:
+            return None
         leaves = pytree.tree_leaves((args, kwargs))
         if not any(isinstance(leaf, torch.fx.Node) for leaf in leaves) and _deterministic(target):
             with torch.no_grad():
@@ -204,13 +209,16 @@ class _Normaliser:
             return self.emit(target, *args, **kwargs)
         return rewrite(self, *args, **kwargs)
 
-    def emit(self, target: Any, *args: Value, **kwargs: Value) -> torch.fx.Node:
+    def emit(self, target: Any, *args: Value, **kwargs: Value) -> Value:
+        """Copy one operator. What has no elements is a constant, whatever it was made from."""
         nodes = pytree.tree_map_only(torch.Tensor, self.as_node, (args, kwargs))
-        node = self.graph.call_function(target, *nodes)
-        node.meta.update(self.meta)
         metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
         with torch.no_grad():
-            node.meta["val"] = pytree.tree_map_only(torch.Tensor, _without_data, target(*metas[0], **metas[1]))
+            value = pytree.tree_map_only(torch.Tensor, _without_data, target(*metas[0], **metas[1]))
+        if isinstance(value, torch.Tensor) and value.numel() == 0:
+            return torch.empty(tuple(value.shape), dtype=value.dtype)
+        node = self.graph.call_function(target, *nodes)
+        node.meta.update(self.meta, val=value)
         return node
 
     def as_node(self, value: Value) -> torch.fx.Node:
@@ -370,7 +378,7 @@ def _getitem(n: _Normaliser, x: Value, index: int) -> Value:
 
 
 def _cat(n: _Normaliser, tensors: Sequence[Value], dim: int = 0) -> Value:
-    parts = [t for t in tensors if _shape(t) != (0,)]
+    parts = [t for t in tensors if 0 not in _shape(t)]
     dim = dim % len(_shape(parts[0]))
     return parts[0] if len(parts) == 1 else n.emit(aten.cat.default, parts, dim)
 
@@ -493,6 +501,31 @@ def _first_of_batch_norm(n: _Normaliser, x: Value, w: Value, b: Value, mean: Val
     return _batch_norm(n, x, w, b, mean, var, momentum, eps)[0]
 
 
+def _group_norm(
+    n: _Normaliser, x: Value, groups: int, weight: Value = None, bias: Value = None, eps: float = 1e-5, _cudnn: bool = True
+) -> Value:
+    """From parts: its groups are pieces of the channels, which only axes can tell."""
+    batch, channels, *rest = _shape(x)
+    grouped = _view(n, x, [batch, groups, channels // groups, *rest])
+    dims = list(range(2, len(_shape(grouped))))
+    centred = n.emit(aten.sub.Tensor, grouped, n.emit(aten.mean.dim, grouped, dims, True))
+    variance = n.emit(aten.mean.dim, n.emit(aten.mul.Tensor, centred, centred), dims, True)
+    scaled = n.emit(aten.mul.Tensor, centred, n.emit(aten.rsqrt.default, n.emit(aten.add.Tensor, variance, eps)))
+    y = _view(n, scaled, _shape(x))
+    for target, value in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+        if value is not None:
+            y = n.emit(target, y, _view(n, value, [channels] + [1] * len(rest)))
+    return y
+
+
+def _instance_norm(
+    n: _Normaliser, x: Value, weight: Value, bias: Value, mean: Value, var: Value, use_input: bool, momentum: float, eps: float, _cudnn: bool
+) -> Value:
+    if not use_input:
+        return _batch_norm(n, x, weight, bias, mean, var, momentum, eps)[0]
+    return _group_norm(n, x, _shape(x)[1], weight, bias, eps)
+
+
 def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
     pool = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}[rank]
     same = {1: aten.adaptive_avg_pool1d.default, 2: aten.adaptive_avg_pool2d.default, 3: aten.adaptive_avg_pool3d.default}[rank]
@@ -571,8 +604,8 @@ def _max_pool_with_indices(n: _Normaliser, x: Value, *args: Value) -> Value:
 
 def _prelu(n: _Normaliser, x: Value, w: Value) -> Value:
     rank = len(_shape(x))
-    if isinstance(w, torch.Tensor) and rank > 1:
-        w = w.reshape([-1] + [1] * (rank - 2))
+    if rank > 1:
+        w = _view(n, w, [-1] + [1] * (rank - 2))
     return n.emit(aten._prelu_kernel.default, x, w)
 
 
@@ -621,6 +654,8 @@ _REWRITES: dict[Any, Callable[..., Value]] = {
     aten.conv_transpose3d.input: _conv(3, transposed=True),
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten.batch_norm.default: _first_of_batch_norm,
+    aten.group_norm.default: _group_norm,
+    aten.instance_norm.default: _instance_norm,
     aten.adaptive_avg_pool1d.default: _adaptive_avg_pool(1),
     aten.adaptive_avg_pool2d.default: _adaptive_avg_pool(2),
     aten.adaptive_avg_pool3d.default: _adaptive_avg_pool(3),

@@ -85,19 +85,21 @@ class _Builder:
         self.constants: dict[str, torch.Tensor] = {}
 
     def run(self) -> torch.fx.GraphModule:
-        inputs, outputs = iter(self.contract.inputs), {}
+        inputs, outputs = iter(self.contract.inputs), []
         for index, site in enumerate(self.extracted.sites):
             arrangement = self.extracted.arrangements[index][self.plan.choice[index]]
             if site.kind == "input":
                 self.input(site, arrangement, next(inputs))
             elif site.kind == "output":
-                outputs[site.node] = (site, arrangement)
+                outputs.append((site, arrangement))
             else:
                 call = _Call(self, site, arrangement)
                 _LOWERINGS.get(site.node.target, _elementwise)(call) if site.kind != "opaque" else _opaque(call)
         results: list[torch.fx.Node] = []
+        dynamic = iter(outputs)
         for node, spec in zip(self.program.outputs, self.contract.outputs, strict=True):
-            result = self.output(*outputs[node], spec) if node in outputs else self.constant_output(node, spec)
+            is_constant = node.op == "get_attr"
+            result = self.constant_output(node, spec) if is_constant else self.output(*next(dynamic), spec)
             fresh = result.op == "call_function" and result not in results
             results.append(result if fresh else self.call(aten.clone.default, result))
         self.graph.output(tuple(results))
@@ -400,31 +402,35 @@ def _relabel(c: _Call) -> None:
 
 def _reduce(c: _Call) -> None:
     reduced = set(c.labelled("r"))
-    groups = c.split(alone=reduced)
-    dims = [d for d, group in enumerate(groups) if group and set(group) <= reduced]
-    x = c.take(0, groups)
-    if not dims:  # only sizes of 1 are reduced
-        c.give(c.b.call(aten.clone.default, x), groups)
-        return
-    c.give(c.b.call(c.target, x, dims, True), [[] if d in dims else group for d, group in enumerate(groups)])
+    groups = _or_size_1(c.split(alone=reduced), reduced)
+    dims = [d for d, group in enumerate(groups) if group and set(group) <= reduced] or [len(groups) - 1]
+    node = c.b.call(c.target, c.take(0, groups), dims, True, **c.node.kwargs)
+    c.give(node, [[] if d in dims else group for d, group in enumerate(groups)])
+
+
+def _or_size_1(groups: list[list[Token]], wanted: Iterable[Token]) -> list[list[Token]]:
+    """Physical dimensions with one more, of size 1, for an operator whose own dimension has no axes."""
+    return groups if any(wanted) else [*groups, []]
 
 
 def _index_reduce(c: _Call) -> None:
     reduced = c.labelled("r")
-    groups = c.split(alone=reduced)
-    dim = next(d for d, group in enumerate(groups) if group and group[0] in reduced)
+    groups = _or_size_1(c.split(alone=reduced), reduced)
+    dim = next((d for d, group in enumerate(groups) if group and group[0] in reduced), len(groups) - 1)
     c.give(c.b.call(c.target, c.take(0, groups), dim, True), [[] if d == dim else g for d, g in enumerate(groups)])
 
 
 def _softmax(c: _Call) -> None:
     """The operator itself along one physical dimension; from parts where its dimension lies in several."""
     k = set(c.labelled("k"))
-    groups = c.split(alone=k)
-    dims = [d for d, group in enumerate(groups) if group and group[0] in k]
+    groups = _or_size_1(c.split(alone=k), k)
+    dims = [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
     x, log = c.take(0, groups), c.target is aten.log_softmax.int
-    if len(dims) <= 1:
-        c.give(c.b.call(c.target, x, dims[0] if dims else 0, *c.node.args[2:]), groups)
+    if len(dims) == 1:
+        c.give(c.b.call(c.target, x, dims[0], *c.node.args[2:]), groups)
         return
+    if c.node.args[2:] and c.node.args[2] is not None:
+        x = c.b.call(aten._to_copy.default, x, dtype=c.node.args[2])
     shifted = c.b.call(aten.sub.Tensor, x, c.b.call(aten.amax.default, x, dims, True))
     powers = c.b.call(aten.exp.default, shifted)
     total = c.b.call(aten.sum.dim_IntList, powers, dims, True)
@@ -434,9 +440,9 @@ def _softmax(c: _Call) -> None:
 
 def _cumulative(c: _Call) -> None:
     k = c.labelled("k")
-    groups = c.split(alone=k, together=k)
-    dim = next(d for d, group in enumerate(groups) if group and group[0] in k) if k else 0
-    c.give(c.b.call(c.target, c.take(0, groups), dim, *c.node.args[2:]), groups)
+    groups = _or_size_1(c.split(alone=k, together=k), k)
+    dim = next((d for d, group in enumerate(groups) if group and group[0] in k), len(groups) - 1)
+    c.give(c.b.call(c.target, c.take(0, groups), dim, *c.node.args[2:], **c.node.kwargs), groups)
 
 
 def _layer_norm(c: _Call) -> None:
