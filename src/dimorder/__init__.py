@@ -1,4 +1,7 @@
-"""dimorder: the memory-format layer for PyTorch. See, check, choose and lower the order in which tensors lie in memory."""
+"""dimorder: the memory-format layer for PyTorch.
+
+See, check, choose and lower the order in which tensors lie in memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what the commands are, what each does, and how it ends: 0 done, 1 the answer is no, 2 wrong usage, 130 interrupted.
+"""Decides what the commands are, what each does, and how it ends (the exit codes).
 
 Everything heavy is imported by the command that needs it: `dimorder --help` must not wait for torch.
 """
@@ -23,9 +23,12 @@ from dimorder.errors import DimorderError, UnsupportedError, UsageError
 if TYPE_CHECKING:
     from dimorder.program.network_plan import NetworkPlan
 
+# NO is for a check that failed, and for a tensor or a network that is refused.
 DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-_MODEL_HELP = "a .pt2 file, or package.module:factory (a callable that returns a torch.nn.Module, or a Module)"
+_MODEL_HELP = (
+    "a .pt2 file, or package.module:factory (a callable that returns a torch.nn.Module, or a Module)"
+)
 _DESCRIPTION = "See, check, choose and lower the order in which tensors lie in memory."
 _EXAMPLES = {
     "": """\
@@ -38,16 +41,17 @@ exit codes: 0 done, 1 the answer is no, 2 wrong usage, 130 interrupted""",
     "lower": """\
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
   dimorder lower net.pt2 -o net.pte --input-order NHWC --report net.html
-  dimorder lower mymodels:Ranker --arg width=64 --input ids=1x128:int64 --input mask=1x128:bool -o ranker.pte --json ranker.json
+  dimorder lower mymodels:Ranker --arg width=64 --input ids=1x128:int64 -o ranker.pte --json ranker.json
 
-The keys of --json are stable: docs/json.md. A factory is called with torch's seed at 0, and the network put in eval mode.""",
+The keys of --json are stable: docs/json.md.
+A factory is called with torch's seed at 0, and its network put in eval mode.""",
     "run": """\
   dimorder run net.pte --input x.npy -o y.npy
   dimorder run resnet18.pte --input photo.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
   dimorder run ranker.pte --input ids=ids.npy --input mask=mask.npy -o scores.npz --on-mismatch error
 
-An array is taken as it lies in its file. An image is resized to the input's height and width, lies channels-last,
-and becomes (x / 255 - mean) / std.""",
+An array is taken as it lies in its file. An image is resized to the input's height and width,
+lies channels-last, and becomes (x / 255 - mean) / std.""",
     "plan": """\
   dimorder plan torchvision.models:swin_t --input 1x3x224x224
   dimorder plan mypackage.nets:unet --input 1x3x64x96 --output-order NHWC --objective count
@@ -59,7 +63,7 @@ and becomes (x / 255 - mean) / std.""",
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit code. Errors are three lines on stderr, and with `--debug` their traceback."""
+    """Runs one command; its exit code. Errors are three lines on stderr, and tracebacks with `--debug`."""
     try:
         options = _parser().parse_args(argv)
     except UsageError as error:
@@ -86,7 +90,9 @@ def _fail(error: Exception, console: Console, debug: bool) -> int:
         console.warn("".join(traceback.format_exception(error)).rstrip())
     if not isinstance(error, DimorderError):
         where = f"an unexpected {type(error).__name__}"
-        error = DimorderError(where, str(error) or "no message", "run again with --debug, and report what you see")
+        error = DimorderError(
+            where, str(error) or "no message", "run again with --debug, and report what you see"
+        )
     if isinstance(error.__cause__, RuntimeError):
         for line in console.runtime_errors():
             console.warn(line)
@@ -94,7 +100,7 @@ def _fail(error: Exception, console: Console, debug: bool) -> int:
     return USAGE if isinstance(error, UsageError) else NO
 
 
-# -- the commands --------------------------------------------------------------------------------------------------
+# The commands
 
 
 def _lower(options: argparse.Namespace, console: Console) -> int:
@@ -119,7 +125,9 @@ def _lower(options: argparse.Namespace, console: Console) -> int:
         return DONE
     outside = ", ".join(f"{count} {name}" for name, count in lowered.artifact.outside.items())
     console.print(lowered.plan)
-    console.print(f"verified     {lowered.max_rel_error:.1e} relative error against the network, on random inputs")
+    console.print(
+        f"verified     {lowered.max_rel_error:.1e} relative error against the network, on random inputs"
+    )
     console.print(f"delegates    {lowered.artifact.delegates}, outside of them: {outside or 'nothing'}")
     console.print(f"constants    {lowered.constant_bytes_added:,} bytes added")
     if options.output:
@@ -250,7 +258,7 @@ def _normalisation(options: argparse.Namespace) -> Any:
     return Normalisation(options.mean or (0.0,), options.std or (1.0,))
 
 
-# -- what is written -----------------------------------------------------------------------------------------------
+# What is written
 
 
 def _check_outputs(paths: Mapping[str, str | None]) -> None:
@@ -291,7 +299,7 @@ def _report(options: argparse.Namespace, result: Any, progress: Callable[[str], 
     return report.render(result, options.model, progress).encode()
 
 
-# -- the options ---------------------------------------------------------------------------------------------------
+# The options
 
 
 class _Parser(argparse.ArgumentParser):
@@ -306,25 +314,37 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    lower = _command(commands, "lower", _lower, "lower a network to a program with a proven plan and a contract")
+    lower = _command(
+        commands, "lower", _lower, "lower a network to a program with a proven plan and a contract"
+    )
     _network_options(lower)
-    lower.add_argument("-o", "--output", metavar="FILE", help="the program: a .pte for xnnpack, a .pt2 for torch")
+    lower.add_argument(
+        "-o", "--output", metavar="FILE", help="the program: a .pte for xnnpack, a .pt2 for torch"
+    )
     _json_option(lower, "what was planned, and how it was lowered")
     _report_option(lower)
 
     run = _command(commands, "run", _run, "run a .pte, with its contract checked")
-    run.add_argument("program", metavar="PROGRAM", help="a .pte file; one that dimorder did not write has a guard too")
     run.add_argument(
-        *("--input", "-i"), action="append", default=[], metavar="[NAME=]FILE", help="a .npy or an image, one per input"
+        "program", metavar="PROGRAM", help="a .pte file; one that dimorder did not write has a guard too"
+    )
+    run.add_argument(
+        *("--input", "-i"),
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE",
+        help="a .npy or an image, one per input",
     )
     run.add_argument("-o", "--output", metavar="FILE", help="the output as .npy, or several as one .npz")
     run.add_argument(
         "--on-mismatch",
         choices=("adapt", "error", "warn"),
         default="adapt",
-        help="an input in another order is converted (adapt, the default), refused, or converted with a warning",
+        help="an input in another order is converted (the default), refused, or converted with a warning",
     )
-    run.add_argument("--mean", type=_numbers, metavar="A,B,C", help="of an image's channels, from 0 to 1 (default 0)")
+    run.add_argument(
+        "--mean", type=_numbers, metavar="A,B,C", help="of an image's channels, from 0 to 1 (default 0)"
+    )
     run.add_argument("--std", type=_numbers, metavar="A,B,C", help="of an image's channels (default 1)")
 
     plan = _command(commands, "plan", _plan, "plan a network's orders and print the plan; nothing is lowered")
@@ -332,7 +352,9 @@ def _parser() -> argparse.ArgumentParser:
     _json_option(plan, "the plan")
     _report_option(plan)
 
-    explain = _command(commands, "explain", _explain, "say why a plan's conversions are there, and what would avoid them")
+    explain = _command(
+        commands, "explain", _explain, "say why a plan's conversions are there, and what would avoid them"
+    )
     _network_options(explain)
     explain.add_argument("--conversion", type=int, metavar="N", help="only this one, from 0 (default: all)")
     _json_option(explain, "the reasons")
@@ -342,13 +364,17 @@ def _parser() -> argparse.ArgumentParser:
 def _command(
     commands: Any, name: str, run: Callable[[argparse.Namespace, Console], int], description: str
 ) -> argparse.ArgumentParser:
-    parser = _command_parser(commands.add_parser, name, help=description, description=f"{description.capitalize()}.")
+    parser = _command_parser(
+        commands.add_parser, name, help=description, description=f"{description.capitalize()}."
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks, and what libraries print")
     parser.set_defaults(command=run)
     return parser
 
 
-def _command_parser(make: Callable[..., argparse.ArgumentParser], name: str, /, *args: str, **options: Any) -> argparse.ArgumentParser:
+def _command_parser(
+    make: Callable[..., argparse.ArgumentParser], name: str, /, *args: str, **options: Any
+) -> argparse.ArgumentParser:
     return make(
         *([name] if name else []),
         **options,
@@ -376,7 +402,9 @@ def _network_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="an argument of the factory, as a Python literal or else as text",
     )
-    parser.add_argument("--target", default="xnnpack", help="what to lower for: xnnpack (the default) or torch")
+    parser.add_argument(
+        "--target", default="xnnpack", help="what to lower for: xnnpack (the default) or torch"
+    )
     for kind in ("input", "output"):
         parser.add_argument(
             f"--{kind}-order",
@@ -387,16 +415,23 @@ def _network_options(parser: argparse.ArgumentParser) -> None:
             f"once for all, or once per {kind}",
         )
     parser.add_argument(
-        "--objective", choices=("bytes", "count"), default="bytes", help="minimise bytes moved (default) or conversions"
+        "--objective",
+        choices=("bytes", "count"),
+        default="bytes",
+        help="minimise bytes moved (default) or conversions",
     )
 
 
 def _json_option(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help=f"{what} as JSON; - or nothing is stdout")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help=f"{what} as JSON; - or nothing is stdout"
+    )
 
 
 def _report_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--report", metavar="FILE", help="a page (.html) that shows the plan operator by operator")
+    parser.add_argument(
+        "--report", metavar="FILE", help="a page (.html) that shows the plan operator by operator"
+    )
 
 
 def _numbers(text: str) -> tuple[float, ...]:

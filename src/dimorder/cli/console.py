@@ -1,4 +1,4 @@
-"""Decides what reaches the user: results on stdout, errors and progress on stderr, nothing that libraries write there.
+"""Decides what reaches the user: results on stdout, errors and progress on stderr, and nothing else.
 
 torch, torchao and ExecuTorch's native code warn on both streams; with `--debug` they do so unhindered.
 """
@@ -57,7 +57,7 @@ class Console:
 
 
 class Progress:
-    """Called with the name of each step. After two seconds a terminal shows one line that is rewritten; else one line a step."""
+    """Called with the name of each step, which is told after two seconds: in one line of a terminal, or in lines."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -103,7 +103,8 @@ def open_console(debug: bool) -> Iterator[Console]:
             console = Console(sys.stdout, sys.stderr)
         else:
             log = stack.enter_context(tempfile.TemporaryFile())
-            console = Console(*(stack.enter_context(_kept(fd, log)) for fd in (1, 2)), log)
+            out, err = (stack.enter_context(_kept(descriptor, log)) for descriptor in (1, 2))
+            console = Console(out, err, log)
             text = stack.enter_context(open(log.fileno(), "w", errors="replace", closefd=False))
             stack.enter_context(contextlib.redirect_stdout(text))
             stack.enter_context(contextlib.redirect_stderr(text))

@@ -1,4 +1,4 @@
-"""Decides what MODEL, --arg and --input mean for lower, plan and explain: a network and tensors to export it with.
+"""Decides what MODEL, --arg and --input mean: a network, and tensors to export it with.
 
 MODEL is a .pt2 file, or `package.module:factory`; a factory's random weights are seeded.
 """
@@ -71,7 +71,9 @@ class InputOption:
         needed = math.prod(self.shape) * dtype.itemsize
         if needed > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
             raise UsageError(
-                f"--input {self}", f"{needed:,} bytes, more than this machine's memory", "give a smaller shape"
+                f"--input {self}",
+                f"{needed:,} bytes, more than this machine's memory",
+                "give a smaller shape",
             )
         generator = torch.Generator().manual_seed(seed)
         if dtype.is_floating_point:
@@ -106,7 +108,9 @@ def load_model(spec: str, arguments: Mapping[str, Any]) -> Model:
     """
     if spec.endswith(".pt2") or (":" not in spec and Path(spec).exists()):
         if arguments:
-            raise UsageError(f"--arg {next(iter(arguments))}", f"arguments for the file {spec}", "leave them out")
+            raise UsageError(
+                f"--arg {next(iter(arguments))}", f"arguments for the file {spec}", "leave them out"
+            )
         return _load_exported(spec)
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", spec):
         raise UsageError(
@@ -179,7 +183,9 @@ def _load_exported(path: str) -> ExportedProgram:
         return torch.export.load(path)
     except Exception as error:
         raise UsageError(
-            f"MODEL {path}", f"not a readable exported program: {_told(error)}", "save it with torch.export.save"
+            f"MODEL {path}",
+            f"not a readable exported program: {_told(error)}",
+            "save it with torch.export.save",
         ) from error
 
 
@@ -212,7 +218,9 @@ def _build(spec: str, arguments: Mapping[str, Any]) -> torch.nn.Module:
         raise UsageError(f"--arg {next(iter(arguments))}", f"{spec} is a network already", "leave --arg out")
     if not isinstance(made, torch.nn.Module):
         raise UsageError(
-            f"MODEL {spec}", f"it gives a {type(made).__name__}", "name a factory that returns a torch.nn.Module"
+            f"MODEL {spec}",
+            f"it gives a {type(made).__name__}",
+            "name a factory that returns a torch.nn.Module",
         )
     return made.eval()
 
@@ -249,7 +257,9 @@ def _attribute(spec: str, module: Any, path: str) -> Any:
 def _call(spec: str, factory: Any, arguments: Mapping[str, Any]) -> Any:
     if not callable(factory):
         raise UsageError(
-            f"MODEL {spec}", f"a {type(factory).__name__}", "name a torch.nn.Module, or a callable that returns one"
+            f"MODEL {spec}",
+            f"a {type(factory).__name__}",
+            "name a torch.nn.Module, or a callable that returns one",
         )
     try:
         signature: inspect.Signature | None = inspect.signature(factory)
@@ -260,7 +270,9 @@ def _call(spec: str, factory: Any, arguments: Mapping[str, Any]) -> Any:
             signature.bind(**arguments)
         except TypeError as error:
             raise UsageError(
-                f"MODEL {spec}", f"{error}", f"give --arg key=value as {factory.__name__}{signature} takes them"
+                f"MODEL {spec}",
+                f"{error}",
+                f"give --arg key=value as {factory.__name__}{signature} takes them",
             ) from None
     try:
         return factory(**arguments)
@@ -274,7 +286,9 @@ def _failed(spec: str, doing: str, error: Exception) -> DimorderError:
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return DimorderError(
-        f"MODEL {spec}", f"{doing} raised {_told(error)}{at}", "mend it, or see the whole traceback with --debug"
+        f"MODEL {spec}",
+        f"{doing} raised {_told(error)}{at}",
+        "mend it, or see the whole traceback with --debug",
     )
 
 

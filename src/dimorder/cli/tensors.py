@@ -36,7 +36,7 @@ def read_inputs(
 ) -> list[torch.Tensor]:
     """One tensor per input of the contract, from `[NAME=]FILE` each.
 
-    Raises `UsageError` for files that cannot be read, names that are not promised, and inputs that are missing.
+    Raises `UsageError` for files that cannot be read, names that are not promised, inputs that are missing.
     """
     chosen = _assign([spec.name for spec in contract.inputs], files)
     if normalisation is not None and all(_is_array(file) for file in chosen.values()):
@@ -50,7 +50,7 @@ def read_inputs(
 
 
 def encode_outputs(path: str, contract: Contract, outputs: Sequence[torch.Tensor]) -> bytes:
-    """The bytes of a .npy with the one output, or of a .npz with all by name. numpy has no bfloat16: float32."""
+    """A .npy with the one output, or a .npz with all by name. numpy has no bfloat16: that becomes float32."""
     arrays = [(x.float() if x.dtype == torch.bfloat16 else x).numpy() for x in outputs]
     buffer = io.BytesIO()
     if path.endswith(".npz"):
@@ -159,7 +159,9 @@ def _read_image(file: str, spec: TensorSpec, normalisation: Normalisation | None
     try:
         from PIL import Image
     except ImportError as error:
-        raise UnsupportedError(where, "Pillow is not installed", "pip install pillow, or give a .npy file") from error
+        raise UnsupportedError(
+            where, "Pillow is not installed", "pip install pillow, or give a .npy file"
+        ) from error
     try:
         with Image.open(file) as opened:
             image = opened.convert("RGB" if spec.shape[1] == 3 else "L")
@@ -178,11 +180,15 @@ def _read_image(file: str, spec: TensorSpec, normalisation: Normalisation | None
         mean, std = (_per_channel(values, spec) for values in (chosen.mean, chosen.std))
         pixels = ((pixels / 255 - mean) / std).to(dtype)
     elif normalisation is not None or dtype != torch.uint8:
-        raise UsageError(where, f"an image, for an input of {spec.dtype}", "give a .npy file, or raw pixels for uint8")
+        raise UsageError(
+            where, f"an image, for an input of {spec.dtype}", "give a .npy file, or raw pixels for uint8"
+        )
     return pixels.permute(0, 3, 1, 2)
 
 
 def _per_channel(values: tuple[float, ...], spec: TensorSpec) -> torch.Tensor:
     if len(values) not in (1, spec.shape[1]):
-        raise UsageError("--mean and --std", f"{len(values)} values for {spec.shape[1]} channels", "give one, or one each")
+        raise UsageError(
+            "--mean and --std", f"{len(values)} values for {spec.shape[1]} channels", "give one, or one each"
+        )
     return torch.tensor(values)

@@ -1,4 +1,4 @@
-"""A plan as one page: what was promised, what is converted and why, and the order that each operator runs in."""
+"""A plan as a page: what is promised, what is converted and why, and the order that each operator runs in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Report", "build", "render", "write"]
 def render(
     result: Lowered | NetworkPlan, title: str = "", progress: Callable[[str], None] = lambda step: None
 ) -> str:
-    """The page, in HTML that needs nothing from elsewhere. Each conversion is explained, so the plan is solved again.
+    """The page, in HTML that needs nothing from elsewhere. The plan is solved anew for each reason on it.
 
     >>> import torch, dimorder
     >>> plan = dimorder.plan(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),))

@@ -1,12 +1,13 @@
-"""Decides what a report tells: the plan's own words, with every operator's order beside them. HTML is made of it elsewhere.
+"""Decides what a report tells: the plan's own words, with every operator's order beside them.
 
-Nothing is measured or decided here; `build` only collects.
+Nothing is measured or decided here, and nothing is said about how it looks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from dimorder.algebra.dim_order import DimOrder
@@ -18,12 +19,12 @@ from dimorder.program.network_plan import Explanation, NetworkPlan, Place, Plann
 
 Family = Literal["row-major", "channels-last", "permuted", "cut"]
 
-EXPLAINED = 16  # conversions whose reasons are given, largest first: each is a plan solved anew
+EXPLAINED = 12  # conversions whose reasons are given, largest first: each is a plan solved anew
 
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator in program order: the orders it reads and writes, and the conversions that are made for it first."""
+    """One operator: the orders it reads and writes, and the conversions that are made for it first."""
 
     operator: str
     source: str
@@ -107,7 +108,7 @@ def build(
         relabels=len(plan.extracted.annotated.calls) - sum(row.module != "contract" for row in operators),
         opaque=plan.opaque,
         blocks=plan.blocks,
-        lowering=lowered and _lowering(lowered),
+        lowering=_lowering(lowered) if lowered else None,
     )
 
 
@@ -159,7 +160,8 @@ def _operators(plan: NetworkPlan) -> Iterator[OperatorRow]:
             # An operator without tensors among its results has written none: its last operand's order then.
             family=_family(buffers[-1], orders[-1]) if orders else "row-major",
             conversions=tuple(first_consumer.get(index, ())),
-            note=note or ("its cut dimensions stay together" if site.node in blocked and not contract else ""),
+            note=note
+            or ("its cut dimensions stay together" if site.node in blocked and not contract else ""),
         )
 
 
@@ -171,7 +173,7 @@ def _family(info: BufferInfo, order: Order) -> Family:
         return "row-major"
     owners = [info.tensor.dims[axis] for axis in order]
     runs = [dim for i, dim in enumerate(owners) if i == 0 or owners[i - 1] != dim]
-    split = any(a > b for a, b in zip(order, order[1:], strict=False) if info.tensor.dims[a] == info.tensor.dims[b])
+    split = any(a > b for a, b in pairwise(order) if info.tensor.dims[a] == info.tensor.dims[b])
     if split or len(set(runs)) < len(runs):
         return "cut"
     ones = [dim for dim, size in enumerate(shape) if size == 1]
