@@ -1,0 +1,1 @@
+def check(e, p): return []
