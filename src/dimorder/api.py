@@ -1,4 +1,5 @@
-"""Decides the order of the pipeline: capture, annotate, extract, solve, rewrite, verify, emit. The page to read first."""
+"""Decides the order of the pipeline: capture, annotate, extract, solve, rewrite, verify, emit. The page to
+read first."""
 
 from __future__ import annotations
 
@@ -27,15 +28,19 @@ from dimorder.program.verify import random_like, verify
 from dimorder.runtime.guard import OnMismatch, check, restore
 from dimorder.targets import Artifact, find
 
-Orders = Any  # None, one order for all, or one per tensor; an order is "NHWC", a torch memory format or a DimOrder
+Orders = (
+    Any  # None, one order for all, or one per tensor; an order is "NHWC", a torch memory format or a DimOrder
+)
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered network: its plan, its contract, the physical program it came from, and the target's artifact.
+    """A lowered network: its plan, its contract, the physical program it came from, and the target's
+    artifact.
 
-    `max_rel_error` is that of the physical program against the network on random inputs; `seconds` is per step.
+    `max_rel_error` is that of the physical program against the network on random inputs; `seconds` is per
+    step.
     """
 
     plan: NetworkPlan
@@ -55,7 +60,8 @@ class Lowered:
         return write_whole(path, self.artifact.data)
 
     def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
-        """Run the artifact like the network, guarded by the contract; the result has the network's structure."""
+        """Run the artifact like the network, guarded by the contract; the result has the network's
+        structure."""
         flat = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         guarded = check(self.contract, flat, on_mismatch)
         outputs = restore(self.contract, self.artifact.run(guarded.tensors), on_mismatch).tensors
@@ -110,9 +116,12 @@ def lower(
 ) -> Lowered:
     """Lower a network: from module to a verified artifact with a proven plan and its contract inside.
 
-    `args` and `kwargs` are example inputs (shapes are static). `input_orders` and `output_orders` are what the
-    contract promises, contiguous by default: one order for all, or one per tensor. `objective` is "bytes" moved by
-    conversions, or their "count". Raises a `DimorderError` that says what to do; a wrong program is never returned.
+    `args` and `kwargs` are example inputs (shapes are static). `input_orders` and `output_orders` are what
+    the
+    contract promises, contiguous by default: one order for all, or one per tensor. `objective` is "bytes"
+    moved by
+    conversions, or their "count". Raises a `DimorderError` that says what to do; a wrong program is never
+    returned.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
     >>> lowered = lower(conv, (torch.randn(2, 3, 5, 7),), input_orders="NHWC", output_orders="NHWC")
@@ -150,7 +159,9 @@ def _plan(
         _specs([f"output{i}" for i in range(len(program.outputs))], program.outputs, output_orders, "output"),
     )
     with clock.step("annotate"):
-        annotated = _annotate.annotate(program, lambda node: lowering.refuses(node) or _physical.refuses(node))
+        annotated = _annotate.annotate(
+            program, lambda node: lowering.refuses(node) or _physical.refuses(node)
+        )
     with clock.step("extract"):
         extracted = extract(
             annotated,
@@ -173,7 +184,11 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> Path:
         beside.write_bytes(data)
         beside.replace(path)
     except OSError as error:
-        raise UsageError(str(path), f"cannot be written: {error.strerror or error}", "name a file in a folder you can write to") from error
+        raise UsageError(
+            str(path),
+            f"cannot be written: {error.strerror or error}",
+            "name a file in a folder you can write to",
+        ) from error
     finally:
         beside.unlink(missing_ok=True)
     return path
@@ -194,11 +209,16 @@ class _Clock:
         self.seconds[name] = time.perf_counter() - start
 
 
-def _specs(names: Sequence[str], nodes: Sequence[torch.fx.Node], orders: Orders, kind: str) -> tuple[TensorSpec, ...]:
-    """The promise for each tensor. One order given for all is meant for the tensors of its rank; others are contiguous."""
+def _specs(
+    names: Sequence[str], nodes: Sequence[torch.fx.Node], orders: Orders, kind: str
+) -> tuple[TensorSpec, ...]:
+    """The promise for each tensor. One order given for all is meant for the tensors of its rank; others are
+    contiguous."""
     each = orders if isinstance(orders, (list, tuple)) else None
     if each is not None and len(each) != len(nodes):
-        raise UsageError(f"{kind} orders", f"{len(each)} for {len(nodes)} {kind}s", f"give one for all, or one per {kind}")
+        raise UsageError(
+            f"{kind} orders", f"{len(each)} for {len(nodes)} {kind}s", f"give one for all, or one per {kind}"
+        )
     specs = []
     for i, (name, node) in enumerate(zip(names, nodes, strict=True)):
         value = node.meta["val"]
@@ -208,9 +228,15 @@ def _specs(names: Sequence[str], nodes: Sequence[torch.fx.Node], orders: Orders,
         else:
             dim_order = DimOrder.parse(order, value.dim())
         specs.append(TensorSpec(name, tuple(int(s) for s in value.shape), str(value.dtype), dim_order))
-    if each is None and orders is not None and not any(_fits(orders, node.meta["val"].dim()) for node in nodes):
+    if (
+        each is None
+        and orders is not None
+        and not any(_fits(orders, node.meta["val"].dim()) for node in nodes)
+    ):
         shapes = ", ".join(str(spec.shape) for spec in specs)
-        raise UsageError(f"{kind} orders", f"{orders} fits no {kind} of shape {shapes}", "give an order of the right rank")
+        raise UsageError(
+            f"{kind} orders", f"{orders} fits no {kind} of shape {shapes}", "give an order of the right rank"
+        )
     return tuple(specs)
 
 
@@ -238,12 +264,18 @@ def _flat(model: Any, program: Program) -> Callable[..., list[torch.Tensor]]:
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
         feed = iter(inputs)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(feed), program.exported.example_inputs)
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda _: next(feed), program.exported.example_inputs
+        )
         training = getattr(reference, "training", False)
         if training:
             reference.eval()
         try:
-            return [leaf for leaf in pytree.tree_leaves(reference(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+            return [
+                leaf
+                for leaf in pytree.tree_leaves(reference(*args, **kwargs))
+                if isinstance(leaf, torch.Tensor)
+            ]
         finally:
             if training:
                 reference.train()

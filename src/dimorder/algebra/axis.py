@@ -1,16 +1,20 @@
-"""Decides how dimensions are cut into axes: a store of factors that are split and identified, always consistently.
+"""Decides how dimensions are cut into axes: a store of factors that are split and identified, always
+consistently.
 
-A factor is a dimension or a piece of one; cutting it cuts it everywhere it occurs. Cuts form a divisibility chain.
+A factor is a dimension or a piece of one; cutting it cuts it everywhere it occurs. Cuts form a divisibility
+chain.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
 
 class Factors:
-    """A growing set of factors. Identifying two factors, or cutting one, is refused (False) where cuts conflict.
+    """A growing set of factors. Identifying two factors, or cutting one, is refused (False) where cuts
+    conflict.
 
     >>> factors = Factors()
     >>> c, two, rest = factors.new(96), factors.new(2), factors.new(48)
@@ -50,7 +54,8 @@ class Factors:
         return tuple(self._size[leaf] for leaf in self.leaves(factor))
 
     def cut(self, factor: int, sizes: Sequence[int]) -> bool:
-        """Cut a factor into pieces of the given sizes, outer first. False, and no change, where an older cut conflicts."""
+        """Cut a factor into pieces of the given sizes, outer first. False, and no change, where an older cut
+        conflicts."""
         wanted = _boundaries(sizes)
         if not _is_chain(wanted | _boundaries(self.sizes(factor))):
             return False
@@ -76,14 +81,22 @@ class Factors:
         )
 
     def identify(self, first: Sequence[int], second: Sequence[int]) -> bool:
-        """Make two sequences of leaves the same factors, refining both. False, and no change, where cuts conflict."""
+        """Make two sequences of leaves the same factors, refining both. False, and no change, where cuts
+        conflict."""
         sizes = [[self._size[leaf] for leaf in leaves] for leaves in (first, second)]
         boundaries = _boundaries(sizes[0]) | _boundaries(sizes[1])
         if not _is_chain(boundaries):
             return False
         while True:
             a, b = ([leaf for f in side for leaf in self.leaves(f)] for side in (first, second))
-            mismatch = next((pair for pair in zip(reversed(a), reversed(b)) if self._size[pair[0]] != self._size[pair[1]]), None)
+            mismatch = next(
+                (
+                    pair
+                    for pair in zip(reversed(a), reversed(b), strict=False)
+                    if self._size[pair[0]] != self._size[pair[1]]
+                ),
+                None,
+            )
             if mismatch is None:
                 break
             small, large = sorted(mismatch, key=lambda leaf: self._size[leaf])
@@ -123,4 +136,4 @@ def _boundaries(sizes: Iterable[int]) -> set[int]:
 
 def _is_chain(boundaries: set[int]) -> bool:
     ordered = sorted(boundaries)
-    return all(large % small == 0 for small, large in zip(ordered, ordered[1:]))
+    return all(large % small == 0 for small, large in itertools.pairwise(ordered))

@@ -1,6 +1,7 @@
 """Decides which axes every value has: the operators' relations solved together over one store of factors.
 
-Where cuts conflict, the operator concerned gets a block, in an order that does not depend on how operators are visited.
+Where cuts conflict, the operator concerned gets a block, in an order that does not depend on how operators
+are visited.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Tensor:
 class Annotated:
     """A program with, per call, its relation and the axes of its operands and results.
 
-    `reads[call]` is aligned with `op_rules.operands(call)`, `writes[call]` with its results. `blocked` names the
+    `reads[call]` is aligned with `op_rules.operands(call)`, `writes[call]` with its results. `blocked` names
+    the
     labels that became blocks because cuts conflict.
     """
 
@@ -47,8 +49,11 @@ class Annotated:
         return list(self.relations)
 
 
-def annotate(program: Program, refuses: Callable[[torch.fx.Node], str | None] = lambda node: None) -> Annotated:
-    """Give every value its axes. `refuses(call)` is a target's reason not to take a call, which is then opaque."""
+def annotate(
+    program: Program, refuses: Callable[[torch.fx.Node], str | None] = lambda node: None
+) -> Annotated:
+    """Give every value its axes. `refuses(call)` is a target's reason not to take a call, which is then
+    opaque."""
     calls = [n for n in program.nodes if n.op == "call_function" and not is_result(n)]
     relations = {}
     for call in calls:
@@ -85,28 +90,37 @@ class _Solver:
         for call in relations:
             reads = [self._new(n.meta["val"]) if n.op == "get_attr" else self.dims[n] for n in operands(call)]
             writes = [self._new(value) for value in results(call)]
-            for node, dims in zip(results_of(call), writes, strict=True):
-                if node is not None:
-                    self.dims[node] = dims
+            for result, dims in zip(results_of(call), writes, strict=True):
+                if result is not None:
+                    self.dims[result] = dims
             self.tensors[call] = (reads, writes)
 
     def solve(self) -> Annotated:
         """Whole dimensions first (nothing can conflict yet), then calls that cut, most frequent cut first."""
-        cutting = [call for call, relation in self.relations.items() if any(len(dim) > 1 for dim in _all_dims(relation))]
+        cutting = [
+            call
+            for call, relation in self.relations.items()
+            if any(len(dim) > 1 for dim in _all_dims(relation))
+        ]
         plain = [call for call in self.relations if call not in set(cutting)]
         for call in plain:
             self._identify(call)
         frequency = Counter(_signature(self.relations[call]) for call in cutting)
-        for call in sorted(cutting, key=lambda c: (-frequency[_signature(self.relations[c])], _signature(self.relations[c]))):
+        for call in sorted(
+            cutting, key=lambda c: (-frequency[_signature(self.relations[c])], _signature(self.relations[c]))
+        ):
             self._cut(call)
             self._identify(call)
         reads, writes = {}, {}
         for call, relation in self.relations.items():
             sides = zip(self.tensors[call], (relation.reads, relation.writes), strict=True)
             reads[call], writes[call] = (
-                tuple(self._tensor(factors, dims) for factors, dims in zip(side, rel, strict=True)) for side, rel in sides
+                tuple(self._tensor(factors, dims) for factors, dims in zip(side, rel, strict=True))
+                for side, rel in sides
             )
-        return Annotated(self.program, self.relations, reads, writes, {c: tuple(b) for c, b in self.blocked.items()})
+        return Annotated(
+            self.program, self.relations, reads, writes, {c: tuple(b) for c, b in self.blocked.items()}
+        )
 
     def _new(self, value: torch.Tensor) -> list[int]:
         return [self.factors.new(int(size)) for size in value.shape]
@@ -125,7 +139,8 @@ class _Solver:
                     return self._cut(call)
 
     def _identify(self, call: torch.fx.Node) -> None:
-        """Identify every shared label's axes wherever it occurs; a label whose cuts conflict becomes a block."""
+        """Identify every shared label's axes wherever it occurs; a label whose cuts conflict becomes a
+        block."""
         relation = self.relations[call]
         first: dict[str, tuple[int, ...]] = {}
         for factors, dims in self._sides(call):
@@ -156,7 +171,9 @@ class _Solver:
         labels: dict[str, tuple[int, ...]] = {}
         position = 0
         for factor, pieces in zip(factors, dims, strict=True):
-            for (name, _), piece in zip(pieces, self.factors.pieces(factor, [size for _, size in pieces]), strict=True):
+            for (name, _), piece in zip(
+                pieces, self.factors.pieces(factor, [size for _, size in pieces]), strict=True
+            ):
                 labels[name] = labels.get(name, ()) + tuple(range(position, position + len(piece)))
                 position += len(piece)
         assert position == len(sizes), "every axis has a label"

@@ -1,6 +1,7 @@
 """Decides the normal form in which a network is planned: one functional graph of few ATen operators.
 
-Constant subgraphs are evaluated, batch-norms folded, reshapes spelt `reshape` and `permute`, splits spelt `slice`.
+Constant subgraphs are evaluated, batch-norms folded, reshapes spelt `reshape` and `permute`, splits spelt
+`slice`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ Value = Any  # a graph node, a constant tensor, or a plain Python argument
 
 @dataclass(frozen=True)
 class Program:
-    """A captured network: a functional graph whose placeholders are the user's inputs and whose constants are attributes.
+    """A captured network: a functional graph whose placeholders are the user's inputs and whose constants are
+    attributes.
 
-    `example_inputs` are the flattened tensors the network was captured with; `out_spec` restores the structure of the
+    `example_inputs` are the flattened tensors the network was captured with; `out_spec` restores the
+    structure of the
     result. `exported` is the program as it was exported, which is what "the same numbers" means.
     """
 
@@ -66,7 +69,8 @@ def capture(
 ) -> Program:
     """Export `model` with example arguments and bring it into normal form.
 
-    `model` may be a module (exported in eval mode), an `ExportedProgram`, or the path of a `.pt2` file; for the last
+    `model` may be a module (exported in eval mode), an `ExportedProgram`, or the path of a `.pt2` file; for
+    the last
     two, missing `args` are taken from the program's own example inputs.
     """
     exported = _export(model, args, kwargs)
@@ -98,11 +102,19 @@ def _export(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -
         try:
             model = torch.export.load(str(model))
         except Exception as error:
-            raise UsageError(str(model), f"not a readable exported program: {error}", "save it again with torch.export.save") from error
+            raise UsageError(
+                str(model),
+                f"not a readable exported program: {error}",
+                "save it again with torch.export.save",
+            ) from error
     if isinstance(model, ExportedProgram):
         return model
     if not isinstance(model, torch.nn.Module):
-        raise UsageError("model", f"{type(model).__name__} is neither a torch.nn.Module nor an ExportedProgram", "pass one of these")
+        raise UsageError(
+            "model",
+            f"{type(model).__name__} is neither a torch.nn.Module nor an ExportedProgram",
+            "pass one of these",
+        )
     training = model.training
     try:
         with torch.no_grad():
@@ -110,9 +122,13 @@ def _export(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -
     except UnsupportedError:
         raise
     except Exception as error:
-        reason = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
+        reason = next(
+            (line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__
+        )
         raise UnsupportedError(
-            f"torch.export of {type(model).__name__}", f"{type(error).__name__}: {reason}", "make the module exportable, and check --input shapes"
+            f"torch.export of {type(model).__name__}",
+            f"{type(error).__name__}: {reason}",
+            "make the module exportable, and check --input shapes",
         ) from error
     finally:
         model.train(training)
@@ -122,18 +138,23 @@ def _refuse_state(exported: ExportedProgram) -> None:
     for spec in exported.graph_signature.output_specs:
         if spec.kind != OutputKind.USER_OUTPUT:
             raise UnsupportedError(
-                f"output {spec.target or spec.arg.name}", f"the program writes state ({spec.kind.name})", "return the new state as an output instead"
+                f"output {spec.target or spec.arg.name}",
+                f"the program writes state ({spec.kind.name})",
+                "return the new state as an output instead",
             )
     for node in exported.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
             raise UnsupportedError(
-                f"{operator_name(node)} ({where(node)})", f"symbolic shape {tuple(value.shape)}", "export with static shapes"
+                f"{operator_name(node)} ({where(node)})",
+                f"symbolic shape {tuple(value.shape)}",
+                "export with static shapes",
             )
 
 
 class _Normaliser:
-    """Re-traces an exported graph operator by operator; operators over constants alone are evaluated on the way."""
+    """Re-traces an exported graph operator by operator; operators over constants alone are evaluated on the
+    way."""
 
     def __init__(self, exported: ExportedProgram, original: ExportedProgram) -> None:
         self.exported, self.original = exported, original
@@ -149,17 +170,20 @@ class _Normaliser:
         user_inputs = self._bind_inputs(env)
         for node in self.exported.graph.nodes:
             if node.op == "call_function":
-                self.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+                self.meta = {
+                    key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta
+                }
                 self.node = node
-                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: _Boxed(env[n]))
-                args, kwargs = pytree.tree_map_only(_Boxed, lambda box: box.value, (args, kwargs))
+                args, kwargs = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
                 env[node] = self.call(node.target, args, kwargs)
-        results = self.exported.graph.output_node().args[0]
+        results: Any = self.exported.graph.output_node().args[0]
         self.meta = {}
         outputs = []
-        for result in results:  # type: ignore[union-attr]
+        for result in results:
             if not isinstance(result, torch.fx.Node):
-                raise UnsupportedError("output", f"the network returns the constant {result!r}", "return tensors only")
+                raise UnsupportedError(
+                    "output", f"the network returns the constant {result!r}", "return tensors only"
+                )
             outputs.append(self.as_node(env[result]))
         self.graph.output(tuple(outputs))
         self.graph.eliminate_dead_code()
@@ -169,11 +193,20 @@ class _Normaliser:
             if name in used:
                 root.register_buffer(name, tensor)
         module = torch.fx.GraphModule(root, self.graph)
-        flat = [leaf for leaf in pytree.tree_leaves(self.exported.example_inputs) if isinstance(leaf, torch.Tensor)]
-        return Program(module, tuple(flat), tuple(user_inputs), self.exported.call_spec.out_spec, self.original)
+        flat = [
+            leaf
+            for leaf in pytree.tree_leaves(self.exported.example_inputs)
+            if isinstance(leaf, torch.Tensor)
+        ]
+        return Program(
+            module, tuple(flat), tuple(user_inputs), self.exported.call_spec.out_spec, self.original
+        )
 
     def _bind_inputs(self, env: dict[torch.fx.Node, Value]) -> list[str]:
-        signature, state = self.exported.graph_signature, {**self.exported.state_dict, **self.exported.constants}
+        signature, state = (
+            self.exported.graph_signature,
+            {**self.exported.state_dict, **self.exported.constants},
+        )
         placeholders = {node.name: node for node in self.exported.graph.nodes if node.op == "placeholder"}
         names = []
         for spec in signature.input_specs:
@@ -186,7 +219,9 @@ class _Normaliser:
             elif isinstance(node.meta.get("val"), torch.Tensor):
                 if node.meta["val"].numel() == 0:
                     shape = tuple(node.meta["val"].shape)
-                    raise UnsupportedError(f"input {node.name}", f"shape {shape} has no elements", "leave it out")
+                    raise UnsupportedError(
+                        f"input {node.name}", f"shape {shape} has no elements", "leave it out"
+                    )
                 env[node] = self.graph.placeholder(node.name)
                 env[node].meta["val"] = _without_data(node.meta["val"])
                 names.append(node.name)
@@ -194,10 +229,12 @@ class _Normaliser:
                 env[node] = node.meta.get("val")
         return names
 
-    # -- emitting ---------------------------------------------------------------------------------------------------
+    # -- emitting
+    # ---------------------------------------------------------------------------------------------------
 
     def call(self, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
-        """Evaluate, rewrite into normal form, or copy one operator; assertions, which return nothing, are dropped."""
+        """Evaluate, rewrite into normal form, or copy one operator; assertions, which return nothing, are
+        dropped."""
         if isinstance(target, torch._ops.OpOverload) and not target._schema.returns:
             return None
         leaves = pytree.tree_leaves((args, kwargs))
@@ -246,14 +283,13 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
 
 
-class _Boxed:
-    """Keeps constant tensors out of `torch.fx.map_arg`'s sight."""
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-
-
-_RANDOM = (aten.rand.default, aten.randn.default, aten.rand_like.default, aten.randn_like.default, aten.bernoulli.default)
+_RANDOM = (
+    aten.rand.default,
+    aten.randn.default,
+    aten.rand_like.default,
+    aten.randn_like.default,
+    aten.bernoulli.default,
+)
 
 
 def _deterministic(target: Any) -> bool:
@@ -270,7 +306,8 @@ def _dtype(value: Value) -> torch.dtype:
     return tensor.dtype  # type: ignore[no-any-return]
 
 
-# -- rewrites: one small function per spelling ------------------------------------------------------------------------
+# -- rewrites: one small function per spelling
+# ------------------------------------------------------------------------
 
 
 def _same(n: _Normaliser, x: Value, *_args: Value, **_kwargs: Value) -> Value:
@@ -340,7 +377,9 @@ def _expand(n: _Normaliser, x: Value, shape: Sequence[int], implicit: bool = Fal
     return x if tuple(sizes) == old else n.emit(aten.expand.default, x, sizes)
 
 
-def _slice(n: _Normaliser, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Value:
+def _slice(
+    n: _Normaliser, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Value:
     shape = _shape(x)
     dim = dim % len(shape)
     begin, stop, step = slice(start, end, step).indices(shape[dim])
@@ -399,7 +438,9 @@ def _roll(n: _Normaliser, x: Value, shifts: Sequence[int], dims: Sequence[int] =
     return x
 
 
-def _pad(n: _Normaliser, x: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
+def _pad(
+    n: _Normaliser, x: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Value:
     if not any(pad):
         return x
     if mode != "constant":
@@ -412,7 +453,14 @@ def _constant_pad(n: _Normaliser, x: Value, pad: Sequence[int], value: float = 0
 
 
 def _new_filled(fill: float) -> Callable[..., Value]:
-    def rewrite(n: _Normaliser, x: Value, size: Sequence[int], *_: Value, dtype: torch.dtype | None = None, **__: Value) -> Value:
+    def rewrite(
+        n: _Normaliser,
+        x: Value,
+        size: Sequence[int],
+        *_: Value,
+        dtype: torch.dtype | None = None,
+        **__: Value,
+    ) -> Value:
         return torch.full(list(size), fill, dtype=dtype or _dtype(x))
 
     return rewrite
@@ -430,26 +478,48 @@ def _conv(rank: int, transposed: bool) -> Callable[..., Value]:
         values = [value] if isinstance(value, int) else list(value)
         return values * rank if len(values) == 1 else values
 
-    def conv(n: _Normaliser, x: Value, w: Value, b: Value = None, stride: Value = 1, padding: Value = 0, *rest: Value) -> Value:
+    def conv(
+        n: _Normaliser,
+        x: Value,
+        w: Value,
+        b: Value = None,
+        stride: Value = 1,
+        padding: Value = 0,
+        *rest: Value,
+    ) -> Value:
         if transposed:
-            output_padding, groups, dilation = (*rest, *(0, 1, 1)[len(rest) :])
+            output_padding, groups, dilation = _filled(rest, (0, 1, 1))
         else:
-            dilation, groups = (*rest, *(1, 1)[len(rest) :])
-            output_padding = 0
+            output_padding, (dilation, groups) = 0, _filled(rest, (1, 1))
         unbatched = len(_shape(x)) == rank + 1
         if unbatched:
             x = _unsqueeze(n, x, 0)
         if isinstance(padding, str):
             x, padding = _named_padding(n, x, w, padding, spread(dilation))
         y = n.emit(
-            aten.convolution.default, x, w, b, spread(stride), spread(padding), spread(dilation), transposed, spread(output_padding), groups
+            aten.convolution.default,
+            x,
+            w,
+            b,
+            spread(stride),
+            spread(padding),
+            spread(dilation),
+            transposed,
+            spread(output_padding),
+            groups,
         )
         return _squeeze(n, y, 0) if unbatched else y
 
     return conv
 
 
-def _named_padding(n: _Normaliser, x: Value, w: Value, padding: str, dilation: list[int]) -> tuple[Value, list[int]]:
+def _filled(given: Sequence[Value], defaults: Sequence[Value]) -> list[Value]:
+    return [*given, *defaults[len(given) :]]
+
+
+def _named_padding(
+    n: _Normaliser, x: Value, w: Value, padding: str, dilation: list[int]
+) -> tuple[Value, list[int]]:
     totals = [0 if padding == "valid" else d * (k - 1) for d, k in zip(dilation, _shape(w)[2:], strict=True)]
     if all(total % 2 == 0 for total in totals):
         return x, [total // 2 for total in totals]
@@ -482,7 +552,11 @@ def _fold_into_conv(n: _Normaliser, x: Value, scale: torch.Tensor, shift: torch.
     transposed, groups = rest[3], rest[5]
     weight = n.attributes[w.target].double()
     if transposed:
-        per_group = scale.reshape(groups, 1, -1).expand(groups, weight.shape[0] // groups, -1).reshape(weight.shape[0], -1)
+        per_group = (
+            scale.reshape(groups, 1, -1)
+            .expand(groups, weight.shape[0] // groups, -1)
+            .reshape(weight.shape[0], -1)
+        )
         weight = weight * per_group.reshape(*per_group.shape, *[1] * (weight.dim() - 2))
     else:
         weight = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
@@ -495,14 +569,31 @@ def _fold_into_conv(n: _Normaliser, x: Value, scale: torch.Tensor, shift: torch.
     return folded
 
 
-def _first_of_batch_norm(n: _Normaliser, x: Value, w: Value, b: Value, mean: Value, var: Value, training: bool, momentum: float, eps: float, _cudnn: bool) -> Value:
+def _first_of_batch_norm(
+    n: _Normaliser,
+    x: Value,
+    w: Value,
+    b: Value,
+    mean: Value,
+    var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+    _cudnn: bool,
+) -> Value:
     if training:
         return n.emit(aten.batch_norm.default, x, w, b, mean, var, training, momentum, eps, False)
     return _batch_norm(n, x, w, b, mean, var, momentum, eps)[0]
 
 
 def _group_norm(
-    n: _Normaliser, x: Value, groups: int, weight: Value = None, bias: Value = None, eps: float = 1e-5, _cudnn: bool = True
+    n: _Normaliser,
+    x: Value,
+    groups: int,
+    weight: Value = None,
+    bias: Value = None,
+    eps: float = 1e-5,
+    _cudnn: bool = True,
 ) -> Value:
     """From parts: its groups are pieces of the channels, which only axes can tell."""
     batch, channels, *rest = _shape(x)
@@ -510,7 +601,9 @@ def _group_norm(
     dims = list(range(2, len(_shape(grouped))))
     centred = n.emit(aten.sub.Tensor, grouped, n.emit(aten.mean.dim, grouped, dims, True))
     variance = n.emit(aten.mean.dim, n.emit(aten.mul.Tensor, centred, centred), dims, True)
-    scaled = n.emit(aten.mul.Tensor, centred, n.emit(aten.rsqrt.default, n.emit(aten.add.Tensor, variance, eps)))
+    scaled = n.emit(
+        aten.mul.Tensor, centred, n.emit(aten.rsqrt.default, n.emit(aten.add.Tensor, variance, eps))
+    )
     y = _view(n, scaled, _shape(x))
     for target, value in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
         if value is not None:
@@ -519,7 +612,16 @@ def _group_norm(
 
 
 def _instance_norm(
-    n: _Normaliser, x: Value, weight: Value, bias: Value, mean: Value, var: Value, use_input: bool, momentum: float, eps: float, _cudnn: bool
+    n: _Normaliser,
+    x: Value,
+    weight: Value,
+    bias: Value,
+    mean: Value,
+    var: Value,
+    use_input: bool,
+    momentum: float,
+    eps: float,
+    _cudnn: bool,
 ) -> Value:
     if not use_input:
         return _batch_norm(n, x, weight, bias, mean, var, momentum, eps)[0]
@@ -528,7 +630,11 @@ def _instance_norm(
 
 def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
     pool = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}[rank]
-    same = {1: aten.adaptive_avg_pool1d.default, 2: aten.adaptive_avg_pool2d.default, 3: aten.adaptive_avg_pool3d.default}[rank]
+    same = {
+        1: aten.adaptive_avg_pool1d.default,
+        2: aten.adaptive_avg_pool2d.default,
+        3: aten.adaptive_avg_pool3d.default,
+    }[rank]
 
     def rewrite(n: _Normaliser, x: Value, size: Sequence[int]) -> Value:
         spatial = _shape(x)[-rank:]
@@ -548,12 +654,18 @@ def _mean(n: _Normaliser, x: Value, dtype: torch.dtype | None = None) -> Value:
     return n.emit(aten.mean.dim, x, list(range(len(_shape(x)))), False)
 
 
-def _as_strided(n: _Normaliser, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Value:
+def _as_strided(
+    n: _Normaliser, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Value:
     dense = [math.prod(size[i + 1 :]) for i in range(len(size))]
     moved = [(s, d) for s, d, extent in zip(stride, dense, size, strict=True) if extent != 1]
     if math.prod(size) == math.prod(_shape(x)) and not offset and all(s == d for s, d in moved):
         return _view(n, x, size)
-    raise UnsupportedError("aten.as_strided", f"sizes {list(size)}, strides {list(stride)} read memory directly", "write it as view, permute or slice")
+    raise UnsupportedError(
+        "aten.as_strided",
+        f"sizes {list(size)}, strides {list(stride)} read memory directly",
+        "write it as view, permute or slice",
+    )
 
 
 def _addmm(n: _Normaliser, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Value:
@@ -563,13 +675,27 @@ def _addmm(n: _Normaliser, bias: Value, x: Value, w: Value, *, beta: float = 1, 
 
 
 def _attention(
-    n: _Normaliser, q: Value, k: Value, v: Value, mask: Value = None, dropout_p: float = 0.0, is_causal: bool = False,
-    *, scale: float | None = None, enable_gqa: bool = False,
+    n: _Normaliser,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Value:
     if dropout_p or enable_gqa:
-        raise UnsupportedError("aten.scaled_dot_product_attention", f"dropout_p={dropout_p}, enable_gqa={enable_gqa}", "export in eval mode, repeat the keys")
+        raise UnsupportedError(
+            "aten.scaled_dot_product_attention",
+            f"dropout_p={dropout_p}, enable_gqa={enable_gqa}",
+            "export in eval mode, repeat the keys",
+        )
     factor = 1.0 / math.sqrt(_shape(q)[-1]) if scale is None else scale
-    scores = n.call(aten.matmul.default, (n.call(aten.mul.Tensor, (q, factor), {}), _transpose(n, k, -2, -1)), {})
+    scores = n.call(
+        aten.matmul.default, (n.call(aten.mul.Tensor, (q, factor), {}), _transpose(n, k, -2, -1)), {}
+    )
     if is_causal:
         mask = torch.ones(_shape(q)[-2], _shape(k)[-2], dtype=torch.bool).tril()
     if mask is not None and _dtype(mask) == torch.bool:
@@ -611,7 +737,15 @@ def _prelu(n: _Normaliser, x: Value, w: Value) -> Value:
 
 _REWRITES: dict[Any, Callable[..., Value]] = {
     **dict.fromkeys(
-        (aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default, aten.lift_fresh_copy.default, aten.detach_.default), _same
+        (
+            aten.clone.default,
+            aten.alias.default,
+            aten.detach.default,
+            aten.contiguous.default,
+            aten.lift_fresh_copy.default,
+            aten.detach_.default,
+        ),
+        _same,
     ),
     aten.dropout.default: _dropout,
     aten._to_copy.default: _to_copy,

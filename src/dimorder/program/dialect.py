@@ -78,7 +78,8 @@ def _conv3d(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    volume = functional.pad(x.movedim(-1, 1), [side for pair in zip(padding[-2::-2], padding[::-2]) for side in pair])
+    depth, height, width = padding[:2], padding[2:4], padding[4:]
+    volume = functional.pad(x.movedim(-1, 1), [*width, *height, *depth])
     y = torch.conv3d(volume, weight_odhwi.movedim(-1, 1), bias, stride, (0, 0, 0), dilation, groups)
     return y.movedim(1, -1).contiguous()
 

@@ -1,6 +1,7 @@
 """Decides what the planner may choose from: buffers, and for every operator the orders it could run in.
 
-Candidate orders are the closure of what contracts and operators ask for, carried through the operators that share axes.
+Candidate orders are the closure of what contracts and operators ask for, carried through the operators that
+share axes.
 """
 
 from __future__ import annotations
@@ -92,17 +93,23 @@ def extract(
 ) -> Extracted:
     """The layout problem of an annotated program under a contract and a target's rules.
 
-    `forms` overrides the accepted orders of operators: richest first, and the first whose candidate orders are complete
-    is taken. `max_rank` is the highest rank the target can transpose. `objective` is "bytes" (moved by conversions;
+    `forms` overrides the accepted orders of operators: richest first, and the first whose candidate orders
+    are complete
+    is taken. `max_rank` is the highest rank the target can transpose. `objective` is "bytes" (moved by
+    conversions;
     ties: fewer conversions) or "count" (ties: fewer bytes).
     """
     *richer, plainest = forms
     for chosen in richer:
         try:
-            return _Extractor(annotated, input_orders, output_orders, objective, chosen, max_rank, give_up=True).run()
+            return _Extractor(
+                annotated, input_orders, output_orders, objective, chosen, max_rank, give_up=True
+            ).run()
         except _TooMany:
             continue
-    return _Extractor(annotated, input_orders, output_orders, objective, plainest, max_rank, give_up=False).run()
+    return _Extractor(
+        annotated, input_orders, output_orders, objective, plainest, max_rank, give_up=False
+    ).run()
 
 
 class _TooMany(Exception):
@@ -112,7 +119,9 @@ class _TooMany(Exception):
 def layout_of(tensor_index: int, site: Site, arrangement: Arrangement) -> Order:
     """The buffer order that an arrangement means for one tensor of a site."""
     held, absorbed = site.tokens[tensor_index], dict(arrangement.absorbed[tensor_index])
-    return tuple(axis for token in arrangement.tokens if token in held for axis in absorbed.get(token, held[token]))
+    return tuple(
+        axis for token in arrangement.tokens if token in held for axis in absorbed.get(token, held[token])
+    )
 
 
 class _Extractor:
@@ -143,14 +152,19 @@ class _Extractor:
             arrangements.append(kept)
             name = operator_name(site.node) if site.kind != "output" else site.kind
             operators.append(
-                Operator(name, tuple(v.buffer for v in site.reads), tuple(v.buffer for v in site.writes), configs)
+                Operator(
+                    name, tuple(v.buffer for v in site.reads), tuple(v.buffer for v in site.writes), configs
+                )
             )
         candidates = "truncated" if self.truncated or proposals.truncated else "complete"
         buffers = tuple(self._buffer(info, proposals.candidates[info.index]) for info in self.buffers)
         problem = LayoutProblem(UNITS[self.objective], buffers, tuple(operators), candidates)
-        return Extracted(problem, self.annotated, tuple(self.buffers), self.views, tuple(sites), tuple(arrangements))
+        return Extracted(
+            problem, self.annotated, tuple(self.buffers), self.views, tuple(sites), tuple(arrangements)
+        )
 
-    # -- buffers and sites -----------------------------------------------------------------------------------------
+    # -- buffers and sites
+    # -----------------------------------------------------------------------------------------
 
     def _sites(self) -> list[Site]:
         program, sites = self.annotated.program, []
@@ -160,7 +174,8 @@ class _Extractor:
             sites.append(self._boundary(node, "input", view, write=True))
         for call, relation in self.annotated.relations.items():
             reads = [
-                (self.views.get(n), t) for n, t in zip(operands(call), self.annotated.reads[call], strict=True)
+                (self.views.get(n), t)
+                for n, t in zip(operands(call), self.annotated.reads[call], strict=True)
             ]
             if relation.is_view and reads[0][0] is not None:
                 self.views[call] = _relabelled(reads[0][0], reads[0][1], self.annotated.writes[call][0])
@@ -172,10 +187,20 @@ class _Extractor:
                     results_of(call), self.annotated.writes[call], _values(call), strict=True
                 )
             ]
-            forms = self.forms.get(call.target, relation.forms) if relation.kind != "opaque" else relation.forms
+            forms = (
+                self.forms.get(call.target, relation.forms) if relation.kind != "opaque" else relation.forms
+            )
             tokens = tuple(_tokens(view, tensor, relation) for view, tensor in (*dynamic, *writes))
             sites.append(
-                Site(call, relation.kind, tuple(v for v, _ in dynamic), tuple(v for v, _ in writes), tokens, relation.absorbed, forms)
+                Site(
+                    call,
+                    relation.kind,
+                    tuple(v for v, _ in dynamic),
+                    tuple(v for v, _ in writes),
+                    tokens,
+                    relation.absorbed,
+                    forms,
+                )
             )
         for node in program.outputs:
             if node in self.views:
@@ -183,7 +208,8 @@ class _Extractor:
         return sites
 
     def _root_tensors(self) -> dict[torch.fx.Node, Tensor]:
-        """A tensor for each input, from any use (all uses see the same axes); one without uses has whole dimensions."""
+        """A tensor for each input, from any use (all uses see the same axes); one without uses has whole
+        dimensions."""
         found = {}
         for node in self.annotated.program.inputs:
             shape = tuple(node.meta["val"].shape)
@@ -204,14 +230,22 @@ class _Extractor:
         return view
 
     def _boundary(self, node: torch.fx.Node, kind: str, view: View, *, write: bool) -> Site:
-        """A contract's side: one configuration, written or read as a block per dimension in the promised order."""
-        tokens = {("axis", axis): (axis,) for axis in view.axes}
-        views = ((), (view,)) if write else ((view,), ())
-        return Site(node, kind, *views, (tokens,), frozenset(), ("*",))
+        """A contract's side: one configuration, written or read as a block per dimension in the promised
+        order."""
+        tokens: dict[Token, Order] = {("axis", axis): (axis,) for axis in view.axes}
+        reads, writes = ((), (view,)) if write else ((view,), ())
+        return Site(node, kind, reads, writes, (tokens,), frozenset(), ("*",))
 
     def _seeds(self, sites: Sequence[Site]) -> dict[int, Order]:
         """The promised order of every boundary, by site index."""
-        inputs, outputs = iter(self.input_orders), iter(o for o, n in zip(self.output_orders, self.annotated.program.outputs, strict=True) if n in self.views)
+        inputs, outputs = (
+            iter(self.input_orders),
+            iter(
+                o
+                for o, n in zip(self.output_orders, self.annotated.program.outputs, strict=True)
+                if n in self.views
+            ),
+        )
         seeds = {}
         for index, site in enumerate(sites):
             if site.kind in ("input", "output"):
@@ -233,7 +267,8 @@ class _Extractor:
             left //= sizes[axis]
         return tuple(owner)
 
-    # -- configurations --------------------------------------------------------------------------------------------
+    # -- configurations
+    # --------------------------------------------------------------------------------------------
 
     def _configs(
         self, site: Site, proposal: _Proposal, candidates: Sequence[Mapping[Order, None]]
@@ -250,7 +285,10 @@ class _Extractor:
                     break
                 arrangement = Arrangement(tokens, absorbed)
                 layouts = [layout_of(i, site, arrangement) for i in range(len(site.views))]
-                if any(order not in candidates[view.buffer] for view, order in zip(site.views, layouts, strict=True)):
+                if any(
+                    order not in candidates[view.buffer]
+                    for view, order in zip(site.views, layouts, strict=True)
+                ):
                     continue
                 reads, writes = tuple(layouts[: len(site.reads)]), tuple(layouts[len(site.reads) :])
                 cost = self._cost(site, arrangement)
@@ -261,14 +299,17 @@ class _Extractor:
         return tuple(a for a, _ in kept.values()), tuple(c for _, c in kept.values())
 
     def _cost(self, site: Site, arrangement: Arrangement) -> tuple[int, int]:
-        """Cutting and joining in runs of less than MIN_RUN elements moves its result twice over (measured)."""
-        if site.kind != "indexed" or not any(label.startswith("cut.") or label == "step" for tokens in site.tokens for label, _ in tokens):
+        """Cutting and joining in runs of less than MIN_RUN elements moves its result twice over
+        (measured)."""
+        if site.kind != "indexed" or not any(
+            label.startswith("cut.") or label == "step" for tokens in site.tokens for label, _ in tokens
+        ):
             return (0, 0)
         smaller = min(range(len(site.views)), key=lambda i: self.buffers[site.views[i].buffer].nbytes)
         held = site.tokens[smaller]
         sizes = self.buffers[site.views[smaller].buffer].tensor.sizes
         run = 1
-        for token in reversed([token for token in arrangement.tokens]):
+        for token in reversed(list(arrangement.tokens)):
             if token[0].startswith("cut.") or token[0] == "step":
                 run *= math.prod(sizes[a] for a in held.get(token, ()))
                 break
@@ -281,7 +322,10 @@ class _Extractor:
     def _buffer(self, info: BufferInfo, layouts: Mapping[Order, None]) -> Buffer:
         cost = (info.nbytes, 1) if self.objective == "bytes" else (1, info.nbytes)
         unreachable = frozenset(
-            (a, b) for a in layouts for b in layouts if self.max_rank is not None and transpose_rank(a, b) > self.max_rank
+            (a, b)
+            for a in layouts
+            for b in layouts
+            if self.max_rank is not None and transpose_rank(a, b) > self.max_rank
         )
         return Buffer(info.root.name, cost, unreachable)
 
@@ -292,7 +336,7 @@ MIN_RUN = 8  # elements; 28²×58: interleaving adds 176 µs to a cat, transposi
 def transpose_rank(source: Order, target: Order) -> int:
     """How many dimensions a transpose between two orders has once runs that stay together are one."""
     position = {axis: i for i, axis in enumerate(source)}
-    breaks = sum(position[b] != position[a] + 1 for a, b in zip(target, target[1:]))
+    breaks = sum(position[b] != position[a] + 1 for a, b in itertools.pairwise(target))
     return breaks + 1
 
 
@@ -386,7 +430,8 @@ class _Closure:
         self.queue.append((buffer, order))
 
     def _propose(self, index: int, position: int, order: Order) -> None:
-        """Take a tensor's order into a site: its tokens in that order, the others where they were or beside their
+        """Take a tensor's order into a site: its tokens in that order, the others where they were or beside
+        their
         neighbour in logical order, sorted into each form."""
         site, proposal = self.sites[index], self.per_site[index]
         rank = {axis: i for i, axis in enumerate(order)}
@@ -403,7 +448,9 @@ class _Closure:
             proposal.absorbed[position][absorbed] = None
             self._expand(index)
 
-    def _absorbed(self, site: Site, position: int, rank: Mapping[int, int] | None) -> tuple[tuple[Token, Order], ...]:
+    def _absorbed(
+        self, site: Site, position: int, rank: Mapping[int, int] | None
+    ) -> tuple[tuple[Token, Order], ...]:
         held = site.tokens[position]
         return tuple(
             (token, tuple(sorted(axes, key=lambda a: rank[a])) if rank else axes)
@@ -422,7 +469,8 @@ class _Closure:
 
 
 def _default_tokens(site: Site) -> tuple[Token, ...]:
-    """All tokens of a site in one order: the tensor with most tokens in logical order, the others merged in after their predecessors."""
+    """All tokens of a site in one order: the tensor with most tokens in logical order, the others merged in
+    after their predecessors."""
     order: list[Token] = []
     views = sorted(range(len(site.views)), key=lambda i: -len(site.tokens[i]))
     for i in views:
@@ -439,7 +487,8 @@ def _default_tokens(site: Site) -> tuple[Token, ...]:
 
 
 def _insert_before_successors(tokens: Sequence[Token], default: Sequence[Token]) -> tuple[Token, ...]:
-    """Some tokens of a site in an order of their own; each missing one goes right before the token it precedes by default."""
+    """Some tokens of a site in an order of their own; each missing one goes right before the token it
+    precedes by default."""
     order = list(tokens)
     for i in reversed(range(len(default))):
         if default[i] not in order:
@@ -453,7 +502,10 @@ def _formed(tokens: Iterable[Token], form: str) -> tuple[Token, ...]:
 
     def group(token: Token) -> int:
         label = token[0]
-        return next((i for i, name in enumerate(names) if label == name or label.startswith(f"{name}.")), names.index("*") if "*" in names else -1)
+        return next(
+            (i for i, name in enumerate(names) if label == name or label.startswith(f"{name}.")),
+            names.index("*") if "*" in names else -1,
+        )
 
     return tuple(sorted(tokens, key=group))
 

@@ -1,10 +1,12 @@
-"""Decides how a plan is told to people and machines: conversions with their operators, source lines, reasons and costs.
+"""Decides how a plan is told to people and machines: conversions with their operators, source lines, reasons
+and costs.
 
 Everything here is derived from the solver's plan; nothing is decided anew.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +40,8 @@ class Place:
 
 @dataclass(frozen=True)
 class PlannedConversion:
-    """One conversion of the plan: the value, the orders, what it moves, who makes the value and who wants it so."""
+    """One conversion of the plan: the value, the orders, what it moves, who makes the value and who wants it
+    so."""
 
     value: str
     shape: tuple[int, ...]
@@ -68,14 +71,16 @@ class PlannedConversion:
         source, _, cuts = self.from_order.partition(", where")
         source = source if self.to_order.endswith(cuts) else self.from_order
         return (
-            f"{self.value} {'×'.join(map(str, self.shape))}: {source} → {self.to_order}: {self.bytes:,} bytes\n"
+            f"{self.value} {'×'.join(map(str, self.shape))}: "
+            f"{source} → {self.to_order}: {self.bytes:,} bytes\n"
             f"    from {self.producer}\n    for {consumers}{more}"
         )
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a conversion is there. `cost_without` is the best plan's cost if it were forbidden, None if there is no plan."""
+    """Why a conversion is there. `cost_without` is the best plan's cost if it were forbidden, None if there
+    is no plan."""
 
     conversion: PlannedConversion
     share: float  # of the bytes that all conversions move
@@ -100,13 +105,16 @@ class Explanation:
         elif self.cost_without == self.cost:
             without = f"a plan without it converts elsewhere and costs the same {self.cost:,} {self.unit}"
         else:
-            without = f"without it the best plan costs {self.cost_without:,} {self.unit} instead of {self.cost:,}"
+            without = (
+                f"without it the best plan costs {self.cost_without:,} {self.unit} instead of {self.cost:,}"
+            )
         return f"{self.conversion}\n    {self.share:.0%} of all bytes converted; {without}\n    {self.advice}"
 
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """A proven plan for one network, target and contract. `print(plan)` tells it; `plan.explain(i)` gives reasons."""
+    """A proven plan for one network, target and contract. `print(plan)` tells it; `plan.explain(i)` gives
+    reasons."""
 
     target: str
     contract: Contract
@@ -135,7 +143,9 @@ class NetworkPlan:
         """Operators that run row-major because no rule knows them, each with the reason."""
         relations = self.extracted.annotated.relations
         return tuple(
-            (_place(node), relation.reason) for node, relation in relations.items() if relation.kind == "opaque"
+            (_place(node), relation.reason)
+            for node, relation in relations.items()
+            if relation.kind == "opaque"
         )
 
     @property
@@ -144,19 +154,29 @@ class NetworkPlan:
         return tuple(_place(node) for node in self.extracted.annotated.blocked)
 
     def check(self) -> tuple[str, ...]:
-        """The faults of the plan, none if it is right: validity, cost and bound recomputed without the solver."""
+        """The faults of the plan, none if it is right: validity, cost and bound recomputed without the
+        solver."""
         return self.layout_plan.check(self.extracted.problem)
 
     def explain(self, index: int) -> Explanation:
         """Why conversion number `index` (from 0) is there, and what the user could change."""
         if not 0 <= index < len(self.layout_plan.conversions):
-            raise UsageError("explain", f"no conversion number {index}", f"give 0 to {len(self.layout_plan.conversions) - 1}")
+            raise UsageError(
+                "explain",
+                f"no conversion number {index}",
+                f"give 0 to {len(self.layout_plan.conversions) - 1}",
+            )
         conversion = self.layout_plan.conversions[index]
         planned = self._planned(conversion)
         total = sum(self.extracted.buffers[c.buffer].nbytes for c in self.layout_plan.conversions)
         without = solve_without(self.extracted.problem, conversion)
         return Explanation(
-            planned, planned.bytes / total, self.cost[0], without and without.cost[0], self.units[0], self._advice(conversion, planned)
+            planned,
+            planned.bytes / total,
+            self.cost[0],
+            None if without is None else without.cost[0],
+            self.units[0],
+            self._advice(conversion, planned),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,7 +195,9 @@ class NetworkPlan:
             "optimal": certificate.optimal,
             "candidates": certificate.candidates,
             "solver": certificate.solver,
-            "opaque": [{"operator": p.operator, "source": p.source, "reason": reason} for p, reason in self.opaque],
+            "opaque": [
+                {"operator": p.operator, "source": p.source, "reason": reason} for p, reason in self.opaque
+            ],
             "blocks": [{"operator": p.operator, "source": p.source} for p in self.blocks],
         }
 
@@ -202,7 +224,8 @@ class NetworkPlan:
             lines += [f"  {place}" for place in self.blocks]
         return "\n".join(lines)
 
-    # -- telling -----------------------------------------------------------------------------------------------------
+    # -- telling
+    # -----------------------------------------------------------------------------------------------------
 
     def _planned(self, conversion: Conversion) -> PlannedConversion:
         info = self.extracted.buffers[conversion.buffer]
@@ -214,7 +237,9 @@ class NetworkPlan:
             order_name(info, conversion.from_layout),  # type: ignore[arg-type]
             order_name(info, conversion.to_layout),  # type: ignore[arg-type]
             info.nbytes,
-            Place("contract", info.root.name) if sites[conversion.producer].kind == "input" else _place(info.root),
+            Place("contract", info.root.name)
+            if sites[conversion.producer].kind == "input"
+            else _place(info.root),
             tuple(consumers),
         )
 
@@ -226,7 +251,7 @@ class NetworkPlan:
         sites = self.extracted.sites
         kinds = [sites[i].kind for i in conversion.consumers]
         if sites[conversion.producer].kind == "input":
-            return f"promise input {planned.value} in {planned.to_order} and this conversion is the caller's choice"
+            return f"promise input {planned.value} in {planned.to_order}, and whoever calls may save it"
         if "output" in kinds:
             return f"take this output in {planned.from_order}, which the program can give for free"
         for index in (conversion.producer, *conversion.consumers):
@@ -235,8 +260,10 @@ class NetworkPlan:
                 return f"{_place(sites[index].node)} runs row-major: {reason}"
         for index in (conversion.producer, *conversion.consumers):
             if sites[index].node in self.extracted.annotated.blocked:
-                return f"{_place(sites[index].node)} cuts dimensions where another operator does not: other sizes would avoid it"
-        return f"{planned.producer.operator} gives {planned.from_order} at no cost, {planned.consumers[0].operator} takes {planned.to_order}"
+                place = _place(sites[index].node)
+                return f"{place} cuts dimensions where another operator does not: other sizes would avoid it"
+        giver, taker = planned.producer.operator, planned.consumers[0].operator
+        return f"{giver} gives {planned.from_order} at no cost, {taker} takes {planned.to_order}"
 
 
 def order_name(info: BufferInfo, order: Sequence[int]) -> str:
@@ -247,15 +274,19 @@ def order_name(info: BufferInfo, order: Sequence[int]) -> str:
     shape, owner, sizes = _shape(info), info.tensor.dims, info.tensor.sizes
     dims = [owner[axis] for axis in order]
     runs = [d for i, d in enumerate(dims) if i == 0 or dims[i - 1] != d]
-    in_order = all(a < b for a, b in zip(order, order[1:], strict=False) if owner[a] == owner[b])
+    in_order = all(a < b for a, b in itertools.pairwise(order) if owner[a] == owner[b])
     if in_order and len(runs) == len(set(runs)):
         ones = [d for d, size in enumerate(shape) if size == 1]
         return describe(DimOrder(*ones, *runs).canonical(shape)) if shape else "scalar"
     letters = _LETTERS.get(len(shape)) or [f"d{d}_" for d in range(len(shape))]
     pieces = {d: [axis for axis in range(len(owner)) if owner[axis] == d] for d in sorted(set(dims))}
-    axes = (f"{letters[owner[a]]}{pieces[owner[a]].index(a) if len(pieces[owner[a]]) > 1 else ''}" for a in order)
+    axes = (
+        f"{letters[owner[a]]}{pieces[owner[a]].index(a) if len(pieces[owner[a]]) > 1 else ''}" for a in order
+    )
     cuts = (
-        f"{letters[d]} = {'·'.join(str(sizes[axis]) for axis in axes_)}" for d, axes_ in pieces.items() if len(axes_) > 1
+        f"{letters[d]} = {'·'.join(str(sizes[axis]) for axis in axes_)}"
+        for d, axes_ in pieces.items()
+        if len(axes_) > 1
     )
     return f"{' '.join(axes)}, where {', '.join(cuts)}"
 
@@ -267,5 +298,3 @@ def _shape(info: BufferInfo) -> tuple[int, ...]:
 
 def _place(node: Any) -> Place:
     return Place(operator_name(node), where(node))
-
-

@@ -1,10 +1,13 @@
-"""Decides how a plan becomes a program: every tensor dense in its physical shape, every conversion an explicit permute.
+"""Decides how a plan becomes a program: every tensor dense in its physical shape, every conversion an
+explicit permute.
 
-The result is an `ExportedProgram` that runs in torch as it stands; nothing downstream decides about layout any more.
+The result is an `ExportedProgram` that runs in torch as it stands; nothing downstream decides about layout
+any more.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,20 +21,23 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.planning.plan import LayoutPlan
 from dimorder.program import dialect as _dialect  # noqa: F401  (registers torch.ops.dimorder)
 from dimorder.program.annotate import Tensor, results_of
-from dimorder.program.extract import Arrangement, Extracted, Order, Site, Token, View, layout_of, token_axes
 from dimorder.program.contract import Contract, TensorSpec
+from dimorder.program.extract import Arrangement, Extracted, Order, Site, Token, View, layout_of, token_axes
 from dimorder.program.op_rules import is_pointwise, operands
 
 aten = torch.ops.aten
 
 _MAX_RANK = 6  # of dimensions kept for their own sake; more are merged where nothing needs them apart
 
-Run = tuple[int, ...]  # buffer axes that make up one physical dimension, slowest first; () is a dimension of size 1
+Run = tuple[
+    int, ...
+]  # buffer axes that make up one physical dimension, slowest first; () is a dimension of size 1
 
 
 @dataclass(frozen=True)
 class Physical:
-    """A dense tensor of the graph under construction. `runs` are its dimensions, or None where they cut across axes."""
+    """A dense tensor of the graph under construction. `runs` are its dimensions, or None where they cut
+    across axes."""
 
     node: torch.fx.Node
     order: Order
@@ -40,7 +46,7 @@ class Physical:
 
 def refuses(node: torch.fx.Node) -> str | None:
     """Why a call has no physical form other than row-major, or None."""
-    if node.target is aten.convolution.default and len(_shape(node)) > 4 and node.args[6]:
+    if node.target is aten.convolution.default and len(_shape(node)) > 4 and _args(node)[6]:
         return "3-D transposed convolution has no channels-last form"
     if node.target in _SPATIAL and len(_shape(node)) != 4:
         return "only 2-D pooling and resizing has a channels-last form"
@@ -94,7 +100,9 @@ class _Builder:
                 outputs.append((site, arrangement))
             else:
                 call = _Call(self, site, arrangement)
-                _LOWERINGS.get(site.node.target, _elementwise)(call) if site.kind != "opaque" else _opaque(call)
+                _LOWERINGS.get(site.node.target, _elementwise)(call) if site.kind != "opaque" else _opaque(
+                    call
+                )
         results: list[torch.fx.Node] = []
         dynamic = iter(outputs)
         for node, spec in zip(self.program.outputs, self.contract.outputs, strict=True):
@@ -105,7 +113,8 @@ class _Builder:
         self.graph.output(tuple(results))
         return torch.fx.GraphModule(self.root, self.graph)
 
-    # -- the boundary ------------------------------------------------------------------------------------------------
+    # -- the boundary
+    # ------------------------------------------------------------------------------------------------
 
     def input(self, site: Site, arrangement: Arrangement, spec: TensorSpec) -> None:
         node, order = self.graph.placeholder(site.node.name), _boundary_order(spec)
@@ -142,7 +151,8 @@ class _Builder:
             runs.append(run)
         return runs
 
-    # -- memory ------------------------------------------------------------------------------------------------------
+    # -- memory
+    # ------------------------------------------------------------------------------------------------------
 
     def size(self, buffer: int, axis: int) -> int:
         return self.extracted.buffers[buffer].tensor.sizes[axis]
@@ -158,14 +168,18 @@ class _Builder:
     def fetch(self, buffer: int, order: Order) -> Physical:
         """The buffer in an order: as produced, or converted once and kept."""
         if (buffer, order) not in self.memory:
-            self.memory[buffer, order] = self.convert(buffer, self.memory[buffer, self.produced[buffer]], order)
+            self.memory[buffer, order] = self.convert(
+                buffer, self.memory[buffer, self.produced[buffer]], order
+            )
         return self.memory[buffer, order]
 
     def convert(self, buffer: int, source: Physical, order: Order) -> Physical:
-        """An explicit permute between dense tensors; physical dimensions are kept where the permute allows."""
+        """An explicit permute between dense tensors; physical dimensions are kept where the permute
+        allows."""
         position = {axis: i for i, axis in enumerate(order)}
         runs = source.runs
-        if runs is None or any(position[b] != position[a] + 1 for run in runs for a, b in zip(run, run[1:])):
+        pairs = [pair for run in runs or () for pair in itertools.pairwise(run)]
+        if runs is None or any(position[b] != position[a] + 1 for a, b in pairs):
             runs = _common_runs(source.order, order)
         node = self.shaped(buffer, source, runs)
         slots = iter(sorted((i for i, run in enumerate(runs) if run), key=lambda i: position[runs[i][0]]))
@@ -175,7 +189,8 @@ class _Builder:
         return Physical(dense, order, tuple(runs[d] for d in dims))
 
     def shaped(self, buffer: int, tensor: Physical, runs: Sequence[Run]) -> torch.fx.Node:
-        """The tensor with other physical dimensions: a free view, left out where the shape is right already."""
+        """The tensor with other physical dimensions: a free view, left out where the shape is right
+        already."""
         shape = [self.extent(buffer, run) for run in runs]
         if tensor.runs is not None and [self.extent(buffer, run) for run in tensor.runs] == shape:
             return tensor.node
@@ -184,7 +199,9 @@ class _Builder:
     def constant(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
         """A constant as it is needed here; one that was re-laid the same way before is not stored twice."""
         versions = [n for n in self.constants if n == name or n.startswith(f"{name}__")]
-        unique = next((n for n in versions if _same_constant(self.constants[n], tensor)), f"{name}__{len(versions)}")
+        unique = next(
+            (n for n in versions if _same_constant(self.constants[n], tensor)), f"{name}__{len(versions)}"
+        )
         if unique not in self.constants:
             self.constants[unique] = tensor.contiguous()
             self.root.register_buffer(unique, self.constants[unique])
@@ -195,17 +212,21 @@ class _Builder:
 
 
 class _Call:
-    """One operator being lowered: its operands in the planned orders, its tokens, and where its results go."""
+    """One operator being lowered: its operands in the planned orders, its tokens, and where its results
+    go."""
 
     def __init__(self, builder: _Builder, site: Site, arrangement: Arrangement) -> None:
         self.b, self.site, self.arrangement, self.node = builder, site, arrangement, site.node
         self.target: Any = site.node.target
         self.orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
-        self.dynamic = [builder.fetch(view.buffer, order) for view, order in zip(site.reads, self.orders, strict=False)]
+        self.dynamic = [
+            builder.fetch(view.buffer, order) for view, order in zip(site.reads, self.orders, strict=False)
+        ]
         self.relation = builder.extracted.annotated.relations[site.node]
         self.tensors: list[Tensor] = list(builder.extracted.annotated.reads[site.node])
 
-    # -- tokens ------------------------------------------------------------------------------------------------------
+    # -- tokens
+    # ------------------------------------------------------------------------------------------------------
 
     def has(self, token: Token, i: int) -> bool:
         return token in self.site.tokens[i]
@@ -222,19 +243,27 @@ class _Call:
         return [token for token in self.arrangement.tokens if any(_is_named(token, name) for name in names)]
 
     def permutation(self, i: int, *names: str) -> torch.Tensor:
-        """For the dimensions made of some labels: which logical index lies at each physical position on tensor `i`."""
+        """For the dimensions made of some labels: which logical index lies at each physical position on
+        tensor `i`."""
         axes = self.axes(i, self.labelled(*names))
         logical = [axis for axis in self.site.views[i].axes if axis in axes]
         buffer = self.site.views[i].buffer
-        indices = torch.arange(self.b.extent(buffer, axes)).reshape([self.b.size(buffer, axis) for axis in logical])
+        indices = torch.arange(self.b.extent(buffer, axes)).reshape(
+            [self.b.size(buffer, axis) for axis in logical]
+        )
         return indices.permute([logical.index(axis) for axis in axes]).reshape(-1)
 
-    # -- physical dimensions -----------------------------------------------------------------------------------------
+    # -- physical dimensions
+    # -----------------------------------------------------------------------------------------
 
-    def split(self, leads: Iterable[Token] = (), alone: Iterable[Token] = (), together: Iterable[Token] = ()) -> list[list[Token]]:
-        """The tokens in physical dimensions: as the largest operand has them, cut where operands or the call differ.
+    def split(
+        self, leads: Iterable[Token] = (), alone: Iterable[Token] = (), together: Iterable[Token] = ()
+    ) -> list[list[Token]]:
+        """The tokens in physical dimensions: as the largest operand has them, cut where operands or the call
+        differ.
 
-        A dimension starts at every token of `leads`; tokens of `alone` share no dimension with others; tokens of
+        A dimension starts at every token of `leads`; tokens of `alone` share no dimension with others; tokens
+        of
         `together` are one dimension.
         """
         order = list(self.arrangement.tokens)
@@ -243,9 +272,11 @@ class _Call:
         held = [token_axes(tensor, self.relation) for tensor in self.tensors]
         for p in range(1, len(order)):
             before, after = order[p - 1], order[p]
-            if after in leads or (before in alone) != (after in alone) or (before in together) != (after in together):
-                cuts.add(p)
-            elif before not in leads and any((before in tokens) != (after in tokens) for tokens in held):
+            if (
+                after in leads
+                or (before in alone) != (after in alone)
+                or (before in together) != (after in together)
+            ) or (before not in leads and any((before in tokens) != (after in tokens) for tokens in held)):
                 cuts.add(p)
         groups = self._as_they_are(order, cuts, together)
         if groups is None or len(groups) > _MAX_RANK:
@@ -253,7 +284,9 @@ class _Call:
             groups = [order[a:b] for a, b in zip(sorted(cuts), ends, strict=True)] if order else []
         return groups
 
-    def _as_they_are(self, tokens: list[Token], cuts: set[int], together: set[Token]) -> list[list[Token]] | None:
+    def _as_they_are(
+        self, tokens: list[Token], cuts: set[int], together: set[Token]
+    ) -> list[list[Token]] | None:
         """The physical dimensions of the largest operand (sizes of 1 included), cut further where needed."""
         if not self.dynamic:
             return None
@@ -289,14 +322,16 @@ class _Call:
     def by_label(self, *groups: Sequence[str]) -> list[list[Token]]:
         return [self.labelled(*names) for names in groups]
 
-    # -- operands and results ----------------------------------------------------------------------------------------
+    # -- operands and results
+    # ----------------------------------------------------------------------------------------
 
     def take(self, i: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
         """Dynamic operand `i` with one physical dimension per group."""
         return self.b.shaped(self.site.views[i].buffer, self.dynamic[i], self.runs(i, groups))
 
     def take_constant(self, position: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
-        """The constant at `position` of `op_rules.operands`, re-laid, with one dimension per group (1 where it broadcasts)."""
+        """The constant at `position` of `op_rules.operands`, re-laid, with one dimension per group (1 where
+        it broadcasts)."""
         source, tensor = operands(self.node)[position], self.tensors[position]
         value = self.b.program.constant(source)
         held = token_axes(tensor, self.relation)
@@ -334,14 +369,15 @@ class _Call:
         return len(self.site.reads)
 
     def weight(self, argument: int) -> torch.Tensor | None:
-        source = self.node.args[argument] if len(self.node.args) > argument else None
-        return None if source is None else self.b.program.constant(source)  # type: ignore[arg-type]
+        source = _args(self.node)[argument] if len(_args(self.node)) > argument else None
+        return None if source is None else self.b.program.constant(source)
 
     def constant(self, tensor: torch.Tensor | None, argument: int) -> torch.fx.Node | None:
-        return None if tensor is None else self.b.constant(str(self.node.args[argument].target), tensor)  # type: ignore[union-attr]
+        return None if tensor is None else self.b.constant(str(_args(self.node)[argument].target), tensor)
 
 
-# -- lowerings: one small function per treatment -------------------------------------------------------------------------
+# -- lowerings: one small function per treatment
+# -------------------------------------------------------------------------
 
 
 def _opaque(c: _Call) -> None:
@@ -355,7 +391,7 @@ def _opaque(c: _Call) -> None:
         view = c.site.views[i]
         return c.b.shaped(view.buffer, c.dynamic[i], c.b.dimensions(view, _shape(source)))
 
-    args, kwargs = pytree.tree_map_only(torch.fx.Node, take, (c.node.args, c.node.kwargs))
+    args, kwargs = pytree.tree_map_only(torch.fx.Node, take, (_args(c.node), c.node.kwargs))
     node = c.b.call(c.target, *args, **kwargs)
     several = isinstance(c.node.meta["val"], (list, tuple))
     for index, _ in enumerate(results_of(c.node)):
@@ -370,7 +406,7 @@ def _opaque(c: _Call) -> None:
 def _elementwise(c: _Call) -> None:
     groups = c.split()
     feed = iter(c.all_operands(groups))
-    args, kwargs = pytree.tree_map_only(torch.fx.Node, lambda _: next(feed), (c.node.args, c.node.kwargs))
+    args, kwargs = pytree.tree_map_only(torch.fx.Node, lambda _: next(feed), (_args(c.node), c.node.kwargs))
     c.give(c.b.call(c.target, *args, **kwargs), groups)
 
 
@@ -390,8 +426,15 @@ def _prelu(c: _Call) -> None:
 
 def _expand(c: _Call) -> None:
     groups = c.split()
-    groups = [[t] for t in c.arrangement.tokens] if any(len({c.has(t, 0) for t in g}) > 1 for g in groups) else groups
-    c.give_dense(c.b.call(aten.expand.default, c.take(0, groups), [c.size(c.result, group) for group in groups]), groups)
+    groups = (
+        [[t] for t in c.arrangement.tokens]
+        if any(len({c.has(t, 0) for t in g}) > 1 for g in groups)
+        else groups
+    )
+    c.give_dense(
+        c.b.call(aten.expand.default, c.take(0, groups), [c.size(c.result, group) for group in groups]),
+        groups,
+    )
 
 
 def _relabel(c: _Call) -> None:
@@ -417,7 +460,10 @@ def _index_reduce(c: _Call) -> None:
     reduced = c.labelled("r")
     groups = _or_size_1(c.split(alone=reduced), reduced)
     dim = next((d for d, group in enumerate(groups) if group and group[0] in reduced), len(groups) - 1)
-    c.give(c.b.call(c.target, c.take(0, groups), dim, True), [[] if d == dim else g for d, g in enumerate(groups)])
+    c.give(
+        c.b.call(c.target, c.take(0, groups), dim, True),
+        [[] if d == dim else g for d, g in enumerate(groups)],
+    )
 
 
 def _softmax(c: _Call) -> None:
@@ -427,14 +473,18 @@ def _softmax(c: _Call) -> None:
     dims = [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
     x, log = c.take(0, groups), c.target is aten.log_softmax.int
     if len(dims) == 1:
-        c.give(c.b.call(c.target, x, dims[0], *c.node.args[2:]), groups)
+        c.give(c.b.call(c.target, x, dims[0], *_args(c.node)[2:]), groups)
         return
-    if c.node.args[2:] and c.node.args[2] is not None:
-        x = c.b.call(aten._to_copy.default, x, dtype=c.node.args[2])
+    if _args(c.node)[2:] and _args(c.node)[2] is not None:
+        x = c.b.call(aten._to_copy.default, x, dtype=_args(c.node)[2])
     shifted = c.b.call(aten.sub.Tensor, x, c.b.call(aten.amax.default, x, dims, True))
     powers = c.b.call(aten.exp.default, shifted)
     total = c.b.call(aten.sum.dim_IntList, powers, dims, True)
-    scaled = (aten.sub.Tensor, shifted, c.b.call(aten.log.default, total)) if log else (aten.div.Tensor, powers, total)
+    scaled = (
+        (aten.sub.Tensor, shifted, c.b.call(aten.log.default, total))
+        if log
+        else (aten.div.Tensor, powers, total)
+    )
     c.give(c.b.call(*scaled), groups)
 
 
@@ -442,7 +492,7 @@ def _cumulative(c: _Call) -> None:
     k = c.labelled("k")
     groups = _or_size_1(c.split(alone=k, together=k), k)
     dim = next((d for d, group in enumerate(groups) if group and group[0] in k), len(groups) - 1)
-    c.give(c.b.call(c.target, c.take(0, groups), dim, *c.node.args[2:], **c.node.kwargs), groups)
+    c.give(c.b.call(c.target, c.take(0, groups), dim, *_args(c.node)[2:], **c.node.kwargs), groups)
 
 
 def _layer_norm(c: _Call) -> None:
@@ -450,11 +500,14 @@ def _layer_norm(c: _Call) -> None:
     k = c.labelled("k")
     order = c.permutation(0, "k")
     weight, bias = (None if w is None else w.reshape(-1)[order] for w in (c.weight(2), c.weight(3)))
-    eps = c.node.args[4] if len(c.node.args) > 4 else 1e-5
+    eps = _args(c.node)[4] if len(_args(c.node)) > 4 else 1e-5
     if not k or set(c.arrangement.tokens[-len(k) :]) == set(k):
         groups = _ending_in_k(c)
         c.give(
-            c.b.call(c.target, c.take(0, groups), [len(order)], c.constant(weight, 2), c.constant(bias, 3), eps), groups
+            c.b.call(
+                c.target, c.take(0, groups), [len(order)], c.constant(weight, 2), c.constant(bias, 3), eps
+            ),
+            groups,
         )
         return
     groups = c.split(alone=k)
@@ -463,7 +516,9 @@ def _layer_norm(c: _Call) -> None:
     x = c.take(0, groups)
     centred = c.b.call(aten.sub.Tensor, x, c.b.call(aten.mean.dim, x, dims, True))
     variance = c.b.call(aten.mean.dim, c.b.call(aten.mul.Tensor, centred, centred), dims, True)
-    y = c.b.call(aten.mul.Tensor, centred, c.b.call(aten.rsqrt.default, c.b.call(aten.add.Tensor, variance, eps)))
+    y = c.b.call(
+        aten.mul.Tensor, centred, c.b.call(aten.rsqrt.default, c.b.call(aten.add.Tensor, variance, eps))
+    )
     if weight is not None:
         y = c.b.call(aten.mul.Tensor, y, c.constant(weight.reshape(shape), 2))
     if bias is not None:
@@ -486,7 +541,7 @@ def _cat(c: _Call) -> None:
 
 
 def _slice(c: _Call) -> None:
-    dim, start, end, step = c.node.args[1:5]
+    dim, start, end, step = _args(c.node)[1:5]
     lead = c.labelled("cut", "step")
     fine = step != 1 and lead and lead[0][0] != "step"
     groups = c.split(leads=lead, alone=lead if fine else ())
@@ -497,15 +552,15 @@ def _slice(c: _Call) -> None:
         c.give_dense(c.b.call(c.target, x, position, start, end, step), groups)
         return
     if step != 1:
-        begin, length = start * rest, rest  # type: ignore[operator]
+        begin, length = start * rest, rest
     else:
-        inner = _shape(c.node.args[0])[dim] // c.token_size(lead[0], 0)  # type: ignore[index]
-        begin, length = start // inner * rest, (end - start) // inner * rest  # type: ignore[operator]
+        inner = _shape(_args(c.node)[0])[dim] // c.token_size(lead[0], 0)
+        begin, length = start // inner * rest, (end - start) // inner * rest
     c.give_dense(c.b.call(c.target, x, position, begin, begin + length, 1), groups)
 
 
 def _pad(c: _Call) -> None:
-    rank, pads = len(_shape(c.node)), list(c.node.args[1])  # type: ignore[arg-type]
+    rank, pads = len(_shape(c.node)), list(_args(c.node)[1])
     cuts = c.labelled("cut")
     groups = c.split(leads=cuts)
     amounts = [0] * (2 * len(groups))
@@ -514,13 +569,15 @@ def _pad(c: _Call) -> None:
         if not (pads[i] or pads[i + 1]):
             continue
         position = next(d for d, group in enumerate(groups) if group and _is_named(group[0], name))
-        inner = math.prod(size for label, size in _labels_of(c, rank - 1 - i // 2) if not _is_named((label, 0), name))
+        inner = math.prod(
+            size for label, size in _labels_of(c, rank - 1 - i // 2) if not _is_named((label, 0), name)
+        )
         rest = c.size(c.result, groups[position]) // c.token_size(groups[position][0], c.result)
         slot = 2 * (len(groups) - 1 - position)
         amounts[slot : slot + 2] = [pads[i] // inner * rest, pads[i + 1] // inner * rest]
     while len(amounts) > 2 and amounts[-2:] == [0, 0]:
         amounts = amounts[:-2]
-    c.give(c.b.call(c.target, c.take(0, groups), amounts, *c.node.args[2:]), groups)
+    c.give(c.b.call(c.target, c.take(0, groups), amounts, *_args(c.node)[2:]), groups)
 
 
 def _labels_of(c: _Call, dim: int) -> Sequence[tuple[str, int]]:
@@ -572,7 +629,9 @@ def _matmul(c: _Call) -> None:
     taken, dynamic = [], 0
     for position, source in enumerate(operands(c.node)):
         constant = source.op == "get_attr"
-        taken.append(c.take_constant(position, sides[position]) if constant else c.take(dynamic, sides[position]))
+        taken.append(
+            c.take_constant(position, sides[position]) if constant else c.take(dynamic, sides[position])
+        )
         dynamic += not constant
     if not straight:
         taken, (a_first, b_first) = taken[::-1], (not b_first, not a_first)
@@ -587,7 +646,7 @@ def _matmul(c: _Call) -> None:
 
 def _convolution(c: _Call) -> None:
     """1-D convolutions are 2-D with a height of 1."""
-    _, _, _, stride, padding, dilation, transposed, output_padding, groups = c.node.args
+    _, _, _, stride, padding, dilation, transposed, output_padding, groups = _args(c.node)
     weight, bias = c.weight(1), c.weight(2)
     assert weight is not None
     spatial = [[f"s.{i}"] for i in range(weight.dim() - 2)]
@@ -595,14 +654,23 @@ def _convolution(c: _Call) -> None:
         weight, spatial = weight.unsqueeze(2), [[], *spatial]
     shape = c.by_label(["n"], *spatial, ["g", "c"])
     stride, padding, dilation, output_padding = (
-        _spread(value, fill, len(spatial)) for value, fill in ((stride, 1), (padding, 0), (dilation, 1), (output_padding, 0))
+        _spread(value, fill, len(spatial))
+        for value, fill in ((stride, 1), (padding, 0), (dilation, 1), (output_padding, 0))
     )
     outputs, inputs = c.permutation(c.result, "g", "c"), c.permutation(0, "g", "c")
-    physical = _relaid_weight(weight, inputs, outputs, groups, bool(transposed))  # type: ignore[arg-type]
-    operands_ = c.take(0, shape), c.constant(physical, 1), c.constant(None if bias is None else bias[outputs], 2)
+    physical = _relaid_weight(weight, inputs, outputs, groups, bool(transposed))
+    operands_ = (
+        c.take(0, shape),
+        c.constant(physical, 1),
+        c.constant(None if bias is None else bias[outputs], 2),
+    )
     dialect = torch.ops.dimorder
     if transposed:
-        target, rest = dialect.conv_transpose2d_nhwc.default, (stride, padding, output_padding, dilation, groups)
+        rest: tuple[Any, ...]
+        target, rest = (
+            dialect.conv_transpose2d_nhwc.default,
+            (stride, padding, output_padding, dilation, groups),
+        )
     else:
         sides = [side for amount in padding for side in (amount, amount)]
         target = dialect.conv2d_nhwc.default if len(spatial) == 2 else dialect.conv3d_ndhwc.default
@@ -622,7 +690,7 @@ def _relaid_weight(
     blocks = outputs.reshape(groups, per_out)
     group, within_out = blocks[:, 0] // per_out, blocks[0] % per_out
     within_in = inputs.reshape(groups, per_in)[0] % per_in
-    relaid = grouped[group][:, within_out][:, :, within_in]
+    relaid: torch.Tensor = grouped[group][:, within_out][:, :, within_in]
     return relaid.flatten(0, 1).movedim(1, -1).contiguous()
 
 
@@ -633,24 +701,35 @@ def _spatial(c: _Call) -> None:
 
 
 def _max_pool_arguments(node: torch.fx.Node) -> tuple[Any, list[Any]]:
-    kernel, stride, padding, dilation, ceil_mode = _filled(node.args[1:], (None, None, 0, 1, False))
+    kernel, stride, padding, dilation, ceil_mode = _filled(_args(node)[1:], (None, None, 0, 1, False))
     kernel = _spread(kernel, 1, 2)
     return torch.ops.dimorder.max_pool2d_nhwc.default, [
-        kernel, _spread(stride, 1, 2) if stride else kernel, _spread(padding, 0, 2), _spread(dilation, 1, 2), ceil_mode,
+        kernel,
+        _spread(stride, 1, 2) if stride else kernel,
+        _spread(padding, 0, 2),
+        _spread(dilation, 1, 2),
+        ceil_mode,
     ]
 
 
 def _avg_pool_arguments(node: torch.fx.Node) -> tuple[Any, list[Any]]:
-    kernel, stride, padding, ceil_mode, include, divisor = _filled(node.args[1:], (None, None, 0, False, True, None))
+    kernel, stride, padding, ceil_mode, include, divisor = _filled(
+        _args(node)[1:], (None, None, 0, False, True, None)
+    )
     kernel = _spread(kernel, 1, 2)
     return torch.ops.dimorder.avg_pool2d_nhwc.default, [
-        kernel, _spread(stride, 1, 2) if stride else kernel, _spread(padding, 0, 2), ceil_mode, include, divisor,
+        kernel,
+        _spread(stride, 1, 2) if stride else kernel,
+        _spread(padding, 0, 2),
+        ceil_mode,
+        include,
+        divisor,
     ]
 
 
 def _bilinear_arguments(node: torch.fx.Node) -> tuple[Any, list[Any]]:
     size = list(_shape(node)[2:])
-    return torch.ops.dimorder.upsample_bilinear2d_nhwc.default, [size, node.args[2], *_scales(node)]
+    return torch.ops.dimorder.upsample_bilinear2d_nhwc.default, [size, _args(node)[2], *_scales(node)]
 
 
 def _nearest_arguments(node: torch.fx.Node) -> tuple[Any, list[Any]]:
@@ -659,8 +738,8 @@ def _nearest_arguments(node: torch.fx.Node) -> tuple[Any, list[Any]]:
 
 def _scales(node: torch.fx.Node) -> list[float | None]:
     """The scale factors that the `.vec` overloads carry last; sizes alone decide where there are none."""
-    factors = node.args[-1] if str(node.target).endswith(".vec") else None
-    return list(factors) if factors else [None, None]  # type: ignore[arg-type]
+    factors = _args(node)[-1] if str(node.target).endswith(".vec") else None
+    return list(factors) if factors else [None, None]
 
 
 _SPATIAL: dict[Any, Callable[[torch.fx.Node], tuple[Any, list[Any]]]] = {
@@ -732,3 +811,8 @@ def _common_runs(source: Order, target: Order) -> tuple[Run, ...]:
         else:
             runs.append([axis])
     return tuple(tuple(run) for run in runs)
+
+
+def _args(node: torch.fx.Node) -> Any:
+    """A node's arguments; torch types them as everything that an argument could be."""
+    return node.args

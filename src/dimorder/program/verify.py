@@ -15,10 +15,12 @@ TOLERANCE = 1e-4
 
 
 def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Inputs of the examples' shapes: standard normal where they are floating point, the examples elsewhere."""
+    """Inputs of the examples' shapes: standard normal where they are floating point, the examples
+    elsewhere."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(
-        torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x.clone() for x in examples
+        torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x.clone()
+        for x in examples
     )
 
 
@@ -48,7 +50,8 @@ def verify(
     what: str,
     tolerance: float = TOLERANCE,
 ) -> float:
-    """The largest relative error of `program` against `reference` over their outputs; both take logical tensors.
+    """The largest relative error of `program` against `reference` over their outputs; both take logical
+    tensors.
 
     Raises `VerificationError` above the tolerance: a wrong program is never handed out.
     """

@@ -1,4 +1,5 @@
-"""Decides what a target is: which orders its operators take, how a physical program is emitted, how it runs."""
+"""Decides what a target is: which orders its operators take, how a physical program is emitted, how it
+runs."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from dimorder.program.contract import Contract
 class Artifact(Protocol):
     """What a target makes of a physical program: bytes to save, and a way to run them.
 
-    `delegates` and `outside` (operator → calls) say what the target took and what it left to portable kernels.
+    `delegates` and `outside` (operator → calls) say what the target took and what it left to portable
+    kernels.
     """
 
     @property
@@ -36,7 +38,8 @@ class Target:
     """A target's side of the bargain.
 
     `forms` gives, per ATen operator, the accepted orders where they differ from the rule's (see
-    `op_rules.Relation.forms`), richest first (see `extract`); `refuses` why a call of the captured program is left to row-major kernels outside, or
+    `op_rules.Relation.forms`), richest first (see `extract`); `refuses` why a call of the captured program is
+    left to row-major kernels outside, or
     None; `max_rank` the highest rank it can transpose; `suffix` what its files are called.
     """
 

@@ -1,4 +1,5 @@
-"""Target torch: the physical program in plain ATen, its convolutions on strided views so that torch's channels-last kernels run."""
+"""Target torch: the physical program in plain ATen, its convolutions on strided views so that torch's
+channels-last kernels run."""
 
 from __future__ import annotations
 

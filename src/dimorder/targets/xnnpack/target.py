@@ -1,4 +1,5 @@
-"""Target xnnpack: what its kernels accept, and its place in the pipeline. Importing this takes no executorch."""
+"""Target xnnpack: what its kernels accept, and its place in the pipeline. Importing this takes no
+executorch."""
 
 from __future__ import annotations
 
