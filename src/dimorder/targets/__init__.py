@@ -12,6 +12,7 @@ __all__ = ["TARGETS", "Artifact", "Target", "find"]
 # Name → the module that holds its TARGET, imported when it is asked for: what it needs may be heavy.
 TARGETS = {
     "torch": "dimorder.targets.torch",
+    "tosa": "dimorder.targets.tosa.target",
     "xnnpack": "dimorder.targets.xnnpack.target",
 }
 

@@ -1,0 +1,163 @@
+"""Reads any TOSA file: which operators it has, and what its TRANSPOSEs move."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.targets.tosa.writer import INSTALL
+
+# Bits of an element by TOSA's name of its type; of what is not here no bytes can be told.
+_BITS: Mapping[str, int] = {
+    **dict.fromkeys(("INT4", "FP4E2M1"), 4),
+    **dict.fromkeys(("FP6E2M3", "FP6E3M2"), 6),
+    **dict.fromkeys(("BOOL", "INT8", "FP8E4M3", "FP8E5M2", "FP8UE8M0"), 8),
+    **dict.fromkeys(("INT16", "FP16", "BF16"), 16),
+    **dict.fromkeys(("INT32", "FP32"), 32),
+    "INT48": 48,
+    **dict.fromkeys(("INT64", "SHAPE"), 64),
+}
+_CONSTANTS = ("CONST", "CONST_SHAPE")
+
+# What reading a flatbuffer raises whose offsets or lengths lead nowhere.
+_DAMAGE = (struct.error, LookupError, ValueError, TypeError, AttributeError, OverflowError)
+
+
+@dataclass(frozen=True)
+class TosaTensor:
+    """A tensor of a TOSA graph, as it is stored: dense in `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * _BITS.get(self.dtype, 0) // 8
+
+
+@dataclass(frozen=True)
+class TosaSummary:
+    """What a TOSA file holds. `operators` leaves out constants; `transpose_bytes` counts each tensor once, and
+    none for a TRANSPOSE that only moves dimensions of 1."""
+
+    version: tuple[int, int, int]
+    operators: Counter[str]
+    transposes: int
+    transpose_bytes: int
+    inputs: tuple[TosaTensor, ...]
+    outputs: tuple[TosaTensor, ...]
+
+    def __str__(self) -> str:
+        counted = ", ".join(f"{kind} {count}" for kind, count in sorted(self.operators.items()))
+        lines = [f"TOSA {'.'.join(map(str, self.version))}: {sum(self.operators.values())} operators ({counted})"]
+        lines += [f"{self.transposes} TRANSPOSE, {self.transpose_bytes} bytes moved"]
+        for kind, tensors in (("input", self.inputs), ("output", self.outputs)):
+            lines += [f"{kind}  {t.name}  {' x '.join(map(str, t.shape)) or 'scalar'}  {t.dtype}" for t in tensors]
+        return "\n".join(lines)
+
+
+def inspect_tosa(data: bytes) -> TosaSummary:
+    """Count the operators of a TOSA file, in all of its regions and blocks. Needs tosa-tools.
+
+    Raises `UsageError` for bytes that are no TOSA file, or a damaged one.
+
+    >>> inspect_tosa(b"no such thing")
+    Traceback (most recent call last):
+    dimorder.errors.UsageError: a TOSA file
+      found: no TOSA identifier in its first 8 bytes
+      fix: give a .tosa flatbuffer
+    """
+    if data[4:8] != b"TOSA":
+        raise UsageError("a TOSA file", "no TOSA identifier in its first 8 bytes", "give a .tosa flatbuffer")
+    try:
+        from tosa.TosaGraph import TosaGraph
+    except ImportError as error:
+        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INSTALL) from error
+    try:
+        return _summary(TosaGraph.GetRootAs(bytearray(data), 0), len(data))
+    except _DAMAGE as error:
+        found = f"a damaged flatbuffer ({type(error).__name__}: {error})"
+        raise UsageError("a TOSA file", found, "write the file again") from error
+
+
+def _summary(graph: Any, limit: int) -> TosaSummary:
+    version = graph.Version()
+    operators: Counter[str] = Counter()
+    transposes = transpose_bytes = 0
+    main: tuple[tuple[TosaTensor, ...], tuple[TosaTensor, ...]] | None = None
+    for block in _blocks(graph, limit):
+        tensors = _tensors(block, limit)
+        for operator in map(block.Operators, _indices(block.OperatorsLength(), limit)):
+            kind = _name("Op", operator.Op())
+            if kind in _CONSTANTS:
+                continue
+            operators[kind] += 1
+            if kind == "TRANSPOSE":
+                transposes += 1
+                transpose_bytes += _moved(tensors[operator.Inputs(0).decode()], _perms(operator, limit))
+        if main is None:  # the first block of the first region is the graph; others are branches and bodies
+            main = (
+                tuple(tensors[block.Inputs(i).decode()] for i in _indices(block.InputsLength(), limit)),
+                tuple(tensors[block.Outputs(i).decode()] for i in _indices(block.OutputsLength(), limit)),
+            )
+    if main is None:
+        raise ValueError("no block of operators")
+    numbers = (version._Major(), version._Minor(), version._Patch())
+    return TosaSummary(numbers, operators, transposes, transpose_bytes, *main)
+
+
+def _blocks(graph: Any, limit: int) -> Iterator[Any]:
+    for region in map(graph.Regions, _indices(graph.RegionsLength(), limit)):
+        yield from map(region.Blocks, _indices(region.BlocksLength(), limit))
+
+
+def _tensors(block: Any, limit: int) -> dict[str, TosaTensor]:
+    found = {}
+    for tensor in map(block.Tensors, _indices(block.TensorsLength(), limit)):
+        shape = tuple(tensor.Shape(i) for i in _indices(tensor.ShapeLength(), limit))
+        name = tensor.Name().decode()
+        found[name] = TosaTensor(name, shape, _name("DType", tensor.Type()))
+    for shape in map(block.Shapes, _indices(block.ShapesLength(), limit)):
+        name = shape.Name().decode()
+        found[name] = TosaTensor(name, (shape.Rank(),), "SHAPE")
+    return found
+
+
+def _perms(operator: Any, limit: int) -> list[int]:
+    from tosa.TransposeAttribute import TransposeAttribute
+
+    table, attribute = operator.Attribute(), TransposeAttribute()
+    attribute.Init(table.Bytes, table.Pos)
+    return [attribute.Perms(i) for i in _indices(attribute.PermsLength(), limit)]
+
+
+def _moved(tensor: TosaTensor, perms: Sequence[int]) -> int:
+    kept = [d for d in perms if tensor.shape[d] != 1]
+    return 0 if kept == sorted(kept) else tensor.bytes
+
+
+def _indices(length: int, limit: int) -> range:
+    """The indices of a vector, whose entries cannot be more than the bytes of the file."""
+    if length > limit:
+        raise ValueError(f"a vector of {length} entries")
+    return range(length)
+
+
+@functools.cache
+def _names(enumeration: str) -> Mapping[int, str]:
+    module = importlib.import_module(f"tosa.{enumeration}")
+    members = vars(getattr(module, enumeration))
+    return {number: name for name, number in members.items() if isinstance(number, int)}
+
+
+def _name(enumeration: str, number: int) -> str:
+    """The name of an operator or a type; a file of a later version may have ones that this reader lacks."""
+    return _names(enumeration).get(number, f"{enumeration}_{number}")

@@ -1,0 +1,250 @@
+"""The operators that move elements or name them anew, as TOSA operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.targets.tosa.calls import Arguments, Row, dtype_of, size
+from dimorder.targets.tosa.pointwise import cast
+from dimorder.targets.tosa.writer import DTYPES, MAX_OPERANDS, MAX_RANK, GraphWriter, Value, View, whole
+
+aten = torch.ops.aten
+
+
+# -- parts: values to values ---------------------------------------------------------------------------------------
+
+
+def slice_(w: GraphWriter, x: Value, dim: int, start: int, length: int) -> Value:
+    """Elements `start` to `start + length` of one dimension."""
+    if length == x.shape[dim]:
+        return x
+    x, dim, shape = _around(w, x, dim)
+    starts, sizes = [0] * len(x.shape), list(x.shape)
+    starts[dim], sizes[dim] = start, length
+    y = w.op("SLICE", [x, w.shape(starts), w.shape(sizes)], sizes)
+    return w.reshape(y, shape(length))
+
+
+def _around(w: GraphWriter, x: Value, dim: int) -> tuple[Value, int, Callable[[int], tuple[int, ...]]]:
+    """`x` in a rank that TOSA has, where `dim` lies there, and the true shape for another size of it."""
+    true = x.shape
+
+    def shape(length: int) -> tuple[int, ...]:
+        return (*true[:dim], length, *true[dim + 1 :])
+
+    if len(true) <= MAX_RANK:
+        return x, dim, shape
+    merged = (math.prod(true[:dim]), true[dim], math.prod(true[dim + 1 :]))
+    return w.reshape(x, merged), 1, shape
+
+
+def pad(w: GraphWriter, x: Value, before: Sequence[int], after: Sequence[int], fill: float = 0) -> Value:
+    """More elements of `fill`, or fewer where a number is negative."""
+    for d, (low, high) in enumerate(zip(before, after, strict=True)):
+        cut = max(-low, 0), max(-high, 0)
+        x = slice_(w, x, d, cut[0], x.shape[d] - sum(cut))
+    amounts = [max(amount, 0) for pair in zip(before, after, strict=True) for amount in pair]
+    if not any(amounts):
+        return x
+    shape = [length + low + high for length, low, high in zip(x.shape, amounts[::2], amounts[1::2], strict=True)]
+    return w.op("PAD", [x, w.shape(amounts), w.number(fill, x.dtype)], shape)
+
+
+def concat(w: GraphWriter, values: Sequence[Value], dim: int) -> Value:
+    """Along one dimension; many operands in several steps."""
+    if len(values) == 1:
+        return values[0]
+    if len(values) > MAX_OPERANDS:
+        groups = [values[i : i + MAX_OPERANDS] for i in range(0, len(values), MAX_OPERANDS)]
+        return concat(w, [concat(w, group, dim) for group in groups], dim)
+    total = sum(value.shape[dim] for value in values)
+    (_, axis, shape), parts = _around(w, values[0], dim), [_around(w, value, dim)[0] for value in values]
+    out = list(parts[0].shape)
+    out[axis] = total
+    return w.reshape(w.op("CONCAT", parts, out, axis=axis), shape(total))
+
+
+def tile(w: GraphWriter, x: Value, shape: Sequence[int]) -> Value:
+    """`x` repeated in the dimensions in which it is 1 and `shape` is not; of the same rank."""
+    shape = tuple(shape)
+    if shape == x.shape:
+        return x
+    constant = w.data(x)
+    if constant is not None:
+        return w.constant(constant.expand(shape), x.dtype)
+    runs: list[list[int]] = []  # neighbours that are both repeated, or both not
+    for d, (old, new) in enumerate(zip(x.shape, shape, strict=True)):
+        if new == 1:
+            continue
+        if runs and (x.shape[runs[-1][-1]] == 1) == (old == 1):
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    merged = [math.prod(x.shape[d] for d in run) for run in runs]
+    out = [math.prod(shape[d] for d in run) for run in runs]
+    multiples = [new // old for old, new in zip(merged, out, strict=True)]
+    y = w.op("TILE", [w.reshape(x, merged), w.shape(multiples)], out)
+    return w.reshape(y, shape)
+
+
+def take(w: GraphWriter, x: Value, dim: int, indices: Value | Tensor) -> Value:
+    """The elements at `indices` (one dimension) of dimension `dim`: a GATHER from (outer, dim, inner)."""
+    if isinstance(indices, Tensor):
+        indices = w.constant(torch.where(indices < 0, indices + x.shape[dim], indices))
+    outer, inner, count = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :]), math.prod(indices.shape)
+    rows = tile(w, w.reshape(indices, (1, count)), (outer, count))
+    y = w.op("GATHER", [w.reshape(x, (outer, x.shape[dim], inner)), rows], (outer, count, inner))
+    return w.reshape(y, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+def _same(w: GraphWriter, a: Arguments) -> View | Value:
+    operand = getattr(a, "self", getattr(a, "input", None))
+    return operand if isinstance(operand, View) else w.dense(operand)  # type: ignore[arg-type]  # one of the two is there
+
+
+def _check_dropout(a: Arguments) -> str | None:
+    return "dropout in training mode" if a.train and a.p else None
+
+
+def _permute(w: GraphWriter, a: Arguments) -> View:
+    source = a.self if isinstance(a.self, View) else whole(w.dense(a.self))
+    return source.permute([d % len(source.order) for d in a.dims])
+
+
+def _transpose(w: GraphWriter, a: Arguments) -> View:
+    source = a.self if isinstance(a.self, View) else whole(w.dense(a.self))
+    dims, rank = list(range(len(source.order))), len(source.order)
+    dims[a.dim0 % rank], dims[a.dim1 % rank] = a.dim1 % rank, a.dim0 % rank
+    return source.permute(dims)
+
+
+def _view(w: GraphWriter, a: Arguments) -> View | Value:
+    return _same(w, a) if tuple(a.self.shape) == a.shape else w.reshape(w.dense(a.self), a.shape)
+
+
+def _expand(w: GraphWriter, a: Arguments) -> Value:
+    x = w.dense(a.self)
+    return tile(w, w.reshape(x, (1,) * (len(a.shape) - len(x.shape)) + x.shape), a.shape)
+
+
+def _cat(w: GraphWriter, a: Arguments) -> Value:
+    dtype = DTYPES[a.dtype]
+    values = [cast(w, w.dense(operand), dtype) for operand in a.tensors]
+    return concat(w, values, a.dim % len(a.shape))
+
+
+def _slice(w: GraphWriter, a: Arguments) -> Value:
+    """A step is taken by a view of (…, size / step, step, …), of whose last part the first is kept."""
+    x, count = w.dense(a.self), a.shape[a.dim]
+    dim = a.dim % len(x.shape)
+    length = x.shape[dim]
+    start = 0 if a.start is None else min(max(a.start + length if a.start < 0 else a.start, 0), length)
+    if a.step == 1:
+        return slice_(w, x, dim, start, count)
+    missing = max(start + count * a.step - length, 0)
+    zeros = [0] * len(x.shape)
+    x = pad(w, x, zeros, [missing if d == dim else 0 for d in range(len(x.shape))])
+    x = slice_(w, x, dim, start, count * a.step)
+    outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+    y = slice_(w, w.reshape(x, (outer * count, a.step, inner)), 1, 0, 1)
+    return w.reshape(y, a.shape)
+
+
+def _select(w: GraphWriter, a: Arguments) -> Value:
+    x = w.dense(a.self)
+    dim = a.dim % len(x.shape)
+    return w.reshape(slice_(w, x, dim, a.index % x.shape[dim], 1), a.shape)
+
+
+def _split(w: GraphWriter, a: Arguments) -> list[Value]:
+    x, start, pieces = w.dense(a.self), 0, []
+    dim = a.dim % len(x.shape)
+    for shape in a.shapes:
+        length = shape[dim] if len(shape) == len(x.shape) else 1
+        pieces.append(w.reshape(slice_(w, x, dim, start, length), shape))
+        start += length
+    return pieces
+
+
+def _constant_pad(w: GraphWriter, a: Arguments) -> Value:
+    x = w.dense(a.self)
+    before, after = [0] * len(x.shape), [0] * len(x.shape)
+    for i in range(len(a.pad) // 2):  # torch lists the last dimension first
+        before[-1 - i], after[-1 - i] = a.pad[2 * i], a.pad[2 * i + 1]
+    return pad(w, x, before, after, getattr(a, "value", None) or 0)
+
+
+def _check_pad(a: Arguments) -> str | None:
+    mode = getattr(a, "mode", "constant")
+    return None if mode == "constant" else f"padding in mode {mode!r}"
+
+
+def _flip(w: GraphWriter, a: Arguments) -> Value:
+    x = w.dense(a.self)
+    for dim in a.dims:
+        x, axis, shape = _around(w, x, dim % len(a.shape))
+        x = w.reshape(w.op("REVERSE", [x], x.shape, axis=axis), a.shape)
+    return x
+
+
+def _embedding(w: GraphWriter, a: Arguments) -> Value:
+    return w.reshape(take(w, w.dense(a.weight), 0, _indices(w, a.indices)), a.shape)
+
+
+def _index_select(w: GraphWriter, a: Arguments) -> Value:
+    x = w.dense(a.self)
+    return w.reshape(take(w, x, a.dim % len(x.shape), _indices(w, a.index)), a.shape)
+
+
+def _indices(w: GraphWriter, operand: View | Tensor) -> Value | Tensor:
+    if isinstance(operand, Tensor):
+        return operand.reshape(-1)
+    value = w.dense(operand)
+    return w.reshape(value, (math.prod(value.shape),))
+
+
+_view_row, _same_row, _split_row = Row(_view), Row(_same), Row(_split)
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        aten.cat.default: Row(_cat),
+        aten.slice.Tensor: Row(_slice),
+        aten.select.int: Row(_select),
+        aten.split.Tensor: _split_row,
+        aten.split_with_sizes.default: _split_row,
+        aten.chunk.default: _split_row,
+        aten.unbind.int: _split_row,
+        aten.constant_pad_nd.default: Row(_constant_pad),
+        aten.pad.default: Row(_constant_pad, _check_pad),
+        aten.expand.default: Row(_expand),
+        aten.flip.default: Row(_flip),
+        aten.embedding.default: Row(_embedding),
+        aten.index_select.default: Row(_index_select),
+        aten.permute.default: Row(_permute),
+        aten.transpose.int: Row(_transpose),
+        aten.view.default: _view_row,
+        aten._unsafe_view.default: _view_row,
+        aten.reshape.default: _view_row,
+        aten.flatten.using_ints: _view_row,
+        aten.unflatten.int: _view_row,
+        aten.squeeze.default: _view_row,
+        aten.squeeze.dim: _view_row,
+        aten.squeeze.dims: _view_row,
+        aten.unsqueeze.default: _view_row,
+        aten.clone.default: _same_row,
+        aten.contiguous.default: _same_row,
+        aten.alias.default: _same_row,
+        aten.detach.default: _same_row,
+        aten.lift_fresh_copy.default: _same_row,
+        aten.dropout.default: Row(_same, _check_dropout),
+    }
+)

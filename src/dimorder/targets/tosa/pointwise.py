@@ -1,0 +1,346 @@
+"""The operators that compute each element from the elements at the same place, as TOSA operators."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.targets.tosa.calls import Arguments, Row, dtype_of
+from dimorder.targets.tosa.writer import DTYPES, GraphWriter, Value, View
+
+aten = torch.ops.aten
+dimorder = torch.ops.dimorder
+
+Function = Callable[[GraphWriter, Value], Value]
+Function2 = Callable[[GraphWriter, Value, Value], Value]
+
+_WHOLE = 2.0**23  # from here on every float32 is a whole number
+
+
+# -- parts: values to values ---------------------------------------------------------------------------------------
+
+
+def mul(w: GraphWriter, x: Value, y: Value | float) -> Value:
+    return x if y == 1 else w.elementwise("MUL", x, y, extra=(w.number(0, "INT8"),))
+
+
+def add(w: GraphWriter, x: Value, y: Value | float) -> Value:
+    return w.elementwise("ADD", x, y)
+
+
+def div(w: GraphWriter, x: Value, y: Value) -> Value:
+    """Floats by a reciprocal, known ahead of time where `y` is constant; integers towards zero."""
+    if x.dtype != "FP32":
+        return w.elementwise("INTDIV", x, y)
+    constant = w.data(y)
+    return mul(w, x, w.elementwise("RECIPROCAL", y) if constant is None else w.constant(1 / constant))
+
+
+def negate(w: GraphWriter, x: Value) -> Value:
+    return w.elementwise("NEGATE", x, extra=(w.number(0, x.dtype),) * 2)
+
+
+def clamp(w: GraphWriter, x: Value, low: float = -math.inf, high: float = math.inf) -> Value:
+    """min(max(x, low), high); CLAMP itself does not know INT32."""
+    if x.dtype == "FP32":
+        low_bytes, high_bytes = (list(struct.pack("<f", bound)) for bound in (low, high))
+        return w.elementwise("CLAMP", x, min_val=low_bytes, max_val=high_bytes)
+    x = x if low == -math.inf else w.elementwise("MAXIMUM", x, math.ceil(low))
+    return x if high == math.inf else w.elementwise("MINIMUM", x, math.floor(high))
+
+
+def cast(w: GraphWriter, x: Value, dtype: str) -> Value:
+    """As torch casts: to an integer towards zero, where TOSA rounds, and between BOOL and FP32, where it lacks a cast."""
+    if x.dtype == dtype:
+        return x
+    if (x.dtype, dtype) == ("FP32", "BOOL"):
+        return w.elementwise("LOGICAL_NOT", w.elementwise("EQUAL", x, 0.0, dtype="BOOL"))
+    if (x.dtype, dtype) == ("BOOL", "FP32"):
+        x = w.elementwise("CAST", x, dtype="INT32")
+    if x.dtype == "FP32":
+        x = truncate(w, x)
+    return w.elementwise("CAST", x, dtype=dtype)
+
+
+def greater(w: GraphWriter, x: Value, y: Value | float) -> Value:
+    return w.elementwise("GREATER", x, y, dtype="BOOL")
+
+
+def truncate(w: GraphWriter, x: Value) -> Value:
+    floor, ceiling = w.elementwise("FLOOR", x), w.elementwise("CEIL", x)
+    return w.elementwise("SELECT", greater(w, x, 0.0), floor, ceiling)
+
+
+def nearest(w: GraphWriter, x: Value) -> Value:
+    """To the nearest whole number, ties to even, as TOSA casts; a large number is whole already."""
+    rounded = w.elementwise("CAST", w.elementwise("CAST", x, dtype="INT32"), dtype="FP32")
+    return w.elementwise("SELECT", greater(w, w.elementwise("ABS", x), _WHOLE), x, rounded)
+
+
+def hardsigmoid(w: GraphWriter, x: Value) -> Value:
+    return clamp(w, add(w, mul(w, x, 1 / 6), 0.5), 0, 1)
+
+
+def gelu(w: GraphWriter, x: Value) -> Value:
+    """x (1 + erf(x / sqrt 2)) / 2"""
+    gate = add(w, w.elementwise("ERF", mul(w, x, math.sqrt(0.5))), 1.0)
+    return mul(w, mul(w, x, 0.5), gate)
+
+
+def gelu_tanh(w: GraphWriter, x: Value) -> Value:
+    """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2"""
+    cubic = add(w, mul(w, mul(w, x, x), 0.044715), 1.0)
+    inner = mul(w, mul(w, x, cubic), math.sqrt(2 / math.pi))
+    return mul(w, mul(w, x, 0.5), add(w, w.elementwise("TANH", inner), 1.0))
+
+
+def leaky(w: GraphWriter, x: Value, slope: Value | float) -> Value:
+    """x where positive, else x times the slope: the larger of the two if the slope is between 0 and 1."""
+    steep = mul(w, x, slope)
+    known = w.data(slope) if isinstance(slope, Value) else torch.tensor(slope)
+    if known is not None and bool(((known >= 0) & (known <= 1)).all()):
+        return w.elementwise("MAXIMUM", x, steep)
+    return w.elementwise("SELECT", greater(w, x, 0.0), x, steep)
+
+
+def softplus(w: GraphWriter, x: Value) -> Value:
+    """max(x, 0) + log(1 + exp(-|x|))"""
+    small = w.elementwise("EXP", negate(w, w.elementwise("ABS", x)))
+    return add(w, clamp(w, x, 0), w.elementwise("LOG", add(w, small, 1.0)))
+
+
+def power(w: GraphWriter, x: Value, exponent: float) -> Value:
+    """POW wants a base that is not negative: small whole exponents are products."""
+    if exponent == 2:
+        return mul(w, x, x)
+    if exponent == 3:
+        return mul(w, mul(w, x, x), x)
+    if exponent == 4:
+        return power(w, mul(w, x, x), 2)
+    kinds = {-1: "RECIPROCAL", -0.5: "RSQRT"}
+    if exponent in kinds:
+        return w.elementwise(kinds[exponent], x)
+    return x if exponent == 1 else w.elementwise("POW", x, exponent)
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+def value(w: GraphWriter, operand: View | Tensor | float, dtype: str) -> Value:
+    """An operand, a number too, as a value of that dtype."""
+    if isinstance(operand, (View, Tensor)):
+        return cast(w, w.dense(operand), dtype)
+    return w.number(operand, dtype)
+
+
+def _kind(kind: str) -> Function:
+    return lambda w, x: w.elementwise(kind, x)
+
+
+def _check_float(a: Arguments) -> str | None:
+    return None if a.dtype == torch.float32 else f"{a.dtype}, where TOSA computes this in torch.float32"
+
+
+def _check_number(a: Arguments) -> str | None:
+    return "arithmetic on torch.bool" if a.dtype == torch.bool else None
+
+
+def _unary(function: Function) -> Row:
+    return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), _check_float)
+
+
+def _unary_number(function: Function) -> Row:
+    return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), _check_number)
+
+
+def _with(function: Callable[[GraphWriter, Value, Arguments], Value], check: Callable[[Arguments], str | None] = _check_float) -> Row:
+    """A function of one value and of the call's other arguments."""
+    return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype]), a), check)
+
+
+def _binary(function: Function2, *, reverse: bool = False) -> Row:
+    def build(w: GraphWriter, a: Arguments) -> Value:
+        x, y = (value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.other))
+        x, y = (y, x) if reverse else (x, y)
+        return function(w, x, mul(w, y, getattr(a, "alpha", 1)))
+
+    return Row(build, _check_number)
+
+
+def _kind2(kind: str) -> Function2:
+    return lambda w, x, y: w.elementwise(kind, x, y)
+
+
+def _compare(kind: str, *, swap: bool = False, negated: bool = False) -> Row:
+    def build(w: GraphWriter, a: Arguments) -> Value:
+        floats = any(dtype_of(operand) == "FP32" for operand in (a.self, a.other))
+        x, y = (value(w, operand, "FP32" if floats else "INT32") for operand in (a.self, a.other))
+        truth = w.elementwise(kind, *((y, x) if swap else (x, y)), dtype="BOOL")
+        return w.elementwise("LOGICAL_NOT", truth) if negated else truth
+
+    return Row(build)
+
+
+def _logical(kind: str) -> Row:
+    return Row(lambda w, a: w.elementwise(kind, value(w, a.self, "BOOL"), value(w, a.other, "BOOL")))
+
+
+def _check_bool(a: Arguments) -> str | None:
+    return None if a.dtype == torch.bool else f"bits of {a.dtype}"
+
+
+def _div_mode(w: GraphWriter, a: Arguments) -> Value:
+    y = div(w, *(value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.other)))
+    if y.dtype != "FP32" or a.rounding_mode is None:
+        return y
+    return w.elementwise("FLOOR", y) if a.rounding_mode == "floor" else truncate(w, y)
+
+
+def _check_div_mode(a: Arguments) -> str | None:
+    if a.dtype == torch.float32 or a.rounding_mode == "trunc":
+        return None
+    return f"integers divided with rounding_mode={a.rounding_mode!r}; TOSA rounds towards zero"
+
+
+def _bounds(a: Arguments) -> tuple[float, float]:
+    low, high = (getattr(a, name, None) for name in ("min", "max"))
+    return (-math.inf if low is None else low), (math.inf if high is None else high)
+
+
+def _clamp_tensor(w: GraphWriter, x: Value, a: Arguments) -> Value:
+    for kind, bound in (("MAXIMUM", a.min), ("MINIMUM", a.max)):
+        x = x if bound is None else w.elementwise(kind, x, value(w, bound, x.dtype))
+    return x
+
+
+def _clamped(w: GraphWriter, x: Value, a: Arguments) -> Value:
+    low, high = _bounds(a)
+    return clamp(w, x, min(low, high), high)  # torch gives the upper bound where they cross
+
+
+def _elu(w: GraphWriter, x: Value, a: Arguments) -> Value:
+    """scale (max(x, 0) + alpha (exp(min(0, x input_scale)) - 1)), x input_scale being negative with x"""
+    below = w.elementwise("EXP", clamp(w, mul(w, x, a.input_scale), high=0))
+    bent = mul(w, add(w, below, -1.0), a.alpha)
+    return mul(w, add(w, clamp(w, x, 0), bent), a.scale)
+
+
+def _softplus(w: GraphWriter, x: Value, a: Arguments) -> Value:
+    scaled = mul(w, x, a.beta)
+    smooth = mul(w, softplus(w, scaled), 1 / a.beta)
+    return w.elementwise("SELECT", greater(w, scaled, a.threshold), x, smooth)
+
+
+def _check_power(a: Arguments) -> str | None:
+    if a.exponent in (0.5, 1, 2, 3, 4, -1, -0.5) or a.exponent != int(a.exponent):
+        return _check_float(a)
+    return f"the exponent {a.exponent}: TOSA's POW takes no negative base, and torch does"
+
+
+def _where(w: GraphWriter, a: Arguments) -> Value:
+    dtype = DTYPES[a.dtype]
+    return w.elementwise(
+        "SELECT", value(w, a.condition, "BOOL"), value(w, a.self, dtype), value(w, a.other, dtype)
+    )
+
+
+def _masked_fill(w: GraphWriter, x: Value, a: Arguments) -> Value:
+    return w.elementwise("SELECT", value(w, a.mask, "BOOL"), value(w, a.value, x.dtype), x)
+
+
+def _prelu(w: GraphWriter, a: Arguments) -> Value:
+    return leaky(w, w.dense(a.x), w.dense(a.weight))
+
+
+_add, _sub = _binary(add), _binary(_kind2("SUB"))
+_rsub = Row(lambda w, a: w.elementwise("SUB", value(w, a.other, DTYPES[a.dtype]), mul(w, value(w, a.self, DTYPES[a.dtype]), a.alpha)))
+_equal, _not_equal = _compare("EQUAL"), _compare("EQUAL", negated=True)
+_greater, _less = _compare("GREATER"), _compare("GREATER", swap=True)
+_at_least, _at_most = _compare("GREATER_EQUAL"), _compare("GREATER_EQUAL", swap=True)
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        aten.add.Tensor: _add,
+        aten.add.Scalar: _add,
+        aten.sub.Tensor: _sub,
+        aten.sub.Scalar: _sub,
+        aten.rsub.Tensor: _rsub,
+        aten.rsub.Scalar: _rsub,
+        aten.mul.Tensor: _binary(mul),
+        aten.mul.Scalar: _binary(mul),
+        aten.div.Tensor: _binary(div),
+        aten.div.Scalar: _binary(div),
+        aten.div.Tensor_mode: Row(_div_mode, _check_div_mode),
+        aten.div.Scalar_mode: Row(_div_mode, _check_div_mode),
+        aten.maximum.default: _binary(_kind2("MAXIMUM")),
+        aten.minimum.default: _binary(_kind2("MINIMUM")),
+        aten.pow.Tensor_Scalar: _with(lambda w, x, a: power(w, x, a.exponent), _check_power),
+        aten.abs.default: _unary_number(_kind("ABS")),
+        aten.neg.default: _unary_number(negate),
+        aten.square.default: _unary(lambda w, x: mul(w, x, x)),
+        aten.reciprocal.default: _unary(_kind("RECIPROCAL")),
+        aten.sqrt.default: _unary(lambda w, x: power(w, x, 0.5)),
+        aten.rsqrt.default: _unary(_kind("RSQRT")),
+        aten.exp.default: _unary(_kind("EXP")),
+        aten.log.default: _unary(_kind("LOG")),
+        aten.sin.default: _unary(_kind("SIN")),
+        aten.cos.default: _unary(_kind("COS")),
+        aten.erf.default: _unary(_kind("ERF")),
+        aten.floor.default: _unary(_kind("FLOOR")),
+        aten.ceil.default: _unary(_kind("CEIL")),
+        aten.trunc.default: _unary(truncate),
+        aten.round.default: _unary(nearest),
+        aten.sigmoid.default: _unary(_kind("SIGMOID")),
+        aten.tanh.default: _unary(_kind("TANH")),
+        aten.relu.default: _unary_number(lambda w, x: clamp(w, x, 0)),
+        aten.relu6.default: _unary(lambda w, x: clamp(w, x, 0, 6)),
+        aten.hardtanh.default: _with(lambda w, x, a: clamp(w, x, a.min_val, a.max_val)),
+        aten.clamp.default: _with(_clamped, _check_number),
+        aten.clamp.Tensor: _with(_clamp_tensor, _check_number),
+        aten.clamp_min.default: _with(_clamped, _check_number),
+        aten.clamp_max.default: _with(_clamped, _check_number),
+        aten.hardsigmoid.default: _unary(hardsigmoid),
+        aten.hardswish.default: _unary(lambda w, x: mul(w, x, hardsigmoid(w, x))),
+        aten.silu.default: _unary(lambda w, x: mul(w, x, w.elementwise("SIGMOID", x))),
+        aten.mish.default: _unary(lambda w, x: mul(w, x, w.elementwise("TANH", softplus(w, x)))),
+        aten.softplus.default: _with(_softplus),
+        aten.log_sigmoid.default: _unary(lambda w, x: negate(w, softplus(w, negate(w, x)))),
+        aten.gelu.default: _with(lambda w, x, a: gelu(w, x) if a.approximate == "none" else gelu_tanh(w, x)),
+        aten.elu.default: _with(_elu),
+        aten.leaky_relu.default: _with(lambda w, x, a: leaky(w, x, a.negative_slope)),
+        dimorder.prelu_last.default: Row(_prelu),
+        aten.eq.Tensor: _equal,
+        aten.eq.Scalar: _equal,
+        aten.ne.Tensor: _not_equal,
+        aten.ne.Scalar: _not_equal,
+        aten.gt.Tensor: _greater,
+        aten.gt.Scalar: _greater,
+        aten.lt.Tensor: _less,
+        aten.lt.Scalar: _less,
+        aten.ge.Tensor: _at_least,
+        aten.ge.Scalar: _at_least,
+        aten.le.Tensor: _at_most,
+        aten.le.Scalar: _at_most,
+        aten.logical_and.default: _logical("LOGICAL_AND"),
+        aten.logical_or.default: _logical("LOGICAL_OR"),
+        aten.logical_xor.default: _logical("LOGICAL_XOR"),
+        aten.logical_not.default: Row(lambda w, a: w.elementwise("LOGICAL_NOT", value(w, a.self, "BOOL"))),
+        aten.bitwise_and.Tensor: Row(_logical("LOGICAL_AND").build, _check_bool),
+        aten.bitwise_or.Tensor: Row(_logical("LOGICAL_OR").build, _check_bool),
+        aten.bitwise_xor.Tensor: Row(_logical("LOGICAL_XOR").build, _check_bool),
+        aten.bitwise_not.default: Row(lambda w, a: w.elementwise("LOGICAL_NOT", w.dense(a.self)), _check_bool),
+        aten.where.self: Row(_where),
+        aten.where.ScalarOther: Row(_where),
+        aten.where.ScalarSelf: Row(_where),
+        aten.where.Scalar: Row(_where),
+        aten.masked_fill.Scalar: _with(_masked_fill, lambda a: None),
+        aten.masked_fill.Tensor: _with(_masked_fill, lambda a: None),
+        aten._to_copy.default: Row(lambda w, a: cast(w, w.dense(a.self), DTYPES[a.dtype])),
+    }
+)

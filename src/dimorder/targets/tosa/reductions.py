@@ -1,0 +1,245 @@
+"""Contractions, reductions and what is built from them: linear, matmul, mean, softmax, normalisations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.targets.tosa.calls import Arguments, Row, size
+from dimorder.targets.tosa.moves import tile
+from dimorder.targets.tosa.pointwise import add, cast, mul, negate
+from dimorder.targets.tosa.writer import DTYPES, MAX_RANK, GraphWriter, Value
+
+aten = torch.ops.aten
+
+
+# -- contractions --------------------------------------------------------------------------------------------------
+
+
+def full(w: GraphWriter, x: Value, weight: Tensor, bias: Tensor | None) -> Value:
+    """x (…, I) times weight (O, I) plus bias (O), as a CONV2D of one tap, which adds the bias itself."""
+    outputs, inputs = weight.shape
+    pixels = w.reshape(x, x.shape if len(x.shape) == 4 else (1, math.prod(x.shape[:-1]), 1, inputs))
+    bias = weight.new_zeros(outputs) if bias is None else bias
+    zero = w.number(0, x.dtype)
+    operands = [pixels, w.constant(weight.reshape(outputs, 1, 1, inputs)), w.constant(bias), zero, zero]
+    options = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1], "local_bound": False, "acc_type": "FP32"}
+    y = w.op("CONV2D", operands, (*pixels.shape[:-1], outputs), **options)
+    return w.reshape(y, (*x.shape[:-1], outputs))
+
+
+def product(w: GraphWriter, x: Value, y: Value) -> Value:
+    """Matrices x (…, M, K) by y (…, K, N). A batch that `y` lacks becomes rows of x; any other is repeated."""
+    rank = max(len(x.shape), len(y.shape))
+    x, y = (w.reshape(v, (1,) * (rank - len(v.shape)) + v.shape) for v in (x, y))
+    batch = [max(pair) for pair in zip(x.shape[:-2], y.shape[:-2], strict=True)]
+    shape = (*batch, x.shape[-2], y.shape[-1])
+    if math.prod(y.shape[:-2]) == 1:
+        x = w.reshape(x, (1, math.prod(x.shape[:-1]), x.shape[-1]))
+    else:
+        x, y = (tile(w, v, (*batch, *v.shape[-2:])) for v in (x, y))
+    x, y = (w.reshape(v, (math.prod(v.shape[:-2]), *v.shape[-2:])) for v in (x, y))
+    zero = w.number(0, x.dtype)
+    z = w.op("MATMUL", [x, y, zero, zero], (x.shape[0], x.shape[1], y.shape[2]))
+    return w.reshape(z, shape)
+
+
+def _linear(w: GraphWriter, a: Arguments) -> Value:
+    return full(w, w.dense(a.input), a.weight, a.bias)
+
+
+def _check_linear(a: Arguments) -> str | None:
+    constant = a.is_constant(a.weight) and a.is_constant(a.bias)
+    return None if constant else "a weight or a bias that is not constant"
+
+
+def _matmul(w: GraphWriter, a: Arguments) -> Value:
+    left, right = a.self, _right(a)
+    if isinstance(right, Tensor) and math.prod(right.shape[:-2]) == 1:
+        return full(w, w.dense(left), right.reshape(right.shape[-2:]).t(), None)
+    return product(w, w.dense(left), w.dense(right))
+
+
+def _right(a: Arguments) -> Any:
+    return a.other if hasattr(a, "other") else a.mat2
+
+
+def _check_matmul(a: Arguments) -> str | None:
+    vector = min(len(size(a.self)), len(size(_right(a)))) < 2
+    return "a product with a vector" if vector else None
+
+
+def _addmm(w: GraphWriter, a: Arguments) -> Value:
+    return full(w, w.dense(a.mat1), a.mat2.t(), a.self)
+
+
+def _check_addmm(a: Arguments) -> str | None:
+    if not (a.is_constant(a.self) and a.is_constant(a.mat2) and len(size(a.self)) == 1):
+        return "a matrix or a bias that is not constant"
+    return None if (a.alpha, a.beta) == (1, 1) else "addmm with alpha or beta"
+
+
+# -- reductions ----------------------------------------------------------------------------------------------------
+
+
+def reduce(w: GraphWriter, kind: str, x: Value, dims: Collection[int]) -> Value:
+    """Over `dims`, which become 1: one operator for each run of neighbours among them."""
+    runs: list[list[int]] = []
+    for d, length in enumerate(x.shape):
+        joins = runs and (d in dims) == (runs[-1][-1] in dims) and (d in dims or len(x.shape) > MAX_RANK)
+        if joins and length != 1:
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    y = w.reshape(x, [math.prod(x.shape[d] for d in run) for run in runs])
+    for axis, run in enumerate(runs):
+        if run[0] in dims and y.shape[axis] != 1:
+            shape = (*y.shape[:axis], 1, *y.shape[axis + 1 :])
+            y = w.op(kind, [y], shape, axis=axis)
+    return w.reshape(y, [1 if d in dims else length for d, length in enumerate(x.shape)])
+
+
+def mean(w: GraphWriter, x: Value, dims: Collection[int]) -> Value:
+    count = math.prod(x.shape[d] for d in dims)
+    return mul(w, reduce(w, "REDUCE_SUM", x, dims), 1 / count)
+
+
+def normalised(w: GraphWriter, x: Value, dims: Collection[int], eps: float) -> Value:
+    """(x - mean) / sqrt(variance + eps), over `dims`."""
+    centred = w.elementwise("SUB", x, mean(w, x, dims))
+    variance = mean(w, mul(w, centred, centred), dims)
+    return mul(w, centred, w.elementwise("RSQRT", add(w, variance, eps)))
+
+
+def _dims(a: Arguments) -> set[int]:
+    """The dimensions that a call reduces: all where it names none."""
+    rank, given = len(a.self.shape), getattr(a, "dim", None)
+    given = [given] if isinstance(given, int) else given
+    return {d % rank for d in given} if given else set(range(rank))
+
+
+def _reduction(kind: str) -> Callable[[GraphWriter, Arguments], Value]:
+    def build(w: GraphWriter, a: Arguments) -> Value:
+        return w.reshape(reduce(w, kind, cast(w, w.dense(a.self), DTYPES[a.dtype]), _dims(a)), a.shape)
+
+    return build
+
+
+def _mean(w: GraphWriter, a: Arguments) -> Value:
+    return w.reshape(mean(w, cast(w, w.dense(a.self), DTYPES[a.dtype]), _dims(a)), a.shape)
+
+
+def _variance(w: GraphWriter, a: Arguments) -> Value:
+    x, dims = w.dense(a.self), _dims(a)
+    centred = w.elementwise("SUB", x, mean(w, x, dims))
+    correction = 1 if a.correction is None else a.correction
+    count = math.prod(x.shape[d] for d in dims)
+    total = reduce(w, "REDUCE_SUM", mul(w, centred, centred), dims)
+    return w.reshape(mul(w, total, 1 / (count - correction)), a.shape)
+
+
+def _arg(largest: bool) -> Callable[[GraphWriter, Arguments], Value]:
+    def build(w: GraphWriter, a: Arguments) -> Value:
+        x = w.dense(a.self)
+        x = x if largest else negate(w, x)
+        if a.dim is None:
+            x, dim = w.reshape(x, (math.prod(x.shape),)), 0
+        else:
+            dim = a.dim % len(x.shape)
+        outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+        rows = w.reshape(x, x.shape if len(x.shape) <= MAX_RANK else (outer, x.shape[dim], inner))
+        axis = dim if len(x.shape) <= MAX_RANK else 1
+        y = w.op("ARGMAX", [rows], (*rows.shape[:axis], *rows.shape[axis + 1 :]), "INT32", axis=axis)
+        return w.reshape(y, a.shape)
+
+    return build
+
+
+def _check_arg(a: Arguments) -> str | None:
+    dtype = a.self.meta["val"].dtype
+    return None if dtype == torch.float32 else f"argmax of {dtype}; TOSA's profile FP has it for floats"
+
+
+def _check_mean(a: Arguments) -> str | None:
+    return None if a.dtype == torch.float32 else f"{a.dtype}, where TOSA computes this in torch.float32"
+
+
+# -- softmax and normalisations, from parts ------------------------------------------------------------------------
+
+
+def _softmax(w: GraphWriter, a: Arguments) -> Value:
+    """exp(x - max) / sum"""
+    raised = w.elementwise("EXP", _shifted(w, a))
+    total = reduce(w, "REDUCE_SUM", raised, _dims(a))
+    return mul(w, raised, w.elementwise("RECIPROCAL", total))
+
+
+def _log_softmax(w: GraphWriter, a: Arguments) -> Value:
+    """x - max - log(sum(exp(x - max)))"""
+    shifted = _shifted(w, a)
+    total = reduce(w, "REDUCE_SUM", w.elementwise("EXP", shifted), _dims(a))
+    return w.elementwise("SUB", shifted, w.elementwise("LOG", total))
+
+
+def _shifted(w: GraphWriter, a: Arguments) -> Value:
+    x = w.dense(a.self)
+    return w.elementwise("SUB", x, reduce(w, "REDUCE_MAX", x, _dims(a)))
+
+
+def _layer_norm(w: GraphWriter, a: Arguments) -> Value:
+    x = w.dense(a.input)
+    rank = len(x.shape)
+    y = normalised(w, x, range(rank - len(a.normalized_shape), rank), a.eps)
+    y = y if a.weight is None else mul(w, y, w.dense(a.weight))
+    return y if a.bias is None else add(w, y, w.dense(a.bias))
+
+
+def _group_norm(w: GraphWriter, a: Arguments) -> Value:
+    """Row-major (N, C, *): the groups are (N, groups, the rest)."""
+    x = w.dense(a.input)
+    n, channels = x.shape[:2]
+    grouped = w.reshape(x, (n, a.num_groups, math.prod(x.shape[1:]) // a.num_groups))
+    y = w.reshape(normalised(w, grouped, [2], a.eps), (n, channels, math.prod(x.shape[2:])))
+    y = y if a.weight is None else mul(w, y, w.reshape(w.dense(a.weight), (channels, 1)))
+    y = y if a.bias is None else add(w, y, w.reshape(w.dense(a.bias), (channels, 1)))
+    return w.reshape(y, a.shape)
+
+
+_sum, _mean_row = Row(_reduction("REDUCE_SUM")), Row(_mean, _check_mean)
+_matmul_row, _softmax_row, _log_softmax_row = Row(_matmul, _check_matmul), Row(_softmax), Row(_log_softmax)
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        aten.linear.default: Row(_linear, _check_linear),
+        aten.addmm.default: Row(_addmm, _check_addmm),
+        aten.mm.default: _matmul_row,
+        aten.bmm.default: _matmul_row,
+        aten.matmul.default: _matmul_row,
+        aten.sum.default: _sum,
+        aten.sum.dim_IntList: _sum,
+        aten.mean.default: _mean_row,
+        aten.mean.dim: _mean_row,
+        aten.var.correction: Row(_variance, _check_mean),
+        aten.amax.default: Row(_reduction("REDUCE_MAX")),
+        aten.amin.default: Row(_reduction("REDUCE_MIN")),
+        aten.any.default: Row(_reduction("REDUCE_ANY")),
+        aten.any.dim: Row(_reduction("REDUCE_ANY")),
+        aten.any.dims: Row(_reduction("REDUCE_ANY")),
+        aten.all.default: Row(_reduction("REDUCE_ALL")),
+        aten.all.dim: Row(_reduction("REDUCE_ALL")),
+        aten.prod.dim_int: Row(_reduction("REDUCE_PRODUCT"), _check_mean),
+        aten.argmax.default: Row(_arg(largest=True), _check_arg),
+        aten.argmin.default: Row(_arg(largest=False), _check_arg),
+        aten.softmax.int: _softmax_row,
+        aten._softmax.default: _softmax_row,
+        aten.log_softmax.int: _log_softmax_row,
+        aten._log_softmax.default: _log_softmax_row,
+        aten.layer_norm.default: Row(_layer_norm),
+        aten.group_norm.default: Row(_group_norm),
+    }
+)

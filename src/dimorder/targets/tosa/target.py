@@ -1,0 +1,85 @@
+"""Target tosa: what TOSA 1.0 (profile FP) accepts, and its place in the pipeline. Importing this takes no tosa-tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.program.contract import Contract, TensorSpec
+from dimorder.targets.base import Target
+from dimorder.targets.tosa.emit import write
+from dimorder.targets.tosa.writer import INSTALL, MAX_RANK
+
+
+@dataclass(frozen=True)
+class TosaArtifact:
+    """A TOSA flatbuffer. Its contract lies beside it: `model.tosa` and `model.tosa.json`."""
+
+    data: bytes
+    contract: Contract
+    delegates: int = 1
+
+    @property
+    def outside(self) -> Mapping[str, int]:
+        return {}
+
+    @property
+    def sidecar(self) -> Mapping[str, bytes]:
+        """What is saved beside the artifact: what is put behind its name, and the bytes."""
+        return {".json": self.contract.to_json().encode()}
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return run(self.data, self.contract, inputs)
+
+
+def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of a TOSA flatbuffer on the reference model, for inputs as the contract's boundary holds them.
+
+    Raises `UnsupportedError` where tosa-tools is not installed, or the reference model refuses the graph.
+    """
+    try:
+        import tosa_reference_model as reference
+    except ImportError as error:
+        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INSTALL) from error
+    arrays = [_physical(x, spec) for x, spec in zip(inputs, contract.inputs, strict=True)]
+    results, status = reference.run(data, arrays)
+    if status != reference.GraphStatus.TOSA_VALID:
+        raise UnsupportedError(
+            "the TOSA reference model", f"status {status.name}", "report the network that was lowered"
+        )
+    return [_logical(result, spec) for result, spec in zip(results, contract.outputs, strict=True)]
+
+
+def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
+    """A tensor as the graph reads it: a dense array in the contract's order."""
+    dense = tensor.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else tensor
+    array = dense.detach().cpu().contiguous().numpy()
+    if array.dtype != np.int64:
+        return array
+    if array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
+        raise UsageError(f"input {spec.name!r}", "values beyond 32 bits", "TOSA 1.0 has no wider integers")
+    return array.astype(np.int32)
+
+
+def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
+    """A result as the program's signature shows it."""
+    dense = torch.from_numpy(array).to(getattr(torch, spec.dtype))
+    dense = dense.reshape([int(size) for size in spec.dim_order.physical_shape(spec.shape)])
+    return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
+
+
+def emit(program: ExportedProgram, contract: Contract) -> TosaArtifact:
+    """Raises `UnsupportedError` where tosa-tools is not installed or TOSA lacks an operator."""
+    try:
+        return TosaArtifact(write(program, contract), contract)
+    except ImportError as error:
+        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INSTALL) from error
+
+
+TARGET = Target("tosa", ".tosa", emit, max_rank=MAX_RANK)

@@ -1,0 +1,347 @@
+"""Writes one TOSA graph: its tensors, constants, operators and the bytes of the flatbuffer.
+
+This file decides when a RESHAPE or a TRANSPOSE is written: late, once, and only where an operator reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from dimorder.errors import UnsupportedError
+
+MAX_RANK = 6  # MAX_RANK of TOSA's level 8K, spec 1.0 section 1.7.6
+INSTALL = "pip install 'dimorder[tosa]'"
+MAX_OPERANDS = 64  # MAX_TENSOR_LIST_SIZE of the same level: the operands of one CONCAT
+
+# torch dtype -> TOSA's. TOSA 1.0 has no 64-bit integers: indices are INT32, and `run` casts at the boundary.
+DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
+    {
+        torch.float32: "FP32",
+        torch.int64: "INT32",
+        torch.int32: "INT32",
+        torch.int16: "INT16",
+        torch.int8: "INT8",
+        torch.bool: "BOOL",
+    }
+)
+_NUMPY: Mapping[str, Any] = MappingProxyType(
+    {
+        "FP32": np.float32,
+        "INT32": np.int32,
+        "INT16": np.int16,
+        "INT8": np.int8,
+        "BOOL": np.bool_,
+        "SHAPE": np.int64,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Value:
+    """The dense tensor of that name, seen in `shape`: the shape it was written in is the writer's business."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class View:
+    """A program's value whose dimension `i` is dimension `order[i]` of the dense `value`."""
+
+    value: Value
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.value.shape[i] for i in self.order)
+
+    def permute(self, dims: Sequence[int]) -> View:
+        return View(self.value, tuple(self.order[d] for d in dims))
+
+
+def whole(value: Value) -> View:
+    """`value` in its own order."""
+    return View(value, tuple(range(len(value.shape))))
+
+
+@dataclass
+class _Tensor:
+    shape: tuple[int, ...]
+    dtype: str
+    data: np.ndarray[Any, Any] | None = None
+
+
+@dataclass
+class _Operator:
+    kind: str
+    inputs: list[str]
+    output: str
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+class GraphWriter:
+    """Grows one TOSA 1.0 graph; `finish` gives its bytes. Operators that no output needs are left out.
+
+    `hint` starts the names of the tensors written next.
+    """
+
+    def __init__(self) -> None:
+        self.hint = "tensor"
+        self._tensors: dict[str, _Tensor] = {}
+        self._operators: list[_Operator] = []
+        self._inputs: list[str] = []
+        self._outputs: list[str] = []
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._transposed: dict[View, Value] = {}
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+        """The next input of the graph, dense in `shape`."""
+        value = self._tensor(name, shape, dtype)
+        self._inputs.append(value.tensor)
+        return value
+
+    def output(self, value: Value) -> None:
+        """Make `value` the next output, in its shape; an input, a constant or an output already is copied."""
+        name = self._named(value)
+        tensor = self._tensors[name]
+        if name in self._inputs or name in self._outputs or tensor.data is not None:
+            name = self.op("IDENTITY", [value], value.shape, value.dtype).tensor
+        self._outputs.append(name)
+
+    def constant(self, data: torch.Tensor | np.ndarray[Any, Any], dtype: str | None = None) -> Value:
+        """A constant, stored once per distinct data and shape; `dtype` is the data's own by default."""
+        if isinstance(data, torch.Tensor):
+            dtype, data = dtype or DTYPES[data.dtype], data.detach().cpu().numpy()
+        assert dtype is not None
+        array = np.ascontiguousarray(data, dtype=_NUMPY[dtype]).reshape(np.shape(data))
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = self._unique("constant")
+            self._tensors[name] = _Tensor(array.shape, dtype, array)
+            self._constants[key] = name
+        return Value(self._constants[key], array.shape, dtype)
+
+    def number(self, number: float, dtype: str, rank: int = 1) -> Value:
+        """A constant of one element, which broadcasts against a value of `rank` dimensions."""
+        return self.constant(np.full((1,) * rank, number), dtype)
+
+    def shape(self, sizes: Sequence[int]) -> Value:
+        """A constant of type SHAPE: sizes, starts, paddings or multiples."""
+        return self.constant(np.array(sizes, dtype=np.int64), "SHAPE")
+
+    def data(self, value: Value) -> torch.Tensor | None:
+        """What `value` holds if it is a constant."""
+        data = self._tensors[value.tensor].data
+        return None if data is None else torch.from_numpy(data).reshape(value.shape)
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        """The same elements in `shape`. Free: an operator that reads them so has a RESHAPE written."""
+        shape = tuple(int(size) for size in shape)
+        assert math.prod(shape) == math.prod(value.shape), (value.shape, shape)
+        return Value(value.tensor, shape, value.dtype)
+
+    def dense(self, operand: View | torch.Tensor) -> Value:
+        """`operand` dense in its own dimension order: a constant, or a TRANSPOSE where one is due."""
+        if isinstance(operand, torch.Tensor):
+            return self.constant(operand)
+        if operand not in self._transposed:
+            self._transposed[operand] = self._transpose(operand)
+        return self._transposed[operand]
+
+    # -- operators ---------------------------------------------------------------------------------------------
+
+    def op(
+        self,
+        kind: str,
+        inputs: Sequence[Value],
+        shape: Sequence[int],
+        dtype: str | None = None,
+        **attributes: Any,
+    ) -> Value:
+        """TOSA operator `kind` on `inputs` in their shapes; its result has the dtype of the first by default.
+
+        `attributes` are named as in the specification; NaNs propagate where they leave that out.
+        """
+        result = self._tensor(self._unique(self.hint), shape, dtype or inputs[0].dtype)
+        self._operators.append(
+            _Operator(kind, [self._named(value) for value in inputs], result.tensor, attributes)
+        )
+        return result
+
+    def elementwise(
+        self,
+        kind: str,
+        *operands: Value | float,
+        dtype: str | None = None,
+        extra: Sequence[Value] = (),
+        **attributes: Any,
+    ) -> Value:
+        """An operator on each element; operands broadcast as in torch, numbers take the last value's dtype.
+
+        `extra` follows the operands as it is. Values of one shape are read in the shape in which the first
+        was written, so that no RESHAPE comes between a chain of such operators.
+        """
+        like = [operand for operand in operands if isinstance(operand, Value)][-1].dtype
+        values = [o if isinstance(o, Value) else self.number(o, like) for o in operands]
+        shape = tuple(np.broadcast_shapes(*(value.shape for value in values)))
+        count = math.prod(shape)
+        full = [value for value in values if math.prod(value.shape) == count]
+        if all(math.prod(value.shape) in (1, count) for value in values):
+            written = next((v for v in full if self._tensors[v.tensor].data is None), full[0])
+            to = self._tensors[written.tensor].shape
+            common = [to if value in full else (1,) * len(to) for value in values]
+        else:
+            common = _aligned([value.shape for value in values], shape)
+        taken = [self.reshape(value, to) for value, to in zip(values, common, strict=True)]
+        out = np.broadcast_shapes(*(value.shape for value in taken))
+        result = self.op(kind, [*taken, *extra], out, dtype or like, **attributes)
+        return self.reshape(result, shape)
+
+    # -- the file ----------------------------------------------------------------------------------------------
+
+    def finish(self) -> bytes:
+        """The flatbuffer. Needs tosa-tools."""
+        import tosa_serializer as ts
+
+        serializer = ts.TosaSerializer("", targetMajor=1, targetMinor=0, targetPatch=0, targetDraft=False)
+        block = serializer.currRegion.currBasicBlock
+        operators = self._needed()
+        read = {name for operator in operators for name in operator.inputs}
+        for name in self._inputs:
+            block.addTensor(name, list(self._tensors[name].shape), getattr(ts.DType, self._tensors[name].dtype))
+            block.addInput(name)
+        for name, tensor in self._tensors.items():
+            if tensor.data is not None and name in read:
+                dtype = getattr(ts.DType, tensor.dtype)
+                serializer.addConst(list(tensor.shape), dtype, tensor.data, name=name)
+        for operator in operators:
+            tensor = self._tensors[operator.output]
+            block.addTensor(operator.output, list(tensor.shape), getattr(ts.DType, tensor.dtype))
+            attribute = _attribute(ts, operator)
+            block.addOperator(getattr(ts.Op, operator.kind), operator.inputs, [operator.output], attribute)
+        for name in self._outputs:
+            block.addOutput(name)
+        return bytes(serializer.serialize())
+
+    def _needed(self) -> list[_Operator]:
+        wanted, kept = set(self._outputs), []
+        for operator in reversed(self._operators):
+            if operator.output in wanted:
+                wanted.update(operator.inputs)
+                kept.append(operator)
+        return kept[::-1]
+
+    # -- helpers -----------------------------------------------------------------------------------------------
+
+    def _tensor(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+        shape = tuple(int(size) for size in shape)
+        _require_rank(shape, name)
+        self._tensors[name] = _Tensor(shape, dtype)
+        return Value(name, shape, dtype)
+
+    def _unique(self, stem: str) -> str:
+        return f"{stem}.{len(self._tensors)}"
+
+    def _named(self, value: Value) -> str:
+        """The tensor that holds `value` in its shape."""
+        tensor = self._tensors[value.tensor]
+        if value.shape == tensor.shape:
+            return value.tensor
+        key = (value.tensor, value.shape)
+        if key not in self._reshaped:
+            if tensor.data is not None:
+                self._reshaped[key] = self.constant(tensor.data.reshape(value.shape), value.dtype).tensor
+            else:
+                source = Value(value.tensor, tensor.shape, tensor.dtype)
+                written = self.op("RESHAPE", [source, self.shape(value.shape)], value.shape)
+                self._reshaped[key] = written.tensor
+        return self._reshaped[key]
+
+    def _transpose(self, view: View) -> Value:
+        moved = [i for i in view.order if view.value.shape[i] != 1]
+        if moved == sorted(moved):  # only sizes of 1 change places: the memory is the same
+            return self.reshape(view.value, view.shape)
+        value, order = (view.value, view.order) if len(view.order) <= MAX_RANK else _coalesced(view)
+        source = self.reshape(value, value.shape)
+        written = self.op("TRANSPOSE", [source], [value.shape[i] for i in order], perms=list(order))
+        return self.reshape(written, view.shape)
+
+
+def _require_rank(shape: tuple[int, ...], name: str) -> None:
+    if len(shape) > MAX_RANK:
+        raise UnsupportedError(
+            f"tensor {name!r} of a TOSA graph",
+            f"{len(shape)} dimensions {shape}, where TOSA has at most {MAX_RANK}",
+            "split the operator that it comes from, or merge dimensions before it",
+        )
+
+
+def _aligned(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Shapes that broadcast to `shape`, all of its rank; merged where that is above TOSA's.
+
+    Neighbouring dimensions merge where every operand has both or lacks both.
+    """
+    padded = [(1,) * (len(shape) - len(s)) + s for s in shapes]
+    if len(shape) <= MAX_RANK:
+        return padded
+    groups: list[list[int]] = []
+    held: list[list[bool]] = []
+    for d, size in enumerate(shape):
+        if size == 1:
+            continue
+        having = [s[d] == size for s in padded]
+        if held and having == held[-1]:
+            groups[-1].append(d)
+        else:
+            groups.append([d])
+            held.append(having)
+    return [tuple(math.prod(s[d] for d in group) for group in groups) for s in padded]
+
+
+def _coalesced(view: View) -> tuple[Value, tuple[int, ...]]:
+    """The same transpose with dimensions of 1 dropped and those merged that stay neighbours."""
+    sizes, order = view.value.shape, [i for i in view.order if view.value.shape[i] != 1]
+    runs: list[list[int]] = []
+    kept = sorted(order)
+    rank = {dim: position for position, dim in enumerate(kept)}
+    for dim in order:
+        if runs and rank[dim] == rank[runs[-1][-1]] + 1:
+            runs[-1].append(dim)
+        else:
+            runs.append([dim])
+    ordered = sorted(runs)
+    value = Value(
+        view.value.tensor, tuple(math.prod(sizes[d] for d in run) for run in ordered), view.value.dtype
+    )
+    return value, tuple(ordered.index(run) for run in runs)
+
+
+_ATTRIBUTES = MappingProxyType({"ARGMAX": "ArgMax", "MATMUL": "MatMul", "INTDIV": "IntDiv"})
+_WITH_NAN_MODE = frozenset(
+    {"ARGMAX", "MAX_POOL2D", "CLAMP", "MAXIMUM", "MINIMUM", "REDUCE_MAX", "REDUCE_MIN"}
+)
+
+
+def _attribute(ts: Any, operator: _Operator) -> Any:
+    """The serializer's attribute of an operator; enumerations are given by name."""
+    attribute = ts.TosaSerializerAttribute()
+    given = dict(operator.attributes)
+    for name, enumeration in (("acc_type", ts.DType), ("mode", ts.ResizeMode), ("rounding_mode", ts.RoundingMode)):
+        if name in given:
+            given[name] = getattr(enumeration, given[name])
+    if operator.kind in _WITH_NAN_MODE:
+        given["nan_mode"] = ts.NanPropagationMode.PROPAGATE
+    camel = "".join(part.capitalize() for part in operator.kind.split("_"))
+    getattr(attribute, _ATTRIBUTES.get(operator.kind, camel) + "Attribute")(**given)
+    return attribute
