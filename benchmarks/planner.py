@@ -1,11 +1,12 @@
-"""How long the planner takes: synthetic networks of 1,000 and 10,000 operators with six layouts each.
+"""How long the planner takes: real networks, ten of them chained, and synthetic wirings of six layouts.
 
-python benchmarks/planner.py [--repeats 3] [--only NAME] [--time-limit 60] [--out planner.json]
+python benchmarks/planner.py [--repeats 3] [--only PATTERN] [--time-limit 60] [--out planner.json]
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import platform
@@ -118,8 +119,78 @@ def densenet_like(operators: int) -> LayoutProblem:
     return network.problem(value)
 
 
+REAL = (
+    "resnet18",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "shufflenet_v2_x1_0",
+    "convnext_tiny",
+    "densenet121",
+    "fastvit_t8",
+    "swin_t",
+    "vit_b_16",
+    "efficientnet_b0",
+)
+
+
+def real_problems() -> Iterator[tuple[str, LayoutProblem]]:
+    """The problems of real networks for target xnnpack, contract in NCHW, batch 1."""
+    import dimorder
+    from tests.zoo import network
+
+    for name in REAL:
+        row = network(name)
+        plan = dimorder.plan(row.make().eval(), row.inputs(), target="xnnpack")
+        yield name, plan.extracted.problem
+
+
+def chained(problems: Sequence[LayoutProblem]) -> LayoutProblem:
+    """One problem of many: the layout in which a result is read decides in which the next network starts.
+
+    Each output and the input after it become one operator: its i-th configuration reads the i-th layout that
+    the result may have, and writes the i-th that the next network's input may be read in.
+    """
+    buffers: list[Buffer] = []
+    operators: list[Operator] = []
+    for problem in problems:
+        offset = len(buffers)
+        buffers += problem.buffers
+        moved = [_shifted(operator, offset) for operator in problem.operators]
+        if operators:
+            result, start = operators.pop(), moved.pop(0)
+            reads = _layouts(operators, result.reads[0], start=result.configs[0].reads)
+            writes = _layouts(moved, start.writes[0], start=start.configs[0].writes)
+            pairs = [
+                (reads[i % len(reads)], writes[i % len(writes)]) for i in range(max(len(reads), len(writes)))
+            ]
+            zero = result.configs[0].cost
+            link = tuple(Config((read,), (write,), zero) for read, write in pairs)
+            operators.append(Operator("link", result.reads, start.writes, link))
+        operators += moved
+    return LayoutProblem(problems[0].units, tuple(buffers), tuple(operators), "complete")
+
+
+def _shifted(operator: Operator, offset: int) -> Operator:
+    reads, writes = (tuple(b + offset for b in side) for side in (operator.reads, operator.writes))
+    return Operator(operator.name, reads, writes, operator.configs)
+
+
+def _layouts(operators: Sequence[Operator], buffer: int, start: tuple[object, ...]) -> list[object]:
+    """The layouts that any configuration reads or writes of a buffer, `start` first."""
+    found = dict.fromkeys(start)
+    for operator in operators:
+        for config in operator.configs:
+            sides = zip((*operator.reads, *operator.writes), (*config.reads, *config.writes), strict=True)
+            found.update(dict.fromkeys(layout for b, layout in sides if b == buffer))
+    return list(found)
+
+
 def problems() -> Iterator[tuple[str, LayoutProblem]]:
     """Every problem of the benchmark, by name."""
+    real = dict(real_problems())
+    yield from real.items()
+    copies = round(10_000 / sum(len(problem.operators) for problem in real.values()))
+    yield "ten-chained-10000", chained(list(real.values()) * copies)
     for size in (400, 1_000, 10_000):
         for wiring in (resnet_like, swin_like, densenet_like):
             yield f"{wiring.__name__}-{size}", wiring(size)
@@ -148,7 +219,7 @@ def measure(name: str, problem: LayoutProblem, repeats: int, time_limit_s: float
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", default="", help="part of a problem's name")
+    parser.add_argument("--only", default="*", help="a pattern of names, such as 'ten-*'")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds per problem")
     parser.add_argument("--out", type=Path, help="write the rows, the machine and the command as JSON")
     options = parser.parse_args(arguments)
@@ -157,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{'problem':22} {'ops':>6} {'configs':>7} {'median s':>8} {'optimal':>7} {'greedy/plan':>11}  solver"
     )
     for name, problem in problems():
-        if options.only not in name:
+        if not fnmatch.fnmatch(name, options.only):
             continue
         row = measure(name, problem, options.repeats, options.time_limit)
         rows.append(row)
