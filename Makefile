@@ -60,5 +60,5 @@ $(RUN): $(PINS) | $(PY)
 
 $(DEV): $(PINS) $(RUN)
 	@echo "Installing the networks and tools of the tests into $(VENV) ..."
-	@$(INSTALL) --editable '.[executorch,demo,zoo,dev]'
+	@$(INSTALL) --editable '.[executorch,tosa,demo,zoo,dev]'
 	@touch $@
