@@ -16,17 +16,17 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.errors import UsageError
+from dimorder.errors import UnsupportedError, UsageError
 from dimorder.planning.solve import solve
 from dimorder.program import annotate as _annotate
 from dimorder.program import physical as _physical
-from dimorder.program.capture import Program, capture
+from dimorder.program.capture import Program, capture, where
 from dimorder.program.contract import Contract, TensorSpec
 from dimorder.program.extract import UNITS, extract
 from dimorder.program.network_plan import NetworkPlan
 from dimorder.program.verify import random_like, verify
 from dimorder.runtime.guard import OnMismatch, check, restore
-from dimorder.targets import Artifact, find
+from dimorder.targets import Artifact, Target, find
 
 Orders = (
     Any  # None, one order for all, or one per tensor; an order is "NHWC", a torch memory format or a DimOrder
@@ -143,7 +143,7 @@ def lower(
             what=f"the physical program for {target}",
         )
     with clock.step("emit"):
-        artifact = find(target).emit(physical, contract)
+        artifact = _emit(find(target), physical, contract, program)
     added = max(0, _constant_bytes(physical) - program.constant_bytes)
     return Lowered(planned, physical, artifact, program, error, added, clock.seconds)
 
@@ -281,6 +281,18 @@ def _flat(model: Any, program: Program) -> Callable[..., list[torch.Tensor]]:
                 reference.train()
 
     return run
+
+
+def _emit(target: Target, physical: ExportedProgram, contract: Contract, program: Program) -> Artifact:
+    """The artifact. An emitter's refusal names an operator; only the captured program knows its source line."""
+    try:
+        return target.emit(physical, contract)
+    except UnsupportedError as error:
+        calls = [node for node in program.nodes if node.op == "call_function"]
+        places = "; ".join(dict.fromkeys(where(call) for call in calls if str(call.target) in error.where))
+        if not places:
+            raise
+        raise UnsupportedError(f"{error.where} ({places})", error.found, error.fix) from error
 
 
 def _constant_bytes(program: ExportedProgram) -> int:
