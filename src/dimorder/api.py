@@ -284,7 +284,7 @@ def _flat(model: Any, program: Program) -> Callable[..., list[torch.Tensor]]:
 
 
 def _emit(target: Target, physical: ExportedProgram, contract: Contract, program: Program) -> Artifact:
-    """The artifact. An emitter's refusal names an operator; only the captured program knows its source line."""
+    """The artifact. A refusal names an operator, of which only the captured program knows the source line."""
     try:
         return target.emit(physical, contract)
     except UnsupportedError as error:

@@ -57,7 +57,7 @@ class Console:
 
 
 class Progress:
-    """Called with the name of each step, which is told after two seconds: in one line of a terminal, or in lines."""
+    """Called with each step, and after two seconds tells it: in one line of a terminal, else line by line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -55,7 +55,7 @@ def encode_outputs(path: str, contract: Contract, outputs: Sequence[torch.Tensor
     buffer = io.BytesIO()
     if path.endswith(".npz"):
         names = [spec.name for spec in contract.outputs]
-        np.savez(buffer, allow_pickle=False, **dict(zip(names, arrays, strict=True)))
+        np.savez(buffer, **dict(zip(names, arrays, strict=True)))
     else:
         np.save(buffer, arrays[0], allow_pickle=False)
     return buffer.getvalue()

@@ -210,7 +210,7 @@ def _left_over(report: Report) -> str:
         parts.append(
             _section(
                 "Row-major for want of a rule or a kernel",
-                "They read and write the order that their shape is written in; conversions beside them are theirs.",
+                "They read and write their shape row-major; the conversions beside them are theirs.",
                 _table(rows3, ["operator", "source", "why"]),
             )
         )

@@ -1,0 +1,81 @@
+"""Small networks that the command line is given by name, and factories that go wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import torch
+from torch import Tensor, nn
+
+
+class Tiny(nn.Module):
+    """One convolution, one mean, one dense layer."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, width, 3, padding=1)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.relu(self.conv(x)).mean((2, 3))))
+
+
+class TwoInTwoOut(nn.Module):
+    def forward(self, image: Tensor, sound: Tensor) -> tuple[Tensor, Tensor]:
+        return image * 2, torch.relu(sound)
+
+
+class Ids(nn.Module):
+    """Takes indices; any other than 0 and 1 is out of range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2, 4)
+
+    def forward(self, ids: Tensor, *, mask: Tensor) -> Tensor:
+        return self.table(ids) * mask[..., None]
+
+
+class Unruly(nn.Module):
+    """A matrix inverse, which no rule knows, between two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = torch.linalg.inv(x + torch.eye(5) * 50)
+        return self.second(x)
+
+
+READY = nn.Conv2d(3, 4, 3)
+A_NUMBER = 3
+
+
+def fails(width: int = 1) -> nn.Module:
+    raise ValueError("the weights\nare missing")
+
+
+def no_network() -> str:
+    return "weights.bin"
+
+
+def sleeps() -> nn.Module:
+    time.sleep(60)
+    return Tiny()
+
+
+def swallows_interrupts() -> nn.Module:
+    """As imports inside of libraries do."""
+    with contextlib.suppress(KeyboardInterrupt):
+        time.sleep(60)
+    return Tiny()
+
+
+def is_noisy() -> nn.Module:
+    print("noise on stdout")
+    return Tiny()
