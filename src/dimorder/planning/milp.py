@@ -5,7 +5,8 @@ from HiGHS becomes integers that they recompute.
 
 Units are minimised one after the other. Once one is at its relaxation's minimum, complementary slackness
 keeps exactly the optimal plans: columns with a reduced cost stay 0, rows with a dual value stay tight. Where
-the relaxation has a gap, the unit is capped instead, and the first unit's bound is proven by branching.
+the relaxation has a gap, the unit is capped instead, and the first unit's bound is proven by elimination or
+branching.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ from itertools import count, pairwise
 
 import numpy as np
 
+from dimorder.planning.elimination import least_cost
 from dimorder.planning.greedy import greedy
-from dimorder.planning.plan import Branch, Contraction, LayoutPlan, Prices, Proof, bound_of_prices, make_plan
-from dimorder.planning.presolve import Merged, merge_around
+from dimorder.planning.plan import Branch, Elimination, LayoutPlan, Prices, Proof, bound_of_prices, make_plan
 from dimorder.planning.problem import Cost, InvalidChoice, LayoutProblem, evaluate
 from dimorder.planning.relaxation import (
     TOLERANCE,
-    Array,
     Face,
     Model,
     Relaxed,
@@ -53,7 +53,7 @@ def milp(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
     ((0, 1), 8, True)
     """
     search = _Search(problem, time.perf_counter(), time_limit_s)
-    proof, bound = _solve(_Stage(build(problem), ()), search)
+    proof, bound = _solve(build(problem), search)
     if search.best is None:
         reason = "no plan exists" if search.left else f"no plan within {time_limit_s} s"
         raise InvalidChoice(
@@ -62,29 +62,6 @@ def milp(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
         )
     plan = make_plan(problem, search.best[2], solver=search.solver, proof=proof, bound=bound)
     return replace(plan, seconds=time.perf_counter() - search.started)
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """The problem as it is after some merges, and how its choices are lifted back."""
-
-    model: Model
-    merged: tuple[Merged, ...]
-
-    def lift(self, columns: Array) -> tuple[int, ...]:
-        """The original choice nearest to a point."""
-        choice = chosen(self.model, columns)
-        for merged in reversed(self.merged):
-            choice = merged.lift(choice)
-        return choice
-
-    def next(self, merged: Merged) -> _Stage:
-        """The stage after further merges."""
-        ranks = [[self.rank(origin) for origin in origins] for origins in merged.origins]
-        return _Stage(build(merged.problem, self.model.steps, ranks), (*self.merged, merged))
-
-    def rank(self, pairs: Iterable[tuple[int, int]]) -> int:
-        return sum(self.model.ranks[operator][config] for operator, config in pairs)
 
 
 @dataclass
@@ -127,41 +104,28 @@ class _Search:
         return self.best is not None and _round_up(bound, step) >= self.best[0][0]
 
 
-def _solve(stage: _Stage, search: _Search) -> tuple[Proof, int]:
-    """Find the best plan, unit by unit, and prove a bound; where the relaxation has a gap, merge first."""
-    model = stage.model
+def _solve(model: Model, search: _Search) -> tuple[Proof, int]:
+    """Find the best plan, unit by unit, and prove a bound."""
     root = relax(model, model.objectives[0], model.face(), search.left)
-    if root is not None:
-        search.offer(stage.lift(root.columns), "lp (HiGHS)")
-        if not _reached(search.value(model, 0), root.value):
-            merged = merge_around(model.problem, root.divided(model), search.left / 2)
-            if merged.merges and search.left:
-                inner, bound = _solve(stage.next(merged), search)
-                if not search.closed(Fraction(bound), model.steps[0]):
-                    before, weaker = prices(model, root, {})
-                    if weaker > bound:  # no time was left for the merged problem
-                        return before, _round_up(weaker, model.steps[0])
-                return Contraction(merged.merges, inner), bound
-    face = _minimise(stage, 0, model.face(), root, search)
-    proof, bound = _prove(stage, root, search)
+    face = _minimise(model, 0, model.face(), root, search)
+    proof, bound = _prove(model, root, search)
     for unit, objective in enumerate(model.objectives):
         if not search.left or face.decided(model):
             break
         if unit and objective[face.upper > 0].any():
             relaxed = None if face.caps else relax(model, objective, face, search.left)
-            face = _minimise(stage, unit, face, relaxed, search)
+            face = _minimise(model, unit, face, relaxed, search)
     return proof, bound
 
 
-def _minimise(stage: _Stage, unit: int, face: Face, relaxed: Relaxed | None, search: _Search) -> Face:
+def _minimise(model: Model, unit: int, face: Face, relaxed: Relaxed | None, search: _Search) -> Face:
     """Minimise one unit over a face, from its relaxation if there is one; where the next unit may look."""
-    model = stage.model
     if relaxed is not None:
-        search.offer(stage.lift(relaxed.columns), "lp (HiGHS)")
+        search.offer(chosen(model, relaxed.columns), "lp (HiGHS)")
     if relaxed is None or not _reached(search.value(model, unit), relaxed.value):
         columns = solve_integer(model, model.objectives[unit], face, search.left / 2)
         if columns is not None:
-            search.offer(stage.lift(columns), "milp (HiGHS)")
+            search.offer(chosen(model, columns), "milp (HiGHS)")
     value = search.value(model, unit)
     if value is None:
         return face
@@ -205,13 +169,16 @@ class _Case:
         return min((case.least() for _, case in self.parts), default=self.bound)
 
 
-def _prove(stage: _Stage, relaxed: Relaxed | None, search: _Search) -> tuple[Proof, int]:
-    """Branch, the weakest case first, until every bound reaches the best plan or half the time is out."""
-    model = stage.model
+def _prove(model: Model, relaxed: Relaxed | None, search: _Search) -> tuple[Proof, int]:
+    """By prices; else by elimination; else branch, the weakest case first, until half the time is out."""
     if relaxed is None:
         return Prices(), _round_up(bound_of_prices(model.problem, Prices(), {}), model.steps[0])
     reserve = search.left / 2
     root = _Case({}, *prices(model, relaxed, {}), relaxed)
+    if not search.closed(root.bound, model.steps[0]):
+        least = least_cost(model.problem)
+        if least is not None:
+            return Elimination(), least
     serial = count()
     open_cases = [(root.bound, next(serial), root)]
     while open_cases and search.left > reserve:
@@ -222,7 +189,7 @@ def _prove(stage: _Stage, relaxed: Relaxed | None, search: _Search) -> tuple[Pro
             continue
         case.operator, parts = _split(model, case.relaxed, case.allowed)
         for part in parts:
-            child = _case(stage, case, {**case.allowed, case.operator: frozenset(part)}, search)
+            child = _case(model, case, {**case.allowed, case.operator: frozenset(part)}, search)
             case.parts.append((part, child))
             heapq.heappush(open_cases, (child.bound, next(serial), child))
     return root.proof(), _round_up(root.least(), model.steps[0])
@@ -238,9 +205,8 @@ def _split(model: Model, relaxed: Relaxed, allowed: Allowed) -> tuple[int, list[
     return operator, [(config,) for config in taken] + ([tuple(rest)] if rest else [])
 
 
-def _case(stage: _Stage, parent: _Case, allowed: Allowed, search: _Search) -> _Case:
+def _case(model: Model, parent: _Case, allowed: Allowed, search: _Search) -> _Case:
     """A case of a parent's, with the parent's prices if those close it, else with its own."""
-    model = stage.model
     inherited = bound_of_prices(model.problem, parent.prices, allowed)
     case = _Case(allowed, parent.prices, inherited, None)
     if search.closed(inherited, model.steps[0]):
@@ -248,7 +214,7 @@ def _case(stage: _Stage, parent: _Case, allowed: Allowed, search: _Search) -> _C
     face = model.face(allowed)
     case.relaxed = relax(model, model.objectives[0], face, search.left)
     if case.relaxed is not None:
-        search.offer(stage.lift(case.relaxed.columns), "lp (HiGHS)")
+        search.offer(chosen(model, case.relaxed.columns), "lp (HiGHS)")
     elif search.left:  # no plan in this case: let exclusions be broken, for more than any plan costs
         value = search.value(model, 0)
         fine = 1 + (model.objectives[0].sum() if value is None else value)

@@ -16,9 +16,10 @@ and each term on the right belongs to one operator's configuration. Therefore, w
 
 Where conversions from a set F of layouts to t are not offered, a read r of t and production in F exclude
 each other: [b in F] + [r wants t] − 1 ≤ 0, which a multiplier μ[b,r,t] ≥ 0 adds to the bound.
-Where prices cannot reach the cost, operators are merged, exactly, and the prices are for what comes of that
-(`Contraction`); or the configurations of one operator are split into parts, each with a proof of its own
-(`Branch`), and the bound is the least of theirs. (Lagrangian duality; the prices
+Where prices cannot reach the cost, the least cost itself is computed by exact elimination (`Elimination`);
+where that takes too large tables, the configurations of one operator are split into parts, each with a proof
+of its
+own (`Branch`), and the bound is the least of theirs. (Lagrangian duality; the prices
 are the dual values of the relaxation in milp.py, but nothing here depends on where they come from.)
 """
 
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TypeAlias
 
-from dimorder.planning.presolve import merge
+from dimorder.planning.elimination import MAX_ENTRIES, least_cost
 from dimorder.planning.problem import (
     Conversion,
     Cost,
@@ -76,14 +77,13 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Contraction:
-    """A proof for the problem that `presolve.merge` makes of this one: it has the same least cost."""
+class Elimination:
+    """A proof by computation: `elimination.least_cost`, with tables of at most `max_entries`."""
 
-    merges: tuple[tuple[int, int], ...]
-    proof: Proof
+    max_entries: int = MAX_ENTRIES
 
 
-Proof: TypeAlias = Prices | Branch | Contraction
+Proof: TypeAlias = Prices | Branch | Elimination
 
 
 class InvalidProof(ValueError):
@@ -189,12 +189,11 @@ def lower_bound(problem: LayoutProblem, proof: Proof) -> int:
     Costs being multiples of their greatest common divisor, the bound is rounded up to one.
     """
     step = unit_gcd(problem, 0)
-    while isinstance(proof, Contraction):
-        try:
-            problem = merge(problem, proof.merges).problem
-        except ValueError as error:
-            raise InvalidProof(str(error)) from error
-        proof = proof.proof
+    if isinstance(proof, Elimination):
+        least = least_cost(problem, proof.max_entries)
+        if least is None:
+            raise InvalidProof(f"an elimination that takes tables of more than {proof.max_entries} entries")
+        return least
     return min(-(-leaf // step) * step for leaf in _leaf_bounds(problem, proof))
 
 
@@ -206,8 +205,8 @@ def _leaf_bounds(problem: LayoutProblem, proof: Proof) -> Iterator[Fraction]:
         if isinstance(node, Prices):
             yield bound_of_prices(problem, node, allowed)
             continue
-        if isinstance(node, Contraction):
-            raise InvalidProof("a contraction inside a branch")
+        if isinstance(node, Elimination):
+            raise InvalidProof("an elimination inside a branch")
         if not 0 <= node.operator < len(problem.operators):
             raise InvalidProof(f"a branch on operator {node.operator}, which does not exist")
         operator = problem.operators[node.operator]

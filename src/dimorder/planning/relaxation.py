@@ -106,16 +106,15 @@ class Relaxed:
         return sorted(set((np.searchsorted(model.starts, columns, side="right") - 1).tolist()))
 
 
-def build(
-    problem: LayoutProblem, steps: tuple[int, ...] | None = None, ranks: Sequence[Sequence[int]] | None = None
-) -> Model:
+def build(problem: LayoutProblem) -> Model:
     """The linear programme of a problem.
 
-    `steps` divide the costs of each unit; by default its greatest common divisor. `ranks` say what taking
-    each configuration costs where all units tie; by default its index.
+    Costs are divided by the greatest common divisor of their unit. Where all units tie, taking a
+    configuration
+    costs its index.
     """
-    steps = tuple(unit_gcd(problem, unit) for unit in range(len(problem.units))) if steps is None else steps
-    ranks = [range(len(operator.configs)) for operator in problem.operators] if ranks is None else ranks
+    steps = tuple(unit_gcd(problem, unit) for unit in range(len(problem.units)))
+    ranks = [range(len(operator.configs)) for operator in problem.operators]
     starts = np.cumsum([0, *(len(operator.configs) for operator in problem.operators)])
     produced: list[dict[Layout, list[int]]] = [{} for _ in problem.buffers]
     shares: list[Row] = []

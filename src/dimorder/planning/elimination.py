@@ -1,0 +1,162 @@
+"""The least cost of a problem by exact elimination, one variable after another, in integers, no solver.
+
+This file decides a number and not a plan: it is the proof of a bound where prices alone do not reach it.
+
+The variables are each operator's configuration, and for each buffer with several reads and each layout
+whether that layout exists. Costs are tables over one or two of them; eliminating a variable adds the tables
+that
+mention it and minimises over it. (Bertele and Brioschi, Nonserial Dynamic Programming, 1972.)
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dimorder.planning.problem import Layout, LayoutProblem
+
+Table = NDArray[np.int64]
+MAX_ENTRIES = 1 << 20  # of one table; beyond it the problem is too entangled for this method
+FORBIDDEN = 1 << 50
+
+
+def least_cost(problem: LayoutProblem, max_entries: int = MAX_ENTRIES) -> int | None:
+    """The least first-unit cost of any plan; None if that takes a table of more than `max_entries`.
+
+    A problem that has no plan costs `FORBIDDEN` or more.
+
+    >>> from dimorder.planning.problem import Buffer, Config, Operator
+    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Operator("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
+    >>> least_cost(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete"))
+    8
+    """
+    network = _Tables()
+    for index, operator in enumerate(problem.operators):
+        network.add([index], np.array([config.cost[0] for config in operator.configs], dtype=np.int64))
+    for index, buffer in enumerate(_buffers(problem)):
+        buffer.charge(network, problem, index)
+    return network.minimum(max_entries)
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """Who produces a buffer and who reads it, each as (operator, layout per configuration)."""
+
+    producer: tuple[int, tuple[Layout, ...]]
+    reads: tuple[tuple[int, tuple[Layout, ...]], ...]
+
+    def charge(self, network: _Tables, problem: LayoutProblem, index: int) -> None:
+        cost = problem.buffers[index].conversion_cost[0]
+        unreachable = problem.buffers[index].unreachable
+        operator, produced = self.producer
+        for reader, wanted in self.reads:
+            if unreachable:
+                pairs = [
+                    [FORBIDDEN if a != b and (a, b) in unreachable else 0 for b in wanted] for a in produced
+                ]
+                network.add([operator, reader], np.array(pairs, dtype=np.int64))
+        if not cost:
+            return
+        if len(self.reads) == 1:
+            reader, wanted = self.reads[0]
+            pairs = [[0 if a == b else cost for b in wanted] for a in produced]
+            network.add([operator, reader], np.array(pairs, dtype=np.int64))
+            return
+        for layout in dict.fromkeys(layout for _, wanted in self.reads for layout in wanted):
+            exists = (index, layout)
+            made = [[0, 0 if layout == a else cost] for a in produced]
+            network.add([operator, exists], np.array(made, dtype=np.int64))
+            for reader, wanted in self.reads:
+                missing = [[FORBIDDEN if layout == b else 0, 0] for b in wanted]
+                network.add([reader, exists], np.array(missing, dtype=np.int64))
+
+
+def _buffers(problem: LayoutProblem) -> list[_Buffer]:
+    producers: dict[int, tuple[int, tuple[Layout, ...]]] = {}
+    reads: dict[int, list[tuple[int, tuple[Layout, ...]]]] = defaultdict(list)
+    for index, operator in enumerate(problem.operators):
+        for position, buffer in enumerate(operator.writes):
+            producers[buffer] = (index, tuple(config.writes[position] for config in operator.configs))
+        for position, buffer in enumerate(operator.reads):
+            reads[buffer].append((index, tuple(config.reads[position] for config in operator.configs)))
+    return [_Buffer(producers[b], tuple(reads[b])) for b in range(len(problem.buffers))]
+
+
+class _Tables:
+    """Costs over variables, which are eliminated by least number of neighbours."""
+
+    def __init__(self) -> None:
+        self.tables: dict[int, tuple[tuple[Hashable, ...], Table]] = {}
+        self.mentions: dict[Hashable, set[int]] = defaultdict(set)
+        self.sizes: dict[Hashable, int] = {}
+        self.keys = count()
+        self.constant = 0
+
+    def add(self, variables: Sequence[Hashable], table: Table) -> None:
+        """Add a cost; a variable may be given twice (an operator that reads what it reads again)."""
+        if len(variables) == 2 and variables[0] == variables[1]:
+            variables, table = variables[:1], np.ascontiguousarray(table.diagonal())
+        kept = [axis for axis, size in enumerate(table.shape) if size > 1]
+        for variable, size in zip(variables, table.shape, strict=True):
+            self.sizes.setdefault(variable, size)
+        if not kept:
+            self.constant += int(table.reshape(-1)[0])
+            return
+        names = tuple(variables[axis] for axis in kept)
+        key = next(self.keys)
+        self.tables[key] = (names, table.reshape([table.shape[axis] for axis in kept]))
+        for name in names:
+            self.mentions[name].add(key)
+
+    def neighbours(self, variable: Hashable) -> set[Hashable]:
+        return {name for key in self.mentions[variable] for name in self.tables[key][0]} - {variable}
+
+    def minimum(self, max_entries: int) -> int | None:
+        rank = {variable: position for position, variable in enumerate(self.mentions)}
+        queue = [(len(self.neighbours(variable)), rank[variable], variable) for variable in rank]
+        heapq.heapify(queue)
+        gone: set[Hashable] = set()
+        while queue:
+            degree, _, variable = heapq.heappop(queue)
+            if variable in gone:
+                continue
+            around = self.neighbours(variable)
+            if len(around) > degree:
+                heapq.heappush(queue, (len(around), rank[variable], variable))
+                continue
+            if not self._eliminate(variable, sorted(around, key=rank.__getitem__), max_entries):
+                return None
+            gone.add(variable)
+            for name in around:
+                heapq.heappush(queue, (len(self.neighbours(name)), rank[name], name))
+        return self.constant
+
+    def _eliminate(self, variable: Hashable, around: list[Hashable], max_entries: int) -> bool:
+        names = [*around, variable]
+        shape = [self.sizes[name] for name in names]
+        entries = 1
+        for size in shape:
+            entries *= size
+        if entries > max_entries:
+            return False
+        total = np.zeros(shape, dtype=np.int64)
+        for key in self.mentions.pop(variable):
+            held, table = self.tables.pop(key)
+            order = sorted(range(len(held)), key=lambda axis: names.index(held[axis]))
+            placed: list[Any] = [1] * len(names)
+            for axis in order:
+                placed[names.index(held[axis])] = table.shape[axis]
+            total += table.transpose(order).reshape(placed)
+            for name in held:
+                if name != variable:
+                    self.mentions[name].discard(key)
+        self.add(around, np.minimum(total.min(axis=-1), FORBIDDEN))
+        return True
