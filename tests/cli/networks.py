@@ -65,7 +65,8 @@ def no_network() -> str:
 
 
 def sleeps() -> nn.Module:
-    time.sleep(60)
+    """In an exec(), through which CPython lets no interrupt pass unnoticed."""
+    exec("time.sleep(60)", {"time": time})
     return Tiny()
 
 

@@ -70,19 +70,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return USAGE
     with open_console(options.debug) as console:
-        try:
-            command: Callable[[argparse.Namespace, Console], int] = options.command
-            return command(options, console)
-        except KeyboardInterrupt:
+        code = _finish(options, console)
+    if code == INTERRUPTED and argv is None:
+        # CPython ends by SIGINT, whatever the exit code, where the interrupt has passed through an exec().
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _finish(options: argparse.Namespace, console: Console) -> int:
+    """Runs the command; how it ended."""
+    try:
+        command: Callable[[argparse.Namespace, Console], int] = options.command
+        return command(options, console)
+    except BrokenPipeError:  # whoever read stdout has seen enough
+        return DONE
+    except (KeyboardInterrupt, Exception) as error:
+        if console.interrupted or isinstance(error, KeyboardInterrupt):
             console.warn("dimorder: interrupted")
             return INTERRUPTED
-        except BrokenPipeError:  # whoever read stdout has seen enough
-            return DONE
-        except Exception as error:
-            if console.interrupted:
-                console.warn("dimorder: interrupted")
-                return INTERRUPTED
-            return _fail(error, console, options.debug)
+        return _fail(error, console, options.debug)
 
 
 def _fail(error: Exception, console: Console, debug: bool) -> int:
