@@ -155,7 +155,7 @@ def _strip(report: Report) -> str:
     )
     text = (
         f"{len(report.operators)} operators in program order, coloured by the order that they write. "
-        f"Hover for more. {report.relabels} views, permutes and reshapes are free and not shown. An order is "
+        f"Hover for more. Views, permutes and reshapes ({report.relabels}) are free and not shown. An order is "
         "named by the shape that a value was made with: channels-last of N × C × H × W and row-major of "
         "N × H × W × C are the same memory."
     )
