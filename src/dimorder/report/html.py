@@ -155,8 +155,8 @@ def _strip(report: Report) -> str:
     )
     text = (
         f"{len(report.operators)} operators in program order, coloured by the order that they write. "
-        f"Hover for more. Views, permutes and reshapes ({report.relabels}) are free and not shown. An order is "
-        "named by the shape that a value was made with: channels-last of N × C × H × W and row-major of "
+        f"Hover for more. Views, permutes and reshapes ({report.relabels}) are free and not shown. An order "
+        "is named by the shape that a value was made with: channels-last of N × C × H × W and row-major of "
         "N × H × W × C are the same memory."
     )
     return _section("Operators", text, f'<ul class="legend">{legend}</ul><div class="strip">{rows}</div>')
