@@ -55,4 +55,10 @@ def dtype_of(operand: Any) -> str:
     """The TOSA type of a View, a constant or a number."""
     if isinstance(operand, View):
         return operand.value.dtype
-    return DTYPES[operand.dtype] if isinstance(operand, Tensor) else "FP32" if isinstance(operand, float) else "INT32"
+    return (
+        DTYPES[operand.dtype]
+        if isinstance(operand, Tensor)
+        else "FP32"
+        if isinstance(operand, float)
+        else "INT32"
+    )

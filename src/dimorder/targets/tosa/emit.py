@@ -1,4 +1,4 @@
-"""Turns a physical program into a TOSA graph whose inputs and outputs are dense, in the orders of the contract."""
+"""Turns a physical program into a TOSA graph: its inputs and outputs are dense, in the contract's orders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write(program: ExportedProgram, contract: Contract) -> bytes:
         writer.hint = node.name
         try:
             if ops.is_getitem(node):
-                values[node] = values[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
+                values[node] = values[node.args[0]][node.args[1]]
             else:
                 values[node] = ops.build(writer, node, values.__getitem__)
         except UnsupportedError as error:
@@ -51,7 +51,9 @@ def write(program: ExportedProgram, contract: Contract) -> bytes:
         writer.hint = spec.name
         held = values[node]
         view = held if isinstance(held, View) else whole(writer.constant(held))
-        writer.output(writer.dense(view.permute(spec.dim_order) if spec.boundary == "logical" else view))
+        writer.output(
+            writer.dense(view.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else view)
+        )
     return writer.finish()
 
 
@@ -106,7 +108,7 @@ def _input(writer: GraphWriter, node: Node, spec: TensorSpec) -> View:
     """The graph's input, seen as the program's signature shows it."""
     shape: Sequence[Any] = spec.dim_order.physical_shape(spec.shape)
     dense = whole(writer.input(node.name, shape, DTYPES[node.meta["val"].dtype]))
-    return dense.permute(spec.dim_order.inverse) if spec.boundary == "logical" else dense
+    return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
 
 
 def _unsupported(node: Node, reason: str) -> UnsupportedError:

@@ -45,8 +45,8 @@ class TosaTensor:
 
 @dataclass(frozen=True)
 class TosaSummary:
-    """What a TOSA file holds. `operators` leaves out constants; `transpose_bytes` counts each tensor once, and
-    none for a TRANSPOSE that only moves dimensions of 1."""
+    """What a TOSA file holds. `operators` leaves out constants; `transpose_bytes` counts each tensor that is
+    transposed once, and none for a TRANSPOSE that only moves dimensions of 1."""
 
     version: tuple[int, int, int]
     operators: Counter[str]
@@ -57,10 +57,14 @@ class TosaSummary:
 
     def __str__(self) -> str:
         counted = ", ".join(f"{kind} {count}" for kind, count in sorted(self.operators.items()))
-        lines = [f"TOSA {'.'.join(map(str, self.version))}: {sum(self.operators.values())} operators ({counted})"]
+        lines = [
+            f"TOSA {'.'.join(map(str, self.version))}: {sum(self.operators.values())} operators ({counted})"
+        ]
         lines += [f"{self.transposes} TRANSPOSE, {self.transpose_bytes} bytes moved"]
         for kind, tensors in (("input", self.inputs), ("output", self.outputs)):
-            lines += [f"{kind}  {t.name}  {' x '.join(map(str, t.shape)) or 'scalar'}  {t.dtype}" for t in tensors]
+            lines += [
+                f"{kind}  {t.name}  {' x '.join(map(str, t.shape)) or 'scalar'}  {t.dtype}" for t in tensors
+            ]
         return "\n".join(lines)
 
 

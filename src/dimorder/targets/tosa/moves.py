@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.tosa.calls import Arguments, Row, dtype_of, size
+from dimorder.targets.tosa.calls import Arguments, Row
 from dimorder.targets.tosa.pointwise import cast
 from dimorder.targets.tosa.writer import DTYPES, MAX_OPERANDS, MAX_RANK, GraphWriter, Value, View, whole
 
 aten = torch.ops.aten
 
 
-# -- parts: values to values ---------------------------------------------------------------------------------------
+# -- parts: values to values -------------------------------------------------------------------------------
 
 
 def slice_(w: GraphWriter, x: Value, dim: int, start: int, length: int) -> Value:
@@ -52,7 +52,9 @@ def pad(w: GraphWriter, x: Value, before: Sequence[int], after: Sequence[int], f
     amounts = [max(amount, 0) for pair in zip(before, after, strict=True) for amount in pair]
     if not any(amounts):
         return x
-    shape = [length + low + high for length, low, high in zip(x.shape, amounts[::2], amounts[1::2], strict=True)]
+    shape = [
+        length + low + high for length, low, high in zip(x.shape, amounts[::2], amounts[1::2], strict=True)
+    ]
     return w.op("PAD", [x, w.shape(amounts), w.number(fill, x.dtype)], shape)
 
 
@@ -103,7 +105,7 @@ def take(w: GraphWriter, x: Value, dim: int, indices: Value | Tensor) -> Value:
     return w.reshape(y, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
 
 
-# -- rows ----------------------------------------------------------------------------------------------------------
+# -- rows --------------------------------------------------------------------------------------------------
 
 
 def _same(w: GraphWriter, a: Arguments) -> View | Value:
@@ -191,7 +193,7 @@ def _check_pad(a: Arguments) -> str | None:
 def _flip(w: GraphWriter, a: Arguments) -> Value:
     x = w.dense(a.self)
     for dim in a.dims:
-        x, axis, shape = _around(w, x, dim % len(a.shape))
+        x, axis, _ = _around(w, x, dim % len(a.shape))
         x = w.reshape(w.op("REVERSE", [x], x.shape, axis=axis), a.shape)
     return x
 

@@ -23,7 +23,7 @@ Function2 = Callable[[GraphWriter, Value, Value], Value]
 _WHOLE = 2.0**23  # from here on every float32 is a whole number
 
 
-# -- parts: values to values ---------------------------------------------------------------------------------------
+# -- parts: values to values -------------------------------------------------------------------------------
 
 
 def mul(w: GraphWriter, x: Value, y: Value | float) -> Value:
@@ -56,7 +56,7 @@ def clamp(w: GraphWriter, x: Value, low: float = -math.inf, high: float = math.i
 
 
 def cast(w: GraphWriter, x: Value, dtype: str) -> Value:
-    """As torch casts: to an integer towards zero, where TOSA rounds, and between BOOL and FP32, where it lacks a cast."""
+    """As torch casts: to an integer towards zero, where TOSA rounds; and from BOOL to FP32 and back."""
     if x.dtype == dtype:
         return x
     if (x.dtype, dtype) == ("FP32", "BOOL"):
@@ -129,7 +129,7 @@ def power(w: GraphWriter, x: Value, exponent: float) -> Value:
     return x if exponent == 1 else w.elementwise("POW", x, exponent)
 
 
-# -- rows ----------------------------------------------------------------------------------------------------------
+# -- rows --------------------------------------------------------------------------------------------------
 
 
 def value(w: GraphWriter, operand: View | Tensor | float, dtype: str) -> Value:
@@ -159,7 +159,10 @@ def _unary_number(function: Function) -> Row:
     return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), _check_number)
 
 
-def _with(function: Callable[[GraphWriter, Value, Arguments], Value], check: Callable[[Arguments], str | None] = _check_float) -> Row:
+def _with(
+    function: Callable[[GraphWriter, Value, Arguments], Value],
+    check: Callable[[Arguments], str | None] = _check_float,
+) -> Row:
     """A function of one value and of the call's other arguments."""
     return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype]), a), check)
 
@@ -259,7 +262,11 @@ def _prelu(w: GraphWriter, a: Arguments) -> Value:
 
 
 _add, _sub = _binary(add), _binary(_kind2("SUB"))
-_rsub = Row(lambda w, a: w.elementwise("SUB", value(w, a.other, DTYPES[a.dtype]), mul(w, value(w, a.self, DTYPES[a.dtype]), a.alpha)))
+_rsub = Row(
+    lambda w, a: w.elementwise(
+        "SUB", value(w, a.other, DTYPES[a.dtype]), mul(w, value(w, a.self, DTYPES[a.dtype]), a.alpha)
+    )
+)
 _equal, _not_equal = _compare("EQUAL"), _compare("EQUAL", negated=True)
 _greater, _less = _compare("GREATER"), _compare("GREATER", swap=True)
 _at_least, _at_most = _compare("GREATER_EQUAL"), _compare("GREATER_EQUAL", swap=True)
@@ -334,7 +341,9 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.bitwise_and.Tensor: Row(_logical("LOGICAL_AND").build, _check_bool),
         aten.bitwise_or.Tensor: Row(_logical("LOGICAL_OR").build, _check_bool),
         aten.bitwise_xor.Tensor: Row(_logical("LOGICAL_XOR").build, _check_bool),
-        aten.bitwise_not.default: Row(lambda w, a: w.elementwise("LOGICAL_NOT", w.dense(a.self)), _check_bool),
+        aten.bitwise_not.default: Row(
+            lambda w, a: w.elementwise("LOGICAL_NOT", w.dense(a.self)), _check_bool
+        ),
         aten.where.self: Row(_where),
         aten.where.ScalarOther: Row(_where),
         aten.where.ScalarSelf: Row(_where),

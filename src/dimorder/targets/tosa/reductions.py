@@ -18,7 +18,7 @@ from dimorder.targets.tosa.writer import DTYPES, MAX_RANK, GraphWriter, Value
 aten = torch.ops.aten
 
 
-# -- contractions --------------------------------------------------------------------------------------------------
+# -- contractions ------------------------------------------------------------------------------------------
 
 
 def full(w: GraphWriter, x: Value, weight: Tensor, bias: Tensor | None) -> Value:
@@ -28,13 +28,14 @@ def full(w: GraphWriter, x: Value, weight: Tensor, bias: Tensor | None) -> Value
     bias = weight.new_zeros(outputs) if bias is None else bias
     zero = w.number(0, x.dtype)
     operands = [pixels, w.constant(weight.reshape(outputs, 1, 1, inputs)), w.constant(bias), zero, zero]
-    options = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1], "local_bound": False, "acc_type": "FP32"}
-    y = w.op("CONV2D", operands, (*pixels.shape[:-1], outputs), **options)
+    shape = (*pixels.shape[:-1], outputs)
+    once = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
+    y = w.op("CONV2D", operands, shape, "FP32", local_bound=False, acc_type="FP32", **once)
     return w.reshape(y, (*x.shape[:-1], outputs))
 
 
 def product(w: GraphWriter, x: Value, y: Value) -> Value:
-    """Matrices x (…, M, K) by y (…, K, N). A batch that `y` lacks becomes rows of x; any other is repeated."""
+    """Matrices x (…, M, K) by y (…, K, N). A batch that `y` lacks is more rows of x; others are repeated."""
     rank = max(len(x.shape), len(y.shape))
     x, y = (w.reshape(v, (1,) * (rank - len(v.shape)) + v.shape) for v in (x, y))
     batch = [max(pair) for pair in zip(x.shape[:-2], y.shape[:-2], strict=True)]
@@ -84,7 +85,7 @@ def _check_addmm(a: Arguments) -> str | None:
     return None if (a.alpha, a.beta) == (1, 1) else "addmm with alpha or beta"
 
 
-# -- reductions ----------------------------------------------------------------------------------------------------
+# -- reductions --------------------------------------------------------------------------------------------
 
 
 def reduce(w: GraphWriter, kind: str, x: Value, dims: Collection[int]) -> Value:
@@ -169,7 +170,7 @@ def _check_mean(a: Arguments) -> str | None:
     return None if a.dtype == torch.float32 else f"{a.dtype}, where TOSA computes this in torch.float32"
 
 
-# -- softmax and normalisations, from parts ------------------------------------------------------------------------
+# -- softmax and normalisations, from parts ----------------------------------------------------------------
 
 
 def _softmax(w: GraphWriter, a: Arguments) -> Value:

@@ -1,13 +1,14 @@
 """Convolution, pooling and resizing as TOSA operators, NHWC or NDHWC.
 
-TOSA wants output sizes to divide exactly: padding that no window reaches is not asked for, and input that no window
-reaches is sliced off.
+TOSA wants output sizes to divide exactly: padding that no window reaches is not asked for, and input that no
+window reaches is sliced off.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.tosa.calls import Arguments, Row, size
+from dimorder.targets.tosa.calls import Arguments, Build, Row, size
 from dimorder.targets.tosa.moves import concat, pad, slice_, take
 from dimorder.targets.tosa.pointwise import mul
 from dimorder.targets.tosa.writer import GraphWriter, Value
@@ -23,26 +24,28 @@ from dimorder.targets.tosa.writer import GraphWriter, Value
 aten = torch.ops.aten
 dimorder = torch.ops.dimorder
 
-MAX_SCALE_NUMERATOR = 2048  # RESIZE, spec 1.0: scale_y_n <= 1 << 11
+MAX_NUMERATOR = 2048  # RESIZE, spec 1.0: scale_y_n <= 1 << 11
 MAX_SHRINK = 16  # scale_y_d < 16 * scale_y_n
 MAX_GROW = 256  # MAX_SCALE of level 8K
 
 
-# -- convolution ---------------------------------------------------------------------------------------------------
+# -- convolution -------------------------------------------------------------------------------------------
 
 
 def _convolution(w: GraphWriter, a: Arguments) -> Value:
-    """`weight` is (O, *kernel, I / groups), `padding` before and after each dimension."""
-    x, weight = w.dense(a.x), getattr(a, "weight_ohwi", None)
-    weight = a.weight_odhwi if weight is None else weight
-    dims = weight.dim() - 2
-    padding, x = _exact(w, x, [d * (k - 1) + 1 for d, k in zip(a.dilation, weight.shape[1:], strict=False)], a.stride, a.padding, a.shape)
+    """The weight is (O, *kernel, I / groups), the padding before and after each dimension."""
+    weight, flat = _weight(a), len(a.stride) == 2
+    window = [d * (k - 1) + 1 for d, k in zip(a.dilation, weight.shape[1:-1], strict=True)]
+    padding, x = _exact(w, w.dense(a.x), window, a.stride, a.padding, a.shape)
     options = {"pad": padding, "stride": list(a.stride), "dilation": list(a.dilation)}
-    if dims == 2 and a.groups > 1 and a.groups == x.shape[-1]:  # depthwise: weight (H, W, C, multiplier)
+    if flat and 1 < a.groups == x.shape[-1]:  # depthwise: weight (H, W, C, multiplier)
         by_channel = weight.reshape(a.groups, -1, *weight.shape[1:3]).permute(2, 3, 0, 1)
         return _conv(w, "DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape, options)
-    kind = "CONV2D" if dims == 2 else "CONV3D"
-    return _in_groups(w, x, weight, a, lambda *part: _conv(w, kind, *part, options))
+    return _in_groups(w, "CONV2D" if flat else "CONV3D", x, weight, a, options)
+
+
+def _weight(a: Arguments) -> Any:
+    return a.weight_ohwi if hasattr(a, "weight_ohwi") else a.weight_odhwi
 
 
 def _conv_transpose2d(w: GraphWriter, a: Arguments) -> Value:
@@ -50,9 +53,7 @@ def _conv_transpose2d(w: GraphWriter, a: Arguments) -> Value:
     weight = _dilated(a.weight_ohwi, a.dilation)
     out_pad = [side for p, more in zip(a.padding, a.output_padding, strict=True) for side in (-p, more - p)]
     options = {"out_pad": out_pad, "stride": list(a.stride)}
-    return _in_groups(
-        w, w.dense(a.x), weight, a, lambda *part: _conv(w, "TRANSPOSE_CONV2D", *part, options)
-    )
+    return _in_groups(w, "TRANSPOSE_CONV2D", w.dense(a.x), weight, a, options)
 
 
 def _dilated(weight: Tensor, dilation: Sequence[int]) -> Tensor:
@@ -64,23 +65,29 @@ def _dilated(weight: Tensor, dilation: Sequence[int]) -> Tensor:
 
 
 def _in_groups(
-    w: GraphWriter, x: Value, weight: Tensor, a: Arguments, conv: Callable[[Value, Tensor, Tensor | None, Sequence[int]], Value]
+    w: GraphWriter, kind: str, x: Value, weight: Tensor, a: Arguments, options: Mapping[str, Any]
 ) -> Value:
     """One convolution per group of channels, and a CONCAT."""
     if a.groups == 1:
-        return conv(x, weight, a.bias, a.shape)
+        return _conv(w, kind, x, weight, a.bias, a.shape, options)
     axis, inputs, outputs = len(a.shape) - 1, x.shape[-1] // a.groups, a.shape[-1] // a.groups
     parts = []
     for g in range(a.groups):
         rows = slice(g * outputs, (g + 1) * outputs)
         bias = None if a.bias is None else a.bias[rows]
         part = slice_(w, x, axis, g * inputs, inputs)
-        parts.append(conv(part, weight[rows], bias, (*a.shape[:-1], outputs)))
+        parts.append(_conv(w, kind, part, weight[rows], bias, (*a.shape[:-1], outputs), options))
     return concat(w, parts, axis)
 
 
 def _conv(
-    w: GraphWriter, kind: str, x: Value, weight: Tensor, bias: Tensor | None, shape: Sequence[int], options: Mapping[str, Any]
+    w: GraphWriter,
+    kind: str,
+    x: Value,
+    weight: Tensor,
+    bias: Tensor | None,
+    shape: Sequence[int],
+    options: Mapping[str, Any],
 ) -> Value:
     bias = weight.new_zeros(shape[-1]) if bias is None else bias
     zero = w.number(0, x.dtype)
@@ -89,10 +96,15 @@ def _conv(
 
 
 def _exact(
-    w: GraphWriter, x: Value, window: Sequence[int], stride: Sequence[int], padding: Sequence[int], shape: Sequence[int]
+    w: GraphWriter,
+    x: Value,
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    shape: Sequence[int],
 ) -> tuple[list[int], Value]:
-    """The padding before and after each spatial dimension with which the windows end where the input does, and
-    the input without what no window reaches. `x` is (N, *space, C)."""
+    """The padding with which the windows of `x` (N, *space, C) end where it does, and the input without
+    what no window reaches. Paddings are before and after each dimension."""
     exact = []
     for d, (extent, step) in enumerate(zip(window, stride, strict=True)):
         before = padding[2 * d]
@@ -104,9 +116,8 @@ def _exact(
 
 
 def _check_convolution(a: Arguments) -> str | None:
-    weight = getattr(a, "weight_ohwi", None)
-    weight = a.weight_odhwi if weight is None else weight
-    return None if a.is_constant(weight) and a.is_constant(a.bias) else "a weight or a bias that is not constant"
+    constant = a.is_constant(_weight(a)) and a.is_constant(a.bias)
+    return None if constant else "a weight or a bias that is not constant"
 
 
 def _check_transposed(a: Arguments) -> str | None:
@@ -116,14 +127,21 @@ def _check_transposed(a: Arguments) -> str | None:
     return _check_convolution(a)
 
 
-# -- pooling -------------------------------------------------------------------------------------------------------
+# -- pooling -----------------------------------------------------------------------------------------------
 
 
 def _max_pool2d(w: GraphWriter, a: Arguments) -> Value:
     return _max_pool(w, w.dense(a.x), a.kernel_size, a.stride, a.padding, a.shape)
 
 
-def _max_pool(w: GraphWriter, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], shape: Sequence[int]) -> Value:
+def _max_pool(
+    w: GraphWriter,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    shape: Sequence[int],
+) -> Value:
     pads, x = _exact(w, x, kernel, stride, [p for p in padding for _ in range(2)], shape)
     return w.op("MAX_POOL2D", [x], shape, kernel=list(kernel), stride=list(stride), pad=pads)
 
@@ -134,7 +152,9 @@ def _check_max_pool(a: Arguments) -> str | None:
 
 
 def _avg_pool2d(w: GraphWriter, a: Arguments) -> Value:
-    return _avg_pool(w, w.dense(a.x), a.kernel_size, a.stride, a.padding, a.shape, a.count_include_pad, a.divisor_override)
+    return _avg_pool(
+        w, w.dense(a.x), a.kernel_size, a.stride, a.padding, a.shape, a.count_include_pad, a.divisor_override
+    )
 
 
 def _avg_pool(
@@ -156,18 +176,48 @@ def _avg_pool(
         sides = [0] * len(sides)
     sides, x = _exact(w, x, kernel, stride, sides, shape)
     zero = w.number(0, x.dtype)
-    options = {"kernel": list(kernel), "stride": list(stride), "pad": sides, "acc_type": "FP32"}
-    y = w.op("AVG_POOL2D", [x, zero, zero], shape, **options)
+    y = w.op(
+        "AVG_POOL2D",
+        [x, zero, zero],
+        shape,
+        kernel=list(kernel),
+        stride=list(stride),
+        pad=sides,
+        acc_type="FP32",
+    )
     return y if divisor is None else mul(w, y, taps / divisor)
 
 
-# A pool over row-major (…, C, *space) is one over (N · C, *space, 1), and one over three dimensions is one over the last
-# two, then one over the first: maxima and means (also of the padded parts) separate.
+Window = tuple[int, int, int]  # kernel, stride, padding of one dimension
+_ONE: Window = (1, 1, 0)
 
 
-def _rows(a: Arguments, dims: int) -> tuple[list[int], list[int], list[int]]:
-    kernel = _several(a.kernel_size, dims)
-    return kernel, _several(a.stride, dims) if a.stride else kernel, _several(a.padding, dims)
+def _row_major(dims: int, pool: Callable[..., Value], *options: str) -> Build:
+    """A pool over row-major (N, C, *space): over (N · C, H, W, 1); over three dimensions, one over the
+    last two, then one over the first: maxima separate, and so do means, padded or not."""
+
+    def build(w: GraphWriter, a: Arguments) -> Value:
+        x, given = w.dense(a.self), [getattr(a, name) for name in options]
+        kernel = _several(a.kernel_size, dims)
+        stride = _several(a.stride, dims) if a.stride else kernel
+        windows = list(zip(kernel, stride, _several(a.padding, dims), strict=True))
+        outer, old, new = math.prod(x.shape[:-dims]), list(x.shape[-dims:]), list(a.shape[-dims:])
+
+        def over(x: Value, rows: int, pair: Sequence[Window], old: list[int], new: list[int]) -> Value:
+            kernel, stride, padding = zip(*pair, strict=True)
+            return pool(w, w.reshape(x, (rows, *old, 1)), kernel, stride, padding, (rows, *new, 1), *given)
+
+        if dims == 1:
+            x = over(x, outer, [_ONE, *windows], [1, *old], [1, *new])
+        elif dims == 2:
+            x = over(x, outer, windows, old, new)
+        else:
+            depth, plane = old[0], math.prod(new[1:])
+            x = over(x, outer * depth, windows[1:], old[1:], new[1:])
+            x = over(x, outer, [windows[0], _ONE], [depth, plane], [new[0], plane])
+        return w.reshape(x, a.shape)
+
+    return build
 
 
 def _several(given: Any, count: int) -> list[int]:
@@ -175,110 +225,99 @@ def _several(given: Any, count: int) -> list[int]:
     return values * count if len(values) == 1 else values
 
 
-def _row_major(dims: int, pool: Callable[..., Value], *options: str) -> Callable[[GraphWriter, Arguments], Value]:
-    def build(w: GraphWriter, a: Arguments) -> Value:
-        x = w.dense(a.self)
-        kernel, stride, padding = _rows(a, dims)
-        given = [getattr(a, name) for name in options]
-        source, shape = x.shape[-dims:], a.shape[-dims:]
-        outer = math.prod(x.shape[:-dims])
-        if dims == 3:
-            x = w.reshape(x, (outer * source[0], *source[1:], 1))
-            y = pool(w, x, kernel[1:], stride[1:], padding[1:], (outer * source[0], *shape[1:], 1), *given)
-            inner = math.prod(shape[1:])
-            y = w.reshape(y, (outer, source[0], inner, 1))
-            y = pool(w, y, (kernel[0], 1), (stride[0], 1), (padding[0], 0), (outer, shape[0], inner, 1), *given)
-        else:
-            x = w.reshape(x, (outer, *(1,) * (2 - dims), *source, 1))
-            ones, zeros = [1] * (2 - dims), [0] * (2 - dims)
-            out = (outer, *ones, *shape, 1)
-            y = pool(w, x, [*ones, *kernel], [*ones, *stride], [*zeros, *padding], out, *given)
-        return w.reshape(y, a.shape)
-
-    return build
-
-
 def _check_avg_rows(a: Arguments) -> str | None:
     return "divisor_override over three dimensions" if getattr(a, "divisor_override", None) else None
 
 
-# -- resizing ------------------------------------------------------------------------------------------------------
+# -- resizing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """How RESIZE reads one dimension: element `o` of the `new` at (o · d + offset) / n of the `old`."""
+
+    old: int
+    new: int
+    n: int
+    d: int
+    offset: int
+
+    @property
+    def border(self) -> int:
+        return (self.new - 1) * self.d - (self.old - 1) * self.n + self.offset
+
+    @property
+    def refused(self) -> str | None:
+        if self.n <= MAX_NUMERATOR and self.n <= MAX_GROW * self.d and self.d < MAX_SHRINK * self.n:
+            return None
+        limits = f"a numerator up to {MAX_NUMERATOR} and a factor between 1/{MAX_SHRINK} and {MAX_GROW}"
+        return f"{self.old} resized to {self.new} as {self.n}/{self.d}, where RESIZE has {limits}"
+
+
+def _axes(a: Arguments) -> Iterator[tuple[int, int, Fraction]]:
+    """Height and width: old size, new size, and their ratio or the factor that was given in its place."""
+    for old, new, factor in zip(size(a.x)[1:3], a.shape[1:3], (a.scales_h, a.scales_w), strict=True):
+        ratio = Fraction(new, old) if factor is None else Fraction(factor).limit_denominator(MAX_NUMERATOR)
+        yield old, new, ratio
 
 
 def _bilinear(w: GraphWriter, a: Arguments) -> Value:
-    """RESIZE reads at (o · d + offset) / n. Half-pixel centres: n / d is the scale, offset / n = (d / n - 1) / 2."""
-    x, scales = w.dense(a.x), _scales(a)
-    if a.align_corners:
-        for d in (1, 2):
-            if a.shape[d] == 1:  # reads the first element alone
-                x = slice_(w, x, d, 0, 1)
-    terms = [_bilinear_terms(x.shape[d + 1], a.shape[d + 1], scales[d], a.align_corners) for d in range(2)]
-    return _resize(w, "BILINEAR", x, terms, a.shape)
+    x = w.dense(a.x)
+    for d, axis in enumerate(_bilinear_axes(a), start=1):
+        x = slice_(w, x, d, 0, axis.old)
+    return _resize(w, "BILINEAR", x, _bilinear_axes(a), a.shape)
 
 
-def _bilinear_terms(old: int, new: int, scale: Fraction, align_corners: bool) -> tuple[int, int, int]:
-    """RESIZE's numerator, denominator and offset."""
-    if align_corners and old > 1 and new > 1:
-        scale = Fraction(new - 1, old - 1)
-        return scale.numerator, scale.denominator, 0
-    n, d = scale.numerator, scale.denominator
-    return 2 * n, 2 * d, d - n
+def _bilinear_axes(a: Arguments) -> list[_Axis]:
+    """Half-pixel centres: at (o + 1/2) / ratio - 1/2. Aligned corners: from first to last; a single one is the
+    first."""
+    axes = []
+    for old, new, ratio in _axes(a):
+        n, d = ratio.numerator, ratio.denominator
+        axis = _Axis(old, new, 2 * n, 2 * d, d - n)
+        if a.align_corners and 1 in (old, new):
+            axis = _Axis(1, new, 2 * new, 2, 1 - new)
+        elif a.align_corners:
+            steps = Fraction(new - 1, old - 1)
+            axis = _Axis(old, new, steps.numerator, steps.denominator, 0)
+        axes.append(axis)
+    return axes
+
+
+def _check_bilinear(a: Arguments) -> str | None:
+    return next((axis.refused for axis in _bilinear_axes(a) if axis.refused), None)
 
 
 def _nearest(w: GraphWriter, a: Arguments) -> Value:
-    """torch reads at floor(o / scale); RESIZE rounds to the nearest, so it is asked for half an element less.
-
-    Where torch's float32 product falls on the other side of a whole number, elements are gathered one by one.
-    """
-    x, scales = w.dense(a.x), _scales(a)
-    terms = [(2 * s.numerator, 2 * s.denominator, -s.numerator) for s in scales]
-    reads = [_nearest_reads(old, new, s) for old, new, s in zip(x.shape[1:3], a.shape[1:3], (a.scales_h, a.scales_w), strict=True)]
-    exact = [[min(int(o / s), old - 1) for o in range(new)] for old, new, s in zip(x.shape[1:3], a.shape[1:3], scales, strict=True)]
-    if reads == exact and _check_terms(terms) is None:
-        return _resize(w, "NEAREST", x, terms, a.shape)
-    for d, indices in enumerate(reads):
-        x = take(w, x, d + 1, torch.tensor(indices))
+    """torch reads at floor(o / ratio), and RESIZE rounds: it is asked for half an element less. Where torch's
+    float32 product falls on the other side of a whole number, elements are gathered one by one."""
+    x, axes = w.dense(a.x), []
+    exact = []
+    for old, new, ratio in _axes(a):
+        axes.append(_Axis(old, new, 2 * ratio.numerator, 2 * ratio.denominator, -ratio.numerator))
+        exact.append([min(int(o / ratio), old - 1) for o in range(new)])
+    reads = [
+        _nearest_reads(*axis)
+        for axis in zip(size(a.x)[1:3], a.shape[1:3], (a.scales_h, a.scales_w), strict=True)
+    ]
+    if reads == exact and not any(axis.refused for axis in axes):
+        return _resize(w, "NEAREST", x, axes, a.shape)
+    for d, indices in enumerate(reads, start=1):
+        x = take(w, x, d, torch.tensor(indices))
     return x
 
 
 def _nearest_reads(old: int, new: int, factor: float | None) -> list[int]:
+    """What torch's kernel reads: it computes in float32 (aten/src/ATen/native/UpSample.h)."""
     step = torch.tensor(old / new if factor is None else 1 / factor, dtype=torch.float32)
-    return (torch.arange(new, dtype=torch.float32) * step).floor().long().clamp(max=old - 1).tolist()
+    reads: list[int] = (torch.arange(new) * step).floor().long().clamp(max=old - 1).tolist()
+    return reads
 
 
-def _scales(a: Arguments) -> list[Fraction]:
-    """New size over old for height and width, or the factor that was given in its place."""
-    olds, news, factors = size(a.x)[1:3], a.shape[1:3], (a.scales_h, a.scales_w)
-    return [
-        Fraction(new, old) if factor is None else Fraction(factor).limit_denominator(MAX_SCALE_NUMERATOR)
-        for old, new, factor in zip(olds, news, factors, strict=True)
-    ]
-
-
-def _resize(w: GraphWriter, mode: str, x: Value, terms: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> Value:
-    scale = [number for n, d, _ in terms for number in (n, d)]
-    offsets = [offset for _, _, offset in terms]
-    borders = [
-        (shape[i + 1] - 1) * d - (x.shape[i + 1] - 1) * n + offset for i, (n, d, offset) in enumerate(terms)
-    ]
-    operands = [x, w.shape(scale), w.shape(offsets), w.shape(borders)]
-    return w.op("RESIZE", operands, shape, mode=mode)
-
-
-def _check_terms(terms: Sequence[tuple[int, int, int]]) -> str | None:
-    for n, d, _ in terms:
-        if n > MAX_SCALE_NUMERATOR or d >= MAX_SHRINK * n or n > MAX_GROW * d:
-            return f"the scale {n}/{d}; TOSA's RESIZE has numerators up to {MAX_SCALE_NUMERATOR} and scales from 1/{MAX_SHRINK} to {MAX_GROW}"
-    return None
-
-
-def _check_bilinear(a: Arguments) -> str | None:
-    old, new = size(a.x), a.shape
-    terms = [
-        _bilinear_terms(old[d + 1] if new[d + 1] > 1 or not a.align_corners else 1, new[d + 1], s, a.align_corners)
-        for d, s in enumerate(_scales(a))
-    ]
-    return _check_terms(terms)
+def _resize(w: GraphWriter, mode: str, x: Value, axes: Sequence[_Axis], shape: Sequence[int]) -> Value:
+    scale = [number for axis in axes for number in (axis.n, axis.d)]
+    offset, border = [axis.offset for axis in axes], [axis.border for axis in axes]
+    return w.op("RESIZE", [x, w.shape(scale), w.shape(offset), w.shape(border)], shape, mode=mode)
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(

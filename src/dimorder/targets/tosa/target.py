@@ -1,4 +1,7 @@
-"""Target tosa: what TOSA 1.0 (profile FP) accepts, and its place in the pipeline. Importing this takes no tosa-tools."""
+"""Target tosa: what TOSA 1.0 (profile FP) accepts, and its place in the pipeline.
+
+Importing this takes no tosa-tools; emitting and running do.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from dimorder.program.contract import Contract, TensorSpec
 from dimorder.targets.base import Target
 from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.writer import INSTALL, MAX_RANK
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class TosaArtifact:
 
 
 def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs of a TOSA flatbuffer on the reference model, for inputs as the contract's boundary holds them.
+    """The outputs of a TOSA flatbuffer on the reference model, for inputs as the program's signature has them.
 
     Raises `UnsupportedError` where tosa-tools is not installed, or the reference model refuses the graph.
     """
@@ -82,4 +87,12 @@ def emit(program: ExportedProgram, contract: Contract) -> TosaArtifact:
         raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INSTALL) from error
 
 
-TARGET = Target("tosa", ".tosa", emit, max_rank=MAX_RANK)
+# MATMUL has no transposed operand, but (AB)ᵀ = BᵀAᵀ; a constant weight multiplies from either side; what is
+# built from reductions takes any order. The plainer rows are for networks whose candidate orders would be too
+# many: swin_t takes the second.
+_MATMUL: Mapping[Any, tuple[str, ...]] = {aten.matmul.default: ("b m k n", "b n k m")}
+_FROM_PARTS = dict.fromkeys((aten.softmax.int, aten.log_softmax.int, aten.layer_norm.default), ("*",))
+_LINEAR = {aten.linear.default: ("* k", "k *")}
+FORMS = ({**_MATMUL, **_FROM_PARTS, **_LINEAR}, {**_MATMUL, **_FROM_PARTS}, _MATMUL)
+
+TARGET = Target("tosa", ".tosa", emit, forms=FORMS, max_rank=MAX_RANK)

@@ -45,7 +45,7 @@ _NUMPY: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Value:
-    """The dense tensor of that name, seen in `shape`: the shape it was written in is the writer's business."""
+    """The dense tensor of that name, seen in `shape`; how it was written is the writer's business."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -103,7 +103,7 @@ class GraphWriter:
         self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
         self._transposed: dict[View, Value] = {}
 
-    # -- values ------------------------------------------------------------------------------------------------
+    # -- values --------------------------------------------------------------------------------------------
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
         """The next input of the graph, dense in `shape`."""
@@ -159,7 +159,7 @@ class GraphWriter:
             self._transposed[operand] = self._transpose(operand)
         return self._transposed[operand]
 
-    # -- operators ---------------------------------------------------------------------------------------------
+    # -- operators -----------------------------------------------------------------------------------------
 
     def op(
         self,
@@ -208,7 +208,7 @@ class GraphWriter:
         result = self.op(kind, [*taken, *extra], out, dtype or like, **attributes)
         return self.reshape(result, shape)
 
-    # -- the file ----------------------------------------------------------------------------------------------
+    # -- the file ------------------------------------------------------------------------------------------
 
     def finish(self) -> bytes:
         """The flatbuffer. Needs tosa-tools."""
@@ -219,7 +219,9 @@ class GraphWriter:
         operators = self._needed()
         read = {name for operator in operators for name in operator.inputs}
         for name in self._inputs:
-            block.addTensor(name, list(self._tensors[name].shape), getattr(ts.DType, self._tensors[name].dtype))
+            block.addTensor(
+                name, list(self._tensors[name].shape), getattr(ts.DType, self._tensors[name].dtype)
+            )
             block.addInput(name)
         for name, tensor in self._tensors.items():
             if tensor.data is not None and name in read:
@@ -242,7 +244,7 @@ class GraphWriter:
                 kept.append(operator)
         return kept[::-1]
 
-    # -- helpers -----------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------
 
     def _tensor(self, name: str, shape: Sequence[int], dtype: str) -> Value:
         shape = tuple(int(size) for size in shape)
@@ -337,7 +339,11 @@ def _attribute(ts: Any, operator: _Operator) -> Any:
     """The serializer's attribute of an operator; enumerations are given by name."""
     attribute = ts.TosaSerializerAttribute()
     given = dict(operator.attributes)
-    for name, enumeration in (("acc_type", ts.DType), ("mode", ts.ResizeMode), ("rounding_mode", ts.RoundingMode)):
+    for name, enumeration in (
+        ("acc_type", ts.DType),
+        ("mode", ts.ResizeMode),
+        ("rounding_mode", ts.RoundingMode),
+    ):
         if name in given:
             given[name] = getattr(enumeration, given[name])
     if operator.kind in _WITH_NAN_MODE:
