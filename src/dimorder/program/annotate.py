@@ -57,8 +57,9 @@ def annotate(
     calls = [n for n in program.nodes if n.op == "call_function" and not is_result(n)]
     relations = {}
     for call in calls:
-        reason = refuses(call)
-        relations[call] = opaque(call, reason) if reason else relate(call)
+        relation = relate(call)
+        reason = None if relation.kind == "opaque" else refuses(call)
+        relations[call] = opaque(call, reason) if reason else relation
     return _Solver(program, relations).solve()
 
 

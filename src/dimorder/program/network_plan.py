@@ -204,7 +204,10 @@ class NetworkPlan:
     def __str__(self) -> str:
         certificate, problem = self.certificate, self.extracted.problem
         operators, configs = problem.size
-        cost = ", ".join(f"{value:,} {unit}" for value, unit in zip(self.cost, self.units, strict=True))
+        cost = ", ".join(
+            f"{value:,} {unit.removesuffix('s') if value == 1 else unit}"
+            for value, unit in zip(self.cost, self.units, strict=True)
+        )
         verdict = "optimal" if certificate.optimal else "not proven optimal"
         lines = [
             *str(self.contract).splitlines(),
