@@ -515,6 +515,16 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "each broadcasts": case(lambda m, x, y: x * y, (2, 6, 1, 7), (2, 1, 5, 7)),
         "rank 2 and 4": case(lambda m, x, y: x * y[:, :, None, None], X, (2, 6)),
         "scalar value": case(lambda m, x, y: x * y, X, ()),
+        "scalar of a wider type": case(
+            lambda m, x, y: x * y + m.c,
+            X,
+            torch.ones((), dtype=torch.float64),
+            c=torch.tensor(2.0, dtype=torch.float64),
+        ),
+        "slices of size 1": unary(lambda x: (x[::2], x[:, :, 2:3:2], x[:, 4::3]), 1, 6, 5, 7),
+        "cat of sizes 1 with a constant": case(
+            lambda m, x: torch.cat([x, m.c]), (1, 1, 1, 1), c=constant(1, 1, 1, 1)
+        ),
         "scalars": case(lambda m, x, y: x * y + 1, (), ()),
         "outer product": case(lambda m, x, y: x[:, None] * y[None, :], (5,), (7,)),
         "outer difference": unary(lambda x: x[:, :, None] - x[:, None, :], 2, 5),

@@ -383,9 +383,12 @@ def _slice(
     shape = _shape(x)
     dim = dim % len(shape)
     begin, stop, step = slice(start, end, step).indices(shape[dim])
-    if (begin, stop, step) == (0, shape[dim], 1):
+    kept = range(begin, stop, step)
+    if len(kept) == shape[dim]:
         return x
-    return n.emit(aten.slice.Tensor, x, dim, begin, max(begin, stop), step)
+    if len(kept) <= 1:
+        return n.emit(aten.slice.Tensor, x, dim, begin, begin + len(kept), 1)
+    return n.emit(aten.slice.Tensor, x, dim, begin, kept[-1] + 1, step)
 
 
 def _select(n: _Normaliser, x: Value, dim: int, index: int) -> Value:

@@ -331,25 +331,26 @@ class _Call:
 
     def take_constant(self, position: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
         """The constant at `position` of `op_rules.operands`, re-laid, with one dimension per group (1 where
-        it broadcasts)."""
+        it has none)."""
         source, tensor = operands(self.node)[position], self.tensors[position]
         value = self.b.program.constant(source)
         held = token_axes(tensor, self.relation)
         order = [axis for token in self.arrangement.tokens for axis in held.get(token, ())]
         relaid = value.reshape(tensor.sizes).permute(order)
         shape = [math.prod(tensor.sizes[a] for t in group for a in held.get(t, ())) for group in groups]
-        while shape and shape[0] == 1 and len(shape) > value.dim():
-            shape = shape[1:]
         return self.b.constant(str(source.target), relaid.reshape(shape))
 
     def all_operands(self, groups: Sequence[Sequence[Token]]) -> list[torch.fx.Node]:
-        """Every operand in argument order, constants included, aligned on the groups."""
+        """Every operand in argument order, constants included, aligned on the groups. A scalar beside tensors
+        stays one: they decide the type of the result."""
         taken, dynamic = [], 0
+        all_scalars = not any(_shape(source) for source in operands(self.node))
         for position, source in enumerate(operands(self.node)):
+            aligned = groups if _shape(source) or all_scalars else []
             if source.op == "get_attr":
-                taken.append(self.take_constant(position, groups))
+                taken.append(self.take_constant(position, aligned))
             else:
-                taken.append(self.take(dynamic, groups))
+                taken.append(self.take(dynamic, aligned))
                 dynamic += 1
         return taken
 
