@@ -412,8 +412,8 @@ def _levels(positions: Tensor) -> list[tuple[int, int]] | None:
 def _is_box(positions: Tensor, cuts: int, total: int) -> bool:
     """Whether positions are a box of a dense tensor of `total` elements, cut in up to `cuts` dimensions."""
     levels = _levels(positions)
-    if levels is None:
-        return False
+    if levels is None or not positions.numel():
+        return levels is not None
     first = int(positions[0])
     levels = levels if levels and levels[0][1] == 1 else [(1, 1), *levels]
     ends = [stride for _, stride in levels[1:]] + [total]
@@ -427,7 +427,8 @@ def _is_box(positions: Tensor, cuts: int, total: int) -> bool:
 
 
 def _flip(call: torch.fx.Node, reads: list[Place], writes: list[Place]) -> Iterator[str]:
-    yield from _same(call, reads, writes)
+    if not torch.equal(reads[0].memory, writes[0].memory):
+        yield "indexed: the result does not lie as the operand"
     for dim in call.args[1]:  # type: ignore[union-attr]
         yield from _in_order(reads[0], dim)
 

@@ -269,8 +269,7 @@ def _bilinear(w: GraphWriter, a: Arguments) -> Value:
 
 
 def _bilinear_axes(a: Arguments) -> list[_Axis]:
-    """Half-pixel centres: at (o + 1/2) / ratio - 1/2. Aligned corners: from first to last; a single one is the
-    first."""
+    """Half-pixel centres: at (o + 1/2) / ratio - 1/2. Aligned corners: from the first to the last."""
     axes = []
     for old, new, ratio in _axes(a):
         n, d = ratio.numerator, ratio.denominator

@@ -44,7 +44,7 @@ class TosaArtifact:
 
 
 def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs of a TOSA flatbuffer on the reference model, for inputs as the program's signature has them.
+    """The outputs of a TOSA flatbuffer on the reference model, for inputs as the signature has them.
 
     Raises `UnsupportedError` where tosa-tools is not installed, or the reference model refuses the graph.
     """
