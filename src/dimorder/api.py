@@ -60,8 +60,7 @@ class Lowered:
         return write_whole(path, self.artifact.data)
 
     def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
-        """Run the artifact like the network, guarded by the contract; the result has the network's
-        structure."""
+        """Run the artifact like the network, guarded by the contract; the result has its structure."""
         flat = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         guarded = check(self.contract, flat, on_mismatch)
         outputs = restore(self.contract, self.artifact.run(guarded.tensors), on_mismatch).tensors
@@ -117,11 +116,9 @@ def lower(
     """Lower a network: from module to a verified artifact with a proven plan and its contract inside.
 
     `args` and `kwargs` are example inputs (shapes are static). `input_orders` and `output_orders` are what
-    the
-    contract promises, contiguous by default: one order for all, or one per tensor. `objective` is "bytes"
-    moved by
-    conversions, or their "count". Raises a `DimorderError` that says what to do; a wrong program is never
-    returned.
+    the contract promises, contiguous by default: one order for all, or one per tensor. `objective` is "bytes"
+    moved by conversions, or their "count". Raises a `DimorderError` that says what to do; a wrong program is
+    never returned.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
     >>> lowered = lower(conv, (torch.randn(2, 3, 5, 7),), input_orders="NHWC", output_orders="NHWC")

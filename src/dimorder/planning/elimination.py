@@ -4,8 +4,7 @@ This file decides a number and not a plan: it is the proof of a bound where pric
 
 The variables are each operator's configuration, and for each buffer with several reads and each layout
 whether that layout exists. Costs are tables over one or two of them; eliminating a variable adds the tables
-that
-mention it and minimises over it. (Bertele and Brioschi, Nonserial Dynamic Programming, 1972.)
+that mention it and minimises over it. (Bertele and Brioschi, Nonserial Dynamic Programming, 1972.)
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ _Present = tuple[tuple[object, ...], ...]
 def exhaustive(problem: LayoutProblem) -> LayoutPlan:
     """The lexicographically cheapest plan, of those the first in order of configurations.
 
-    Enumerates program order, leaving a branch once it costs more than the best plan (costs never
-    shrink). Exponential: for at most some ten operators. InvalidChoice if there is no plan.
+    Enumerates program order, leaving a branch once it costs more than the best plan (costs never shrink).
+    Exponential: for at most some ten operators. InvalidChoice if there is no plan.
 
     >>> from dimorder.planning.problem import Buffer, Config, Operator
     >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))

@@ -2,11 +2,11 @@
 
 This file decides what counts as a proof: prices whose bound anyone can recompute in integers.
 
-The proof of a lower bound on the first unit. Let w[b] be what one conversion of buffer b costs. The reads
-of b share that cost: each read r that may want layout t gets a share λ[b,r,t] ≥ 0, with Σ_r λ[b,r,t] ≤ w[b].
-Take any plan. Where t is not the layout that b is produced in, the plan pays w[b] if anyone reads t, which
-is at least Σ λ[b,r,t] over the reads r that want t. Where t is the produced layout, Σ_r λ[b,r,t] over the
-reads that want t, less Σ_r λ[b,r,t] over all reads, is at most 0. So, adding up over b and t,
+The proof of a lower bound on the first unit. Let w[b] be what one conversion of buffer b costs. The reads of
+b share that cost: each read r that may want layout t gets a share λ[b,r,t] ≥ 0, with Σ_r λ[b,r,t] ≤ w[b].
+Take any plan. Where t is not the layout that b is produced in, the plan pays w[b] if anyone reads t, which is
+at least Σ λ[b,r,t] over the reads r that want t. Where t is the produced layout, Σ_r λ[b,r,t] over the reads
+that want t, less Σ_r λ[b,r,t] over all reads, is at most 0. So, adding up over b and t,
 
     conversions ≥ Σ_{reads r that want t} λ[b,r,t] − Σ_{b produced in t} Σ_r λ[b,r,t],
 
@@ -14,13 +14,12 @@ and each term on the right belongs to one operator's configuration. Therefore, w
 
     cost ≥ Σ_operators min_configurations ( own cost + Σ_reads λ − Σ_writes Σ_r λ ).
 
-Where conversions from a set F of layouts to t are not offered, a read r of t and production in F exclude
-each other: [b in F] + [r wants t] − 1 ≤ 0, which a multiplier μ[b,r,t] ≥ 0 adds to the bound.
-Where prices cannot reach the cost, the least cost itself is computed by exact elimination (`Elimination`);
-where that takes too large tables, the configurations of one operator are split into parts, each with a proof
-of its
-own (`Branch`), and the bound is the least of theirs. (Lagrangian duality; the prices
-are the dual values of the relaxation in milp.py, but nothing here depends on where they come from.)
+Where conversions from a set F of layouts to t are not offered, a read r of t and production in F exclude each
+other: [b in F] + [r wants t] − 1 ≤ 0, which a multiplier μ[b,r,t] ≥ 0 adds to the bound. Where prices cannot
+reach the cost, the least cost itself is computed by exact elimination (`Elimination`); where that takes too
+large tables, the configurations of one operator are split into parts, each with a proof of its own
+(`Branch`), and the bound is the least of theirs. (Lagrangian duality; the prices are the dual values of the
+relaxation in milp.py, but nothing here depends on where they come from.)
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class InvalidChoice(ValueError):
 class Buffer:
     """One piece of memory that has one layout when produced and may be converted to others.
 
-    `conversion_cost` is what one conversion to one other layout costs. `unreachable` lists the
-    (from, to) conversions that are not offered.
+    `conversion_cost` is what one conversion to one other layout costs. `unreachable` lists the (from, to)
+    conversions that are not offered.
     """
 
     name: str
@@ -43,8 +43,8 @@ class Config:
 class Operator:
     """An operator with its buffers (indices; one buffer may be read twice) and its configurations.
 
-    `configs[0]` is the default. Inputs and constants are operators without reads, outputs operators
-    without writes.
+    `configs[0]` is the default. Inputs and constants are operators without reads, outputs operators without
+    writes.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Operator:
 class LayoutProblem:
     """Operators in topological order over buffers, each of which exactly one operator writes.
 
-    `candidates` is "complete" if the configurations are all there are, "truncated" if a cap cut them.
-    A wrong problem raises ValueError.
+    `candidates` is "complete" if the configurations are all there are, "truncated" if a cap cut them. A wrong
+    problem raises ValueError.
 
     >>> row, col = (0, 1), (1, 0)
     >>> LayoutProblem(

@@ -110,8 +110,7 @@ def build(problem: LayoutProblem) -> Model:
     """The linear programme of a problem.
 
     Costs are divided by the greatest common divisor of their unit. Where all units tie, taking a
-    configuration
-    costs its index.
+    configuration costs its index.
     """
     steps = tuple(unit_gcd(problem, unit) for unit in range(len(problem.units)))
     ranks = [range(len(operator.configs)) for operator in problem.operators]

@@ -34,8 +34,7 @@ class Annotated:
     """A program with, per call, its relation and the axes of its operands and results.
 
     `reads[call]` is aligned with `op_rules.operands(call)`, `writes[call]` with its results. `blocked` names
-    the
-    labels that became blocks because cuts conflict.
+    the labels that became blocks because cuts conflict.
     """
 
     program: Program
@@ -140,8 +139,7 @@ class _Solver:
                     return self._cut(call)
 
     def _identify(self, call: torch.fx.Node) -> None:
-        """Identify every shared label's axes wherever it occurs; a label whose cuts conflict becomes a
-        block."""
+        """Identify a shared label's axes wherever it occurs; a label whose cuts conflict becomes a block."""
         relation = self.relations[call]
         first: dict[str, tuple[int, ...]] = {}
         for factors, dims in self._sides(call):

@@ -31,8 +31,8 @@ class Program:
     attributes.
 
     `example_inputs` are the flattened tensors the network was captured with; `out_spec` restores the
-    structure of the
-    result. `exported` is the program as it was exported, which is what "the same numbers" means.
+    structure of the result. `exported` is the program as it was exported, which is what "the same numbers"
+    means.
     """
 
     module: torch.fx.GraphModule
@@ -70,8 +70,7 @@ def capture(
     """Export `model` with example arguments and bring it into normal form.
 
     `model` may be a module (exported in eval mode), an `ExportedProgram`, or the path of a `.pt2` file; for
-    the last
-    two, missing `args` are taken from the program's own example inputs.
+    the last two, missing `args` are taken from the program's own example inputs.
     """
     exported = _export(model, args, kwargs)
     _refuse_state(exported)

@@ -94,10 +94,8 @@ def extract(
     """The layout problem of an annotated program under a contract and a target's rules.
 
     `forms` overrides the accepted orders of operators: richest first, and the first whose candidate orders
-    are complete
-    is taken. `max_rank` is the highest rank the target can transpose. `objective` is "bytes" (moved by
-    conversions;
-    ties: fewer conversions) or "count" (ties: fewer bytes).
+    are complete is taken. `max_rank` is the highest rank the target can transpose. `objective` is "bytes"
+    (moved by conversions; ties: fewer conversions) or "count" (ties: fewer bytes).
     """
     *richer, plainest = forms
     for chosen in richer:
@@ -299,8 +297,7 @@ class _Extractor:
         return tuple(a for a, _ in kept.values()), tuple(c for _, c in kept.values())
 
     def _cost(self, site: Site, arrangement: Arrangement) -> tuple[int, int]:
-        """Cutting and joining in runs of less than MIN_RUN elements moves its result twice over
-        (measured)."""
+        """Cutting and joining in runs under MIN_RUN elements moves the result twice over (measured)."""
         if site.kind != "indexed" or not any(
             label.startswith("cut.") or label == "step" for tokens in site.tokens for label, _ in tokens
         ):
@@ -431,8 +428,7 @@ class _Closure:
 
     def _propose(self, index: int, position: int, order: Order) -> None:
         """Take a tensor's order into a site: its tokens in that order, the others where they were or beside
-        their
-        neighbour in logical order, sorted into each form."""
+        their neighbour in logical order, sorted into each form."""
         site, proposal = self.sites[index], self.per_site[index]
         rank = {axis: i for i, axis in enumerate(order)}
         held = site.tokens[position]

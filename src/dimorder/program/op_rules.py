@@ -26,8 +26,7 @@ class Relation:
     """How one operator relates the axes of its operands and results.
 
     `reads` and `writes` give, per tensor and dimension, the labels it is made of (none where the size is 1 or
-    the
-    operand broadcasts). A label is one of three kinds:
+    the operand broadcasts). A label is one of three kinds:
 
     1. shared (the default): its axes are the same wherever it occurs, in the same relative order on every
     tensor;
@@ -37,8 +36,7 @@ class Relation:
        is re-laid to match.
 
     `forms` are the accepted orders, each a sequence of labels from slowest to fastest; `*` stands for every
-    label not
-    named, in any order. A name stands for itself and for all labels `name.…`.
+    label not named, in any order. A name stands for itself and for all labels `name.…`.
     """
 
     kind: str
@@ -326,8 +324,7 @@ def _flip(node: torch.fx.Node) -> Relation:
 
 
 def _with_cut(shape: Sequence[int], inner: dict[int, int]) -> Dims:
-    """Dims whose cut dimensions have an outer block `cut.D` and a shared inner piece `d.D` of the given
-    size."""
+    """Dims whose cut dimensions have an outer block `cut.D` and a shared piece `d.D` of the given size."""
     dims = []
     for d, size in enumerate(shape):
         pieces = [(f"cut.{d}", size // inner[d]), (f"d.{d}", inner[d])] if d in inner else [(f"d.{d}", size)]

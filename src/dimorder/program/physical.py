@@ -174,8 +174,7 @@ class _Builder:
         return self.memory[buffer, order]
 
     def convert(self, buffer: int, source: Physical, order: Order) -> Physical:
-        """An explicit permute between dense tensors; physical dimensions are kept where the permute
-        allows."""
+        """An explicit permute between dense tensors; keeps physical dimensions where the permute allows."""
         position = {axis: i for i, axis in enumerate(order)}
         runs = source.runs
         pairs = [pair for run in runs or () for pair in itertools.pairwise(run)]
@@ -189,8 +188,7 @@ class _Builder:
         return Physical(dense, order, tuple(runs[d] for d in dims))
 
     def shaped(self, buffer: int, tensor: Physical, runs: Sequence[Run]) -> torch.fx.Node:
-        """The tensor with other physical dimensions: a free view, left out where the shape is right
-        already."""
+        """The tensor with other physical dimensions: a free view, left out where the shape is right."""
         shape = [self.extent(buffer, run) for run in runs]
         if tensor.runs is not None and [self.extent(buffer, run) for run in tensor.runs] == shape:
             return tensor.node
@@ -212,8 +210,7 @@ class _Builder:
 
 
 class _Call:
-    """One operator being lowered: its operands in the planned orders, its tokens, and where its results
-    go."""
+    """One operator being lowered: its operands in the planned orders, its tokens, its results."""
 
     def __init__(self, builder: _Builder, site: Site, arrangement: Arrangement) -> None:
         self.b, self.site, self.arrangement, self.node = builder, site, arrangement, site.node
@@ -263,8 +260,7 @@ class _Call:
         differ.
 
         A dimension starts at every token of `leads`; tokens of `alone` share no dimension with others; tokens
-        of
-        `together` are one dimension.
+        of `together` are one dimension.
         """
         order = list(self.arrangement.tokens)
         leads, alone, together = set(leads), set(alone), set(together)

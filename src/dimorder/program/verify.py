@@ -15,8 +15,7 @@ TOLERANCE = 1e-4
 
 
 def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Inputs of the examples' shapes: standard normal where they are floating point, the examples
-    elsewhere."""
+    """Inputs of the examples' shapes: standard normal where floating point, else the examples."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(
         torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x.clone()

@@ -54,8 +54,8 @@ def check(
     """The inputs as the program's own signature has them: canonical strides, and the boundary's shape.
 
     A tensor of another order, or that is not dense, is copied ("adapt"), copied with a warning ("warn") or
-    refused with a `ContractError` ("error"). One of an equivalent order is never copied. A wrong number
-    of tensors, type, size or device is always a `ContractError`.
+    refused with a `ContractError` ("error"). One of an equivalent order is never copied. A wrong number of
+    tensors, type, size or device is always a `ContractError`.
 
     >>> x = TensorSpec("x", (2, 3, 5, 7), "float32", DimOrder(0, 2, 3, 1))
     >>> guarded = check(Contract((x,), ()), [torch.zeros(2, 3, 5, 7)])

@@ -1,5 +1,4 @@
-"""Decides what a target is: which orders its operators take, how a physical program is emitted, how it
-runs."""
+"""Decides what a target is: which orders its operators take, how a physical program is emitted and run."""
 
 from __future__ import annotations
 
@@ -39,8 +38,8 @@ class Target:
 
     `forms` gives, per ATen operator, the accepted orders where they differ from the rule's (see
     `op_rules.Relation.forms`), richest first (see `extract`); `refuses` why a call of the captured program is
-    left to row-major kernels outside, or
-    None; `max_rank` the highest rank it can transpose; `suffix` what its files are called.
+    left to row-major kernels outside, or None; `max_rank` the highest rank it can transpose; `suffix` what
+    its files are called.
     """
 
     name: str

@@ -33,8 +33,8 @@ _TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 class Emitted:
     """A `.pte` and what is in it.
 
-    `delegates` is the number of XNNPACK delegates, `outside` how often each portable operator is called;
-    both are read from the finished file. `transposes` counts the conversions that the delegates make.
+    `delegates` is the number of XNNPACK delegates, `outside` how often each portable operator is called; both
+    are read from the finished file. `transposes` counts the conversions that the delegates make.
     """
 
     pte: bytes
@@ -46,10 +46,10 @@ class Emitted:
 def emit(program: ExportedProgram, *, constant_methods: Mapping[str, str] | None = None) -> Emitted:
     """The `.pte` of a physical program; its inputs and outputs are the program's, flat and in order.
 
-    A 4-D input or output with channels-last strides keeps its logical shape and gets the dim order
-    (0, 2, 3, 1); every other one, and one whose order is ambiguous (C = 1, H = W = 1), is contiguous. What
-    XNNPACK lacks runs as portable kernels between the delegates. `constant_methods` are embedded as methods
-    that return the text.
+    A 4-D input or output with channels-last strides keeps its logical shape and gets the dim order (0, 2, 3,
+    1); every other one, and one whose order is ambiguous (C = 1, H = W = 1), is contiguous. What XNNPACK
+    lacks runs as portable kernels between the delegates. `constant_methods` are embedded as methods that
+    return the text.
 
     Raises `UnsupportedError` for a program with state, for an input or output that is no tensor, for a
     symbolic shape, and for an operator that neither XNNPACK nor the runtime's portable kernels know.

@@ -1,5 +1,4 @@
-"""Target xnnpack: what its kernels accept, and its place in the pipeline. Importing this takes no
-executorch."""
+"""Target xnnpack: what its kernels accept, and its place in the pipeline. Takes no executorch to import."""
 
 from __future__ import annotations
 
