@@ -20,7 +20,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.planning.solve import solve
 from dimorder.program import annotate as _annotate
 from dimorder.program import physical as _physical
-from dimorder.program.capture import Program, capture, where
+from dimorder.program.capture import Program, capture, eval_mode, where
 from dimorder.program.contract import Contract, TensorSpec
 from dimorder.program.extract import UNITS, extract
 from dimorder.program.network_plan import NetworkPlan
@@ -264,18 +264,9 @@ def _flat(model: Any, program: Program) -> Callable[..., list[torch.Tensor]]:
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda _: next(feed), program.exported.example_inputs
         )
-        training = getattr(reference, "training", False)
-        if training:
-            reference.eval()
-        try:
-            return [
-                leaf
-                for leaf in pytree.tree_leaves(reference(*args, **kwargs))
-                if isinstance(leaf, torch.Tensor)
-            ]
-        finally:
-            if training:
-                reference.train()
+        with eval_mode(model):
+            result = reference(*args, **kwargs)
+        return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
     return run
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,20 @@ def capture(
     return _Normaliser(exported.run_decompositions({}), exported).run()
 
 
+@contextmanager
+def eval_mode(model: Any) -> Iterator[None]:
+    """A module in eval mode, and afterwards each part in its own mode again; a program has but one."""
+    parts = list(model.modules()) if isinstance(model, torch.nn.Module) else []
+    modes = [part.training for part in parts]
+    for part in parts:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
+
+
 def where(node: torch.fx.Node) -> str:
     """Where in the user's source an operator comes from: `file.py:12, in features.0`."""
     modules = list((node.meta.get("nn_module_stack") or {}).values())
@@ -114,10 +129,9 @@ def _export(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -
             f"{type(model).__name__} is neither a torch.nn.Module nor an ExportedProgram",
             "pass one of these",
         )
-    training = model.training
     try:
-        with torch.no_grad():
-            return torch.export.export(model.eval(), tuple(args), dict(kwargs or {}))
+        with torch.no_grad(), eval_mode(model):
+            return torch.export.export(model, tuple(args), dict(kwargs or {}))
     except UnsupportedError:
         raise
     except Exception as error:
@@ -129,8 +143,6 @@ def _export(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -
             f"{type(error).__name__}: {reason}",
             "make the module exportable, and check --input shapes",
         ) from error
-    finally:
-        model.train(training)
 
 
 def _refuse_state(exported: ExportedProgram) -> None:
