@@ -90,6 +90,9 @@ def tile(w: GraphWriter, x: Value, shape: Sequence[int]) -> Value:
             runs.append([d])
     merged = [math.prod(x.shape[d] for d in run) for run in runs]
     out = [math.prod(shape[d] for d in run) for run in runs]
+    if len(out) > MAX_RANK:  # the last repeated dimension first, which then merges with its neighbours
+        last = max(d for d, (old, new) in enumerate(zip(x.shape, shape, strict=True)) if old != new)
+        return tile(w, tile(w, x, (*x.shape[:last], *shape[last:])), shape)
     multiples = [new // old for old, new in zip(merged, out, strict=True)]
     y = w.op("TILE", [w.reshape(x, merged), w.shape(multiples)], out)
     return w.reshape(y, shape)
