@@ -168,7 +168,7 @@ def _vit_128() -> nn.Module:
     _torchvision_schemas()
     from timm.models.vision_transformer import VisionTransformer
 
-    return VisionTransformer(img_size=224, patch_size=16, embed_dim=128, depth=4, num_heads=4, num_classes=10)
+    return VisionTransformer(img_size=64, patch_size=16, embed_dim=128, depth=4, num_heads=4, num_classes=10)
 
 
 def _deeplabv3() -> nn.Module:
@@ -293,7 +293,8 @@ class VideoNet(nn.Module):
 
 
 class LinearGate(nn.Module):
-    """A squeeze-and-excitation gate whose dense layers see (N, C): mean, two linears, reshape, multiply."""
+    """A squeeze-and-excitation gate whose dense layers see (N, C): mean, two linears, reshape, multiply.
+    The result is a vector, so that the gate alone could ask for another order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,11 +302,12 @@ class LinearGate(nn.Module):
         self.squeeze = nn.Linear(24, 6)
         self.excite = nn.Linear(6, 24)
         self.conv2 = nn.Conv2d(24, 10, 1)
+        self.head = nn.Linear(10, 7)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.conv1(x))
         gate = torch.sigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3))))))
-        return self.conv2(x * gate[:, :, None, None])
+        return self.head(self.conv2(x * gate[:, :, None, None]).amax((2, 3)))
 
 
 class GroupNormResidual(nn.Module):
@@ -358,7 +360,7 @@ NETWORKS: tuple[Network, ...] = (
     _row("squeezenet1_1", _torchvision("squeezenet1_1"), SQUARE_224, "torchvision"),
     _row("deeplabv3_mobilenet_v3_large", _deeplabv3, SQUARE_224, "torchvision"),
     _row("mobilevit_xxs", _timm("mobilevit_xxs"), (1, 3, 256, 256), "timm"),
-    _row("vit_128", _vit_128, SQUARE_224, "timm"),
+    _row("vit_128", _vit_128, (1, 3, 64, 64), "timm"),
     _row("segformer", _segformer, (1, 3, 96, 128), "transformers"),
     _row("wav2vec2", _wav2vec2, (1, 3200), "transformers"),
     _row("unet", UNet, (1, 3, 64, 96), "own"),
