@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dimorder.algebra.dim_order import DimOrder
-    from dimorder.api import Lowered, lower, plan
+    from dimorder.api import Lowered, load, lower, plan
     from dimorder.errors import DimorderError
-    from dimorder.runtime.program import Program, load
+    from dimorder.runtime.program import Program
 
 __all__ = ["DimOrder", "DimorderError", "Lowered", "Program", "load", "lower", "plan"]
 
@@ -22,7 +22,7 @@ _HOMES = {
     "DimorderError": "dimorder.errors",
     "Lowered": "dimorder.api",
     "Program": "dimorder.runtime.program",
-    "load": "dimorder.runtime.program",
+    "load": "dimorder.api",
     "lower": "dimorder.api",
     "plan": "dimorder.api",
 }

@@ -25,8 +25,9 @@ from dimorder.program.contract import Contract, TensorSpec
 from dimorder.program.extract import UNITS, extract
 from dimorder.program.network_plan import NetworkPlan
 from dimorder.program.verify import random_like, verify
+from dimorder.runtime import program as _program
 from dimorder.runtime.guard import OnMismatch, check, restore
-from dimorder.targets import Artifact, Target, find
+from dimorder.targets import Artifact, Target, find, that_loads
 
 Orders = (
     Any  # None, one order for all, or one per tensor; an order is "NHWC", a torch memory format or a DimOrder
@@ -56,8 +57,12 @@ class Lowered:
         return self.plan.contract
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the artifact: whole, or not at all."""
-        return write_whole(path, self.artifact.data)
+        """Write the artifact, and what lies beside it: whole, or not at all.
+
+        Raises `UsageError` for a name that has not the target's suffix, or that cannot be written.
+        """
+        find(self.plan.target).check_name(Path(path))
+        return write_whole(path, self.artifact.data, self.artifact.beside)
 
     def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
         """Run the artifact like the network, guarded by the contract; the result has its structure."""
@@ -173,21 +178,54 @@ def _plan(
     return NetworkPlan(target, contract, solved, extracted)
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write a file beside its place and rename it there, so that no partial file is ever left."""
+def load(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> _program.Program:
+    """A saved program, ready to be called, with its guard: a `.tosa` beside its contract, or any `.pte`.
+
+    Raises `UsageError` where there is no such file, `ContractError` where it is damaged or cut off,
+    `UnsupportedError` where the runtime is not installed or lacks what the program needs.
+
+    >>> load("missing.tosa")
+    Traceback (most recent call last):
+    dimorder.errors.UsageError: loading missing.tosa
+      found: missing.tosa: No such file or directory
+      fix: give the path of a .tosa file
+    """
+    file = Path(path)
+    target = that_loads(file)
+    if target is None or target.load is None:
+        return _program.load(file, on_mismatch)
+    return _program.Program(file, *target.load(file), on_mismatch, f"target {target.name}")
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes, beside: Mapping[str, bytes] | None = None) -> Path:
+    """Write a file elsewhere and rename it to its place, so that no partial file is ever left.
+
+    `beside` gives, by what is put behind its name, files that are written with it, or not at all.
+    """
     path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    contents = {path.with_name(path.name + suffix): content for suffix, content in (beside or {}).items()}
+    contents[path] = data
+    parts = {file: file.with_name(f".{file.name}.{os.getpid()}.part") for file in contents}
+    replaced: dict[Path, bytes | None] = {}
+    file = path
     try:
-        beside.write_bytes(data)
-        beside.replace(path)
+        for file, content in contents.items():
+            parts[file].write_bytes(content)
+        for file, part in parts.items():
+            before = file.read_bytes() if file != path and file.exists() else None
+            part.replace(file)
+            replaced[file] = before
     except OSError as error:
+        for done, before in replaced.items():
+            done.unlink() if before is None else done.write_bytes(before)
         raise UsageError(
-            str(path),
+            str(file),
             f"cannot be written: {error.strerror or error}",
             "name a file in a folder you can write to",
         ) from error
     finally:
-        beside.unlink(missing_ok=True)
+        for part in parts.values():
+            part.unlink(missing_ok=True)
     return path
 
 

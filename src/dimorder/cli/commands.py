@@ -119,12 +119,13 @@ def _lower(options: argparse.Namespace, console: Console) -> int:
         progress("loading torch")
         from dimorder import api
 
+        _check_artifact_name(options, written)
         lowered = _pipeline(api.lower, options, progress)
         data = lowered.artifact.data if options.output else b""
         report = _report(options, lowered, progress)
         console.check_interrupt()
         if options.output:
-            api.write_whole(options.output, data)
+            api.write_whole(options.output, data, lowered.artifact.beside)
         if options.report:
             api.write_whole(options.report, report)
         _write_json(options.json, lowered.to_dict(), console)
@@ -139,7 +140,8 @@ def _lower(options: argparse.Namespace, console: Console) -> int:
     console.print(f"constants    {lowered.constant_bytes_added:,} bytes added")
     if options.output:
         seconds = sum(lowered.seconds.values())
-        console.print(f"written      {options.output}, {len(data):,} bytes, in {seconds:.1f} s")
+        beside = "".join(f", beside it {options.output}{end}" for end in lowered.artifact.beside)
+        console.print(f"written      {options.output}, {len(data):,} bytes, in {seconds:.1f} s{beside}")
     return DONE
 
 
@@ -149,12 +151,11 @@ def _run(options: argparse.Namespace, console: Console) -> int:
         progress("loading torch")
         from dimorder import api
         from dimorder.cli import tensors
-        from dimorder.runtime.program import load
 
         if options.output:
             tensors.check_output_name(options.output)
         progress(f"loading {options.program}")
-        program = load(options.program, options.on_mismatch)
+        program = api.load(options.program, options.on_mismatch)
         if options.output:
             tensors.check_output_name(options.output, program.contract)
         progress("reading inputs")
@@ -286,6 +287,16 @@ def _check_outputs(paths: Mapping[str, str | None]) -> None:
             raise UsageError(where, f"cannot be written: {error.strerror or error}", fix) from error
 
 
+def _check_artifact_name(options: argparse.Namespace, written: Mapping[str, str | None]) -> None:
+    """Raises `UsageError` for an -o that nobody could load, or beside which there is no place."""
+    from dimorder import targets
+
+    target = targets.find(options.target)
+    if options.output:
+        target.check_name(Path(options.output))
+        _check_outputs({**written, **{f"{end} beside -o": options.output + end for end in target.beside}})
+
+
 def _write_json(path: str | None, data: object, console: Console) -> None:
     if path is None:
         return
@@ -326,14 +337,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     _network_options(lower)
     lower.add_argument(
-        "-o", "--output", metavar="FILE", help="the program: a .pte for xnnpack, a .pt2 for torch"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the program: a .pte for xnnpack, a .pt2 for torch, a .tosa for tosa (its contract beside it)",
     )
     _json_option(lower, "what was planned, and how it was lowered")
     _report_option(lower)
 
-    run = _command(commands, "run", _run, "run a .pte, with its contract checked")
+    run = _command(commands, "run", _run, "run a .pte or a .tosa, with its contract checked")
     run.add_argument(
-        "program", metavar="PROGRAM", help="a .pte file; one that dimorder did not write has a guard too"
+        "program",
+        metavar="PROGRAM",
+        help="a .pte, which has a guard even if dimorder did not write it, or a .tosa",
     )
     run.add_argument(
         *("--input", "-i"),
@@ -410,7 +426,7 @@ def _network_options(parser: argparse.ArgumentParser) -> None:
         help="an argument of the factory, as a Python literal or else as text",
     )
     parser.add_argument(
-        "--target", default="xnnpack", help="what to lower for: xnnpack (the default) or torch"
+        "--target", default="xnnpack", help="what to lower for: xnnpack (the default), tosa or torch"
     )
     for kind in ("input", "output"):
         parser.add_argument(

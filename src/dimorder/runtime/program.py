@@ -1,4 +1,4 @@
-"""Decides what is loaded from a .pte, and runs it: file and tensors are checked before the runtime sees them.
+"""Decides how a loaded program is called, and what is loaded from a .pte: file and tensors are checked first.
 
 The contract is the one inside a file that dimorder lowered, else what the file's own tensor table amounts to.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,14 +51,21 @@ class Program:
     """
 
     def __init__(
-        self, path: Path, contract: Contract, method: Any, on_mismatch: OnMismatch, keep: tuple[Any, ...]
+        self,
+        path: Path,
+        contract: Contract,
+        method: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
+        on_mismatch: OnMismatch,
+        runtime: str,
+        keep: tuple[Any, ...] = (),
     ) -> None:
         self.path = path
         self.contract = contract
         self.on_mismatch: OnMismatch = on_mismatch
         self.stats = Stats()
         self._method = method
-        self._keep = keep  # the runtime reads the bytes and the program as long as the method lives
+        self._runtime = runtime
+        self._keep = keep  # what the method reads as long as it lives
 
     def __call__(
         self, *args: torch.Tensor, **kwargs: torch.Tensor
@@ -78,8 +86,8 @@ class Program:
         except RuntimeError as error:
             raise DimorderError(
                 f"running {self.path}",
-                f"ExecuTorch: {error}",
-                "see the line that ExecuTorch logged before; an operator in it refuses these tensors",
+                f"{self._runtime}: {error}",
+                f"see the line that {self._runtime} logged before; an operator in it refuses these tensors",
             ) from error
         outputs = restore(self.contract, raw, self.on_mismatch)
         conversions = guarded.conversions + outputs.conversions
@@ -111,7 +119,7 @@ class Program:
 
 
 def load(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> Program:
-    """A .pte, ready to be called, with its guard.
+    """A .pte, ready to be called, with its guard. `dimorder.load` also opens what other targets wrote.
 
     Raises `UsageError` where there is no such file, `ContractError` where it is damaged, cut off or no .pte,
     `UnsupportedError` where the runtime is not installed or lacks what the program needs.
@@ -126,7 +134,7 @@ def load(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> Pro
             f"ExecuTorch: {error}",
             "see the line that ExecuTorch logged before: this build lacks an operator or a backend",
         ) from error
-    return Program(file, contract, method, on_mismatch, (data, native))
+    return Program(file, contract, method, on_mismatch, "ExecuTorch", (data, native))
 
 
 def read_contract(path: str | os.PathLike[str]) -> Contract:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 from dimorder.errors import UsageError
 from dimorder.targets.base import Artifact, Target
 
-__all__ = ["TARGETS", "Artifact", "Target", "find"]
+__all__ = ["TARGETS", "Artifact", "Target", "find", "that_loads"]
 
 # Name → the module that holds its TARGET, imported when it is asked for: what it needs may be heavy.
 TARGETS = {
@@ -27,3 +28,12 @@ def find(name: str) -> Target:
         raise UsageError("target", f"no target {name!r}", f"choose one of {', '.join(TARGETS)}")
     target: Target = importlib.import_module(TARGETS[name]).TARGET
     return target
+
+
+def that_loads(path: Path) -> Target | None:
+    """The target that reads this file back; None where that is left to the runtime of `.pte` files.
+
+    >>> that_loads(Path("net.tosa")).name, that_loads(Path("net.pte"))
+    ('tosa', None)
+    """
+    return next((t for t in map(find, TARGETS) if t.load is not None and t.suffix == path.suffix), None)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.errors import UsageError
 from dimorder.program.contract import Contract
+
+Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 class Artifact(Protocol):
@@ -28,6 +32,10 @@ class Artifact(Protocol):
     @property
     def outside(self) -> Mapping[str, int]: ...
 
+    @property
+    def beside(self) -> Mapping[str, bytes]:
+        """The content of each of `Target.beside`."""
+
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs for inputs as the program's own signature holds them."""
 
@@ -39,7 +47,8 @@ class Target:
     `forms` gives, per ATen operator, the accepted orders where they differ from the rule's (see
     `op_rules.Relation.forms`), richest first (see `extract`); `refuses` why a call of the captured program is
     left to row-major kernels outside, or None; `max_rank` the highest rank it can transpose; `suffix` what
-    its files are called.
+    its files are called, `beside` what is put behind that name for the files that lie beside one, and `load`
+    reads them back where the runtime of `.pte` files does not: what the program promises, and how it runs.
     """
 
     name: str
@@ -48,3 +57,14 @@ class Target:
     forms: tuple[Mapping[Any, tuple[str, ...]], ...] = ({},)
     refuses: Callable[[torch.fx.Node], str | None] = lambda node: None
     max_rank: int | None = None
+    beside: tuple[str, ...] = ()
+    load: Callable[[Path], tuple[Contract, Run]] | None = None
+
+    def check_name(self, path: Path) -> None:
+        """Raises `UsageError` for a file name by which nobody would know how to load the file."""
+        if path.suffix != self.suffix:
+            raise UsageError(
+                str(path),
+                f"no {self.suffix}, which is what target {self.name} writes",
+                f"name it {path.stem}{self.suffix}, or choose another target",
+            )

@@ -28,6 +28,10 @@ class TorchArtifact:
         return {}
 
     @property
+    def beside(self) -> Mapping[str, bytes]:
+        return {}
+
+    @property
     def data(self) -> bytes:
         buffer = io.BytesIO()
         torch.export.save(self.program, buffer, extra_files={CONTRACT_METHOD: self.contract.to_json()})

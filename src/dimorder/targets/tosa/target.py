@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch.export import ExportedProgram
 
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.program.contract import Contract, TensorSpec
-from dimorder.targets.base import Target
+from dimorder.targets.base import Run, Target
+from dimorder.targets.tosa import sidecar
 from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.writer import INSTALL, MAX_RANK
 
@@ -35,9 +37,8 @@ class TosaArtifact:
         return {}
 
     @property
-    def sidecar(self) -> Mapping[str, bytes]:
-        """What is saved beside the artifact: what is put behind its name, and the bytes."""
-        return {".json": self.contract.to_json().encode()}
+    def beside(self) -> Mapping[str, bytes]:
+        return {sidecar.SUFFIX: sidecar.encode(self.data, self.contract)}
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return run(self.data, self.contract, inputs)
@@ -87,6 +88,12 @@ def emit(program: ExportedProgram, contract: Contract) -> TosaArtifact:
         raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INSTALL) from error
 
 
+def load(file: Path) -> tuple[Contract, Run]:
+    """The contract of a saved graph, and the graph as a function; errors as in `sidecar.read`."""
+    artifact = TosaArtifact(*sidecar.read(file))
+    return artifact.contract, artifact.run
+
+
 # MATMUL has no transposed operand, but (AB)ᵀ = BᵀAᵀ; a constant weight multiplies from either side; what is
 # built from reductions takes any order. The plainer rows are for networks whose candidate orders would be too
 # many: swin_t takes the second.
@@ -95,4 +102,4 @@ _FROM_PARTS = dict.fromkeys((aten.softmax.int, aten.log_softmax.int, aten.layer_
 _LINEAR = {aten.linear.default: ("* k", "k *")}
 FORMS = ({**_MATMUL, **_FROM_PARTS, **_LINEAR}, {**_MATMUL, **_FROM_PARTS}, _MATMUL)
 
-TARGET = Target("tosa", ".tosa", emit, forms=FORMS, max_rank=MAX_RANK)
+TARGET = Target("tosa", ".tosa", emit, forms=FORMS, max_rank=MAX_RANK, beside=(sidecar.SUFFIX,), load=load)

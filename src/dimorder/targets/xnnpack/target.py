@@ -23,6 +23,10 @@ class Pte:
     delegates: int
     outside: Mapping[str, int]
 
+    @property
+    def beside(self) -> Mapping[str, bytes]:
+        return {}
+
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         from dimorder.targets.xnnpack import run
 

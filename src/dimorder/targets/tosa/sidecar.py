@@ -1,0 +1,89 @@
+"""Decides what lies beside a TOSA graph: its contract as JSON, sealed to that very graph.
+
+A flatbuffer has no place for either. `model.tosa` is read with `model.tosa.json`, and with no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dimorder.errors import ContractError, UsageError
+from dimorder.program.contract import Contract, TensorSpec
+from dimorder.targets.tosa.graph import TosaTensor, inspect_tosa
+from dimorder.targets.tosa.writer import DTYPES
+
+SUFFIX = ".json"
+_SEAL = "seal"
+
+
+def encode(data: bytes, contract: Contract) -> bytes:
+    """The content of the second file: the keys of the contract, and the seal.
+
+    >>> sorted(json.loads(encode(b"", Contract((), ()))))
+    ['format', 'inputs', 'outputs', 'seal', 'symbols', 'version']
+    """
+    entries = contract.to_dict()
+    return (json.dumps({**entries, _SEAL: _seal(data, entries)}) + "\n").encode()
+
+
+def read(file: Path) -> tuple[bytes, Contract]:
+    """A graph and its contract, both whole, of one another, and in agreement about every shape and type.
+
+    Raises `UsageError` where a file cannot be read, `ContractError` where it is damaged or not of the other,
+    `UnsupportedError` where tosa-tools is not installed.
+    """
+    beside = file.with_name(file.name + SUFFIX)
+    data = _bytes(file, file, "give the path of a .tosa file")
+    text = _bytes(file, beside, f"copy it with {file.name}, or lower the program again")
+    try:
+        contract, entries = Contract.from_json(text.decode()), json.loads(text)
+    except (UnicodeDecodeError, ContractError) as error:
+        found = error.found if isinstance(error, ContractError) else str(error)
+        raise _refused(file, f"{beside.name}: {found}") from error
+    if entries.pop(_SEAL, None) != _seal(data, entries):
+        raise _refused(file, f"{beside.name} is not of these {len(data)} bytes (its seal differs)")
+    graph = inspect_tosa(data)
+    for kind, specs, tensors in (
+        ("inputs", contract.inputs, graph.inputs),
+        ("outputs", contract.outputs, graph.outputs),
+    ):
+        promised, held = _promised(specs), _held(tensors)
+        if promised != held:
+            raise _refused(
+                file, f"{kind} {held or 'none'}, where {beside.name} promises {promised or 'none'}"
+            )
+    return data, contract
+
+
+def _seal(data: bytes, entries: Mapping[str, Any]) -> str:
+    """SHA-256 of both: an order that is changed by hand fits the same shapes, and gives wrong numbers."""
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode() + b"\n" + data).hexdigest()
+
+
+def _bytes(file: Path, path: Path, fix: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"loading {file}", f"{path.name}: {error.strerror or error}", fix) from error
+
+
+def _promised(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(
+        f"{'x'.join(map(str, spec.dim_order.physical_shape(spec.shape)))}:"
+        f"{DTYPES.get(getattr(torch, spec.dtype), spec.dtype)}"
+        for spec in specs
+    )
+
+
+def _held(tensors: Sequence[TosaTensor]) -> str:
+    return ", ".join(f"{'x'.join(map(str, tensor.shape))}:{tensor.dtype}" for tensor in tensors)
+
+
+def _refused(file: Path, found: str) -> ContractError:
+    return ContractError(f"loading {file}", found, "copy both files again, or lower the program again")
