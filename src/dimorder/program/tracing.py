@@ -1,0 +1,122 @@
+"""Decides how a graph is traced anew, operator by operator: what is over constants alone is evaluated, what
+has another spelling is rewritten, the rest is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+Value = Any  # a graph node, a constant tensor, or a plain Python argument
+
+
+class Tracer:
+    """The graph under construction and its constants.
+
+    `spellings` maps an operator to the function that writes it in other operators; `node` is the one being
+    traced, and `meta` its place in the source, which whatever is written for it inherits.
+    """
+
+    def __init__(self, spellings: Mapping[Any, Callable[..., Value]]) -> None:
+        self.spellings = spellings
+        self.graph = torch.fx.Graph()
+        self.attributes: dict[str, torch.Tensor] = {}
+        self.attribute_nodes: dict[int, torch.fx.Node] = {}
+        self.kept: list[torch.Tensor] = []  # keeps ids of constants unique while tracing
+        self.names: dict[int, str] = {}
+        self.node: Any = None
+        self.meta: dict[str, Any] = {}
+
+    def trace(self, node: torch.fx.Node, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
+        """One call of the old graph, its arguments already traced."""
+        self.node = node
+        self.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+        return self.call(node.target, args, kwargs)
+
+    def input(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
+        node = self.graph.placeholder(name)
+        node.meta["val"] = without_data(tensor)
+        return node
+
+    def named(self, name: str, constant: torch.Tensor) -> torch.Tensor:
+        """A constant that will have this name."""
+        self.names[id(constant)] = name
+        self.kept.append(constant)
+        return constant
+
+    def module(self, outputs: Sequence[Value]) -> torch.fx.GraphModule:
+        self.meta = {}
+        self.graph.output(tuple(self.as_node(value) for value in outputs))
+        self.graph.eliminate_dead_code()
+        root = torch.nn.Module()
+        used = {node.target for node in self.graph.nodes if node.op == "get_attr"}
+        for name, tensor in self.attributes.items():
+            if name in used:
+                root.register_buffer(name, tensor)
+        return torch.fx.GraphModule(root, self.graph)
+
+    def call(self, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
+        """Evaluate, spell anew, or copy one operator; assertions, which return nothing, are dropped."""
+        if isinstance(target, torch._ops.OpOverload) and not target._schema.returns:
+            return None
+        leaves = pytree.tree_leaves((args, kwargs))
+        if not any(isinstance(leaf, torch.fx.Node) for leaf in leaves) and _deterministic(target):
+            with torch.no_grad():
+                return target(*args, **kwargs)
+        rewrite = self.spellings.get(target)
+        if rewrite is None:
+            return self.emit(target, *args, **kwargs)
+        return rewrite(self, *args, **kwargs)
+
+    def emit(self, target: Any, *args: Value, **kwargs: Value) -> Value:
+        """Copy one operator. What has no elements is a constant, whatever it was made from."""
+        nodes = pytree.tree_map_only(torch.Tensor, self.as_node, (args, kwargs))
+        metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
+        with torch.no_grad():
+            value = pytree.tree_map_only(torch.Tensor, without_data, target(*metas[0], **metas[1]))
+        if isinstance(value, torch.Tensor) and value.numel() == 0:
+            return torch.empty(tuple(value.shape), dtype=value.dtype)
+        node = self.graph.call_function(target, *nodes)
+        node.meta.update(self.meta, val=value)
+        return node
+
+    def as_node(self, value: Value) -> torch.fx.Node:
+        if isinstance(value, torch.fx.Node):
+            return value
+        if id(value) not in self.attribute_nodes:
+            self.kept.append(value)
+            name = self.names.get(id(value), f"constant_{len(self.attributes)}")
+            self.attributes[name] = value.detach().contiguous()
+            node = self._at_top(lambda: self.graph.get_attr(name))
+            node.meta["val"] = without_data(value)
+            self.attribute_nodes[id(value)] = node
+        return self.attribute_nodes[id(value)]
+
+    def _at_top(self, make: Callable[[], torch.fx.Node]) -> torch.fx.Node:
+        first = next((node for node in self.graph.nodes if node.op == "call_function"), None)
+        if first is None:
+            return make()
+        with self.graph.inserting_before(first):
+            return make()
+
+
+def without_data(tensor: torch.Tensor) -> torch.Tensor:
+    """Shape and dtype of a tensor, dense: predicted strides lie, and would make later views fail."""
+    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+
+
+def shape_of(value: Value) -> tuple[int, ...]:
+    tensor = value.meta["val"] if isinstance(value, torch.fx.Node) else value
+    return tuple(tensor.shape)
+
+
+def dtype_of(value: Value) -> torch.dtype:
+    tensor = value.meta["val"] if isinstance(value, torch.fx.Node) else value
+    return tensor.dtype  # type: ignore[no-any-return]
+
+
+def _deterministic(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ())
