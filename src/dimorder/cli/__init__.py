@@ -1,4 +1,4 @@
-"""The command line: `dimorder lower | run | plan | explain`. See `commands` for what each does."""
+"""The command line: `dimorder lower | run | plan | explain | check`. See `commands` for what each does."""
 
 from dimorder.cli.commands import main
 

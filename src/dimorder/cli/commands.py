@@ -41,12 +41,15 @@ exit codes: 0 done, 1 the answer is no, 2 wrong usage, 130 interrupted""",
     "lower": """\
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
   dimorder lower net.pt2 -o net.pte --input-order NHWC --report net.html
+  dimorder lower net.pt2 --target tosa -o net.tosa
   dimorder lower mymodels:Ranker --arg width=64 --input ids=1x128:int64 -o ranker.pte --json ranker.json
 
+Target tosa writes a second file, net.tosa.json: the contract, without which the first is not run.
 The keys of --json are stable: docs/json.md.
 A factory is called with torch's seed at 0, and its network put in eval mode.""",
     "run": """\
   dimorder run net.pte --input x.npy -o y.npy
+  dimorder run net.tosa --input x.npy -o y.npy
   dimorder run resnet18.pte --input photo.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
   dimorder run ranker.pte --input ids=ids.npy --input mask=mask.npy -o scores.npz --on-mismatch error
 
@@ -59,6 +62,12 @@ lies channels-last, and becomes (x / 255 - mean) / std.""",
     "explain": """\
   dimorder explain torchvision.models:shufflenet_v2_x1_0 --input 1x3x224x224
   dimorder explain net.pt2 --conversion 2 --target torch""",
+    "check": """\
+  dimorder check net.tosa
+  dimorder check net.tosa --json > net.json
+
+Operators are counted in all of its regions, constants left out. A TRANSPOSE moves the bytes of its
+input; one that moves dimensions of size 1 alone moves none.""",
 }
 
 
@@ -217,6 +226,20 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
         console.print("no conversions: nothing to explain")
     for index, reason in zip(chosen, reasons, strict=True):
         console.print(f"{index}  {reason}")
+    return DONE
+
+
+def _check(options: argparse.Namespace, console: Console) -> int:
+    _check_outputs({"--json": options.json})
+    with console.progress() as progress:
+        progress(f"reading {options.file}")
+        from dimorder.cli import checks
+
+        found = checks.check(options.file)
+        console.check_interrupt()
+    _write_json(options.json, found.to_dict(), console)
+    if options.json != "-":
+        console.print(found)
     return DONE
 
 
@@ -381,6 +404,10 @@ def _parser() -> argparse.ArgumentParser:
     _network_options(explain)
     explain.add_argument("--conversion", type=int, metavar="N", help="only this one, from 0 (default: all)")
     _json_option(explain, "the reasons")
+
+    check = _command(commands, "check", _check, "say what a .tosa file holds, whoever wrote it")
+    check.add_argument("file", metavar="FILE", help="a .tosa file; it needs no contract beside it")
+    _json_option(check, "what it holds")
     return parser
 
 

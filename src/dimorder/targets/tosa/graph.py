@@ -42,6 +42,9 @@ class TosaTensor:
     def bytes(self) -> int:
         return math.prod(self.shape) * _BITS.get(self.dtype, 0) // 8
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+
 
 @dataclass(frozen=True)
 class TosaSummary:
@@ -55,17 +58,32 @@ class TosaSummary:
     inputs: tuple[TosaTensor, ...]
     outputs: tuple[TosaTensor, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """What `dimorder check --json` writes; the keys are stable."""
+        return {
+            "format": "tosa",
+            "version": ".".join(map(str, self.version)),
+            "inputs": [tensor.to_dict() for tensor in self.inputs],
+            "outputs": [tensor.to_dict() for tensor in self.outputs],
+            "operators": dict(sorted(self.operators.items())),
+            "operator_count": sum(self.operators.values()),
+            "transposes": self.transposes,
+            "transpose_bytes": self.transpose_bytes,
+        }
+
     def __str__(self) -> str:
-        counted = ", ".join(f"{kind} {count}" for kind, count in sorted(self.operators.items()))
-        lines = [
-            f"TOSA {'.'.join(map(str, self.version))}: {sum(self.operators.values())} operators ({counted})"
+        sides = [("input", self.inputs), ("output", self.outputs)]
+        rows = [
+            (kind, t.name, " x ".join(map(str, t.shape)) or "scalar", t.dtype)
+            for kind, tensors in sides
+            for t in tensors
         ]
-        lines += [f"{self.transposes} TRANSPOSE, {self.transpose_bytes} bytes moved"]
-        for kind, tensors in (("input", self.inputs), ("output", self.outputs)):
-            lines += [
-                f"{kind}  {t.name}  {' x '.join(map(str, t.shape)) or 'scalar'}  {t.dtype}" for t in tensors
-            ]
-        return "\n".join(lines)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        lines += [f"TOSA {'.'.join(map(str, self.version))}: {sum(self.operators.values()):,} operators"]
+        lines += [f"  {count:6,}  {kind}" for kind, count in sorted(self.operators.items())]
+        moved = f"{self.transposes:,}, {self.transpose_bytes:,} bytes moved" if self.transposes else "none"
+        return "\n".join([*lines, f"transposes  {moved}"])
 
 
 def inspect_tosa(data: bytes) -> TosaSummary:
