@@ -101,6 +101,11 @@ class TensorSpec:
         return self._named_order or self.dim_order
 
     @property
+    def held_order(self) -> DimOrder:
+        """The order of the dense tensor behind the boundary, over the logical dimensions."""
+        return self.dim_order if self.boundary == "physical" else self.boundary_order
+
+    @property
     def _named_order(self) -> DimOrder | None:
         rank = len(self.shape)
         named = (DimOrder.contiguous(rank), *([DimOrder.channels_last(rank)] if rank == 4 else []))

@@ -162,7 +162,6 @@ class _Extractor:
         )
 
     # -- buffers and sites
-    # -----------------------------------------------------------------------------------------
 
     def _sites(self) -> list[Site]:
         program, sites = self.annotated.program, []
@@ -266,7 +265,6 @@ class _Extractor:
         return tuple(owner)
 
     # -- configurations
-    # --------------------------------------------------------------------------------------------
 
     def _configs(
         self, site: Site, proposal: _Proposal, candidates: Sequence[Mapping[Order, None]]

@@ -228,7 +228,6 @@ class NetworkPlan:
         return "\n".join(lines)
 
     # -- telling
-    # -----------------------------------------------------------------------------------------------------
 
     def _planned(self, conversion: Conversion) -> PlannedConversion:
         info = self.extracted.buffers[conversion.buffer]
@@ -251,22 +250,52 @@ class NetworkPlan:
         return Place("contract", f"output {site.node.name}") if site.kind == "output" else _place(site.node)
 
     def _advice(self, conversion: Conversion, planned: PlannedConversion) -> str:
+        """What forces the conversion: the nearest operators on either side that do not take any order."""
         sites = self.extracted.sites
-        kinds = [sites[i].kind for i in conversion.consumers]
         if sites[conversion.producer].kind == "input":
             return f"promise input {planned.value} in {planned.to_order}, and whoever calls may save it"
-        if "output" in kinds:
+        if "output" in [sites[i].kind for i in conversion.consumers]:
             return f"take this output in {planned.from_order}, which the program can give for free"
-        for index in (conversion.producer, *conversion.consumers):
+        makers, takers = (
+            list(dict.fromkeys(self._pinned(index, forward) for index in indices))
+            for indices, forward in (((conversion.producer,), False), (conversion.consumers, True))
+        )
+        for index in (*makers, *takers):
             if sites[index].kind == "opaque":
                 reason = self.extracted.annotated.relations[sites[index].node].reason
-                return f"{_place(sites[index].node)} runs row-major: {reason}"
-        for index in (conversion.producer, *conversion.consumers):
+                return f"{self._site_place(index)} runs row-major: {reason}"
+        for index in (*makers, *takers):
             if sites[index].node in self.extracted.annotated.blocked:
-                place = _place(sites[index].node)
+                place = self._site_place(index)
                 return f"{place} cuts dimensions where another operator does not: other sizes would avoid it"
         giver, taker = planned.producer.operator, planned.consumers[0].operator
-        return f"{giver} gives {planned.from_order} at no cost, {taker} takes {planned.to_order}"
+        before = f" (its operand comes from {self._site_place(makers[0])})" * (
+            makers != [conversion.producer]
+        )
+        behind = f" for {self._site_place(takers[0])}" * (takers[0] not in conversion.consumers)
+        return (
+            f"{giver} gives {planned.from_order} at no cost{before}, {taker} takes {planned.to_order}{behind}"
+        )
+
+    def _pinned(self, index: int, forward: bool) -> int:
+        """The nearest site to `index` that does not take any order, itself perhaps, as far as no conversion
+        lies between; `index` where there is none."""
+        sites, seen = self.extracted.sites, [index]
+        for at in seen:
+            site = sites[at]
+            if site.kind not in _FREE or site.forms != ("*",):
+                return at
+            linked = {view.buffer for view in (site.writes if forward else site.reads)}
+            converted = {i for c in self.layout_plan.conversions if c.buffer in linked for i in c.consumers}
+            for other, neighbour in enumerate(sites):
+                touches = neighbour.reads if forward else neighbour.writes
+                apart = (other if forward else at) in converted
+                if other not in seen and not apart and any(view.buffer in linked for view in touches):
+                    seen.append(other)
+        return index
+
+
+_FREE = ("agnostic", "expand", "reduce")  # kinds of operators that take any order, if their forms let them
 
 
 def order_name(info: BufferInfo, order: Sequence[int]) -> str:

@@ -122,7 +122,6 @@ def results(node: torch.fx.Node) -> list[torch.Tensor]:
 
 
 # -- agnostic, expand
-# ----------------------------------------------------------------------------------------------
 
 
 def _agnostic(node: torch.fx.Node) -> Relation:
@@ -153,7 +152,6 @@ def _expand(node: torch.fx.Node) -> Relation:
 
 
 # -- relabel
-# -------------------------------------------------------------------------------------------------------
 
 
 def _permute(node: torch.fx.Node) -> Relation:
@@ -211,7 +209,6 @@ def _chain(boundaries: set[int]) -> list[tuple[str, int, int]]:
 
 
 # -- reduce
-# --------------------------------------------------------------------------------------------------------
 
 
 def _reduce(node: torch.fx.Node) -> Relation | None:
@@ -263,7 +260,6 @@ def _along_block(node: torch.fx.Node) -> Relation | None:
 
 
 # -- indexed
-# -------------------------------------------------------------------------------------------------------
 
 
 def _cat(node: torch.fx.Node) -> Relation:
@@ -333,7 +329,6 @@ def _with_cut(shape: Sequence[int], inner: dict[int, int]) -> Dims:
 
 
 # -- contraction
-# ---------------------------------------------------------------------------------------------------
 
 
 def _convolution(node: torch.fx.Node) -> Relation | None:
@@ -417,7 +412,6 @@ def _resize(node: torch.fx.Node) -> Relation | None:
 
 
 # -- the table
-# -----------------------------------------------------------------------------------------------------
 
 _WEIGHTS: dict[Any, tuple[int, ...]] = {
     aten.convolution.default: (1, 2),

@@ -104,7 +104,7 @@ def _conform(
     result = []
     for spec, given in zip(specs, tensors, strict=True):
         tensor = given.detach()
-        canonical = _target_order(spec).strides(tensor.shape)
+        canonical = spec.held_order.strides(tensor.shape)
         found = _mismatch(spec, tensor, canonical)
         if found is None:
             tensor = tensor.as_strided(tensor.shape, canonical)
@@ -122,10 +122,6 @@ def _conform(
         physical = kind == "input" and spec.boundary == "physical"
         result.append(tensor.permute(spec.dim_order.dims) if physical else tensor)
     return Guarded(tuple(result), tuple(conversions))
-
-
-def _target_order(spec: TensorSpec) -> DimOrder:
-    return spec.dim_order if spec.boundary == "physical" else spec.boundary_order
 
 
 def _mismatch(spec: TensorSpec, tensor: torch.Tensor, canonical: tuple[int, ...]) -> str | None:
