@@ -125,7 +125,7 @@ def test_check_counts_what_a_graph_of_ours_holds(made, capfd):
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].split() == "input x 2 x 3 x 5 x 7 FP32".split()
     assert lines[1].startswith("output  ") and lines[1].endswith("  2 x 5          FP32")
-    assert "       1  CONV2D" in lines and lines[-1] == "transposes  1, 840 bytes moved"
+    assert "       2  CONV2D" in lines and lines[-1] == "transposes  1, 840 bytes moved"
 
 
 def test_check_reads_a_graph_that_others_wrote_whatever_it_is_called(capfd, tmp_path):
