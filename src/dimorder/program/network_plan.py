@@ -231,7 +231,6 @@ class NetworkPlan:
 
     def _planned(self, conversion: Conversion) -> PlannedConversion:
         info = self.extracted.buffers[conversion.buffer]
-        sites = self.extracted.sites
         consumers = dict.fromkeys(self._site_place(i) for i in conversion.consumers)
         return PlannedConversion(
             info.root.name,
@@ -239,15 +238,15 @@ class NetworkPlan:
             order_name(info, conversion.from_layout),  # type: ignore[arg-type]
             order_name(info, conversion.to_layout),  # type: ignore[arg-type]
             info.nbytes,
-            Place("contract", info.root.name)
-            if sites[conversion.producer].kind == "input"
-            else _place(info.root),
+            self._site_place(conversion.producer),
             tuple(consumers),
         )
 
     def _site_place(self, index: int) -> Place:
         site = self.extracted.sites[index]
-        return Place("contract", f"output {site.node.name}") if site.kind == "output" else _place(site.node)
+        name = site.node.name
+        told = {"input": Place("contract", name), "output": Place("contract", f"output {name}")}
+        return told.get(site.kind) or _place(site.node)
 
     def _advice(self, conversion: Conversion, planned: PlannedConversion) -> str:
         """What forces the conversion: the nearest operators on either side that do not take any order."""
