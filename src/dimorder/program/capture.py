@@ -70,8 +70,9 @@ def capture(
     the last two, missing `args` are taken from the program's own example inputs.
     """
     exported = _export(model, args, kwargs)
-    _refuse_state(exported)
-    return _normal_form(exported.run_decompositions({}), exported)
+    functional = exported.run_decompositions({})  # only this form's signature tells every write
+    _refuse_state(functional)
+    return _normal_form(functional, exported)
 
 
 @contextmanager
