@@ -15,8 +15,8 @@ TOLERANCE = 1e-4
 ORDERS = ("NCHW", "NHWC")
 QUICK = {"pnet", "onet", "mobilenet_v3_small"}
 
-# Channel shuffles nest: 58 = 2·29 leaves one level of them free. Every other network converts what its contract
-# promises in another order than the plan's, and nothing else.
+# Channel shuffles nest: 58 = 2·29 leaves one level of them free. Every other network converts what its
+# contract promises in another order than the plan's, and nothing else.
 INSIDE = {"shufflenet_v2_x1_0": 4}
 
 

@@ -146,9 +146,9 @@ def _refuse_state(exported: ExportedProgram) -> None:
     for spec in exported.graph_signature.output_specs:
         if spec.kind != OutputKind.USER_OUTPUT:
             raise UnsupportedError(
-                f"output {spec.target or spec.arg.name}",
-                f"the program writes state ({spec.kind.name})",
-                "return the new state as an output instead",
+                f"{spec.kind.name.removesuffix('_MUTATION').replace('_', ' ').lower()} {spec.target or ''}",
+                "the program writes to it",
+                "return the new value as an output instead",
             )
     for node in exported.graph.nodes:
         value = node.meta.get("val")
