@@ -123,7 +123,7 @@ def test_a_pair_that_is_broken_is_refused(made, broken, code, words, capfd, tmp_
 def test_check_counts_what_a_graph_of_ours_holds(made, capfd):
     assert main(["check", str(made / "net.tosa")]) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert lines[0].split() == "input x 2 x 3 x 5 x 7 FP32".split()
+    assert lines[0].split() == ["input", "x", "2", "x", "3", "x", "5", "x", "7", "FP32"]
     assert lines[1].startswith("output  ") and lines[1].endswith("  2 x 5          FP32")
     assert "       2  CONV2D" in lines and lines[-1] == "transposes  1, 840 bytes moved"
 
