@@ -18,6 +18,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.program.functional import functional
+from dimorder.program.op_rules import RULES
 from dimorder.program.spellings import SPELLINGS
 from dimorder.program.tracing import Tracer, Value
 
@@ -70,9 +72,9 @@ def capture(
     the last two, missing `args` are taken from the program's own example inputs.
     """
     exported = _export(model, args, kwargs)
-    functional = exported.run_decompositions({})  # only this form's signature tells every write
-    _refuse_state(functional)
-    return _normal_form(functional, exported)
+    plain = functional(exported, known=SPELLINGS.keys() | RULES.keys())
+    _refuse_state(plain)  # only this form's signature tells every write
+    return _normal_form(plain, exported)
 
 
 @contextmanager

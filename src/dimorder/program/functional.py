@@ -1,0 +1,106 @@
+"""Decides which exported graphs are functional as good as they stand: those whose in-place operators write to
+memory that nothing else sees. The others are decomposed by torch, which takes longer than the export itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+aten = torch.ops.aten
+
+# Composite operators, of which no schema says so, whose results are new memory.
+_FRESH = frozenset(
+    {
+        aten.adaptive_avg_pool2d.default,
+        aten.batch_norm.default,
+        aten.conv1d.default,
+        aten.conv2d.default,
+        aten.conv2d.padding,
+        aten.conv3d.default,
+        aten.conv_transpose2d.input,
+        aten.linear.default,
+    }
+)
+
+
+def functional(exported: ExportedProgram, known: Collection[Any]) -> ExportedProgram:
+    """The program without in-place operators, and without composite ones that are not `known`.
+
+    >>> class Steps(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.relu_(x + 1).flatten()
+    >>> program = functional(torch.export.export(Steps(), (torch.ones(2, 3),)), {aten.flatten.using_ints})
+    >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    ['aten.add.Tensor', 'aten.relu.default', 'aten.flatten.using_ints']
+    """
+    graph = copy.deepcopy(exported.graph)
+    for node, old in zip(graph.nodes, exported.graph.nodes, strict=True):
+        node.name = old.name  # the signature knows it by this name; a copy shuns names of Python's own
+    for node in graph.nodes:
+        if node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, known)):
+            decomposed: ExportedProgram = exported.run_decompositions({})
+            return decomposed
+    return ExportedProgram(
+        root=exported.graph_module,
+        graph=graph,
+        graph_signature=exported.graph_signature,
+        state_dict=exported.state_dict,
+        range_constraints=exported.range_constraints,
+        module_call_graph=exported.module_call_graph,
+        example_inputs=exported.example_inputs,
+        constants=exported.constants,
+        verifiers=exported.verifiers,
+    )
+
+
+def _made_functional(node: torch.fx.Node, known: Collection[Any]) -> bool:
+    """Whether a call is functional, or was in place and has been replaced."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target is operator.getitem
+    if node.target is aten.batch_norm.default and node.args[5]:
+        return False  # in training it writes its running statistics, which its schema does not say
+    if node.target._schema.is_mutable:
+        return _replaced(node)
+    return node.target in known or not _is_composite(node.target)
+
+
+def _replaced(node: torch.fx.Node) -> bool:
+    """Puts the functional operator where one writes to its first operand and nothing else sees that."""
+    written: Any = node.args[0] if node.args else None
+    target: Any = node.target
+    overload = getattr(getattr(aten, target._opname.removesuffix("_"), None), target._overloadname, None)
+    if overload is None or overload._schema.is_mutable or not isinstance(written, torch.fx.Node):
+        return False
+    if not _is_private(written) or any(user < node and not _is_fresh(user) for user in written.users):
+        return False
+    if len({operand.meta["val"].dtype for operand in node.all_input_nodes}) != 1:  # it would promote them
+        return False
+    written.replace_all_uses_with(node, lambda user: user > node)
+    node.target = overload
+    return True
+
+
+def _is_private(node: torch.fx.Node) -> bool:
+    """Whether a value is new memory, or all that is left to see of such."""
+    if node.op != "call_function" or _is_fresh(node):
+        return node.op == "call_function"
+    sources = node.all_input_nodes
+    return len(sources) == 1 and len(sources[0].users) == 1 and _is_private(sources[0])
+
+
+def _is_fresh(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
+    aliased = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
+    return not aliased and (node.target in _FRESH or not _is_composite(node.target))
+
+
+def _is_composite(target: torch._ops.OpOverload) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"))
