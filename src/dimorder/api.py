@@ -22,7 +22,9 @@ from dimorder.program import annotate as _annotate
 from dimorder.program import physical as _physical
 from dimorder.program.capture import Program, capture, eval_mode, where
 from dimorder.program.contract import Contract, TensorSpec
+from dimorder.program.dialect import decompose
 from dimorder.program.extract import UNITS, extract
+from dimorder.program.fold import fold_constants
 from dimorder.program.network_plan import NetworkPlan
 from dimorder.program.verify import random_like, verify
 from dimorder.runtime import program as _program
@@ -63,6 +65,20 @@ class Lowered:
         """
         find(self.plan.target).check_name(Path(path))
         return write_whole(path, self.artifact.data, self.artifact.beside)
+
+    def decomposed(self) -> ExportedProgram:
+        """The physical program in ATen between permutes, for ExecuTorch's own partitioners.
+
+        Round its convolutions such a partitioner puts permutes of its own, which cancel against these; the
+        plan's conversions are what is left. Inputs and outputs are flat, and as the contract's boundary shows
+        them, except that ExecuTorch makes each output contiguous.
+
+        >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
+        >>> program = lower(conv, (torch.randn(2, 3, 5, 7),)).decomposed()
+        >>> [n.target._opname for n in program.graph.nodes if n.op == "call_function"]
+        ['permute', 'clone', 'permute', 'conv2d', 'permute', 'permute', 'clone', 'relu']
+        """
+        return fold_constants(decompose(self.physical))
 
     def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
         """Run the artifact like the network, guarded by the contract; the result has its structure."""

@@ -5,6 +5,7 @@ This file decides their schemas and what each one means, as ATen between permute
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,9 +47,14 @@ def _nchw(x: Tensor) -> Tensor:
 
 
 def _nhwc(y: Tensor) -> Tensor:
-    """The NHWC value of an NCHW result: dense, and with canonical strides also where a size is 1."""
-    x = y.permute(_TO_NHWC).contiguous()
-    canonical = (x.shape[1] * x.shape[2] * x.shape[3], x.shape[2] * x.shape[3], x.shape[3], 1)
+    """The NHWC value of an NCHW result."""
+    return _dense(y.permute(_TO_NHWC))
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Contiguous, and with canonical strides also where a size is 1."""
+    x = x.contiguous()
+    canonical = tuple(math.prod(x.shape[d + 1 :]) for d in range(x.dim()))
     return x if x.stride() == canonical else x.reshape(-1).view(x.shape)
 
 
@@ -81,7 +87,7 @@ def _conv3d(
     depth, height, width = padding[:2], padding[2:4], padding[4:]
     volume = functional.pad(x.movedim(-1, 1), [*width, *height, *depth])
     y = torch.conv3d(volume, weight_odhwi.movedim(-1, 1), bias, stride, (0, 0, 0), dilation, groups)
-    return y.movedim(1, -1).contiguous()
+    return _dense(y.movedim(1, -1))
 
 
 def _conv_transpose2d(
@@ -133,7 +139,9 @@ def _size_or_scales(
 
 
 def _prelu_last(x: Tensor, weight: Tensor) -> Tensor:
-    return torch.where(x > 0, x, x * weight)
+    if x.dim() < 2:
+        return torch.where(x > 0, x, x * weight)
+    return _dense(torch.ops.aten.prelu(x.movedim(-1, 1), weight).movedim(1, -1))
 
 
 _DIALECT: dict[str, tuple[str, Callable[..., Tensor]]] = {
