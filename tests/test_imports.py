@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "targets": {"errors", "algebra", "planning", "program"},
     "executorch": {"errors", "algebra", "planning", "program"},
     "runtime": {"errors", "algebra", "planning", "program"},
-    "inspection": {"errors", "algebra"},
+    "inspection": {"errors", "algebra", "channels_last"},
     "channels_last": {"errors", "algebra"},
     "api": {"errors", "algebra", "planning", "program", "targets", "executorch", "runtime"},
     "report": {"errors", "algebra", "planning", "program", "targets", "executorch", "runtime", "api"},

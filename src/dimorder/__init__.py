@@ -11,10 +11,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dimorder.algebra.dim_order import DimOrder
     from dimorder.api import Lowered, load, lower, plan
+    from dimorder.channels_last import convert, empty, is_channels_last, to_channels_last
     from dimorder.errors import DimorderError
+    from dimorder.inspection.inspection import inspect
     from dimorder.runtime.program import Program
 
-__all__ = ["DimOrder", "DimorderError", "Lowered", "Program", "load", "lower", "plan"]
+__all__ = [
+    "DimOrder",
+    "DimorderError",
+    "Lowered",
+    "Program",
+    "convert",
+    "empty",
+    "inspect",
+    "is_channels_last",
+    "load",
+    "lower",
+    "plan",
+    "to_channels_last",
+]
 
 # Public name → its module, imported when the name is first used: `dimorder --help` need not wait for torch.
 _HOMES = {
@@ -22,9 +37,14 @@ _HOMES = {
     "DimorderError": "dimorder.errors",
     "Lowered": "dimorder.api",
     "Program": "dimorder.runtime.program",
+    "convert": "dimorder.channels_last",
+    "empty": "dimorder.channels_last",
+    "inspect": "dimorder.inspection.inspection",
+    "is_channels_last": "dimorder.channels_last",
     "load": "dimorder.api",
     "lower": "dimorder.api",
     "plan": "dimorder.api",
+    "to_channels_last": "dimorder.channels_last",
 }
 
 

@@ -277,7 +277,7 @@ def _lifted(plain: Any) -> Any:
     return type(plain.__name__, (_Lifted, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
 
 
-def _renew(plain: type[nn.Module], *args: Any) -> nn.Module:
+def _renew(plain: Any, *args: Any) -> nn.Module:
     cls = _lifted(plain)
     module: nn.Module = cls.__new__(cls, *args)
     return module
@@ -289,7 +289,8 @@ def _lift_module(module: nn.Module) -> None:
     )
     if not convolves or isinstance(module, _Lifted):
         return
-    module.__class__ = _lifted(type(module))
+    plain: Any = type(module)
+    module.__class__ = _lifted(plain)
 
 
 class _Lifting(TorchFunctionMode):
