@@ -1,0 +1,64 @@
+"""Decides how a quantised value changes its scale: RESCALE, whose real factors are integers and shifts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from dimorder.errors import UsageError
+from dimorder.targets.tosa.writer import GraphWriter, Value
+
+SHIFTS = range(2, 63)  # RESCALE, spec 1.0: 2 <= shift <= 62
+
+
+def multiplier(factor: float) -> tuple[int, int]:
+    """A positive factor as (multiplier, shift): `multiplier / 2**shift`, right to 31 bits.
+
+    Raises `UsageError` for a factor beyond what TOSA's shifts can say.
+
+    >>> multiplier(0.75), multiplier(2**-20)
+    ((1610612736, 31), (1073741824, 50))
+    """
+    mantissa, exponent = math.frexp(factor)
+    integer = round(mantissa * 2**31)
+    if integer == 2**31:  # rounded up to the next power of two
+        integer, exponent = 2**30, exponent + 1
+    if not factor > 0 or 31 - exponent not in SHIFTS:
+        limits = f"2^{31 - SHIFTS[-1]} and 2^{31 - SHIFTS[0]}"
+        raise UsageError("RESCALE", f"the factor {factor}", f"choose scales whose ratio is between {limits}")
+    return integer, 31 - exponent
+
+
+def rescale(
+    w: GraphWriter,
+    x: Value,
+    factors: Sequence[float],
+    dtype: str,
+    *,
+    zero_point: int = 0,
+    to_zero_point: int = 0,
+) -> Value:
+    """`(x - zero_point) * factor`, rounded half up, `+ to_zero_point`, clipped to `dtype`; all are integers.
+
+    One factor for all of `x`, or one per channel, which is the last dimension.
+    """
+    pairs = [multiplier(factor) for factor in factors]
+    operands = [
+        w.constant(np.array([integer for integer, _ in pairs]), "INT32"),
+        w.constant(np.array([shift for _, shift in pairs]), "INT8"),
+        w.number(zero_point, x.dtype),
+        w.number(to_zero_point, dtype),
+    ]
+    return w.op(
+        "RESCALE",
+        [x, *operands],
+        x.shape,
+        dtype,
+        scale32=True,
+        rounding_mode="SINGLE_ROUND",
+        per_channel=len(pairs) > 1,
+        input_unsigned=False,
+        output_unsigned=False,
+    )
