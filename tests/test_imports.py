@@ -24,7 +24,17 @@ MAY_IMPORT = {
     "inspection": {"errors", "algebra", "channels_last"},
     "channels_last": {"errors", "algebra"},
     "api": {"errors", "algebra", "planning", "program", "targets", "executorch", "runtime"},
-    "report": {"errors", "algebra", "planning", "program", "targets", "executorch", "runtime", "api"},
+    "report": {
+        "errors",
+        "algebra",
+        "planning",
+        "program",
+        "targets",
+        "executorch",
+        "runtime",
+        "api",
+        "inspection",
+    },
 }
 EVERYTHING = {*MAY_IMPORT, "cli"}
 MAY_IMPORT["cli"] = EVERYTHING - {"cli"}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dimorder.api import Lowered, load, lower, plan
     from dimorder.channels_last import convert, empty, is_channels_last, to_channels_last
     from dimorder.errors import DimorderError
+    from dimorder.inspection.expect import expect_channels_last
     from dimorder.inspection.inspection import inspect
     from dimorder.runtime.program import Program
 
@@ -23,6 +24,7 @@ __all__ = [
     "Program",
     "convert",
     "empty",
+    "expect_channels_last",
     "inspect",
     "is_channels_last",
     "load",
@@ -39,6 +41,7 @@ _HOMES = {
     "Program": "dimorder.runtime.program",
     "convert": "dimorder.channels_last",
     "empty": "dimorder.channels_last",
+    "expect_channels_last": "dimorder.inspection.expect",
     "inspect": "dimorder.inspection.inspection",
     "is_channels_last": "dimorder.channels_last",
     "load": "dimorder.api",

@@ -60,7 +60,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         )
     },
     "mobilevit_xxs": (zoo._timm("mobilevit_xxs"), (1, 3, 64, 64)),
-    "vit_128": (zoo._vit_128, zoo.SQUARE_224),
+    "vit_128": (zoo._vit_128, (1, 3, 64, 64)),
     "segformer": (zoo._segformer, IMAGE),
     "wav2vec2": (zoo._wav2vec2, (1, 3200)),
     "resnet_hf": (
@@ -77,6 +77,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
                 d_model=64,
                 encoder_layers=2,
                 encoder_attention_heads=4,
+                decoder_attention_heads=4,
                 encoder_ffn_dim=96,
                 max_source_positions=60,
             )().network.encoder

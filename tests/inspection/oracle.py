@@ -106,7 +106,7 @@ def outcomes(model, args):
 
 
 def copies_inside(model, args, operators):
-    """How often each operator copied 3 dims or more, by the profiler: the outermost of `operators` around it."""
+    """How often each operator copied 3 dims or more, by the profiler: the outermost of `operators`."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.no_grad(), torch.profiler.profile(activities=activities, record_shapes=True) as profile:
         model(*args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 
 import numpy
@@ -30,9 +29,7 @@ SPARING = ("resnet18", "densenet121", "efficientnet_b0", "convnext_tiny", "swin_
 )
 def test_the_findings_are_the_oracles(name):
     model, x = build(name)
-    start = time.perf_counter()
     found = inspect(model, x)
-    took = time.perf_counter() - start
     with running_in(model, ((x,), {}), "channels_last") as (args, _):
         judged = oracle.outcomes(model, args)
         copied = oracle.copies_inside(model, args, set(judged.operators))
@@ -54,7 +51,6 @@ def test_the_findings_are_the_oracles(name):
         assert [f.operator for f in found.of("mixed operands")] == ["aten.cat"] * 13
     if name in SPARING:
         assert not found.of("lost") and not found.of("mixed operands")
-    assert took <= 2 * 2 * found.model_us / 1e6 + 2  # a bound against blow-ups, not a timing
 
 
 class Faulty(nn.Module):
@@ -94,12 +90,12 @@ PLANTED = {
     # name: (what stands between the convolutions, verdict, operator, function, before, after)
     "contiguous": (
         lambda x: x.contiguous(),
-        *("lost", "aten.clone", "Tensor.contiguous", "NHWC", "NCHW"),
+        *("lost", "aten.clone", "contiguous", "NHWC", "NCHW"),
     ),
-    "cat": (mixed_cat, "mixed operands", "aten.cat", "torch.cat", "NHWC with gaps and NCHW", "NCHW"),
-    "add": (mixed_add, "mixed operands", "aten.add", "Tensor.add", "NCHW and NHWC", "NCHW"),
-    "softmax": (nn.Softmax(1), "lost", "aten._softmax", "F.softmax", "NHWC", "NCHW"),
-    "instance norm": (nn.InstanceNorm2d(6), "lost", "aten.clone", "F.instance_norm", "NHWC", "NCHW"),
+    "cat": (mixed_cat, "mixed operands", "aten.cat", "cat", "NHWC with gaps and NCHW", "NCHW"),
+    "add": (mixed_add, "mixed operands", "aten.add", "+", "NCHW and NHWC", "NCHW"),
+    "softmax": (nn.Softmax(1), "lost", "aten._softmax", "softmax", "NHWC", "NCHW"),
+    "instance norm": (nn.InstanceNorm2d(6), "lost", "aten.clone", "instance_norm", "NHWC", "NCHW"),
     "custom function": (Drop.apply, "lost", "outside", "code that is not torch's", "NHWC", "NCHW"),
 }
 
@@ -139,7 +135,7 @@ def test_conv1d_copies_inside():
     found = inspect(conv, to_channels_last(torch.randn(2, 4, 9)), order=None)
     (lost,), (copy,) = found.of("lost"), found.of("hidden copy")
     assert (copy.operator, copy.function, copy.before, copy.after) == (
-        *("aten.convolution", "torch.conv1d"),
+        *("aten.convolution", "conv1d"),
         *("NLC", "NCL"),
     )
     assert copy.bytes == 2 * 4 * 9 * 4 and lost.call == copy.call
@@ -197,7 +193,7 @@ def test_the_printout_groups_what_repeats():
     model = nn.Sequential(*(Faulty(nn.Softmax(1), channels=c) for c in (4, 2, 2)))
     found = inspect(model, torch.randn(2, 4, 7, 9))
     assert len(found.of("lost")) == 3
-    assert "lost ×3  aten._softmax by F.softmax (test_findings.py" in str(found)
+    assert "lost ×3  aten._softmax by softmax (test_findings.py" in str(found)
     assert "0.between, 1.between, 2.between" in str(found)
     assert "\x1b[31mlost\x1b[0m" in found.text(colour=True) and "\x1b[" not in str(found)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # NO is for a check that failed, and for a tensor or a network that is refused.
 DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
 
+_INSPECT_ORDERS = {"channels-last": "channels_last", "contiguous": "contiguous", "as-is": None}
 _MODEL_HELP = (
     "a .pt2 file, or package.module:factory (a callable that returns a torch.nn.Module, or a Module)"
 )
@@ -62,6 +63,20 @@ lies channels-last, and becomes (x / 255 - mean) / std.""",
     "explain": """\
   dimorder explain torchvision.models:shufflenet_v2_x1_0 --input 1x3x224x224
   dimorder explain net.pt2 --conversion 2 --target torch""",
+    "inspect": """\
+  dimorder inspect torchvision.models:shufflenet_v2_x1_0 --input 1x3x224x224
+  dimorder inspect mypackage.nets:unet --input 2x3x64x96 --compare --report unet.html
+  dimorder inspect mypackage.nets:unet --input 2x3x64x96 --order as-is --json
+
+The network is run for real, in channels-last unless --order says otherwise. The exit code is 1 where an
+order is lost, memory is copied into another, or operands are mixed.""",
+    "ops": """\
+  dimorder ops
+  dimorder ops --device cuda --json ops.json
+  dimorder ops --diff ops.json
+
+Operators are probed by running them, on tensors of 3, 4 and 5 dims. With --diff the exit code is 1 where
+something changed.""",
     "check": """\
   dimorder check net.tosa
   dimorder check net.tosa --json > net.json
@@ -243,6 +258,61 @@ def _check(options: argparse.Namespace, console: Console) -> int:
     return DONE
 
 
+def _inspect(options: argparse.Namespace, console: Console) -> int:
+    _check_outputs({"--json": options.json, "--report": options.report})
+    with console.progress() as progress:
+        progress("loading torch")
+        from dimorder import api, inspection, report
+
+        progress(f"loading {options.model}")
+        model = models.load_model(options.model, dict(options.arg))
+        module = models.runnable(model)
+        args, kwargs = models.example_inputs(model, options.input)
+        progress("running")
+        try:
+            found = inspection.inspect(module, args, kwargs, order=_INSPECT_ORDERS[options.order])
+        except Exception:
+            models.check_runs(module, args, kwargs)
+            raise
+        compared = None
+        if options.compare:
+            progress("running in both orders in turn")
+            compared = inspection.compare(module, args, kwargs)
+        console.check_interrupt()
+        if options.report:
+            api.write_whole(options.report, report.render_inspection(found, options.model, compared).encode())
+    data = found.to_dict() | ({"compare": compared.to_dict()} if compared else {})
+    _write_json(options.json, data, console)
+    if options.json != "-":
+        console.print(found.text(colour=console.out.isatty() and "NO_COLOR" not in os.environ))
+        if compared:
+            console.print(compared)
+    return DONE if found.keeps else NO
+
+
+def _ops(options: argparse.Namespace, console: Console) -> int:
+    _check_outputs({"--json": options.json})
+    old = _read_json(options.diff) if options.diff else None
+    with console.progress() as progress:
+        progress("loading torch")
+        from dimorder import inspection
+
+        table = inspection.operators(options.device, progress)
+        console.check_interrupt()
+    changes = table.diff(old) if old is not None else ()
+    _write_json(options.json, table.to_dict(), console)
+    if options.json == "-":
+        return NO if changes else DONE
+    if old is None:
+        console.print(table.markdown() if options.markdown else table)
+        return DONE
+    for change in changes:
+        console.print(change)
+    if not changes:
+        console.print(f"nothing changed in {len(table.cells)} operators")
+    return NO if changes else DONE
+
+
 def _planned(options: argparse.Namespace, console: Console) -> NetworkPlan:
     with console.progress() as progress:
         progress("loading torch")
@@ -332,6 +402,14 @@ def _write_json(path: str | None, data: object, console: Console) -> None:
     api.write_whole(path, f"{text}\n".encode())
 
 
+def _read_json(path: str) -> Any:
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or f"no JSON: {error}"
+        raise UsageError(path, found, "give a file that --json wrote") from error
+
+
 def _report(options: argparse.Namespace, result: Any, progress: Callable[[str], None]) -> bytes:
     if not options.report:
         return b""
@@ -405,6 +483,24 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--conversion", type=int, metavar="N", help="only this one, from 0 (default: all)")
     _json_option(explain, "the reasons")
 
+    inspect = _command(commands, "inspect", _inspect, "run a network, and show where it loses its order")
+    _model_options(inspect)
+    inspect.add_argument(
+        "--order",
+        choices=tuple(_INSPECT_ORDERS),
+        default="channels-last",
+        help="what weights and images are put in for the run (default channels-last)",
+    )
+    inspect.add_argument("--compare", action="store_true", help="time both orders, and recommend one")
+    _json_option(inspect, "the findings")
+    _report_option(inspect)
+
+    ops = _command(commands, "ops", _ops, "say what each operator of this torch does with channels-last")
+    ops.add_argument("--device", default="cpu", help="where to run them: cpu (default), cuda, xpu")
+    ops.add_argument("--diff", metavar="FILE", help="only what changed since this --json")
+    ops.add_argument("--markdown", action="store_true", help="as a page of documentation")
+    _json_option(ops, "the table")
+
     check = _command(commands, "check", _check, "say what a .tosa file holds, whoever wrote it")
     check.add_argument("file", metavar="FILE", help="a .tosa file; it needs no contract beside it")
     _json_option(check, "what it holds")
@@ -435,23 +531,7 @@ def _command_parser(
 
 
 def _network_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
-    parser.add_argument(
-        *("--input", "-i"),
-        action="append",
-        default=[],
-        type=models.InputOption.parse,
-        metavar="[NAME=]SHAPE[:DTYPE]",
-        help="one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default); a .pt2 needs none",
-    )
-    parser.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        type=models.parse_argument,
-        metavar="KEY=VALUE",
-        help="an argument of the factory, as a Python literal or else as text",
-    )
+    _model_options(parser)
     parser.add_argument(
         "--target", default="xnnpack", help="what to lower for: xnnpack (the default), tosa or torch"
     )
@@ -469,6 +549,26 @@ def _network_options(parser: argparse.ArgumentParser) -> None:
         choices=("bytes", "count"),
         default="bytes",
         help="minimise bytes moved (default) or conversions",
+    )
+
+
+def _model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    parser.add_argument(
+        *("--input", "-i"),
+        action="append",
+        default=[],
+        type=models.InputOption.parse,
+        metavar="[NAME=]SHAPE[:DTYPE]",
+        help="one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default); a .pt2 needs none",
+    )
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        type=models.parse_argument,
+        metavar="KEY=VALUE",
+        help="an argument of the factory, as a Python literal or else as text",
     )
 
 

@@ -155,6 +155,16 @@ def example_inputs(
     return args, kwargs
 
 
+def runnable(model: Model) -> torch.nn.Module:
+    """The network as a module, to be run as it was written. Raises `UsageError` for an exported program."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        found, fix = "an exported program, whose modules are gone", "name package.module:factory"
+        raise UsageError("MODEL", found, fix)
+    return model
+
+
 def check_runs(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raises `UsageError` where the network itself cannot take these inputs: then no export can."""
     import torch

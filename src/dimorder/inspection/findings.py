@@ -13,7 +13,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
-from dimorder.inspection.trace import COPIES, Call, Value
+from dimorder.inspection.trace import COPIES, Call, Copy, Value
 
 Verdict = Literal["lost", "hidden copy", "mixed operands", "ambiguous", "free view"]
 VERDICTS: tuple[Verdict, ...] = ("lost", "hidden copy", "mixed operands", "ambiguous", "free view")
@@ -54,16 +54,15 @@ _ADVICE: Mapping[Verdict, Mapping[str, str]] = MappingProxyType(
     {
         "lost": {
             "": "compute it on a channels-last view, x.permute(0, 2, 3, 1), and permute back: both are free",
-            "Tensor.contiguous": f"drop .contiguous(), or write .contiguous({_LAST})",
-            "Tensor.reshape": "view cannot merge these dims in this order: pool or reduce before, or keep "
+            "contiguous": f"drop .contiguous(), or write .contiguous({_LAST})",
+            "reshape": "view cannot merge these dims in this order: pool or reduce before, or keep "
             "what follows contiguous",
-            "Tensor.flatten": _FLATTEN,
-            "torch.flatten": _FLATTEN,
+            "flatten": _FLATTEN,
             "aten._softmax": "x.permute(0, 2, 3, 1).softmax(-1).permute(0, 3, 1, 2): the same over C, with "
             "free views",
-            "aten._log_softmax": "x.permute(0, 2, 3, 1).log_softmax(-1).permute(0, 3, 1, 2): the same over C, with "
-            "free views",
-            "F.instance_norm": "F.group_norm(x, x.shape[1], weight, bias): the same, and keeps the order",
+            "aten._log_softmax": "x.permute(0, 2, 3, 1).log_softmax(-1).permute(0, 3, 1, 2): the same over "
+            "C, with free views",
+            "instance_norm": "F.group_norm(x, x.shape[1], weight, bias): the same, and keeps the order",
             "aten.convolution": "dimorder.to_channels_last(model): its weight is row-major, or it is 1-D",
             "aten.cat": "make every member channels-last: dimorder.to_channels_last(member)",
             "outside": "return dimorder.to_channels_last(y) from it, or rewrite it with torch's operators",
@@ -77,8 +76,8 @@ _ADVICE: Mapping[Verdict, Mapping[str, str]] = MappingProxyType(
         },
         "mixed operands": {
             "": "bring them into one order before: dimorder.to_channels_last(the smaller one)",
-            "aten.cat": "one member is not channels-last, so the result is not: dimorder.to_channels_last(it), or "
-            "mend where it lost its order",
+            "aten.cat": "one member is not channels-last, so the result is not: "
+            "dimorder.to_channels_last(it), or mend where it lost its order",
         },
         "ambiguous": {
             "": "nothing is lost: a size of 1 fits both orders, and torch decided here; "
@@ -195,13 +194,18 @@ def _unequal(peers: Sequence[Value]) -> list[Value]:
 def _copies_inside(call: Call) -> Iterator[Finding]:
     if call.operator in COPIES:
         return
+    copied: dict[tuple[str, str], list[Copy]] = {}
     for copy in call.copies:
         before, after = copy.before, copy.after
         if len(before.shape) < 3 or before.shape != after.shape or before.order is None:
             continue
-        if before.is_dense and before.lies_like(after):
-            continue
-        yield _finding("hidden copy", call, before, after, before.bytes, copy.time_us)
+        if not before.is_dense or not before.lies_like(after):
+            copied.setdefault((before.order_name, after.order_name), []).append(copy)
+    # What is copied piece by piece, as the groups of a convolution are, is one finding.
+    for copies in copied.values():
+        moved = sum(copy.before.bytes for copy in copies)
+        time_us = sum(copy.time_us for copy in copies)
+        yield _finding("hidden copy", call, copies[0].before, copies[0].after, moved, time_us)
 
 
 def _finding(

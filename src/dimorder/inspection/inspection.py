@@ -121,7 +121,7 @@ class Inspection:
         elif not any(place.findings[0].verdict in COSTLY for place in self.places):
             yield "moved     nothing: the order is kept throughout"
         for number, place in enumerate(self.places):
-            yield from _told(number, place, colour)
+            yield from told(number, place, colour)
 
 
 _IN_ORDER = {"channels_last": "in channels-last", "contiguous": "row-major", None: "as it is"}
@@ -185,7 +185,8 @@ def running_in(model: nn.Module, inputs: Any, order: str | None) -> Iterator[Any
             module.training = training
 
 
-def _told(number: int, place: Place, colour: bool) -> Iterator[str]:
+def told(number: int, place: Place, colour: bool = False) -> Iterator[str]:
+    """A place in two or three lines."""
     found, count = place.findings[0], len(place.findings)
     verdict = f"\x1b[{_COLOURS[found.verdict]}m{found.verdict}\x1b[0m" if colour else found.verdict
     called = f" by {found.function}" if found.function else ""

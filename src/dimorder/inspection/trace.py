@@ -3,21 +3,23 @@ copies inside it."""
 
 from __future__ import annotations
 
+import ast
 import functools
+import itertools
+import linecache
 import operator
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from types import FrameType
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
@@ -51,18 +53,7 @@ class Value:
         >>> Value((2, 3, 5, 7), (210, 1, 42, 6), 840, 0, 0).order
         DimOrder(0, 2, 3, 1)
         """
-        if 0 in self.shape:
-            return DimOrder.contiguous(len(self.shape))
-        step = 1
-        inner_first = sorted(
-            (d for d, n in enumerate(self.shape) if n != 1), key=lambda d: (self.strides[d], -d)
-        )
-        for dim in inner_first:
-            if self.strides[dim] < step:
-                return None
-            step = self.strides[dim] * self.shape[dim]
-        ones = (dim for dim, size in enumerate(self.shape) if size == 1)
-        return DimOrder(*ones, *reversed(inner_first)).canonical(self.shape)
+        return _order(self.shape, self.strides)
 
     @cached_property
     def is_dense(self) -> bool:
@@ -71,14 +62,7 @@ class Value:
     @cached_property
     def kind(self) -> Kind:
         """What its order is called. One that is both, or too small to have any, is ambiguous."""
-        if self.order is None:
-            return "overlapping"
-        rank = len(self.shape)
-        last = self.order.equivalent(DimOrder.channels_last(rank), self.shape)
-        first = self.order.equivalent(DimOrder.contiguous(rank), self.shape)
-        if last and first:
-            return "ambiguous"
-        return "channels-last" if last else "row-major" if first else "permuted"
+        return _kind(self.shape, self.order)
 
     def lies_like(self, other: Value) -> bool:
         """Whether the dims that are larger than 1 in both lie in the same sequence in both.
@@ -122,9 +106,8 @@ class Copy:
 
 @dataclass(frozen=True)
 class Call:
-    """One operator as torch dispatched it. `function` is what the program called, `module` the path of the
-    innermost module, `source` the line outside of torch. Values are tensors of any rank, in the order of the
-    operator's arguments."""
+    """One operator as torch dispatched it. `module` is the path of the innermost module, `source` the line
+    outside of torch, `function` what was called there. Values are tensors, in arguments' order."""
 
     index: int
     operator: str
@@ -138,6 +121,31 @@ class Call:
     time_us: float
 
 
+@functools.lru_cache(maxsize=4096)
+def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> DimOrder | None:
+    if 0 in shape:
+        return DimOrder.contiguous(len(shape))
+    step = 1
+    inner_first = sorted((d for d, n in enumerate(shape) if n != 1), key=lambda d: (strides[d], -d))
+    for dim in inner_first:
+        if strides[dim] < step:
+            return None
+        step = strides[dim] * shape[dim]
+    ones = (dim for dim, size in enumerate(shape) if size == 1)
+    return DimOrder(*ones, *reversed(inner_first)).canonical(shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(shape: tuple[int, ...], order: DimOrder | None) -> Kind:
+    if order is None:
+        return "overlapping"
+    last = order.equivalent(DimOrder.channels_last(len(shape)), shape)
+    first = order.equivalent(DimOrder.contiguous(len(shape)), shape)
+    if last and first:
+        return "ambiguous"
+    return "channels-last" if last else "row-major" if first else "permuted"
+
+
 @contextmanager
 def watching(model: nn.Module, inputs: Any) -> Iterator[list[Call]]:
     """The operators that run in the block, in their order; the list is complete when the block ends."""
@@ -146,13 +154,12 @@ def watching(model: nn.Module, inputs: Any) -> Iterator[list[Call]]:
     for tensor in (*model.parameters(), *model.buffers(), *pytree.tree_leaves(inputs)):
         if isinstance(tensor, Tensor):
             known[tensor] = True
-    functions, path = _Functions(), [""]
+    path = [""]
     with ExitStack() as stack:
         for name, module in model.named_modules():
             for handle in _follow(module, name, path):
                 stack.callback(handle.remove)
-        stack.enter_context(functions)
-        stack.enter_context(_Operators(calls, known, functions, path))
+        stack.enter_context(_Operators(calls, known, path))
         yield calls
 
 
@@ -171,30 +178,17 @@ def _follow(module: nn.Module, name: str, path: list[str]) -> Iterator[Any]:
     yield module.register_forward_hook(leave, always_call=True)
 
 
-class _Functions(TorchFunctionMode):
-    """Knows which function of torch's Python interface is running."""
-
-    current = ""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        before, self.current = self.current, self.current or _function_name(func)
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self.current = before
-
-
 class _Operators(TorchDispatchMode):
     """Records outermost operators, and steps into each to see the copies that it makes."""
 
-    def __init__(
-        self, calls: list[Call], known: WeakIdKeyDictionary, functions: _Functions, path: list[str]
-    ) -> None:
+    def __init__(self, calls: list[Call], known: WeakIdKeyDictionary, path: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls, self.known, self.functions, self.path = calls, known, functions, path
+        self.calls, self.known, self.path = calls, known, path
         self.inside: _Inside | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and saying so halves the time of a call
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -204,11 +198,11 @@ class _Operators(TorchDispatchMode):
             return self.inside.step(self, func, args, kwargs)
         tensors = _tensors((args, kwargs))
         operands = tuple(_value(x, x in self.known) for x in tensors)
-        name = operator_name(func)
+        kernel = _kernel(func)
         self.inside = _Inside(operands)
         start = time.perf_counter()
         try:
-            result = func(*args, **kwargs) if name in COPIES else _step_into(self, func, args, kwargs)
+            result = func(*args, **kwargs) if kernel.copies else _step_into(self, func, kernel, args, kwargs)
             _synchronise(tensors)
         finally:
             copies, self.inside = tuple(self.inside.copies), None
@@ -218,17 +212,17 @@ class _Operators(TorchDispatchMode):
             self.known[tensor] = True
         results = tuple(_value(x, True) for x in made)
         shared = {x.storage for x in operands} & {x.storage for x in results} - {0}
-        is_view = bool(shared) and not func._schema.is_mutable
+        function, source = _called(sys._getframe(1))
         self.calls.append(
             Call(
                 len(self.calls),
-                name,
-                self.functions.current,
+                kernel.name,
+                function,
                 self.path[-1],
-                _source(sys._getframe(1)),
+                source,
                 operands,
                 results,
-                is_view,
+                bool(shared) and not func._schema.is_mutable,
                 copies,
                 time_us,
             )
@@ -244,47 +238,71 @@ class _Inside:
         self.copies: list[Copy] = []
 
     def step(self, mode: _Operators, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        name = operator_name(func)
-        if name not in COPIES:
-            return _step_into(mode, func, args, kwargs)
+        kernel = _kernel(func)
+        if not kernel.copies:
+            return _step_into(mode, func, kernel, args, kwargs)
         start = time.perf_counter()
         result = func(*args, **kwargs)
         _synchronise([result])
         time_us = (time.perf_counter() - start) * 1e6
-        before = _value(args[1] if name == "aten.copy_" else args[0], True)
+        before = _value(args[1] if kernel.name == "aten.copy_" else args[0], True)
         after = _value(result, True)
         if before.storage != after.storage:
             places = [x.address for x in self.operands]
             operand = places.index(before.address) if before.address in places else None
-            self.copies.append(Copy(name, before, after, operand, time_us))
+            self.copies.append(Copy(kernel.name, before, after, operand, time_us))
         return result
 
 
-def _step_into(mode: _Operators, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+@dataclass(frozen=True)
+class _Kernel:
+    """How an operator is called; `tensors` says which of its arguments are a tensor each."""
+
+    name: str
+    copies: bool
+    is_view: bool
+    tensors: tuple[bool, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _kernel(func: Any) -> _Kernel:
+    name = str(func._schema.name).replace("::", ".")
+    tensors = tuple(isinstance(argument.type, torch.TensorType) for argument in func._schema.arguments)
+    # `reshape` and `to` are called views too, and are composed of what may copy.
+    composed = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    return _Kernel(name, name in COPIES, func.is_view and not composed, tensors)
+
+
+def _step_into(mode: _Operators, func: Any, kernel: _Kernel, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Runs an operator's own kernel with the mode on, so that what the kernel calls is seen."""
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    # A view copies nothing (and detach, under a mode, calls itself). Numbers that C++ passes as tensors come
-    # to Python as numbers, which a kernel does not take.
-    if not tensors or func.is_view or _has_wrapped_numbers(func, args, kwargs):
+    # A view copies nothing (and detach, under a mode, calls itself).
+    if kernel.is_view:
         return func(*args, **kwargs)
+    tensors = [x for x in args if isinstance(x, Tensor)] or _all_tensors((args, kwargs))
+    if not tensors:
+        return func(*args, **kwargs)
+    # Numbers that C++ passes as tensors come to Python as numbers, which a kernel does not take.
+    args = [
+        _scalar(value, tensors[0].dtype) if is_tensor and isinstance(value, (int, float, complex)) else value
+        for value, is_tensor in zip(args, kernel.tensors, strict=False)
+    ]
     keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors))
     keys = (keys & torch._C._after_autograd_keyset).remove(torch._C.DispatchKey.ADInplaceOrView)
     with mode:
         return func.redispatch(keys, *args, **kwargs)
 
 
-def _has_wrapped_numbers(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-    for place, argument in enumerate(func._schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
-        if isinstance(argument.type, torch.TensorType) and isinstance(value, (int, float, complex)):
-            return True
-    return False
+def _scalar(number: complex, beside: torch.dtype) -> Tensor:
+    """A tensor without dims that promotes beside a dtype as the number does."""
+    return torch.tensor(number, dtype=torch.result_type(torch.empty(0, dtype=beside), number))
+
+
+def _all_tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [
-        leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.layout == torch.strided
-    ]
+    return [leaf for leaf in _all_tensors(tree) if leaf.layout == torch.strided]
 
 
 def _value(x: Tensor, known: bool) -> Value:
@@ -299,25 +317,55 @@ def _synchronise(tensors: Sequence[Any]) -> None:
         torch.accelerator.synchronize(device)
 
 
-def operator_name(func: Any) -> str:
-    """`aten.clone` for every overload of it."""
-    return str(func._schema.name).replace("::", ".")
+# Where a frame is not the program's: between it and an operator.
+_BETWEEN = (
+    _HERE,
+    "<",
+    *(_TORCH + path for path in ("_compile.py", "_dynamo", "_ops.py", "_tensor.py", "utils")),
+)
+_FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")
 
 
-def _function_name(func: Callable[..., Any]) -> str:
-    name = getattr(func, "__name__", "") or ""
-    owner = getattr(func, "__objclass__", None)
-    if owner is not None:
-        return f"Tensor.{name}"
-    module = getattr(func, "__module__", None) or "torch"
-    return f"{'F' if module == 'torch.nn.functional' else module}.{name}"
+def _called(frame: FrameType | None) -> tuple[str, str]:
+    """The function that was called, `softmax` or `contiguous`, and the line outside of torch that called it.
 
-
-def _source(frame: FrameType | None) -> str:
-    """The innermost line that belongs neither to torch nor to us."""
+    A function of torch.nn.functional has a frame; another is read off the expression, as of Python 3.11.
+    """
+    function = ""
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _HERE, "<")):
-            return f"{file}:{frame.f_lineno}"
+        code = frame.f_code
+        if code.co_filename == _FUNCTIONAL:
+            function = code.co_name
+        elif not code.co_filename.startswith(_BETWEEN):
+            function = function or _expression(code, frame.f_lasti)
+            if not code.co_filename.startswith(_TORCH):
+                return function, f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
-    return ""
+    return function, ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _expression(code: CodeType, instruction: int) -> str:
+    """The name of what an instruction calls; `+` and the like for an operator; "" where it cannot be told."""
+    if not hasattr(code, "co_positions"):
+        return ""
+    first, last, start, end = next(itertools.islice(code.co_positions(), instruction // 2, None))
+    lines = [line.encode() for line in linecache.getlines(code.co_filename)[(first or 1) - 1 : last]]
+    if not lines:
+        return ""
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    try:
+        parsed = ast.parse(b"".join(lines), mode="eval").body
+    except SyntaxError:
+        return ""
+    if isinstance(parsed, ast.Call):
+        return parsed.func.attr if isinstance(parsed.func, ast.Attribute) else ast.unparse(parsed.func)
+    if isinstance(parsed, ast.BinOp):
+        return _SYMBOLS.get(type(parsed.op), "")
+    return "[]" if isinstance(parsed, ast.Subscript) else ""
+
+
+_SYMBOLS = MappingProxyType(
+    {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.Pow: "**"}
+)

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dimorder.api import Lowered, write_whole
+from dimorder.inspection import Comparison, Inspection
 from dimorder.program.network_plan import NetworkPlan
 from dimorder.report.html import page
+from dimorder.report.inspection_page import inspection_page
 from dimorder.report.model import Report, build
 
-__all__ = ["Report", "build", "render", "write"]
+__all__ = ["Report", "build", "render", "render_inspection", "write"]
 
 
 def render(
@@ -25,6 +27,11 @@ def render(
     True
     """
     return page(build(result, title, progress))
+
+
+def render_inspection(found: Inspection, title: str = "", comparison: Comparison | None = None) -> str:
+    """The page of an inspection, in HTML that needs nothing from elsewhere."""
+    return inspection_page(found, title, comparison)
 
 
 def write(result: Lowered | NetworkPlan, path: str | os.PathLike[str], title: str = "") -> Path:

@@ -1,0 +1,198 @@
+"""Decides how an inspection looks as a page: the run as a strip coloured by order, and searchable findings.
+
+Like a plan's page it stands alone; its one script filters the findings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+from pathlib import Path
+
+from dimorder.inspection import COSTLY, Call, Comparison, Finding, Inspection, Place
+from dimorder.report.html import _MAX_ROWS, _section, _size, _table
+
+_FAMILY = {
+    "row-major": "row-major",
+    "channels-last": "channels-last",
+    "permuted": "permuted",
+    "ambiguous": "ambiguous",
+    "overlapping": "permuted",
+}
+_TOLD = {
+    "channels-last": "dimension 1 fastest",
+    "row-major": "as the shape is written",
+    "permuted": "dimensions in another order",
+    "ambiguous": "both of the first two fit",
+}
+_STYLE = """
+.ambiguous{background:repeating-linear-gradient(45deg,var(--row) 0 3px,var(--last) 3px 6px)}
+.cell.found{border-bottom:.3rem solid var(--accent)}
+.search{width:100%;max-width:32rem;font:inherit;padding:.45rem .7rem;margin-top:.5rem;color:inherit;
+background:var(--panel);border:1px solid var(--line);border-radius:.5rem}
+.verdict{display:inline-block;border-radius:.3rem;padding:0 .45rem;font-size:.8rem;background:var(--line)}
+.verdict.costly{background:var(--accent);color:var(--back)}
+.card .bars{display:grid;grid-template-columns:auto 1fr auto;gap:0 .6rem;align-items:center;font-size:.85rem}
+.card .bars .time i{background:var(--last)}
+"""
+_SCRIPT = """
+const box = document.querySelector('.search'), cards = [...document.querySelectorAll('.card')];
+const shown = document.querySelector('.shown');
+box.addEventListener('input', () => {
+  const words = box.value.toLowerCase().split(/\\s+/);
+  let count = 0;
+  for (const card of cards) {
+    card.hidden = !words.every(word => card.textContent.toLowerCase().includes(word));
+    count += !card.hidden;
+  }
+  shown.textContent = `${count} of ${cards.length}`;
+});
+"""
+
+
+def inspection_page(found: Inspection, title: str = "", comparison: Comparison | None = None) -> str:
+    """The whole page.
+
+    >>> import torch, dimorder
+    >>> found = dimorder.inspect(torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 5, 7))
+    >>> inspection_page(found, "a convolution").startswith("<!doctype html>")
+    True
+    """
+    name = title or found.name
+    sections = [
+        _head(found, name),
+        _compared(comparison) if comparison else "",
+        _strip(found),
+        _findings(found),
+    ]
+    css = Path(__file__).with_name("page.css").read_text() + _STYLE
+    body = "\n".join(section for section in sections if section)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(name)} · dimorder inspect</title>\n<style>\n{css}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def _head(found: Inspection, name: str) -> str:
+    counts = Counter(f.verdict for f in found.findings)
+    tiles = [
+        *((str(counts[verdict]), verdict, "bad" if counts[verdict] else "good") for verdict in COSTLY),
+        (_size(found.moved_bytes), "moved for it", ""),
+        (f"{found.model_us / 1000:,.1f} ms", f"{len(found.calls)} operators", ""),
+    ]
+    shown = "".join(
+        f'<div class="tile {mood}"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
+        for value, label, mood in tiles
+    )
+    order = {"channels_last": "channels-last", "contiguous": "row-major", None: "the order it came in"}
+    shapes = ", ".join(" × ".join(map(str, shape)) for shape in found.inputs) or "no tensors"
+    text = f"{shapes}, run in <b>{order[found.order]}</b>, inspected by dimorder."
+    return f'<header><h1>{escape(name)}</h1><p>{text}</p></header>\n<div class="tiles">{shown}</div>'
+
+
+def _compared(comparison: Comparison) -> str:
+    rows = [
+        (name, f"{us / 1000:,.2f} ms", str(ratio), (ratio.order or "either").replace("_", "-"))
+        for name, (ratio, us) in comparison.regions.items()
+    ]
+    whole = (
+        f"{comparison.contiguous_us / 1000:,.1f} ms row-major, {comparison.channels_last_us / 1000:,.1f} ms "
+        f"channels-last: {comparison.recommendation}. {comparison.rounds} rounds in turn; the bound is 95 %."
+    )
+    return _section("Both orders", whole, _table(rows, ["region", "row-major", "ratio", "faster"]))
+
+
+def _strip(found: Inspection) -> str:
+    calls = [
+        call for call in found.calls if call.results and len(call.results[0].shape) > 2 and not call.is_view
+    ]
+    by_call: dict[int, list[Finding]] = {}
+    for finding in found.findings:
+        by_call.setdefault(finding.call, []).append(finding)
+    counts = Counter(_FAMILY[call.results[0].kind] for call in calls)
+    legend = "".join(
+        f'<li><i class="cell {name}"></i>{name} <small>{counts[name]} · {told}</small></li>'
+        for name, told in _TOLD.items()
+        if counts[name]
+    )
+    rows = "".join(
+        f'<div class="row"><b>{escape(label or "(top)")}</b><div class="cells">'
+        f"{''.join(_cell(call, by_call.get(call.index, [])) for call in group)}</div></div>"
+        for label, group in _grouped(calls)
+    )
+    text = (
+        f"{len(calls)} operators on values of 3 dims or more, in the order they ran, coloured by the order "
+        "of what they wrote; underlined where something was lost, copied or mixed. Hover for more. Views are "
+        "not shown."
+    )
+    return _section("Operators", text, f'<ul class="legend">{legend}</ul><div class="strip">{rows}</div>')
+
+
+def _grouped(calls: Sequence[Call]) -> Iterator[tuple[str, list[Call]]]:
+    def rows(levels: int) -> list[tuple[str, list[Call]]]:
+        keyed = groupby(calls, key=lambda call: ".".join(call.module.split(".")[:levels]))
+        return [(label, list(group)) for label, group in keyed]
+
+    yield from next((fine for fine in (rows(2), rows(1)) if len(fine) <= _MAX_ROWS), rows(1))
+
+
+def _cell(call: Call, findings: Sequence[Finding]) -> str:
+    costly = any(f.verdict in COSTLY for f in findings)
+    result = call.results[0]
+    lines = [
+        f"<b>{escape(call.operator)}</b> {' × '.join(map(str, result.shape))}",
+        escape(f"{call.module}, {Path(call.source).name}"),
+        f"<em>writes</em> {escape(result.order_name)}, <em>in</em> {call.time_us:,.0f} µs",
+        *(escape(f"{f.verdict}: {f.before} → {f.after}") for f in findings),
+    ]
+    tip = "".join(f"<span>{line}</span>" for line in lines)
+    return (
+        f'<i class="cell {_FAMILY[result.kind]}{" found" if costly else ""}" tabindex="0">'
+        f'<span class="tip">{tip}</span></i>'
+    )
+
+
+def _findings(found: Inspection) -> str:
+    if not found.places:
+        return _section("Findings", "None: the order is kept throughout.", "")
+    most_bytes = max(place.bytes for place in found.places) or 1
+    most_us = max(place.time_us for place in found.places) or 1.0
+    cards = "\n".join(_card(place, most_bytes, most_us) for place in found.places)
+    count = len(found.places)
+    text = f"{len(found.findings)} at {count} places; a line that repeats in several modules is one place."
+    box = (
+        '<input class="search" type="search" placeholder="search: a module, an operator, a file, a verdict" '
+        f'aria-label="search findings"> <small class="shown">{count} of {count}</small>'
+    )
+    return _section("Findings", text, f'{box}<div class="cards">{cards}</div>')
+
+
+def _card(place: Place, most_bytes: int, most_us: float) -> str:
+    found, count = place.findings[0], len(place.findings)
+    costly = " costly" if found.verdict in COSTLY else ""
+    times = f" <small>×{count}</small>" if count > 1 else ""
+    modules = ", ".join(place.modules[:4]) + (
+        f" and {len(place.modules) - 4} more" * (len(place.modules) > 4)
+    )
+    bars = "".join(
+        f'<span>{label}</span><div class="bar {label}"><i style="width:{100 * share:.1f}%"></i></div>'
+        f"<span>{value}</span>"
+        for label, share, value in (
+            ("bytes", place.bytes / most_bytes, f"{place.bytes:,}"),
+            ("time", place.time_us / most_us, f"{place.time_us:,.0f} µs"),
+        )
+    )
+    function = f" <small>by {escape(found.function)}</small>" if found.function else ""
+    return (
+        f'<article class="card"><h3><span class="verdict{costly}">{found.verdict}</span>{times} '
+        f"<code>{escape(found.operator)}</code>{function}</h3>"
+        f'<p class="orders"><span>{escape(found.before)}</span> → <span>{escape(found.after)}</span> '
+        f"<small>{' × '.join(map(str, found.shape))}</small></p>"
+        f'<div class="bars">{bars}</div>'
+        f"<dl><dt>at</dt><dd>{escape(found.place)}</dd><dt>in</dt><dd>{escape(modules or '(top)')}</dd></dl>"
+        f"<p>{escape(found.what_to_do)}</p></article>"
+    )
