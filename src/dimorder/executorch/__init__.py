@@ -1,0 +1,63 @@
+"""For delegate authors and users of stock ExecuTorch: orders that are settled, guarded and never misread.
+
+A delegate author writes a `DelegateLayout` and wraps a partitioner with `guarded`; `canonicalise` and the
+passes work without any delegate; `probe` and `sweep` say what is right, refused or silently wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dimorder.executorch.checking import check_file, check_program
+    from dimorder.executorch.guard import guarded
+    from dimorder.executorch.layout import ARM_TOSA, PORTABLE, VULKAN, XNNPACK, DelegateLayout
+    from dimorder.executorch.legal import Legalise, legalise
+    from dimorder.executorch.passes import (
+        Annotate,
+        InsertDimOrderOperators,
+        RevertDimOrderOperators,
+        canonicalise,
+    )
+    from dimorder.executorch.probe import probe, sweep
+
+_HOMES = {
+    "checking": ("check_file", "check_program"),
+    "guard": ("guarded",),
+    "layout": ("ARM_TOSA", "DelegateLayout", "PORTABLE", "VULKAN", "XNNPACK"),
+    "legal": ("Legalise", "legalise"),
+    "passes": ("Annotate", "InsertDimOrderOperators", "RevertDimOrderOperators", "canonicalise"),
+    "probe": ("probe", "sweep"),
+}
+__all__ = [
+    "ARM_TOSA",
+    "PORTABLE",
+    "VULKAN",
+    "XNNPACK",
+    "Annotate",
+    "DelegateLayout",
+    "InsertDimOrderOperators",
+    "Legalise",
+    "RevertDimOrderOperators",
+    "canonicalise",
+    "check_file",
+    "check_program",
+    "guarded",
+    "legalise",
+    "probe",
+    "sweep",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

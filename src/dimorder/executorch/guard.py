@@ -1,0 +1,181 @@
+"""Decides what a guarded partitioner does: it wraps any ExecuTorch partitioner and reads a `DelegateLayout`.
+
+Orders are settled before decomposition, the one place where a partitioner may change a program; what the
+delegate cannot take is kept out of its partitions; then every boundary and weight is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from executorch.exir.backend.partitioner import Partitioner, PartitionResult
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.errors import UnsupportedError
+from dimorder.executorch.layout import DelegateLayout
+from dimorder.executorch.legal import copied, faults, has_orders, legalised, name_of, source_line
+from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
+from dimorder.program.contract import describe
+
+TAG = "delegation_tag"
+_MARK = "dimorder_node"  # in node.meta: the name before the edge dialect
+
+
+def guarded(partitioner: Partitioner, layout: DelegateLayout) -> Partitioner:
+    """`partitioner`, with the orders of what it takes settled and checked against `layout`.
+
+    For `to_edge_transform_and_lower(partitioner=[guarded(...)])`, best after `canonicalise(program)`. Raises
+    `UnsupportedError`, with the operator, its source line, the order found and those accepted, for a
+    boundary or a weight that the delegate does not take. In a graph where all is contiguous, and the delegate
+    takes that, nothing is changed and nothing is planned.
+    """
+    return Guarded(partitioner, layout)
+
+
+class Guarded(Partitioner):  # type: ignore[misc]
+    """See `guarded`."""
+
+    def __init__(self, partitioner: Partitioner, layout: DelegateLayout) -> None:
+        super().__init__(partitioner.spec)
+        self.partitioner = partitioner
+        self.layout = layout
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> Any:
+        return self.partitioner.ops_to_not_decompose(ep)
+
+    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+        """The program, with conversions where the delegate or a portable kernel needs them."""
+        program: ExportedProgram = self.partitioner.transform_for_pre_decomposition(exported_program)
+        if not has_orders(program) and DimOrder.contiguous(4) in self.layout.default:
+            return program
+        # What an operator gets is known only when it is one that stays: decompose as exir does next.
+        program = self._decomposed(program)
+        planned = legalised(program, self.layout)
+        # That took every operator of the layout for the delegate's; the partitioner may leave some of them.
+        left = self._left(planned)
+        if not faults(planned, self.layout, lambda node: node.meta.get(_MARK) not in left):
+            return planned
+        return legalised(program, self.layout, lambda node: self._lists(node) and node.name not in left)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """The partitions, without what the delegate cannot take; their boundaries and weights are checked."""
+        result = self.partitioner.partition(exported_program)
+        program = result.tagged_exported_program
+        own = {node for node in program.graph.nodes if node.meta.get(TAG) in result.partition_tags}
+        refused = {fault.node for fault in faults(program, self.layout, own.__contains__)}
+        out = {
+            node
+            for node in own
+            if node.name in refused
+            or (self.layout.dim_order_operators == "outside" and node.target in DIM_ORDER_OPERATORS)
+        }
+        tags = _keep_out(program, out, result.partition_tags) if out else result.partition_tags
+        own = {node for node in program.graph.nodes if node.meta.get(TAG) in tags}
+        for fault in faults(program, self.layout, own.__contains__):
+            raise fault.error()
+        for error in self._boundary_errors(program, own):
+            raise error
+        return PartitionResult(tagged_exported_program=program, partition_tags=tags)
+
+    def _lists(self, node: Node) -> bool:
+        return name_of(node) in self.layout.operators
+
+    def _left(self, program: ExportedProgram) -> set[str]:
+        """The names of the operators that the layout lists and the partitioner does not take."""
+        from executorch.exir import EdgeCompileConfig
+        from executorch.exir.program._fake_program import get_fake_program
+        from executorch.exir.program._program import _generate_edge_program
+
+        marked = [node for node in program.graph.nodes if node.op == "call_function" and self._lists(node)]
+        trial = copied(program)
+        for node, twin in zip(program.graph.nodes, trial.graph.nodes, strict=True):
+            twin.meta[_MARK] = node.meta[_MARK] = node.name
+        edge = _generate_edge_program(EdgeCompileConfig(_check_ir_validity=False), trial)
+        result = self.partitioner.partition(get_fake_program(edge))
+        nodes = result.tagged_exported_program.graph.nodes
+        taken = {node.meta.get(_MARK) for node in nodes if node.meta.get(TAG) in result.partition_tags}
+        return {node.name for node in marked} - taken
+
+    def _decomposed(self, program: ExportedProgram) -> ExportedProgram:
+        from executorch.exir.program._program import _default_decomposition_table
+
+        program = program.run_decompositions({})
+        kept, keeps = self.partitioner.ops_to_not_decompose(program)
+        table = _default_decomposition_table()
+        for target in kept:
+            calls = [node for node in program.graph.nodes if node.target == target]
+            if keeps is None or all(map(keeps, calls)):
+                table.pop(target, None)
+        decomposed: ExportedProgram = program.run_decompositions(table)
+        return decomposed
+
+    def _boundary_errors(self, program: ExportedProgram, own: set[Node]) -> Iterator[UnsupportedError]:
+        kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
+        for node in program.graph.nodes:
+            if node not in own or node.op != "call_function":
+                continue
+            for source in node.all_input_nodes:
+                if source.meta.get(TAG) == node.meta[TAG] and source.op != "placeholder":
+                    continue
+                constant = kinds.get(source.name, InputKind.USER_INPUT) != InputKind.USER_INPUT
+                yield from self._check(node, source, "weight" if constant else "input")
+            if any(user.meta.get(TAG) != node.meta[TAG] for user in node.users):
+                yield from self._check(node, node, "output")
+
+    def _check(self, node: Node, value: Node, kind: str) -> Iterator[UnsupportedError]:
+        tensor = value.meta.get("val")
+        if not isinstance(tensor, torch.Tensor):
+            return
+        rank = tensor.dim()
+        accepted = self.layout.of_weight(rank) if kind == "weight" else self.layout.at_boundary(rank)
+        found = label(tensor)
+        same = found.is_contiguous and any(found.equivalent(order, tuple(tensor.shape)) for order in accepted)
+        if found in accepted or same:
+            return
+        fix = {
+            "weight": "program = canonicalise(program) before lowering",
+            "input": "program = canonicalise(program) before lowering, or export with an input in that order",
+            "output": "list the order in the layout's boundary, or keep the operator out of its operators",
+        }[kind]
+        shape, place = tuple(tensor.shape), source_line(node) or node.name
+        yield UnsupportedError(
+            f"{kind} {value.name} of {name_of(node)} ({place}), for {self.layout.name}",
+            f"{describe(found)}, shape {shape}; accepted: {', '.join(map(describe, accepted))}",
+            fix,
+        )
+
+
+def _keep_out(program: ExportedProgram, out: set[Node], tags: dict[str, Any]) -> dict[str, Any]:
+    """Untag nodes, and split the partitions that they leave, so that none depends on itself."""
+    split = {node.meta[TAG] for node in out}
+    for node in out:
+        del node.meta[TAG]
+    kept = {tag: spec for tag, spec in tags.items() if tag not in split}
+    for tag in split:
+        members = {
+            node for node in program.graph.nodes if node.meta.get(TAG) == tag and node.op != "placeholder"
+        }
+        depth: dict[Node, int] = {}
+        for node in program.graph.nodes:
+            inside = node in members
+            steps = [
+                depth[source] + (inside and source not in members and depth[source] > -1)
+                for source in node.all_input_nodes
+            ]
+            depth[node] = max([*steps, 0 if inside else -1])
+        for node in members:
+            node.meta[TAG] = f"{tag}_{depth[node]}"
+            kept[node.meta[TAG]] = tags[tag]
+        for node in program.graph.nodes:
+            if node.op == "placeholder" and node.meta.get(TAG) == tag:
+                users = {user.meta.get(TAG) for user in node.users}
+                node.meta.pop(TAG)
+                if len(users) == 1 and None not in users:
+                    node.meta[TAG] = users.pop()
+    used = {node.meta.get(TAG) for node in program.graph.nodes}
+    return {tag: spec for tag, spec in kept.items() if tag in used}

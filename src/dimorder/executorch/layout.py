@@ -1,0 +1,105 @@
+"""Decides how a delegate says which orders it takes: one frozen table per delegate, and the ready-made ones.
+
+What a delegate author writes is a `DelegateLayout`; `guarded` and `legalise` read it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.errors import UsageError
+from dimorder.runtime.kernels import LAST, OTHER, SAME, KernelTable
+
+NHWC = DimOrder.channels_last(4)
+_NCHW = DimOrder.contiguous(4)
+
+DimOrderOperators = Literal["as they are", "reverted", "outside"]
+
+
+@dataclass(frozen=True)
+class DelegateLayout:
+    """What a delegate accepts: the orders at its boundary, of its weights, and of each operator.
+
+    `boundary` and `weights` give the accepted orders by rank, contiguous where a rank is not listed.
+    `operators` gives, by ATen name ("convolution", "add.Tensor"), the orders in which an operator takes its
+    4-D inputs; what it does not list takes `default`. `alike` says that the inputs of one call must have one
+    order. `dim_order_operators` says what becomes of ExecuTorch's dim-order operators: left in the partition
+    "as they are", "reverted" by the delegate's own preprocess (`RevertDimOrderOperators` does it), or kept
+    "outside".
+
+    >>> layout = DelegateLayout("Mine", boundary={4: (NHWC,)}, default=(NHWC,))
+    >>> layout.at_boundary(4), layout.at_boundary(3), layout.of_operator("relu")
+    ((DimOrder(0, 2, 3, 1),), (DimOrder(0, 1, 2),), (DimOrder(0, 2, 3, 1),))
+    """
+
+    name: str
+    boundary: Mapping[int, tuple[DimOrder, ...]] = field(default_factory=dict)
+    weights: Mapping[int, tuple[DimOrder, ...]] = field(default_factory=dict)
+    operators: Mapping[str, tuple[DimOrder, ...]] = field(default_factory=dict)
+    default: tuple[DimOrder, ...] = (_NCHW,)
+    alike: bool = True
+    dim_order_operators: DimOrderOperators = "as they are"
+
+    def __post_init__(self) -> None:
+        for name in ("boundary", "weights", "operators"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        for rank, orders in (*self.boundary.items(), *self.weights.items()):
+            if not orders or any(len(order) != rank for order in orders):
+                raise UsageError(
+                    f"layout {self.name}", f"orders {orders} for rank {rank}", f"give orders of {rank} dims"
+                )
+
+    def at_boundary(self, rank: int) -> tuple[DimOrder, ...]:
+        return self.boundary.get(rank, (DimOrder.contiguous(rank),))
+
+    def of_weight(self, rank: int) -> tuple[DimOrder, ...]:
+        return self.weights.get(rank, (DimOrder.contiguous(rank),))
+
+    def of_operator(self, operator: str) -> tuple[DimOrder, ...]:
+        return self.operators.get(operator, self.default)
+
+
+@functools.cache
+def _xnnpack_operators() -> Mapping[str, tuple[DimOrder, ...]]:
+    """For each operator, the orders in which all its probes were right."""
+    rows = KernelTable.shipped().rows["xnnpack"]
+    orders = {}
+    for operator, found in rows.items():
+        last = [verdict for key, verdict in found.items() if _says_last(key)]
+        safe = last and all(verdict == "right" for verdict in last)
+        orders[operator.removeprefix("aten::")] = (_NCHW, NHWC) if safe else (_NCHW,)
+    return orders
+
+
+def _says_last(key: str) -> bool:
+    """Whether a signature is about a channels-last tensor, and none whose order sizes of 1 leave open:
+    what XNNPACK refuses there is the label at its boundary, not the operator."""
+    return {LAST, OTHER} & set(key) != set() and SAME not in key
+
+
+def __getattr__(name: str) -> DelegateLayout:
+    """`XNNPACK` reads the truth table, so it is made when first asked for."""
+    if name != "XNNPACK":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    layout = DelegateLayout(
+        "XNNPACK",
+        boundary={4: (_NCHW, NHWC)},
+        operators=_xnnpack_operators(),
+        alike=False,
+        dim_order_operators="reverted",
+    )
+    globals()[name] = layout
+    return layout
+
+
+# No delegate at all: what the truth table says of each kernel is checked in any case.
+PORTABLE = DelegateLayout("portable", boundary={4: (_NCHW, NHWC)}, weights={4: (_NCHW, NHWC)})
+# Arm's own passes put permutes around what TOSA wants in NHWC: everything that enters is contiguous (#18948).
+ARM_TOSA = DelegateLayout("Arm TOSA", dim_order_operators="reverted")
+# Vulkan keeps tensors packed in textures and copies them in and out in NCHW; its serialiser knows no other.
+VULKAN = DelegateLayout("Vulkan", dim_order_operators="outside")

@@ -1,0 +1,221 @@
+"""Decides the passes over ExecuTorch programs: canonicalise before lowering; insert, revert and annotate
+dim-order operators in the edge dialect. Each is usable alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.pass_base import ExportPass, NodeMetadata, ProxyValue
+from executorch.exir.passes.dim_order_ops_registry import DimOrderOpsMap, MemoryFormatOpsMap
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from dimorder.algebra import strides
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.executorch.layout import NHWC
+
+TO_DIM_ORDER = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
+DIM_ORDER_OPERATORS = frozenset(MemoryFormatOpsMap)
+_FORMATS = {NHWC: torch.channels_last}
+
+
+def canonicalise(program: ExportedProgram) -> ExportedProgram:
+    """The same program with every constant dense and row-major, and inputs in orders that ExecuTorch knows.
+
+    Before `to_edge_transform_and_lower`. An input that lies channels-last in 4 dims stays so, unless sizes of
+    1 make that the same memory as contiguous; any other becomes contiguous, and so do copies
+    into a memory format of another rank than 4. Where nothing needs a change the program itself is returned.
+    What it is for: channels-last depthwise weights crash XNNPACK's preprocess, labels of size-1 dims are
+    refused by kernels (upstream #22520, #19153), and constants with gaps are not serialised.
+
+    >>> conv = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    >>> program = canonicalise(torch.export.export(conv, (torch.randn(2, 3, 5, 7),)))
+    >>> program.state_dict["weight"].is_contiguous()
+    True
+    """
+    names = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
+    moved = {
+        node.name: _canonical_order(node.meta["val"], names[node.name].kind == InputKind.USER_INPUT)
+        for node in inputs
+        if isinstance(node.meta.get("val"), torch.Tensor)
+    }
+    constants = {**program.state_dict, **program.constants}
+    stale = {
+        name: tensor
+        for name, tensor in constants.items()
+        if isinstance(tensor, torch.Tensor) and not _is_row_major(tensor)
+    }
+    odd_inputs = [
+        node for node in inputs if node.name in moved and not _lies(node.meta["val"], moved[node.name])
+    ]
+    formats = [node for node in program.graph.nodes if _odd_format(node)]
+    if not (stale or odd_inputs or formats):
+        return program
+    graph = copy.deepcopy(program.graph_module)
+    for old, node in zip(program.graph.nodes, graph.graph.nodes, strict=True):
+        if old.name in moved:
+            node.meta["val"] = restride(old.meta["val"], moved[old.name])
+        if _odd_format(old):
+            node.kwargs = {**node.kwargs, "memory_format": torch.contiguous_format}
+    fresh = {name: _row_major(tensor) for name, tensor in stale.items()}
+    return ExportedProgram(
+        root=graph,
+        graph=graph.graph,
+        graph_signature=program.graph_signature,
+        state_dict={name: fresh.get(name, tensor) for name, tensor in program.state_dict.items()},
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants={name: fresh.get(name, value) for name, value in program.constants.items()},
+        verifiers=program.verifiers,
+    )
+
+
+@dataclass
+class InsertDimOrderOperators(ExportPass):  # type: ignore[misc]
+    """Replaces operators that take a torch memory format by dim-order operators, at any rank.
+
+    ExecuTorch's own pass fails on every format but contiguous and 4-D channels-last. Its run time and its
+    dim-order operators know no other order, so those become contiguous: the values are the same.
+    """
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def call_operator(self, op: Any, args: Any, kwargs: Any, meta: NodeMetadata) -> Any:
+        if not isinstance(op, EdgeOpOverload) or op not in DimOrderOpsMap:
+            return super().call_operator(op, args, kwargs, meta)
+        rest = {name: value for name, value in kwargs.items() if name != "memory_format"}
+        order = _wanted_order(args[0], kwargs.get("memory_format"))
+        return super().call_operator(DimOrderOpsMap[op], args, {**rest, "dim_order": list(order)}, meta)
+
+
+@dataclass
+class RevertDimOrderOperators(ExportPass):  # type: ignore[misc]
+    """Replaces dim-order operators by those of torch with a memory format: the way back, for a delegate's
+    preprocess that does not know them. `InsertDimOrderOperators` after it gives the same graph again."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def call_operator(self, op: Any, args: Any, kwargs: Any, meta: NodeMetadata) -> Any:
+        if not isinstance(op, EdgeOpOverload) or op not in MemoryFormatOpsMap:
+            return super().call_operator(op, args, kwargs, meta)
+        rest = {name: value for name, value in kwargs.items() if name != "dim_order"}
+        wanted = kwargs.get("dim_order")
+        form = torch.contiguous_format if wanted is None else format_of(DimOrder(*wanted))
+        return super().call_operator(MemoryFormatOpsMap[op], args, {**rest, "memory_format": form}, meta)
+
+
+@dataclass
+class Annotate(ExportPass):  # type: ignore[misc]
+    """Writes `node.meta["dim_order"]`: the order of each tensor as ExecuTorch will label it, or None."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def call(self, graph_module: torch.fx.GraphModule) -> Any:
+        from torch.fx.passes.infra.pass_base import PassResult
+
+        for node in graph_module.graph.nodes:
+            value = node.meta.get("val")
+            node.meta["dim_order"] = label(value) if isinstance(value, torch.Tensor) else None
+        return PassResult(graph_module, True)
+
+
+def label(value: torch.Tensor) -> DimOrder:
+    """The dim order that ExecuTorch writes into a .pte for a tensor: its strides, sorted.
+
+    >>> label(torch.zeros(2, 3, 5, 7).to(memory_format=torch.channels_last))
+    DimOrder(0, 2, 3, 1)
+    """
+    steps = value.stride()
+    return DimOrder(*sorted(range(value.dim()), key=lambda dim: -int(steps[dim])))
+
+
+def restride(value: torch.Tensor, order: DimOrder) -> torch.Tensor:
+    """An empty (fake) tensor like `value`, dense in `order`."""
+    sizes = list(value.shape)
+    with torch._subclasses.fake_tensor.unset_fake_temporarily() if _is_real(value) else mode_of(value):
+        return torch.empty_strided(sizes, order.strides(sizes), dtype=value.dtype, device=value.device)
+
+
+def format_of(order: DimOrder) -> torch.memory_format:
+    """torch's memory format for an order: of those that dim-order operators can have."""
+    return torch.contiguous_format if order.is_contiguous else _FORMATS[order]
+
+
+def _canonical_order(value: torch.Tensor, is_input: bool) -> DimOrder:
+    """The order that a placeholder is to have."""
+    if is_input and value.dim() == 4 and all(isinstance(size, int) for size in value.shape):
+        reading = strides.read(tuple(value.shape), tuple(value.stride()))
+        if not isinstance(reading, strides.NotDense) and reading.order == NHWC:
+            return NHWC
+    return DimOrder.contiguous(value.dim())
+
+
+def _lies(value: torch.Tensor, order: DimOrder) -> bool:
+    return tuple(value.stride()) == order.strides(tuple(value.shape))
+
+
+def _is_row_major(tensor: torch.Tensor) -> bool:
+    return (
+        _lies(tensor, DimOrder.contiguous(tensor.dim()))
+        and tensor.untyped_storage().nbytes() == tensor.nbytes
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
+
+
+def _row_major(tensor: torch.Tensor) -> torch.Tensor:
+    # torch.contiguous() leaves the strides of size-1 dims, and what is contiguous in a larger storage.
+    fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    fresh.copy_(tensor.detach())
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(fresh, requires_grad=tensor.requires_grad)
+    return fresh
+
+
+def _odd_format(node: torch.fx.Node) -> bool:
+    """Whether a node copies into a memory format that the edge dialect has no dim order for."""
+    wanted = node.kwargs.get("memory_format") if node.op == "call_function" else None
+    if wanted in (None, torch.preserve_format, torch.contiguous_format):
+        return False
+    value = node.meta.get("val")
+    return not (isinstance(value, torch.Tensor) and value.dim() == 4 and wanted == torch.channels_last)
+
+
+def _wanted_order(source: Any, form: torch.memory_format | None) -> DimOrder:
+    value = source.to_tensor() if isinstance(source, ProxyValue) else source
+    rank = value.dim() if isinstance(value, torch.Tensor) else len(value)
+    if form == torch.channels_last and rank == 4:
+        return NHWC
+    if form in (None, torch.preserve_format) and isinstance(value, torch.Tensor) and label(value) == NHWC:
+        return NHWC
+    return DimOrder.contiguous(rank)
+
+
+def _is_real(value: torch.Tensor) -> bool:
+    return not isinstance(value, torch._subclasses.FakeTensor)
+
+
+def mode_of(value: Any) -> Any:
+    """The mode that a fake tensor belongs to."""
+    return value.fake_mode
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a node's value."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
