@@ -15,6 +15,9 @@ PINS := pyproject.toml requirements/constraints.txt
 RUN := $(VENV)/.run-installed
 DEV := $(VENV)/.dev-installed
 
+# A process per core, each with one thread; a file's tests stay together, for they share what they built.
+TEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all check format bench clean
 
@@ -25,10 +28,10 @@ demo: $(RUN) ## lower the face networks and look for a face in a photo
 	@$(PY) -m examples.face.demo
 
 test: $(DEV) ## the tests, without the slow ones
-	$(PY) -m pytest -q -m "not slow"
+	$(TEST) -m "not slow"
 
 test-all: $(DEV) ## every test
-	$(PY) -m pytest -q
+	$(TEST)
 
 check: $(DEV) ## format, lint and types
 	$(BIN)/ruff format --check .
