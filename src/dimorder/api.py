@@ -17,13 +17,14 @@ from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.planning.problem import InvalidChoice
 from dimorder.planning.solve import solve
 from dimorder.program import annotate as _annotate
 from dimorder.program import physical as _physical
-from dimorder.program.capture import Program, capture, eval_mode, where
+from dimorder.program.capture import Program, capture, eval_mode, operator_name, where
 from dimorder.program.contract import Contract, TensorSpec
 from dimorder.program.dialect import decompose
-from dimorder.program.extract import UNITS, extract
+from dimorder.program.extract import UNITS, Extracted, extract
 from dimorder.program.fold import fold_constants
 from dimorder.program.network_plan import NetworkPlan
 from dimorder.program.verify import random_like, verify
@@ -161,7 +162,7 @@ def lower(
             what=f"the physical program for {target}",
         )
     with clock.step("emit"):
-        artifact = _emit(find(target), physical, contract, program)
+        artifact = find(target).emit(physical, contract)
     added = max(0, _constant_bytes(physical) - program.constant_bytes)
     return Lowered(planned, physical, artifact, program, error, added, clock.seconds)
 
@@ -190,7 +191,10 @@ def _plan(
             max_rank=lowering.max_rank,
         )
     with clock.step("solve"):
-        solved = solve(extracted.problem)
+        try:
+            solved = solve(extracted.problem)
+        except InvalidChoice as error:
+            raise _beyond_rank(extracted, lowering) from error
     return NetworkPlan(target, contract, solved, extracted)
 
 
@@ -211,6 +215,22 @@ def load(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> _pr
     if target is None or target.load is None:
         return _program.load(file, on_mismatch)
     return _program.Program(file, *target.load(file), on_mismatch, f"target {target.name}")
+
+
+def _beyond_rank(extracted: Extracted, target: Target) -> UnsupportedError:
+    """Why there is no plan: some values cannot be brought from the order they are made in to a wanted one."""
+    stuck = [
+        f"{operator_name(info.root)} ({where(info.root)})"
+        if info.root.op == "call_function"
+        else f"input {info.root.name!r}"
+        for info, buffer in zip(extracted.buffers, extracted.problem.buffers, strict=True)
+        if buffer.unreachable
+    ]
+    return UnsupportedError(
+        " or ".join(stuck[:3]),
+        f"its result is wanted in an order that takes a transpose of more than {target.max_rank} dimensions",
+        "permute fewer dimensions at once, or choose another target",
+    )
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes, beside: Mapping[str, bytes] | None = None) -> Path:
@@ -323,18 +343,6 @@ def _flat(model: Any, program: Program) -> Callable[..., list[torch.Tensor]]:
         return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
     return run
-
-
-def _emit(target: Target, physical: ExportedProgram, contract: Contract, program: Program) -> Artifact:
-    """The artifact. A refusal names an operator, of which only the captured program knows the source line."""
-    try:
-        return target.emit(physical, contract)
-    except UnsupportedError as error:
-        calls = [node for node in program.nodes if node.op == "call_function"]
-        places = "; ".join(dict.fromkeys(where(call) for call in calls if str(call.target) in error.where))
-        if not places:
-            raise
-        raise UnsupportedError(f"{error.where} ({places})", error.found, error.fix) from error
 
 
 def _constant_bytes(program: ExportedProgram) -> int:

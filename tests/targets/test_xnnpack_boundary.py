@@ -345,7 +345,7 @@ def test_refusal_names_the_operator_that_has_no_kernel_alone() -> None:
         Physical(lambda x: torch.max_pool3d(torch.cumsum(x, 1), 2)), (r(2, 3, 4, 5, 6),)
     )
     message = refusal(program)
-    assert message.startswith("aten.max_pool3d.default, node 'max_pool3d'")
+    assert message.startswith("aten.max_pool3d.default (test_xnnpack_ops.py:")
     assert "cumsum" not in message
 
 
@@ -353,7 +353,7 @@ def test_operator_without_any_kernel_is_refused_by_name_and_line() -> None:
     program = torch.export.export(Physical(lambda x: torch.linalg.inv(x) * 2), (r(3, 3),))
     message = refusal(program)
     assert "linalg_inv" in message
-    assert "line" in message
+    assert "(test_xnnpack_ops.py:" in message
 
 
 def test_two_runs_write_the_same_file() -> None:

@@ -46,6 +46,7 @@ class Builder:
         self.memory: dict[tuple[int, Order], Physical] = {}
         self.produced: dict[int, Order] = {}
         self.constants: dict[str, torch.Tensor] = {}
+        self.source: dict[str, Any] = {}  # of the operator being lowered: what says where it comes from
 
     def dimensions(self, view: View, shape: Sequence[int]) -> list[Run]:
         """The buffer axes of each dimension of a value with that shape."""
@@ -109,7 +110,9 @@ class Builder:
         return self.graph.get_attr(unique)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        return self.graph.call_function(target, args, kwargs)
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta.update(self.source)
+        return node
 
 
 class Call:

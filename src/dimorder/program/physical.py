@@ -16,6 +16,7 @@ from dimorder.program.building import Builder, Call, Run, shape_of
 from dimorder.program.contract import Contract, TensorSpec
 from dimorder.program.extract import Arrangement, Extracted, Order, Site, layout_of
 from dimorder.program.lowerings import lower, refuses
+from dimorder.program.tracing import SOURCE
 
 __all__ = ["at_boundary", "build", "refuses", "rewrite"]
 
@@ -41,6 +42,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
     computed: list[_At] = []
     for index, site in enumerate(extracted.sites):
         arrangement = extracted.arrangements[index][plan.choice[index]]
+        b.source = {key: site.node.meta[key] for key in SOURCE if key in site.node.meta}
         if site.kind == "input":
             _input(b, _At(site, arrangement), next(inputs))
         elif site.kind == "output":

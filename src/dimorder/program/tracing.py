@@ -11,6 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
+SOURCE = ("stack_trace", "nn_module_stack")  # what of a node's meta says where in the user's source it is
 
 
 class Tracer:
@@ -33,7 +34,7 @@ class Tracer:
     def trace(self, node: torch.fx.Node, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
         """One call of the old graph, its arguments already traced."""
         self.node = node
-        self.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+        self.meta = {key: node.meta[key] for key in SOURCE if key in node.meta}
         return self.call(node.target, args, kwargs)
 
     def input(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:

@@ -55,10 +55,6 @@ def dtype_of(operand: Any) -> str:
     """The TOSA type of a View, a constant or a number."""
     if isinstance(operand, View):
         return operand.value.dtype
-    return (
-        DTYPES[operand.dtype]
-        if isinstance(operand, Tensor)
-        else "FP32"
-        if isinstance(operand, float)
-        else "INT32"
-    )
+    if isinstance(operand, Tensor):
+        return "FP32" if operand.is_floating_point() else DTYPES[operand.dtype]
+    return "FP32" if isinstance(operand, float) else "INT32"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +14,13 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from dimorder.errors import UnsupportedError
+from dimorder.program.capture import where
 from dimorder.program.contract import Contract, TensorSpec
 from dimorder.targets.tosa import ops
 from dimorder.targets.tosa.writer import DTYPES, GraphWriter, View, whole
+
+FIX = "replace it in the module, or choose another target"
+BOUNDARY_FIX = "change its type or shape, or choose another target"
 
 
 def write(program: ExportedProgram, contract: Contract) -> bytes:
@@ -32,28 +37,28 @@ def write(program: ExportedProgram, contract: Contract) -> bytes:
         if node.op == "call_function" and node not in signature.constants:
             reason = ops.supports(node, signature.constants)
             if reason:
-                raise _unsupported(node, reason)
+                raise UnsupportedError(_place(node), reason, FIX)
     writer, values = GraphWriter(), dict[Node, Any](signature.constants)
     for node, spec in zip(signature.inputs, contract.inputs, strict=True):
-        values[node] = _input(writer, node, spec)
+        with _blamed(f"input {spec.name!r}", BOUNDARY_FIX):
+            values[node] = _input(writer, node, spec)
     for node in program.graph.nodes:
         if node.op != "call_function" or node in values:
             continue
         writer.hint = node.name
-        try:
-            if ops.is_getitem(node):
-                values[node] = values[node.args[0]][node.args[1]]
-            else:
-                values[node] = ops.build(writer, node, values.__getitem__)
-        except UnsupportedError as error:
-            raise _unsupported(node, error.found) from error
+        if ops.is_getitem(node):
+            values[node] = values[node.args[0]][node.args[1]]
+            continue
+        with _blamed(_place(node)):
+            values[node] = ops.build(writer, node, values.__getitem__)
     for node, spec in zip(signature.outputs, contract.outputs, strict=True):
         writer.hint = spec.name
         held = values[node]
-        view = held if isinstance(held, View) else whole(writer.constant(held))
-        writer.output(
-            writer.dense(view.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else view)
-        )
+        with _blamed(f"output {spec.name!r}", BOUNDARY_FIX):
+            view = held if isinstance(held, View) else whole(writer.constant(held))
+            writer.output(
+                writer.dense(view.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else view)
+            )
     return writer.finish()
 
 
@@ -73,7 +78,7 @@ def _read(program: ExportedProgram) -> _Signature:
         if spec.kind is InputKind.USER_INPUT and node is not None:
             reason = ops.unsupported_value(node.meta.get("val"))
             if reason:
-                raise UnsupportedError(f"input {node.name!r}", reason, "change the input, or cast it before")
+                raise UnsupportedError(f"input {node.name!r}", reason, BOUNDARY_FIX)
             signature.inputs.append(node)
         elif node is not None and spec.target in held:
             signature.constants[node] = held[spec.target].detach()
@@ -111,15 +116,14 @@ def _input(writer: GraphWriter, node: Node, spec: TensorSpec) -> View:
     return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
 
 
-def _unsupported(node: Node, reason: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{node.target}, node {node.name!r}{_source_line(node)}",
-        reason,
-        "replace it in the module, or choose another target",
-    )
+def _place(node: Node) -> str:
+    return f"{node.target} ({where(node)})"
 
 
-def _source_line(node: Node) -> str:
-    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
-    place = next((line.strip() for line in reversed(lines) if line.strip().startswith("File ")), "")
-    return f" ({place})" if place else ""
+@contextmanager
+def _blamed(place: str, fix: str = FIX) -> Iterator[None]:
+    """What the writer refuses is told of the operator, input or output that it was asked to write."""
+    try:
+        yield
+    except UnsupportedError as error:
+        raise UnsupportedError(place, error.found, fix) from error

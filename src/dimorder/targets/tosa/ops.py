@@ -42,8 +42,8 @@ def supports(node: Node, constants: Collection[Node] | None = None) -> str | Non
         constants = [
             n for n in node.graph.nodes if n.op == "placeholder" and n.name[:2] in ("p_", "b_", "c_")
         ]
-    operands = [n for n in node.all_input_nodes if n not in constants]
-    for value in (value for n in [node, *operands] for value in results(n)):
+    promoting = [n for n in node.all_input_nodes if n not in constants or n.meta["val"].dim()]
+    for value in (value for n in [node, *promoting] for value in results(n)):
         reason = unsupported_value(value)
         if reason:
             return reason

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dimorder.targets.tosa.calls import Arguments, Row, dtype_of
-from dimorder.targets.tosa.writer import DTYPES, GraphWriter, Value, View
+from dimorder.targets.tosa.writer import DTYPES, WIDEST, GraphWriter, Value, View
 
 aten = torch.ops.aten
 dimorder = torch.ops.dimorder
@@ -134,8 +134,10 @@ def power(w: GraphWriter, x: Value, exponent: float) -> Value:
 
 def value(w: GraphWriter, operand: View | Tensor | float, dtype: str) -> Value:
     """An operand, a number too, as a value of that dtype."""
-    if isinstance(operand, (View, Tensor)):
+    if isinstance(operand, View):
         return cast(w, w.dense(operand), dtype)
+    if isinstance(operand, Tensor):
+        return w.constant(operand.to(WIDEST[dtype]), dtype)
     return w.number(operand, dtype)
 
 
@@ -143,16 +145,17 @@ def _kind(kind: str) -> Function:
     return lambda w, x: w.elementwise(kind, x)
 
 
-def _check_float(a: Arguments) -> str | None:
+def check_float(a: Arguments) -> str | None:
     return None if a.dtype == torch.float32 else f"{a.dtype}, where TOSA computes this in torch.float32"
 
 
 def _check_number(a: Arguments) -> str | None:
-    return "arithmetic on torch.bool" if a.dtype == torch.bool else None
+    wide = a.dtype in (torch.float32, torch.int32, torch.int64)
+    return None if wide else f"arithmetic on {a.dtype}, which TOSA does in torch.float32 or torch.int32"
 
 
 def _unary(function: Function) -> Row:
-    return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), _check_float)
+    return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), check_float)
 
 
 def _unary_number(function: Function) -> Row:
@@ -161,7 +164,7 @@ def _unary_number(function: Function) -> Row:
 
 def _with(
     function: Callable[[GraphWriter, Value, Arguments], Value],
-    check: Callable[[Arguments], str | None] = _check_float,
+    check: Callable[[Arguments], str | None] = check_float,
 ) -> Row:
     """A function of one value and of the call's other arguments."""
     return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype]), a), check)
@@ -242,7 +245,7 @@ def _softplus(w: GraphWriter, x: Value, a: Arguments) -> Value:
 
 def _check_power(a: Arguments) -> str | None:
     if a.exponent in (0.5, 1, 2, 3, 4, -1, -0.5) or a.exponent != int(a.exponent):
-        return _check_float(a)
+        return check_float(a)
     return f"the exponent {a.exponent}: TOSA's POW takes no negative base, and torch does"
 
 

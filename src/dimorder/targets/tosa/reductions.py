@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dimorder.targets.tosa.calls import Arguments, Row, size
 from dimorder.targets.tosa.moves import tile
-from dimorder.targets.tosa.pointwise import add, cast, mul, negate
+from dimorder.targets.tosa.pointwise import add, cast, check_float, mul, negate
 from dimorder.targets.tosa.writer import DTYPES, MAX_RANK, GraphWriter, Value
 
 aten = torch.ops.aten
@@ -56,7 +56,7 @@ def _linear(w: GraphWriter, a: Arguments) -> Value:
 
 def _check_linear(a: Arguments) -> str | None:
     constant = a.is_constant(a.weight) and a.is_constant(a.bias)
-    return None if constant else "a weight or a bias that is not constant"
+    return check_float(a) if constant else "a weight or a bias that is not constant"
 
 
 def _matmul(w: GraphWriter, a: Arguments) -> Value:
@@ -72,7 +72,7 @@ def _right(a: Arguments) -> Any:
 
 def _check_matmul(a: Arguments) -> str | None:
     vector = min(len(size(a.self)), len(size(_right(a)))) < 2
-    return "a product with a vector" if vector else None
+    return "a product with a vector" if vector else check_float(a)
 
 
 def _addmm(w: GraphWriter, a: Arguments) -> Value:
@@ -82,7 +82,7 @@ def _addmm(w: GraphWriter, a: Arguments) -> Value:
 def _check_addmm(a: Arguments) -> str | None:
     if not (a.is_constant(a.self) and a.is_constant(a.mat2) and len(size(a.self)) == 1):
         return "a matrix or a bias that is not constant"
-    return None if (a.alpha, a.beta) == (1, 1) else "addmm with alpha or beta"
+    return check_float(a) if (a.alpha, a.beta) == (1, 1) else "addmm with alpha or beta"
 
 
 # -- reductions --------------------------------------------------------------------------------------------
@@ -166,10 +166,6 @@ def _check_arg(a: Arguments) -> str | None:
     return None if dtype == torch.float32 else f"argmax of {dtype}; TOSA's profile FP has it for floats"
 
 
-def _check_mean(a: Arguments) -> str | None:
-    return None if a.dtype == torch.float32 else f"{a.dtype}, where TOSA computes this in torch.float32"
-
-
 # -- softmax and normalisations, from parts ----------------------------------------------------------------
 
 
@@ -211,8 +207,9 @@ def _group_norm(w: GraphWriter, a: Arguments) -> Value:
     return w.reshape(y, a.shape)
 
 
-_sum, _mean_row = Row(_reduction("REDUCE_SUM")), Row(_mean, _check_mean)
-_matmul_row, _softmax_row, _log_softmax_row = Row(_matmul, _check_matmul), Row(_softmax), Row(_log_softmax)
+_sum, _mean_row = Row(_reduction("REDUCE_SUM")), Row(_mean, check_float)
+_matmul_row = Row(_matmul, _check_matmul)
+_softmax_row, _log_softmax_row = Row(_softmax, check_float), Row(_log_softmax, check_float)
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
@@ -225,7 +222,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.sum.dim_IntList: _sum,
         aten.mean.default: _mean_row,
         aten.mean.dim: _mean_row,
-        aten.var.correction: Row(_variance, _check_mean),
+        aten.var.correction: Row(_variance, check_float),
         aten.amax.default: Row(_reduction("REDUCE_MAX")),
         aten.amin.default: Row(_reduction("REDUCE_MIN")),
         aten.any.default: Row(_reduction("REDUCE_ANY")),
@@ -233,14 +230,14 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.any.dims: Row(_reduction("REDUCE_ANY")),
         aten.all.default: Row(_reduction("REDUCE_ALL")),
         aten.all.dim: Row(_reduction("REDUCE_ALL")),
-        aten.prod.dim_int: Row(_reduction("REDUCE_PRODUCT"), _check_mean),
+        aten.prod.dim_int: Row(_reduction("REDUCE_PRODUCT"), check_float),
         aten.argmax.default: Row(_arg(largest=True), _check_arg),
         aten.argmin.default: Row(_arg(largest=False), _check_arg),
         aten.softmax.int: _softmax_row,
         aten._softmax.default: _softmax_row,
         aten.log_softmax.int: _log_softmax_row,
         aten._log_softmax.default: _log_softmax_row,
-        aten.layer_norm.default: Row(_layer_norm),
-        aten.group_norm.default: Row(_group_norm),
+        aten.layer_norm.default: Row(_layer_norm, check_float),
+        aten.group_norm.default: Row(_group_norm, check_float),
     }
 )

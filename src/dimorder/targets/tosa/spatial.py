@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dimorder.targets.tosa.calls import Arguments, Build, Row, size
 from dimorder.targets.tosa.moves import concat, pad, slice_, take
-from dimorder.targets.tosa.pointwise import mul
+from dimorder.targets.tosa.pointwise import check_float, mul
 from dimorder.targets.tosa.writer import GraphWriter, Value
 
 aten = torch.ops.aten
@@ -117,7 +117,7 @@ def _exact(
 
 def _check_convolution(a: Arguments) -> str | None:
     constant = a.is_constant(_weight(a)) and a.is_constant(a.bias)
-    return None if constant else "a weight or a bias that is not constant"
+    return check_float(a) if constant else "a weight or a bias that is not constant"
 
 
 def _check_transposed(a: Arguments) -> str | None:
@@ -148,7 +148,7 @@ def _max_pool(
 
 def _check_max_pool(a: Arguments) -> str | None:
     pair = a.dilation if isinstance(a.dilation, (list, tuple)) else [a.dilation]
-    return None if set(pair) <= {1} else f"dilation {a.dilation}; TOSA's MAX_POOL2D has none"
+    return check_float(a) if set(pair) <= {1} else f"dilation {a.dilation}; TOSA's MAX_POOL2D has none"
 
 
 def _avg_pool2d(w: GraphWriter, a: Arguments) -> Value:
@@ -226,7 +226,7 @@ def _several(given: Any, count: int) -> list[int]:
 
 
 def _check_avg_rows(a: Arguments) -> str | None:
-    return "divisor_override over three dimensions" if getattr(a, "divisor_override", None) else None
+    return "divisor_override over three dimensions" if a.divisor_override else check_float(a)
 
 
 # -- resizing ----------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ def _bilinear_axes(a: Arguments) -> list[_Axis]:
 
 
 def _check_bilinear(a: Arguments) -> str | None:
-    return next((axis.refused for axis in _bilinear_axes(a) if axis.refused), None)
+    return next((axis.refused for axis in _bilinear_axes(a) if axis.refused), None) or check_float(a)
 
 
 def _nearest(w: GraphWriter, a: Arguments) -> Value:
@@ -325,14 +325,16 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         dimorder.conv3d_ndhwc.default: Row(_convolution, _check_convolution),
         dimorder.conv_transpose2d_nhwc.default: Row(_conv_transpose2d, _check_transposed),
         dimorder.max_pool2d_nhwc.default: Row(_max_pool2d, _check_max_pool),
-        dimorder.avg_pool2d_nhwc.default: Row(_avg_pool2d),
+        dimorder.avg_pool2d_nhwc.default: Row(_avg_pool2d, check_float),
         dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, _check_bilinear),
-        dimorder.upsample_nearest2d_nhwc.default: Row(_nearest),
+        dimorder.upsample_nearest2d_nhwc.default: Row(_nearest, check_float),
         aten.max_pool1d.default: Row(_row_major(1, _max_pool), _check_max_pool),
         aten.max_pool2d.default: Row(_row_major(2, _max_pool), _check_max_pool),
         aten.max_pool3d.default: Row(_row_major(3, _max_pool), _check_max_pool),
-        aten.avg_pool1d.default: Row(_row_major(1, _avg_pool, "count_include_pad")),
-        aten.avg_pool2d.default: Row(_row_major(2, _avg_pool, "count_include_pad", "divisor_override")),
+        aten.avg_pool1d.default: Row(_row_major(1, _avg_pool, "count_include_pad"), check_float),
+        aten.avg_pool2d.default: Row(
+            _row_major(2, _avg_pool, "count_include_pad", "divisor_override"), check_float
+        ),
         aten.avg_pool3d.default: Row(_row_major(3, _avg_pool, "count_include_pad"), _check_avg_rows),
     }
 )

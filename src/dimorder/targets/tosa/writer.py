@@ -31,6 +31,8 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
         torch.bool: "BOOL",
     }
 )
+# TOSA's -> the first of torch's that it stands for, which is the widest.
+WIDEST: Mapping[str, torch.dtype] = MappingProxyType({name: dtype for dtype, name in [*DTYPES.items()][::-1]})
 _NUMPY: Mapping[str, Any] = MappingProxyType(
     {
         "FP32": np.float32,
@@ -125,6 +127,10 @@ class GraphWriter:
             dtype, data = dtype or DTYPES[data.dtype], data.detach().cpu().numpy()
         assert dtype is not None
         array = np.ascontiguousarray(data, dtype=_NUMPY[dtype]).reshape(np.shape(data))
+        _require_shape(array.shape, dtype)
+        if array.dtype.kind == "i" and not np.array_equal(array, data):
+            worst = max(np.ravel(data), key=abs)
+            raise UnsupportedError("a constant", f"the integer {worst}, which is beyond {dtype}", "scale it")
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             name = self._unique("constant")
@@ -248,7 +254,7 @@ class GraphWriter:
 
     def _tensor(self, name: str, shape: Sequence[int], dtype: str) -> Value:
         shape = tuple(int(size) for size in shape)
-        _require_rank(shape, name)
+        _require_shape(shape, dtype)
         self._tensors[name] = _Tensor(shape, dtype)
         return Value(name, shape, dtype)
 
@@ -280,13 +286,12 @@ class GraphWriter:
         return self.reshape(written, view.shape)
 
 
-def _require_rank(shape: tuple[int, ...], name: str) -> None:
+def _require_shape(shape: tuple[int, ...], dtype: str) -> None:
     if len(shape) > MAX_RANK:
-        raise UnsupportedError(
-            f"tensor {name!r} of a TOSA graph",
-            f"{len(shape)} dimensions {shape}, where TOSA has at most {MAX_RANK}",
-            "split the operator that it comes from, or merge dimensions before it",
-        )
+        found = f"{len(shape)} dimensions {shape}, where TOSA has at most {MAX_RANK}"
+        raise UnsupportedError("a tensor of a TOSA graph", found, "merge dimensions before it")
+    if 0 in shape and dtype != "SHAPE":  # the shape of a scalar has no sizes
+        raise UnsupportedError("a tensor of a TOSA graph", f"the empty shape {shape}", "leave it out")
 
 
 def _aligned(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -22,6 +22,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.errors import UnsupportedError
+from dimorder.program.capture import where
 from dimorder.program.dialect import NAMESPACE, decomposition_table
 from dimorder.targets.xnnpack import ops
 from dimorder.targets.xnnpack.backend import BACKEND_ID, GraphWriter, View, whole
@@ -402,7 +403,7 @@ def _stem(node: Node) -> str:
 
 
 def _no_kernel(plan: _Partition, nodes: Sequence[Node], found: str) -> UnsupportedError:
-    described = [f"{node.target}, node {node.name!r}{_source_line(node)}" for node in nodes]
+    described = [f"{node.target} ({where(node)})" for node in nodes]
     reasons = {
         str(ops.supports(node, plan.constants)) for node in nodes if ops.supports(node, plan.constants)
     }
@@ -411,9 +412,3 @@ def _no_kernel(plan: _Partition, nodes: Sequence[Node], found: str) -> Unsupport
         f"{found} (outside because: {'; '.join(sorted(reasons))})",
         "replace it in the module, or run that part in torch",
     )
-
-
-def _source_line(node: Node) -> str:
-    lines = (node.meta.get("stack_trace") or "").strip().splitlines()
-    place = next((line.strip() for line in reversed(lines) if line.strip().startswith("File ")), "")
-    return f" ({place})" if place else ""

@@ -1,0 +1,217 @@
+"""What TOSA cannot say is an error of three lines that names the operator and its source line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+pytest.importorskip("tosa_serializer")
+
+import dimorder
+
+TYPES = "this target has torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.bool"
+REPLACE = "replace it in the module, or choose another target"
+CHANGE = "change its type or shape, or choose another target"
+r = torch.randn
+
+
+class Net(nn.Module):
+    """A function of inputs and of constants, which are its buffers."""
+
+    def __init__(self, function: Callable[..., Any], constants: tuple[Tensor, ...] = ()) -> None:
+        super().__init__()
+        self.function = function
+        for i, constant in enumerate(constants):
+            self.register_buffer(f"constant{i}", constant)
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.function(*args, *self.buffers())
+
+
+# Where every function below is called from, which torch.export gives as the source of its operators.
+CALLED = f"{Path(__file__).name}:{inspect.getsourcelines(Net.forward)[1] + 1}"
+
+
+def refused(function: Callable[..., Any], inputs: tuple[Tensor, ...], *constants: Tensor) -> str:
+    with pytest.raises(dimorder.DimorderError) as raised:
+        dimorder.lower(Net(function, constants), inputs, target="tosa")
+    return str(raised.value)
+
+
+# name -> function, inputs, constants, and of the error: the operator, and what was found
+Case = tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor, ...], str, str]
+OPERATORS: dict[str, Case] = {
+    "rank, of an operator whose dimensions do not merge": (
+        lambda x, y: x.reshape(2, 1, 3, 1, 4, 1, 5) + y.reshape(1, 3, 1, 2, 1, 2, 1),
+        (r(24, 5), r(12)),
+        (),
+        "aten.add.Tensor",
+        "7 dimensions (2, 3, 3, 2, 4, 2, 5), where TOSA has at most 6",
+    ),
+    "division, of a resize": (
+        lambda x: F.interpolate(x, size=(7, 2100), mode="bilinear", align_corners=True),
+        (r(1, 2, 3, 1999),),
+        (),
+        "dimorder.upsample_bilinear2d_nhwc.default",
+        "1999 resized to 2100 as 2099/1998, where RESIZE has a numerator up to 2048 and a factor between "
+        "1/16 and 256",
+    ),
+    "division, of integers": (
+        lambda x: torch.div(x, 3, rounding_mode="floor"),
+        (torch.arange(5),),
+        (),
+        "aten.div.Tensor_mode",
+        "integers divided with rounding_mode='floor'; TOSA rounds towards zero",
+    ),
+    "padding beyond the kernel": (
+        lambda x, w: F.conv_transpose2d(x, w, padding=3),
+        (r(1, 2, 9, 11),),
+        (r(2, 5, 3, 4),),
+        "dimorder.conv_transpose2d_nhwc.default",
+        "padding [3, 3] that is not below the kernel [3, 4]",
+    ),
+    "dilation of a pool": (
+        lambda x: F.max_pool2d(x, 2, dilation=2),
+        (r(1, 2, 9, 11),),
+        (),
+        "dimorder.max_pool2d_nhwc.default",
+        "dilation [2, 2]; TOSA's MAX_POOL2D has none",
+    ),
+    "type, float64 on the way": (
+        lambda x: (x.double() * 2).float(),
+        (r(3, 5),),
+        (),
+        "aten._to_copy.default",
+        f"torch.float64; {TYPES}",
+    ),
+    "type, a float64 constant that promotes": (
+        lambda x, c: x > c,
+        (r(3, 5),),
+        (r(5).double(),),
+        "aten.gt.Tensor",
+        f"torch.float64; {TYPES}",
+    ),
+    "type, arithmetic on narrow integers": (
+        lambda x: x + x,
+        (torch.arange(5, dtype=torch.int8),),
+        (),
+        "aten.add.Tensor",
+        "arithmetic on torch.int8, which TOSA does in torch.float32 or torch.int32",
+    ),
+    "type, a product of integers": (
+        lambda x, y: x @ y,
+        (torch.arange(15).reshape(3, 5), torch.arange(35).reshape(5, 7)),
+        (),
+        "aten.matmul.default",
+        "torch.int64, where TOSA computes this in torch.float32",
+    ),
+    "integers beyond 32 bits, in a constant": (
+        lambda x, c: x + c,
+        (torch.arange(5),),
+        (torch.tensor([1, 2, -(2**40), 3, 4]),),
+        "aten.add.Tensor",
+        "the integer -1099511627776, which is beyond INT32",
+    ),
+    "integers beyond 32 bits, in a comparison": (
+        lambda x: x > 2**31,
+        (torch.arange(5),),
+        (),
+        "aten.gt.Scalar",
+        "the integer 2147483648, which is beyond INT32",
+    ),
+    "an operator that TOSA lacks": (
+        lambda x: x.cumsum(1),
+        (r(3, 5),),
+        (),
+        "aten.cumsum.default",
+        "TOSA has no aten.cumsum.default, and dimorder builds none from what it has",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_that_cannot_be_written_is_named_with_its_line(name: str) -> None:
+    function, inputs, constants, operator, found = OPERATORS[name]
+    told = refused(function, inputs, *constants)
+    assert told.splitlines() == [f"{operator} ({CALLED})", f"  found: {found}", f"  fix: {REPLACE}"]
+
+
+BOUNDARIES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor, ...], str, str]] = {
+    "rank": (
+        lambda x: x * 2,
+        (r(2, 3, 2, 4, 2, 5, 2),),
+        (),
+        "input 'args_0'",
+        "7 dimensions (2, 3, 2, 4, 2, 5, 2), where TOSA has at most 6",
+    ),
+    "rank of an output": (
+        lambda x: (x * 2).reshape(2, 3, 2, 4, 2, 5, 2),
+        (r(48, 20),),
+        (),
+        "output 'output0'",
+        "7 dimensions (2, 3, 2, 4, 2, 5, 2), where TOSA has at most 6",
+    ),
+    "float64": (lambda x: x * 2, (r(3, 5).double(),), (), "input 'args_0'", f"torch.float64; {TYPES}"),
+    "float16": (lambda x: x * 2, (r(3, 5).half(),), (), "input 'args_0'", f"torch.float16; {TYPES}"),
+    "complex": (
+        lambda x: x * 2,
+        (r(3, 5, dtype=torch.complex64),),
+        (),
+        "input 'args_0'",
+        f"torch.complex64; {TYPES}",
+    ),
+    "a constant beyond 32 bits": (
+        lambda x, c: (x * 2, c),
+        (r(3, 5),),
+        (torch.tensor([7, 2**40]),),
+        "output 'output1'",
+        "the integer 1099511627776, which is beyond INT32",
+    ),
+    "no elements": (lambda x: x[:, :0], (r(3, 5),), (), "output 'output0'", "the empty shape (3, 0)"),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDARIES)
+def test_an_input_or_output_that_cannot_be_written_is_named(name: str) -> None:
+    function, inputs, constants, place, found = BOUNDARIES[name]
+    told = refused(function, inputs, *constants)
+    assert told.splitlines() == [place, f"  found: {found}", f"  fix: {CHANGE}"]
+
+
+def test_a_transpose_of_too_many_dimensions_is_no_plan() -> None:
+    def scrambled(x: Tensor) -> Tensor:
+        halves = x.reshape(2, 3, 2, 3, 2, 3, 2).permute(6, 4, 2, 0, 5, 3, 1)
+        return halves.softmax(3).reshape(16, 27)
+
+    first, *rest = refused(scrambled, (r(36, 12),)).splitlines()
+    assert first == f"input 'args_0' or aten.softmax.int ({CALLED})"
+    assert rest == [
+        "  found: its result is wanted in an order that takes a transpose of more than 6 dimensions",
+        "  fix: permute fewer dimensions at once, or choose another target",
+    ]
+
+
+def test_an_input_beyond_32_bits_is_refused_when_it_is_fed() -> None:
+    lowered = dimorder.lower(Net(lambda x: x * 2), (torch.arange(5),), target="tosa")
+    assert lowered.run(torch.arange(5)).tolist() == [0, 2, 4, 6, 8]
+    with pytest.raises(dimorder.DimorderError) as raised:
+        lowered.run(torch.tensor([1, 2, 3, 4, 2**31]))
+    assert str(raised.value).splitlines() == [
+        "input 'args_0'",
+        "  found: values beyond 32 bits",
+        "  fix: TOSA 1.0 has no wider integers",
+    ]
+
+
+def test_constants_of_other_types_that_do_not_promote_are_taken() -> None:
+    function, x = (lambda x, c, d: x * c > d), r(3, 5)
+    constants = torch.tensor(2.5, dtype=torch.float64), torch.tensor(1, dtype=torch.uint8)
+    lowered = dimorder.lower(Net(function, constants), (x,), target="tosa")
+    assert torch.equal(lowered.run(x), function(x, *constants))
