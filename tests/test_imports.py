@@ -19,10 +19,11 @@ MAY_IMPORT = {
     "planning": {"errors", "algebra"},
     "program": {"errors", "algebra", "planning"},
     "targets": {"errors", "algebra", "planning", "program"},
-    "executorch": {"errors", "algebra", "planning", "program"},
+    "executorch": {"errors", "algebra", "planning", "program", "runtime"},
     "runtime": {"errors", "algebra", "planning", "program"},
     "inspection": {"errors", "algebra", "channels_last"},
-    "channels_last": {"errors", "algebra"},
+    "conversion": {"algebra"},
+    "channels_last": {"errors", "algebra", "conversion"},
     "api": {"errors", "algebra", "planning", "program", "targets", "executorch", "runtime"},
     "report": {
         "errors",

@@ -52,6 +52,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "executorch":  # for delegate authors; takes ExecuTorch's exporter
+        return importlib.import_module("dimorder.executorch")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

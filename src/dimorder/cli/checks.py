@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dimorder.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 
 class Finding(Protocol):
@@ -18,11 +21,11 @@ class Finding(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: the four bytes that a flatbuffer of it has at byte 4, and what reads it."""
+    """A kind of file: what a flatbuffer of it has at byte 4, and what reads it, from path and bytes."""
 
     name: str
     identifier: bytes
-    read: Callable[[bytes], Finding]
+    read: Callable[[str, bytes], Finding]
 
 
 def check(path: str) -> Finding:
@@ -31,21 +34,51 @@ def check(path: str) -> Finding:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(where, str(error.strerror or error), "give the path of a .tosa file") from error
-    kind = next((kind for kind in KINDS if data[4:8] == kind.identifier), None)
+        raise UsageError(
+            where, str(error.strerror or error), "give the path of a .tosa or .pte file"
+        ) from error
+    kind = next((kind for kind in KINDS if data[4:8].startswith(kind.identifier)), None)
     if kind is None:
         names = " or ".join(kind.name for kind in KINDS)
         raise UsageError(where, f"{len(data)} bytes that do not begin as {names} does", f"give {names}")
     try:
-        return kind.read(data)
+        return kind.read(path, data)
     except UsageError as error:
         raise UsageError(where, error.found, error.fix) from error
 
 
-def _tosa(data: bytes) -> Finding:
+def exported(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedProgram:
+    """A network as an exported program, its inputs of the order's rank lying in that order."""
+    import torch
+
+    from dimorder.algebra.dim_order import DimOrder
+
+    if isinstance(model, torch.export.ExportedProgram):
+        return model
+
+    def placed(x: Any) -> Any:
+        if order is None or not isinstance(x, torch.Tensor):
+            return x
+        try:
+            wanted = DimOrder.parse(order, x.dim())
+        except UsageError:
+            return x  # of another rank
+        return torch.empty_strided(x.shape, wanted.strides(x.shape), dtype=x.dtype).copy_(x)
+
+    args, kwargs = torch.utils._pytree.tree_map(placed, (tuple(args), dict(kwargs or {})))
+    return torch.export.export(model, args, kwargs)
+
+
+def _pte(path: str, data: bytes) -> Finding:
+    from dimorder.executorch import check_file
+
+    return check_file(path)
+
+
+def _tosa(path: str, data: bytes) -> Finding:
     from dimorder.targets.tosa import inspect_tosa
 
     return inspect_tosa(data)
 
 
-KINDS = (Kind("a .tosa graph", b"TOSA", _tosa),)
+KINDS = (Kind("a .tosa graph", b"TOSA", _tosa), Kind("a .pte program", b"ET", _pte))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _INSPECT_ORDERS = {"channels-last": "channels_last", "contiguous": "contiguous", "as-is": None}
+_SHIPPED = "the shipped table"
 _MODEL_HELP = (
     "a .pt2 file, or package.module:factory (a callable that returns a torch.nn.Module, or a Module)"
 )
@@ -74,15 +75,27 @@ order is lost, memory is copied into another, or operands are mixed.""",
   dimorder ops
   dimorder ops --device cuda --json ops.json
   dimorder ops --diff ops.json
+  dimorder ops --runtime executorch
+  dimorder ops --runtime executorch --regenerate --diff
 
 Operators are probed by running them, on tensors of 3, 4 and 5 dims. With --diff the exit code is 1 where
 something changed.""",
+    "bench": """\
+  dimorder bench convert
+  dimorder bench convert -o src/dimorder/conversion.json
+
+Measures which way of moving memory is fastest here; -o puts the result into a table, for this kind of CPU.""",
     "check": """\
   dimorder check net.tosa
   dimorder check net.tosa --json > net.json
+  dimorder check anybodys.pte
+  dimorder check mypackage.nets:unet --input 1x3x64x96 --input-order NHWC
 
-Operators are counted in all of its regions, constants left out. A TRANSPOSE moves the bytes of its
-input; one that moves dimensions of size 1 alone moves none.""",
+For ExecuTorch each operator has a verdict on the orders it gets: right, refused, wrong (silently) or unknown;
+the exit code is 1 where one is wrong or refused.
+
+Operators of a .tosa file are counted in all of its regions, constants left out. A TRANSPOSE moves the bytes
+of its input; one that moves dimensions of size 1 alone moves none.""",
 }
 
 
@@ -247,15 +260,27 @@ def _explain(options: argparse.Namespace, console: Console) -> int:
 def _check(options: argparse.Namespace, console: Console) -> int:
     _check_outputs({"--json": options.json})
     with console.progress() as progress:
-        progress(f"reading {options.file}")
-        from dimorder.cli import checks
-
-        found = checks.check(options.file)
+        progress(f"reading {options.model}")
+        found = _checked(options, progress)
         console.check_interrupt()
     _write_json(options.json, found.to_dict(), console)
     if options.json != "-":
         console.print(found)
-    return DONE
+    return DONE if getattr(found, "is_safe", True) else NO
+
+
+def _checked(options: argparse.Namespace, progress: Callable[[str], None]) -> Any:
+    """What a .tosa or .pte file holds, or what ExecuTorch would make of a network."""
+    from dimorder.cli import checks
+
+    if not options.model.endswith(".pt2") and (":" not in options.model or Path(options.model).exists()):
+        return checks.check(options.model)
+    from dimorder import executorch
+
+    model = models.load_model(options.model, dict(options.arg))
+    args, kwargs = models.example_inputs(model, options.input)
+    progress("exporting")
+    return executorch.check_program(checks.exported(model, args, kwargs, options.input_order))
 
 
 def _inspect(options: argparse.Namespace, console: Console) -> int:
@@ -292,6 +317,12 @@ def _inspect(options: argparse.Namespace, console: Console) -> int:
 
 def _ops(options: argparse.Namespace, console: Console) -> int:
     _check_outputs({"--json": options.json})
+    if options.runtime == "executorch":
+        return _kernels(options, console)
+    if options.regenerate or options.diff == _SHIPPED:
+        raise UsageError(
+            "dimorder ops", "--regenerate, or --diff without a file", "these need --runtime executorch"
+        )
     old = _read_json(options.diff) if options.diff else None
     with console.progress() as progress:
         progress("loading torch")
@@ -311,6 +342,55 @@ def _ops(options: argparse.Namespace, console: Console) -> int:
     if not changes:
         console.print(f"nothing changed in {len(table.cells)} operators")
     return NO if changes else DONE
+
+
+def _kernels(options: argparse.Namespace, console: Console) -> int:
+    """The truth table of ExecuTorch's kernels: as shipped, or probed again."""
+    with console.progress() as progress:
+        progress("loading torch")
+        from dimorder import executorch
+        from dimorder.runtime.kernels import KernelTable
+
+        shipped = KernelTable.shipped()
+        table = executorch.probe(progress=progress) if options.regenerate else shipped
+        console.check_interrupt()
+    old = table
+    if options.diff:
+        old = shipped if options.diff == _SHIPPED else KernelTable.from_json(Path(options.diff).read_text())
+    changes = old.differences(table)
+    if options.json == "-":
+        console.print(table.to_json().rstrip())
+        return NO if changes else DONE
+    if options.json:
+        from dimorder import api
+
+        api.write_whole(options.json, table.to_json().encode())
+    if not options.diff:
+        console.print(table)
+    for change in changes:
+        console.print(change)
+    if options.diff and not changes:
+        console.print(f"nothing changed in {sum(map(len, table.rows.values()))} operators")
+    return NO if changes else DONE
+
+
+def _bench(options: argparse.Namespace, console: Console) -> int:
+    _check_outputs({"-o": options.output})
+    with console.progress() as progress:
+        progress("loading torch")
+        from dimorder import api, conversion
+
+        table = conversion.measure(progress=progress)
+        console.check_interrupt()
+    if options.output:
+        old = _read_json(options.output) if Path(options.output).exists() else {}
+        new = json.dumps({**old, conversion.family(): table}, indent=1)
+        api.write_whole(options.output, f"{new}\n".encode())
+    console.print(f"{conversion.family()}, one thread, over torch's copy; elsewhere torch's copy is taken")
+    for itemsize, cells in table.items():
+        for cell, (way, gain) in cells.items():
+            console.print(f"  {itemsize} bytes  {cell:10}  {way:12}  {gain:.2f}×")
+    return DONE
 
 
 def _planned(options: argparse.Namespace, console: Console) -> NetworkPlan:
@@ -497,12 +577,41 @@ def _parser() -> argparse.ArgumentParser:
 
     ops = _command(commands, "ops", _ops, "say what each operator of this torch does with channels-last")
     ops.add_argument("--device", default="cpu", help="where to run them: cpu (default), cuda, xpu")
-    ops.add_argument("--diff", metavar="FILE", help="only what changed since this --json")
+    ops.add_argument(
+        "--diff",
+        nargs="?",
+        const=_SHIPPED,
+        metavar="FILE",
+        help="only what changed since this --json; for executorch, without FILE, since the shipped table",
+    )
+    ops.add_argument(
+        "--runtime",
+        choices=("torch", "executorch"),
+        default="torch",
+        help="whose operators: torch's, or ExecuTorch's kernels in the orders they get",
+    )
+    ops.add_argument(
+        "--regenerate",
+        action="store_true",
+        help="with --runtime executorch: probe the kernels that are installed (minutes)",
+    )
     ops.add_argument("--markdown", action="store_true", help="as a page of documentation")
     _json_option(ops, "the table")
 
-    check = _command(commands, "check", _check, "say what a .tosa file holds, whoever wrote it")
-    check.add_argument("file", metavar="FILE", help="a .tosa file; it needs no contract beside it")
+    bench = _command(commands, "bench", _bench, "measure conversions between orders on this machine")
+    bench.add_argument("what", choices=("convert",), help="what to measure")
+    bench.add_argument("-o", "--output", metavar="FILE", help="the table to put the result into")
+
+    check = _command(
+        commands,
+        "check",
+        _check,
+        "say what a .tosa or .pte file holds, or what ExecuTorch would get wrong",
+    )
+    _model_options(check)
+    check.add_argument(
+        "--input-order", metavar="ORDER", help="how a network's inputs lie (default contiguous)"
+    )
     _json_option(check, "what it holds")
     return parser
 

@@ -1,4 +1,4 @@
-"""Decides what `dimorder check` says: which boundaries and operators of a program are safe, in which orders."""
+"""Decides what `dimorder check` says: which operators of a program are safe in the orders that they get."""
 
 from __future__ import annotations
 
@@ -85,10 +85,6 @@ def check_program(program: ExportedProgram) -> Check:
     decomposed = program.run_decompositions({}).run_decompositions(_default_decomposition_table())
     counts: dict[Row, int] = {}
     for fault in faults(decomposed):
-        verdict = {
-            "its kernel refuses them": "refused",
-            "its kernel was never seen to handle them": "unknown",
-        }
         place = f" at {fault.where}" if fault.where else ""
         row = Row(fault.operator, f"{fault.found}{place}", fault.kind)
         counts[row] = counts.get(row, 0) + 1

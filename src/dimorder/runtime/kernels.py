@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError
+from dimorder.program.contract import describe
 
 Verdict = Literal["right", "refused", "wrong"]
 VERDICTS: tuple[Verdict, ...] = ("right", "refused", "wrong")  # from best to worst
@@ -26,6 +27,10 @@ _TABLES = Path(__file__).parents[1] / "executorch"
 # The letters of a signature: contiguous, channels-last, an order that sizes of 1 make the same memory as
 # contiguous, any other order, and a contiguous tensor of lower rank than the call's highest.
 CONTIGUOUS, LAST, SAME, OTHER, LOWER = "CLlXo"
+LEGEND = (
+    "C contiguous, L channels-last, l an order that sizes of 1 make the same as contiguous, "
+    "X another, o fewer dims"
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,21 @@ class KernelTable:
         version = f'  "executorch": {json.dumps(self.version)},\n'
         return "{\n" + version + ",\n".join(lines) + "\n}\n"
 
+    def __str__(self) -> str:
+        """A line per operator, what is wrong first."""
+        lines = []
+        for backend, operators in sorted(self.rows.items()):
+            for operator, found in sorted(operators.items()):
+                cells = [
+                    f"{verdict}: {', '.join(sorted(key for key in found if found[key] == verdict))}"
+                    for verdict in reversed(VERDICTS)
+                    if verdict in found.values()
+                ]
+                lines.append(f"{backend:8}  {operator}\n    " + "\n    ".join(cells))
+        return "\n".join(
+            [*lines, f"ExecuTorch {self.version}. Rank, then a letter per tensor, results last: {LEGEND}"]
+        )
+
     @staticmethod
     def from_json(text: str) -> KernelTable:
         data = json.loads(text)
@@ -120,6 +140,22 @@ class KernelCall:
     delegate: str
     rank: int
     signature: str
+
+    @property
+    def orders(self) -> str:
+        """The orders in words, inputs before results.
+
+        >>> KernelCall("aten::cat.out", "", 4, "LL").orders
+        'NHWC (0, 2, 3, 1), NHWC (0, 2, 3, 1)'
+        """
+        words = {
+            CONTIGUOUS: describe(DimOrder.contiguous(self.rank)),
+            LAST: describe(DimOrder.channels_last(self.rank)),
+            SAME: "an order of size-1 dims",
+            OTHER: "another order",
+            LOWER: "fewer dims",
+        }
+        return ", ".join(words[one] for one in self.signature)
 
     def __str__(self) -> str:
         return f"{self.operator or self.delegate} (rank {self.rank}, {self.signature})"

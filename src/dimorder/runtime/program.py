@@ -18,6 +18,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
 from dimorder.program.contract import CONTRACT_METHOD, Contract, Symbol, TensorSpec, is_intact
 from dimorder.runtime.guard import Conversion, OnMismatch, check, restore
+from dimorder.runtime.kernels import dangers
 
 # executorch.exir.scalar_type.ScalarType, by its names, which are C's.
 _DTYPES = {
@@ -122,10 +123,13 @@ def load(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> Pro
     """A .pte, ready to be called, with its guard. `dimorder.load` also opens what other targets wrote.
 
     Raises `UsageError` where there is no such file, `ContractError` where it is damaged, cut off or no .pte,
-    `UnsupportedError` where the runtime is not installed or lacks what the program needs.
+    `UnsupportedError` where the runtime is not installed or lacks what the program needs, and where another
+    tool's program calls a kernel that returns wrong numbers for the orders it gets (`runtime.kernels`).
     """
     file, data, native = _open(path)
     contract, name = _contract(file, data, native)
+    if CONTRACT_METHOD not in _methods(native):
+        _refuse_dangers(file, data, name)
     try:
         method = native.load_method(name)
     except RuntimeError as error:
@@ -187,8 +191,7 @@ def _damaged(file: Path, found: str) -> ContractError:
 
 def _contract(file: Path, data: bytes, native: Any) -> tuple[Contract, str]:
     """The contract of a program, and the method it is about."""
-    names = [native.get_method_name(i) for i in range(native.num_methods())]
-    if CONTRACT_METHOD not in names:
+    if CONTRACT_METHOD not in _methods(native):
         return _foreign_contract(file, data)
     (text,) = native.load_method(CONTRACT_METHOD)([])
     return Contract.from_json(text), "forward"
@@ -196,13 +199,7 @@ def _contract(file: Path, data: bytes, native: Any) -> tuple[Contract, str]:
 
 def _foreign_contract(file: Path, data: bytes) -> tuple[Contract, str]:
     """The contract that the tensor table of a .pte amounts to: ExecuTorch knows orders, unchecked."""
-    from executorch.exir._serialize._program import deserialize_pte_binary
-
-    try:
-        plans = {plan.name: plan for plan in deserialize_pte_binary(data).program.execution_plan}
-    # Of damaged bytes that parser raises whatever comes: struct.error, IndexError, AssertionError ...
-    except Exception as error:
-        raise _damaged(file, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
+    plans = {plan.name: plan for plan in _tables(file, data).execution_plan}
     if "forward" not in plans:
         raise UnsupportedError(
             f"loading {file}", f"the methods {sorted(plans)}", "export a program with the method 'forward'"
@@ -212,6 +209,36 @@ def _foreign_contract(file: Path, data: bytes) -> tuple[Contract, str]:
     inputs = tuple(_spec(file, f"input{i}", plan.values[v].val, symbols) for i, v in enumerate(plan.inputs))
     outputs = tuple(_spec(file, f"output{i}", plan.values[v].val, []) for i, v in enumerate(plan.outputs))
     return Contract(inputs, outputs, tuple(symbols)), "forward"
+
+
+def _refuse_dangers(file: Path, data: bytes, method: str) -> None:
+    """Refuses what a guard at the inputs cannot mend: the program itself calls kernels in wrong orders."""
+    from importlib import metadata
+
+    found = dangers(_tables(file, data), metadata.version("executorch"), method)
+    if found:
+        first, more = found[0], f" (and {len(found) - 1} more such calls)" if len(found) > 1 else ""
+        raise UnsupportedError(
+            f"loading {file}",
+            f"it calls {first.operator} in {first.orders}{more}: that kernel returns wrong numbers, silently",
+            "lower it again with canonicalise(program) and transform_passes=[legalise], "
+            "both of dimorder.executorch; `dimorder check` lists every such call",
+        )
+
+
+def _tables(file: Path, data: bytes) -> Any:
+    """A .pte as the tables of executorch.exir.schema.Program."""
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    try:
+        return deserialize_pte_binary(data).program
+    # Of damaged bytes that parser raises whatever comes: struct.error, IndexError, AssertionError ...
+    except Exception as error:
+        raise _damaged(file, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
+
+
+def _methods(native: Any) -> list[str]:
+    return [native.get_method_name(i) for i in range(native.num_methods())]
 
 
 def _spec(file: Path, name: str, value: Any, symbols: list[Symbol]) -> TensorSpec:
