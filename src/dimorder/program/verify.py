@@ -33,7 +33,8 @@ def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
         return float("inf")
     if wanted.numel() == 0:
         return 0.0
-    got, wanted = got.detach().double(), wanted.detach().double()
+    exact = torch.complex128 if wanted.is_complex() or got.is_complex() else torch.float64
+    got, wanted = got.detach().to(exact), wanted.detach().to(exact)
     if not (torch.isfinite(got).all() and torch.isfinite(wanted).all()):
         return 0.0 if torch.equal(got, wanted) else float("inf")
     difference = (got - wanted).abs().max().item()

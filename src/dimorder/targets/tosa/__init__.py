@@ -6,6 +6,5 @@ Only writing a graph, running it and reading one need tosa-tools; they import it
 from __future__ import annotations
 
 from dimorder.targets.tosa.graph import TosaSummary, inspect_tosa
-from dimorder.targets.tosa.ops import supports
 
-__all__ = ["TosaSummary", "inspect_tosa", "supports"]
+__all__ = ["TosaSummary", "inspect_tosa"]

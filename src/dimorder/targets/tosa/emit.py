@@ -16,8 +16,9 @@ from torch.fx import Node
 from dimorder.errors import UnsupportedError
 from dimorder.program.capture import where
 from dimorder.program.contract import Contract, TensorSpec
-from dimorder.targets.tosa import ops
-from dimorder.targets.tosa.writer import DTYPES, GraphWriter, View, whole
+from dimorder.targets.table import View, is_getitem, whole
+from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
+from dimorder.targets.tosa.writer import DTYPES, GraphWriter, Value
 
 FIX = "replace it in the module, or choose another target"
 BOUNDARY_FIX = "change its type or shape, or choose another target"
@@ -35,7 +36,7 @@ def write(program: ExportedProgram, contract: Contract) -> bytes:
     signature = _read(program)
     for node in program.graph.nodes:
         if node.op == "call_function" and node not in signature.constants:
-            reason = ops.supports(node, signature.constants)
+            reason = OPERATORS.supports(node, signature.constants)
             if reason:
                 raise UnsupportedError(_place(node), reason, FIX)
     writer, values = GraphWriter(), dict[Node, Any](signature.constants)
@@ -46,11 +47,11 @@ def write(program: ExportedProgram, contract: Contract) -> bytes:
         if node.op != "call_function" or node in values:
             continue
         writer.hint = node.name
-        if ops.is_getitem(node):
+        if is_getitem(node):
             values[node] = values[node.args[0]][node.args[1]]
             continue
         with _blamed(_place(node)):
-            values[node] = ops.build(writer, node, values.__getitem__)
+            values[node] = OPERATORS.build(writer, node, values.__getitem__)
     for node, spec in zip(signature.outputs, contract.outputs, strict=True):
         writer.hint = spec.name
         held = values[node]
@@ -76,7 +77,7 @@ def _read(program: ExportedProgram) -> _Signature:
     for spec in program.graph_signature.input_specs:
         node = nodes.get(spec.arg.name)
         if spec.kind is InputKind.USER_INPUT and node is not None:
-            reason = ops.unsupported_value(node.meta.get("val"))
+            reason = unsupported_value(node.meta.get("val"))
             if reason:
                 raise UnsupportedError(f"input {node.name!r}", reason, BOUNDARY_FIX)
             signature.inputs.append(node)
@@ -109,7 +110,7 @@ def _evaluate_constants(program: ExportedProgram, constants: dict[Node, Tensor])
             constants[node] = node.target(*arguments[0], **arguments[1])
 
 
-def _input(writer: GraphWriter, node: Node, spec: TensorSpec) -> View:
+def _input(writer: GraphWriter, node: Node, spec: TensorSpec) -> View[Value]:
     """The graph's input, seen as the program's signature shows it."""
     shape: Sequence[Any] = spec.dim_order.physical_shape(spec.shape)
     dense = whole(writer.input(node.name, shape, DTYPES[node.meta["val"].dtype]))

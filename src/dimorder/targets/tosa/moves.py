@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.tosa.calls import Arguments, Row
+from dimorder.targets.table import Arguments, Row, View, whole
 from dimorder.targets.tosa.pointwise import cast
-from dimorder.targets.tosa.writer import DTYPES, MAX_OPERANDS, MAX_RANK, GraphWriter, Value, View, whole
+from dimorder.targets.tosa.writer import DTYPES, MAX_OPERANDS, MAX_RANK, GraphWriter, Value
 
 aten = torch.ops.aten
 
@@ -111,7 +111,7 @@ def take(w: GraphWriter, x: Value, dim: int, indices: Value | Tensor) -> Value:
 # -- rows --------------------------------------------------------------------------------------------------
 
 
-def _same(w: GraphWriter, a: Arguments) -> View | Value:
+def _same(w: GraphWriter, a: Arguments) -> View[Value] | Value:
     operand = getattr(a, "self", getattr(a, "input", None))
     return operand if isinstance(operand, View) else w.dense(operand)  # type: ignore[arg-type]  # one of the two is there
 
@@ -120,19 +120,19 @@ def _check_dropout(a: Arguments) -> str | None:
     return "dropout in training mode" if a.train and a.p else None
 
 
-def _permute(w: GraphWriter, a: Arguments) -> View:
+def _permute(w: GraphWriter, a: Arguments) -> View[Value]:
     source = a.self if isinstance(a.self, View) else whole(w.dense(a.self))
     return source.permute([d % len(source.order) for d in a.dims])
 
 
-def _transpose(w: GraphWriter, a: Arguments) -> View:
+def _transpose(w: GraphWriter, a: Arguments) -> View[Value]:
     source = a.self if isinstance(a.self, View) else whole(w.dense(a.self))
     dims, rank = list(range(len(source.order))), len(source.order)
     dims[a.dim0 % rank], dims[a.dim1 % rank] = a.dim1 % rank, a.dim0 % rank
     return source.permute(dims)
 
 
-def _view(w: GraphWriter, a: Arguments) -> View | Value:
+def _view(w: GraphWriter, a: Arguments) -> View[Value] | Value:
     return _same(w, a) if tuple(a.self.shape) == a.shape else w.reshape(w.dense(a.self), a.shape)
 
 
@@ -210,7 +210,7 @@ def _index_select(w: GraphWriter, a: Arguments) -> Value:
     return w.reshape(take(w, x, a.dim % len(x.shape), _indices(w, a.index)), a.shape)
 
 
-def _indices(w: GraphWriter, operand: View | Tensor) -> Value | Tensor:
+def _indices(w: GraphWriter, operand: View[Value] | Tensor) -> Value | Tensor:
     if isinstance(operand, Tensor):
         return operand.reshape(-1)
     value = w.dense(operand)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.tosa.calls import Arguments, Row, dtype_of
-from dimorder.targets.tosa.writer import DTYPES, WIDEST, GraphWriter, Value, View
+from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.tosa.calls import dtype_of
+from dimorder.targets.tosa.writer import DTYPES, WIDEST, GraphWriter, Value
 
 aten = torch.ops.aten
 dimorder = torch.ops.dimorder
@@ -132,7 +133,7 @@ def power(w: GraphWriter, x: Value, exponent: float) -> Value:
 # -- rows --------------------------------------------------------------------------------------------------
 
 
-def value(w: GraphWriter, operand: View | Tensor | float, dtype: str) -> Value:
+def value(w: GraphWriter, operand: View[Value] | Tensor | float, dtype: str) -> Value:
     """An operand, a number too, as a value of that dtype."""
     if isinstance(operand, View):
         return cast(w, w.dense(operand), dtype)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.tosa.calls import Arguments, Row, size
+from dimorder.targets.table import Arguments, Row
+from dimorder.targets.tosa.calls import size
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, check_float, mul, negate
 from dimorder.targets.tosa.writer import DTYPES, MAX_RANK, GraphWriter, Value

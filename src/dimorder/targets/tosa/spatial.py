@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.tosa.calls import Arguments, Build, Row, size
+from dimorder.targets.table import Arguments, Row
+from dimorder.targets.tosa.calls import Build, size
 from dimorder.targets.tosa.moves import concat, pad, slice_, take
 from dimorder.targets.tosa.pointwise import check_float, mul
 from dimorder.targets.tosa.writer import GraphWriter, Value

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from dimorder.errors import UnsupportedError
+from dimorder.targets.table import View
 
 MAX_RANK = 6  # MAX_RANK of TOSA's level 8K, spec 1.0 section 1.7.6
 INSTALL = "pip install 'dimorder[tosa]'"
@@ -54,26 +55,6 @@ class Value:
     dtype: str
 
 
-@dataclass(frozen=True)
-class View:
-    """A program's value whose dimension `i` is dimension `order[i]` of the dense `value`."""
-
-    value: Value
-    order: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.value.shape[i] for i in self.order)
-
-    def permute(self, dims: Sequence[int]) -> View:
-        return View(self.value, tuple(self.order[d] for d in dims))
-
-
-def whole(value: Value) -> View:
-    """`value` in its own order."""
-    return View(value, tuple(range(len(value.shape))))
-
-
 @dataclass
 class _Tensor:
     shape: tuple[int, ...]
@@ -103,7 +84,7 @@ class GraphWriter:
         self._outputs: list[str] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._transposed: dict[View, Value] = {}
+        self._transposed: dict[View[Value], Value] = {}
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -157,7 +138,7 @@ class GraphWriter:
         assert math.prod(shape) == math.prod(value.shape), (value.shape, shape)
         return Value(value.tensor, shape, value.dtype)
 
-    def dense(self, operand: View | torch.Tensor) -> Value:
+    def dense(self, operand: View[Value] | torch.Tensor) -> Value:
         """`operand` dense in its own dimension order: a constant, or a TRANSPOSE where one is due."""
         if isinstance(operand, torch.Tensor):
             return self.constant(operand)
@@ -276,7 +257,7 @@ class GraphWriter:
                 self._reshaped[key] = written.tensor
         return self._reshaped[key]
 
-    def _transpose(self, view: View) -> Value:
+    def _transpose(self, view: View[Value]) -> Value:
         moved = [i for i in view.order if view.value.shape[i] != 1]
         if moved == sorted(moved):  # only sizes of 1 change places: the memory is the same
             return self.reshape(view.value, view.shape)
@@ -316,7 +297,7 @@ def _aligned(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[
     return [tuple(math.prod(s[d] for d in group) for group in groups) for s in padded]
 
 
-def _coalesced(view: View) -> tuple[Value, tuple[int, ...]]:
+def _coalesced(view: View[Value]) -> tuple[Value, tuple[int, ...]]:
     """The same transpose with dimensions of 1 dropped and those merged that stay neighbours."""
     sizes, order = view.value.shape, [i for i in view.order if view.value.shape[i] != 1]
     runs: list[list[int]] = []

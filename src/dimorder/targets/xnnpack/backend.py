@@ -26,6 +26,8 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 )
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 
+from dimorder.targets.table import View
+
 BACKEND_ID = "XnnpackBackend"  # the name the stock runtime registers
 MAX_RANK = 6  # XNN_MAX_TENSOR_DIMS
 NONE_ID = XNN_INVALID_VALUE_ID
@@ -50,26 +52,6 @@ class Value:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class View:
-    """A program's value whose dimension `i` is dimension `order[i]` of the dense `value`."""
-
-    value: Value
-    order: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.value.shape[i] for i in self.order)
-
-    def permute(self, dims: Sequence[int]) -> View:
-        return View(self.value, tuple(self.order[d] for d in dims))
-
-
-def whole(value: Value) -> View:
-    """`value` in its own order."""
-    return View(value, tuple(range(len(value.shape))))
-
-
 class GraphWriter:
     """Grows one XNNPACK graph; `finish` gives its bytes and its named constants."""
 
@@ -79,7 +61,7 @@ class GraphWriter:
         self._constant_data = [schema.ConstantDataOffset(0, 0)]  # index 0 means "no constant"
         self._store = NamedDataStore()
         self._constants: dict[tuple[str, tuple[int, ...]], Value] = {}
-        self._transposed: dict[View, Value] = {}
+        self._transposed: dict[View[Value], Value] = {}
         self._inputs: list[int] = []
         self._outputs: list[int] = []
 
@@ -124,7 +106,7 @@ class GraphWriter:
         self._nodes[-1].output_min_max = schema.OutputMinMax(_number(low), _number(high))
         return result
 
-    def dense(self, operand: View | torch.Tensor | float) -> Value:
+    def dense(self, operand: View[Value] | torch.Tensor | float) -> Value:
         """`operand` dense in its own dimension order: a constant, or a transpose where one is due."""
         if isinstance(operand, torch.Tensor):
             return self.constant(operand)
@@ -181,7 +163,7 @@ class GraphWriter:
         )
         return value
 
-    def _transpose(self, view: View) -> Value:
+    def _transpose(self, view: View[Value]) -> Value:
         moved = [i for i in view.order if view.value.shape[i] != 1]
         if moved == sorted(moved):  # only sizes of 1 change places: the memory is the same
             return self.reshape(view.value, view.shape)

@@ -24,8 +24,9 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.errors import UnsupportedError
 from dimorder.program.capture import where
 from dimorder.program.dialect import NAMESPACE, decomposition_table
-from dimorder.targets.xnnpack import ops
-from dimorder.targets.xnnpack.backend import BACKEND_ID, GraphWriter, View, whole
+from dimorder.targets.table import View, is_getitem, whole
+from dimorder.targets.xnnpack.backend import BACKEND_ID, GraphWriter, Value
+from dimorder.targets.xnnpack.ops import OPERATORS
 
 _TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
@@ -121,13 +122,13 @@ def _partition(program: ExportedProgram) -> _Partition:
     called = [
         node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
     ]
-    outside = {node for node in called if ops.supports(node, plan.constants)}
+    outside = {node for node in called if OPERATORS.supports(node, plan.constants)}
     while True:
         plan.stage = _stages(called, outside)
         idle = [
             group
             for _, group in plan.delegates()
-            if all(map(ops.is_relabel, group)) and not _at_border(plan, group)
+            if all(map(OPERATORS.is_relabel, group)) and not _at_border(plan, group)
         ]
         if not idle:
             return plan
@@ -223,10 +224,10 @@ def _delegate(
     for node in read:
         operands[node] = _read(writer, node.meta["val"], plan.is_nhwc(node))
     for node in group:
-        if ops.is_getitem(node):
+        if is_getitem(node):
             operands[node] = operands[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
         else:
-            operands[node] = ops.build(writer, node, operands.__getitem__)
+            operands[node] = OPERATORS.build(writer, node, operands.__getitem__)
     for node in given:
         view = operands[node]
         writer.output(writer.dense(view.permute(_TO_NHWC) if plan.is_nhwc(node) else view))
@@ -238,7 +239,7 @@ def _delegate(
     return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants), read, given, writer.transposes
 
 
-def _read(writer: GraphWriter, value: Tensor, nhwc: bool) -> View:
+def _read(writer: GraphWriter, value: Tensor, nhwc: bool) -> View[Value]:
     if not nhwc:
         return whole(writer.input(value.shape))
     return whole(writer.input([value.shape[d] for d in _TO_NHWC])).permute(_TO_NCHW)
@@ -404,9 +405,7 @@ def _stem(node: Node) -> str:
 
 def _no_kernel(plan: _Partition, nodes: Sequence[Node], found: str) -> UnsupportedError:
     described = [f"{node.target} ({where(node)})" for node in nodes]
-    reasons = {
-        str(ops.supports(node, plan.constants)) for node in nodes if ops.supports(node, plan.constants)
-    }
+    reasons = {reason for node in nodes if (reason := OPERATORS.supports(node, plan.constants))}
     return UnsupportedError(
         "one of the operators outside the delegates: " * (len(nodes) > 1) + "; ".join(described),
         f"{found} (outside because: {'; '.join(sorted(reasons))})",

@@ -6,9 +6,8 @@ A row says when the operator is supported and which XNNPACK nodes compute it; no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType, SimpleNamespace
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,10 +18,10 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
     XNN_FLAG_TRANSPOSE_B,
 )
 from torch import Tensor
-from torch.fx import Node
 
 from dimorder.program import dialect as dialect  # registers torch.ops.dimorder
-from dimorder.targets.xnnpack.backend import MAX_RANK, NONE_ID, GraphWriter, Value, View, whole
+from dimorder.targets.table import Arguments, Row, Table, View, whole
+from dimorder.targets.xnnpack.backend import MAX_RANK, NONE_ID, GraphWriter, Value
 
 aten = torch.ops.aten
 dimorder = torch.ops.dimorder
@@ -32,97 +31,12 @@ dimorder = torch.ops.dimorder
 MAX_DEPTHWISE_TAPS = 25
 MAX_CONCATENATED = 5
 
-# The arguments of a node by their schema's names, defaults filled in, each tensor a View or a constant
-# Tensor, and `shape`: the result's. For a check they hold the fx nodes themselves.
-Arguments = SimpleNamespace
-Build = Callable[[GraphWriter, Arguments], "Value | View | list[Value]"]
-Check = Callable[[Arguments], "str | None"]
+Build = Callable[[GraphWriter, Arguments], "Value | View[Value] | list[Value]"]
 
 
-@dataclass(frozen=True)
-class Row:
-    """How one operator is written, and what of it cannot be (None: nothing)."""
-
-    build: Build
-    check: Check = lambda arguments: None
-    relabel: bool = False  # moves no element, or only as part of a conversion
-
-
-def supports(node: Node, constants: Collection[Node] | None = None) -> str | None:
-    """None if XNNPACK computes `node` inside a delegate, else the reason why not.
-
-    `constants` are the nodes whose value is known ahead of time; by default the placeholders that
-    torch.export names as parameters, buffers and constants.
-
-    >>> class Sums(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return x.cumsum(1)
-    >>> program = torch.export.export(Sums(), (torch.ones(2, 3),))
-    >>> [supports(node) for node in program.graph.nodes if node.op == "call_function"]
-    ['XNNPACK has no aten.cumsum.default']
-    """
-    if node.op != "call_function":
+def _unfit(value: Any, is_constant: bool) -> str | None:
+    if is_constant:
         return None
-    if is_getitem(node):
-        reason = supports(node.args[0], constants)  # type: ignore[arg-type]  # getitem's first argument is a node
-        return reason and f"its source: {reason}"
-    row = OPERATORS.get(node.target)
-    if row is None:
-        return f"XNNPACK has no {node.target}"
-    if constants is None:
-        constants = [
-            n for n in node.graph.nodes if n.op == "placeholder" and n.name[:2] in ("p_", "b_", "c_")
-        ]
-    operands = [n for n in node.all_input_nodes if n not in constants]
-    for value in (value for n in [node, *operands] for value in _values(n)):
-        reason = _unsupported_value(value)
-        if reason:
-            return reason
-    arguments = bind(node, lambda n: n)
-    arguments.is_constant = lambda argument: argument is None or argument in constants
-    return row.check(arguments)
-
-
-def bind(node: Node, resolve: Callable[[Node], Any]) -> Arguments:
-    """The arguments of `node` by name, each node among them replaced by what `resolve` says."""
-    arguments = {}
-    for position, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]  # an OpOverload
-        given = node.kwargs.get(parameter.name, parameter.default_value)
-        if position < len(node.args):
-            given = node.args[position]
-        arguments[parameter.name] = torch.fx.map_arg(given, resolve)
-    shapes = [tuple(value.shape) for value in _values(node)]
-    return SimpleNamespace(**{**arguments, "shape": shapes[0], "shapes": shapes})
-
-
-def build(writer: GraphWriter, node: Node, resolve: Callable[[Node], Any]) -> View | list[View]:
-    """Write the XNNPACK nodes of `node`; its result or results."""
-    row = OPERATORS[node.target]
-    arguments = bind(node, resolve)
-    result = row.build(writer, arguments)
-    if isinstance(result, View):
-        return result
-    if isinstance(result, list):
-        return [whole(value) for value in result]
-    return whole(writer.reshape(result, arguments.shape))
-
-
-def is_getitem(node: Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-
-
-def is_relabel(node: Node) -> bool:
-    """Whether `node` only renames or moves elements: a delegate of such nodes alone is not worth a call."""
-    row = OPERATORS.get(node.target)
-    return is_getitem(node) or (row is not None and row.relabel)
-
-
-def _values(node: Node) -> list[Tensor]:
-    value = node.meta["val"]
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _unsupported_value(value: Any) -> str | None:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__} where XNNPACK wants a tensor"
     if value.dtype != torch.float32:
@@ -661,7 +575,7 @@ def _mean_over_space(w: GraphWriter, x: Value) -> Value:
 # Moving elements
 
 
-def _same(w: GraphWriter, a: Arguments) -> View | Value:
+def _same(w: GraphWriter, a: Arguments) -> View[Value] | Value:
     operand = getattr(a, "self", getattr(a, "input", None))
     return operand if isinstance(operand, View) else w.dense(operand)  # type: ignore[arg-type]  # one of the two is there
 
@@ -684,13 +598,13 @@ def _transposed_dims(a: Arguments, rank: int) -> list[int]:
     return dims
 
 
-def _view(w: GraphWriter, a: Arguments) -> View | Value:
+def _view(w: GraphWriter, a: Arguments) -> View[Value] | Value:
     if tuple(a.self.shape) == a.shape:
         return _same(w, a)
     return w.reshape(w.dense(a.self), a.shape)
 
 
-def _expand(w: GraphWriter, a: Arguments) -> View | Value:
+def _expand(w: GraphWriter, a: Arguments) -> View[Value] | Value:
     """Broadcasting is a product with ones in the dimensions that grow."""
     old = (1,) * (len(a.shape) - len(a.self.shape)) + tuple(a.self.shape)
     if old == a.shape:
@@ -809,7 +723,7 @@ def _check_pad(a: Arguments) -> str | None:
 _view_row = Row(_view, relabel=True)
 _same_row = Row(_same, relabel=True)
 
-OPERATORS: Mapping[Any, Row] = MappingProxyType(
+_ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         dimorder.conv2d_nhwc.default: Row(_conv2d, _check_conv),
         dimorder.conv_transpose2d_nhwc.default: Row(_conv_transpose2d, _check_conv),
@@ -904,3 +818,5 @@ OPERATORS: Mapping[Any, Row] = MappingProxyType(
         aten.dropout.default: Row(_same, _check_dropout, relabel=True),
     }
 )
+
+OPERATORS = Table("XNNPACK", _ROWS, _unfit)

@@ -1,0 +1,138 @@
+"""Decides how an emitter reads the calls of a physical program: by a table of one row per operator, arguments
+by name; and a permute is but another view of the same memory, until someone must read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+
+class Dense(Protocol):
+    """A dense, row-major tensor of the file under construction, which the target's writer knows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+V = TypeVar("V", bound=Dense)
+
+
+@dataclass(frozen=True)
+class View(Generic[V]):
+    """A program's value whose dimension `i` is dimension `order[i]` of the dense `value`."""
+
+    value: V
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.value.shape[i] for i in self.order)
+
+    def permute(self, dims: Sequence[int]) -> View[V]:
+        return View(self.value, tuple(self.order[d] for d in dims))
+
+
+def whole(value: V) -> View[V]:
+    """`value` in its own order."""
+    return View(value, tuple(range(len(value.shape))))
+
+
+# The arguments of a call by their schema's names, defaults filled in, each tensor a View or a constant
+# Tensor; `shape`, `shapes` and `dtype` (a torch.dtype) are the results'. A check gets the fx nodes instead.
+Arguments = SimpleNamespace
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one operator is written, and what of it cannot be (None: nothing).
+
+    `build` takes the target's writer and the arguments, and returns a dense value, a View, or a list of dense
+    values. `relabel` marks what moves no element, or only as part of a conversion.
+    """
+
+    build: Callable[[Any, Arguments], Any]
+    check: Callable[[Arguments], str | None] = lambda arguments: None
+    relabel: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """The operators that a target computes.
+
+    `unfit(value, is_constant)` says what keeps a value of the program from being one of the target's tensors.
+    """
+
+    name: str
+    rows: Mapping[Any, Row]
+    unfit: Callable[[Any, bool], str | None]
+
+    def supports(self, node: Node, constants: Collection[Node] | None = None) -> str | None:
+        """None if the target computes `node`, else the reason why not.
+
+        `constants` are the nodes whose value is known ahead of time; by default the placeholders that
+        torch.export names as parameters, buffers and constants.
+        """
+        if node.op != "call_function":
+            return None
+        if is_getitem(node):
+            reason = self.supports(node.args[0], constants)  # type: ignore[arg-type]  # getitem's first is a node
+            return reason and f"its source: {reason}"
+        row = self.rows.get(node.target)
+        if row is None:
+            return f"{self.name} has no {node.target}"
+        if constants is None:
+            constants = [
+                n for n in node.graph.nodes if n.op == "placeholder" and n.name[:2] in ("p_", "b_", "c_")
+            ]
+        for tensor in (node, *node.all_input_nodes):
+            for value in results(tensor):
+                reason = self.unfit(value, tensor in constants)
+                if reason:
+                    return reason
+        arguments = bind(node, lambda n: n)
+        arguments.is_constant = lambda argument: argument is None or argument in constants
+        return row.check(arguments)
+
+    def build(self, writer: Any, node: Node, resolve: Callable[[Node], Any]) -> View[Any] | list[View[Any]]:
+        """Write the target's operators for `node`; its result or results."""
+        arguments = bind(node, resolve)
+        result = self.rows[node.target].build(writer, arguments)
+        if isinstance(result, View):
+            return result
+        if isinstance(result, list):
+            return [whole(value) for value in result]
+        return whole(writer.reshape(result, arguments.shape))
+
+    def is_relabel(self, node: Node) -> bool:
+        """Whether `node` only renames or moves elements."""
+        row = self.rows.get(node.target)
+        return is_getitem(node) or (row is not None and row.relabel)
+
+
+def bind(node: Node, resolve: Callable[[Node], Any]) -> Arguments:
+    """The arguments of `node` by name, each node among them replaced by what `resolve` says."""
+    arguments = {}
+    for position, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]  # an OpOverload
+        given = node.kwargs.get(parameter.name, parameter.default_value)
+        if position < len(node.args):
+            given = node.args[position]
+        arguments[parameter.name] = torch.fx.map_arg(given, resolve)
+    values = results(node)
+    shapes = [tuple(value.shape) for value in values]
+    return SimpleNamespace(**{**arguments, "shape": shapes[0], "shapes": shapes, "dtype": values[0].dtype})
+
+
+def results(node: Node) -> list[Tensor]:
+    value = node.meta["val"]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def is_getitem(node: Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
