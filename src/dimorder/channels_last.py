@@ -21,6 +21,7 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.strides import NotDense, read
+from dimorder.conversion import Choice, choose, fast_copy
 from dimorder.errors import UsageError
 
 M = TypeVar("M", bound=nn.Module)
@@ -121,16 +122,74 @@ def convert(tensor: Tensor, order: object) -> Tensor:
     >>> convert(torch.zeros(2, 3, 5, 7), "CHWN").stride()
     (1, 70, 14, 2)
     """
-    wanted = DimOrder.parse(order, tensor.dim())
     if tensor.layout != torch.strided:
         raise UsageError("a tensor to convert", f"layout {tensor.layout}", "pass x.to_dense()")
-    if tensor.stride() == wanted.strides(tensor.shape):
+    spec = tuple(order) if isinstance(order, list) else order
+    plan = _conversion(tuple(tensor.shape), tensor.stride(), tensor.element_size(), spec)
+    if plan is None:
         return tensor
-    reading = read(tuple(tensor.shape), tensor.stride())
-    if not isinstance(reading, NotDense) and reading.order.equivalent(wanted, tensor.shape):
-        return tensor.as_strided(tensor.shape, wanted.strides(tensor.shape))
-    copied = tensor.permute(wanted.dims).clone(memory_format=torch.contiguous_format)
-    return copied.permute(wanted.inverse.dims)
+    if plan.lies_right:
+        return tensor.as_strided(tensor.shape, plan.strides)
+    if plan.choice is not None and _is_plain(tensor):
+        moved = fast_copy(tensor, plan.choice, plan.strides)
+        if moved is not None:
+            return moved
+    if plan.format is not None:
+        return tensor.contiguous(memory_format=plan.format)
+    return tensor.permute(plan.wanted.dims).contiguous().permute(plan.back)
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """The order wanted, its strides, the permute out of its physical shape, whether this is the same memory,
+    the faster copy that there may be, and the format by which torch makes just these strides in one call."""
+
+    wanted: DimOrder
+    strides: tuple[int, ...]
+    back: tuple[int, ...]
+    lies_right: bool
+    choice: Choice | None
+    format: torch.memory_format | None
+
+
+@functools.lru_cache(maxsize=4096)
+def _conversion(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, spec: Any
+) -> _Conversion | None:
+    """What leads to an order; None where the strides are its already."""
+    wanted = DimOrder.parse(spec, len(shape))
+    if strides == wanted.strides(shape):
+        return None
+    reading = read(shape, strides)
+    held = None if isinstance(reading, NotDense) else reading.order
+    return _Conversion(
+        wanted,
+        wanted.strides(shape),
+        wanted.inverse.dims,
+        held is not None and held.equivalent(wanted, shape),
+        None if held is None else choose(shape, itemsize, held, wanted),
+        _FORMATS.get(wanted),
+    )
+
+
+_FORMATS: Mapping[DimOrder, torch.memory_format] = MappingProxyType(
+    {
+        **{DimOrder.contiguous(rank): torch.contiguous_format for rank in RANKS},
+        DimOrder.channels_last(4): torch.channels_last,
+        DimOrder.channels_last(5): torch.channels_last_3d,
+    }
+)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its memory may be moved as it is: no gradient, no subclass, no lazy conjugate, no tracing."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.device.type == "cpu"
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+        and not (tensor.is_conj() or tensor.is_neg())
+        and not torch.compiler.is_compiling()
+    )
 
 
 def to_channels_last_1d(value: Any) -> Any:

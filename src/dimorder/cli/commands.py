@@ -84,7 +84,8 @@ something changed.""",
   dimorder bench convert
   dimorder bench convert -o src/dimorder/conversion.json
 
-Measures which way of moving memory is fastest here; -o puts the result into a table, for this kind of CPU.""",
+Measures which way of moving memory is fastest here; -o puts the result, for this kind of CPU, into
+a table.""",
     "check": """\
   dimorder check net.tosa
   dimorder check net.tosa --json > net.json

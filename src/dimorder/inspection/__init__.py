@@ -4,7 +4,7 @@ from dimorder.inspection.compare import Comparison, Ratio, compare
 from dimorder.inspection.expect import OrderError, expect_channels_last
 from dimorder.inspection.findings import COSTLY, VERDICTS, Finding, Verdict, judge
 from dimorder.inspection.inspection import ORDERS, Inspection, Place, inspect
-from dimorder.inspection.probe import Cell, Change, OperatorTable, operators, probe
+from dimorder.inspection.probe import Cell, Change, OperatorTable, operators
 from dimorder.inspection.trace import Call, Copy, Value, watching
 
 __all__ = [
@@ -29,6 +29,5 @@ __all__ = [
     "inspect",
     "judge",
     "operators",
-    "probe",
     "watching",
 ]

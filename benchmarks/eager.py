@@ -1,0 +1,183 @@
+"""How much faster: 1-D networks by `to_channels_last`, conversions by `convert`, and what `inspect` costs.
+
+python benchmarks/eager.py [--only networks|conversions|inspect] [--repeats 15] [--out eager.json]
+
+Every figure is the median of ratios of runs in turn, so that a machine's mood cancels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dimorder.channels_last import convert, to_channels_last
+from dimorder.inspection import inspect
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+SHAPES = (
+    *((1, 64, 56, 56), (1, 256, 56, 56), (8, 64, 56, 56), (8, 256, 28, 28), (1, 3, 224, 224)),
+    *((8, 3, 224, 224), (1, 512, 14, 14), (4, 1024, 7, 7), (16, 32, 112, 112), (1, 96, 112, 112)),
+)
+
+
+class TemporalBlock(nn.Module):
+    def __init__(self, channels: int, dilation: int) -> None:
+        super().__init__()
+        self.pad = 2 * dilation
+        self.conv1, self.conv2 = (nn.Conv1d(channels, channels, 3, dilation=dilation) for _ in range(2))
+        self.norm1, self.norm2 = (nn.BatchNorm1d(channels) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(F.pad(x, (self.pad, 0)))))
+        return F.relu(x + self.norm2(self.conv2(F.pad(y, (self.pad, 0)))))
+
+
+def tcn() -> tuple[nn.Module, Tensor]:
+    """A temporal convolutional network: 6 residual blocks of 128 channels, dilations 1 to 32."""
+    blocks = [TemporalBlock(128, 2**level) for level in range(6)]
+    return nn.Sequential(nn.Conv1d(40, 128, 1), *blocks, nn.Conv1d(128, 10, 1)), torch.randn(4, 40, 800)
+
+
+def separable() -> tuple[nn.Module, Tensor]:
+    """Depthwise kernels of 31 and pointwise ones, as a Conformer's convolution modules have them."""
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [nn.Conv1d(256, 256, 31, padding=15, groups=256), nn.BatchNorm1d(256), nn.SiLU()]
+        layers += [nn.Conv1d(256, 256, 1)]
+    return nn.Sequential(*layers), torch.randn(4, 256, 400)
+
+
+class Normed(nn.Module):
+    """Layer-norm over the channels of (N, C, L), as wav2vec2 has it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+def wav2vec2() -> tuple[nn.Module, Tensor]:
+    """The feature encoder of wav2vec2: seven convolutions of 512 channels, layer-norm and gelu after each."""
+    layers: list[nn.Module] = []
+    channels = 1
+    for kernel, stride in ((10, 5), (3, 2), (3, 2), (3, 2), (3, 2), (2, 2), (2, 2)):
+        layers += [nn.Conv1d(channels, 512, kernel, stride), Normed(512), nn.GELU()]
+        channels = 512
+    return nn.Sequential(*layers), torch.randn(1, 1, 16000)
+
+
+NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "TCN": tcn,
+    "depthwise-separable k31": separable,
+    "wav2vec2 encoder": wav2vec2,
+}
+
+
+def ratio(slow: Callable[[], object], fast: Callable[[], object], repeats: int) -> float:
+    """Median of time(slow) / time(fast), run in turn, the first round left out. Each goes first in half of the
+    rounds: what runs after another finds other memory free."""
+    ratios = []
+    for round_ in range(repeats + 1):
+        times = {}
+        for run in (slow, fast) if round_ % 2 else (fast, slow):
+            start = time.perf_counter()
+            run()
+            times[run] = time.perf_counter() - start
+        ratios.append(times[slow] / times[fast])
+    return statistics.median(ratios[1:])
+
+
+def networks(repeats: int) -> dict[str, float]:
+    found = {}
+    for name, make in NETWORKS.items():
+        torch.manual_seed(0)
+        plain, x = make()
+        plain.eval()
+        fast = to_channels_last(copy.deepcopy(plain))
+        torch.testing.assert_close(fast(x), plain(x), rtol=1e-3, atol=1e-4)
+        found[name] = ratio(lambda run=plain, x=x: run(x), lambda run=fast, x=x: run(x), repeats)
+        print(f"{name:28} {found[name]:5.2f}×")
+    return found
+
+
+def conversions(repeats: int) -> dict[str, float]:
+    found = {}
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            row = (torch.randn(shape) * 50).to(dtype)
+            last = row.contiguous(memory_format=torch.channels_last)
+            size = f"{row.nbytes / 1e6:.1f} MB"
+            for way, x, order, by_torch in (
+                ("NHWC→NCHW", last, "NCHW", torch.contiguous_format),
+                ("NCHW→NHWC", row, "NHWC", torch.channels_last),
+            ):
+                assert torch.equal(convert(x, order), x)
+                name = f"{way} {str(dtype)[6:]} {'x'.join(map(str, shape))} {size}"
+                found[name] = ratio(
+                    lambda x=x, by_torch=by_torch: x.contiguous(memory_format=by_torch),
+                    lambda x=x, order=order: convert(x, order),
+                    max(repeats, 15),
+                )
+                print(f"{name:52} {found[name]:5.2f}×")
+    print(f"least of all {min(found.values()):.2f}×")
+    return found
+
+
+def inspections(repeats: int) -> dict[str, float]:
+    """Seconds of `inspect` beyond twice the model's own run: at most 2 is promised."""
+    import torchvision
+
+    found = {}
+    for name in ("resnet18", "shufflenet_v2_x1_0", "densenet121", "convnext_tiny", "swin_t"):
+        model = getattr(torchvision.models, name)(weights=None).eval()
+        x = torch.randn(1, 3, 224, 224)
+        with torch.no_grad():
+            model(x)
+        start = time.perf_counter()
+        told = inspect(model, x)
+        found[name] = time.perf_counter() - start - 2 * told.model_us / 1e6
+        print(f"{name:28} {found[name]:5.2f} s beyond twice its own {told.model_us / 1e6:.2f} s")
+    return found
+
+
+PARTS = {"networks": networks, "conversions": conversions, "inspect": inspections}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=tuple(PARTS))
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    machine = {
+        "cpu": platform.processor() or platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    result: dict[str, object] = {"machine": machine}
+    with torch.no_grad():
+        for name, part in PARTS.items():
+            if options.only in (None, name):
+                result[name] = part(options.repeats)
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

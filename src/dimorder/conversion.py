@@ -1,0 +1,210 @@
+"""Decides how memory is moved from one order into another on a CPU: by which kernel of torch, by a table.
+
+The table, conversion.json, is measured per family of CPUs by `dimorder bench convert`; where it is silent,
+torch's own copy is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.algebra.dim_order import DimOrder
+
+TABLE = Path(__file__).with_name("conversion.json")
+# Elements are moved, not computed with: bytes per element → the type that they are moved as.
+CARRIERS: Mapping[int, torch.dtype] = MappingProxyType(
+    {1: torch.uint8, 2: torch.int16, 4: torch.float32, 8: torch.float64}
+)
+SIZES = (4, 8, 16, 64, 256, 1024, 4096)  # of the table's grid; a size counts as the largest that it reaches
+LEAST_GAIN = 1.25  # over torch's own copy, that another way must have to be taken
+LEAST_BYTES = 1 << 16  # below, the choice costs more than the copy
+_GRID_BYTES = 1 << 25  # a larger point of the grid is left out
+
+
+@dataclass(frozen=True)
+class Transposition:
+    """Dense memory of `batch` blocks of `rows` × `columns` elements, each of which is to be transposed."""
+
+    batch: int
+    rows: int
+    columns: int
+
+    @staticmethod
+    def between(shape: Sequence[int], held: DimOrder, wanted: DimOrder) -> Transposition | None:
+        """What leads from one order to another; None where that is no transposition, or nothing moves.
+
+        >>> nchw, nhwc = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)
+        >>> Transposition.between((2, 3, 5, 7), nhwc, nchw)
+        Transposition(batch=2, rows=35, columns=3)
+        >>> Transposition.between((2, 3, 5, 7), nchw, DimOrder(3, 2, 1, 0)) is None
+        True
+        """
+        before, after = ([dim for dim in order if shape[dim] != 1] for order in (held, wanted))
+        same = next((i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), len(before))
+        batch, left, right = before[:same], before[same:], after[same:]
+        if not left:
+            return None
+        cut = left.index(right[0])
+        if left[cut:] + left[:cut] != right:
+            return None
+        sizes = (math.prod(shape[dim] for dim in dims) for dims in (batch, left[:cut], left[cut:]))
+        return Transposition(*sizes)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way of copying, what it gains over torch's copy with one thread, and what it does."""
+
+    way: str
+    gain: float
+    moved: Transposition
+
+
+def choose(shape: tuple[int, ...], itemsize: int, held: DimOrder, wanted: DimOrder) -> Choice | None:
+    """The way that the table has for a conversion of elements of `itemsize` bytes; None where it has none."""
+    moved = Transposition.between(shape, held, wanted)
+    if moved is None or itemsize not in CARRIERS or math.prod(shape) * itemsize < LEAST_BYTES:
+        return None
+    cell = f"{_floor(moved.rows)}x{_floor(moved.columns)}"
+    found = _table().get(str(itemsize), {}).get(cell)
+    return Choice(*found, moved) if found else None
+
+
+def fast_copy(tensor: Tensor, choice: Choice, strides: Sequence[int]) -> Tensor | None:
+    """A dense tensor's values in other strides, in the way that was chosen; None where this number of threads
+    makes torch's copy faster. Gradients do not pass, and only plain CPU tensors are taken.
+
+    >>> choice = Choice("shuffle", 4.0, Transposition(1, 64, 3136))
+    >>> x = torch.randn(1, 64, 56, 56)
+    >>> y = fast_copy(x, choice, (200704, 1, 3584, 64))
+    >>> y is None or torch.equal(x, y)
+    True
+    """
+    # Ours run one block per thread; torch's copy is cut among all.
+    threads = torch.get_num_threads()
+    if choice.gain * min(choice.moved.batch, threads) / threads < LEAST_GAIN:
+        return None
+    made = WAYS[choice.way](tensor.view(CARRIERS[tensor.element_size()]), choice.moved)
+    return made.view(tensor.dtype).as_strided(tensor.shape, strides)
+
+
+def _by_shuffle(tensor: Tensor, moved: Transposition) -> Tensor:
+    """Each block as the channels of one pixel, channels-last, that are shuffled: torch has SIMD for that."""
+    size = moved.rows * moved.columns
+    pixels = tensor.as_strided((moved.batch, size, 1, 1), (size, 1, size, size))
+    return torch.native_channel_shuffle(pixels, moved.rows)
+
+
+def _by_block(tensor: Tensor, moved: Transposition) -> Tensor:
+    """Block by block: torch tiles the copy of a transposed matrix, but of a single one only."""
+    size = moved.rows * moved.columns
+    blocks = tensor.as_strided((moved.batch, moved.rows, moved.columns), (size, moved.columns, 1))
+    made = tensor.new_empty((moved.batch, moved.columns, moved.rows))
+    for source, target in zip(blocks, made, strict=True):
+        target.copy_(source.t())
+    return made
+
+
+WAYS: Mapping[str, Callable[[Tensor, Transposition], Tensor]] = MappingProxyType(
+    {"shuffle": _by_shuffle, "block": _by_block}
+)
+
+
+def family() -> str:
+    """The kind of CPU as torch sees it, a key of the table.
+
+    >>> " " in family()
+    True
+    """
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def measure(
+    sizes: Sequence[int] = SIZES,
+    progress: Callable[[str], None] = lambda step: None,
+) -> dict[str, dict[str, list[Any]]]:
+    """The table of this machine: bytes of an element → "rows x columns" → [way, gain over torch's copy], with
+    one thread.
+
+    A cell holds the least gain among its corners, so that a tensor between them does not lose. Cells where no
+    way gains are left out. Takes about a minute.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        table = {}
+        for itemsize in CARRIERS:
+            progress(f"measuring elements of {itemsize} bytes")
+            points = {(rows, columns): _gains(itemsize, rows, columns) for rows in sizes for columns in sizes}
+            table[str(itemsize)] = _cells(points, sizes)
+    finally:
+        torch.set_num_threads(threads)
+    return table
+
+
+def _cells(
+    points: Mapping[tuple[int, int], Mapping[str, float]], sizes: Sequence[int]
+) -> dict[str, list[Any]]:
+    """The best way of each cell by the least gain at its measured corners, where that is worth it."""
+    after = dict(zip(sizes, (*sizes[1:], sizes[-1]), strict=True))
+    cells = {}
+    for rows, columns in points:
+        corners = [points[r, c] for r in {rows, after[rows]} for c in {columns, after[columns]}]
+        measured = [corner for corner in corners if corner]
+        least = {way: min(corner[way] for corner in measured) for way in (measured or [{}])[0]}
+        way = max(least, key=least.__getitem__, default="")
+        if way and least[way] >= LEAST_GAIN:
+            cells[f"{rows}x{columns}"] = [way, round(least[way], 2)]
+    return cells
+
+
+def _gains(itemsize: int, rows: int, columns: int) -> dict[str, float]:
+    """How much faster than torch's copy each way is at one point of the grid; empty for one left out."""
+    nbytes = rows * columns * itemsize
+    if nbytes > _GRID_BYTES or nbytes < LEAST_BYTES // 4:
+        return {}
+    # In the cache, and out of it, where new memory costs page faults.
+    batches = {max(1, total // nbytes) for total in (4 * LEAST_BYTES, _GRID_BYTES // 4)}
+    measured = [_timed(itemsize, Transposition(batch, rows, columns)) for batch in batches]
+    return {way: min(gains[way] for gains in measured) for way in WAYS}
+
+
+def _timed(itemsize: int, moved: Transposition) -> dict[str, float]:
+    tensor = torch.arange(moved.batch * moved.rows * moved.columns).remainder(100).to(CARRIERS[itemsize])
+    plain = tensor.view(moved.batch, moved.rows, moved.columns).transpose(1, 2)
+    ways: dict[str, Callable[[], Any]] = {"": plain.contiguous}
+    ways |= {way: functools.partial(run, tensor, moved) for way, run in WAYS.items()}
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for round_ in range(6):
+        for way, run in ways.items():
+            start = time.perf_counter()
+            run()
+            if round_:
+                times[way].append(time.perf_counter() - start)
+    torchs = times.pop("")
+    return {
+        way: statistics.median(a / b for a, b in zip(torchs, own, strict=True)) for way, own in times.items()
+    }
+
+
+@functools.cache
+def _table() -> Mapping[str, Mapping[str, tuple[str, float]]]:
+    table: Mapping[str, Mapping[str, tuple[str, float]]] = json.loads(TABLE.read_text()).get(family(), {})
+    return table
+
+
+def _floor(size: int) -> int:
+    return max((s for s in SIZES if s <= size), default=0)

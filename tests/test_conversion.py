@@ -1,0 +1,100 @@
+"""Decides that faster copies are copies: every way, every type, whatever the table says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dimorder import conversion
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.channels_last import convert
+from dimorder.conversion import WAYS, Choice, Transposition, choose, fast_copy
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.int64)
+
+
+@given(st.permutations(range(4)), st.permutations(range(4)), st.sampled_from(sorted(WAYS)))
+def test_every_way_moves_every_transposition(held, wanted, way):
+    shape = (2, 3, 5, 4)
+    held, wanted = DimOrder(*held), DimOrder(*wanted)
+    moved = Transposition.between(shape, held, wanted)
+    if moved is None:
+        return
+    assert moved.batch * moved.rows * moved.columns == 120
+    x = torch.arange(120.0).view(held.physical_shape(shape)).permute(held.inverse.dims)
+    y = fast_copy(x, Choice(way, 99.0, moved), wanted.strides(shape))
+    assert torch.equal(x, y) and y.stride() == wanted.strides(shape)
+
+
+def test_transpositions_are_found_where_they_are():
+    nchw, nhwc, chwn = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1), DimOrder(1, 2, 3, 0)
+    shape = (2, 3, 5, 7)
+    assert Transposition.between(shape, nchw, nhwc) == Transposition(2, 3, 35)
+    assert Transposition.between(shape, nchw, chwn) == Transposition(1, 2, 105)
+    assert Transposition.between(shape, nhwc, chwn) is None
+    assert Transposition.between((2, 1, 5, 7), nchw, nhwc) is None
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_types_keep_every_bit(dtype, way, monkeypatch):
+    """With a table that has this way for everything; -0.0 and NaN are bits too."""
+    always = {
+        str(size): {f"{r}x{c}": [way, 99.0] for r in conversion.SIZES for c in conversion.SIZES}
+        for size in conversion.CARRIERS
+    }
+    monkeypatch.setattr(conversion, "_table", lambda: always)
+    bits = torch.randint(0, 256, (2, 24, 40, 18 * dtype.itemsize), dtype=torch.uint8)
+    x = bits.bool() if dtype == torch.bool else bits.view(dtype)
+    x = x if x.shape[-1] == 18 else x[..., :18].contiguous()
+    if x.nbytes < conversion.LEAST_BYTES:
+        x = x.repeat(4, 1, 1, 1)
+    choice = choose(tuple(x.shape), x.element_size(), DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1))
+    assert choice and choice.way == way
+    y = fast_copy(x, choice, DimOrder(0, 2, 3, 1).strides(x.shape))
+    assert y.dtype == x.dtype and y.stride() == DimOrder(0, 2, 3, 1).strides(x.shape)
+    same = y.contiguous().view(torch.uint8) == x.contiguous().view(torch.uint8)
+    assert same.all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_conversions_are_right_by_the_shipped_table(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for shape in ((1, 64, 56, 56), (8, 64, 28, 28), (2, 48, 6, 20, 28), (3, 96, 1000)):
+            x = torch.randn(shape)
+            last = DimOrder.channels_last(len(shape))
+            y = convert(x, last)
+            assert torch.equal(x, y) and y.stride() == last.strides(shape)
+            assert torch.equal(convert(y, "contiguous"), x)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_lazy_conjugates_gradients_and_subclasses_go_the_slow_way():
+    x = torch.randn(2, 64, 40, 40, dtype=torch.complex64)
+    assert torch.equal(convert(x.conj(), "NHWC"), x.conj())
+    leaf = torch.randn(2, 64, 56, 56, requires_grad=True)
+    convert(leaf, "NHWC").square().sum().backward()
+    torch.testing.assert_close(leaf.grad, 2 * leaf.detach())
+
+
+def test_the_shipped_table_names_known_ways():
+    table = json.loads(conversion.TABLE.read_text())
+    assert table
+    for sizes in table.values():
+        for itemsize, cells in sizes.items():
+            assert int(itemsize) in conversion.CARRIERS
+            assert all(way in WAYS and gain >= conversion.LEAST_GAIN for way, gain in cells.values())
+
+
+def test_measuring_gives_such_a_table():
+    table = conversion.measure(sizes=(64, 256))
+    assert set(table) == {"1", "2", "4", "8"}
+    cells = [cell for cells in table.values() for cell in cells.values()]
+    assert all(way in WAYS and gain >= conversion.LEAST_GAIN for way, gain in cells)
