@@ -20,7 +20,8 @@ from dimorder.errors import UnsupportedError
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.emit import emit
 from dimorder.targets.xnnpack.ops import OPERATORS
-from tests.targets.test_xnnpack_ops import Physical, compare, emitted, r
+from tests.targets.cases import Physical, r
+from tests.targets.test_xnnpack_ops import compare, emitted
 
 D = torch.ops.dimorder
 NCHW, NHWC = [0, 1, 2, 3], [0, 2, 3, 1]
@@ -345,7 +346,7 @@ def test_refusal_names_the_operator_that_has_no_kernel_alone() -> None:
         Physical(lambda x: torch.max_pool3d(torch.cumsum(x, 1), 2)), (r(2, 3, 4, 5, 6),)
     )
     message = refusal(program)
-    assert message.startswith("aten.max_pool3d.default (test_xnnpack_ops.py:")
+    assert message.startswith("aten.max_pool3d.default (cases.py:")
     assert "cumsum" not in message
 
 
@@ -353,7 +354,7 @@ def test_operator_without_any_kernel_is_refused_by_name_and_line() -> None:
     program = torch.export.export(Physical(lambda x: torch.linalg.inv(x) * 2), (r(3, 3),))
     message = refusal(program)
     assert "linalg_inv" in message
-    assert "(test_xnnpack_ops.py:" in message
+    assert "(cases.py:" in message
 
 
 def test_two_runs_write_the_same_file() -> None:

@@ -13,6 +13,28 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+aten = torch.ops.aten
+
+# What gives the same elements in the same sequence, in another shape; and in the same shape.
+VIEWS = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+)
+COPIES = (
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh_copy.default,
+)
+
 
 class Dense(Protocol):
     """A dense, row-major tensor of the file under construction, which the target's writer knows."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.table import Arguments, Row, View, whole
+from dimorder.targets.table import COPIES, VIEWS, Arguments, Row, View, whole
 from dimorder.targets.tosa.pointwise import cast
 from dimorder.targets.tosa.writer import DTYPES, MAX_OPERANDS, MAX_RANK, GraphWriter, Value
 
@@ -217,7 +217,7 @@ def _indices(w: GraphWriter, operand: View[Value] | Tensor) -> Value | Tensor:
     return w.reshape(value, (math.prod(value.shape),))
 
 
-_view_row, _same_row, _split_row = Row(_view), Row(_same), Row(_split)
+_split_row = Row(_split)
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
@@ -236,20 +236,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.index_select.default: Row(_index_select),
         aten.permute.default: Row(_permute),
         aten.transpose.int: Row(_transpose),
-        aten.view.default: _view_row,
-        aten._unsafe_view.default: _view_row,
-        aten.reshape.default: _view_row,
-        aten.flatten.using_ints: _view_row,
-        aten.unflatten.int: _view_row,
-        aten.squeeze.default: _view_row,
-        aten.squeeze.dim: _view_row,
-        aten.squeeze.dims: _view_row,
-        aten.unsqueeze.default: _view_row,
-        aten.clone.default: _same_row,
-        aten.contiguous.default: _same_row,
-        aten.alias.default: _same_row,
-        aten.detach.default: _same_row,
-        aten.lift_fresh_copy.default: _same_row,
+        **dict.fromkeys(VIEWS, Row(_view)),
+        **dict.fromkeys(COPIES, Row(_same)),
         aten.dropout.default: Row(_same, _check_dropout),
     }
 )

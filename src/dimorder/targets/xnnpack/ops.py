@@ -20,7 +20,7 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 from torch import Tensor
 
 from dimorder.program import dialect as dialect  # registers torch.ops.dimorder
-from dimorder.targets.table import Arguments, Row, Table, View, whole
+from dimorder.targets.table import COPIES, VIEWS, Arguments, Row, Table, View, whole
 from dimorder.targets.xnnpack.backend import MAX_RANK, NONE_ID, GraphWriter, Value
 
 aten = torch.ops.aten
@@ -720,9 +720,6 @@ def _check_pad(a: Arguments) -> str | None:
     return None
 
 
-_view_row = Row(_view, relabel=True)
-_same_row = Row(_same, relabel=True)
-
 _ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         dimorder.conv2d_nhwc.default: Row(_conv2d, _check_conv),
@@ -801,20 +798,8 @@ _ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.permute.default: Row(_permute(_permuted_dims), relabel=True),
         aten.transpose.int: Row(_permute(_transposed_dims), relabel=True),
         aten.t.default: Row(_permute(lambda a, rank: range(rank)[::-1]), relabel=True),
-        aten.view.default: _view_row,
-        aten._unsafe_view.default: _view_row,
-        aten.reshape.default: _view_row,
-        aten.flatten.using_ints: _view_row,
-        aten.unflatten.int: _view_row,
-        aten.squeeze.default: _view_row,
-        aten.squeeze.dim: _view_row,
-        aten.squeeze.dims: _view_row,
-        aten.unsqueeze.default: _view_row,
-        aten.clone.default: _same_row,
-        aten.contiguous.default: _same_row,
-        aten.alias.default: _same_row,
-        aten.detach.default: _same_row,
-        aten.lift_fresh_copy.default: _same_row,
+        **dict.fromkeys(VIEWS, Row(_view, relabel=True)),
+        **dict.fromkeys(COPIES, Row(_same, relabel=True)),
         aten.dropout.default: Row(_same, _check_dropout, relabel=True),
     }
 )

@@ -1,0 +1,230 @@
+"""Calls of physical programs that every target computes: a case or more per operator, dims that all differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dimorder.program import dialect as dialect  # registers torch.ops.dimorder
+
+D = torch.ops.dimorder
+aten = torch.ops.aten
+
+
+class Physical(torch.nn.Module):
+    """A physical module: a function of its inputs and of constants, which are its buffers."""
+
+    def __init__(self, function: Callable[..., Any], constants: tuple[Tensor, ...] = ()) -> None:
+        super().__init__()
+        self.function = function
+        for i, constant in enumerate(constants):
+            self.register_buffer(f"constant{i}", constant)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs, *self.buffers())
+
+
+def r(*shape: int) -> Tensor:
+    """Random numbers that depend on the shape alone."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + 7 * len(shape)))
+
+
+# name -> function, inputs, constants
+Case = tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor, ...]]
+
+X = r(2, 9, 11, 6)
+Y = r(2, 5, 7)
+
+SHARED: dict[str, Case] = {
+    "conv": (
+        lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 1], [1, 1, 2, 2], [1, 1], 1),
+        (X,),
+        (r(5, 3, 5, 6), r(5)),
+    ),
+    "conv, stride, dilation, asymmetric padding": (
+        lambda x, w, b: D.conv2d_nhwc(x, w, b, [2, 1], [0, 3, 2, 1], [1, 2], 1),
+        (X,),
+        (r(5, 3, 4, 6), r(5)),
+    ),
+    "conv, 1x1, no bias": (
+        lambda x, w: D.conv2d_nhwc(x, w, None, [1, 1], [0] * 4, [1, 1], 1),
+        (X,),
+        (r(7, 1, 1, 6),),
+    ),
+    "conv, groups": (
+        lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 2], [1] * 4, [1, 1], 3),
+        (X,),
+        (r(12, 3, 2, 2), r(12)),
+    ),
+    "conv, one channel": (
+        lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 1], [1] * 4, [1, 1], 1),
+        (r(2, 9, 11, 1),),
+        (r(5, 3, 2, 1), r(5)),
+    ),
+    "conv1d": (
+        lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 2], [0, 0, 4, 4], [1, 2], 1),
+        (r(2, 1, 23, 6),),
+        (r(5, 1, 5, 6), r(5)),
+    ),
+    "depthwise": (
+        lambda x, w, b: D.conv2d_nhwc(x, w, b, [2, 1], [1, 1, 2, 2], [1, 1], 6),
+        (X,),
+        (r(6, 3, 5, 1), r(6)),
+    ),
+    "depthwise, multiplier 2": (
+        lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 1], [1] * 4, [1, 1], 6),
+        (X,),
+        (r(12, 3, 2, 1), r(12)),
+    ),
+    "transposed, groups": (
+        lambda x, w: D.conv_transpose2d_nhwc(x, w, None, [2, 2], [1, 1], [0, 1], [1, 1], 3),
+        (X,),
+        (r(12, 3, 4, 2),),
+    ),
+    "max pool, ceil": (
+        lambda x: D.max_pool2d_nhwc(x, [3, 2], [2, 2], [0, 0], [1, 1], True),
+        (r(2, 8, 11, 6),),
+        (),
+    ),
+    "max pool, ceil, stride over kernel": (
+        lambda x: D.max_pool2d_nhwc(x, [2, 2], [3, 4], [0, 1], [1, 1], True),
+        (X,),
+        (),
+    ),
+    "max pool, 1x1": (lambda x: D.max_pool2d_nhwc(x, [1, 1], [2, 3], [0, 0], [1, 1], False), (X,), ()),
+    "average pool": (lambda x: D.avg_pool2d_nhwc(x, [3, 2], [2, 3], [0, 0], False, True, None), (X,), ()),
+    "average pool, padding counts": (
+        lambda x: D.avg_pool2d_nhwc(x, [3, 2], [2, 3], [1, 1], False, True, None),
+        (X,),
+        (),
+    ),
+    "average pool, padding does not count": (
+        lambda x: D.avg_pool2d_nhwc(x, [3, 4], [2, 3], [1, 2], False, False, None),
+        (X,),
+        (),
+    ),
+    "average pool, ceil, padding counts": (
+        lambda x: D.avg_pool2d_nhwc(x, [3, 4], [2, 3], [1, 1], True, True, None),
+        (r(2, 8, 11, 6),),
+        (),
+    ),
+    "average pool, ceil, padding does not count": (
+        lambda x: D.avg_pool2d_nhwc(x, [3, 4], [2, 3], [1, 1], True, False, None),
+        (r(2, 8, 11, 6),),
+        (),
+    ),
+    "average pool, divisor": (
+        lambda x: D.avg_pool2d_nhwc(x, [3, 2], [2, 3], [1, 1], True, True, 5),
+        (r(2, 8, 11, 6),),
+        (),
+    ),
+    "bilinear, scales": (lambda x: D.upsample_bilinear2d_nhwc(x, [18, 33], False, 2.0, 3.0), (X,), ()),
+    "nearest, scales": (lambda x: D.upsample_nearest2d_nhwc(x, [18, 22], 2.0, 2.0), (X,), ()),
+    "add, both broadcast": (lambda x, y: x + y, (r(2, 5, 1), r(1, 7)), ()),
+    "add, alpha": (lambda x, y: torch.add(x, y, alpha=3), (Y, r(7)), ()),
+    "add, scalar": (lambda x: aten.add.Scalar(x + 2.5, 3), (Y,), ()),
+    "add, constant": (lambda x, c: c + x, (Y,), (r(5, 7),)),
+    "add, integer constant": (lambda x, c: x + c, (Y,), (torch.arange(7),)),
+    "sub": (lambda x, y: x - y, (Y, r(7)), ()),
+    "sub, scalar": (lambda x: aten.sub.Scalar(x, 3, 2), (Y,), ()),
+    "rsub": (lambda x: torch.rsub(x, 3) + aten.rsub.Scalar(x, 1.5, 2), (Y,), ()),
+    "rsub, tensor": (lambda x, y: aten.rsub.Tensor(x, y, alpha=2), (Y, r(7)), ()),
+    "mul": (lambda x, y: x * y, (Y, r(5, 1)), ()),
+    "mul, scalar": (lambda x: aten.mul.Scalar(x * 2, 0.25), (Y,), ()),
+    "div": (lambda x, y: x / y, (Y, r(7).abs() + 1), ()),
+    "div, scalar": (lambda x: aten.div.Scalar(x / 3, 7), (Y,), ()),
+    "maximum": (torch.maximum, (Y, r(7)), ()),
+    "minimum": (torch.minimum, (Y, r(7)), ()),
+    "relu": (lambda x: torch.relu(x), (Y,), ()),
+    "relu6": (lambda x: aten.relu6(x * 5), (Y,), ()),
+    "hardtanh": (lambda x: F.hardtanh(x, -0.3, 0.7), (Y,), ()),
+    "clamp": (lambda x: torch.clamp(x, -0.2, 0.9), (Y,), ()),
+    "clamp, one side": (lambda x: (torch.clamp(x, min=0.1), torch.clamp(x, max=0.2)), (Y,), ()),
+    "clamp_min, clamp_max": (lambda x: (aten.clamp_min(x, -0.1), aten.clamp_max(x, 0.3)), (Y,), ()),
+    "hardswish": (lambda x: F.hardswish(x * 3), (Y,), ()),
+    "hardsigmoid": (lambda x: F.hardsigmoid(x * 3), (Y,), ()),
+    "silu": (F.silu, (Y,), ()),
+    "gelu": (F.gelu, (Y,), ()),
+    "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), (Y,), ()),
+    "sigmoid": (torch.sigmoid, (Y,), ()),
+    "tanh": (torch.tanh, (Y,), ()),
+    "elu": (lambda x: F.elu(x, 0.7), (Y,), ()),
+    "leaky_relu": (lambda x: F.leaky_relu(x, 0.2), (Y,), ()),
+    "leaky_relu, slopes": (
+        lambda x: F.leaky_relu(x, -0.3) + F.leaky_relu(x, 1.5) + F.leaky_relu(x, 0.0),
+        (Y,),
+        (),
+    ),
+    "prelu": (lambda x, w: D.prelu_last(x, w), (X,), (r(6),)),
+    "prelu, one slope": (lambda x, w: D.prelu_last(x, w), (X,), (r(1),)),
+    "exp": (torch.exp, (Y,), ()),
+    "sin, cos": (lambda x: (torch.sin(x), torch.cos(x)), (Y,), ()),
+    "square": (lambda x: torch.square(x) + x**2, (Y,), ()),
+    "rank 0": (lambda x: x * 2 + 1, (r(),), ()),
+    "linear, no bias, rank 4": (lambda x, w: F.linear(x, w), (X,), (r(4, 6),)),
+    "linear, rank 1": (F.linear, (r(7),), (r(3, 7), r(3))),
+    "addmm": (lambda x, w, b: torch.addmm(b, x, w), (r(4, 7),), (r(7, 3), r(3))),
+    "mm, constant": (torch.mm, (r(4, 7),), (r(7, 3),)),
+    "mm": (torch.mm, (r(4, 7), r(7, 3)), ()),
+    "bmm": (torch.bmm, (r(2, 4, 7), r(2, 7, 3)), ()),
+    "bmm, constant": (torch.bmm, (r(2, 4, 7),), (r(2, 7, 3),)),
+    "bmm, transposed right": (lambda x, y: torch.bmm(x, y.permute(0, 2, 1)), (r(2, 4, 7), r(2, 3, 7)), ()),
+    "matmul, rank 4": (torch.matmul, (r(2, 5, 4, 7), r(2, 5, 7, 3)), ()),
+    "matmul, rank 3 by 2": (torch.matmul, (r(2, 4, 7), r(7, 3)), ()),
+    "matmul, rank 3 by 2, constant": (torch.matmul, (r(2, 4, 7),), (r(7, 3),)),
+    "layer_norm, no affine": (lambda x: F.layer_norm(x, (6,)), (X,), ()),
+    "layer_norm, all dims": (lambda x: F.layer_norm(x, (5, 7)), (r(5, 7),), ()),
+    "mean, everything": (lambda x: x.mean(), (X,), ()),
+    "mean, rank 6": (lambda x: x.mean((1, 3)), (r(2, 3, 4, 5, 6, 7),), ()),
+    "mean, sizes of 1": (lambda x: x.mean((0, 1, 3)), (r(1, 4, 1, 5, 6),), ()),
+    "sum": (lambda x: (x.sum((1, 2)), x.sum(-1, keepdim=True), x.sum((0, 2)), x.sum()), (X,), ()),
+    "cat with a constant": (lambda x, c: torch.cat([x, c, x], 1), (Y,), (r(2, 3, 7),)),
+    "slice": (lambda x: (x[:, 1:4], x[..., -3:], x[:, :-2], x[0:1]), (Y,), ()),
+    "slice of everything": (lambda x: x[:, 0:] * 2, (Y,), ()),
+    "slice beyond the end": (lambda x: aten.slice.Tensor(x, 1, 3, 99) * 2, (Y,), ()),
+    "select": (lambda x: (x[:, 2], x[..., -1], aten.select.int(x, 0, 1)), (Y,), ()),
+    "split": (lambda x: [p * 2 for p in torch.split(x, 3, 2)] + list(torch.split(x, [1, 4], -2)), (Y,), ()),
+    "chunk": (lambda x: [p * 2 for p in torch.chunk(x, 3, -1)], (Y,), ()),
+    "unbind": (lambda x: torch.unbind(x, 1)[3] + torch.unbind(x, -2)[1], (Y,), ()),
+    "pad": (
+        lambda x: (F.pad(x, (1, 2)), F.pad(x, (0, 3, 2, 1), value=-1.5), aten.constant_pad_nd(x, [1, 0], 2)),
+        (Y,),
+        (),
+    ),
+    "pad, negative": (lambda x: (F.pad(x, (-1, 2)), F.pad(x, (0, -3, 1, -2), value=2.5)), (Y,), ()),
+    "permute": (lambda x: (x.permute(2, 0, 1) * 2, x.permute(0, 2, 1).clone()), (Y,), ()),
+    "permute, rank 6": (lambda x: x.permute(5, 1, 3, 0, 4, 2) * 2, (r(2, 3, 4, 5, 6, 7),), ()),
+    "views": (
+        lambda x: (
+            (x * 2).view(10, 7),
+            x.reshape(2, 35) + 1,
+            torch.flatten(x, 1) * 3,
+            x.unsqueeze(1) * 2,
+            x.unflatten(0, (1, 2)) * 2,
+            aten._unsafe_view(x, [5, 14]) * 2,
+        ),
+        (Y,),
+        (),
+    ),
+    "squeeze": (
+        lambda x: (x.squeeze() * 2, x.squeeze(2) * 3, x.squeeze((0, 2)) + 1),
+        (r(1, 5, 1, 7),),
+        (),
+    ),
+    "view of a permute": (lambda x: x.permute(2, 0, 1).reshape(14, 5) * 2, (Y,), ()),
+    "view to rank 0": (lambda x: x.reshape(()) * 2, (r(1, 1),), ()),
+    "expand": (
+        lambda x: (x.expand(4, 5, 7) * 2, x.expand(3, 1, 5, 7) + 1, x.expand(1, 5, 7) * 3),
+        (r(1, 5, 7),),
+        (),
+    ),
+    "no-ops": (
+        lambda x: F.dropout(aten.alias(aten.detach(x.clone().contiguous())), 0.5, False) * 2,
+        (Y,),
+        (),
+    ),
+}
