@@ -1,4 +1,4 @@
-"""Calls of physical programs that every target computes: a case or more per operator, dims that all differ."""
+"""Calls of physical programs that every target computes: one per operator or more, dims that all differ."""
 
 from __future__ import annotations
 
