@@ -1,5 +1,6 @@
 """Decides which exported graphs are functional as good as they stand: those whose in-place operators write to
-memory that nothing else sees. The others are decomposed by torch, which takes longer than the export itself.
+memory that nothing else sees, or that is computed ahead of time. The others are decomposed by torch, which
+takes longer than the export itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
 aten = torch.ops.aten
 
@@ -27,10 +29,16 @@ _FRESH = frozenset(
         aten.linear.default,
     }
 )
+# Operators whose results depend on the shape of their operand alone.
+_FILLED = frozenset(
+    {aten.new_zeros.default, aten.new_ones.default, aten.zeros_like.default, aten.ones_like.default}
+)
 
 
 def functional(exported: ExportedProgram, known: Collection[Any]) -> ExportedProgram:
     """The program without in-place operators, and without composite ones that are not `known`.
+
+    What can be computed ahead of time, in this order, stays as it is.
 
     >>> class Steps(torch.nn.Module):
     ...     def forward(self, x):
@@ -42,8 +50,12 @@ def functional(exported: ExportedProgram, known: Collection[Any]) -> ExportedPro
     graph = copy.deepcopy(exported.graph)
     for node, old in zip(graph.nodes, exported.graph.nodes, strict=True):
         node.name = old.name  # the signature knows it by this name; a copy shuns names of Python's own
+    constants = {s.arg.name for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT}
+    ahead = {node for node in graph.nodes if node.op == "placeholder" and node.name in constants}
     for node in graph.nodes:
-        if node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, known)):
+        if node.op == "call_function" and _is_ahead(node, ahead):
+            ahead.add(node)
+        elif node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, known)):
             decomposed: ExportedProgram = exported.run_decompositions({})
             return decomposed
     return ExportedProgram(
@@ -57,6 +69,26 @@ def functional(exported: ExportedProgram, known: Collection[Any]) -> ExportedPro
         constants=exported.constants,
         verifiers=exported.verifiers,
     )
+
+
+def _is_ahead(node: torch.fx.Node, ahead: Collection[torch.fx.Node]) -> bool:
+    """Whether a call reads no input, nor writes to what a parameter holds or a call that does has read."""
+    target: Any = node.target
+    if target in _FILLED:
+        return True
+    if not all(operand in ahead for operand in node.all_input_nodes):
+        return False
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return True
+    written = [node.all_input_nodes[0]]
+    for value in written:  # grows by whatever shares its memory
+        users = [user for user in value.users if user < node]
+        if value.op == "placeholder" or any(user not in ahead for user in users):
+            return False
+        sources = [] if _is_fresh(value) else value.all_input_nodes
+        shared = [*sources, *(user for user in users if not _is_fresh(user))]
+        written += [other for other in shared if other not in written]
+    return True
 
 
 def _made_functional(node: torch.fx.Node, known: Collection[Any]) -> bool:
