@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dimorder.channels_last import convert, to_channels_last
+from dimorder.cli.models import load_model
 from dimorder.inspection import inspect
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
@@ -87,8 +88,8 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 
 def ratio(slow: Callable[[], object], fast: Callable[[], object], repeats: int) -> float:
-    """Median of time(slow) / time(fast), run in turn, the first round left out. Each goes first in half of the
-    rounds: what runs after another finds other memory free."""
+    """Median of time(slow) / time(fast), run in turn, the first round left out. Each goes first in half of
+    the rounds: what runs after another finds other memory free."""
     ratios = []
     for round_ in range(repeats + 1):
         times = {}
@@ -138,11 +139,10 @@ def conversions(repeats: int) -> dict[str, float]:
 
 def inspections(repeats: int) -> dict[str, float]:
     """Seconds of `inspect` beyond twice the model's own run: at most 2 is promised."""
-    import torchvision
-
     found = {}
     for name in ("resnet18", "shufflenet_v2_x1_0", "densenet121", "convnext_tiny", "swin_t"):
-        model = getattr(torchvision.models, name)(weights=None).eval()
+        model = load_model(f"torchvision.models:{name}", {})
+        assert isinstance(model, nn.Module)
         x = torch.randn(1, 3, 224, 224)
         with torch.no_grad():
             model(x)
