@@ -51,7 +51,8 @@ class Guarded(Partitioner):  # type: ignore[misc]
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         """The program, with conversions where the delegate or a portable kernel needs them."""
         program: ExportedProgram = self.partitioner.transform_for_pre_decomposition(exported_program)
-        if not has_orders(program) and DimOrder.contiguous(4) in self.layout.default:
+        asked = (self.layout.default, *self.layout.operators.values())
+        if not has_orders(program) and all(DimOrder.contiguous(4) in orders for orders in asked):
             return program
         # What an operator gets is known only when it is one that stays: decompose as exir does next.
         program = self._decomposed(program)

@@ -440,10 +440,11 @@ def kernel_name(node: Node) -> str | None:
 
 
 def source_line(node: Node) -> str:
-    """Where in the network's own code the call stands, as far as it is known."""
+    """Where the call stands in the network's own code, or else in torch's, as far as it is known."""
     trace = str(node.meta.get("stack_trace") or "")
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    return lines[-1].replace('File "', "").replace('", line ', ":").split(",")[0] if lines else ""
+    own = [line for line in lines if "/torch/" not in line] or lines
+    return own[-1].replace('File "', "").replace('", line ', ":").split(",")[0] if own else ""
 
 
 @functools.cache

@@ -201,7 +201,7 @@ def kernel_calls(program: Any, method: str = "forward") -> list[KernelCall]:
     another one.
     """
     plan = next(plan for plan in program.execution_plan if plan.name == method)
-    known = set(plan.inputs)
+    known = dict.fromkeys(plan.inputs)  # the tensors written so far, the latest last: memory is used again
     calls = []
     for chain in plan.chains:
         for instruction in chain.instructions:
@@ -209,20 +209,22 @@ def kernel_calls(program: Any, method: str = "forward") -> list[KernelCall]:
             kind = type(call).__name__
             if kind not in ("KernelCall", "DelegateCall"):
                 continue
-            written = _items(plan, call.args[-1]) if kind == "KernelCall" and call.args else []
-            read = [item for index in call.args for item in _items(plan, index) if item not in written]
-            for index in read:
-                source = _seen_through(plan, index, known)
+            items = [item for index in call.args for item in _items(plan, index)]
+            # A delegate's call does not say which of its tensors it writes: none of them is taken for a view.
+            written = _items(plan, call.args[-1]) if kind == "KernelCall" and call.args else items
+            for index in dict.fromkeys(items):
+                source = None if index in written else _seen_through(plan, index, known)
                 if source is not None:
                     pairs = [_pair(plan.values[source].val), _pair(plan.values[index].val)]
                     calls.append(KernelCall(VIEW, "", *signature(pairs)))
-            known.update(read, written)
+            for index in written:
+                known.pop(index, None)
+                known[index] = None
             if kind == "KernelCall":
                 operator = plan.operators[call.op_index]
                 name = f"{operator.name}.{operator.overload}" if operator.overload else operator.name
                 calls.append(KernelCall(name, "", *signature(_tensors(plan, call.args))))
             else:
-                known.update(item for index in call.args for item in _items(plan, index))
                 delegate = plan.delegates[call.delegate_index].id
                 calls.append(KernelCall("", delegate, *signature(_tensors(plan, call.args))))
     return calls
@@ -240,13 +242,13 @@ def dangers(program: Any, version: str, method: str = "forward") -> list[KernelC
     return [call for call in kernel_calls(program, method) if table.verdict_of(call) == "wrong"]
 
 
-def _seen_through(plan: Any, index: int, known: set[int]) -> int | None:
+def _seen_through(plan: Any, index: int, known: Mapping[int, None]) -> int | None:
     """The known tensor whose memory an unknown one is a view of; None where it is no view."""
     place = _place(plan.values[index].val)
     if index in known or place is None:
         return None
-    found = [one for one in known if _place(plan.values[one].val) == place]
-    return next((one for one in reversed(found) if _count(plan, one) == _count(plan, index)), None)
+    found = (one for one in reversed(list(known)) if _place(plan.values[one].val) == place)
+    return next((one for one in found if _count(plan, one) == _count(plan, index)), None)
 
 
 def _place(value: Any) -> tuple[int, int, int] | None:

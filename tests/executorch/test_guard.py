@@ -1,0 +1,148 @@
+"""Decides what a guarded partitioner keeps out, checks and says, with delegates of several minds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("executorch")
+
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge
+from executorch.exir.backend.partitioner import Partitioner, PartitionResult
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.executorch import XNNPACK, DelegateLayout, canonicalise, guarded
+from dimorder.executorch.guard import TAG
+
+NCHW, NHWC = DimOrder.contiguous(4), DimOrder.channels_last(4)
+
+
+class Everything(Partitioner):
+    """Takes every operator, in one partition, with the constants that it reads."""
+
+    def partition(self, program):
+        from torch.export.graph_signature import InputKind
+
+        kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
+        for node in program.graph.nodes:
+            constant = node.op == "placeholder" and kinds[node.name] != InputKind.USER_INPUT
+            if node.op == "call_function" or constant:
+                node.meta[TAG] = "all"
+        return PartitionResult(program, {"all": None})
+
+
+def edge(network, *inputs):
+    return to_edge(torch.export.export(network.eval(), inputs)).exported_program()
+
+
+def last(*shape):
+    return torch.randn(shape).to(memory_format=torch.channels_last)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return self.conv(x).relu()
+
+
+def refusal(layout, program):
+    with pytest.raises(UnsupportedError) as caught:
+        guarded(Everything(), layout).partition(program)
+    return str(caught.value)
+
+
+def test_an_input_in_another_order():
+    layout = DelegateLayout("Mine", operators={"convolution": (NCHW, NHWC)}, default=(NCHW, NHWC))
+    text = refusal(layout, edge(Net(), last(2, 3, 5, 7)))
+    assert text.startswith("input x of convolution (")
+    assert "test_guard.py:" in text.splitlines()[0] and text.splitlines()[0].endswith(", for Mine")
+    found = "  found: NHWC (0, 2, 3, 1), shape (2, 3, 5, 7); accepted: NCHW (0, 1, 2, 3)"
+    assert text.splitlines()[1] == found
+    assert text.splitlines()[2].startswith("  fix: program = canonicalise(program) before lowering")
+
+
+def test_a_weight_in_another_order():
+    layout = DelegateLayout("Mine", boundary={4: (NCHW, NHWC)}, default=(NCHW, NHWC))
+    text = refusal(layout, edge(Net().to(memory_format=torch.channels_last), torch.randn(2, 3, 5, 7)))
+    first, found, fix = text.splitlines()
+    assert first.startswith("weight p_conv_weight of convolution (") and first.endswith(", for Mine")
+    assert found == "  found: NHWC (0, 2, 3, 1), shape (8, 3, 3, 3); accepted: NCHW (0, 1, 2, 3)"
+    assert fix == "  fix: program = canonicalise(program) before lowering"
+
+
+def test_an_output_in_another_order():
+    layout = DelegateLayout("Mine", boundary={4: (NHWC,)}, default=(NCHW, NHWC))
+    program = edge(_Out(), last(2, 3, 5, 7))
+    first, found, fix = refusal(layout, program).splitlines()
+    assert first.startswith("output aten_flip_default of flip (") and "test_guard.py:" in first
+    assert found == "  found: NCHW (0, 1, 2, 3), shape (2, 3, 5, 7); accepted: NHWC (0, 2, 3, 1)"
+    assert fix.startswith("  fix: list the order in the layout's boundary")
+
+
+class _Out(nn.Module):
+    def forward(self, x):
+        return torch.stack([x, x], 1).amax(1).flip(1)
+
+
+def test_an_operator_in_an_order_that_the_delegate_does_not_take_stays_out():
+    layout = DelegateLayout(
+        "Mine", boundary={4: (NCHW, NHWC)}, operators={"sigmoid": (NCHW,)}, default=(NCHW, NHWC)
+    )
+
+    class Three(nn.Module):
+        def forward(self, x):
+            return x.relu().sigmoid().tanh()
+
+    result = guarded(Everything(), layout).partition(edge(Three(), last(2, 3, 5, 7)))
+    tags = {
+        node.name: node.meta.get(TAG)
+        for node in result.tagged_exported_program.graph.nodes
+        if node.op == "call_function"
+    }
+    assert tags["aten_sigmoid_default"] is None
+    assert None not in (tags["aten_relu_default"], tags["aten_tanh_default"])
+    assert tags["aten_relu_default"] != tags["aten_tanh_default"], "one partition would depend on itself"
+    assert set(result.partition_tags) == {tags["aten_relu_default"], tags["aten_tanh_default"]}
+
+
+def test_dim_order_operators_stay_outside_where_the_layout_says_so():
+    layout = DelegateLayout(
+        "Mine", boundary={4: (NCHW, NHWC)}, default=(NCHW, NHWC), dim_order_operators="outside"
+    )
+
+    class Copy(nn.Module):
+        def forward(self, x):
+            return (x + x).to(memory_format=torch.channels_last).relu()
+
+    result = guarded(Everything(), layout).partition(edge(Copy(), torch.randn(2, 3, 5, 7)))
+    nodes = {node.name: node.meta.get(TAG) for node in result.tagged_exported_program.graph.nodes}
+    (copy,) = (name for name in nodes if "dim_order" in name)
+    assert nodes[copy] is None and nodes["aten_relu_default"] and nodes["aten_add_tensor"]
+
+
+def test_a_graph_that_needs_nothing_is_not_changed():
+    exported = torch.export.export(Net().eval(), (torch.randn(2, 3, 5, 7),))
+    assert canonicalise(exported) is exported
+    wrapped = guarded(XnnpackPartitioner(), XNNPACK)
+    assert wrapped.transform_for_pre_decomposition(exported) is exported
+    program = edge(Net(), torch.randn(2, 3, 5, 7))
+    before = [(n.name, n.target, n.args) for n in program.graph.nodes]
+    plain = {
+        n.name: n.meta.get(TAG) for n in XnnpackPartitioner()(program).tagged_exported_program.graph.nodes
+    }
+    for node in program.graph.nodes:
+        node.meta.pop(TAG, None)
+    tagged = wrapped.partition(program).tagged_exported_program
+    assert [(n.name, n.target, n.args) for n in tagged.graph.nodes] == before
+    assert {n.name: n.meta.get(TAG) for n in tagged.graph.nodes} == plain
+
+
+def test_a_layout_of_the_wrong_rank_is_refused():
+    with pytest.raises(UsageError, match="give orders of 3 dims"):
+        DelegateLayout("Mine", boundary={3: (NHWC,)})
