@@ -415,6 +415,14 @@ def _lift_cat(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     return cat(*args, **kwargs)
 
 
+def _lift_pair(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Where one of two operands is channels-last, the other is made so: torch takes the first one's order."""
+    pair = [x for x in args[:2] if isinstance(x, Tensor)]
+    if len(pair) == 2 and pair[0].shape == pair[1].shape and _is_nlc(pair[0]) != _is_nlc(pair[1]):
+        args = (*map(to_channels_last, pair), *args[2:])
+    return func(*args, **kwargs)
+
+
 def _is_nlc(x: Tensor) -> bool:
     return x.dim() == 3 and x.shape[1] > 1 and x.stride(1) == 1 and x.stride(2) == x.shape[1]
 
@@ -446,6 +454,9 @@ _LIFTS: Mapping[Any, Callable[[Callable[..., Any], Sequence[Any], Mapping[str, A
         {"size": 1, "scale_factor": 1.0},
     ),
     F.pad: _lift_pad,
+    **{
+        getattr(owner, name): _lift_pair for owner in (torch, Tensor) for name in ("add", "sub", "mul", "div")
+    },
     torch.cat: _lift_cat,
     torch.concat: _lift_cat,
     torch.concatenate: _lift_cat,
