@@ -24,12 +24,7 @@ from dimorder.executorch import DelegateLayout, canonicalise, guarded
 NHWC = DimOrder.channels_last(4)
 OPERATORS = ("convolution", "relu", "add.Tensor", "sigmoid")
 # The whole of what the delegate says about orders.
-LAYOUT = DelegateLayout(
-    "Nhwc",
-    boundary={4: (NHWC,)},
-    operators={name: (NHWC,) for name in OPERATORS},
-    dim_order_operators="outside",
-)
+LAYOUT = DelegateLayout("Nhwc", boundary={4: (NHWC,)}, operators=dict.fromkeys(OPERATORS, (NHWC,)))
 
 
 class NhwcBackend(BackendDetails):
@@ -65,8 +60,6 @@ class NhwcPartitioner(Partitioner):
 
 
 class Network(nn.Module):
-    """Two convolutions around a softmax over rows, which the delegate does not have."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 5, 3)
@@ -76,7 +69,6 @@ class Network(nn.Module):
 
 
 def lower(network: nn.Module, x: torch.Tensor):
-    """The network with its partitions; `x` in any order."""
     program = canonicalise(torch.export.export(network, (x,)))
     return to_edge_transform_and_lower(program, partitioner=[guarded(NhwcPartitioner(), LAYOUT)])
 
@@ -84,5 +76,4 @@ def lower(network: nn.Module, x: torch.Tensor):
 if __name__ == "__main__":
     network, x = Network().eval(), torch.randn(2, 3, 9, 11)
     lowered = lower(network, x).exported_program()
-    lowered.graph_module.graph.print_tabular()
     print("largest difference", (lowered.module()(x) - network(x)).abs().max().item())

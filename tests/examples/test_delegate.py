@@ -1,4 +1,4 @@
-"""Decides that the example's delegate gets NHWC alone, whatever its network is fed, and computes the network."""
+"""Decides that the example's delegate gets NHWC alone, however its network is fed, and computes it."""
 
 from __future__ import annotations
 
