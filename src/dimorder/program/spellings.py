@@ -77,6 +77,12 @@ def _flatten(n: Tracer, x: Value, start: int = 0, end: int = -1) -> Value:
     return _view(n, x, [*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]])
 
 
+def _unflatten(n: Tracer, x: Value, dim: int, sizes: Sequence[int]) -> Value:
+    shape = list(shape_of(x))
+    dim = dim % len(shape)
+    return _view(n, x, [*shape[:dim], *sizes, *shape[dim + 1 :]])
+
+
 def _expand(n: Tracer, x: Value, shape: Sequence[int], implicit: bool = False) -> Value:
     old = (1,) * (len(shape) - len(shape_of(x))) + shape_of(x)
     sizes = [before if size == -1 else int(size) for before, size in zip(old, shape, strict=True)]
@@ -475,6 +481,7 @@ SPELLINGS: dict[Any, Callable[..., Value]] = {
     aten.squeeze.dim: _squeeze,
     aten.squeeze.dims: _squeeze,
     aten.flatten.using_ints: _flatten,
+    aten.unflatten.int: _unflatten,
     aten.expand.default: _expand,
     aten.slice.Tensor: _slice,
     aten.select.int: _select,

@@ -24,7 +24,8 @@ def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.
 
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """max |got − wanted| / max |wanted|; infinite where shapes differ or either holds what is not finite.
+    """max |got − wanted| / max |wanted| over what is finite; infinite where shapes differ, or where what is not
+    finite differs.
 
     >>> relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]))
     0.25
@@ -35,8 +36,14 @@ def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
         return 0.0
     exact = torch.complex128 if wanted.is_complex() or got.is_complex() else torch.float64
     got, wanted = got.detach().to(exact), wanted.detach().to(exact)
-    if not (torch.isfinite(got).all() and torch.isfinite(wanted).all()):
-        return 0.0 if torch.equal(got, wanted) else float("inf")
+    finite = torch.isfinite(wanted)
+    if not finite.all() or not torch.isfinite(got).all():
+        if not finite.any():
+            return 0.0 if torch.equal(got, wanted) else float("inf")  # all NaN shows nothing
+        alike = torch.equal(finite, torch.isfinite(got))
+        if not (alike and torch.allclose(got[~finite], wanted[~finite], equal_nan=True)):
+            return float("inf")
+        got, wanted = got[finite], wanted[finite]
     difference = (got - wanted).abs().max().item()
     scale = wanted.abs().max().item()
     return difference / scale if scale else (0.0 if difference == 0 else float("inf"))
