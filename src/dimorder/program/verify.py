@@ -24,8 +24,7 @@ def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.
 
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """max |got − wanted| / max |wanted| over what is finite; infinite where shapes differ, or where what is not
-    finite differs.
+    """max |got − wanted| / max |wanted| over what is finite; infinite where shapes or the rest differ.
 
     >>> relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]))
     0.25
