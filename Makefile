@@ -42,8 +42,11 @@ format: $(DEV) ## rewrite the sources in the one format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(DEV) ## the planner's benchmark
-	$(PY) benchmarks/planner.py
+bench: $(DEV) ## every benchmark, side by side with its peer (an hour; results in benchmarks/results)
+	$(PY) -m benchmarks.planner --out benchmarks/results/planner.json
+	$(PY) -m benchmarks.tosa
+	$(PY) -m benchmarks.eager --out benchmarks/results/eager.json
+	$(PY) -m benchmarks.guarded
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist examples/face/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

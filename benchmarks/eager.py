@@ -1,6 +1,6 @@
 """How much faster: 1-D networks by `to_channels_last`, conversions by `convert`, and what `inspect` costs.
 
-python benchmarks/eager.py [--only networks|conversions|inspect] [--repeats 15] [--out eager.json]
+python -m benchmarks.eager [--only networks|conversions|inspect] [--repeats 15] [--out eager.json]
 
 Every figure is the median of ratios of runs in turn, so that a machine's mood cancels.
 """

@@ -1,6 +1,6 @@
 """How long the planner takes: real networks, ten of them chained, and synthetic wirings of six layouts.
 
-python benchmarks/planner.py [--repeats 3] [--only PATTERN] [--time-limit 60] [--out planner.json]
+python -m benchmarks.planner [--repeats 3] [--only PATTERN] [--time-limit 60] [--out planner.json]
 """
 
 from __future__ import annotations
