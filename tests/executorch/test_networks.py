@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 
 pytest.importorskip("executorch")
-pytest.importorskip("torchvision")
 
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge_transform_and_lower
@@ -16,16 +17,19 @@ from dimorder.executorch.probe import disagreement
 from dimorder.runtime.program import load
 from tests import zoo
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="no torchvision"),
+]
 NETWORKS = ("squeezenet1_1", "shufflenet_v2_x0_5", "mobilenet_v2", "mobilenet_v3_small", "resnet18")
 
 
 def made(name):
-    network = zoo.Network(name, zoo._torchvision(name), (1, 3, 96, 96), frozenset()).build()
-    (x,) = zoo.Network(name, zoo._torchvision(name), (1, 3, 96, 96), frozenset()).inputs()
+    row = zoo.Network(name, zoo._torchvision(name), (1, 3, 96, 96), frozenset())
+    network, (x,) = row.build(), row.inputs()
     return network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_stock_lowering_to_xnnpack_crashes(name):
     network, x = made(name)
@@ -33,7 +37,6 @@ def test_stock_lowering_to_xnnpack_crashes(name):
         to_edge_transform_and_lower(torch.export.export(network, (x,)), partitioner=[XnnpackPartitioner()])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["portable", "xnnpack"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_ours_is_right_with_either_input_order(name, backend, tmp_path):

@@ -77,8 +77,10 @@ def _xnnpack_operators() -> Mapping[str, tuple[DimOrder, ...]]:
 
 
 def _says_last(key: str) -> bool:
-    """Whether a signature is about a channels-last tensor of 4 dims, and none that sizes of 1 leave open: what
-    XNNPACK refuses there is the label at its boundary, not the operator."""
+    """Whether a signature is about a channels-last tensor of 4 dims, and none that sizes of 1 leave open.
+
+    What XNNPACK refuses of the latter is the label at its boundary, not the operator.
+    """
     rank, letters = key.split(" ")
     return SAME not in letters and (LAST in letters if rank == "4" else {LAST, OTHER} & {*letters} == {OTHER})
 
