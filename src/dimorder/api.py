@@ -21,7 +21,7 @@ from dimorder.planning.problem import InvalidChoice
 from dimorder.planning.solve import solve
 from dimorder.program import annotate as _annotate
 from dimorder.program import physical as _physical
-from dimorder.program.capture import Program, capture, eval_mode, operator_name, where
+from dimorder.program.capture import Program, arguments, capture, eval_mode, operator_name, where
 from dimorder.program.contract import Contract, TensorSpec
 from dimorder.program.dialect import decompose
 from dimorder.program.extract import UNITS, Extracted, extract
@@ -83,8 +83,15 @@ class Lowered:
 
     def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
         """Run the artifact like the network, guarded by the contract; the result has its structure."""
-        flat = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        guarded = check(self.contract, flat, on_mismatch)
+        given = arguments(self.program.exported, args, kwargs)
+        fed = []
+        for value, example in zip(given, self.program.examples, strict=True):
+            if isinstance(example, torch.Tensor):
+                fed.append(value)
+            elif (type(value), value) != (type(example), example):
+                found = f"{value!r}, where the network was lowered for {example!r}"
+                raise UsageError("the arguments", found, "lower it again for that value")
+        guarded = check(self.contract, fed, on_mismatch)
         outputs = restore(self.contract, self.artifact.run(guarded.tensors), on_mismatch).tensors
         return pytree.tree_unflatten(list(outputs), self.program.out_spec)
 
@@ -335,9 +342,8 @@ def _flat(model: Any, program: Program) -> Callable[..., list[torch.Tensor]]:
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
         feed = iter(inputs)
-        args, kwargs = pytree.tree_map_only(
-            torch.Tensor, lambda _: next(feed), program.exported.example_inputs
-        )
+        leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in program.examples]
+        args, kwargs = pytree.tree_unflatten(leaves, program.exported.call_spec.in_spec)
         with eval_mode(model):
             result = reference(*args, **kwargs)
         return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]

@@ -150,12 +150,11 @@ def test_check_writes_its_json_beside_what_it_prints(made, capfd, tmp_path):
     ("content", "words"),
     [
         (None, "No such file"),
-        (b"", "0 bytes that do not begin as a .tosa graph"),
-        (b"\x1c\x00\x00\x00ET12" + b"\x00" * 90, "do not begin as a .tosa graph does"),
+        (b"", "0 bytes that do not begin as a .tosa graph or a .pte program does"),
         (b"\x00\x00\x00\x00TOSA", "a damaged flatbuffer"),
         (foreign()[:300], "a damaged flatbuffer"),
     ],
-    ids=["missing", "empty", "a .pte", "a head alone", "cut off"],
+    ids=["missing", "empty", "a head alone", "cut off"],
 )
 def test_check_refuses_what_is_no_tosa_file(content, words, capfd, tmp_path):
     if content is not None:
@@ -165,5 +164,5 @@ def test_check_refuses_what_is_no_tosa_file(content, words, capfd, tmp_path):
 
 
 def test_check_needs_no_torch_to_refuse(tmp_path, capfd):
-    assert "required: FILE" in refused(capfd, ["check"], 2)
+    assert "required: MODEL" in refused(capfd, ["check"], 2)
     assert "No such file or directory" in refused(capfd, ["check", tmp_path / "x", "--json", "no/x.json"], 2)

@@ -127,9 +127,77 @@ def test_normal_form(name: str) -> None:
     assert Counter(operators(Net(function, **LAYERS), *inputs)) == wanted
 
 
-def test_what_is_random_is_not_evaluated_ahead_of_time() -> None:
-    program = capture(Net(lambda m, x: x + torch.rand(5, 7)), (torch.randn(X),))
-    assert "aten.rand.default" in {str(node.target) for node in program.nodes}
+def test_constants_of_one_name_and_names_of_the_graph_module_are_told_apart() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.a_b = nn.Module(), nn.Module()
+            self.a.b_c, self.a_b.c = nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(7))
+            self.graph, self.constant = nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(7))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.a.b_c + self.a_b.c * torch.arange(7)) * self.graph - self.constant
+
+    assert operators(Parts(), torch.randn(X)) == ["mul", "add", "mul", "sub"]
+
+
+def test_a_program_keeps_its_constants_whatever_becomes_of_the_module() -> None:
+    model, x = Net(lambda m, x: x * m.w.t()[:, :1, None].sum(), w=torch.randn(7, 3)), torch.randn(X)
+    scaled = Net(lambda m, x: x * m.w, w=torch.randn(7))
+    for net in (model, scaled):
+        program = capture(net, (x,))
+        before = program.module(x)
+        with torch.no_grad():
+            net.w.mul_(2)
+        torch.testing.assert_close(program.module(x), before, rtol=0, atol=0)
+
+
+def test_in_place_comparisons_keep_their_type() -> None:
+    def compared(m: nn.Module, x: Tensor) -> Tensor:
+        y = x + 1
+        y.gt_(0)
+        return y - x
+
+    operators(Net(compared), torch.randn(X))
+
+
+@pytest.mark.parametrize("kwargs", [{"a": 0, "b": 1}, {"b": 1, "a": 0}])
+def test_examples_are_bound_by_name(kwargs: dict[str, int]) -> None:
+    tensors = torch.randn(5, 7), torch.randn(5, 7)
+    exported = torch.export.export(Named(), (), {"a": tensors[0], "b": {"u": tensors[1], "v": tensors[0]}})
+    call = {"a": tensors[0], "b": {"v": tensors[0], "u": tensors[1]}}
+    program = capture(exported, (), {name: call[name] for name in kwargs})
+    wanted = Named()(**call)
+    torch.testing.assert_close(program.module(*program.example_inputs)[0], wanted)
+
+
+class Named(nn.Module):
+    def forward(self, a: Tensor, b: dict[str, Tensor]) -> Tensor:
+        return a - 2 * b["u"] + 3 * b["v"]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (((torch.randn(X),), {}), "give 0 by position, by name a, b"),
+        (((), {"a": torch.randn(5, 7), "c": {}}), "another structure than the network was exported with"),
+        (
+            ((), {"a": torch.randn(2, 7), "b": {"u": torch.randn(5, 7), "v": torch.randn(5, 7)}}),
+            "(2, 7), where the program was exported for (5, 7) of torch.float32",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_a_program_are_refused(call: Any, text: str) -> None:
+    tensor = torch.randn(5, 7)
+    exported = torch.export.export(Named(), (), {"a": tensor, "b": {"u": tensor, "v": tensor}})
+    with pytest.raises(UsageError) as caught:
+        capture(exported, *call)
+    assert text in str(caught.value)
+
+
+def test_a_bare_tensor_is_no_tuple_of_arguments() -> None:
+    with pytest.raises(UsageError, match="give a tuple of the network's arguments"):
+        capture(nn.Linear(7, 3), torch.randn(X))  # type: ignore[arg-type]
 
 
 def test_a_program_of_either_spelling_is_captured_like_its_module(tmp_path: Path) -> None:
@@ -164,6 +232,12 @@ class Counting(nn.Module):
 
 
 REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
+    "random numbers": (Net(lambda m, x: x + torch.rand(5, 7)), X, "found: random numbers"),
+    "a number of a tensor": (Net(lambda m, x: x * x.sum().item()), X, "is read out of a tensor"),
+    "control flow": (
+        Net(lambda m, x: torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))), X, "control flow"
+    ),
+    "no input": (Net(lambda m, x: m.w * 2, w=torch.randn(3)), (), "no tensor among its inputs"),
     "state": (Counting(), X, "buffer count\n  found: the program writes to it"),
     "an input that is written": (
         Net(lambda m, x: x.add_(1)), X, "user input args_0\n  found: the program writes to it"
@@ -183,7 +257,7 @@ REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
 def test_what_has_no_normal_form_is_refused(name: str) -> None:
     model, shape, text = REFUSED[name]
     with pytest.raises(UnsupportedError) as caught:
-        capture(model, (torch.randn(shape),))
+        capture(model, (torch.randn(shape) if shape else 3,))
     assert text in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
 

@@ -50,3 +50,15 @@ def test_a_wrong_program_is_refused_with_its_output() -> None:
         )
     assert "output 1 differs from PyTorch's by 2.50e-01" in str(caught.value)
     assert str(caught.value).startswith("the program\n")
+
+
+def test_another_type_is_never_the_same() -> None:
+    assert relative_error(torch.tensor([True]), torch.tensor([1.0])) == INF
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_may_differ_by_its_rounding(dtype: torch.dtype) -> None:
+    x = torch.tensor([1.0, 2.0], dtype=dtype)
+    assert verify(lambda x: [x * (1 + torch.finfo(dtype).eps)], lambda x: [x], [x], what="it") > 0
+    with pytest.raises(VerificationError):
+        verify(lambda x: [x * 1.1], lambda x: [x], [x], what="it")

@@ -61,6 +61,7 @@ def canonicalise(program: ExportedProgram) -> ExportedProgram:
         return program
     graph = copy.deepcopy(program.graph_module)
     for old, node in zip(program.graph.nodes, graph.graph.nodes, strict=True):
+        node.name = old.name  # the signature knows it by this name; a copy shuns names of Python's own
         if old.name in moved:
             node.meta["val"] = restride(old.meta["val"], moved[old.name])
         if _odd_format(old):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
+from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind, OutputKind
 
 from dimorder.errors import UnsupportedError, UsageError
@@ -29,16 +30,20 @@ class Program:
     """A captured network: a functional graph whose placeholders are the user's inputs and whose constants are
     attributes.
 
-    `example_inputs` are the flattened tensors the network was captured with; `out_spec` restores the
-    structure of the result. `exported` is the program as it was exported, which is what "the same numbers"
-    means.
+    `examples` are the leaves of the call it was captured with, in the sequence of `exported`; `out_spec`
+    restores the structure of the result. `exported` is the program as it was exported, which is what "the
+    same numbers" means.
     """
 
     module: torch.fx.GraphModule
-    example_inputs: tuple[torch.Tensor, ...]
+    examples: tuple[Any, ...]
     input_names: tuple[str, ...]
     out_spec: pytree.TreeSpec
     exported: ExportedProgram
+
+    @property
+    def example_inputs(self) -> tuple[torch.Tensor, ...]:
+        return tuple(leaf for leaf in self.examples if isinstance(leaf, torch.Tensor))
 
     @property
     def nodes(self) -> list[torch.fx.Node]:
@@ -71,10 +76,61 @@ def capture(
     `model` may be a module (exported in eval mode), an `ExportedProgram`, or the path of a `.pt2` file; for
     the last two, missing `args` are taken from the program's own example inputs.
     """
+    if not isinstance(args, (tuple, list)):
+        raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
     exported = _export(model, args, kwargs)
     plain = functional(exported, known=SPELLINGS.keys() | RULES.keys())
     _refuse_state(plain)  # only this form's signature tells every write
-    return _normal_form(plain, exported)
+    return _normal_form(plain, exported, _examples(exported, args, kwargs or {}))
+
+
+def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The leaves of a call in the program's sequence, keywords and keys by name.
+
+    Raises `UsageError` where the call is of another structure than the program's.
+    """
+    spec = exported.call_spec.in_spec
+    try:
+        leaves: list[Any] = spec.flatten_up_to((tuple(args), reorder_kwargs(dict(kwargs), spec)))
+    except (ValueError, TypeError, KeyError) as error:
+        positional, named = spec.children_specs
+        raise UsageError(
+            "the arguments",
+            f"another structure than the network was exported with ({' '.join(str(error).split())[:200]})",
+            f"give {positional.num_children} by position, by name {', '.join(named.context or ()) or 'none'}",
+        ) from error
+    return leaves
+
+
+def _examples(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The leaves of the call that stands for all: what is given, if it fits the program, or its own."""
+    call = (args, kwargs) if args or kwargs else exported.example_inputs
+    if call is None:
+        raise UsageError("args", "neither given nor in the program", "give example arguments")
+    examples = arguments(exported, *call)
+    leaves = iter(examples)
+    placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            leaf, held = next(leaves), placeholders[spec.arg.name].meta.get("val")
+            if isinstance(held, torch.Tensor) and not _alike(leaf, held):
+                found = f"{tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+                raise UsageError(
+                    f"input {spec.arg.name}",
+                    f"{found}, where the program was exported for {tuple(held.shape)} of {held.dtype}",
+                    "export it again for that input",
+                )
+    return tuple(examples)
+
+
+def _alike(leaf: Any, held: torch.Tensor) -> bool:
+    """Whether a tensor may stand for another; symbolic sizes are refused elsewhere."""
+    static = all(isinstance(size, int) for size in held.shape)
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.dtype == held.dtype
+        and (not static or leaf.shape == held.shape)
+    )
 
 
 @contextmanager
@@ -154,6 +210,16 @@ def _refuse_state(exported: ExportedProgram) -> None:
             )
     for node in exported.graph.nodes:
         value = node.meta.get("val")
+        if node.op == "get_attr" or isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise UnsupportedError(
+                f"{operator_name(node)} ({where(node)})", "control flow", "decide it before the export"
+            )
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise UnsupportedError(
+                f"{operator_name(node)} ({where(node)})",
+                "a number that is read out of a tensor",
+                "keep it a tensor, or make it a constant",
+            )
         if isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
             raise UnsupportedError(
                 f"{operator_name(node)} ({where(node)})",
@@ -162,7 +228,7 @@ def _refuse_state(exported: ExportedProgram) -> None:
             )
 
 
-def _normal_form(exported: ExportedProgram, original: ExportedProgram) -> Program:
+def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples: tuple[Any, ...]) -> Program:
     """The program traced anew in the normal form's spellings."""
     tracer = Tracer(SPELLINGS)
     env, names = _bind_inputs(tracer, exported)
@@ -177,9 +243,20 @@ def _normal_form(exported: ExportedProgram, original: ExportedProgram) -> Progra
                 "output", f"the network returns the constant {result!r}", "return tensors only"
             )
     module = tracer.module([env[result] for result in results])
-    leaves = pytree.tree_leaves(exported.example_inputs)
-    examples = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    _refuse_random(module)
+    if not names:
+        raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")
     return Program(module, examples, tuple(names), exported.call_spec.out_spec, original)
+
+
+def _refuse_random(module: torch.fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise UnsupportedError(
+                f"{operator_name(node)} ({where(node)})",
+                "random numbers",
+                "make them an input",
+            )
 
 
 def _bind_inputs(tracer: Tracer, exported: ExportedProgram) -> tuple[dict[torch.fx.Node, Value], list[str]]:

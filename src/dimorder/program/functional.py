@@ -35,6 +35,14 @@ _FILLED = frozenset(
 )
 
 
+_NORMS = (aten.batch_norm.default, aten.instance_norm.default)
+
+# Their in-place forms keep the type of what they write to; the functional ones give booleans.
+_TRUTHS = frozenset(
+    f"{name}_" for name in ("eq", "ne", "lt", "le", "gt", "ge", "not_equal", "less", "less_equal", "greater")
+) | frozenset(("greater_equal_", "logical_and_", "logical_or_", "logical_xor_", "logical_not_"))
+
+
 def functional(exported: ExportedProgram, known: Collection[Any]) -> ExportedProgram:
     """The program without in-place operators, and without composite ones that are not `known`.
 
@@ -95,8 +103,8 @@ def _made_functional(node: torch.fx.Node, known: Collection[Any]) -> bool:
     """Whether a call is functional, or was in place and has been replaced."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.target is operator.getitem
-    if node.target is aten.batch_norm.default and node.args[5]:
-        return False  # in training it writes its running statistics, which its schema does not say
+    if node.target in _NORMS and node.args[3] is not None and node.args[5]:
+        return False  # with the input's statistics it writes the running ones, which no schema says
     if node.target._schema.is_mutable:
         return _replaced(node)
     return node.target in known or not _is_composite(node.target)
@@ -108,6 +116,8 @@ def _replaced(node: torch.fx.Node) -> bool:
     target: Any = node.target
     overload = getattr(getattr(aten, target._opname.removesuffix("_"), None), target._overloadname, None)
     if overload is None or overload._schema.is_mutable or not isinstance(written, torch.fx.Node):
+        return False
+    if target._opname in _TRUTHS and written.meta["val"].dtype != torch.bool:
         return False
     if not _is_private(written) or any(user < node and not _is_fresh(user) for user in written.users):
         return False

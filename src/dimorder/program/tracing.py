@@ -89,12 +89,18 @@ class Tracer:
             return value
         if id(value) not in self.attribute_nodes:
             self.kept.append(value)
-            name = self.names.get(id(value), f"constant_{len(self.attributes)}")
-            self.attributes[name] = value.detach().contiguous()
+            name = self._free_name(self.names.get(id(value), "constant"))
+            # A copy: what the module's owner does to its parameters later must not reach the program.
+            self.attributes[name] = value.detach().clone(memory_format=torch.contiguous_format)
             node = self._at_top(lambda: self.graph.get_attr(name))
             node.meta["val"] = without_data(value)
             self.attribute_nodes[id(value)] = node
         return self.attribute_nodes[id(value)]
+
+    def _free_name(self, name: str) -> str:
+        """The name, or with a number where a constant has it already, or GraphModule has it for its own."""
+        names = (name, *(f"{name}_{i}" for i in range(1, len(self.attributes) + 2)))
+        return next(n for n in names if n not in self.attributes and not hasattr(_GRAPH_MODULE, n))
 
     def _at_top(self, make: Callable[[], torch.fx.Node]) -> torch.fx.Node:
         first = next((node for node in self.graph.nodes if node.op == "call_function"), None)
@@ -102,6 +108,9 @@ class Tracer:
             return make()
         with self.graph.inserting_before(first):
             return make()
+
+
+_GRAPH_MODULE = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
 
 
 def without_data(tensor: torch.Tensor) -> torch.Tensor:
