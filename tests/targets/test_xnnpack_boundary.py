@@ -20,7 +20,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.emit import emit
 from dimorder.targets.xnnpack.ops import OPERATORS
-from tests.targets.cases import Physical, r
+from tests.targets.cases import Physical, aten, r
 from tests.targets.test_xnnpack_ops import compare, emitted
 
 D = torch.ops.dimorder
@@ -355,6 +355,26 @@ def test_operator_without_any_kernel_is_refused_by_name_and_line() -> None:
     message = refusal(program)
     assert "linalg_inv" in message
     assert "(cases.py:" in message
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "operator", "found"),
+    [
+        (
+            lambda x, w: aten.convolution(x, w, None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1),
+            (r(1, 2, 4, 5, 6), r(3, 2, 2, 3, 1)),
+            "aten.convolution.default",
+            "the portable kernel convolves in one and two dimensions",
+        ),
+        (lambda i: i % 3, (torch.arange(-8, 9),), "aten.remainder.Scalar", "the sign that C gives it"),
+    ],
+)
+def test_operator_whose_kernel_is_wrong_is_refused(
+    function: Callable[..., Any], inputs: tuple[Tensor, ...], operator: str, found: str
+) -> None:
+    message = refusal(torch.export.export(Physical(function), inputs))
+    assert message.startswith(f"{operator} (")
+    assert found in message
 
 
 def test_two_runs_write_the_same_file() -> None:

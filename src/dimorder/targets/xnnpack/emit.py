@@ -24,9 +24,11 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.errors import UnsupportedError
 from dimorder.program.capture import where
 from dimorder.program.dialect import NAMESPACE, decomposition_table
-from dimorder.targets.table import View, is_getitem, whole
+from dimorder.targets.table import View, is_getitem, results, whole
 from dimorder.targets.xnnpack.backend import BACKEND_ID, GraphWriter, Value
 from dimorder.targets.xnnpack.ops import OPERATORS
+
+aten = torch.ops.aten
 
 _TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
@@ -64,6 +66,10 @@ def emit(program: ExportedProgram, *, constant_methods: Mapping[str, str] | None
     (1, {}, 0)
     """
     plan = _partition(program)
+    for node in plan.outside():
+        reason = _wrong_kernel(node)
+        if reason:
+            raise _no_kernel(plan, [node], reason)
     module, transposes = _outer(plan)
     outer = torch.export.export(module, plan.example_inputs())
     texts, config = dict(constant_methods or {}), EdgeCompileConfig(_check_ir_validity=False)
@@ -338,7 +344,7 @@ class _OuterBuilder:
         return self.values[node]
 
     def copy(self, node: Node, memory_format: torch.memory_format) -> Node:
-        clone = torch.ops.aten.clone.default
+        clone = aten.clone.default
         return self.graph.call_function(clone, (self.values[node],), {"memory_format": memory_format})
 
 
@@ -383,6 +389,16 @@ def _calls(pte: bytes) -> tuple[int, dict[str, int]]:
     outside = Counter(f"{kernel.name}.{kernel.overload}".rstrip(".") for kernel in kernels)
     assert sum(isinstance(i, DelegateCall) for i in instructions) == len(forward.delegates)
     return len(forward.delegates), dict(sorted(outside.items()))
+
+
+def _wrong_kernel(node: Node) -> str | None:
+    """What the portable kernel of an operator gets wrong on dense tensors (ExecuTorch 1.5.1), or None."""
+    value = results(node)[0]
+    if node.target is aten.convolution.default and value.ndim > 4:
+        return "the portable kernel convolves in one and two dimensions"
+    if node.target in (aten.remainder.Scalar, aten.remainder.Tensor) and not value.is_floating_point():
+        return "the portable kernel gives the remainder of a negative integer the sign that C gives it"
+    return None
 
 
 def _require_kernels(outside: Mapping[str, int], plan: _Partition) -> None:
