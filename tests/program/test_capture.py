@@ -231,8 +231,15 @@ class Counting(nn.Module):
         return x * self.count
 
 
+def test_dropout_that_is_off_draws_no_numbers() -> None:
+    model = Net(lambda m, x: m.gru(nn.functional.dropout(x, 0.5, False))[0], gru=nn.GRU(7, 3, 2, dropout=0.5))
+    x = torch.randn(4, 5, 7)
+    assert torch.equal(capture(model.eval(), (x,)).module(x)[0], model(x))
+
+
 REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
     "random numbers": (Net(lambda m, x: x + torch.rand(5, 7)), X, "found: random numbers"),
+    "dropout in use": (Net(lambda m, x: nn.functional.dropout(x, 0.5, True)), X, "found: random numbers"),
     "a number of a tensor": (Net(lambda m, x: x * x.sum().item()), X, "is read out of a tensor"),
     "control flow": (
         Net(lambda m, x: torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))), X, "control flow"

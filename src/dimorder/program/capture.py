@@ -22,7 +22,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.program.functional import functional
 from dimorder.program.op_rules import RULES
 from dimorder.program.spellings import SPELLINGS
-from dimorder.program.tracing import Tracer, Value
+from dimorder.program.tracing import Tracer, Value, is_random
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[st
     try:
         leaves: list[Any] = spec.flatten_up_to((tuple(args), reorder_kwargs(dict(kwargs), spec)))
     except (ValueError, TypeError, KeyError) as error:
-        positional, named = spec.children_specs
+        positional, named = spec.children()
         raise UsageError(
             "the arguments",
             f"another structure than the network was exported with ({' '.join(str(error).split())[:200]})",
@@ -251,7 +251,7 @@ def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples:
 
 def _refuse_random(module: torch.fx.GraphModule) -> None:
     for node in module.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if node.op == "call_function" and is_random(node.target, node.args, node.kwargs):
             raise UnsupportedError(
                 f"{operator_name(node)} ({where(node)})",
                 "random numbers",

@@ -6,6 +6,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node, map_arg
 
+from dimorder.program.tracing import is_random
+
 
 def fold_constants(program: ExportedProgram) -> ExportedProgram:
     """The same program, in which what reads constants alone is a constant: dense, in its own order.
@@ -38,7 +40,7 @@ def fold_constants(program: ExportedProgram) -> ExportedProgram:
 def _is_constant(node: Node) -> bool:
     """Whether each call gives the same, and each operand is a constant by now."""
     operands = node.all_input_nodes
-    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    random = is_random(node.target, node.args, node.kwargs)
     return bool(operands) and not random and all(operand.op == "get_attr" for operand in operands)
 
 

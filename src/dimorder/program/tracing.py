@@ -64,7 +64,9 @@ class Tracer:
         if isinstance(target, torch._ops.OpOverload) and not target._schema.returns:
             return None
         leaves = pytree.tree_leaves((args, kwargs))
-        if not any(isinstance(leaf, torch.fx.Node) for leaf in leaves) and _deterministic(target):
+        if not any(isinstance(leaf, torch.fx.Node) for leaf in leaves) and not is_random(
+            target, args, kwargs
+        ):
             with torch.no_grad():
                 return target(*args, **kwargs)
         rewrite = self.spellings.get(target)
@@ -128,5 +130,12 @@ def dtype_of(value: Value) -> torch.dtype:
     return tensor.dtype  # type: ignore[no-any-return]
 
 
-def _deterministic(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ())
+def is_random(target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:
+    """Whether a call draws random numbers: an LSTM without dropout, or any out of training, draws none."""
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    schema = target._schema.arguments
+    given = {argument.name: argument.default_value for argument in schema}
+    given.update(zip(given, args), **kwargs)  # noqa: B905 (the rest keep their defaults)
+    chances = [given[name] for name in ("p", "dropout", "dropout_p") if name in given]
+    return given.get("train") is not False and chances != [0]

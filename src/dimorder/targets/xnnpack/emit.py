@@ -18,12 +18,12 @@ from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.schema import DelegateCall, KernelCall
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.errors import UnsupportedError
 from dimorder.program.capture import where
 from dimorder.program.dialect import NAMESPACE, decomposition_table
+from dimorder.targets.signature import read_signature
 from dimorder.targets.table import View, is_getitem, results, whole
 from dimorder.targets.xnnpack.backend import BACKEND_ID, GraphWriter, Value
 from dimorder.targets.xnnpack.ops import OPERATORS
@@ -90,10 +90,9 @@ class _Partition:
     program: ExportedProgram
     inputs: list[Node]
     outputs: list[Node]
-    constants: dict[Node, Tensor] = field(default_factory=dict)
-    stage: dict[Node, int] = field(
-        default_factory=dict
-    )  # even: a delegate, odd: outside; a later one reads earlier ones
+    constants: dict[Node, Tensor]
+    # Even: a delegate, odd: outside; a later one reads earlier ones.
+    stage: dict[Node, int] = field(default_factory=dict)
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         return tuple(_empty(node.meta["val"], self.is_nhwc(node)) for node in self.inputs)
@@ -123,8 +122,8 @@ def is_channels_last(value: Tensor) -> bool:
 
 def _partition(program: ExportedProgram) -> _Partition:
     """Stages: a node's is the first of its kind (delegate or outside) not before its operands' stages."""
-    plan = _signature(program)
-    _evaluate_constants(plan)
+    signature = read_signature(program)
+    plan = _Partition(program, signature.inputs, signature.outputs, signature.constants)
     called = [
         node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
     ]
@@ -155,60 +154,6 @@ def _at_border(plan: _Partition, group: Sequence[Node]) -> bool:
     nodes = set(group)
     reads = {operand for node in group for operand in node.all_input_nodes}
     return bool(reads & set(plan.inputs)) or bool(nodes & set(plan.outputs))
-
-
-def _signature(program: ExportedProgram) -> _Partition:
-    nodes = {node.name: node for node in program.graph.nodes}
-    plan = _Partition(program, [], [])
-    for spec in program.graph_signature.input_specs:
-        node = nodes.get(spec.arg.name)
-        if spec.kind is InputKind.USER_INPUT:
-            if node is None or not isinstance(node.meta.get("val"), Tensor):
-                raise UnsupportedError(
-                    f"input {spec.arg.name!r}",
-                    f"{spec.arg}",
-                    "pass tensors only; fix other values in the module",
-                )
-            if not all(isinstance(size, int) for size in node.meta["val"].shape):
-                raise UnsupportedError(
-                    f"input {spec.arg.name!r}",
-                    f"the symbolic shape {tuple(node.meta['val'].shape)}",
-                    "lower it with a fixed shape, once per shape that you need",
-                )
-            plan.inputs.append(node)
-        elif spec.target in program.state_dict:
-            plan.constants[nodes[spec.arg.name]] = program.state_dict[spec.target].detach()
-        elif spec.target in program.constants:
-            plan.constants[nodes[spec.arg.name]] = program.constants[spec.target].detach()
-        else:
-            raise UnsupportedError(
-                f"input {spec.arg.name!r}", f"{spec.kind.name.lower()}", "remove it from the program"
-            )
-    for result in program.graph_signature.output_specs:
-        if result.kind is not OutputKind.USER_OUTPUT:
-            raise UnsupportedError(
-                f"output {result.arg.name!r}",
-                f"{result.kind.name.lower()} of {result.target!r}: the program has state",
-                "make the state an input and an output",
-            )
-        if result.arg.name not in nodes:
-            raise UnsupportedError(f"output {result.arg.name!r}", "no tensor", "return tensors only")
-        plan.outputs.append(nodes[result.arg.name])
-    return plan
-
-
-def _evaluate_constants(plan: _Partition) -> None:
-    """Compute ahead of time what reads constants alone."""
-    for node in plan.program.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        if torch.Tag.nondeterministic_seeded in node.target.tags or not isinstance(
-            node.meta.get("val"), Tensor
-        ):
-            continue
-        if all(operand in plan.constants for operand in node.all_input_nodes):
-            arguments = torch.fx.map_arg((node.args, node.kwargs), plan.constants.__getitem__)
-            plan.constants[node] = node.target(*arguments[0], **arguments[1])
 
 
 # The delegates

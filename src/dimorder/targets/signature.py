@@ -1,0 +1,75 @@
+"""Decides what an emitter takes for the inputs, outputs and constants of a physical program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node, map_arg
+
+from dimorder.errors import UnsupportedError
+from dimorder.program.tracing import is_random
+
+
+@dataclass
+class Signature:
+    """The nodes of a program that come from outside and go there, and the value of each that is constant."""
+
+    inputs: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
+    constants: dict[Node, Tensor] = field(default_factory=dict)
+
+
+def read_signature(program: ExportedProgram) -> Signature:
+    """The signature, every operator that reads constants alone evaluated.
+
+    Raises `UnsupportedError` for an input or output that is no tensor or has a symbolic shape, and for state.
+    """
+    signature = Signature()
+    nodes = {node.name: node for node in program.graph.nodes}
+    held = {**program.constants, **program.state_dict}
+    for spec in program.graph_signature.input_specs:
+        node = nodes.get(spec.arg.name)
+        if spec.kind is InputKind.USER_INPUT:
+            signature.inputs.append(_static(node, spec.arg.name))
+        elif node is not None and spec.target in held:
+            signature.constants[node] = held[spec.target].detach()
+        else:
+            kind = spec.kind.name.lower()
+            raise UnsupportedError(f"input {spec.arg.name!r}", kind, "remove it from the program")
+    for result in program.graph_signature.output_specs:
+        if result.kind is not OutputKind.USER_OUTPUT:
+            found = f"{result.kind.name.lower()} of {result.target!r}: the program has state"
+            raise UnsupportedError(f"output {result.arg.name!r}", found, "make it an input and an output")
+        if result.arg.name not in nodes:
+            raise UnsupportedError(f"output {result.arg.name!r}", "no tensor", "return tensors only")
+        signature.outputs.append(nodes[result.arg.name])
+    _evaluate(program, signature.constants)
+    return signature
+
+
+def _static(node: Node | None, name: str) -> Node:
+    value = None if node is None else node.meta.get("val")
+    if node is None or not isinstance(value, Tensor):
+        raise UnsupportedError(
+            f"input {name!r}", "no tensor", "fix it in the module: only tensors are passed"
+        )
+    if not all(isinstance(size, int) for size in value.shape):
+        found = f"the symbolic shape {tuple(value.shape)}"
+        raise UnsupportedError(f"input {name!r}", found, "lower it once for each fixed shape that you need")
+    return node
+
+
+def _evaluate(program: ExportedProgram, constants: dict[Node, Tensor]) -> None:
+    for node in program.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        random = is_random(node.target, node.args, node.kwargs)
+        if random or not isinstance(node.meta.get("val"), Tensor):
+            continue
+        if all(operand in constants for operand in node.all_input_nodes):
+            arguments = map_arg((node.args, node.kwargs), constants.__getitem__)
+            constants[node] = node.target(*arguments[0], **arguments[1])
