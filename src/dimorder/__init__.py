@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dimorder.algebra.dim_order import DimOrder
+    from dimorder.algebra.layout import Layout
     from dimorder.api import Lowered, load, lower, plan
     from dimorder.channels_last import convert, empty, is_channels_last, to_channels_last
     from dimorder.errors import DimorderError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DimOrder",
     "DimorderError",
+    "Layout",
     "Lowered",
     "Program",
     "convert",
@@ -37,6 +39,7 @@ __all__ = [
 _HOMES = {
     "DimOrder": "dimorder.algebra.dim_order",
     "DimorderError": "dimorder.errors",
+    "Layout": "dimorder.algebra.layout",
     "Lowered": "dimorder.api",
     "Program": "dimorder.runtime.program",
     "convert": "dimorder.channels_last",

@@ -20,6 +20,7 @@ from torch.utils.data._utils.collate import collate as _collate
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.algebra.layout import Layout
 from dimorder.algebra.strides import NotDense, read
 from dimorder.conversion import Choice, choose, fast_copy
 from dimorder.errors import UsageError
@@ -116,14 +117,19 @@ def convert(tensor: Tensor, order: object) -> Tensor:
     """The same values and shape, dense in another order, with canonical strides.
 
     `order` is whatever `DimOrder.parse` takes. The tensor itself where it has these strides already, a view
-    where the memory is right, else a copy. Raises `UsageError` for an order of another rank, and for a tensor
-    without strides (sparse, MKL-DNN).
+    where the memory is right, else a copy. Of a `Layout`, the dense physical tensor is made, which `unblock`
+    takes back. Raises `UsageError` for an order of another rank, and for a tensor without strides (sparse,
+    MKL-DNN).
 
     >>> convert(torch.zeros(2, 3, 5, 7), "CHWN").stride()
     (1, 70, 14, 2)
+    >>> convert(torch.zeros(2, 35, 5, 7), Layout.parse("nChw16c", 4)).shape
+    torch.Size([2, 3, 5, 7, 16])
     """
     if tensor.layout != torch.strided:
         raise UsageError("a tensor to convert", f"layout {tensor.layout}", "pass x.to_dense()")
+    if isinstance(order, Layout):
+        return _block(tensor, order)
     spec = tuple(order) if isinstance(order, list) else order
     plan = _conversion(tuple(tensor.shape), tensor.stride(), tensor.element_size(), spec)
     if plan is None:
@@ -137,6 +143,34 @@ def convert(tensor: Tensor, order: object) -> Tensor:
     if plan.format is not None:
         return tensor.contiguous(memory_format=plan.format)
     return tensor.permute(plan.wanted.dims).contiguous().permute(plan.back)
+
+
+def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: object = "contiguous") -> Tensor:
+    """The tensor of logical `shape` that `convert(tensor, layout)` made physical, dense in `order`.
+
+    Raises `UsageError` where the physical shape is another.
+
+    >>> x, layout = torch.randn(2, 35, 5, 7), Layout.parse("nChw16c", 4)
+    >>> torch.equal(unblock(convert(x, layout), layout, x.shape), x)
+    True
+    """
+    expected = layout.physical_shape(shape)
+    if physical.shape != expected:
+        raise UsageError(
+            f"a physical tensor of {layout}",
+            f"shape {'×'.join(map(str, physical.shape))}",
+            f"{'×'.join(map(str, shape))} has the physical shape {'×'.join(map(str, expected))}",
+        )
+    padded = physical.permute(layout.pieces.inverse.dims).reshape(layout.padded_shape(shape))
+    return convert(padded[tuple(map(slice, shape))], order)
+
+
+def _block(tensor: Tensor, layout: Layout) -> Tensor:
+    shape = tuple(tensor.shape)
+    pads = [end - size for size, end in zip(shape, layout.padded_shape(shape), strict=True)]
+    if any(pads):
+        tensor = F.pad(tensor, [pad for behind in reversed(pads) for pad in (0, behind)])
+    return tensor.reshape(layout.split_shape(shape)).permute(layout.pieces.dims).contiguous()
 
 
 @dataclass(frozen=True)
