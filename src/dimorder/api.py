@@ -43,8 +43,8 @@ class Lowered:
     """A lowered network: its plan, its contract, the physical program it came from, and the target's
     artifact.
 
-    `max_rel_error` is that of the physical program against the network on random inputs; `seconds` is per
-    step.
+    `max_rel_error` is the largest against the network on random inputs: of the physical program, and of the
+    artifact's outputs where `artifact_ran`. `seconds` is per step.
     """
 
     plan: NetworkPlan
@@ -52,6 +52,7 @@ class Lowered:
     artifact: Artifact
     program: Program
     max_rel_error: float
+    artifact_ran: bool
     constant_bytes_added: int
     seconds: Mapping[str, float] = field(compare=False)
 
@@ -102,7 +103,7 @@ class Lowered:
             "constant_bytes_added": self.constant_bytes_added,
             "delegates": self.artifact.delegates,
             "outside": dict(self.artifact.outside),
-            "verify": {"max_rel_error": self.max_rel_error},
+            "verify": {"max_rel_error": self.max_rel_error, "artifact_ran": self.artifact_ran},
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
         }
 
@@ -140,14 +141,16 @@ def lower(
     input_orders: Orders = None,
     output_orders: Orders = None,
     objective: str = "bytes",
+    run_artifact: bool | None = None,
     progress: Progress = lambda step: None,
 ) -> Lowered:
     """Lower a network: from module to a verified artifact with a proven plan and its contract inside.
 
     `args` and `kwargs` are example inputs (shapes are static). `input_orders` and `output_orders` are what
     the contract promises, contiguous by default: one order for all, or one per tensor. `objective` is "bytes"
-    moved by conversions, or their "count". Raises a `DimorderError` that says what to do; a wrong program is
-    never returned.
+    moved by conversions, or their "count". The physical program is run and compared with the network before
+    it is emitted, and the artifact after that, unless its runtime is slow (tosa) or `run_artifact` says
+    otherwise. Raises a `DimorderError` that says what to do; a wrong program is never returned.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
     >>> lowered = lower(conv, (torch.randn(2, 3, 5, 7),), input_orders="NHWC", output_orders="NHWC")
@@ -162,16 +165,22 @@ def lower(
     with clock.step("rewrite"):
         physical = _physical.rewrite(planned.extracted, planned.layout_plan, contract)
     with clock.step("verify"):
-        error = verify(
-            _at_boundary(physical.module(), contract),
-            _flat(model, program),
-            random_like(program.example_inputs),
-            what=f"the physical program for {target}",
-        )
+        inputs = random_like(program.example_inputs)
+        with torch.no_grad():
+            wanted = _flat(model, program)(*inputs)
+            got = _at_boundary(physical.module(), contract)(*inputs)
+        error = verify(got, wanted, what=f"the physical program for {target}")
+    lowering = find(target)
     with clock.step("emit"):
-        artifact = find(target).emit(physical, contract)
+        artifact = lowering.emit(physical, contract)
+    if run_artifact is None:
+        run_artifact = lowering.runs_fast
+    if run_artifact:
+        with clock.step("run"), torch.no_grad():
+            got = _at_boundary(lambda *held: artifact.run(held), contract)(*inputs)
+            error = max(error, verify(got, wanted, what=f"the {lowering.suffix} that was emitted"))
     added = max(0, _constant_bytes(physical) - program.constant_bytes)
-    return Lowered(planned, physical, artifact, program, error, added, clock.seconds)
+    return Lowered(planned, physical, artifact, program, error, run_artifact, added, clock.seconds)
 
 
 def _plan(

@@ -40,14 +40,9 @@ def test_another_shape_is_never_the_same() -> None:
 
 
 def test_a_wrong_program_is_refused_with_its_output() -> None:
+    x = torch.tensor([1.0, 2.0])
     with pytest.raises(VerificationError) as caught:
-        verify(
-            lambda x: [x, x + 0.5],
-            lambda x: [x, x],
-            [torch.tensor([1.0, 2.0])],
-            what="the program",
-            tolerance=0.1,
-        )
+        verify([x, x + 0.5], [x, x], what="the program", tolerance=0.1)
     assert "output 1 differs from PyTorch's by 2.50e-01" in str(caught.value)
     assert str(caught.value).startswith("the program\n")
 
@@ -59,6 +54,6 @@ def test_another_type_is_never_the_same() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_may_differ_by_its_rounding(dtype: torch.dtype) -> None:
     x = torch.tensor([1.0, 2.0], dtype=dtype)
-    assert verify(lambda x: [x * (1 + torch.finfo(dtype).eps)], lambda x: [x], [x], what="it") > 0
+    assert verify([x * (1 + torch.finfo(dtype).eps)], [x], what="it") > 0
     with pytest.raises(VerificationError):
-        verify(lambda x: [x * 1.1], lambda x: [x], [x], what="it")
+        verify([x * 1.1], [x], what="it")

@@ -1,11 +1,13 @@
 """Our own .pte files, however fed: eager's result, or a refusal that names the input and both orders."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import dimorder
-from dimorder.errors import ContractError
+from dimorder.errors import ContractError, VerificationError
 
 pytest.importorskip("executorch")
 
@@ -116,3 +118,16 @@ def test_orders_that_executorch_cannot_be_given_are_held_physically(tmp_path, or
     with torch.no_grad():
         torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-5)
     assert program.contract.inputs[0].dim_order.name == order
+
+
+def test_a_wrong_emitter_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dimorder.targets.table import Row
+    from dimorder.targets.xnnpack import emit
+
+    wrong = {torch.ops.aten.relu.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, 0.5))}
+    monkeypatch.setattr(emit, "OPERATORS", replace(emit.OPERATORS, rows={**emit.OPERATORS.rows, **wrong}))
+    model, x = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU()), numbers(2, 3, 7, 9)
+    with pytest.raises(VerificationError) as caught:
+        dimorder.lower(model, (x,), target="xnnpack")
+    assert str(caught.value).startswith("the .pte that was emitted\n  found: output 0 differs")
+    assert not dimorder.lower(model, (x,), target="xnnpack", run_artifact=False).artifact_ran

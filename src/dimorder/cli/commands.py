@@ -158,7 +158,7 @@ def _lower(options: argparse.Namespace, console: Console) -> int:
         from dimorder import api
 
         _check_artifact_name(options, written)
-        lowered = _pipeline(api.lower, options, progress)
+        lowered = _pipeline(api.lower, options, progress, run_artifact=options.run)
         data = lowered.artifact.data if options.output else b""
         report = _report(options, lowered, progress)
         console.check_interrupt()
@@ -171,9 +171,8 @@ def _lower(options: argparse.Namespace, console: Console) -> int:
         return DONE
     outside = ", ".join(f"{count} {name}" for name, count in lowered.artifact.outside.items())
     console.print(lowered.plan)
-    console.print(
-        f"verified     {lowered.max_rel_error:.1e} relative error against the network, on random inputs"
-    )
+    what = "program and file" if lowered.artifact_ran else "the physical program, before it was emitted"
+    console.print(f"verified     {lowered.max_rel_error:.1e} relative error on random inputs: {what}")
     console.print(f"delegates    {lowered.artifact.delegates}, outside of them: {outside or 'nothing'}")
     console.print(f"constants    {lowered.constant_bytes_added:,} bytes added")
     if options.output:
@@ -404,7 +403,9 @@ def _planned(options: argparse.Namespace, console: Console) -> NetworkPlan:
     return found
 
 
-def _pipeline(step: Callable[..., Any], options: argparse.Namespace, progress: Callable[[str], None]) -> Any:
+def _pipeline(
+    step: Callable[..., Any], options: argparse.Namespace, progress: Callable[[str], None], **more: Any
+) -> Any:
     """`api.lower` or `api.plan` of what the options name."""
     from dimorder import targets
 
@@ -422,6 +423,7 @@ def _pipeline(step: Callable[..., Any], options: argparse.Namespace, progress: C
             output_orders=_orders(options.output_order),
             objective=options.objective,
             progress=progress,
+            **more,
         )
     except UnsupportedError:
         models.check_runs(model, args, kwargs)
@@ -523,6 +525,11 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         metavar="FILE",
         help="the program: a .pte for xnnpack, a .pt2 for torch, a .tosa for tosa (its contract beside it)",
+    )
+    lower.add_argument(
+        "--run",
+        action=argparse.BooleanOptionalAction,
+        help="run what was emitted and compare it with the network (the default, but for tosa: slow)",
     )
     _json_option(lower, "what was planned, and how it was lowered")
     _report_option(lower)

@@ -49,6 +49,7 @@ class Target:
     left to row-major kernels outside, or None; `max_rank` the highest rank it can transpose; `suffix` what
     its files are called, `beside` what is put behind that name for the files that lie beside one, and `load`
     reads them back where the runtime of `.pte` files does not: what the program promises, and how it runs.
+    What `runs_fast` is run once by `lower`, and compared with the network.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Target:
     max_rank: int | None = None
     beside: tuple[str, ...] = ()
     load: Callable[[Path], tuple[Contract, Run]] | None = None
+    runs_fast: bool = True
 
     def check_name(self, path: Path) -> None:
         """Raises `UsageError` for a file name by which nobody would know how to load the file."""
