@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -215,7 +215,7 @@ def _plan(
 
 
 def load(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> _program.Program:
-    """A saved program, ready to be called, with its guard: a `.tosa` beside its contract, or any `.pte`.
+    """A saved program, ready to be called, with its guard: any `.pte`, or a `.tosa` or `.pt2` of ours.
 
     Raises `UsageError` where there is no such file, `ContractError` where it is damaged or cut off,
     `UnsupportedError` where the runtime is not installed or lacks what the program needs.
@@ -277,7 +277,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes, beside: Mapping[str, 
         ) from error
     finally:
         for part in parts.values():
-            part.unlink(missing_ok=True)
+            with suppress(OSError):  # a name that is too long for a file is too long to be looked for
+                part.unlink(missing_ok=True)
     return path
 
 

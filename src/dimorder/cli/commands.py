@@ -534,11 +534,11 @@ def _parser() -> argparse.ArgumentParser:
     _json_option(lower, "what was planned, and how it was lowered")
     _report_option(lower)
 
-    run = _command(commands, "run", _run, "run a .pte or a .tosa, with its contract checked")
+    run = _command(commands, "run", _run, "run a .pte, .tosa or .pt2, with its contract checked")
     run.add_argument(
         "program",
         metavar="PROGRAM",
-        help="a .pte, which has a guard even if dimorder did not write it, or a .tosa",
+        help="a .pte, which has a guard even if dimorder did not write it, or a .tosa or .pt2 of dimorder's",
     )
     run.add_argument(
         *("--input", "-i"),

@@ -33,7 +33,7 @@ def find(name: str) -> Target:
 def that_loads(path: Path) -> Target | None:
     """The target that reads this file back; None where that is left to the runtime of `.pte` files.
 
-    >>> that_loads(Path("net.tosa")).name, that_loads(Path("net.pte"))
-    ('tosa', None)
+    >>> that_loads(Path("net.pt2")).name, that_loads(Path("net.pte"))
+    ('torch', None)
     """
     return next((t for t in map(find, TARGETS) if t.load is not None and t.suffix == path.suffix), None)

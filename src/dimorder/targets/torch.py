@@ -6,13 +6,15 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.errors import ContractError, UsageError
 from dimorder.program.contract import CONTRACT_METHOD, Contract
 from dimorder.program.dialect import decompose
-from dimorder.targets.base import Target
+from dimorder.targets.base import Run, Target
 
 
 @dataclass(frozen=True)
@@ -47,4 +49,25 @@ def emit(program: ExportedProgram, contract: Contract) -> TorchArtifact:
     return TorchArtifact(decompose(program), contract)
 
 
-TARGET = Target("torch", ".pt2", emit)
+def load(file: Path) -> tuple[Contract, Run]:
+    """The contract that lies in a `.pt2` of ours, and the program as a function.
+
+    Raises `UsageError` where there is no such file, `ContractError` where it is damaged or another tool's.
+    """
+    if not file.is_file():
+        raise UsageError(f"loading {file}", "no such file", "give the path of a .pt2 file")
+    extra = {CONTRACT_METHOD: ""}
+    try:
+        program = torch.export.load(file, extra_files=extra)
+    # Of damaged bytes it raises whatever comes: RuntimeError, BadZipFile, KeyError, UnpicklingError ...
+    except Exception as error:
+        found = " ".join(str(error).split())[:200]
+        raise ContractError(f"loading {file}", found, "lower it again, or copy the file again") from error
+    if not extra[CONTRACT_METHOD]:
+        fix = "lower it with target torch, or load it with torch.export.load"
+        raise ContractError(f"loading {file}", "no contract inside: another tool wrote it", fix)
+    contract = Contract.from_json(extra[CONTRACT_METHOD])
+    return contract, TorchArtifact(program, contract).run
+
+
+TARGET = Target("torch", ".pt2", emit, load=load)
