@@ -46,6 +46,7 @@ bench: $(DEV) ## every benchmark, side by side with its peer (an hour; results i
 	$(PY) -m benchmarks.planner --out benchmarks/results/planner.json
 	$(PY) -m benchmarks.tosa
 	$(PY) -m benchmarks.eager --out benchmarks/results/eager.json
+	$(PY) -m benchmarks.inspect --out benchmarks/results/inspect.json
 	$(PY) -m benchmarks.guarded
 
 clean: ## remove .venv and everything built

@@ -1,6 +1,6 @@
-"""How much faster: 1-D networks by `to_channels_last`, conversions by `convert`, and what `inspect` costs.
+"""How much faster: 1-D networks by `to_channels_last`, and conversions by `convert`.
 
-python -m benchmarks.eager [--only networks|conversions|inspect] [--repeats 15] [--out eager.json]
+python -m benchmarks.eager [--only networks|conversions] [--repeats 15] [--out eager.json]
 
 Every figure is the median of ratios of runs in turn, so that a machine's mood cancels.
 """
@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dimorder.channels_last import convert, to_channels_last
-from dimorder.cli.models import load_model
-from dimorder.inspection import inspect
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 SHAPES = (
@@ -137,23 +135,18 @@ def conversions(repeats: int) -> dict[str, float]:
     return found
 
 
-def inspections(repeats: int) -> dict[str, float]:
-    """Seconds of `inspect` beyond twice the model's own run: at most 2 is promised."""
-    found = {}
-    for name in ("resnet18", "shufflenet_v2_x1_0", "densenet121", "convnext_tiny", "swin_t"):
-        model = load_model(f"torchvision.models:{name}", {})
-        assert isinstance(model, nn.Module)
-        x = torch.randn(1, 3, 224, 224)
-        with torch.no_grad():
-            model(x)
-        start = time.perf_counter()
-        told = inspect(model, x)
-        found[name] = time.perf_counter() - start - 2 * told.model_us / 1e6
-        print(f"{name:28} {found[name]:5.2f} s beyond twice its own {told.model_us / 1e6:.2f} s")
-    return found
+PARTS = {"networks": networks, "conversions": conversions}
 
 
-PARTS = {"networks": networks, "conversions": conversions, "inspect": inspections}
+def machine() -> dict[str, object]:
+    """What a figure was measured on."""
+    return {
+        "cpu": platform.processor() or platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
 
 
 def main() -> None:
@@ -162,15 +155,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    machine = {
-        "cpu": platform.processor() or platform.machine(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
-    result: dict[str, object] = {"machine": machine}
+    print(", ".join(f"{key} {value}" for key, value in machine().items()))
+    result: dict[str, object] = {"machine": machine()}
     with torch.no_grad():
         for name, part in PARTS.items():
             if options.only in (None, name):

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from types import CodeType, FrameType, MappingProxyType
 from typing import Any, Literal
 
@@ -31,6 +30,14 @@ Kind = Literal["channels-last", "row-major", "ambiguous", "permuted", "overlappi
 
 # Whatever these are called by, they move memory and do nothing else.
 COPIES = frozenset({"aten.clone", "aten.contiguous", "aten._to_copy", "aten.copy_"})
+# They are called views too, and may copy.
+_MAY_COPY = frozenset(
+    (
+        *("aten.reshape", "aten.reshape_as", "aten.flatten", "aten.ravel", "aten.to", "aten.contiguous"),
+        *("aten.resolve_conj", "aten.resolve_neg", "aten.pin_memory", "aten.coalesce"),
+        *("aten._autocast_to_full_precision", "aten._autocast_to_reduced_precision"),
+    )
+)
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
@@ -46,7 +53,7 @@ class Value:
     address: int
     known: bool = True  # made by an operator that was seen, or given to the model
 
-    @cached_property
+    @property
     def order(self) -> DimOrder | None:
         """The order of its dims in memory, gaps left out of account; None where elements overlap.
 
@@ -55,11 +62,11 @@ class Value:
         """
         return _order(self.shape, self.strides)
 
-    @cached_property
+    @property
     def is_dense(self) -> bool:
-        return not isinstance(read(self.shape, self.strides), NotDense)
+        return _is_dense(self.shape, self.strides)
 
-    @cached_property
+    @property
     def kind(self) -> Kind:
         """What its order is called. One that is both, or too small to have any, is ambiguous."""
         return _kind(self.shape, self.order)
@@ -84,12 +91,7 @@ class Value:
     @property
     def order_name(self) -> str:
         """Its order by the name that fits its kind: `canonical` may call (2, 3, 1, 7) channels-last NHCW."""
-        if self.order is None:
-            return self.kind
-        rank = len(self.shape)
-        last, first = DimOrder.channels_last(rank).name, DimOrder.contiguous(rank).name
-        names = {"channels-last": last, "row-major": first, "ambiguous": f"{first} or {last}"}
-        return names.get(self.kind, self.order.name) + ("" if self.is_dense else " with gaps")
+        return _order_name(self.shape, self.strides)
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,22 @@ def _kind(shape: tuple[int, ...], order: DimOrder | None) -> Kind:
     return "channels-last" if last else "row-major" if first else "permuted"
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    return not isinstance(read(shape, strides), NotDense)
+
+
+@functools.lru_cache(maxsize=4096)
+def _order_name(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
+    order = _order(shape, strides)
+    kind = _kind(shape, order)
+    if order is None:
+        return kind
+    last, first = DimOrder.channels_last(len(shape)).name, DimOrder.contiguous(len(shape)).name
+    names = {"channels-last": last, "row-major": first, "ambiguous": f"{first} or {last}"}
+    return names.get(kind, order.name) + ("" if _is_dense(shape, strides) else " with gaps")
+
+
 @contextmanager
 def watching(model: nn.Module, inputs: Any) -> Iterator[list[Call]]:
     """The operators that run in the block, in their order; the list is complete when the block ends."""
@@ -185,6 +203,7 @@ class _Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls, self.known, self.path = calls, known, path
         self.inside: _Inside | None = None
+        self.copying_nothing: set[Any] = set()  # the signatures of calls that were stepped into in vain
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -268,16 +287,41 @@ class _Kernel:
 def _kernel(func: Any) -> _Kernel:
     name = str(func._schema.name).replace("::", ".")
     tensors = tuple(isinstance(argument.type, torch.TensorType) for argument in func._schema.arguments)
-    # `reshape` and `to` are called views too, and are composed of what may copy.
-    composed = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-    return _Kernel(name, name in COPIES, func.is_view and not composed, tensors)
+    return _Kernel(name, name in COPIES, func.is_view and name not in _MAY_COPY, tensors)
 
 
 def _step_into(mode: _Operators, func: Any, kernel: _Kernel, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Runs an operator's own kernel with the mode on, so that what the kernel calls is seen."""
-    # A view copies nothing (and detach, under a mode, calls itself).
+    """Runs an operator's own kernel with the mode on, so that what the kernel calls is seen.
+
+    Not where that shows nothing: of a view, or of a call with sizes, strides and numbers that were seen before
+    to copy nothing, for what a kernel copies follows from these. Grouped convolutions call thousands of them.
+    """
+    # (detach, under a mode, calls itself.)
     if kernel.is_view:
         return func(*args, **kwargs)
+    signature = func, *map(_signature, args), *(_signature(pair) for pair in kwargs.items())
+    if signature in mode.copying_nothing:
+        return func(*args, **kwargs)
+    copies = mode.inside.copies if mode.inside else []
+    count = len(copies)
+    result = _redispatched(mode, func, kernel, args, kwargs)
+    if len(copies) == count:
+        mode.copying_nothing.add(signature)
+    return result
+
+
+def _signature(value: Any) -> Any:
+    """What a kernel's path is decided by: of a tensor its sizes, strides and type, of others themselves."""
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            return object()  # equal to nothing
+        return value.shape, value.stride(), value.dtype, value.device, value.is_conj(), value.is_neg()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_signature, value))
+    return value
+
+
+def _redispatched(mode: _Operators, func: Any, kernel: _Kernel, args: Any, kwargs: Mapping[str, Any]) -> Any:
     tensors = [x for x in args if isinstance(x, Tensor)] or _all_tensors((args, kwargs))
     if not tensors:
         return func(*args, **kwargs)
