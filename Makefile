@@ -47,7 +47,7 @@ bench: $(DEV) ## every benchmark, side by side with its peer (an hour; results i
 	$(PY) -m benchmarks.tosa
 	$(PY) -m benchmarks.eager --out benchmarks/results/eager.json
 	$(PY) -m benchmarks.inspect --out benchmarks/results/inspect.json
-	$(PY) -m benchmarks.guarded
+	$(PY) -m benchmarks.guarded --out benchmarks/results/guarded.json
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist examples/face/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

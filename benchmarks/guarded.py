@@ -1,44 +1,89 @@
-"""Measures what `guarded` adds to lowering: wrapped against bare partitioner, in one process, in turns.
+"""What `guarded` adds to lowering: wrapped against bare partitioner, in one process, in turns.
 
-    python -m benchmarks.guarded [--runs 5]
+    python -m benchmarks.guarded [--runs 5] [--network mobilenet_v2] [--out guarded.json]
 
-mobilenet_v2 to XNNPACK, 1x3x224x224. Contiguous, as stock lowering takes it; and channels-last after
-`canonicalise`, without which stock lowering crashes. Prints the median of the ratios, turn by turn.
+To XNNPACK, 1x3x224x224. Contiguous, as stock lowering takes it; and channels-last, where both lower the
+program that `canonicalise` made, for stock lowering crashes on any other. A ratio is within one turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import statistics
+import sys
 import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge_transform_and_lower
+from torch.export import ExportedProgram
 
 from dimorder.executorch import XNNPACK, canonicalise, guarded
 from tests import zoo
 
+FORMS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
 
-def seconds(network: torch.nn.Module, x: torch.Tensor, wrapped: bool) -> float:
-    program = canonicalise(torch.export.export(network, (x,)))
+
+def exported(name: str, form: torch.memory_format) -> ExportedProgram:
+    row = zoo.network(name)
+    network = row.make().eval().to(memory_format=form)
+    (x,) = row.inputs()
+    return canonicalise(torch.export.export(network, (x.to(memory_format=form),)))
+
+
+def seconds(program: ExportedProgram, wrapped: bool) -> float:
     partitioner = guarded(XnnpackPartitioner(), XNNPACK) if wrapped else XnnpackPartitioner()
     start = time.perf_counter()
     to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
     return time.perf_counter() - start
 
 
+def measure(name: str, form: str, runs: int) -> dict[str, Any]:
+    """The medians of `runs` turns, each stock and then guarded; one more goes before, for what is cached."""
+    turns = []
+    for _ in range(runs + 1):
+        stock, ours = (seconds(exported(name, FORMS[form]), wrapped) for wrapped in (False, True))
+        turns.append((stock, ours, ours / stock))
+    stocks, ourss, ratios = zip(*turns[1:], strict=True)
+    return {
+        "network": name,
+        "order": form,
+        "stock_s": round(statistics.median(stocks), 2),
+        "guarded_s": round(statistics.median(ourss), 2),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
-    runs = parser.parse_args().runs
-    (row,) = (row for row in zoo.networks() if row.name == "mobilenet_v2")
-    for form in (torch.contiguous_format, torch.channels_last):
-        network = row.build().to(memory_format=form)
-        x = row.inputs()[0].to(memory_format=form)
-        seconds(network, x, True)  # what is imported and cached by the first
-        ratios = [seconds(network, x, True) / seconds(network, x, False) for _ in range(runs)]
-        print(f"{form}: {statistics.median(ratios):.2f} x stock ({min(ratios):.2f} to {max(ratios):.2f})")
+    parser.add_argument("--network", default="mobilenet_v2")
+    parser.add_argument("--out", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    rows = []
+    for form in FORMS:
+        row = measure(options.network, form, options.runs)
+        rows.append(row)
+        print(
+            f"{form:13}  stock {row['stock_s']:6} s  guarded {row['guarded_s']:6} s  ratio {row['ratio']}",
+            flush=True,
+        )
+    if options.out:
+        machine = {
+            "platform": platform.platform(),
+            "processors": os.cpu_count(),
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("torch", "executorch")},
+        }
+        record = {"command": ["python", *sys.argv], "machine": machine, "rows": rows}
+        options.out.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch import nn
 pytest.importorskip("executorch")
 
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.exir import to_edge
+from executorch.exir import to_edge, to_edge_transform_and_lower
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 
 from dimorder.algebra.dim_order import DimOrder
@@ -141,6 +141,47 @@ def test_a_graph_that_needs_nothing_is_not_changed():
     tagged = wrapped.partition(program).tagged_exported_program
     assert [(n.name, n.target, n.args) for n in tagged.graph.nodes] == before
     assert {n.name: n.meta.get(TAG) for n in tagged.graph.nodes} == plain
+
+
+class Pools(nn.Module):
+    """Two poolings, of which XNNPACK takes one: its stride is not above its kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        x = nn.functional.hardswish(self.conv(x))
+        return nn.functional.max_pool2d(nn.functional.max_pool2d(x, 2), 1, 2)
+
+
+def test_of_one_operator_the_calls_that_the_partitioner_takes_are_kept_whole():
+    program = canonicalise(torch.export.export(Pools().eval(), (last(2, 3, 17, 23),)))
+    made = guarded(XnnpackPartitioner(), XNNPACK).transform_for_pre_decomposition(program)
+    calls = [str(node.target) for node in made.graph.nodes if node.op == "call_function"]
+    assert calls.count("aten.max_pool2d.default") == 1
+    assert calls.count("aten.max_pool2d_with_indices.default") == 1
+    assert "aten.hardswish.default" in calls
+
+
+def test_what_is_decomposed_is_not_traced_again():
+    program = canonicalise(torch.export.export(Net().eval(), (last(2, 3, 5, 7),)))
+    made = guarded(XnnpackPartitioner(), XNNPACK).transform_for_pre_decomposition(program)
+    assert made is not program and made.run_decompositions({}) is made
+    decomposed = made.run_decompositions({torch.ops.aten.relu.default: lambda x: x.clamp(min=0)})
+    assert "aten.clamp.default" in [str(node.target) for node in decomposed.graph.nodes]
+
+
+def test_what_is_in_order_is_lowered_as_stock_lowers_it():
+    def lowered(partitioner):
+        program = canonicalise(torch.export.export(Net().eval(), (last(2, 3, 5, 7),)))
+        graph = (
+            to_edge_transform_and_lower(program, partitioner=[partitioner]).exported_program().graph_module
+        )
+        inner = graph.lowered_module_0.original_module.graph
+        return [(n.op, str(n.target), str(n.args)) for n in (*graph.graph.nodes, *inner.nodes)]
+
+    assert lowered(guarded(XnnpackPartitioner(), XNNPACK)) == lowered(XnnpackPartitioner())
 
 
 def test_a_layout_of_the_wrong_rank_is_refused():

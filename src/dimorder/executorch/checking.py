@@ -1,18 +1,22 @@
-"""Decides what `dimorder check` says: which operators of a program are safe in the orders that they get."""
+"""Decides what `dimorder check` says: verdicts on the orders that a program can be fed, and on its operators.
+
+The verdicts on operators are those of the truth table; the inside of a delegate is not read.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from torch.export import ExportedProgram
 
+from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UsageError
-from dimorder.program.contract import Contract
-from dimorder.runtime.kernels import KernelTable, kernel_calls
+from dimorder.program.contract import Contract, TensorSpec, describe
+from dimorder.runtime.kernels import KernelTable, Verdict, kernel_calls
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Check:
-    """A program's boundaries and operators; `is_safe`: none of them is known to be wrong or refused."""
+    """A program's boundaries and operators; `is_safe`: no operator is known to be wrong or refused."""
 
     contract: Contract | None
     rows: tuple[Row, ...]
@@ -36,25 +40,47 @@ class Check:
     def is_safe(self) -> bool:
         return all(row.verdict not in ("wrong", "refused") for row in self.rows)
 
+    @property
+    def fed(self) -> dict[str, dict[str, str]]:
+        """Of each input the orders it may come in, and what ExecuTorch itself makes of them; see `fed`."""
+        return {} if self.contract is None else {spec.name: fed(spec) for spec in self.contract.inputs}
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "safe": self.is_safe,
             "boundaries": None if self.contract is None else self.contract.to_dict(),
+            "fed": self.fed,
             "operators": [vars(row) for row in self.rows],
         }
 
     def __str__(self) -> str:
-        lines = []
-        if self.contract is not None:
-            lines.append(str(self.contract))
-            last = [spec for spec in self.contract.inputs if not spec.dim_order.is_contiguous]
-            others = "contiguous" if last else "any but contiguous"
-            lines.append(f"inputs   {others} is misread by ExecuTorch itself, converted by dimorder.load")
+        lines = [] if self.contract is None else [str(self.contract)]
+        for name, orders in self.fed.items():
+            said = ", ".join(f"{order} {verdict}" for order, verdict in orders.items())
+            lines.append(f"fed      {name}: {said}; by dimorder.load: right")
         width = max((len(row.operator) for row in self.rows), default=0)
-        dangers = [row for row in self.rows if row.verdict in ("wrong", "refused")]
+        dangers = sum(row.count for row in self.rows if row.verdict in ("wrong", "refused"))
         lines += [f"{row.verdict:8} {row.operator:{width}} {row.orders} x{row.count}" for row in self.rows]
-        lines.append(f"verdict  {'safe' if not dangers else f'{len(dangers)} dangers'}")
+        lines.append(f"verdict  {f'{dangers} dangers' if dangers else 'safe'}")
         return "\n".join(lines)
+
+
+def fed(spec: TensorSpec) -> dict[str, Verdict]:
+    """What ExecuTorch itself makes of an input that comes in an order: `dimorder.load` converts it.
+
+    >>> fed(TensorSpec("x", (2, 3, 5, 7), "float32", DimOrder(0, 1, 2, 3)))
+    {'NCHW (0, 1, 2, 3)': 'right', 'NHWC (0, 2, 3, 1)': 'wrong'}
+    >>> fed(TensorSpec("x", (2, 3, 7), "float32", DimOrder(0, 1, 2)))
+    {'NCL (0, 1, 2)': 'right', 'NLC (0, 2, 1)': 'refused'}
+    """
+    rank = len(spec.shape)
+    orders = [DimOrder.contiguous(rank), *([DimOrder.channels_last(rank)] if rank > 2 else [])]
+    found: dict[str, Verdict] = {}
+    for order in orders:
+        right = order.equivalent(spec.dim_order, spec.shape)
+        taken = {spec.boundary, replace(spec, dim_order=order, boundary=None).boundary} == {"logical"}
+        found[describe(order)] = ("right" if right else "wrong") if taken else "refused"
+    return found
 
 
 def check_file(path: str | os.PathLike[str]) -> Check:

@@ -6,6 +6,7 @@ delegate cannot take is kept out of its partitions; then every boundary and weig
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,11 +58,16 @@ class Guarded(Partitioner):  # type: ignore[misc]
         # What an operator gets is known only when it is one that stays: decompose as exir does next.
         program = self._decomposed(program)
         planned = legalised(program, self.layout)
-        # That took every operator of the layout for the delegate's; the partitioner may leave some of them.
-        left = self._left(planned)
-        if not faults(planned, self.layout, lambda node: node.meta.get(_MARK) not in left):
-            return planned
-        return legalised(program, self.layout, lambda node: self._lists(node) and node.name not in left)
+        # That took every operator of the layout for the delegate's. Where one of them would be wrong on its
+        # portable kernel, it matters which of them the partitioner leaves.
+        alone = {fault.node for fault in faults(planned, self.layout, lambda node: False)}
+        if any(node.name in alone and self._lists(node) for node in planned.graph.nodes):
+            left = self._left(planned)
+            if left & alone:
+                planned = legalised(
+                    program, self.layout, lambda node: self._lists(node) and node.name not in left
+                )
+        return _Decomposed.of(planned)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """The partitions, without what the delegate cannot take; their boundaries and weights are checked."""
@@ -89,7 +95,6 @@ class Guarded(Partitioner):  # type: ignore[misc]
     def _left(self, program: ExportedProgram) -> set[str]:
         """The names of the operators that the layout lists and the partitioner does not take."""
         from executorch.exir import EdgeCompileConfig
-        from executorch.exir.program._fake_program import get_fake_program
         from executorch.exir.program._program import _generate_edge_program
 
         marked = [node for node in program.graph.nodes if node.op == "call_function" and self._lists(node)]
@@ -97,22 +102,28 @@ class Guarded(Partitioner):  # type: ignore[misc]
         for node, twin in zip(program.graph.nodes, trial.graph.nodes, strict=True):
             twin.meta[_MARK] = node.meta[_MARK] = node.name
         edge = _generate_edge_program(EdgeCompileConfig(_check_ir_validity=False), trial)
-        result = self.partitioner.partition(get_fake_program(edge))
+        result = self.partitioner.partition(edge)
         nodes = result.tagged_exported_program.graph.nodes
         taken = {node.meta.get(_MARK) for node in nodes if node.meta.get(TAG) in result.partition_tags}
         return {node.name for node in marked} - taken
 
     def _decomposed(self, program: ExportedProgram) -> ExportedProgram:
-        from executorch.exir.program._program import _default_decomposition_table
+        """The program as exir decomposes it: what the partitioner keeps is kept, call by call."""
+        from executorch.exir.program import _program as exir
 
         program = program.run_decompositions({})
         kept, keeps = self.partitioner.ops_to_not_decompose(program)
-        table = _default_decomposition_table()
+        kept = set(kept if keeps is None else exir._remove_invalid_ops_for_not_decompose(kept))
+        table = exir._default_decomposition_table()
         for target in kept:
-            calls = [node for node in program.graph.nodes if node.target == target]
-            if keeps is None or all(map(keeps, calls)):
-                table.pop(target, None)
+            table.pop(target, None)
         decomposed: ExportedProgram = program.run_decompositions(table)
+        if keeps is None or all(keeps(node) for node in decomposed.graph.nodes if node.target in kept):
+            return decomposed
+        # Of the calls of one operator only some are kept: under another name, which no table knows.
+        exir._replace_aten_ops_with_transformed_ops("forward", decomposed, {"forward": [self.partitioner]})
+        decomposed = decomposed.run_decompositions(exir._default_decomposition_table())
+        exir._restore_transformed_ops_to_aten_ops(decomposed)
         return decomposed
 
     def _boundary_errors(self, program: ExportedProgram, own: set[Node]) -> Iterator[UnsupportedError]:
@@ -149,6 +160,38 @@ class Guarded(Partitioner):  # type: ignore[misc]
             f"{describe(found)}, shape {shape}; accepted: {', '.join(map(describe, accepted))}",
             fix,
         )
+
+
+class _Decomposed(ExportedProgram):  # type: ignore[misc]
+    """A program that is decomposed already, and knows it: ExecuTorch would trace it three times over."""
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> ExportedProgram:
+        return cls(
+            root=program.graph_module,
+            graph=program.graph,
+            graph_signature=program.graph_signature,
+            state_dict=program.state_dict,
+            range_constraints=program.range_constraints,
+            module_call_graph=program.module_call_graph,
+            example_inputs=program.example_inputs,
+            constants=program.constants,
+            verifiers=program.verifiers,
+        )
+
+    def run_decompositions(self, decomp_table: Any = None, *options: Any, **named: Any) -> ExportedProgram:
+        """The program itself where it calls nothing that would be decomposed or made functional."""
+        calls = {node.target for node in self.graph.nodes if node.op == "call_function"} - {operator.getitem}
+        is_final = decomp_table is not None and all(
+            isinstance(target, torch._ops.OpOverload)
+            and not target._schema.is_mutable
+            and target not in decomp_table
+            for target in calls
+        )
+        if is_final:
+            return self
+        decomposed: ExportedProgram = super().run_decompositions(decomp_table, *options, **named)
+        return decomposed
 
 
 def _keep_out(program: ExportedProgram, out: set[Node], tags: dict[str, Any]) -> dict[str, Any]:
