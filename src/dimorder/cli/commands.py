@@ -351,13 +351,12 @@ def _kernels(options: argparse.Namespace, console: Console) -> int:
         from dimorder import executorch
         from dimorder.runtime.kernels import KernelTable
 
-        shipped = KernelTable.shipped()
+        shipped = old = KernelTable.shipped()
+        if options.diff not in (None, _SHIPPED):
+            old = KernelTable.from_dict(_read_json(options.diff))
         table = executorch.probe(progress=progress) if options.regenerate else shipped
         console.check_interrupt()
-    old = table
-    if options.diff:
-        old = shipped if options.diff == _SHIPPED else KernelTable.from_json(Path(options.diff).read_text())
-    changes = old.differences(table)
+    changes = old.differences(table) if options.diff else []
     if options.json == "-":
         console.print(table.to_json().rstrip())
         return NO if changes else DONE

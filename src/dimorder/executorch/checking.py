@@ -41,7 +41,7 @@ class Check:
         return all(row.verdict not in ("wrong", "refused") for row in self.rows)
 
     @property
-    def fed(self) -> dict[str, dict[str, str]]:
+    def fed(self) -> dict[str, dict[str, Verdict]]:
         """Of each input the orders it may come in, and what ExecuTorch itself makes of them; see `fed`."""
         return {} if self.contract is None else {spec.name: fed(spec) for spec in self.contract.inputs}
 

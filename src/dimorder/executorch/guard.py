@@ -162,7 +162,7 @@ class Guarded(Partitioner):  # type: ignore[misc]
         )
 
 
-class _Decomposed(ExportedProgram):  # type: ignore[misc]
+class _Decomposed(ExportedProgram):
     """A program that is decomposed already, and knows it: ExecuTorch would trace it three times over."""
 
     @classmethod

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, UsageError
 from dimorder.program.contract import describe
 
 Verdict = Literal["right", "refused", "wrong"]
@@ -103,15 +103,31 @@ class KernelTable:
 
     @staticmethod
     def from_json(text: str) -> KernelTable:
-        data = json.loads(text)
-        version = data.pop("executorch")
-        rows = {
-            backend: {
-                operator: {key: verdict for verdict, keys in found.items() for key in keys.split(" | ")}
-                for operator, found in operators.items()
+        return KernelTable.from_dict(json.loads(text))
+
+    @staticmethod
+    def from_dict(data: Any) -> KernelTable:
+        """The table that `to_json` wrote, read as JSON; raises `UsageError` for anything else."""
+        try:
+            version = str(data["executorch"])
+            rows = {
+                backend: {
+                    operator: {
+                        key: VERDICTS[VERDICTS.index(verdict)]
+                        for verdict, keys in found.items()
+                        for key in keys.split(" | ")
+                    }
+                    for operator, found in operators.items()
+                }
+                for backend, operators in data.items()
+                if backend != "executorch"
             }
-            for backend, operators in data.items()
-        }
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise UsageError(
+                "a table of kernels",
+                f"other JSON ({type(error).__name__}: {error})",
+                "give a file that `dimorder ops --runtime executorch --json` wrote",
+            ) from error
         return KernelTable(version, MappingProxyType(rows))
 
     def differences(self, other: KernelTable) -> list[str]:
