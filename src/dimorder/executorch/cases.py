@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -267,6 +268,11 @@ class Case:
     def module(self) -> torch.nn.Module:
         return _Call(self)
 
+    @property
+    def row(self) -> tuple[str, str, str]:
+        """What the cases of one call have in common, whatever its orders."""
+        return self.operator, self.call, self.shape
+
     def _is_last(self, name: str) -> bool:
         inputs = [name for name in self.names if not name.isupper()]
         if self.order == "weights" or name.isupper():
@@ -298,12 +304,34 @@ def cases(operator: str | None = None) -> Iterator[Case]:
             if shape[0] not in ranks:
                 continue
             seen = set()
-            for order in ORDERS if shape == "4" else ORDERS[:2]:
+            for order in ORDERS if shape.isdigit() else ORDERS[:2]:
                 case = Case(name, call, shape, order)
                 placed = tuple(case._is_last(n) and _has_order(n, shape) for n in case.names)
                 if placed not in seen:
                     seen.add(placed)
                     yield case
+
+
+class Together(torch.nn.Module):
+    """The calls of several cases side by side: it takes all their inputs and returns a list of all results.
+
+    >>> both = Together([Case("abs", "x", "4", "contiguous"), Case("neg", "x", "3", "contiguous")])
+    >>> [tuple(result.shape) for result in both(*both.inputs)]
+    [(3, 8, 6, 10), (3, 8, 6)]
+    """
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(case.module() for case in cases)
+        given = [case.inputs() for case in cases]
+        self.counts = [len(inputs) for inputs in given]
+        self.inputs = tuple(itertools.chain(*given))
+
+    def forward(self, *inputs: torch.Tensor) -> list[Any]:
+        left = iter(inputs)
+        return [
+            part(*itertools.islice(left, count)) for part, count in zip(self.parts, self.counts, strict=True)
+        ]
 
 
 class _Call(torch.nn.Module):

@@ -42,6 +42,7 @@ from dimorder.runtime.kernels import CONTIGUOUS, LAST, LOWER, KernelTable, signa
 _CONVERSIONS = frozenset(
     {*DIM_ORDER_OPERATORS, torch.ops.aten._to_copy.default, torch.ops.aten.clone.default}
 )
+_COPY_STRIDED = torch.ops.prims.copy_strided.default
 # `mul.Tensor(x, 2)` gets its number as a tensor without dims, which channels-last kernels refuse (0x12);
 # their siblings for numbers take any order.
 _SCALAR_SIBLINGS = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "fmod", "remainder")
@@ -94,6 +95,7 @@ def legalised(
 
     `chosen` says which nodes the delegate takes, by default those that `layout` lists.
     """
+    program = _without_strided_copies(program)
     if not faults(program, layout, chosen):
         return program
     return _Problem(program, layout, chosen).rewritten()
@@ -208,7 +210,6 @@ class _Problem:
         self, program: ExportedProgram, layout: DelegateLayout, chosen: Callable[[Node], bool] | None
     ) -> None:
         self.program = program
-        self.is_edge = any(isinstance(node.target, EdgeOpOverload) for node in program.graph.nodes)
         self.rules = _Rules(program, layout, chosen)
         self.buffer_of: dict[Node, int] = {}
         self.buffers: list[Buffer] = []
@@ -362,17 +363,9 @@ class _Problem:
         raise AssertionError(buffer)
 
     def _convert(self, program: ExportedProgram, source: Node, letter: Any) -> Node:
-        value = source.meta["val"]
-        order = NHWC if letter == LAST else DimOrder.contiguous(value.dim())
+        order = NHWC if letter == LAST else DimOrder.contiguous(source.meta["val"].dim())
         with program.graph.inserting_after(_last_of_placeholders(program, source)):
-            node: Node
-            if self.is_edge:
-                node = program.graph.call_function(TO_DIM_ORDER, (source,), {"dim_order": list(order)})
-            else:
-                target = torch.ops.aten._to_copy.default
-                node = program.graph.call_function(target, (source,), {"memory_format": format_of(order)})
-        node.meta = {**source.meta, "val": restride(value, order)}
-        return node
+            return _conversion(program, source, order)
 
     def _relay(
         self, program: ExportedProgram, old: Node, node: Node, letter: Any, replaced: dict[str, torch.Tensor]
@@ -586,6 +579,37 @@ def _retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) ->
         constants={name: replaced.get(name, value) for name, value in program.constants.items()},
         verifiers=[program.verifier],
     )
+
+
+def _without_strided_copies(program: ExportedProgram) -> ExportedProgram:
+    """The program with conversions instead of `prims.copy_strided`, which some decompositions leave.
+
+    That has no kernel; what it says is an order.
+    """
+    if not any(_overload(node.target) == _COPY_STRIDED for node in program.graph.nodes):
+        return program
+    program = copied(program)
+    for node in [node for node in program.graph.nodes if _overload(node.target) == _COPY_STRIDED]:
+        order = label(node.meta["val"])
+        with program.graph.inserting_before(node):
+            fresh = _conversion(
+                program, node.args[0], order if order == NHWC else DimOrder.contiguous(len(order))
+            )
+        node.replace_all_uses_with(fresh)
+        program.graph.erase_node(node)
+    return _retraced(program, {})
+
+
+def _conversion(program: ExportedProgram, source: Node, order: DimOrder) -> Node:
+    """A new node, where the graph inserts now, that copies `source` into an order."""
+    node: Node
+    if any(isinstance(node.target, EdgeOpOverload) for node in program.graph.nodes):
+        node = program.graph.call_function(TO_DIM_ORDER, (source,), {"dim_order": list(order)})
+    else:
+        target = torch.ops.aten._to_copy.default
+        node = program.graph.call_function(target, (source,), {"memory_format": format_of(order)})
+    node.meta = {**source.meta, "val": restride(source.meta["val"], order)}
+    return node
 
 
 def _last_of_placeholders(program: ExportedProgram, source: Node) -> Node:

@@ -16,6 +16,7 @@ from executorch.exir.pass_base import ExportPass, NodeMetadata, ProxyValue
 from executorch.exir.passes.dim_order_ops_registry import DimOrderOpsMap, MemoryFormatOpsMap
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
 
 from dimorder.algebra import strides
 from dimorder.algebra.dim_order import DimOrder
@@ -65,7 +66,7 @@ def canonicalise(program: ExportedProgram) -> ExportedProgram:
         if old.name in moved:
             node.meta["val"] = restride(old.meta["val"], moved[old.name])
         if _odd_format(old):
-            node.kwargs = {**node.kwargs, "memory_format": torch.contiguous_format}
+            node.args, node.kwargs = pytree.tree_map(_contiguous_format, (node.args, node.kwargs))
     fresh = {name: _row_major(tensor) for name, tensor in stale.items()}
     return ExportedProgram(
         root=graph,
@@ -187,11 +188,17 @@ def _row_major(tensor: torch.Tensor) -> torch.Tensor:
 
 def _odd_format(node: torch.fx.Node) -> bool:
     """Whether a node copies into a memory format that the edge dialect has no dim order for."""
-    wanted = node.kwargs.get("memory_format") if node.op == "call_function" else None
-    if wanted in (None, torch.preserve_format, torch.contiguous_format):
-        return False
+    given = [*node.args, *node.kwargs.values()] if node.op == "call_function" else []
+    wanted = {argument for argument in given if isinstance(argument, torch.memory_format)}
     value = node.meta.get("val")
-    return not (isinstance(value, torch.Tensor) and value.dim() == 4 and wanted == torch.channels_last)
+    known = isinstance(value, torch.Tensor) and value.dim() == 4
+    return bool(
+        wanted - {torch.preserve_format, torch.contiguous_format, *([torch.channels_last] if known else [])}
+    )
+
+
+def _contiguous_format(argument: Any) -> Any:
+    return torch.contiguous_format if isinstance(argument, torch.memory_format) else argument
 
 
 def _wanted_order(source: Any, form: torch.memory_format | None) -> DimOrder:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import subprocess
@@ -18,14 +20,17 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from dimorder.executorch.cases import Case, cases
+from dimorder.executorch.cases import Case, Together, cases
 from dimorder.runtime.kernels import VERDICTS, KernelCall, KernelTable, Verdict, kernel_calls
 
 BACKENDS = ("portable", "xnnpack")
+PATHS = ("stock", "legal")  # ExecuTorch's own lowering and run time, or this package's
+TOGETHER = 16  # calls in one program of `sweep`: lowering a program costs more than lowering a call
 TOLERANCE = 1e-4  # of the largest value
 _COPIES = ("dim_order_ops::", "aten::clone", "aten::_to_copy")
 
 Lowering = Callable[[ExportedProgram], bytes]
+Run = Callable[[bytes, Sequence[torch.Tensor]], Any]
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,41 @@ def probe(
     The whole takes minutes per backend and core.
     """
     chosen = list(cases() if chosen is None else chosen)
-    todo = [(backend, case) for backend in backends for case in chosen if _is_taken(backend, case)]
-    return tabulate(_in_workers(todo, workers or os.cpu_count() or 1, progress), backends)
+    groups = [(backend, (case,)) for backend in backends for case in chosen if _is_taken(backend, case)]
+    return tabulate(outcomes(groups, "stock", progress, workers), backends)
+
+
+def outcomes(
+    groups: Sequence[tuple[str, Sequence[Case]]],
+    path: str = "legal",
+    progress: Callable[[str], None] = lambda step: None,
+    workers: int | None = None,
+) -> Iterator[tuple[str, Case, Outcome]]:
+    """What becomes of groups of cases, each with its backend, in worker processes: in the order of `groups`.
+
+    `path` is one of `PATHS`. The cases of a group are lowered and run as one program (`grouped` makes such
+    groups); a group that is not right is taken apart, so that what is not right is always a case by itself.
+    """
+    with _Workers(path, workers or os.cpu_count() or 1) as pool:
+        for done, (backend, found) in enumerate(pool.run(groups)):
+            if done % 50 == 0:
+                progress(f"{done} of {len(groups)} programs, {found[0][0]}")
+            yield from ((backend, case, outcome) for case, outcome in found)
+
+
+def grouped(chosen: Iterable[Case], size: int = TOGETHER) -> Iterator[tuple[Case, ...]]:
+    """Cases in groups of at most `size`, of one shape each, and contiguous ones by themselves.
+
+    >>> [len(group) for group in grouped((case for case in cases("cat") if case.shape == "4"), 5)]
+    [4, 5, 5, 2]
+    """
+
+    def kind(case: Case) -> tuple[str, bool]:
+        return case.shape, case.order != "contiguous"
+
+    for _, alike in itertools.groupby(sorted(chosen, key=kind), kind):
+        rest = list(alike)
+        yield from (tuple(rest[at : at + size]) for at in range(0, len(rest), size))
 
 
 def tabulate(
@@ -108,17 +146,21 @@ def sweep(
     `canonicalise` and `legalise` as this package advises. Runs in this process, through `dimorder.load`.
     """
     lower = lower or lower_legally
-    findings = []
-    unsupported: set[tuple[str, str, str]] = set()
-    for case in cases() if chosen is None else chosen:
-        progress(str(case))
-        outcome = attempt(case, lambda exported: lower(exported, partitioner), run_guarded)
-        row = (case.operator, case.call, case.shape)
-        if outcome.verdict == "refused" and case.order == "contiguous":
-            unsupported.add(row)
-        elif outcome.verdict in ("wrong", "refused") and row not in unsupported:
-            findings.append(Finding(case, outcome.verdict, outcome.why))
-    return findings
+
+    def run(group: Sequence[Case]) -> Outcome:
+        progress(str(group[0]))
+        return attempt(group, lambda exported: lower(exported, partitioner), run_guarded)
+
+    chosen = cases() if chosen is None else chosen
+    found = [pair for group in grouped(chosen) for pair in _in_halves(group, run)]
+    unsupported = {
+        case.row for case, outcome in found if case.order == "contiguous" and outcome.verdict == "refused"
+    }
+    return [
+        Finding(case, outcome.verdict, outcome.why)
+        for case, outcome in found
+        if outcome.verdict in ("wrong", "refused") and case.row not in unsupported
+    ]
 
 
 def lower_legally(exported: ExportedProgram, partitioner: Any = None) -> bytes:
@@ -142,14 +184,15 @@ def run_guarded(data: bytes, inputs: Sequence[torch.Tensor]) -> Any:
         return load(file.name).run(*inputs)
 
 
-def attempt(case: Case, lowering: Lowering, run: Callable[[bytes, Sequence[torch.Tensor]], Any]) -> Outcome:
-    """Lower one case, run it on its own inputs, and compare with eager."""
-    module, inputs = case.module(), case.inputs()
+def attempt(group: Sequence[Case], lowering: Lowering, run: Run) -> Outcome:
+    """Lower some cases as one program, run it on their inputs, and compare with eager."""
+    module = Together(group)
+    inputs = module.inputs
     try:
         with torch.no_grad():
             expected = _tensors(module(*inputs))
     except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError) as error:
-        return Outcome(None, f"eager: {_first_line(error)}")
+        return Outcome(None, f"eager: {_in_short(error)}")
     calls: tuple[KernelCall, ...] = ()
     try:
         # Of lowering and running anything may come out, and all of it is a refusal.
@@ -158,7 +201,7 @@ def attempt(case: Case, lowering: Lowering, run: Callable[[bytes, Sequence[torch
         calls = tuple(read_calls(data))
         found = _tensors(run(data, inputs))
     except Exception as error:
-        return Outcome("refused", f"{type(error).__name__}: {_first_line(error)}", calls)
+        return Outcome("refused", f"{type(error).__name__}: {_in_short(error)}", calls)
     worst_error = disagreement(expected, found)
     return Outcome("wrong" if worst_error else "right", worst_error, calls)
 
@@ -189,6 +232,15 @@ def stock(backend: str) -> Lowering:
     return lowering
 
 
+def legal(backend: str) -> Lowering:
+    """Lowering as this package advises it, for a backend of `BACKENDS`."""
+    from dimorder.executorch.guard import guarded
+    from dimorder.executorch.layout import XNNPACK
+
+    partitioner = next((guarded(own, XNNPACK) for own in _partitioners(backend)), None)
+    return lambda exported: lower_legally(exported, partitioner)
+
+
 def run_bare(data: bytes, inputs: Sequence[torch.Tensor]) -> Any:
     """A program run by ExecuTorch's Python runtime, without any guard."""
     from executorch.extension.pybindings import _C
@@ -211,14 +263,13 @@ def lower_quickly(
     Those take nine tenths of the time of a single operator's lowering.
     """
     from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
-    from executorch.exir.program._program import _default_decomposition_table, _generate_edge_program
+    from executorch.exir.program._program import _generate_edge_program
 
     config = EdgeCompileConfig(_check_ir_validity=False)
     operators = {node.target for node in exported.graph.nodes if node.op == "call_function"}
-    table = _default_decomposition_table()
     final = all(
         isinstance(operator, torch._ops.OpOverload)
-        and operator not in table
+        and operator not in _decomposed()
         and not operator._schema.is_mutable
         and not operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
         for operator in operators
@@ -237,6 +288,14 @@ def lower_quickly(
     for partitioner in partitioners:
         edge = edge.to_backend({"forward": partitioner})
     return bytes(edge.to_executorch().buffer)
+
+
+@functools.cache
+def _decomposed() -> frozenset[Any]:
+    """The operators that ExecuTorch decomposes."""
+    from executorch.exir.program._program import _default_decomposition_table
+
+    return frozenset(_default_decomposition_table())
 
 
 def _partitioners(backend: str) -> list[Any]:
@@ -273,38 +332,56 @@ def _is_taken(backend: str, case: Case) -> bool:
     return bool(names & {*XnnpackPartitioner().target_partitioner_configs})
 
 
-def _in_workers(
-    todo: Sequence[tuple[str, Case]], workers: int, progress: Callable[[str], None]
-) -> Iterator[tuple[str, Case, Outcome]]:
-    """The outcomes, in the order of `todo`; a worker that dies is replaced."""
-    from concurrent.futures import ThreadPoolExecutor
+def _in_halves(
+    group: Sequence[Case], run: Callable[[Sequence[Case]], Outcome]
+) -> Iterator[tuple[Case, Outcome]]:
+    """The outcome of each case of a group: the group's own where it is right, else of its halves."""
+    outcome = run(group)
+    if len(group) == 1 or outcome.verdict == "right":
+        yield from ((case, outcome) for case in group)
+        return
+    for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+        yield from _in_halves(half, run)
 
-    idle = [_Worker() for _ in range(workers)]
 
-    def run(item: tuple[str, Case]) -> tuple[str, Case, Outcome]:
-        worker = idle.pop()
-        outcome = worker.run(*item)
-        idle.append(worker)
-        return (*item, outcome)
+class _Workers:
+    """Processes that answer groups of cases with outcomes; one that dies is replaced."""
 
-    try:
-        with ThreadPoolExecutor(workers) as pool:
-            for done, result in enumerate(pool.map(run, todo)):
-                if done % 50 == 0:
-                    progress(f"{done} of {len(todo)} calls, {result[1]}")
-                yield result
-    finally:
-        for worker in idle:
+    def __init__(self, path: str, count: int) -> None:
+        self.idle = [_Worker(path) for _ in range(count)]
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self.idle:
             worker.close()
+
+    def run(
+        self, groups: Sequence[tuple[str, Sequence[Case]]]
+    ) -> Iterator[tuple[str, list[tuple[Case, Outcome]]]]:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(len(self.idle)) as pool:
+            yield from pool.map(self._one, groups)
+
+    def _one(self, item: tuple[str, Sequence[Case]]) -> tuple[str, list[tuple[Case, Outcome]]]:
+        backend, group = item
+        worker = self.idle.pop()
+        try:
+            return backend, list(_in_halves(group, functools.partial(worker.run, backend)))
+        finally:
+            self.idle.append(worker)
 
 
 class _Worker:
-    """A process that answers cases with outcomes, a line of JSON each; started again when it dies."""
+    """A process that answers groups with an outcome, a line of JSON each; started again when it dies."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
+        self.path = path
         self.process: subprocess.Popen[str] | None = None
 
-    def run(self, backend: str, case: Case) -> Outcome:
+    def run(self, backend: str, group: Sequence[Case]) -> Outcome:
         if self.process is None:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
@@ -315,8 +392,9 @@ class _Worker:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         assert self.process.stdin and self.process.stdout
+        request = {"path": self.path, "backend": backend, "group": [asdict(case) for case in group]}
         try:
-            self.process.stdin.write(json.dumps({"backend": backend, **asdict(case)}) + "\n")
+            self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except BrokenPipeError:
@@ -336,13 +414,15 @@ class _Worker:
 
 
 def _serve() -> None:
-    """A worker's life: a case per line in, an outcome per line out."""
+    """A worker's life: a group of cases per line in, an outcome per line out."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the runtime logs where it likes
+    routes = {"stock": (stock, run_bare), "legal": (legal, run_guarded)}
     for line in sys.stdin:
         request = json.loads(line)
-        backend = request.pop("backend")
-        outcome = attempt(Case(**request), stock(backend), run_bare)
+        lowering, run = routes[request["path"]]
+        group = [Case(**case) for case in request["group"]]
+        outcome = attempt(group, lowering(request["backend"]), run)
         answers.write(json.dumps(asdict(outcome)) + "\n")
         answers.flush()
 
@@ -353,8 +433,8 @@ def _tensors(result: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:200]
+def _in_short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 if __name__ == "__main__":
