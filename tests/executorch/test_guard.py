@@ -90,6 +90,90 @@ class _Out(nn.Module):
         return torch.stack([x, x], 1).amax(1).flip(1)
 
 
+def test_a_buffer_in_another_order():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", last(2, 3, 5, 7))
+
+        def forward(self, x):
+            return x * self.scale
+
+    layout = DelegateLayout("Mine", boundary={4: (NCHW, NHWC)}, default=(NCHW, NHWC))
+    first, found, fix = refusal(layout, edge(Scaled(), last(2, 3, 5, 7))).splitlines()
+    assert first.startswith("weight b_scale of mul.Tensor (") and "test_guard.py:" in first
+    assert found == "  found: NHWC (0, 2, 3, 1), shape (2, 3, 5, 7); accepted: NCHW (0, 1, 2, 3)"
+    assert fix == "  fix: program = canonicalise(program) before lowering"
+
+
+class Some(Everything):
+    """Leaves an operator to portable kernels."""
+
+    def __init__(self, left):
+        super().__init__()
+        self.left = left
+
+    def partition(self, program):
+        result = super().partition(program)
+        for node in program.graph.nodes:
+            if self.left in node.name:
+                del node.meta[TAG]
+        return result
+
+
+class Two(nn.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def test_a_value_that_an_operator_hands_to_the_delegate_in_another_order():
+    layout = DelegateLayout("Mine", default=(NCHW, NHWC))
+    with pytest.raises(UnsupportedError) as caught:
+        guarded(Some("relu"), layout).partition(edge(Two(torch.relu, torch.tanh), last(2, 3, 5, 7)))
+    first, found, fix = str(caught.value).splitlines()
+    assert first.startswith("value aten_relu_default of tanh (") and first.endswith(", for Mine")
+    assert found == "  found: NHWC (0, 2, 3, 1), shape (2, 3, 5, 7); accepted: NCHW (0, 1, 2, 3)"
+    assert fix == (
+        "  fix: lower with to_edge_transform_and_lower(partitioner=[guarded(...)]), which converts it"
+    )
+
+
+def test_a_value_that_the_delegate_hands_to_an_operator_in_another_order():
+    layout = DelegateLayout("Mine", boundary={4: (NCHW,)}, default=(NCHW, NHWC))
+    network = Two(lambda x: x.to(memory_format=torch.channels_last).tanh(), torch.relu)
+    with pytest.raises(UnsupportedError) as caught:
+        guarded(Some("relu"), layout).partition(edge(network, torch.randn(2, 3, 5, 7)))
+    first, found, _ = str(caught.value).splitlines()
+    assert first.startswith("output aten_tanh_default of tanh (") and first.endswith(", for Mine")
+    assert found == "  found: NHWC (0, 2, 3, 1), shape (2, 3, 5, 7); accepted: NCHW (0, 1, 2, 3)"
+
+
+def test_a_dim_order_operator_that_makes_another_order():
+    layout = DelegateLayout("Mine", default=(NCHW, NHWC))
+    network = Two(torch.tanh, lambda x: x.to(memory_format=torch.channels_last))
+    first, found, fix = refusal(layout, edge(network, torch.randn(2, 3, 5, 7))).splitlines()
+    assert first.startswith("output dim_order_ops__to_dim_order_copy_default of ")
+    assert "_to_dim_order_copy (" in first and "test_guard.py:" in first
+    assert found == "  found: NHWC (0, 2, 3, 1), shape (2, 3, 5, 7); accepted: NCHW (0, 1, 2, 3)"
+    assert fix.startswith("  fix: list the order in the layout's boundary")
+
+
+def test_an_operator_that_is_left_in_an_order_that_its_kernel_misreads():
+    layout = DelegateLayout("Mine", boundary={4: (NCHW, NHWC)}, default=(NCHW, NHWC))
+    with pytest.raises(UnsupportedError) as caught:
+        guarded(Some("flip"), layout).partition(edge(Two(torch.tanh, lambda x: x.flip(2)), last(2, 3, 5, 7)))
+    first, found, fix = str(caught.value).splitlines()
+    assert first.startswith("flip (aten_flip_default, ") and "test_guard.py:" in first
+    assert found == (
+        "  found: NHWC (0, 2, 3, 1) in, NHWC (0, 2, 3, 1) out: its kernel returns wrong numbers, silently"
+    )
+    assert fix.startswith("  fix: it takes NCHW (0, 1, 2, 3): lower with legalise in transform_passes")
+
+
 def test_an_operator_in_an_order_that_the_delegate_does_not_take_stays_out():
     layout = DelegateLayout(
         "Mine", boundary={4: (NCHW, NHWC)}, operators={"sigmoid": (NCHW,)}, default=(NCHW, NHWC)

@@ -25,6 +25,13 @@ from dimorder.program.contract import describe
 
 TAG = "delegation_tag"
 _MARK = "dimorder_node"  # in node.meta: the name before the edge dialect
+# What to do about a tensor that crosses a delegate's boundary in an order which that does not take.
+_FIXES = {
+    "weight": "program = canonicalise(program) before lowering",
+    "input": "program = canonicalise(program) before lowering, or export with an input in that order",
+    "value": "lower with to_edge_transform_and_lower(partitioner=[guarded(...)]), which converts it",
+    "output": "list the order in the layout's boundary, or keep the operator out of its operators",
+}
 
 
 def guarded(partitioner: Partitioner, layout: DelegateLayout) -> Partitioner:
@@ -135,7 +142,8 @@ class Guarded(Partitioner):  # type: ignore[misc]
                 if source.meta.get(TAG) == node.meta[TAG] and source.op != "placeholder":
                     continue
                 constant = kinds.get(source.name, InputKind.USER_INPUT) != InputKind.USER_INPUT
-                yield from self._check(node, source, "weight" if constant else "input")
+                kind = "weight" if constant else "input" if source.op == "placeholder" else "value"
+                yield from self._check(node, source, kind)
             if any(user.meta.get(TAG) != node.meta[TAG] for user in node.users):
                 yield from self._check(node, node, "output")
 
@@ -149,16 +157,11 @@ class Guarded(Partitioner):  # type: ignore[misc]
         same = found.is_contiguous and any(found.equivalent(order, tuple(tensor.shape)) for order in accepted)
         if found in accepted or same:
             return
-        fix = {
-            "weight": "program = canonicalise(program) before lowering",
-            "input": "program = canonicalise(program) before lowering, or export with an input in that order",
-            "output": "list the order in the layout's boundary, or keep the operator out of its operators",
-        }[kind]
         shape, place = tuple(tensor.shape), source_line(node) or node.name
         yield UnsupportedError(
             f"{kind} {value.name} of {name_of(node)} ({place}), for {self.layout.name}",
             f"{describe(found)}, shape {shape}; accepted: {', '.join(map(describe, accepted))}",
-            fix,
+            _FIXES[kind],
         )
 
 

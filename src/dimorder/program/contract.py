@@ -107,6 +107,8 @@ class TensorSpec:
 
     @property
     def _named_order(self) -> DimOrder | None:
+        # Not looked up per installed version: it says how a file's own signature is read, years after it was
+        # lowered. That the truth table has it so is what tests/executorch/test_boundaries.py holds.
         rank = len(self.shape)
         named = (DimOrder.contiguous(rank), *([DimOrder.channels_last(rank)] if rank == 4 else []))
         return next((order for order in named if order.equivalent(self.dim_order, self.shape)), None)
