@@ -62,7 +62,7 @@ def to_channels_last(value: Tensor | nn.Module) -> Tensor | nn.Module:
         _lift_module(value)
         return value
     _check_rank(value.dim())
-    return convert(value, DimOrder.channels_last(value.dim()))
+    return convert(value, "channels_last")
 
 
 @overload
@@ -80,7 +80,7 @@ def to_contiguous(value: Tensor | nn.Module) -> Tensor | nn.Module:
         if isinstance(value, _Lifted):
             value.__class__ = type(value).__mro__[2]
         return value
-    return convert(value, DimOrder.contiguous(value.dim()))
+    return convert(value, "contiguous")
 
 
 def is_channels_last(tensor: Tensor) -> bool:

@@ -181,6 +181,17 @@ def test_values_are_those_of_an_unwatched_run():
             torch.testing.assert_close(model(x), expected)
 
 
+def test_a_copy_is_seen_also_after_calls_of_the_same_sizes_that_copied_nothing():
+    """What was seen to copy nothing is not stepped into again: with other strides it is."""
+    x = torch.randn(2, 6, 5, 7)
+    last = to_channels_last(x)
+    weight = to_channels_last(torch.randn(4, 6, 3, 3))
+    with torch.no_grad(), watching(nn.Identity(), x) as calls:
+        for value in (last, x, x, last, x):
+            F.conv2d(value, weight)
+    assert [bool(call.copies) for call in calls] == [False, True, True, False, True]
+
+
 def test_gaps_and_overlaps():
     sliced = Value((2, 3, 5, 7), (210, 1, 42, 6), 840, 0, 0)
     assert (sliced.kind, sliced.is_dense, sliced.order_name) == ("channels-last", False, "NHWC with gaps")
