@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import os
 import platform
+import shlex
 import statistics
-import time
+import sys
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from torch.nn import functional as F
 
 from dimorder.channels_last import convert, to_channels_last
 
+LEAST_ROUND_S = 0.002
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 SHAPES = (
     *((1, 64, 56, 56), (1, 256, 56, 56), (8, 64, 56, 56), (8, 256, 28, 28), (1, 3, 224, 224)),
@@ -87,14 +91,12 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 def ratio(slow: Callable[[], object], fast: Callable[[], object], repeats: int) -> float:
     """Median of time(slow) / time(fast), run in turn, the first round left out. Each goes first in half of
-    the rounds: what runs after another finds other memory free."""
+    the rounds: what runs after another finds other memory free. What is short is run several times a round."""
+    calls = math.ceil(LEAST_ROUND_S / timeit.timeit(slow, number=2) * 2)
     ratios = []
     for round_ in range(repeats + 1):
-        times = {}
-        for run in (slow, fast) if round_ % 2 else (fast, slow):
-            start = time.perf_counter()
-            run()
-            times[run] = time.perf_counter() - start
+        runs = (slow, fast) if round_ % 2 else (fast, slow)
+        times = {run: timeit.timeit(run, number=calls) for run in runs}
         ratios.append(times[slow] / times[fast])
     return statistics.median(ratios[1:])
 
@@ -156,7 +158,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     print(", ".join(f"{key} {value}" for key, value in machine().items()))
-    result: dict[str, object] = {"machine": machine()}
+    command = shlex.join(["python", "-m", "benchmarks.eager", *sys.argv[1:]])
+    result: dict[str, object] = {"command": command, "machine": machine()}
     with torch.no_grad():
         for name, part in PARTS.items():
             if options.only in (None, name):
