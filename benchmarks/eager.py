@@ -90,8 +90,8 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 
 def ratio(slow: Callable[[], object], fast: Callable[[], object], repeats: int) -> float:
-    """Median of time(slow) / time(fast), run in turn, the first round left out. Each goes first in half of
-    the rounds: what runs after another finds other memory free. What is short is run several times a round."""
+    """Median of time(slow) / time(fast), run in turn, the first round left out; what is short, some times in
+    a round. Each goes first in half of the rounds: what runs after another finds other memory free."""
     calls = math.ceil(LEAST_ROUND_S / timeit.timeit(slow, number=2) * 2)
     ratios = []
     for round_ in range(repeats + 1):
