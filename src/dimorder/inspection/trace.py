@@ -293,8 +293,8 @@ def _kernel(func: Any) -> _Kernel:
 def _step_into(mode: _Operators, func: Any, kernel: _Kernel, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Runs an operator's own kernel with the mode on, so that what the kernel calls is seen.
 
-    Not where that shows nothing: of a view, or of a call with sizes, strides and numbers that were seen before
-    to copy nothing, for what a kernel copies follows from these. Grouped convolutions call thousands of them.
+    Not where that shows nothing: of a view, or of a call with sizes, strides and numbers that were seen to
+    copy nothing before, for what a kernel copies follows from these. A grouped convolution calls thousands.
     """
     # (detach, under a mode, calls itself.)
     if kernel.is_view:
