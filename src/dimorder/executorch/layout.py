@@ -13,7 +13,7 @@ from typing import Literal
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UsageError
-from dimorder.runtime.kernels import LAST, OTHER, SAME, KernelTable
+from dimorder.runtime.kernels import CONTIGUOUS, LAST, LOWER, OTHER, SAME, KernelTable
 
 NHWC = DimOrder.channels_last(4)
 _NCHW = DimOrder.contiguous(4)
@@ -27,7 +27,9 @@ class DelegateLayout:
 
     `boundary` and `weights` give the accepted orders by rank, contiguous where a rank is not listed.
     `operators` gives, by ATen name ("convolution", "add.Tensor"), the orders in which an operator takes its
-    4-D inputs; what it does not list takes `default`. `alike` says that the inputs of one call must have one
+    4-D inputs, and is to list all that the delegate takes; where it lists none, those that the partitioner
+    takes get `default`. `ranks` gives the ranks that an operator is taken at,
+    every one where it is not listed. `alike` says that the inputs of one call must have one
     order. `dim_order_operators` says what becomes of ExecuTorch's dim-order operators: left in the partition
     "as they are", "reverted" by the delegate's own preprocess (`RevertDimOrderOperators` does it), or kept
     "outside".
@@ -42,11 +44,12 @@ class DelegateLayout:
     weights: Mapping[int, tuple[DimOrder, ...]] = field(default_factory=dict)
     operators: Mapping[str, tuple[DimOrder, ...]] = field(default_factory=dict)
     default: tuple[DimOrder, ...] = (_NCHW,)
+    ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     alike: bool = True
     dim_order_operators: DimOrderOperators = "as they are"
 
     def __post_init__(self) -> None:
-        for name in ("boundary", "weights", "operators"):
+        for name in ("boundary", "weights", "operators", "ranks"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         for rank, orders in (*self.boundary.items(), *self.weights.items()):
             if not orders or any(len(order) != rank for order in orders):
@@ -63,6 +66,10 @@ class DelegateLayout:
     def of_operator(self, operator: str) -> tuple[DimOrder, ...]:
         return self.operators.get(operator, self.default)
 
+    def takes(self, operator: str, rank: int) -> bool:
+        """Whether the delegate takes an operator at a rank, in any order."""
+        return rank in self.ranks.get(operator, (rank,))
+
 
 @functools.cache
 def _xnnpack_operators() -> Mapping[str, tuple[DimOrder, ...]]:
@@ -74,6 +81,19 @@ def _xnnpack_operators() -> Mapping[str, tuple[DimOrder, ...]]:
         safe = last and all(verdict == "right" for verdict in last)
         orders[operator.removeprefix("aten::")] = (_NCHW, NHWC) if safe else (_NCHW,)
     return orders
+
+
+def _xnnpack_ranks() -> Mapping[str, tuple[int, ...]]:
+    """The ranks of each operator that is not right in contiguous order at every rank."""
+    ranks = {}
+    for operator, found in KernelTable.shipped().rows["xnnpack"].items():
+        plain = {
+            (int(key[0]), verdict) for key, verdict in found.items() if {*key[2:]} <= {CONTIGUOUS, LOWER}
+        }
+        bad = {rank for rank, verdict in plain if verdict != "right"}
+        if bad:
+            ranks[operator.removeprefix("aten::")] = tuple(sorted({rank for rank, _ in plain} - bad))
+    return ranks
 
 
 def _says_last(key: str) -> bool:
@@ -93,6 +113,7 @@ def __getattr__(name: str) -> DelegateLayout:
         "XNNPACK",
         boundary={4: (_NCHW, NHWC)},
         operators=_xnnpack_operators(),
+        ranks=_xnnpack_ranks(),
         alike=False,
         dim_order_operators="reverted",
     )
@@ -103,6 +124,6 @@ def __getattr__(name: str) -> DelegateLayout:
 # No delegate at all: what the truth table says of each kernel is checked in any case.
 PORTABLE = DelegateLayout("portable", boundary={4: (_NCHW, NHWC)}, weights={4: (_NCHW, NHWC)})
 # Arm's own passes put permutes around what TOSA wants in NHWC: everything that enters is contiguous (#18948).
-ARM_TOSA = DelegateLayout("Arm TOSA", dim_order_operators="reverted")
+ARM_TOSA = DelegateLayout("Arm TOSA")
 # Vulkan keeps tensors packed in textures and copies them in and out in NCHW; its serialiser knows no other.
 VULKAN = DelegateLayout("Vulkan", dim_order_operators="outside")

@@ -128,12 +128,16 @@ class _Rules:
         kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
         self.table = KernelTable.shipped()
         self.layout = layout
-        self.chosen = chosen or (lambda node: name_of(node) in layout.operators)
+        self._chosen = chosen or (lambda node: name_of(node) in layout.operators)
         self.constants = {
             node
             for node in program.graph.nodes
             if node.op == "placeholder" and kinds.get(node.name) not in (None, InputKind.USER_INPUT)
         }
+
+    def chosen(self, node: Node) -> bool:
+        """Whether the delegate takes the node."""
+        return self._chosen(node) and self.layout.takes(name_of(node), rank_of(node))
 
     def is_computed(self, node: Node) -> bool:
         """Whether the node is an operator over tensors, not a relabelled result or a symbol."""
@@ -425,6 +429,12 @@ def name_of(node: Node) -> str:
     head, _, overload = name.partition(".")
     head = head.removesuffix("_copy") if head not in ("_to_copy", "_to_dim_order_copy") else head
     return f"{head}.{overload}" if overload else head
+
+
+def rank_of(node: Node) -> int:
+    """The highest rank of the tensors that a node reads and writes."""
+    values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
+    return max((value.dim() for value in tensors(values)), default=0)
 
 
 def kernel_name(node: Node) -> str | None:
