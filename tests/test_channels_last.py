@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.algebra.layout import Layout
 from dimorder.channels_last import (
     collate,
     convert,
@@ -145,6 +146,13 @@ def test_empty_takes_what_torch_takes():
     x = empty((2, 3, 4, 5), dtype=torch.float16, requires_grad=True)
     assert x.stride() == (60, 1, 15, 3) and x.dtype == torch.float16 and x.is_leaf and x.requires_grad
     assert empty((2, 3, 4, 5), order="CHWN").stride() == (1, 40, 10, 2)
+
+
+def test_orders_need_no_memory():
+    x = torch.empty(2, 64, 56, 40, device="meta")
+    y = to_channels_last(x)
+    assert y.device.type == "meta" and is_channels_last(y) and to_contiguous(y).is_contiguous()
+    assert convert(x, Layout.parse("nChw16c", 4)).shape == (2, 4, 56, 40, 16)
 
 
 # Modules
