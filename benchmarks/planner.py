@@ -245,7 +245,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "numpy": numpy.__version__,
             "scipy": scipy.__version__,
         }
-        record = {"command": ["python", "-m", "benchmarks.planner", *sys.argv[1:]], "machine": machine, "rows": rows}
+        record = {
+            "command": ["python", "-m", "benchmarks.planner", *sys.argv[1:]],
+            "machine": machine,
+            "rows": rows,
+        }
         options.out.write_text(json.dumps(record, indent=2) + "\n")
     return 1 if any(row["faults"] for row in rows) else 0
 
