@@ -152,14 +152,15 @@ def test_a_value_that_the_delegate_hands_to_an_operator_in_another_order():
     assert found == "  found: NHWC (0, 2, 3, 1), shape (2, 3, 5, 7); accepted: NCHW (0, 1, 2, 3)"
 
 
-def test_a_dim_order_operator_that_makes_another_order():
+@pytest.mark.parametrize("where", ["in front", "behind"])
+def test_a_conversion_at_the_edge_from_or_to_an_order_that_the_delegate_does_not_take_stays_out(where):
     layout = DelegateLayout("Mine", default=(NCHW, NHWC))
-    network = Two(torch.tanh, lambda x: x.to(memory_format=torch.channels_last))
-    first, found, fix = refusal(layout, edge(network, torch.randn(2, 3, 5, 7))).splitlines()
-    assert first.startswith("output dim_order_ops__to_dim_order_copy_default of ")
-    assert "_to_dim_order_copy (" in first and "test_guard.py:" in first
-    assert found == "  found: NHWC (0, 2, 3, 1), shape (2, 3, 5, 7); accepted: NCHW (0, 1, 2, 3)"
-    assert fix.startswith("  fix: list the order in the layout's boundary")
+    network, x = Two(torch.tanh, lambda x: x.to(memory_format=torch.channels_last)), torch.randn(2, 3, 5, 7)
+    if where == "in front":
+        network, x = Two(lambda x: x.to(memory_format=torch.contiguous_format), torch.tanh), last(2, 3, 5, 7)
+    result = guarded(Everything(), layout).partition(edge(network, x))
+    nodes = {node.name: node.meta.get(TAG) for node in result.tagged_exported_program.graph.nodes}
+    assert nodes["dim_order_ops__to_dim_order_copy_default"] is None and nodes["aten_tanh_default"]
 
 
 def test_an_operator_that_is_left_in_an_order_that_its_kernel_misreads():
