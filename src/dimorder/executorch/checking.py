@@ -104,7 +104,7 @@ def check_program(program: ExportedProgram) -> Check:
     """The static verdict on what stock lowering makes of an exported program on portable kernels."""
     from executorch.exir.program._program import _default_decomposition_table
 
-    from dimorder.executorch.legal import faults
+    from dimorder.executorch.rules import faults
 
     if not isinstance(program, ExportedProgram):
         raise UsageError("check", f"a {type(program).__name__}", "give an exported program or a .pte file")

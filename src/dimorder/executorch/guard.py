@@ -19,8 +19,9 @@ from torch.fx import Node
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.layout import DelegateLayout
-from dimorder.executorch.legal import copied, faults, has_orders, legalised, name_of, source_line
+from dimorder.executorch.legal import copied, legalised
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
+from dimorder.executorch.rules import faults, has_orders, name_of, rank_of, source_line
 from dimorder.program.contract import describe
 
 TAG = "delegation_tag"
@@ -49,12 +50,20 @@ class Guarded(Partitioner):  # type: ignore[misc]
     """See `guarded`."""
 
     def __init__(self, partitioner: Partitioner, layout: DelegateLayout) -> None:
-        super().__init__(partitioner.spec)
+        super().__init__()
         self.partitioner = partitioner
         self.layout = layout
 
+    @property
+    def spec(self) -> Any:
+        return self.partitioner.spec
+
     def ops_to_not_decompose(self, ep: ExportedProgram) -> Any:
-        return self.partitioner.ops_to_not_decompose(ep)
+        kept, keeps = self.partitioner.ops_to_not_decompose(ep)
+        calls = [node for node in ep.graph.nodes if node.target in kept]
+        if all(map(self._takes, calls)):
+            return kept, keeps
+        return kept, lambda node: self._takes(node) and (keeps is None or keeps(node))
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         """The program, with conversions where the delegate or a portable kernel needs them."""
@@ -64,16 +73,14 @@ class Guarded(Partitioner):  # type: ignore[misc]
             return program
         # What an operator gets is known only when it is one that stays: decompose as exir does next.
         program = self._decomposed(program)
-        planned = legalised(program, self.layout)
-        # That took every operator of the layout for the delegate's. Where one of them would be wrong on its
-        # portable kernel, it matters which of them the partitioner leaves.
+        # The delegate's are what the layout lists, or, where it lists nothing, what the partitioner takes.
+        listed = {node.name for node in program.graph.nodes if name_of(node) in self.layout.operators}
+        own = listed if self.layout.operators else self._taken(program)
+        planned = legalised(program, self.layout, lambda node: node.name in own)
+        # Where one that is listed would be wrong on its portable kernel, it matters whether it is taken.
         alone = {fault.node for fault in faults(planned, self.layout, lambda node: False)}
-        if any(node.name in alone and self._lists(node) for node in planned.graph.nodes):
-            left = self._left(planned)
-            if left & alone:
-                planned = legalised(
-                    program, self.layout, lambda node: self._lists(node) and node.name not in left
-                )
+        if listed & alone and not listed & alone <= (own := listed & self._taken(planned)):
+            planned = legalised(program, self.layout, lambda node: node.name in own)
         return _Decomposed.of(planned)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
@@ -82,44 +89,46 @@ class Guarded(Partitioner):  # type: ignore[misc]
         program = result.tagged_exported_program
         own = {node for node in program.graph.nodes if node.meta.get(TAG) in result.partition_tags}
         refused = {fault.node for fault in faults(program, self.layout, own.__contains__)}
+        # A conversion has the delegate's order on one side alone: at a partition's edge it stays outside.
+        at_edge = {node for node, _ in self._boundary_errors(program, own)}
+        outside = own if self.layout.dim_order_operators == "outside" else at_edge
         out = {
             node
             for node in own
             if node.name in refused
-            or (self.layout.dim_order_operators == "outside" and node.target in DIM_ORDER_OPERATORS)
+            or not self._takes(node)
+            or (node in outside and node.target in DIM_ORDER_OPERATORS)
         }
         tags = _keep_out(program, out, result.partition_tags) if out else result.partition_tags
         own = {node for node in program.graph.nodes if node.meta.get(TAG) in tags}
         for fault in faults(program, self.layout, own.__contains__):
             raise fault.error()
-        for error in self._boundary_errors(program, own):
+        for _, error in self._boundary_errors(program, own):
             raise error
         return PartitionResult(tagged_exported_program=program, partition_tags=tags)
 
-    def _lists(self, node: Node) -> bool:
-        return name_of(node) in self.layout.operators
+    def _takes(self, node: Node) -> bool:
+        return node.op != "call_function" or self.layout.takes(name_of(node), rank_of(node))
 
-    def _left(self, program: ExportedProgram) -> set[str]:
-        """The names of the operators that the layout lists and the partitioner does not take."""
+    def _taken(self, program: ExportedProgram) -> set[str]:
+        """The names of the nodes that end up in partitions, one way or another."""
         from executorch.exir import EdgeCompileConfig
         from executorch.exir.program._program import _generate_edge_program
 
-        marked = [node for node in program.graph.nodes if node.op == "call_function" and self._lists(node)]
         trial = copied(program)
         for node, twin in zip(program.graph.nodes, trial.graph.nodes, strict=True):
-            twin.meta[_MARK] = node.meta[_MARK] = node.name
+            twin.meta[_MARK] = node.name
         edge = _generate_edge_program(EdgeCompileConfig(_check_ir_validity=False), trial)
         result = self.partitioner.partition(edge)
         nodes = result.tagged_exported_program.graph.nodes
-        taken = {node.meta.get(_MARK) for node in nodes if node.meta.get(TAG) in result.partition_tags}
-        return {node.name for node in marked} - taken
+        return {str(n.meta.get(_MARK)) for n in nodes if n.meta.get(TAG) in result.partition_tags}
 
     def _decomposed(self, program: ExportedProgram) -> ExportedProgram:
         """The program as exir decomposes it: what the partitioner keeps is kept, call by call."""
         from executorch.exir.program import _program as exir
 
         program = program.run_decompositions({})
-        kept, keeps = self.partitioner.ops_to_not_decompose(program)
+        kept, keeps = self.ops_to_not_decompose(program)
         kept = set(kept if keeps is None else exir._remove_invalid_ops_for_not_decompose(kept))
         table = exir._default_decomposition_table()
         for target in kept:
@@ -128,12 +137,14 @@ class Guarded(Partitioner):  # type: ignore[misc]
         if keeps is None or all(keeps(node) for node in decomposed.graph.nodes if node.target in kept):
             return decomposed
         # Of the calls of one operator only some are kept: under another name, which no table knows.
-        exir._replace_aten_ops_with_transformed_ops("forward", decomposed, {"forward": [self.partitioner]})
+        exir._replace_aten_ops_with_transformed_ops("forward", decomposed, {"forward": [self]})
         decomposed = decomposed.run_decompositions(exir._default_decomposition_table())
         exir._restore_transformed_ops_to_aten_ops(decomposed)
         return decomposed
 
-    def _boundary_errors(self, program: ExportedProgram, own: set[Node]) -> Iterator[UnsupportedError]:
+    def _boundary_errors(
+        self, program: ExportedProgram, own: set[Node]
+    ) -> Iterator[tuple[Node, UnsupportedError]]:
         kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
         for node in program.graph.nodes:
             if node not in own or node.op != "call_function":
@@ -147,7 +158,7 @@ class Guarded(Partitioner):  # type: ignore[misc]
             if any(user.meta.get(TAG) != node.meta[TAG] for user in node.users):
                 yield from self._check(node, node, "output")
 
-    def _check(self, node: Node, value: Node, kind: str) -> Iterator[UnsupportedError]:
+    def _check(self, node: Node, value: Node, kind: str) -> Iterator[tuple[Node, UnsupportedError]]:
         tensor = value.meta.get("val")
         if not isinstance(tensor, torch.Tensor):
             return
@@ -158,11 +169,12 @@ class Guarded(Partitioner):  # type: ignore[misc]
         if found in accepted or same:
             return
         shape, place = tuple(tensor.shape), source_line(node) or node.name
-        yield UnsupportedError(
+        error = UnsupportedError(
             f"{kind} {value.name} of {name_of(node)} ({place}), for {self.layout.name}",
             f"{describe(found)}, shape {shape}; accepted: {', '.join(map(describe, accepted))}",
             _FIXES[kind],
         )
+        yield node, error
 
 
 class _Decomposed(ExportedProgram):
