@@ -9,8 +9,19 @@ pytest.importorskip("executorch")
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
 from dimorder.executorch import XNNPACK, guarded, sweep
-from dimorder.executorch.cases import cases
-from dimorder.executorch.probe import BACKENDS, TOGETHER, grouped, outcomes, stock
+from dimorder.executorch.cases import Case, cases
+from dimorder.executorch.probe import (
+    BACKENDS,
+    TOGETHER,
+    Outcome,
+    attempt,
+    grouped,
+    outcomes,
+    run_bare,
+    stock,
+    tabulate,
+)
+from dimorder.runtime.kernels import KernelCall
 
 RANKS = ("3", "4", "5")
 # What ExecuTorch 1.5.1 runs in no order at all, so no path through it can: the ranks, and why.
@@ -29,6 +40,7 @@ REPRESENTATIVE = (
     ("abs", "x"),
     ("mul.Tensor", "x, b"),
     ("where.self", "m, x, s"),
+    ("prelu", "x, C"),
     ("lerp.Scalar", "x, y, 0.3"),
     ("mean.dim", "x, [1], True"),
     ("_softmax", "x, -1, False"),
@@ -67,6 +79,31 @@ def test_sweep_finds_what_a_lowering_gets_wrong_and_nothing_else():
         ("flip", "channels_last")
     ] * 2
     assert all("it calls aten::flip.out in NHWC" in finding.why for finding in found)
+
+
+def test_what_the_compiler_of_a_delegate_fails_on_is_refused_in_the_table():
+    case = Case("prelu", "x, C", "3", "contiguous")
+    outcome = attempt([case], stock("xnnpack"), run_bare)
+    assert not outcome.calls and "ChannelsLastTaggedReshapePass" in outcome.why
+    table = tabulate([("xnnpack", case, outcome)])
+    assert table.rows["xnnpack"] == {"aten::prelu": {"3 CC": "refused"}}
+    assert not XNNPACK.takes("prelu", 3) and XNNPACK.takes("prelu", 4)
+
+
+def test_a_case_that_is_right_speaks_for_all_its_kernels_and_another_for_its_only_one():
+    case = Case("lerp.Scalar", "x, y, 0.3", "4", "contiguous")
+    sub, mul = (KernelCall(f"aten::{name}.out", "", 4, "LLL") for name in ("sub", "mul"))
+    right, both, one = (
+        Outcome("right", "", (sub, mul)),
+        Outcome("wrong", "", (sub, mul)),
+        Outcome("wrong", "", (mul,)),
+    )
+    rows = [
+        tabulate([("portable", case, outcome) for outcome in found]).rows["portable"]
+        for found in ([right], [right, both], [right, one])
+    ]
+    kept = {"aten::sub.out": {"4 LLL": "right"}, "aten::mul.out": {"4 LLL": "right"}}
+    assert rows == [kept, kept, kept | {"aten::mul.out": {"4 LLL": "wrong"}}]
 
 
 @pytest.mark.slow
