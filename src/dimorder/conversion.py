@@ -1,4 +1,4 @@
-"""Decides how memory is moved from one order into another on a CPU: by which kernel of torch, by a table.
+"""Decides how memory is moved from one order into another on a CPU: by which kernel, by a table.
 
 The table, conversion.json, is measured per family of CPUs by `dimorder bench convert`; where it is silent,
 torch's own copy is taken.
@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,17 @@ TABLE = Path(__file__).with_name("conversion.json")
 CARRIERS: Mapping[int, torch.dtype] = MappingProxyType(
     {1: torch.uint8, 2: torch.int16, 4: torch.float32, 8: torch.float64}
 )
-SIZES = (4, 8, 16, 64, 256, 1024, 4096)  # of the table's grid; a size counts as the largest that it reaches
+SIZES = (
+    2,
+    3,
+    4,
+    8,
+    16,
+    64,
+    256,
+    1024,
+    4096,
+)  # of the table's grid; a size counts as the largest that it reaches
 LEAST_GAIN = 1.25  # over torch's own copy, that another way must have to be taken
 LEAST_BYTES = 1 << 16  # below, the choice costs more than the copy
 _GRID_BYTES = 1 << 25  # a larger point of the grid is left out
@@ -93,11 +104,12 @@ def fast_copy(tensor: Tensor, choice: Choice, strides: Sequence[int]) -> Tensor 
     >>> y is None or torch.equal(x, y)
     True
     """
-    # Ours run one block per thread; torch's copy is cut among all.
-    threads = torch.get_num_threads()
-    if choice.gain * min(choice.moved.batch, threads) / threads < LEAST_GAIN:
+    # Ours run in one thread, or one block per thread; torch's copy is cut among all.
+    way, threads = WAYS[choice.way], torch.get_num_threads()
+    used = min(choice.moved.batch, threads) if way.parallel else 1
+    if choice.gain * used / threads < LEAST_GAIN:
         return None
-    made = WAYS[choice.way](tensor.view(CARRIERS[tensor.element_size()]), choice.moved)
+    made = way.run(tensor.view(CARRIERS[tensor.element_size()]), choice.moved)
     return made.view(tensor.dtype).as_strided(tensor.shape, strides)
 
 
@@ -118,8 +130,25 @@ def _by_block(tensor: Tensor, moved: Transposition) -> Tensor:
     return made
 
 
-WAYS: Mapping[str, Callable[[Tensor, Transposition], Tensor]] = MappingProxyType(
-    {"shuffle": _by_shuffle, "block": _by_block}
+def _by_numpy(tensor: Tensor, moved: Transposition) -> Tensor:
+    """Column by column: NumPy's loop over strided elements is the faster one where columns are few."""
+    made = tensor.new_empty((moved.batch, moved.columns, moved.rows))
+    size = moved.rows * moved.columns
+    columns = tensor.as_strided(made.shape, (size, 1, moved.columns))
+    np.copyto(made.numpy(), columns.numpy())
+    return made
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of transposing blocks, and whether several threads share them."""
+
+    run: Callable[[Tensor, Transposition], Tensor]
+    parallel: bool = False
+
+
+WAYS: Mapping[str, Way] = MappingProxyType(
+    {"shuffle": Way(_by_shuffle, parallel=True), "block": Way(_by_block), "numpy": Way(_by_numpy)}
 )
 
 
@@ -186,7 +215,7 @@ def _timed(itemsize: int, moved: Transposition) -> dict[str, float]:
     tensor = torch.arange(moved.batch * moved.rows * moved.columns).remainder(100).to(CARRIERS[itemsize])
     plain = tensor.view(moved.batch, moved.rows, moved.columns).transpose(1, 2)
     ways: dict[str, Callable[[], Any]] = {"": plain.contiguous}
-    ways |= {way: functools.partial(run, tensor, moved) for way, run in WAYS.items()}
+    ways |= {name: functools.partial(way.run, tensor, moved) for name, way in WAYS.items()}
     times: dict[str, list[float]] = {way: [] for way in ways}
     for round_ in range(6):
         for way, run in ways.items():
