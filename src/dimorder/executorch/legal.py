@@ -320,6 +320,8 @@ def _hint(size: Any) -> int:
 
 def copied(program: ExportedProgram) -> ExportedProgram:
     graph = copy.deepcopy(program.graph_module)
+    for node, twin in zip(program.graph.nodes, graph.graph.nodes, strict=True):
+        twin.name = node.name  # the signature knows it by this name; a copy shuns names of Python's own
     return ExportedProgram(
         root=graph,
         graph=graph.graph,
