@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from dimorder.program.dialect import decompose
 from dimorder.program.extract import UNITS, Extracted, extract
 from dimorder.program.fold import fold_constants
 from dimorder.program.network_plan import NetworkPlan
-from dimorder.program.verify import random_like, verify
+from dimorder.program.verify import Verified, differ, random_like, verify
 from dimorder.runtime import program as _program
 from dimorder.runtime.guard import OnMismatch, check, restore
 from dimorder.targets import Artifact, Target, find, that_loads
@@ -43,22 +43,24 @@ class Lowered:
     """A lowered network: its plan, its contract, the physical program it came from, and the target's
     artifact.
 
-    `max_rel_error` is the largest against the network on random inputs: of the physical program, and of the
-    artifact's outputs where `artifact_ran`. `seconds` is per step.
+    `seconds` is per step.
     """
 
     plan: NetworkPlan
     physical: ExportedProgram
     artifact: Artifact
     program: Program
-    max_rel_error: float
-    artifact_ran: bool
+    verified: Verified
     constant_bytes_added: int
     seconds: Mapping[str, float] = field(compare=False)
 
     @property
     def contract(self) -> Contract:
         return self.plan.contract
+
+    @property
+    def max_rel_error(self) -> float:
+        return self.verified.max_rel_error
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the artifact, and what lies beside it: whole, or not at all.
@@ -103,7 +105,7 @@ class Lowered:
             "constant_bytes_added": self.constant_bytes_added,
             "delegates": self.artifact.delegates,
             "outside": dict(self.artifact.outside),
-            "verify": {"max_rel_error": self.max_rel_error, "artifact_ran": self.artifact_ran},
+            "verify": asdict(self.verified),
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
         }
 
@@ -165,11 +167,13 @@ def lower(
     with clock.step("rewrite"):
         physical = _physical.rewrite(planned.extracted, planned.layout_plan, contract)
     with clock.step("verify"):
-        inputs = random_like(program.example_inputs)
+        network, run = _flat(model, program), _at_boundary(physical.module(), contract)
+        inputs, others = (random_like(program.example_inputs, seed) for seed in (0, 1))
         with torch.no_grad():
-            wanted = _flat(model, program)(*inputs)
-            got = _at_boundary(physical.module(), contract)(*inputs)
-        error = verify(got, wanted, what=f"the physical program for {target}")
+            wanted = network(*inputs)
+            error = verify(run(*inputs), wanted, what=f"the physical program for {target}")
+            # Integers stay those of the example: ids and masks are not to be made up.
+            input_matters = not any(map(torch.is_floating_point, inputs)) or differ(network(*others), wanted)
     lowering = find(target)
     with clock.step("emit"):
         artifact = lowering.emit(physical, contract)
@@ -180,7 +184,8 @@ def lower(
             got = _at_boundary(lambda *held: artifact.run(held), contract)(*inputs)
             error = max(error, verify(got, wanted, what=f"the {lowering.suffix} that was emitted"))
     added = max(0, _constant_bytes(physical) - program.constant_bytes)
-    return Lowered(planned, physical, artifact, program, error, run_artifact, added, clock.seconds)
+    verified = Verified(error, run_artifact, input_matters)
+    return Lowered(planned, physical, artifact, program, verified, added, clock.seconds)
 
 
 def _plan(

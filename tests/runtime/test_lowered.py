@@ -130,4 +130,14 @@ def test_a_wrong_emitter_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(VerificationError) as caught:
         dimorder.lower(model, (x,), target="xnnpack")
     assert str(caught.value).startswith("the .pte that was emitted\n  found: output 0 differs")
-    assert not dimorder.lower(model, (x,), target="xnnpack", run_artifact=False).artifact_ran
+    assert not dimorder.lower(model, (x,), target="xnnpack", run_artifact=False).verified.artifact_ran
+
+
+def test_a_comparison_that_shows_little_says_so() -> None:
+    x = numbers(2, 3, 7, 9)
+    dead = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU())
+    nn.init.zeros_(dead[0].weight)
+    assert not dimorder.lower(dead, (x,)).verified.input_matters
+    assert dimorder.lower(network(3, 7), (x,)).verified.input_matters
+    ids = torch.tensor([[1, 0, 4]])
+    assert dimorder.lower(nn.Embedding(5, 7), (ids,)).verified.input_matters

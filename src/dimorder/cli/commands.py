@@ -171,8 +171,13 @@ def _lower(options: argparse.Namespace, console: Console) -> int:
         return DONE
     outside = ", ".join(f"{count} {name}" for name, count in lowered.artifact.outside.items())
     console.print(lowered.plan)
-    what = "program and file" if lowered.artifact_ran else "the physical program, before it was emitted"
-    console.print(f"verified     {lowered.max_rel_error:.1e} relative error on random inputs: {what}")
+    verified = lowered.verified
+    what = "program and file" if verified.artifact_ran else "the physical program, before it was emitted"
+    console.print(f"verified     {verified.max_rel_error:.1e} relative error on random inputs: {what}")
+    if not verified.input_matters:
+        console.print(
+            "             which shows little: other inputs give the same outputs; are the weights real?"
+        )
     console.print(f"delegates    {lowered.artifact.delegates}, outside of them: {outside or 'nothing'}")
     console.print(f"constants    {lowered.constant_bytes_added:,} bytes added")
     if options.output:

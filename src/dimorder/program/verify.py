@@ -6,12 +6,26 @@ Nothing is trusted that was not run; the error is relative to the largest value 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from dimorder.errors import VerificationError
 
 TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What runs on random inputs have shown.
+
+    `max_rel_error` is the largest of any output, of the physical program and, where `artifact_ran`, of what
+    was emitted. Where other inputs give the same outputs, so that `input_matters` is false, it shows little.
+    """
+
+    max_rel_error: float
+    artifact_ran: bool
+    input_matters: bool
 
 
 def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -70,3 +84,12 @@ def verify(
                 "report this network: a rule, or the target, is wrong",
             )
     return max(errors, default=0.0)
+
+
+def differ(outputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether any output is another one by more than the tolerance: a wrong order would show.
+
+    >>> differ([torch.ones(3)], [torch.ones(3) + 1e-6])
+    False
+    """
+    return any(not relative_error(a, b) <= TOLERANCE for a, b in zip(outputs, others, strict=True))
