@@ -152,6 +152,8 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "addmm, scaled": case(
             lambda m, x: torch.addmm(m.b, x, m.w, beta=0.5, alpha=2), (5, 7), b=constant(3), w=constant(7, 3)
         ),
+        "addcmul": case(lambda m, x, a: torch.addcmul(m.b, x, a, value=0.5), (5, 7), (5, 1), b=constant(7)),
+        "addcdiv": case(lambda m, x, a: torch.addcdiv(x, m.b, a.exp()), (5, 7), (5, 1), b=constant(7)),
         "addmm, all computed": case(lambda m, b, x, w: torch.addmm(b, x, w), (5, 3), (5, 7), (7, 3)),
         "baddbmm": case(lambda m, b, x, w: torch.baddbmm(b, x, w), (4, 5, 3), (4, 5, 7), (4, 7, 3)),
         "einsum, attention": case(

@@ -204,17 +204,15 @@ class NetworkPlan:
     def __str__(self) -> str:
         certificate, problem = self.certificate, self.extracted.problem
         operators, configs = problem.size
-        cost = ", ".join(
-            f"{value:,} {unit.removesuffix('s') if value == 1 else unit}"
-            for value, unit in zip(self.cost, self.units, strict=True)
-        )
+        cost = ", ".join(map(_counted, self.cost, self.units))
         verdict = "optimal" if certificate.optimal else "not proven optimal"
+        bound = _counted(certificate.lower_bound, self.units[0])
         lines = [
             *str(self.contract).splitlines(),
             f"target  {self.target}: {operators} operators, {configs} configurations",
             f"cost    {cost}",
-            f"proof   no plan costs less than {certificate.lower_bound:,} {self.units[0]}: {verdict} over "
-            f"{certificate.candidates} candidates ({certificate.solver})",
+            f"proof   no plan costs less than {bound}: {verdict} over {certificate.candidates} candidates "
+            f"({certificate.solver})",
             f"conversions  {len(self.layout_plan.conversions) or 'none'}",
         ]
         for number, conversion in enumerate(self.conversions):
@@ -320,6 +318,11 @@ def order_name(info: BufferInfo, order: Sequence[int]) -> str:
         if len(axes_) > 1
     )
     return f"{' '.join(axes)}, where {', '.join(cuts)}"
+
+
+def _counted(value: int, unit: str) -> str:
+    """A cost in its unit's plural, or singular."""
+    return f"{value:,} {unit.removesuffix('s') if value == 1 else unit}"
 
 
 def _shape(info: BufferInfo) -> tuple[int, ...]:

@@ -392,6 +392,17 @@ def _addmm(n: Tracer, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha
     return n.emit(aten.linear.default, x, w.t(), bias)
 
 
+def _add_combined(combine: Any) -> Callable[..., Value]:
+    """addcmul and addcdiv: x + value · combine(a, b)."""
+
+    def spell(n: Tracer, x: Value, a: Value, b: Value, *, value: float = 1) -> Value:
+        combined = n.call(combine, (a, b), {})
+        scaled = combined if value == 1 else n.call(aten.mul.Tensor, (combined, value), {})
+        return n.call(aten.add.Tensor, (x, scaled), {})
+
+    return spell
+
+
 def _attention(
     n: Tracer,
     q: Value,
@@ -520,6 +531,8 @@ SPELLINGS: dict[Any, Callable[..., Value]] = {
     aten.mean.default: _mean,
     aten.as_strided.default: _as_strided,
     aten.addmm.default: _addmm,
+    aten.addcmul.default: _add_combined(aten.mul.Tensor),
+    aten.addcdiv.default: _add_combined(aten.div.Tensor),
     aten.scaled_dot_product_attention.default: _attention,
     aten.matmul.default: _matmul,
     aten.bmm.default: _matmul,
