@@ -63,7 +63,7 @@ def test_a_file_with_a_danger_ends_with_1_and_the_danger_comes_first(files, capf
         "fed      input1: NCHW (0, 1, 2, 3) wrong, NHWC (0, 2, 3, 1) right; by dimorder.load: right",
         "wrong    aten::cat.out  rank 4 LL x1",
         "right    aten::relu.out rank 4 LL x1",
-        "verdict  1 dangers",
+        "verdict  1 wrong or refused",
     ]
 
 
@@ -98,7 +98,7 @@ def test_a_network_is_checked_as_stock_lowering_would_make_it(capfd):
     assert main(["check", f"{HERE}:Joined", *TWO, "--input-order", "NHWC"]) == 1
     first, last_line = capfd.readouterr().out.splitlines()
     assert first.startswith("wrong    cat NHWC (0, 2, 3, 1) in, NHWC (0, 2, 3, 1) out at ")
-    assert "test_check.py:" in first and last_line == "verdict  1 dangers"
+    assert "test_check.py:" in first and last_line == "verdict  1 wrong or refused"
     assert main(["check", f"{HERE}:Joined", *TWO, "--input-order", "NHWC", "--json"]) == 1
     found = json.loads(capfd.readouterr().out)
     assert (found["boundaries"], found["fed"], found["operators"][0]["operator"]) == (None, {}, "cat")

@@ -61,7 +61,7 @@ class Check:
         width = max((len(row.operator) for row in self.rows), default=0)
         dangers = sum(row.count for row in self.rows if row.verdict in ("wrong", "refused"))
         lines += [f"{row.verdict:8} {row.operator:{width}} {row.orders} x{row.count}" for row in self.rows]
-        lines.append(f"verdict  {f'{dangers} dangers' if dangers else 'safe'}")
+        lines.append(f"verdict  {f'{dangers} wrong or refused' if dangers else 'safe'}")
         return "\n".join(lines)
 
 
