@@ -50,6 +50,7 @@ REPRESENTATIVE = (
     ("gather", "x, 1, h"),
     ("permute", "x, [0] + list(range(2, r)) + [1]"),
     ("constant_pad_nd", "x, [1, 2, 2, 1], 0.5"),
+    ("_adaptive_avg_pool2d", "x, [1, 1]"),
     ("native_layer_norm", "x, [x.shape[-1]], V, V, 1e-5"),
     ("max_pool2d_with_indices", "x, [3, 3], [2, 2], [1, 1]"),
 )

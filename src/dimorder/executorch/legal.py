@@ -118,8 +118,8 @@ class _Problem:
         if node.op == "output":
             for argument in dict.fromkeys(node.all_input_nodes):
                 if argument in self.buffer_of:
-                    wanted = LAST if label(argument.meta["val"]) == NHWC else CONTIGUOUS
-                    self._operator(node, [argument], [], [Config((wanted,), (), (0, 0))])
+                    letters = _promised(argument.meta["val"])
+                    self._operator(node, [argument], [], [Config((one,), (), (0, 0)) for one in letters])
             return
         value = node.meta.get("val")
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
@@ -300,6 +300,13 @@ def _letter(value: torch.Tensor) -> str:
     if found.is_contiguous:
         return CONTIGUOUS
     return LAST if found == NHWC else "X"
+
+
+def _promised(value: torch.Tensor) -> tuple[str, ...]:
+    """The orders that a result of the program may have: its own, and one of the same memory by sizes of 1."""
+    if value.dim() == 4 and NHWC.equivalent(DimOrder.contiguous(4), tuple(value.shape)):
+        return CONTIGUOUS, LAST
+    return (LAST if label(value) == NHWC else CONTIGUOUS,)
 
 
 def _can_be_last(value: torch.Tensor) -> bool:
