@@ -123,9 +123,8 @@ class _Problem:
             return
         value = node.meta.get("val")
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
-            letters = [_letter(value)]
-            if node in self.rules.constants and _can_be_last(value):
-                letters = [CONTIGUOUS, LAST]
+            free = node in self.rules.constants and _can_be_last(value)
+            letters = (CONTIGUOUS, LAST) if free else (_letter(value),)
             self._buffer(node, value)
             self._operator(node, [], [node], [Config((), (one,), (0, 0)) for one in letters])
         elif node.op == "call_function" and self.rules.is_computed(node):

@@ -21,7 +21,16 @@ import torch
 from torch.export import ExportedProgram
 
 from dimorder.executorch.cases import Case, Together, cases
-from dimorder.runtime.kernels import VERDICTS, KernelCall, KernelTable, Verdict, kernel_calls, signature
+from dimorder.runtime.kernels import (
+    CONTIGUOUS,
+    LOWER,
+    VERDICTS,
+    KernelCall,
+    KernelTable,
+    Verdict,
+    kernel_calls,
+    signature,
+)
 
 BACKENDS = ("portable", "xnnpack")
 PATHS = ("stock", "legal")  # ExecuTorch's own lowering and run time, or this package's
@@ -309,23 +318,30 @@ def _partitioners(backend: str) -> list[Any]:
 def _subjects(case: Case, backend: str, outcome: Outcome) -> Iterator[KernelCall]:
     """The calls that an outcome says something about; a delegate's are under the case's name.
 
-    All of them where the outcome is right, else the one that is to blame, where there is only one.
+    All of them where the outcome is right, else the one that is to blame, where there is only one: a call in
+    contiguous order is to blame in a contiguous case alone.
     """
     if outcome.verdict is None:
         return
-    kernels = [call for call in outcome.calls if call.operator]
+    right, trusts = outcome.verdict == "right", case.order != "contiguous"
+    suspects = [call for call in outcome.calls if right or not (trusts and _is_contiguous(call))]
+    kernels = [call for call in suspects if call.operator and not call.operator.startswith(_COPIES)]
     delegates = [call for call in outcome.calls if call.delegate]
     if backend == "portable":
-        subjects = [call for call in kernels if not call.operator.startswith(_COPIES)] or kernels
-        if outcome.verdict == "right" or len({call.operator for call in subjects}) == 1:
+        subjects = kernels or [call for call in suspects if call.operator]
+        if right or len({call.operator for call in subjects}) == 1:
             yield from subjects
-    elif len(delegates) == 1 and not kernels:
+    elif len(delegates) == 1 == len(outcome.calls):
         (call,) = delegates
         yield KernelCall(f"aten::{case.operator}", call.delegate, call.rank, call.signature)
     elif not outcome.calls and case.order == "contiguous":  # the delegate's compiler fails
         tensors = [*case.inputs(), *_tensors(case.module()(*case.inputs()))]
         pairs = [(tuple(tensor.shape), range(tensor.dim())) for tensor in tensors]
         yield KernelCall(f"aten::{case.operator}", backend, *signature(pairs))
+
+
+def _is_contiguous(call: KernelCall) -> bool:
+    return {*call.signature} <= {CONTIGUOUS, LOWER}
 
 
 def _is_taken(backend: str, case: Case) -> bool:
