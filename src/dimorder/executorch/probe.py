@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.export import ExportedProgram
@@ -33,13 +33,13 @@ from dimorder.runtime.kernels import (
 )
 
 BACKENDS = ("portable", "xnnpack")
-PATHS = ("stock", "legal")  # ExecuTorch's own lowering and run time, or this package's
 TOGETHER = 16  # calls in one program of `sweep`: lowering a program costs more than lowering a call
 TOLERANCE = 1e-4  # of the largest value
 _COPIES = ("dim_order_ops::", "aten::clone", "aten::_to_copy")
 
 Lowering = Callable[[ExportedProgram], bytes]
 Run = Callable[[bytes, Sequence[torch.Tensor]], Any]
+Route = Literal["stock", "legal"]  # ExecuTorch's own lowering and run time, or this package's
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ def probe(
 
 def outcomes(
     groups: Sequence[tuple[str, Sequence[Case]]],
-    path: str = "legal",
+    path: Route = "legal",
     progress: Callable[[str], None] = lambda step: None,
     workers: int | None = None,
 ) -> Iterator[tuple[str, Case, Outcome]]:
     """What becomes of groups of cases, each with its backend, in worker processes: in the order of `groups`.
 
-    `path` is one of `PATHS`. The cases of a group are lowered and run as one program (`grouped` makes such
+    `path` says how they are lowered and run. The cases of a group are one program (`grouped` makes such
     groups); a group that is not right is taken apart, so that what is not right is always a case by itself.
     """
     with _Workers(path, workers or os.cpu_count() or 1) as pool:
@@ -370,7 +370,7 @@ def _in_halves(
 class _Workers:
     """Processes that answer groups of cases with outcomes; one that dies is replaced."""
 
-    def __init__(self, path: str, count: int) -> None:
+    def __init__(self, path: Route, count: int) -> None:
         self.idle = [_Worker(path) for _ in range(count)]
 
     def __enter__(self) -> _Workers:
@@ -400,7 +400,7 @@ class _Workers:
 class _Worker:
     """A process that answers groups with an outcome, a line of JSON each; started again when it dies."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Route) -> None:
         self.path = path
         self.process: subprocess.Popen[str] | None = None
 
@@ -441,7 +441,10 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the runtime logs where it likes
     _list_composites_once()
-    routes = {"stock": (stock, run_bare), "legal": (legal, run_guarded)}
+    routes: dict[Route, tuple[Callable[[str], Lowering], Run]] = {
+        "stock": (stock, run_bare),
+        "legal": (legal, run_guarded),
+    }
     for line in sys.stdin:
         request = json.loads(line)
         lowering, run = routes[request["path"]]
