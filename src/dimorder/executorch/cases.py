@@ -202,7 +202,7 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
     ("native_layer_norm", "x, x.shape[1:], None, None, 1e-5", "345"),
     ("native_group_norm", "x.contiguous(), C, E, 3, 8, x.numel() // 24, 2, 1e-5", "345"),
     ("_native_batch_norm_legit_no_training", "x, C, E, C, E, 0.1, 1e-5", "345"),
-    ("instance_norm", "x, None, None, None, None, True, 0.1, 1e-5, False", "345"),
+    ("instance_norm", "x, E, C, None, None, True, 0.1, 1e-3, False", "345"),
     ("avg_pool1d", "x, [3], [2], [1]", "3"),
     ("avg_pool2d", "x, [3, 3], [2, 2], [1, 1]", "4"),
     ("avg_pool2d", "x, [2, 2], [2, 2]", "4"),
