@@ -43,7 +43,9 @@ def read_signature(program: ExportedProgram) -> Signature:
     for result in program.graph_signature.output_specs:
         if result.kind is not OutputKind.USER_OUTPUT:
             found = f"{result.kind.name.lower()} of {result.target!r}: the program has state"
-            raise UnsupportedError(f"output {result.arg.name!r}", found, "make it an input and an output")
+            raise UnsupportedError(
+                f"output {result.arg.name!r}", found, "make the state an input and an output"
+            )
         if result.arg.name not in nodes:
             raise UnsupportedError(f"output {result.arg.name!r}", "no tensor", "return tensors only")
         signature.outputs.append(nodes[result.arg.name])
