@@ -82,7 +82,8 @@ def main() -> None:
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("torch", "executorch")},
         }
-        record = {"command": ["python", *sys.argv], "machine": machine, "rows": rows}
+        command = ["python", "-m", "benchmarks.guarded", *sys.argv[1:]]
+        record = {"command": command, "machine": machine, "rows": rows}
         options.out.write_text(json.dumps(record, indent=2) + "\n")
 
 
