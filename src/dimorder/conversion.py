@@ -1,4 +1,4 @@
-"""Decides how memory is moved from one order into another on a CPU: by which kernel, by a table.
+"""Decides how memory is moved from one order into another on a CPU: by which kernel of torch, by a table.
 
 The table, conversion.json, is measured per family of CPUs by `dimorder bench convert`; where it is silent,
 torch's own copy is taken.
@@ -18,7 +18,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,15 +129,6 @@ def _by_block(tensor: Tensor, moved: Transposition) -> Tensor:
     return made
 
 
-def _by_numpy(tensor: Tensor, moved: Transposition) -> Tensor:
-    """Column by column: NumPy's loop over strided elements is the faster one where columns are few."""
-    made = tensor.new_empty((moved.batch, moved.columns, moved.rows))
-    size = moved.rows * moved.columns
-    columns = tensor.as_strided(made.shape, (size, 1, moved.columns))
-    np.copyto(made.numpy(), columns.numpy())
-    return made
-
-
 @dataclass(frozen=True)
 class Way:
     """A way of transposing blocks, and whether several threads share them."""
@@ -148,7 +138,7 @@ class Way:
 
 
 WAYS: Mapping[str, Way] = MappingProxyType(
-    {"shuffle": Way(_by_shuffle, parallel=True), "block": Way(_by_block), "numpy": Way(_by_numpy)}
+    {"shuffle": Way(_by_shuffle, parallel=True), "block": Way(_by_block)}
 )
 
 
