@@ -9,13 +9,8 @@ program that `canonicalise` made, for stock lowering crashes on any other. A rat
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +19,7 @@ from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPar
 from executorch.exir import to_edge_transform_and_lower
 from torch.export import ExportedProgram
 
+from benchmarks import record
 from dimorder.executorch import XNNPACK, canonicalise, guarded
 from tests import zoo
 
@@ -76,15 +72,7 @@ def main() -> None:
             flush=True,
         )
     if options.out:
-        machine = {
-            "platform": platform.platform(),
-            "processors": os.cpu_count(),
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "executorch")},
-        }
-        command = ["python", "-m", "benchmarks.guarded", *sys.argv[1:]]
-        record = {"command": command, "machine": machine, "rows": rows}
-        options.out.write_text(json.dumps(record, indent=2) + "\n")
+        record.write(options.out, "guarded", ("torch", "executorch"), rows)
 
 
 if __name__ == "__main__":

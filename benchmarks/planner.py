@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
-import os
-import platform
 import random
 import statistics
 import sys
@@ -17,9 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 from pathlib import Path
 
-import numpy
-import scipy
-
+from benchmarks import record
 from dimorder.planning import Buffer, Config, LayoutPlan, LayoutProblem, Operator, solve
 from dimorder.planning.greedy import greedy
 
@@ -238,19 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flush=True,
         )
     if options.out:
-        machine = {
-            "platform": platform.platform(),
-            "processors": os.cpu_count(),
-            "python": platform.python_version(),
-            "numpy": numpy.__version__,
-            "scipy": scipy.__version__,
-        }
-        record = {
-            "command": ["python", "-m", "benchmarks.planner", *sys.argv[1:]],
-            "machine": machine,
-            "rows": rows,
-        }
-        options.out.write_text(json.dumps(record, indent=2) + "\n")
+        record.write(options.out, "planner", ("numpy", "scipy"), rows)
     return 1 if any(row["faults"] for row in rows) else 0
 
 

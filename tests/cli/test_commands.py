@@ -20,8 +20,8 @@ from PIL import Image
 from dimorder import api
 from dimorder.cli import commands, main
 from tests.cli import networks
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 HERE = "tests.cli.networks"
 SHAPE = (2, 3, 5, 7)
 INPUT = ["--input", "2x3x5x7"]
@@ -33,9 +33,7 @@ JSON_KEYS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _at_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("at_root")
 
 
 @pytest.fixture(scope="module")

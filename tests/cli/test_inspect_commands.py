@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,13 +10,10 @@ import torch
 from dimorder.cli import main
 from dimorder.inspection import probe
 
-ROOT = Path(__file__).parents[2]
 INPUT = ["--input", "2x3x5x7"]
 
 
-@pytest.fixture(autouse=True)
-def _at_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("at_root")
 
 
 @pytest.fixture

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from dimorder.cli import main
-from tests.cli.test_commands import HERE, INPUT, ROOT, SHAPE, documented_keys, refused, tiny
+from tests.cli.test_commands import HERE, INPUT, SHAPE, documented_keys, refused, tiny
 
 serializer = pytest.importorskip("tosa_serializer")
 
 
-@pytest.fixture(autouse=True)
-def _at_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("at_root")
 
 
 @pytest.fixture(scope="module")

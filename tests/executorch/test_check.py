@@ -15,7 +15,7 @@ pytest.importorskip("executorch")
 from dimorder.cli import main
 from dimorder.executorch.probe import stock
 from dimorder.runtime.kernels import KernelTable
-from tests.cli.test_commands import ROOT, refused
+from tests.cli.test_commands import refused
 
 HERE = "tests.executorch.test_check"
 
@@ -34,9 +34,7 @@ def last(*shape):
     return torch.randn(shape).to(memory_format=torch.channels_last)
 
 
-@pytest.fixture(autouse=True)
-def _at_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
+pytestmark = pytest.mark.usefixtures("at_root")
 
 
 @pytest.fixture(scope="module")

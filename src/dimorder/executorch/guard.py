@@ -23,6 +23,7 @@ from dimorder.executorch.legal import copied, legalised
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
 from dimorder.executorch.rules import faults, has_orders, name_of, rank_of, source_line
 from dimorder.program.contract import describe
+from dimorder.program.exported import remade
 
 TAG = "delegation_tag"
 _MARK = "dimorder_node"  # in node.meta: the name before the edge dialect
@@ -81,7 +82,7 @@ class Guarded(Partitioner):  # type: ignore[misc]
         alone = {fault.node for fault in faults(planned, self.layout, lambda node: False)}
         if listed & alone and not listed & alone <= (own := listed & self._taken(planned)):
             planned = legalised(program, self.layout, lambda node: node.name in own)
-        return _Decomposed.of(planned)
+        return remade(planned, _Decomposed)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """The partitions, without what the delegate cannot take; their boundaries and weights are checked."""
@@ -179,20 +180,6 @@ class Guarded(Partitioner):  # type: ignore[misc]
 
 class _Decomposed(ExportedProgram):
     """A program that is decomposed already, and knows it: ExecuTorch would trace it three times over."""
-
-    @classmethod
-    def of(cls, program: ExportedProgram) -> ExportedProgram:
-        return cls(
-            root=program.graph_module,
-            graph=program.graph,
-            graph_signature=program.graph_signature,
-            state_dict=program.state_dict,
-            range_constraints=program.range_constraints,
-            module_call_graph=program.module_call_graph,
-            example_inputs=program.example_inputs,
-            constants=program.constants,
-            verifiers=program.verifiers,
-        )
 
     def run_decompositions(self, decomp_table: Any = None, *options: Any, **named: Any) -> ExportedProgram:
         """The program itself where it calls nothing that would be decomposed or made functional."""

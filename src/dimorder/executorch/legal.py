@@ -32,6 +32,7 @@ from dimorder.executorch.passes import (
 from dimorder.executorch.rules import Rules, faults, functional_of, name_of, overload_of, results_of
 from dimorder.planning.problem import Buffer, Config, LayoutProblem, Operator
 from dimorder.planning.solve import solve
+from dimorder.program.exported import keep_names, remade
 from dimorder.runtime.kernels import CONTIGUOUS, LAST
 
 _COPY_STRIDED = torch.ops.prims.copy_strided.default
@@ -326,18 +327,15 @@ def _hint(size: Any) -> int:
 
 def copied(program: ExportedProgram) -> ExportedProgram:
     graph = copy.deepcopy(program.graph_module)
-    for node, twin in zip(program.graph.nodes, graph.graph.nodes, strict=True):
-        twin.name = node.name  # the signature knows it by this name; a copy shuns names of Python's own
-    return ExportedProgram(
+    keep_names(graph.graph, program.graph)
+    return remade(
+        program,
         root=graph,
         graph=graph.graph,
         graph_signature=copy.deepcopy(program.graph_signature),
         state_dict=dict(program.state_dict),
-        range_constraints=program.range_constraints,
         module_call_graph=copy.deepcopy(program.module_call_graph),
-        example_inputs=program.example_inputs,
         constants=dict(program.constants),
-        verifiers=[program.verifier],
     )
 
 
@@ -361,16 +359,10 @@ def _retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) ->
     for spec, result in zip(program.graph_signature.output_specs, results, strict=True):
         if isinstance(result, Node) and hasattr(spec.arg, "name"):
             spec.arg.name = result.name
-    return ExportedProgram(
-        root=program.graph_module,
-        graph=program.graph,
-        graph_signature=program.graph_signature,
+    return remade(
+        program,
         state_dict={name: replaced.get(name, tensor) for name, tensor in program.state_dict.items()},
-        range_constraints=program.range_constraints,
-        module_call_graph=program.module_call_graph,
-        example_inputs=program.example_inputs,
         constants={name: replaced.get(name, value) for name, value in program.constants.items()},
-        verifiers=[program.verifier],
     )
 
 

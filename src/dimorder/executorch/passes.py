@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from dimorder.algebra import strides
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch.layout import NHWC
+from dimorder.program.exported import keep_names, remade
 
 TO_DIM_ORDER = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
 DIM_ORDER_OPERATORS = frozenset(MemoryFormatOpsMap)
@@ -61,23 +62,19 @@ def canonicalise(program: ExportedProgram) -> ExportedProgram:
     if not (stale or odd_inputs or formats):
         return program
     graph = copy.deepcopy(program.graph_module)
+    keep_names(graph.graph, program.graph)
     for old, node in zip(program.graph.nodes, graph.graph.nodes, strict=True):
-        node.name = old.name  # the signature knows it by this name; a copy shuns names of Python's own
         if old.name in moved:
             node.meta["val"] = restride(old.meta["val"], moved[old.name])
         if _odd_format(old):
             node.args, node.kwargs = pytree.tree_map(_contiguous_format, (node.args, node.kwargs))
     fresh = {name: _row_major(tensor) for name, tensor in stale.items()}
-    return ExportedProgram(
+    return remade(
+        program,
         root=graph,
         graph=graph.graph,
-        graph_signature=program.graph_signature,
         state_dict={name: fresh.get(name, tensor) for name, tensor in program.state_dict.items()},
-        range_constraints=program.range_constraints,
-        module_call_graph=program.module_call_graph,
-        example_inputs=program.example_inputs,
         constants={name: fresh.get(name, value) for name, value in program.constants.items()},
-        verifiers=program.verifiers,
     )
 
 

@@ -14,6 +14,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from dimorder.program.exported import keep_names, remade
+
 aten = torch.ops.aten
 
 # Composite operators, of which no schema says so, whose results are new memory.
@@ -56,8 +58,7 @@ def functional(exported: ExportedProgram, known: Collection[Any]) -> ExportedPro
     ['aten.add.Tensor', 'aten.relu.default', 'aten.flatten.using_ints']
     """
     graph = copy.deepcopy(exported.graph)
-    for node, old in zip(graph.nodes, exported.graph.nodes, strict=True):
-        node.name = old.name  # the signature knows it by this name; a copy shuns names of Python's own
+    keep_names(graph, exported.graph)
     constants = {s.arg.name for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT}
     ahead = {node for node in graph.nodes if node.op == "placeholder" and node.name in constants}
     for node in graph.nodes:
@@ -66,17 +67,7 @@ def functional(exported: ExportedProgram, known: Collection[Any]) -> ExportedPro
         elif node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, known)):
             decomposed: ExportedProgram = exported.run_decompositions({})
             return decomposed
-    return ExportedProgram(
-        root=exported.graph_module,
-        graph=graph,
-        graph_signature=exported.graph_signature,
-        state_dict=exported.state_dict,
-        range_constraints=exported.range_constraints,
-        module_call_graph=exported.module_call_graph,
-        example_inputs=exported.example_inputs,
-        constants=exported.constants,
-        verifiers=exported.verifiers,
-    )
+    return remade(exported, graph=graph)
 
 
 def _is_ahead(node: torch.fx.Node, ahead: Collection[torch.fx.Node]) -> bool:

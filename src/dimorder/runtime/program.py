@@ -33,6 +33,7 @@ _DTYPES = {
     "BOOL": "bool",
     "BFLOAT16": "bfloat16",
 }
+_METHOD = "forward"  # the one that a program is called by
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,11 @@ def load(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> Pro
     tool's program calls a kernel that returns wrong numbers for the orders it gets (`runtime.kernels`).
     """
     file, data, native = _open(path)
-    contract, name = _contract(file, data, native)
-    if CONTRACT_METHOD not in _methods(native):
-        _refuse_dangers(file, data, name)
+    contract, tables = _contract(file, data, native)
+    if tables is not None:
+        _refuse_dangers(file, tables)
     try:
-        method = native.load_method(name)
+        method = native.load_method(_METHOD)
     except RuntimeError as error:
         raise UnsupportedError(
             f"loading {file}",
@@ -189,33 +190,34 @@ def _damaged(file: Path, found: str) -> ContractError:
     return ContractError(f"loading {file}", found, "lower the program again, or copy the file again")
 
 
-def _contract(file: Path, data: bytes, native: Any) -> tuple[Contract, str]:
-    """The contract of a program, and the method it is about."""
-    if CONTRACT_METHOD not in _methods(native):
-        return _foreign_contract(file, data)
+def _contract(file: Path, data: bytes, native: Any) -> tuple[Contract, Any]:
+    """The contract of a program; and, where that is not inside, the tables of another tool's file."""
+    if CONTRACT_METHOD not in [native.get_method_name(i) for i in range(native.num_methods())]:
+        tables = _tables(file, data)
+        return _foreign_contract(file, tables), tables
     (text,) = native.load_method(CONTRACT_METHOD)([])
-    return Contract.from_json(text), "forward"
+    return Contract.from_json(text), None
 
 
-def _foreign_contract(file: Path, data: bytes) -> tuple[Contract, str]:
+def _foreign_contract(file: Path, tables: Any) -> Contract:
     """The contract that the tensor table of a .pte amounts to: ExecuTorch knows orders, unchecked."""
-    plans = {plan.name: plan for plan in _tables(file, data).execution_plan}
-    if "forward" not in plans:
+    plans = {plan.name: plan for plan in tables.execution_plan}
+    if _METHOD not in plans:
         raise UnsupportedError(
             f"loading {file}", f"the methods {sorted(plans)}", "export a program with the method 'forward'"
         )
-    plan = plans["forward"]
+    plan = plans[_METHOD]
     symbols: list[Symbol] = []
     inputs = tuple(_spec(file, f"input{i}", plan.values[v].val, symbols) for i, v in enumerate(plan.inputs))
     outputs = tuple(_spec(file, f"output{i}", plan.values[v].val, []) for i, v in enumerate(plan.outputs))
-    return Contract(inputs, outputs, tuple(symbols)), "forward"
+    return Contract(inputs, outputs, tuple(symbols))
 
 
-def _refuse_dangers(file: Path, data: bytes, method: str) -> None:
+def _refuse_dangers(file: Path, tables: Any) -> None:
     """Refuses what a guard at the inputs cannot mend: the program itself calls kernels in wrong orders."""
     from importlib import metadata
 
-    found = dangers(_tables(file, data), metadata.version("executorch"), method)
+    found = dangers(tables, metadata.version("executorch"), _METHOD)
     if found:
         first, more = found[0], f" (and {len(found) - 1} more such calls)" if len(found) > 1 else ""
         raise UnsupportedError(
@@ -235,10 +237,6 @@ def _tables(file: Path, data: bytes) -> Any:
     # Of damaged bytes that parser raises whatever comes: struct.error, IndexError, AssertionError ...
     except Exception as error:
         raise _damaged(file, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
-
-
-def _methods(native: Any) -> list[str]:
-    return [native.get_method_name(i) for i in range(native.num_methods())]
 
 
 def _spec(file: Path, name: str, value: Any, symbols: list[Symbol]) -> TensorSpec:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -39,9 +40,13 @@ class TorchArtifact:
         torch.export.save(self.program, buffer, extra_files={CONTRACT_METHOD: self.contract.to_json()})
         return buffer.getvalue()
 
+    @cached_property
+    def _module(self) -> torch.nn.Module:
+        return self.program.module()
+
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():
-            return list(self.program.module()(*inputs))
+            return list(self._module(*inputs))
 
 
 def emit(program: ExportedProgram, contract: Contract) -> TorchArtifact:
