@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dimorder.channels_last import convert, to_channels_last
+from dimorder.channels_last import to_channels_last
+from dimorder.conversion import convert
 
 LEAST_ROUND_S = 0.002
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)

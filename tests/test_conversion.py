@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dimorder import conversion
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.channels_last import convert
-from dimorder.conversion import WAYS, Choice, Transposition, choose, fast_copy
+from dimorder.conversion import WAYS, Choice, Transposition, choose, convert, fast_copy
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.int64)
 

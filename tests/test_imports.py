@@ -21,9 +21,10 @@ MAY_IMPORT = {
     "targets": {"errors", "algebra", "planning", "program"},
     "executorch": {"errors", "algebra", "planning", "program", "runtime"},
     "runtime": {"errors", "algebra", "planning", "program"},
-    "inspection": {"errors", "algebra", "channels_last"},
-    "conversion": {"algebra"},
-    "channels_last": {"errors", "algebra", "conversion"},
+    "conversion": {"errors", "algebra"},
+    "lifting": {"conversion"},
+    "channels_last": {"errors", "algebra", "conversion", "lifting"},
+    "inspection": {"errors", "algebra", "conversion", "channels_last"},
     "api": {"errors", "algebra", "planning", "program", "targets", "executorch", "runtime"},
     "report": {
         "errors",

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from dimorder.algebra.dim_order import DimOrder
     from dimorder.algebra.layout import Layout
     from dimorder.api import Lowered, load, lower, plan
-    from dimorder.channels_last import convert, empty, is_channels_last, to_channels_last
+    from dimorder.channels_last import empty, is_channels_last, to_channels_last
+    from dimorder.conversion import convert
     from dimorder.errors import DimorderError
     from dimorder.inspection.expect import expect_channels_last
     from dimorder.inspection.inspection import inspect
@@ -42,7 +43,7 @@ _HOMES = {
     "Layout": "dimorder.algebra.layout",
     "Lowered": "dimorder.api",
     "Program": "dimorder.runtime.program",
-    "convert": "dimorder.channels_last",
+    "convert": "dimorder.conversion",
     "empty": "dimorder.channels_last",
     "expect_channels_last": "dimorder.inspection.expect",
     "inspect": "dimorder.inspection.inspection",

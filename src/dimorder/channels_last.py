@@ -5,25 +5,20 @@ What is asked for is what is returned: dense, with canonical strides, also where
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils.data._utils.collate import collate as _collate
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.algebra.layout import Layout
 from dimorder.algebra.strides import NotDense, read
-from dimorder.conversion import Choice, choose, fast_copy
+from dimorder.conversion import convert
 from dimorder.errors import UsageError
+from dimorder.lifting import lift, unlift
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -59,7 +54,7 @@ def to_channels_last(value: Tensor | nn.Module) -> Tensor | nn.Module:
     """
     if isinstance(value, nn.Module):
         _lay_weights(value, DimOrder.channels_last)
-        _lift_module(value)
+        lift(value)
         return value
     _check_rank(value.dim())
     return convert(value, "channels_last")
@@ -77,8 +72,7 @@ def to_contiguous(value: Tensor | nn.Module) -> Tensor | nn.Module:
     """
     if isinstance(value, nn.Module):
         _lay_weights(value, DimOrder.contiguous)
-        if isinstance(value, _Lifted):
-            value.__class__ = type(value).__mro__[2]
+        unlift(value)
         return value
     return convert(value, "contiguous")
 
@@ -111,121 +105,6 @@ def empty(shape: Sequence[int], *, order: object = "channels_last", **options: A
     """
     shape = tuple(shape)
     return torch.empty_strided(shape, DimOrder.parse(order, len(shape)).strides(shape), **options)
-
-
-def convert(tensor: Tensor, order: object) -> Tensor:
-    """The same values and shape, dense in another order, with canonical strides.
-
-    `order` is whatever `DimOrder.parse` takes. The tensor itself where it has these strides already, a view
-    where the memory is right, else a copy. Of a `Layout`, the dense physical tensor is made, which `unblock`
-    takes back. Raises `UsageError` for an order of another rank, and for a tensor without strides (sparse,
-    MKL-DNN).
-
-    >>> convert(torch.zeros(2, 3, 5, 7), "CHWN").stride()
-    (1, 70, 14, 2)
-    >>> convert(torch.zeros(2, 35, 5, 7), Layout.parse("nChw16c", 4)).shape
-    torch.Size([2, 3, 5, 7, 16])
-    """
-    if tensor.layout != torch.strided:
-        raise UsageError("a tensor to convert", f"layout {tensor.layout}", "pass x.to_dense()")
-    if isinstance(order, Layout):
-        return _block(tensor, order)
-    if isinstance(order, list):
-        order = tuple(order)
-    # On the way to a copy of 80 µs: nothing is computed here that the cache could hold.
-    plan = _conversion(tensor.shape, tensor.stride(), tensor.element_size(), order)
-    if plan is None:
-        return tensor
-    if plan.lies_right:
-        return tensor.as_strided(tensor.shape, plan.strides)
-    if plan.choice is not None and _is_plain(tensor):
-        moved = fast_copy(tensor, plan.choice, plan.strides)
-        if moved is not None:
-            return moved
-    if plan.format is not None:
-        return tensor.contiguous(memory_format=plan.format)
-    return tensor.permute(plan.wanted.dims).contiguous().permute(plan.back)
-
-
-def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: object = "contiguous") -> Tensor:
-    """The tensor of logical `shape` that `convert(tensor, layout)` made physical, dense in `order`.
-
-    Raises `UsageError` where the physical shape is another.
-
-    >>> x, layout = torch.randn(2, 35, 5, 7), Layout.parse("nChw16c", 4)
-    >>> torch.equal(unblock(convert(x, layout), layout, x.shape), x)
-    True
-    """
-    expected = layout.physical_shape(shape)
-    if physical.shape != expected:
-        raise UsageError(
-            f"a physical tensor of {layout}",
-            f"shape {'×'.join(map(str, physical.shape))}",
-            f"{'×'.join(map(str, shape))} has the physical shape {'×'.join(map(str, expected))}",
-        )
-    padded = physical.permute(layout.pieces.inverse.dims).reshape(layout.padded_shape(shape))
-    return convert(padded[tuple(map(slice, shape))], order)
-
-
-def _block(tensor: Tensor, layout: Layout) -> Tensor:
-    shape = tuple(tensor.shape)
-    pads = [end - size for size, end in zip(shape, layout.padded_shape(shape), strict=True)]
-    if any(pads):
-        tensor = F.pad(tensor, [pad for behind in reversed(pads) for pad in (0, behind)])
-    return tensor.reshape(layout.split_shape(shape)).permute(layout.pieces.dims).contiguous()
-
-
-@dataclass(frozen=True)
-class _Conversion:
-    """The order wanted, its strides, the permute out of its physical shape, whether this is the same memory,
-    the faster copy that there may be, and the format by which torch makes just these strides in one call."""
-
-    wanted: DimOrder
-    strides: tuple[int, ...]
-    back: tuple[int, ...]
-    lies_right: bool
-    choice: Choice | None
-    format: torch.memory_format | None
-
-
-@functools.lru_cache(maxsize=4096)
-def _conversion(
-    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, spec: Any
-) -> _Conversion | None:
-    """What leads to an order; None where the strides are its already."""
-    wanted = DimOrder.parse(spec, len(shape))
-    if strides == wanted.strides(shape):
-        return None
-    reading = read(shape, strides)
-    held = None if isinstance(reading, NotDense) else reading.order
-    return _Conversion(
-        wanted,
-        wanted.strides(shape),
-        wanted.inverse.dims,
-        held is not None and held.equivalent(wanted, shape),
-        None if held is None else choose(shape, itemsize, held, wanted),
-        _FORMATS.get(wanted),
-    )
-
-
-_FORMATS: Mapping[DimOrder, torch.memory_format] = MappingProxyType(
-    {
-        **{DimOrder.contiguous(rank): torch.contiguous_format for rank in RANKS},
-        DimOrder.channels_last(4): torch.channels_last,
-        DimOrder.channels_last(5): torch.channels_last_3d,
-    }
-)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether its memory may be moved as it is: no gradient, no subclass, no lazy conjugate, no tracing."""
-    return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.device.type == "cpu"
-        and not (tensor.requires_grad and torch.is_grad_enabled())
-        and not (tensor.is_conj() or tensor.is_neg())
-        and not torch.compiler.is_compiling()
-    )
 
 
 def to_channels_last_1d(value: Any) -> Any:
@@ -303,7 +182,7 @@ def laid(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> Iterato
     try:
         _lay_weights(module, order_of_rank)
         if order_of_rank(3) == DimOrder.channels_last(3):
-            _lift_module(module)
+            lift(module)
         yield module
     finally:
         for tensor, data in before:
@@ -312,21 +191,19 @@ def laid(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> Iterato
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
-    """The weights of all convolutions, with what they are computed from where they are parametrised."""
+    """The weights of all convolutions that are parameters; one that is computed at each call, by a
+    parametrisation or a hook, is in the order that the computation makes, and stays."""
     found: dict[int, Tensor] = {}
     for conv in module.modules():
         if isinstance(conv, torch.jit.ScriptModule):
             raise UsageError(
                 "a module to re-lay", "a scripted part", "convert the module before scripting it"
             )
-        if not isinstance(conv, nn.modules.conv._ConvNd):
-            continue
-        rank = 2 + len(conv.kernel_size)
-        for tensor in conv.parameters():
-            if isinstance(tensor, nn.UninitializedParameter):
-                raise UsageError(type(conv).__name__, "a lazy module without weights", "call it once before")
-            if tensor.dim() == rank and tensor.layout == torch.strided:
-                found[id(tensor)] = tensor
+        weight = conv._parameters.get("weight") if isinstance(conv, nn.modules.conv._ConvNd) else None
+        if isinstance(weight, nn.UninitializedParameter):
+            raise UsageError(type(conv).__name__, "a lazy module without weights", "call it once before")
+        if weight is not None and weight.layout == torch.strided:
+            found[id(weight)] = weight
     return list(found.values())
 
 
@@ -348,152 +225,3 @@ def _lay_weights(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) ->
             if tensor.grad is not None:
                 tensor.grad = convert(tensor.grad, order_of_rank(weight.dim()))
         sharing[laid_out.untyped_storage()._cdata] = tied
-
-
-# 1-D: what torch computes channels-last for (N, C, H, W) only is computed as (N, C, 1, L).
-
-
-class _Lifted:
-    """Mixed into the class of a module with 1-D convolutions; the module's state is not touched."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with _Lifting():
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made at run time: what is pickled is the class it was made from.
-        reduced: tuple[Any, ...] = super().__reduce_ex__(max(int(protocol), 2))  # type: ignore[assignment]
-        _, args, *rest = reduced
-        return _renew, (type(self).__mro__[2], *args[1:]), *rest
-
-
-@functools.cache
-def _lifted(plain: Any) -> Any:
-    return type(plain.__name__, (_Lifted, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
-
-
-def _renew(plain: Any, *args: Any) -> nn.Module:
-    cls = _lifted(plain)
-    module: nn.Module = cls.__new__(cls, *args)
-    return module
-
-
-def _lift_module(module: nn.Module) -> None:
-    convolves = any(
-        isinstance(part, nn.modules.conv._ConvNd) and len(part.kernel_size) == 1 for part in module.modules()
-    )
-    if not convolves or isinstance(module, _Lifted):
-        return
-    plain: Any = type(module)
-    module.__class__ = _lifted(plain)
-
-
-class _Lifting(TorchFunctionMode):
-    """While it is on, the functions of the table compute channels-last (N, C, L) tensors as (N, C, 1, L)."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        lift = _LIFTS.get(func)
-        if lift is None:
-            return func(*args, **(kwargs or {}))
-        return lift(func, args, kwargs or {})
-
-
-@dataclass(frozen=True)
-class _Lift:
-    """How one 1-D function is computed by a 2-D one: its arguments by name, and what is put before the values
-    that are per dimension. A weight is re-laid with its input, which is then in any order; else only an input
-    that is channels-last is lifted."""
-
-    run: Callable[..., Any]
-    names: tuple[str, ...]
-    before: Mapping[str, Any]
-    has_weight: bool = False
-
-    def __call__(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        x = given["input"]
-        if not given.keys() <= set(self.names) or not self._applies(x, given):
-            return func(*args, **kwargs)
-        given["input"] = to_channels_last(x).unsqueeze(2)
-        if self.has_weight:
-            given["weight"] = to_channels_last(given["weight"]).unsqueeze(2)
-        for name, first in self.before.items():
-            value = given.get(name)
-            if value is not None and not isinstance(value, str):
-                given[name] = (first, *(value if isinstance(value, (tuple, list)) else (value,)))
-        if "mode" in given:
-            given["mode"] = _MODES[given["mode"]]
-        return self.run(**given).squeeze(2)
-
-    def _applies(self, x: Tensor, given: Mapping[str, Any]) -> bool:
-        if x.dim() != 3 or given.get("mode", "nearest") not in _MODES:
-            return False
-        return self.has_weight or _is_nlc(x)
-
-
-def _lift_pad(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-        if mode != "constant" or not _is_nlc(input):
-            return F.pad(input, pad, mode, value)
-        return F.pad(input.unsqueeze(2), (*pad[:2], 0, 0, *pad[2:]), mode, value).squeeze(2)
-
-    return pad(*args, **kwargs)
-
-
-def _lift_cat(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    def cat(tensors: Sequence[Tensor], dim: int = 0, **options: Any) -> Tensor:
-        if options or not all(_is_nlc(x) for x in tensors):
-            return torch.cat(list(tensors), dim, **options)
-        return torch.cat([x.unsqueeze(2) for x in tensors], (0, 1, 3)[dim]).squeeze(2)
-
-    return cat(*args, **kwargs)
-
-
-def _lift_pair(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Where one of two operands is channels-last, the other is made so: torch takes the first one's order."""
-    pair = [x for x in args[:2] if isinstance(x, Tensor)]
-    if len(pair) == 2 and pair[0].shape == pair[1].shape and _is_nlc(pair[0]) != _is_nlc(pair[1]):
-        args = (*map(to_channels_last, pair), *args[2:])
-    return func(*args, **kwargs)
-
-
-def _is_nlc(x: Tensor) -> bool:
-    return x.dim() == 3 and x.shape[1] > 1 and x.stride(1) == 1 and x.stride(2) == x.shape[1]
-
-
-_MODES = MappingProxyType({"nearest": "nearest", "nearest-exact": "nearest-exact", "linear": "bilinear"})
-_POOL = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
-_POOL_BEFORE = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
-_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-_LIFTS: Mapping[Any, Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]] = {
-    torch.conv1d: _Lift(
-        torch.conv2d,
-        ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
-        {"stride": 1, "padding": 0, "dilation": 1},
-        has_weight=True,
-    ),
-    torch.conv_transpose1d: _Lift(
-        torch.conv_transpose2d,
-        ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"),
-        {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1},
-        has_weight=True,
-    ),
-    F.batch_norm: _Lift(F.batch_norm, _NORM, {}),
-    F.group_norm: _Lift(F.group_norm, ("input", "num_groups", "weight", "bias", "eps"), {}),
-    F.max_pool1d: _Lift(F.max_pool2d, _POOL, _POOL_BEFORE),
-    torch.max_pool1d: _Lift(torch.max_pool2d, _POOL, _POOL_BEFORE),
-    F.interpolate: _Lift(
-        F.interpolate,
-        ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias"),
-        {"size": 1, "scale_factor": 1.0},
-    ),
-    F.pad: _lift_pad,
-    **{
-        getattr(owner, name): _lift_pair for owner in (torch, Tensor) for name in ("add", "sub", "mul", "div")
-    },
-    torch.cat: _lift_cat,
-    torch.concat: _lift_cat,
-    torch.concatenate: _lift_cat,
-}

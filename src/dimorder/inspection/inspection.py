@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.channels_last import convert, laid
+from dimorder.channels_last import laid
+from dimorder.conversion import convert
 from dimorder.errors import UsageError
 from dimorder.inspection.findings import COSTLY, VERDICTS, Finding, Verdict, judge
 from dimorder.inspection.trace import Call, watching

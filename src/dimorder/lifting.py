@@ -1,0 +1,245 @@
+"""Decides how a module's 1-D operators are computed channels-last: as 2-D ones on (N, C, 1, L).
+
+torch has channels-last kernels for (N, C, H, W), and none for (N, C, L).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from dimorder.conversion import convert
+
+# oneDNN's kernels for dilated depthwise convolutions take no more padding; what it takes instead costs 50
+# times as much (512 channels of 3,000, AVX2).
+_MOST_DEPTHWISE_PADDING = 4
+
+
+class Lifted:
+    """Mixed into the class of a module with 1-D convolutions; the module's state is not touched."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with _Lifting():
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class is made at run time: what is pickled is the class it was made from.
+        reduced: tuple[Any, ...] = super().__reduce_ex__(max(int(protocol), 2))  # type: ignore[assignment]
+        _, args, *rest = reduced
+        return _renew, (_plain(self), *args[1:]), *rest
+
+
+def lift(module: nn.Module) -> None:
+    """Make a module that has 1-D convolutions compute them channels-last, in calls of the module itself."""
+    convolves = any(
+        isinstance(part, nn.modules.conv._ConvNd) and len(part.kernel_size) == 1 for part in module.modules()
+    )
+    if convolves and not isinstance(module, Lifted):
+        plain: Any = type(module)
+        module.__class__ = _lifted(plain)
+
+
+def unlift(module: nn.Module) -> None:
+    """Take back what `lift` did.
+
+    >>> module = nn.Conv1d(6, 4, 3)
+    >>> lift(module)
+    >>> isinstance(module, Lifted)
+    True
+    >>> unlift(module)
+    >>> isinstance(module, Lifted)
+    False
+    """
+    if isinstance(module, Lifted):
+        module.__class__ = _plain(module)
+
+
+def _plain(module: Lifted) -> Any:
+    return type(module).__mro__[2]
+
+
+@functools.cache
+def _lifted(plain: Any) -> Any:
+    return type(plain.__name__, (Lifted, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
+
+
+def _renew(plain: Any, *args: Any) -> nn.Module:
+    cls = _lifted(plain)
+    module: nn.Module = cls.__new__(cls, *args)
+    return module
+
+
+class _Lifting(TorchFunctionMode):
+    """While it is on, `_LIFTS` computes what it has."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return _LIFTS.get(func, func)(*args, **(kwargs or {}))
+
+
+def _is_nlc(x: Tensor) -> bool:
+    if x.dim() != 3:
+        return False
+    channels, strides = x.shape[1], x.stride()
+    return channels > 1 and strides[1] == 1 and strides[2] == channels
+
+
+def _nlc(x: Tensor) -> Tensor:
+    return x if _is_nlc(x) else convert(x, "NLC")
+
+
+def _only(value: Any) -> Any:
+    """The one value of a parameter that 1-D operators take bare or in a sequence."""
+    return value[0] if isinstance(value, (tuple, list)) else value
+
+
+def _conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    if input.dim() != 3:
+        return torch.conv1d(input, weight, bias, stride, padding, dilation, groups)
+    channels, size, step, spread = input.shape[1], weight.shape[2], _only(stride), _only(dilation)
+    if size == 1 and channels * step > weight.shape[0] and not _is_nlc(input):
+        # The output is the smaller one to re-lay. A weight that looks channels-last would have the input re-laid.
+        weight = convert(weight, "contiguous")
+        return _nlc(torch.conv1d(input, weight, bias, stride, padding, dilation, groups))
+    x = _nlc(input).unsqueeze(2)
+    left, right = _padding(padding, spread * (size - 1))
+    is_depthwise = 1 < groups == channels
+    if left != right or (is_depthwise and spread > 1 and left > _MOST_DEPTHWISE_PADDING):
+        x, left = F.pad(x, (left, right)), 0
+    row = weight.unsqueeze(2)
+    return torch.conv2d(x, row, bias, (1, step), (0, left), (1, spread), groups).squeeze(2)
+
+
+def _padding(padding: Any, most: int) -> tuple[int, int]:
+    """What is put before and behind: of "same", all that the kernel takes, the odd one behind."""
+    if padding == "same":
+        return most // 2, most - most // 2
+    both = 0 if padding == "valid" else _only(padding)
+    return both, both
+
+
+def _conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    if input.dim() != 3:
+        return torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    rows = ((1, _only(stride)), (0, _only(padding)), (0, _only(output_padding)))
+    x, row = _nlc(input).unsqueeze(2), weight.unsqueeze(2)
+    return torch.conv_transpose2d(x, row, bias, *rows, groups, (1, _only(dilation))).squeeze(2)
+
+
+def _of_input(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What computes (N, C, 1, L) as it computes (N, C, L), its other arguments the same."""
+
+    def lifted(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not _is_nlc(input):
+            return function(input, *args, **kwargs)
+        return function(input.unsqueeze(2), *args, **kwargs).squeeze(2)
+
+    return lifted
+
+
+def _max_pool1d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    if return_indices or not _is_nlc(input):
+        plain: Any = F.max_pool1d
+        return plain(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    size = _only(kernel_size)
+    rows = ((1, size), (1, _only(stride) if stride else size), (0, _only(padding)), (1, _only(dilation)))
+    return torch.max_pool2d(input.unsqueeze(2), *rows, ceil_mode).squeeze(2)
+
+
+def _interpolate(
+    input: Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    if mode not in _MODES or not _is_nlc(input):
+        return F.interpolate(input, size, scale_factor, mode, *args, **kwargs)
+    size = None if size is None else (1, _only(size))
+    scale = None if scale_factor is None else (1.0, _only(scale_factor))
+    return F.interpolate(input.unsqueeze(2), size, scale, _MODES[mode], *args, **kwargs).squeeze(2)
+
+
+def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    if mode != "constant" or not _is_nlc(input):
+        return F.pad(input, pad, mode, value)
+    return F.pad(input.unsqueeze(2), (*pad[:2], 0, 0, *pad[2:]), mode, value).squeeze(2)
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0, **options: Any) -> Tensor:
+    if options or not all(map(_is_nlc, tensors)):
+        return torch.cat(list(tensors), dim, **options)
+    return torch.cat([x.unsqueeze(2) for x in tensors], (0, 1, 3)[dim]).squeeze(2)
+
+
+def _of_pair(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Where one of two operands is channels-last, the other is made so: torch takes the first one's order."""
+
+    def lifted(*args: Any, **kwargs: Any) -> Tensor:
+        pair = args[:2]
+        if (
+            len(pair) == 2
+            and all(isinstance(x, Tensor) for x in pair)
+            and pair[0].shape == pair[1].shape
+            and _is_nlc(pair[0]) != _is_nlc(pair[1])
+        ):
+            return function(*map(_nlc, pair), *args[2:], **kwargs)
+        return function(*args, **kwargs)
+
+    return lifted
+
+
+_MODES = MappingProxyType({"nearest": "nearest", "nearest-exact": "nearest-exact", "linear": "bilinear"})
+# A plain dict: torch.compile takes no other mapping with functions for keys.
+_LIFTS: Mapping[Any, Callable[..., Any]] = {
+    torch.conv1d: _conv1d,
+    torch.conv_transpose1d: _conv_transpose1d,
+    F.batch_norm: _of_input(F.batch_norm),
+    F.group_norm: _of_input(F.group_norm),
+    F.max_pool1d: _max_pool1d,
+    torch.max_pool1d: _max_pool1d,
+    F.interpolate: _interpolate,
+    F.pad: _pad,
+    torch.cat: _cat,
+    torch.concat: _cat,
+    torch.concatenate: _cat,
+    **{
+        function: _of_pair(function)
+        for owner in (torch, Tensor)
+        for function in (owner.add, owner.sub, owner.mul, owner.div)
+    },
+}
