@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import pytest
 import torch
@@ -11,12 +13,13 @@ from hypothesis import strategies as st
 
 from dimorder import conversion
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.conversion import WAYS, Choice, Transposition, choose, convert, fast_copy
+from dimorder.conversion import WAYS, Choice, Transposition, choose, convert, fast_copy, ways
+from tests.conftest import ROOT
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.int64)
 
 
-@given(st.permutations(range(4)), st.permutations(range(4)), st.sampled_from(sorted(WAYS)))
+@given(st.permutations(range(4)), st.permutations(range(4)), st.sampled_from(sorted(ways())))
 def test_every_way_moves_every_transposition(held, wanted, way):
     shape = (2, 3, 5, 4)
     held, wanted = DimOrder(*held), DimOrder(*wanted)
@@ -39,11 +42,11 @@ def test_transpositions_are_found_where_they_are():
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("way", sorted(WAYS))
+@pytest.mark.parametrize("way", sorted(ways()))
 def test_types_keep_every_bit(dtype, way, monkeypatch):
     """With a table that has this way for everything; -0.0 and NaN are bits too."""
     always = {
-        str(size): {f"{r}x{c}": [way, 99.0] for r in conversion.SIZES for c in conversion.SIZES}
+        str(size): {f"{r}x{c}": {way: 99.0} for r in conversion.SIZES for c in conversion.SIZES}
         for size in conversion.CARRIERS
     }
     monkeypatch.setattr(conversion, "_table", lambda: always)
@@ -83,17 +86,65 @@ def test_lazy_conjugates_gradients_and_subclasses_go_the_slow_way():
     torch.testing.assert_close(leaf.grad, 2 * leaf.detach())
 
 
+@pytest.mark.skipif("tiles" not in ways(), reason="transpose.c was not compiled")
+@given(
+    *(st.integers(1, most) for most in (3, 300, 300, 3)),
+    st.sampled_from((torch.int8, torch.int16, torch.int32, torch.int64)),
+)
+def test_tiles_transpose_blocks_of_every_size(batch, rows, columns, threads, dtype):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        x = torch.randint(-100, 100, (batch, rows, columns), dtype=dtype)
+        moved = Transposition(batch, rows, columns)
+        y = WAYS["tiles"].run(x, moved, (rows * columns, 1, rows))
+        assert y.stride() == (rows * columns, 1, rows) and torch.equal(x, y)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_tiles_are_there_where_there_is_a_compiler():
+    assert shutil.which(os.environ.get("CC", "cc")) is None or "tiles" in ways()
+
+
+def test_without_the_compiled_library_conversions_are_right(monkeypatch, tmp_path):
+    monkeypatch.setattr(conversion, "LIBRARY", tmp_path / "none.so")
+    conversion._library.cache_clear()
+    conversion._conversion.cache_clear()
+    try:
+        assert ways() == {"shuffle", "block"}
+        x = torch.randn(8, 64, 56, 41)
+        assert torch.equal(convert(x, "NHWC"), x) and torch.equal(convert(convert(x, "NHWC"), "NCHW"), x)
+    finally:
+        monkeypatch.undo()
+        conversion._library.cache_clear()
+        conversion._conversion.cache_clear()
+
+
+@pytest.mark.parametrize(("compiler", "reason"), [("no-such-compiler", "No such file"), ("false", "")])
+def test_a_compiler_that_fails_leaves_no_library(compiler, reason, monkeypatch, tmp_path):
+    pytest.importorskip("hatchling")
+    monkeypatch.syspath_prepend(ROOT)
+    from hatch_build import compile_into
+
+    monkeypatch.setenv("CC", compiler)
+    (tmp_path / "transpose.so").write_bytes(b"of an older source")
+    found = compile_into(tmp_path / "transpose.so")
+    assert found and reason in found and not list(tmp_path.iterdir())
+
+
 def test_the_shipped_table_names_known_ways():
     table = json.loads(conversion.TABLE.read_text())
     assert table
     for sizes in table.values():
         for itemsize, cells in sizes.items():
             assert int(itemsize) in conversion.CARRIERS
-            assert all(way in WAYS and gain >= conversion.LEAST_GAIN for way, gain in cells.values())
+            gains = [gain for ways_of in cells.values() for gain in ways_of.items()]
+            assert all(way in WAYS and gain >= conversion.LEAST_GAIN for way, gain in gains)
 
 
 def test_measuring_gives_such_a_table():
     table = conversion.measure(sizes=(64, 256))
     assert set(table) == {"1", "2", "4", "8"}
-    cells = [cell for cells in table.values() for cell in cells.values()]
-    assert all(way in WAYS and gain >= conversion.LEAST_GAIN for way, gain in cells)
+    gains = [gain for cells in table.values() for ways_of in cells.values() for gain in ways_of.items()]
+    assert all(way in ways() and gain >= conversion.LEAST_GAIN for way, gain in gains)

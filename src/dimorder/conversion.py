@@ -1,4 +1,4 @@
-"""Decides how memory is moved from one order into another on a CPU: by which kernel of torch, by a table.
+"""Decides how tensors are put into another order, and on a CPU by which kernel: by a table.
 
 The table, conversion.json, is measured per family of CPUs by `dimorder bench convert`; where it is silent,
 torch's own copy is taken.
@@ -6,6 +6,7 @@ torch's own copy is taken.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import math
@@ -28,13 +29,14 @@ from dimorder.algebra.strides import NotDense, read
 from dimorder.errors import UsageError
 
 TABLE = Path(__file__).with_name("conversion.json")
+LIBRARY = Path(__file__).with_name("transpose.so")  # made by hatch_build.py
 # Elements are moved, not computed with: bytes per element → the type that they are moved as.
 CARRIERS: Mapping[int, torch.dtype] = MappingProxyType(
     {1: torch.uint8, 2: torch.int16, 4: torch.float32, 8: torch.float64}
 )
 # Of the table's grid; a size counts as the largest that it reaches.
 SIZES = (2, 3, 4, 8, 16, 64, 256, 1024, 4096)
-LEAST_GAIN = 1.25  # over torch's own copy, that another way must have to be taken
+LEAST_GAIN = 1.1  # over torch's own copy, that another way must have to be taken
 LEAST_BYTES = 1 << 16  # below, the choice costs more than the copy
 _GRID_BYTES = 1 << 25  # a larger point of the grid is left out
 
@@ -199,8 +201,13 @@ def choose(shape: tuple[int, ...], itemsize: int, held: DimOrder, wanted: DimOrd
     if moved is None or itemsize not in CARRIERS or math.prod(shape) * itemsize < LEAST_BYTES:
         return None
     cell = f"{_floor(moved.rows)}x{_floor(moved.columns)}"
-    found = _table().get(str(itemsize), {}).get(cell)
-    return Choice(*found, moved) if found else None
+    gains = {
+        way: gain for way, gain in _table().get(str(itemsize), {}).get(cell, {}).items() if way in ways()
+    }
+    if not gains:
+        return None
+    best = max(gains, key=gains.__getitem__)
+    return Choice(best, gains[best], moved)
 
 
 def fast_copy(tensor: Tensor, choice: Choice, strides: Sequence[int]) -> Tensor | None:
@@ -213,43 +220,84 @@ def fast_copy(tensor: Tensor, choice: Choice, strides: Sequence[int]) -> Tensor 
     >>> y is None or torch.equal(x, y)
     True
     """
-    # Ours run in one thread, or one block per thread; torch's copy is cut among all.
     way, threads = WAYS[choice.way], torch.get_num_threads()
-    used = min(choice.moved.batch, threads) if way.parallel else 1
-    if choice.gain * used / threads < LEAST_GAIN:
+    # torch's copy is cut among all threads.
+    if choice.gain * way.threads_of(choice.moved, threads) / threads < LEAST_GAIN:
         return None
-    made = way.run(tensor.view(CARRIERS[tensor.element_size()]), choice.moved)
+    return way.run(tensor, choice.moved, strides)
+
+
+def _by_tiles(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
+    """By transpose.c, which was compiled when dimorder was installed."""
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    _library().dimorder_transpose(
+        *(tensor.data_ptr(), made.data_ptr(), tensor.element_size()),
+        *(moved.batch, moved.rows, moved.columns, torch.get_num_threads()),
+    )
+    return made
+
+
+def _by_shuffle(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
+    """Each block as the channels of one pixel, channels-last, that are shuffled: torch has SIMD for that."""
+    size = moved.rows * moved.columns
+    pixels = _carried(tensor).as_strided((moved.batch, size, 1, 1), (size, 1, size, size))
+    made = torch.native_channel_shuffle(pixels, moved.rows)
     return made.view(tensor.dtype).as_strided(tensor.shape, strides)
 
 
-def _by_shuffle(tensor: Tensor, moved: Transposition) -> Tensor:
-    """Each block as the channels of one pixel, channels-last, that are shuffled: torch has SIMD for that."""
-    size = moved.rows * moved.columns
-    pixels = tensor.as_strided((moved.batch, size, 1, 1), (size, 1, size, size))
-    return torch.native_channel_shuffle(pixels, moved.rows)
-
-
-def _by_block(tensor: Tensor, moved: Transposition) -> Tensor:
+def _by_block(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
     """Block by block: torch tiles the copy of a transposed matrix, but of a single one only."""
     size = moved.rows * moved.columns
-    blocks = tensor.as_strided((moved.batch, moved.rows, moved.columns), (size, moved.columns, 1))
-    made = tensor.new_empty((moved.batch, moved.columns, moved.rows))
+    blocks = _carried(tensor).as_strided((moved.batch, moved.rows, moved.columns), (size, moved.columns, 1))
+    made = blocks.new_empty((moved.batch, moved.columns, moved.rows))
     for source, target in zip(blocks, made, strict=True):
         target.copy_(source.t())
-    return made
+    return made.view(tensor.dtype).as_strided(tensor.shape, strides)
+
+
+def _carried(tensor: Tensor) -> Tensor:
+    return tensor.view(CARRIERS[tensor.element_size()])
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way of transposing blocks, and whether several threads share them."""
+    """A way of transposing blocks into memory of other strides, and how many of the threads it uses."""
 
-    run: Callable[[Tensor, Transposition], Tensor]
-    parallel: bool = False
+    run: Callable[[Tensor, Transposition, Sequence[int]], Tensor]
+    threads_of: Callable[[Transposition, int], int]
 
 
 WAYS: Mapping[str, Way] = MappingProxyType(
-    {"shuffle": Way(_by_shuffle, parallel=True), "block": Way(_by_block)}
+    {
+        "tiles": Way(_by_tiles, lambda moved, threads: threads),
+        "shuffle": Way(_by_shuffle, lambda moved, threads: min(moved.batch, threads)),
+        "block": Way(_by_block, lambda moved, threads: 1),
+    }
 )
+
+
+def ways() -> frozenset[str]:
+    """The names in `WAYS` that this installation has: "tiles" took a C compiler when it was installed.
+
+    >>> ways() >= {"shuffle", "block"}
+    True
+    """
+    return frozenset(WAYS) - (frozenset() if _library() else {"tiles"})
+
+
+@functools.cache
+def _library() -> Any:
+    """transpose.c as it was compiled; None where it was not, or not for this machine."""
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+    except OSError:
+        return None
+    library.dimorder_transpose.restype = None
+    library.dimorder_transpose.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+        *(ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int),
+    ]
+    return library
 
 
 def family() -> str:
@@ -264,12 +312,12 @@ def family() -> str:
 def measure(
     sizes: Sequence[int] = SIZES,
     progress: Callable[[str], None] = lambda step: None,
-) -> dict[str, dict[str, list[Any]]]:
-    """The table of this machine: bytes of an element → "rows x columns" → [way, gain over torch's copy], with
-    one thread.
+) -> dict[str, dict[str, dict[str, float]]]:
+    """The table of this machine: bytes of an element → "rows x columns" → way → its gain over torch's copy,
+    with one thread.
 
-    A cell holds the least gain among its corners, so that a tensor between them does not lose. Cells where no
-    way gains are left out. Takes about a minute.
+    A cell holds the least gain among its corners, so that a tensor between them does not lose. Ways that do
+    not gain are left out. Takes about a minute.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -286,17 +334,17 @@ def measure(
 
 def _cells(
     points: Mapping[tuple[int, int], Mapping[str, float]], sizes: Sequence[int]
-) -> dict[str, list[Any]]:
-    """The best way of each cell by the least gain at its measured corners, where that is worth it."""
+) -> dict[str, dict[str, float]]:
+    """The least gain of each way at the measured corners of each cell, where that is worth it."""
     after = dict(zip(sizes, (*sizes[1:], sizes[-1]), strict=True))
     cells = {}
     for rows, columns in points:
         corners = [points[r, c] for r in {rows, after[rows]} for c in {columns, after[columns]}]
         measured = [corner for corner in corners if corner]
         least = {way: min(corner[way] for corner in measured) for way in (measured or [{}])[0]}
-        way = max(least, key=least.__getitem__, default="")
-        if way and least[way] >= LEAST_GAIN:
-            cells[f"{rows}x{columns}"] = [way, round(least[way], 2)]
+        gaining = {way: round(gain, 2) for way, gain in least.items() if gain >= LEAST_GAIN}
+        if gaining:
+            cells[f"{rows}x{columns}"] = gaining
     return cells
 
 
@@ -308,17 +356,19 @@ def _gains(itemsize: int, rows: int, columns: int) -> dict[str, float]:
     # In the cache, and out of it, where new memory costs page faults.
     batches = {max(1, total // nbytes) for total in (4 * LEAST_BYTES, _GRID_BYTES // 4)}
     measured = [_timed(itemsize, Transposition(batch, rows, columns)) for batch in batches]
-    return {way: min(gains[way] for gains in measured) for way in WAYS}
+    return {way: min(gains[way] for gains in measured) for way in measured[0]}
 
 
 def _timed(itemsize: int, moved: Transposition) -> dict[str, float]:
-    tensor = torch.arange(moved.batch * moved.rows * moved.columns).remainder(100).to(CARRIERS[itemsize])
-    plain = tensor.view(moved.batch, moved.rows, moved.columns).transpose(1, 2)
-    ways: dict[str, Callable[[], Any]] = {"": plain.contiguous}
-    ways |= {name: functools.partial(way.run, tensor, moved) for name, way in WAYS.items()}
-    times: dict[str, list[float]] = {way: [] for way in ways}
+    shape = (moved.batch, moved.rows, moved.columns)
+    tensor = torch.arange(math.prod(shape)).remainder(100).to(CARRIERS[itemsize]).view(shape)
+    plain = tensor.transpose(1, 2)
+    strides = (moved.rows * moved.columns, 1, moved.rows)
+    runs: dict[str, Callable[[], Any]] = {"": plain.contiguous}
+    runs |= {way: functools.partial(WAYS[way].run, tensor, moved, strides) for way in ways()}
+    times: dict[str, list[float]] = {way: [] for way in runs}
     for round_ in range(6):
-        for way, run in ways.items():
+        for way, run in runs.items():
             start = time.perf_counter()
             run()
             if round_:
@@ -330,8 +380,13 @@ def _timed(itemsize: int, moved: Transposition) -> dict[str, float]:
 
 
 @functools.cache
-def _table() -> Mapping[str, Mapping[str, tuple[str, float]]]:
-    table: Mapping[str, Mapping[str, tuple[str, float]]] = json.loads(TABLE.read_text()).get(family(), {})
+def _table() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+    """This family's, or, where it was not measured, another one's of its architecture."""
+    tables: Mapping[str, Any] = json.loads(TABLE.read_text())
+    alike = [name for name in tables if name.split()[0] == family().split()[0]]
+    table: Mapping[str, Mapping[str, Mapping[str, float]]] = tables.get(
+        family(), tables[alike[0]] if alike else {}
+    )
     return table
 
 

@@ -114,7 +114,8 @@ def _conv1d(
         return torch.conv1d(input, weight, bias, stride, padding, dilation, groups)
     channels, size, step, spread = input.shape[1], weight.shape[2], _only(stride), _only(dilation)
     if size == 1 and channels * step > weight.shape[0] and not _is_nlc(input):
-        # The output is the smaller one to re-lay. A weight that looks channels-last would have the input re-laid.
+        # The output is smaller: it is what is re-laid, and no weight that looks channels-last may have the
+        # input re-laid all the same.
         weight = convert(weight, "contiguous")
         return _nlc(torch.conv1d(input, weight, bias, stride, padding, dilation, groups))
     x = _nlc(input).unsqueeze(2)

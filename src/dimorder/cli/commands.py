@@ -392,8 +392,9 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
         api.write_whole(options.output, f"{new}\n".encode())
     console.print(f"{conversion.family()}, one thread, over torch's copy; elsewhere torch's copy is taken")
     for itemsize, cells in table.items():
-        for cell, (way, gain) in cells.items():
-            console.print(f"  {itemsize} bytes  {cell:10}  {way:12}  {gain:.2f}×")
+        for cell, gains in cells.items():
+            ways = ", ".join(f"{way} {gain:.2f}×" for way, gain in gains.items())
+            console.print(f"  {itemsize} bytes  {cell:10}  {ways}")
     return DONE
 
 

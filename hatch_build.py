@@ -1,0 +1,49 @@
+"""Decides how transpose.c becomes a library: by the C compiler of the installing machine, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = Path("src/dimorder/transpose.c")
+FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC")
+
+
+class CompileHook(BuildHookInterface):  # type: ignore[misc]
+    """What `pip install` runs, for wheels and for editable installations."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        library = Path(self.root) / SOURCE.with_suffix(".so")
+        reason = compile_into(library)
+        if reason:
+            self.app.display_warning(f"transpose.c is not compiled, conversions are slower: {reason}")
+            return
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data |= {"artifacts": [str(SOURCE.with_suffix(".so"))], "tag": f"py3-none-{platform}"}
+        build_data["pure_python"] = False
+
+
+def compile_into(library: Path) -> str:
+    """Compile transpose.c; the reason where that fails, which leaves no library at all."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    library.unlink(missing_ok=True)
+    if not compiler:
+        return "there is no C compiler"
+    beside = library.with_suffix(".part")
+    command = [*compiler.split(), *FLAGS, "-o", str(beside), str(library.with_suffix(".c"))]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        beside.unlink(missing_ok=True)
+        said = getattr(error, "stderr", "").strip() or str(error)
+        return str(said.splitlines()[-1])
+    beside.replace(library)
+    return ""
