@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from dimorder.channels_last import to_channels_last
 from dimorder.conversion import convert
@@ -36,21 +37,57 @@ SHAPES = (
 
 
 class TemporalBlock(nn.Module):
-    def __init__(self, channels: int, dilation: int) -> None:
+    """Two dilated causal convolutions, weight-normed, and a residual; no `contiguous`: it loses the order."""
+
+    def __init__(self, inputs: int, channels: int, kernel: int, dilation: int) -> None:
         super().__init__()
-        self.pad = 2 * dilation
-        self.conv1, self.conv2 = (nn.Conv1d(channels, channels, 3, dilation=dilation) for _ in range(2))
-        self.norm1, self.norm2 = (nn.BatchNorm1d(channels) for _ in range(2))
+        self.past = (kernel - 1) * dilation
+        for name, width in (("conv1", inputs), ("conv2", channels)):
+            conv = nn.Conv1d(width, channels, kernel, padding=self.past, dilation=dilation)
+            setattr(self, name, weight_norm(conv))
+        self.shortcut = nn.Conv1d(inputs, channels, 1) if inputs != channels else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm1(self.conv1(F.pad(x, (self.pad, 0)))))
-        return F.relu(x + self.norm2(self.conv2(F.pad(y, (self.pad, 0)))))
+        y = F.relu(self.conv1(x)[:, :, : -self.past])
+        y = F.relu(self.conv2(y)[:, :, : -self.past])
+        return F.relu(y + self.shortcut(x))
+
+
+def temporal(inputs: int, channels: int, kernel: int, levels: int) -> nn.Module:
+    """The TCN of Bai, Kolter and Koltun (arXiv 1803.01271)."""
+    widths = [inputs, *[channels] * levels]
+    blocks = [TemporalBlock(widths[i], widths[i + 1], kernel, 2**i) for i in range(levels)]
+    return nn.Sequential(*blocks)
 
 
 def tcn() -> tuple[nn.Module, Tensor]:
-    """A temporal convolutional network: 6 residual blocks of 128 channels, dilations 1 to 32."""
-    blocks = [TemporalBlock(128, 2**level) for level in range(6)]
-    return nn.Sequential(nn.Conv1d(40, 128, 1), *blocks, nn.Conv1d(128, 10, 1)), torch.randn(4, 40, 800)
+    """As its authors have it for sequential MNIST, and their batch."""
+    return temporal(1, 25, 7, 8), torch.randn(64, 1, 784)
+
+
+def tcn_of_words() -> tuple[nn.Module, Tensor]:
+    """As its authors have it for words of the Penn Treebank: wide, so that arithmetic sets the pace."""
+    return temporal(600, 600, 3, 4), torch.randn(16, 600, 80)
+
+
+class Separator(nn.Module):
+    """A block of Conv-TasNet (arXiv 1809.07454): pointwise, dilated depthwise and pointwise convolutions."""
+
+    def __init__(self, channels: int, hidden: int, dilation: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv1d(channels, hidden, 1), nn.PReLU(), nn.GroupNorm(1, hidden)),
+            nn.Conv1d(hidden, hidden, 3, padding=dilation, dilation=dilation, groups=hidden),
+            *(nn.PReLU(), nn.GroupNorm(1, hidden), nn.Conv1d(hidden, channels, 1)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
+def tasnet() -> tuple[nn.Module, Tensor]:
+    """One repeat of Conv-TasNet's separation network, on the frames of 3 s at 8 kHz."""
+    return nn.Sequential(*(Separator(128, 512, 2**level) for level in range(8))), torch.randn(1, 128, 3000)
 
 
 def separable() -> tuple[nn.Module, Tensor]:
@@ -74,17 +111,20 @@ class Normed(nn.Module):
 
 
 def wav2vec2() -> tuple[nn.Module, Tensor]:
-    """The feature encoder of wav2vec2: seven convolutions of 512 channels, layer-norm and gelu after each."""
+    """The feature encoder of wav2vec2: seven convolutions of 512 channels, layer-norm and gelu after each; on
+    10 s of sound at 16 kHz."""
     layers: list[nn.Module] = []
     channels = 1
     for kernel, stride in ((10, 5), (3, 2), (3, 2), (3, 2), (3, 2), (2, 2), (2, 2)):
         layers += [nn.Conv1d(channels, 512, kernel, stride), Normed(512), nn.GELU()]
         channels = 512
-    return nn.Sequential(*layers), torch.randn(1, 1, 16000)
+    return nn.Sequential(*layers), torch.randn(1, 1, 160000)
 
 
 NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "TCN": tcn,
+    "TCN of words": tcn_of_words,
+    "Conv-TasNet separation": tasnet,
     "depthwise-separable k31": separable,
     "wav2vec2 encoder": wav2vec2,
 }

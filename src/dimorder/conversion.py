@@ -37,7 +37,9 @@ CARRIERS: Mapping[int, torch.dtype] = MappingProxyType(
 # Of the table's grid; a size counts as the largest that it reaches.
 SIZES = (2, 3, 4, 8, 16, 64, 256, 1024, 4096)
 LEAST_GAIN = 1.1  # over torch's own copy, that another way must have to be taken
-LEAST_BYTES = 1 << 16  # below, the choice costs more than the copy
+LEAST_ELEMENTS = 1 << 14  # below, another way costs more than torch's copy
+_THREAD_BYTES = 1 << 17  # a thread that has less to copy costs more than it saves
+_CACHED_BYTES = 1 << 18
 _GRID_BYTES = 1 << 25  # a larger point of the grid is left out
 
 
@@ -61,15 +63,13 @@ def convert(tensor: Tensor, order: object) -> Tensor:
     if isinstance(order, list):
         order = tuple(order)
     # On the way to a copy of 80 µs: nothing is computed here that the cache could hold.
-    plan = _conversion(tensor.shape, tensor.stride(), tensor.element_size(), order)
+    plan = _conversion(tensor.shape, tensor.stride(), tensor.element_size(), order, torch.get_num_threads())
     if plan is None:
         return tensor
     if plan.lies_right:
         return tensor.as_strided(tensor.shape, plan.strides)
     if plan.choice is not None and _is_plain(tensor):
-        moved = fast_copy(tensor, plan.choice, plan.strides)
-        if moved is not None:
-            return moved
+        return fast_copy(tensor, plan.choice, plan.strides)
     if plan.format is not None:
         return tensor.contiguous(memory_format=plan.format)
     return tensor.permute(plan.wanted.dims).contiguous().permute(plan.back)
@@ -118,7 +118,7 @@ class _Conversion:
 
 @functools.lru_cache(maxsize=4096)
 def _conversion(
-    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, spec: Any
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, spec: Any, threads: int
 ) -> _Conversion | None:
     """What leads to an order; None where the strides are its already."""
     wanted = DimOrder.parse(spec, len(shape))
@@ -131,7 +131,7 @@ def _conversion(
         wanted.strides(shape),
         wanted.inverse.dims,
         held is not None and held.equivalent(wanted, shape),
-        None if held is None else choose(shape, itemsize, held, wanted),
+        None if held is None else choose(shape, itemsize, held, wanted, threads),
         _FORMATS.get(wanted),
     )
 
@@ -188,51 +188,50 @@ class Transposition:
 
 @dataclass(frozen=True)
 class Choice:
-    """A way of copying, what it gains over torch's copy with one thread, and what it does."""
+    """A way of copying, what it gains over torch's copy, and what it does."""
 
     way: str
     gain: float
     moved: Transposition
 
 
-def choose(shape: tuple[int, ...], itemsize: int, held: DimOrder, wanted: DimOrder) -> Choice | None:
-    """The way that the table has for a conversion of elements of `itemsize` bytes; None where it has none."""
+def choose(
+    shape: tuple[int, ...], itemsize: int, held: DimOrder, wanted: DimOrder, threads: int = 1
+) -> Choice | None:
+    """The best way that the table has for elements of `itemsize` bytes; None where torch's own copy, which is
+    cut among all threads, is as good."""
     moved = Transposition.between(shape, held, wanted)
-    if moved is None or itemsize not in CARRIERS or math.prod(shape) * itemsize < LEAST_BYTES:
+    if moved is None or itemsize not in CARRIERS or math.prod(shape) < LEAST_ELEMENTS:
         return None
-    cell = f"{_floor(moved.rows)}x{_floor(moved.columns)}"
+    found = _table().get(str(itemsize), {}).get(f"{_floor(moved.rows)}x{_floor(moved.columns)}", {})
     gains = {
-        way: gain for way, gain in _table().get(str(itemsize), {}).get(cell, {}).items() if way in ways()
+        way: gain * WAYS[way].threads_of(moved, threads) / threads
+        for way, gain in found.items()
+        if way in ways()
     }
-    if not gains:
-        return None
-    best = max(gains, key=gains.__getitem__)
-    return Choice(best, gains[best], moved)
+    best = max(gains, key=gains.__getitem__, default="")
+    return Choice(best, gains[best], moved) if best and gains[best] >= LEAST_GAIN else None
 
 
-def fast_copy(tensor: Tensor, choice: Choice, strides: Sequence[int]) -> Tensor | None:
-    """A dense tensor's values in other strides, in the way that was chosen; None where this number of threads
-    makes torch's copy faster. Gradients do not pass, and only plain CPU tensors are taken.
+def fast_copy(tensor: Tensor, choice: Choice, strides: Sequence[int]) -> Tensor:
+    """A dense tensor's values in other strides, in the way that was chosen. Gradients do not pass, and only
+    plain CPU tensors are taken.
 
-    >>> choice = Choice("shuffle", 4.0, Transposition(1, 64, 3136))
     >>> x = torch.randn(1, 64, 56, 56)
-    >>> y = fast_copy(x, choice, (200704, 1, 3584, 64))
-    >>> y is None or torch.equal(x, y)
-    True
+    >>> y = fast_copy(x, Choice("shuffle", 4.0, Transposition(1, 64, 3136)), (200704, 1, 3584, 64))
+    >>> torch.equal(x, y), y.stride()
+    (True, (200704, 1, 3584, 64))
     """
-    way, threads = WAYS[choice.way], torch.get_num_threads()
-    # torch's copy is cut among all threads.
-    if choice.gain * way.threads_of(choice.moved, threads) / threads < LEAST_GAIN:
-        return None
-    return way.run(tensor, choice.moved, strides)
+    return WAYS[choice.way].run(tensor, choice.moved, strides)
 
 
 def _by_tiles(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
     """By transpose.c, which was compiled when dimorder was installed."""
     made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    threads = max(1, min(torch.get_num_threads(), tensor.nbytes // _THREAD_BYTES))
     _library().dimorder_transpose(
         *(tensor.data_ptr(), made.data_ptr(), tensor.element_size()),
-        *(moved.batch, moved.rows, moved.columns, torch.get_num_threads()),
+        *(moved.batch, moved.rows, moved.columns, threads),
     )
     return made
 
@@ -316,8 +315,8 @@ def measure(
     """The table of this machine: bytes of an element → "rows x columns" → way → its gain over torch's copy,
     with one thread.
 
-    A cell holds the least gain among its corners, so that a tensor between them does not lose. Ways that do
-    not gain are left out. Takes about a minute.
+    A cell holds the geometric mean of a way's gains at its corners. Ways that do not gain at each of them are
+    left out, so that a tensor between them does not lose. Takes about a minute.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -335,14 +334,17 @@ def measure(
 def _cells(
     points: Mapping[tuple[int, int], Mapping[str, float]], sizes: Sequence[int]
 ) -> dict[str, dict[str, float]]:
-    """The least gain of each way at the measured corners of each cell, where that is worth it."""
     after = dict(zip(sizes, (*sizes[1:], sizes[-1]), strict=True))
     cells = {}
     for rows, columns in points:
         corners = [points[r, c] for r in {rows, after[rows]} for c in {columns, after[columns]}]
         measured = [corner for corner in corners if corner]
-        least = {way: min(corner[way] for corner in measured) for way in (measured or [{}])[0]}
-        gaining = {way: round(gain, 2) for way, gain in least.items() if gain >= LEAST_GAIN}
+        gains = {way: [corner[way] for corner in measured] for way in (measured or [{}])[0]}
+        gaining = {
+            way: round(statistics.geometric_mean(found), 2)
+            for way, found in gains.items()
+            if min(found) >= LEAST_GAIN
+        }
         if gaining:
             cells[f"{rows}x{columns}"] = gaining
     return cells
@@ -351,10 +353,10 @@ def _cells(
 def _gains(itemsize: int, rows: int, columns: int) -> dict[str, float]:
     """How much faster than torch's copy each way is at one point of the grid; empty for one left out."""
     nbytes = rows * columns * itemsize
-    if nbytes > _GRID_BYTES or nbytes < LEAST_BYTES // 4:
+    if nbytes > _GRID_BYTES or rows * columns < LEAST_ELEMENTS // 4:
         return {}
     # In the cache, and out of it, where new memory costs page faults.
-    batches = {max(1, total // nbytes) for total in (4 * LEAST_BYTES, _GRID_BYTES // 4)}
+    batches = {max(1, total // nbytes) for total in (_CACHED_BYTES, _GRID_BYTES // 4)}
     measured = [_timed(itemsize, Transposition(batch, rows, columns)) for batch in batches]
     return {way: min(gains[way] for gains in measured) for way in measured[0]}
 

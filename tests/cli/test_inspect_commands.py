@@ -71,7 +71,9 @@ def test_ops_prints_writes_and_compares(few, tmp_path, capfd):
 def test_bench_convert_adds_its_row_to_a_table(tmp_path, monkeypatch, capfd):
     from dimorder import conversion
 
-    monkeypatch.setattr(conversion, "measure", lambda progress: {"4": {"64x64": {"tiles": 3.0, "shuffle": 2.0}}})
+    monkeypatch.setattr(
+        conversion, "measure", lambda progress: {"4": {"64x64": {"tiles": 3.0, "shuffle": 2.0}}}
+    )
     file = tmp_path / "table.json"
     file.write_text('{"other": {}}')
     assert main(["bench", "convert", "-o", str(file)]) == 0
