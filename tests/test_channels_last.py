@@ -266,6 +266,10 @@ OPERATORS = {
     "conv same": nn.Conv1d(6, 4, 4, padding="same"),
     "conv reflect": nn.Conv1d(6, 4, 3, padding=2, padding_mode="reflect"),
     "conv depthwise": nn.Conv1d(6, 12, 5, groups=6),
+    "conv depthwise, dilated and padded by more than 4": nn.Conv1d(6, 6, 3, padding=5, dilation=4, groups=6),
+    "conv depthwise same": nn.Conv1d(6, 6, 4, padding="same", dilation=3, groups=6),
+    "conv pointwise": nn.Conv1d(6, 4, 1, stride=2),
+    "conv of values that are large and row-major": lambda x: F.conv1d(x.contiguous(), torch.ones(4, 6, 1)),
     "conv transpose": nn.ConvTranspose1d(6, 4, 4, stride=3, padding=1, output_padding=2),
     "batch norm": nn.BatchNorm1d(6),
     "group norm": nn.GroupNorm(2, 6),
@@ -289,14 +293,18 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_1d_operators_keep_the_order_and_the_values(name):
+def test_1d_operators_keep_the_order_the_values_and_the_gradients(name):
     torch.manual_seed(0)
-    module = Apply(OPERATORS[name])
-    x = torch.randn(2, 3, 19)
-    expected = module(x)
-    y = to_channels_last_1d(module)(x)
+    plain = Apply(OPERATORS[name])
+    module = to_channels_last_1d(copy.deepcopy(plain))
+    results = []
+    for network in (plain, module):
+        x = torch.randn(2, 3, 19, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        y = network(x)
+        y.square().sum().backward()
+        results.append([y, x.grad, *(parameter.grad for parameter in network.parameters())])
     assert y.shape[1] > 1 and is_contiguous_channels_last_1d(y)
-    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)
 
 
 def test_1d_samples_and_other_modes_pass_through():
