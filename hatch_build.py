@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -32,18 +33,19 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]
 
 
 def compile_into(library: Path) -> str:
-    """Compile transpose.c; the reason where that fails, which leaves no library at all."""
+    """Compile the source beside `library` into it; the reason where that fails, which leaves no library: one
+    of an older source may not be taken for it."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    library.unlink(missing_ok=True)
-    if not compiler:
-        return "there is no C compiler"
     beside = library.with_suffix(".part")
-    command = [*compiler.split(), *FLAGS, "-o", str(beside), str(library.with_suffix(".c"))]
     try:
+        if not compiler:
+            raise FileNotFoundError("there is no C compiler")
+        command = [*shlex.split(compiler), *FLAGS, "-o", str(beside), str(library.with_suffix(".c"))]
         subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
+        beside.replace(library)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
         beside.unlink(missing_ok=True)
-        said = getattr(error, "stderr", "").strip() or str(error)
-        return str(said.splitlines()[-1])
-    beside.replace(library)
+        library.unlink(missing_ok=True)
+        said = (getattr(error, "stderr", None) or str(error)).splitlines()
+        return next((line for line in said if "error" in line), said[-1])
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import math
 import os
@@ -238,6 +239,18 @@ def test_weights_computed_at_each_call_are_left_as_they_are():
     assert is_channels_last(module(x)) and module.parametrizations.weight.original1.is_contiguous()
 
 
+def test_laid_leaves_ties_and_gradients_as_they_were():
+    module = nn.Conv2d(3, 4, 3)
+    module.register_buffer("alias", module.weight.detach())
+    module(torch.ones(1, 3, 5, 6)).sum().backward()
+    grad = module.weight.grad
+    with laid(module, DimOrder.channels_last):
+        assert is_channels_last(module.alias)
+    with torch.no_grad():
+        module.weight.add_(1)
+    assert torch.equal(module.alias, module.weight) and module.weight.grad is grad
+
+
 def test_laid_leaves_the_module_as_it_was():
     module = nn.Sequential(nn.Conv1d(3, 4, 2), nn.Conv1d(4, 5, 2))
     with pytest.raises(RuntimeError), laid(module, DimOrder.channels_last):
@@ -312,6 +325,91 @@ def test_1d_samples_and_other_modes_pass_through():
     assert module(torch.randn(3, 9)).shape == (6, 9)
     y, places = to_channels_last(Apply(nn.MaxPool1d(2, return_indices=True)))(torch.randn(2, 3, 9))
     assert y.shape == places.shape == (2, 6, 3)
+
+
+def lifted(function):
+    return to_channels_last(Apply(function)).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *({"scale_factor": scale} for scale in (1.1, 1.7, 2, 3.0)),
+        *({"size": size} for size in (5, 7, 23)),
+        {"scale_factor": 2, "mode": "linear"},
+        {"scale_factor": 1.3, "mode": "nearest-exact"},
+        {"size": 3, "mode": "area"},
+    ],
+    ids=str,
+)
+def test_1d_interpolation_takes_the_same_samples(how, dtype):
+    x = to_channels_last(torch.tensor([0, 1, 2, torch.inf, 4, 5, 6], dtype=dtype).expand(1, 2, 7))
+    expected = F.interpolate(x, **how)
+    y = lifted(lambda _: F.interpolate(x, **how))(torch.zeros(1, 3, 4))
+    assert is_contiguous_channels_last_1d(y)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+
+
+WRONG = {
+    "two strides": lambda x: F.conv1d(x, torch.ones(4, 6, 3), stride=(2, 3)),
+    "a padding of no name": lambda x: F.conv1d(x, torch.ones(4, 6, 3), padding="foo"),
+    "same with a stride": lambda x: F.conv1d(x, torch.ones(4, 6, 3), stride=2, padding="same"),
+    "a weight of two dims": lambda x: F.conv1d(x, torch.ones(4, 6)),
+    "two strides transposed": lambda x: F.conv_transpose1d(x, torch.ones(6, 4, 3), stride=(2, 3)),
+    "a pool that stays": lambda x: F.max_pool1d(x, 2, 0),
+    "two sizes": lambda x: F.interpolate(x, size=(3, 4)),
+    "linear with antialias": lambda x: F.interpolate(x, size=3, mode="linear", antialias=True),
+    "cat of another dim": lambda x: torch.cat((x, x), 3),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_1d_calls_that_torch_refuses_are_refused(name):
+    x = torch.randn(2, 3, 9)
+    with pytest.raises(Exception) as expected:
+        Apply(WRONG[name])(x)
+    with pytest.raises(expected.type):
+        lifted(WRONG[name])(x)
+
+
+def test_1d_calls_by_other_names_and_layouts():
+    x = torch.randn(2, 3, 9)
+    assert lifted(lambda y: torch.concatenate((y, y), axis=1))(x).shape == (2, 12, 7)
+    assert lifted(lambda y: F.conv1d(weight=torch.ones(4, 6, 1), input=y))(x).shape == (2, 4, 7)
+    sparse = torch.eye(7)[:6].expand(2, 6, 7).to_sparse()
+    torch.testing.assert_close(lifted(lambda y: (y + sparse) - y)(x), sparse.to_dense())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_row_major_inputs_of_lifted_modules_are_recorded(dynamic):
+    torch.manual_seed(0)
+    plain = Apply(nn.BatchNorm1d(6)).eval()
+    module, x, other = to_channels_last(copy.deepcopy(plain)), torch.randn(2, 3, 9), torch.randn(5, 3, 9)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    shapes = {"x": {0: torch.export.Dim("batch")}} if dynamic else None
+    exported = torch.export.export(module, (x,), dynamic_shapes=shapes).module()
+    for fed in (x, other) if dynamic else (x,):
+        torch.testing.assert_close(compiled(fed), plain(fed))
+        torch.testing.assert_close(exported(fed), plain(fed))
+    assert list(inspect.signature(module.forward).parameters) == ["x"]
+
+
+def test_a_module_whose_class_was_changed_since_is_not_put_back():
+    module = parametrizations.spectral_norm(to_channels_last(nn.Conv1d(6, 4, 3)))
+    with pytest.raises(UsageError, match="remove its parametrizations before"):
+        to_contiguous(module)
+
+
+class Pickled(nn.Sequential):
+    def __reduce__(self):
+        return Pickled, tuple(self.children())
+
+
+def test_a_module_that_pickles_itself_is_left_to_it():
+    module = to_channels_last(Pickled(nn.Conv1d(3, 4, 2)))
+    x = torch.randn(2, 3, 9)
+    torch.testing.assert_close(copy.deepcopy(module)(x), module(x))
 
 
 def test_a_lifted_module_can_be_copied_and_saved():

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder import conversion
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.conversion import WAYS, Choice, Transposition, choose, convert, fast_copy, ways
+from dimorder.inspection.inspection import inspect
 from tests.conftest import ROOT
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.int64)
@@ -84,7 +89,27 @@ def test_lazy_conjugates_gradients_and_subclasses_go_the_slow_way():
     torch.testing.assert_close(leaf.grad, 2 * leaf.detach())
 
 
-@pytest.mark.skipif("tiles" not in ways(), reason="transpose.c was not compiled")
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """transpose.c as this machine's GCC compiles it, whatever was installed."""
+    pytest.importorskip("hatchling")
+    if shutil.which("gcc") is None:
+        pytest.skip("no GCC")
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT)
+        from hatch_build import SOURCE, compile_into
+
+        shutil.copy(ROOT / SOURCE, folder)
+        patch.setenv("CC", "gcc")
+        assert not compile_into(folder / "transpose.so")
+        patch.setattr(conversion, "LIBRARY", folder / "transpose.so")
+        conversion._library.cache_clear()
+        yield
+    conversion._library.cache_clear()
+
+
+@pytest.mark.usefixtures("compiled")
 @given(
     *(st.integers(1, most) for most in (3, 300, 300, 3)),
     st.sampled_from((torch.int8, torch.int16, torch.int32, torch.int64)),
@@ -101,10 +126,6 @@ def test_tiles_transpose_blocks_of_every_size(batch, rows, columns, threads, dty
         torch.set_num_threads(before)
 
 
-def test_tiles_are_there_where_there_is_a_compiler():
-    assert shutil.which(os.environ.get("CC", "cc")) is None or "tiles" in ways()
-
-
 def test_without_the_compiled_library_conversions_are_right(monkeypatch, tmp_path):
     monkeypatch.setattr(conversion, "LIBRARY", tmp_path / "none.so")
     conversion._library.cache_clear()
@@ -119,7 +140,9 @@ def test_without_the_compiled_library_conversions_are_right(monkeypatch, tmp_pat
         conversion._conversion.cache_clear()
 
 
-@pytest.mark.parametrize(("compiler", "reason"), [("no-such-compiler", "No such file"), ("false", "")])
+@pytest.mark.parametrize(
+    ("compiler", "reason"), [("no-such-compiler", "No such file"), ("false", ""), ("true", "No such")]
+)
 def test_a_compiler_that_fails_leaves_no_library(compiler, reason, monkeypatch, tmp_path):
     pytest.importorskip("hatchling")
     monkeypatch.syspath_prepend(ROOT)
@@ -129,6 +152,66 @@ def test_a_compiler_that_fails_leaves_no_library(compiler, reason, monkeypatch, 
     (tmp_path / "transpose.so").write_bytes(b"of an older source")
     found = compile_into(tmp_path / "transpose.so")
     assert found and reason in found and not list(tmp_path.iterdir())
+
+
+# What is not only memory on the CPU, or is watched, goes by operators that torch knows.
+
+IMAGE = torch.arange(2 * 3 * 80 * 70.0).view(2, 3, 80, 70)
+
+
+def to_nhwc(x):
+    return convert(x, "NHWC")
+
+
+def test_recorded_conversions_are_right_when_they_are_played():
+    graph = make_fx(to_nhwc)(IMAGE)
+    assert torch.equal(graph(IMAGE + 1), IMAGE + 1) and graph(IMAGE).stride()[1] == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # shapes become constants, as always there
+        traced = torch.jit.trace(to_nhwc, IMAGE)
+    assert torch.equal(traced(IMAGE + 1), IMAGE + 1)
+
+
+def test_conversions_have_tangents():
+    tangent = torch.func.jvp(to_nhwc, (IMAGE,), (IMAGE.square(),))[1]
+    assert torch.equal(tangent, IMAGE.square())
+    with forward_ad.dual_level():
+        dual = convert(forward_ad.make_dual(IMAGE, IMAGE.square()), "NHWC")
+        assert torch.equal(forward_ad.unpack_dual(dual).tangent, IMAGE.square())
+
+
+def test_conversions_in_batches():
+    batch = torch.stack((IMAGE, IMAGE + 1))
+    assert torch.equal(torch.vmap(to_nhwc)(batch), batch)
+    assert torch.equal(torch.func.functionalize(to_nhwc)(IMAGE), IMAGE)
+
+
+def test_conversions_beside_tensors_without_memory():
+    with torch.device("meta"):
+        assert torch.equal(to_nhwc(IMAGE), IMAGE)
+    assert to_nhwc(IMAGE.to("meta")).stride()[1] == 1
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert to_nhwc(IMAGE).stride()[1] == 1
+    with torch.inference_mode():
+        assert torch.equal(to_nhwc(IMAGE), IMAGE)
+
+
+def test_a_conversion_inside_a_network_is_found_by_inspect():
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 3, 3)
+
+        def forward(self, x):
+            return self.conv(convert(self.conv(x), "NCHW"))
+
+    lost = [finding for finding in inspect(Network(), (IMAGE,)).findings if finding.verdict == "lost"]
+    assert len(lost) == 1 and lost[0].bytes == 2 * 3 * 78 * 68 * 4
+
+
+def test_orders_in_sequences_of_every_kind():
+    for order in ([0, 2, 3, 1], (0, 2, 3, 1), np.array([0, 2, 3, 1])):
+        assert convert(IMAGE, order).stride()[1] == 1
 
 
 def test_the_shipped_table_names_known_ways():

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "executorch": {"errors", "algebra", "planning", "program", "runtime"},
     "runtime": {"errors", "algebra", "planning", "program"},
     "conversion": {"errors", "algebra"},
-    "lifting": {"conversion"},
+    "lifting": {"errors", "conversion"},
     "channels_last": {"errors", "algebra", "conversion", "lifting"},
     "inspection": {"errors", "algebra", "conversion", "channels_last"},
     "api": {"errors", "algebra", "planning", "program", "targets", "executorch", "runtime"},

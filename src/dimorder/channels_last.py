@@ -177,7 +177,7 @@ def laid(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> Iterato
     >>> conv.weight.stride()
     (12, 4, 2, 1)
     """
-    before = [(tensor, tensor.data) for tensor in _weights(module)]
+    before = [(tensor, tensor.data, tensor.grad) for tensor in _strided(module)]
     plain = type(module)
     try:
         _lay_weights(module, order_of_rank)
@@ -185,8 +185,9 @@ def laid(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> Iterato
             lift(module)
         yield module
     finally:
-        for tensor, data in before:
+        for tensor, data, grad in before:
             tensor.data = data
+            tensor.grad = grad
         module.__class__ = plain
 
 
@@ -207,14 +208,18 @@ def _weights(module: nn.Module) -> list[Tensor]:
     return list(found.values())
 
 
+def _strided(module: nn.Module) -> list[Tensor]:
+    """Each parameter and buffer that has memory and strides, once."""
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}.values()
+    lazy = (nn.UninitializedParameter, nn.UninitializedBuffer)
+    return [t for t in tensors if t.layout == torch.strided and not isinstance(t, lazy)]
+
+
 def _lay_weights(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> None:
     """Re-lays in place, and once for all tensors that are the same memory: they stay tied."""
     sharing: dict[int, list[Tensor]] = {}
-    for tensor in {id(t): t for t in (*module.parameters(), *module.buffers())}.values():
-        if tensor.layout == torch.strided and not isinstance(
-            tensor, nn.UninitializedParameter | nn.UninitializedBuffer
-        ):
-            sharing.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+    for tensor in _strided(module):
+        sharing.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
     for weight in _weights(module):
         tied = sharing[weight.untyped_storage()._cdata]
         if len({(t.storage_offset(), t.shape, t.stride()) for t in tied}) > 1:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from dimorder.algebra.dim_order import DimOrder
@@ -60,8 +61,10 @@ def convert(tensor: Tensor, order: object) -> Tensor:
         raise UsageError("a tensor to convert", f"layout {tensor.layout}", "pass x.to_dense()")
     if isinstance(order, Layout):
         return _block(tensor, order)
-    if isinstance(order, list):
-        order = tuple(order)
+    if type(order).__hash__ is None:  # a list, say
+        order = tuple(order)  # type: ignore[arg-type]
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return _traced(tensor, DimOrder.parse(order, tensor.dim()))
     # On the way to a copy of 80 µs: nothing is computed here that the cache could hold.
     plan = _conversion(tensor.shape, tensor.stride(), tensor.element_size(), order, torch.get_num_threads())
     if plan is None:
@@ -70,7 +73,7 @@ def convert(tensor: Tensor, order: object) -> Tensor:
         return tensor.as_strided(tensor.shape, plan.strides)
     if plan.choice is not None and _is_plain(tensor):
         return fast_copy(tensor, plan.choice, plan.strides)
-    if plan.format is not None:
+    if plan.format is not None and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return tensor.contiguous(memory_format=plan.format)
     return tensor.permute(plan.wanted.dims).contiguous().permute(plan.back)
 
@@ -145,15 +148,35 @@ _FORMATS: Mapping[DimOrder, torch.memory_format] = MappingProxyType(
 )
 
 
+def _traced(tensor: Tensor, wanted: DimOrder) -> Tensor:
+    """In operators alone, for whoever records them."""
+    if tensor.stride() == wanted.strides(tensor.shape):
+        return tensor
+    physical = tensor.permute(wanted.dims).clone(memory_format=torch.contiguous_format)
+    return physical.permute(wanted.inverse.dims)
+
+
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether its memory may be moved as it is: no gradient, no subclass, no lazy conjugate, no tracing."""
+    """Whether it is nothing but memory on the CPU: no gradient of either mode, no subclass, no lazy
+    conjugate; and nobody watches the operators."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
-        and tensor.device.type == "cpu"
+        and torch._C._dispatch_keys(tensor) in _PLAIN_KEYS
         and not (tensor.requires_grad and torch.is_grad_enabled())
-        and not (tensor.is_conj() or tensor.is_neg())
-        and not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and forward_ad._current_level < 0
     )
+
+
+def _keys_of_plain_tensors() -> tuple[Any, ...]:
+    """The dispatch keys of a tensor that is nothing but memory on the CPU, and of one of inference mode."""
+    with torch.inference_mode(), torch.device("cpu"):
+        inferred = torch._C._dispatch_keys(torch.empty(0))
+    with torch.inference_mode(False), torch.device("cpu"):
+        return torch._C._dispatch_keys(torch.empty(0)), inferred
+
+
+_PLAIN_KEYS = _keys_of_plain_tensors()
 
 
 @dataclass(frozen=True)
@@ -227,7 +250,7 @@ def fast_copy(tensor: Tensor, choice: Choice, strides: Sequence[int]) -> Tensor:
 
 def _by_tiles(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
     """By transpose.c, which was compiled when dimorder was installed."""
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
     threads = max(1, min(torch.get_num_threads(), tensor.nbytes // _THREAD_BYTES))
     _library().dimorder_transpose(
         *(tensor.data_ptr(), made.data_ptr(), tensor.element_size()),
@@ -260,7 +283,7 @@ def _carried(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Way:
-    """A way of transposing blocks into memory of other strides, and how many of the threads it uses."""
+    """A way of transposing blocks into memory of other strides, and how many of the threads it can use."""
 
     run: Callable[[Tensor, Transposition, Sequence[int]], Tensor]
     threads_of: Callable[[Transposition, int], int]
@@ -289,13 +312,13 @@ def _library() -> Any:
     """transpose.c as it was compiled; None where it was not, or not for this machine."""
     try:
         library = ctypes.CDLL(str(LIBRARY))
-    except OSError:
+        library.dimorder_transpose.restype = None
+        library.dimorder_transpose.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+            *(ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int),
+        ]
+    except (OSError, AttributeError):
         return None
-    library.dimorder_transpose.restype = None
-    library.dimorder_transpose.argtypes = [
-        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
-        *(ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int),
-    ]
     return library
 
 

@@ -1,8 +1,8 @@
 /* Decides how blocks of memory are transposed: tile by tile in SIMD registers, a cache line at a time.
  *
- * Optional: `hatch_build.py` compiles it where there is a compiler, and `conversion.py` does without elsewhere.
- * Vectors are of 16 bytes, which every x86-64 and arm64 has. On x86-64 each function is compiled for AVX2 too;
- * which one is called is decided when the library is loaded.
+ * Optional: `hatch_build.py` compiles it where there is a compiler; `conversion.py` does without elsewhere.
+ * Vectors are of 16 bytes, which every x86-64 and arm64 has. On x86-64 each function is compiled for AVX2
+ * too; which one is called is decided when the library is loaded.
  */
 
 #include <stddef.h>
@@ -14,12 +14,18 @@
 #define FOR_EACH_CPU
 #endif
 
+#if defined(__clang__)
+#define INTERLEAVE(TYPE, A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
+#else /* GCC has had the other one since version 12 only */
+#define INTERLEAVE(TYPE, A, B, ...) __builtin_shuffle(A, B, (TYPE##_vector){__VA_ARGS__})
+#endif
+
 #define LINE_BYTES 64
 #define PART 256 /* rows and columns that a thread takes at a time; whole lines for every size of element */
 
 static inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Of a loop whose bounds it knows, the compiler makes shuffles. */
+/* Of a loop whose bounds it knows, the compiler makes shuffles. So few columns or rows are one part. */
 #define OF_FEW_COLUMNS(COUNT)                                                                     \
     case COUNT:                                                                                   \
         for (size_t row = top; row < bottom; row++)                                               \
@@ -33,8 +39,8 @@ static inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
                 to[column * COUNT + row] = from[row * columns + column];                          \
         return;
 
-/* For elements of a type, COUNT of which fill a vector. A tile of COUNT x COUNT is transposed by interleaving its
- * first half with its second, as often as COUNT can be halved. */
+/* For elements of a type, COUNT of which fill a vector. A tile of COUNT x COUNT is transposed by interleaving
+ * its first half with its second, as often as COUNT can be halved. */
 #define DEFINE_FOR(TYPE, COUNT, LOW, HIGH)                                                        \
     typedef TYPE TYPE##_vector __attribute__((vector_size(16), aligned(1), may_alias));           \
                                                                                                   \
@@ -44,8 +50,8 @@ static inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
         for (int i = 0; i < COUNT; i++) tile[i] = *(const TYPE##_vector *)(from + i * columns);   \
         for (int step = 1; step < COUNT; step *= 2) {                                             \
             for (int i = 0; i < COUNT / 2; i++) {                                                 \
-                next[2 * i] = __builtin_shufflevector(tile[i], tile[i + COUNT / 2], LOW);         \
-                next[2 * i + 1] = __builtin_shufflevector(tile[i], tile[i + COUNT / 2], HIGH);    \
+                next[2 * i] = INTERLEAVE(TYPE, tile[i], tile[i + COUNT / 2], LOW);                \
+                next[2 * i + 1] = INTERLEAVE(TYPE, tile[i], tile[i + COUNT / 2], HIGH);           \
             }                                                                                     \
             for (int i = 0; i < COUNT; i++) tile[i] = next[i];                                    \
         }                                                                                         \
