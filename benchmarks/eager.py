@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
-import os
-import platform
-import shlex
 import statistics
-import sys
 import timeit
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from benchmarks import record
 from dimorder.channels_last import to_channels_last
 from dimorder.conversion import convert
 
@@ -181,32 +177,19 @@ def conversions(repeats: int) -> dict[str, float]:
 PARTS = {"networks": networks, "conversions": conversions}
 
 
-def machine() -> dict[str, object]:
-    """What a figure was measured on."""
-    return {
-        "cpu": platform.processor() or platform.machine(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=tuple(PARTS))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    print(", ".join(f"{key} {value}" for key, value in machine().items()))
-    command = shlex.join(["python", "-m", "benchmarks.eager", *sys.argv[1:]])
-    result: dict[str, object] = {"command": command, "machine": machine()}
+    result: dict[str, dict[str, float]] = {}
     with torch.no_grad():
         for name, part in PARTS.items():
             if options.only in (None, name):
                 result[name] = part(options.repeats)
     if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        record.write(options.out, "eager", ("torch",), **result)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def main() -> None:
             flush=True,
         )
     if options.out:
-        record.write(options.out, "guarded", ("torch", "executorch"), rows)
+        record.write(options.out, "guarded", ("torch", "executorch"), rows=rows)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,11 @@ python -m benchmarks.inspect [NAME ...] [--out inspect.json]
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import statistics
-import sys
 import time
 from pathlib import Path
 
-from benchmarks.eager import machine
+from benchmarks import record
 from dimorder.inspection import inspect
 from dimorder.inspection.inspection import running_in
 from tests.inspection.networks import NETWORKS, build
@@ -51,11 +48,6 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="one of the 31 networks (default: all)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    result = {
-        "command": shlex.join(["python", "-m", "benchmarks.inspect", *sys.argv[1:]]),
-        "machine": machine(),
-    }
-    print(", ".join(f"{key} {value}" for key, value in machine().items()))
     print(f"{'network':20} {'operators':>9} {'model':>8} {'inspect':>8} {'beyond 2 runs':>14}")
     networks = {}
     for name in options.names or NETWORKS:
@@ -68,7 +60,7 @@ def main() -> None:
     beyond_s = networks[most]["beyond_s"]
     print(f"most beyond twice the model's run: {most}, {beyond_s:.3f} s of {PROMISED_S:g} s allowed")
     if options.out:
-        options.out.write_text(json.dumps({**result, "networks": networks}, indent=2) + "\n")
+        record.write(options.out, "inspect", ("torch",), networks=networks)
 
 
 if __name__ == "__main__":

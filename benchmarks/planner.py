@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flush=True,
         )
     if options.out:
-        record.write(options.out, "planner", ("numpy", "scipy"), rows)
+        record.write(options.out, "planner", ("numpy", "scipy"), rows=rows)
     return 1 if any(row["faults"] for row in rows) else 0
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import platform
 import signal
 import statistics
 import sys
@@ -21,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,6 +27,7 @@ import torch
 from torch import nn
 
 import dimorder
+from benchmarks.record import machine
 from dimorder.api import write_whole
 from dimorder.targets.tosa import TosaSummary, inspect_tosa
 from tests import zoo
@@ -124,26 +122,6 @@ def _limit(seconds: float) -> Iterator[None]:
 # What is kept, and what is made of it
 
 
-def environment() -> dict[str, Any]:
-    return {
-        "machine": platform.platform(),
-        "processor": _processor(),
-        "processors": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in PACKAGES},
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
-
-
 def ratio(row: Row) -> float | None:
     """How many times as fast ours is, by medians; None where one of the two failed."""
     times = [row[way].get("seconds") for way in ("stock", "ours")]
@@ -234,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     options.results.mkdir(parents=True, exist_ok=True)
-    kept, here = options.results / "tosa.json", environment()
+    kept, here = options.results / "tosa.json", machine(PACKAGES)
     record = json.loads(kept.read_text()) if kept.exists() else {}
     if record.get("environment") != here:
         record = {"rows": []}

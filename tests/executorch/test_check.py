@@ -13,8 +13,10 @@ from torch import nn
 pytest.importorskip("executorch")
 
 from dimorder.cli import main
+from dimorder.errors import ContractError
 from dimorder.executorch.probe import stock
 from dimorder.runtime.kernels import KernelTable
+from dimorder.runtime.program import read_contract
 from tests.cli.test_commands import refused
 
 HERE = "tests.executorch.test_check"
@@ -113,6 +115,14 @@ def test_a_network_is_checked_as_stock_lowering_would_make_it(capfd):
 def test_a_file_that_cannot_be_read_ends_in_three_lines(files, name, code, words, capfd):
     text = refused(capfd, ["check", files / name], code)
     assert words in text and name in text.splitlines()[0]
+
+
+def test_a_file_cut_anywhere_is_refused(files, tmp_path):
+    whole, cut = (files / "safe.pte").read_bytes(), tmp_path / "cut.pte"
+    for length in range(len(whole)):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(ContractError):
+            read_contract(cut)
 
 
 def test_the_table_of_kernels_is_printed_and_written_as_it_is_shipped(tmp_path, capfd):
