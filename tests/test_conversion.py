@@ -15,10 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dimorder import conversion
+from dimorder import conversion, transposition
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.conversion import WAYS, Choice, Transposition, choose, convert, fast_copy, ways
+from dimorder.conversion import convert
 from dimorder.inspection.inspection import inspect
+from dimorder.transposition import WAYS, Choice, Transposition, choose, fast_copy, ways
 from tests.conftest import ROOT
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.int64)
@@ -51,10 +52,10 @@ def test_transpositions_are_found_where_they_are():
 def test_types_keep_every_bit(dtype, way, monkeypatch):
     """With a table that has this way for everything; -0.0 and NaN are bits too."""
     always = {
-        str(size): {f"{r}x{c}": {way: 99.0} for r in conversion.SIZES for c in conversion.SIZES}
-        for size in conversion.CARRIERS
+        str(size): {f"{r}x{c}": {way: 99.0} for r in transposition.SIZES for c in transposition.SIZES}
+        for size in transposition.CARRIERS
     }
-    monkeypatch.setattr(conversion, "_table", lambda: always)
+    monkeypatch.setattr(transposition, "_table", lambda: always)
     bits = torch.randint(0, 256, (2, 24, 40, 18 * dtype.itemsize), dtype=torch.uint8)
     x = bits.bool() if dtype == torch.bool else bits.view(dtype)
     x = x if x.shape[-1] == 18 else x[..., :18].contiguous()
@@ -103,10 +104,10 @@ def compiled(tmp_path_factory):
         shutil.copy(ROOT / SOURCE, folder)
         patch.setenv("CC", "gcc")
         assert not compile_into(folder / "transpose.so")
-        patch.setattr(conversion, "LIBRARY", folder / "transpose.so")
-        conversion._library.cache_clear()
+        patch.setattr(transposition, "LIBRARY", folder / "transpose.so")
+        transposition._library.cache_clear()
         yield
-    conversion._library.cache_clear()
+    transposition._library.cache_clear()
 
 
 @pytest.mark.usefixtures("compiled")
@@ -127,8 +128,8 @@ def test_tiles_transpose_blocks_of_every_size(batch, rows, columns, threads, dty
 
 
 def test_without_the_compiled_library_conversions_are_right(monkeypatch, tmp_path):
-    monkeypatch.setattr(conversion, "LIBRARY", tmp_path / "none.so")
-    conversion._library.cache_clear()
+    monkeypatch.setattr(transposition, "LIBRARY", tmp_path / "none.so")
+    transposition._library.cache_clear()
     conversion._conversion.cache_clear()
     try:
         assert ways() == {"shuffle", "block"}
@@ -136,7 +137,7 @@ def test_without_the_compiled_library_conversions_are_right(monkeypatch, tmp_pat
         assert torch.equal(convert(x, "NHWC"), x) and torch.equal(convert(convert(x, "NHWC"), "NCHW"), x)
     finally:
         monkeypatch.undo()
-        conversion._library.cache_clear()
+        transposition._library.cache_clear()
         conversion._conversion.cache_clear()
 
 
@@ -161,6 +162,29 @@ IMAGE = torch.arange(2 * 3 * 80 * 70.0).view(2, 3, 80, 70)
 
 def to_nhwc(x):
     return convert(x, "NHWC")
+
+
+def test_memory_on_the_cpu_goes_by_the_table(monkeypatch):
+    always = {"4": {f"{r}x{c}": {"shuffle": 99.0} for r in transposition.SIZES for c in transposition.SIZES}}
+    monkeypatch.setattr(transposition, "_table", lambda: always)
+    conversion._conversion.cache_clear()
+    ways_taken = []
+
+    def spied(tensor, choice, strides):
+        ways_taken.append(choice.way)
+        return fast_copy(tensor, choice, strides)
+
+    monkeypatch.setattr(conversion, "fast_copy", spied)
+    to_nhwc(IMAGE)
+    to_nhwc(torch.nn.Parameter(IMAGE).detach())
+    with torch.inference_mode():
+        to_nhwc(IMAGE.clone())
+    with torch.no_grad():
+        to_nhwc(torch.nn.Parameter(IMAGE))
+    assert ways_taken == ["shuffle"] * 4
+    to_nhwc(torch.nn.Parameter(IMAGE))
+    assert len(ways_taken) == 4
+    conversion._conversion.cache_clear()
 
 
 def test_recorded_conversions_are_right_when_they_are_played():
@@ -215,17 +239,17 @@ def test_orders_in_sequences_of_every_kind():
 
 
 def test_the_shipped_table_names_known_ways():
-    table = json.loads(conversion.TABLE.read_text())
+    table = json.loads(transposition.TABLE.read_text())
     assert table
     for sizes in table.values():
         for itemsize, cells in sizes.items():
-            assert int(itemsize) in conversion.CARRIERS
+            assert int(itemsize) in transposition.CARRIERS
             gains = [gain for ways_of in cells.values() for gain in ways_of.items()]
-            assert all(way in WAYS and gain >= conversion.LEAST_GAIN for way, gain in gains)
+            assert all(way in WAYS and gain >= transposition.LEAST_GAIN for way, gain in gains)
 
 
 def test_measuring_gives_such_a_table():
-    table = conversion.measure(sizes=(64, 256))
+    table = transposition.measure(sizes=(64, 256))
     assert set(table) == {"1", "2", "4", "8"}
     gains = [gain for cells in table.values() for ways_of in cells.values() for gain in ways_of.items()]
-    assert all(way in ways() and gain >= conversion.LEAST_GAIN for way, gain in gains)
+    assert all(way in ways() and gain >= transposition.LEAST_GAIN for way, gain in gains)

@@ -1,6 +1,6 @@
 /* Decides how blocks of memory are transposed: tile by tile in SIMD registers, a cache line at a time.
  *
- * Optional: `hatch_build.py` compiles it where there is a compiler; `conversion.py` does without elsewhere.
+ * Optional: `hatch_build.py` compiles it where there is a compiler; `transposition.py` does without elsewhere.
  * Vectors are of 16 bytes, which every x86-64 and arm64 has. On x86-64 each function is compiled for AVX2
  * too; which one is called is decided when the library is loaded.
  */

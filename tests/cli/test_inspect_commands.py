@@ -69,16 +69,16 @@ def test_ops_prints_writes_and_compares(few, tmp_path, capfd):
 
 
 def test_bench_convert_adds_its_row_to_a_table(tmp_path, monkeypatch, capfd):
-    from dimorder import conversion
+    from dimorder import transposition
 
     monkeypatch.setattr(
-        conversion, "measure", lambda progress: {"4": {"64x64": {"tiles": 3.0, "shuffle": 2.0}}}
+        transposition, "measure", lambda progress: {"4": {"64x64": {"tiles": 3.0, "shuffle": 2.0}}}
     )
     file = tmp_path / "table.json"
     file.write_text('{"other": {}}')
     assert main(["bench", "convert", "-o", str(file)]) == 0
     assert json.loads(file.read_text()) == {
         "other": {},
-        conversion.family(): {"4": {"64x64": {"tiles": 3.0, "shuffle": 2.0}}},
+        transposition.family(): {"4": {"64x64": {"tiles": 3.0, "shuffle": 2.0}}},
     }
     assert "4 bytes  64x64       tiles 3.00×, shuffle 2.00×" in capfd.readouterr().out

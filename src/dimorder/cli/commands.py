@@ -382,15 +382,15 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
     _check_outputs({"-o": options.output})
     with console.progress() as progress:
         progress("loading torch")
-        from dimorder import api, conversion
+        from dimorder import api, transposition
 
-        table = conversion.measure(progress=progress)
+        table = transposition.measure(progress=progress)
         console.check_interrupt()
     if options.output:
         old = _read_json(options.output) if Path(options.output).exists() else {}
-        new = json.dumps({**old, conversion.family(): table}, indent=1)
+        new = json.dumps({**old, transposition.family(): table}, indent=1)
         api.write_whole(options.output, f"{new}\n".encode())
-    console.print(f"{conversion.family()}, one thread, over torch's copy; elsewhere torch's copy is taken")
+    console.print(f"{transposition.family()}, one thread, over torch's copy; elsewhere torch's copy is taken")
     for itemsize, cells in table.items():
         for cell, gains in cells.items():
             ways = ", ".join(f"{way} {gain:.2f}×" for way, gain in gains.items())

@@ -1,0 +1,279 @@
+"""Decides by which kernel a CPU copies memory from one order into another: by a table.
+
+The table, conversion.json, is measured per family of CPUs by `dimorder bench convert`; where it is silent,
+torch's own copy is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.algebra.dim_order import DimOrder
+
+TABLE = Path(__file__).with_name("conversion.json")
+LIBRARY = Path(__file__).with_name("transpose.so")  # made by hatch_build.py
+# Elements are moved, not computed with: bytes per element → the type that they are moved as.
+CARRIERS: Mapping[int, torch.dtype] = MappingProxyType(
+    {1: torch.uint8, 2: torch.int16, 4: torch.float32, 8: torch.float64}
+)
+# Of the table's grid; a size counts as the largest that it reaches.
+SIZES = (2, 3, 4, 8, 16, 64, 256, 1024, 4096)
+LEAST_GAIN = 1.1  # over torch's own copy, that another way must have to be taken
+LEAST_ELEMENTS = 1 << 14  # below, another way costs more than torch's copy
+_THREAD_BYTES = 1 << 17  # a thread that has less to copy costs more than it saves
+_CACHED_BYTES = 1 << 18
+_GRID_BYTES = 1 << 25  # a larger point of the grid is left out
+
+
+@dataclass(frozen=True)
+class Transposition:
+    """Dense memory of `batch` blocks of `rows` × `columns` elements, each of which is to be transposed."""
+
+    batch: int
+    rows: int
+    columns: int
+
+    @staticmethod
+    def between(shape: Sequence[int], held: DimOrder, wanted: DimOrder) -> Transposition | None:
+        """What leads from one order to another; None where that is no transposition, or nothing moves.
+
+        >>> nchw, nhwc = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)
+        >>> Transposition.between((2, 3, 5, 7), nhwc, nchw)
+        Transposition(batch=2, rows=35, columns=3)
+        >>> Transposition.between((2, 3, 5, 7), nchw, DimOrder(3, 2, 1, 0)) is None
+        True
+        """
+        before, after = ([dim for dim in order if shape[dim] != 1] for order in (held, wanted))
+        same = next((i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), len(before))
+        batch, left, right = before[:same], before[same:], after[same:]
+        if not left:
+            return None
+        cut = left.index(right[0])
+        if left[cut:] + left[:cut] != right:
+            return None
+        sizes = (math.prod(shape[dim] for dim in dims) for dims in (batch, left[:cut], left[cut:]))
+        return Transposition(*sizes)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way of copying, what it gains over torch's copy, and what it does."""
+
+    way: str
+    gain: float
+    moved: Transposition
+
+
+def choose(
+    shape: tuple[int, ...], itemsize: int, held: DimOrder, wanted: DimOrder, threads: int = 1
+) -> Choice | None:
+    """The best way that the table has for elements of `itemsize` bytes; None where torch's own copy, which is
+    cut among all threads, is as good."""
+    moved = Transposition.between(shape, held, wanted)
+    if moved is None or itemsize not in CARRIERS or math.prod(shape) < LEAST_ELEMENTS:
+        return None
+    found = _table().get(str(itemsize), {}).get(f"{_floor(moved.rows)}x{_floor(moved.columns)}", {})
+    gains = {
+        way: gain * WAYS[way].threads_of(moved, threads) / threads
+        for way, gain in found.items()
+        if way in ways()
+    }
+    best = max(gains, key=gains.__getitem__, default="")
+    return Choice(best, gains[best], moved) if best and gains[best] >= LEAST_GAIN else None
+
+
+def fast_copy(tensor: Tensor, choice: Choice, strides: Sequence[int]) -> Tensor:
+    """A dense tensor's values in other strides, in the way that was chosen. Gradients do not pass, and only
+    plain CPU tensors are taken.
+
+    >>> x = torch.randn(1, 64, 56, 56)
+    >>> y = fast_copy(x, Choice("shuffle", 4.0, Transposition(1, 64, 3136)), (200704, 1, 3584, 64))
+    >>> torch.equal(x, y), y.stride()
+    (True, (200704, 1, 3584, 64))
+    """
+    return WAYS[choice.way].run(tensor, choice.moved, strides)
+
+
+def _by_tiles(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
+    """By transpose.c, which was compiled when dimorder was installed."""
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
+    threads = max(1, min(torch.get_num_threads(), tensor.nbytes // _THREAD_BYTES))
+    _library().dimorder_transpose(
+        *(tensor.data_ptr(), made.data_ptr(), tensor.element_size()),
+        *(moved.batch, moved.rows, moved.columns, threads),
+    )
+    return made
+
+
+def _by_shuffle(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
+    """Each block as the channels of one pixel, channels-last, that are shuffled: torch has SIMD for that."""
+    size = moved.rows * moved.columns
+    pixels = _carried(tensor).as_strided((moved.batch, size, 1, 1), (size, 1, size, size))
+    made = torch.native_channel_shuffle(pixels, moved.rows)
+    return made.view(tensor.dtype).as_strided(tensor.shape, strides)
+
+
+def _by_block(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
+    """Block by block: torch tiles the copy of a transposed matrix, but of a single one only."""
+    size = moved.rows * moved.columns
+    blocks = _carried(tensor).as_strided((moved.batch, moved.rows, moved.columns), (size, moved.columns, 1))
+    made = blocks.new_empty((moved.batch, moved.columns, moved.rows))
+    for source, target in zip(blocks, made, strict=True):
+        target.copy_(source.t())
+    return made.view(tensor.dtype).as_strided(tensor.shape, strides)
+
+
+def _carried(tensor: Tensor) -> Tensor:
+    return tensor.view(CARRIERS[tensor.element_size()])
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of transposing blocks into memory of other strides, and how many of the threads it can use."""
+
+    run: Callable[[Tensor, Transposition, Sequence[int]], Tensor]
+    threads_of: Callable[[Transposition, int], int]
+
+
+WAYS: Mapping[str, Way] = MappingProxyType(
+    {
+        "tiles": Way(_by_tiles, lambda moved, threads: threads),
+        "shuffle": Way(_by_shuffle, lambda moved, threads: min(moved.batch, threads)),
+        "block": Way(_by_block, lambda moved, threads: 1),
+    }
+)
+
+
+def ways() -> frozenset[str]:
+    """The names in `WAYS` that this installation has: "tiles" took a C compiler when it was installed.
+
+    >>> ways() >= {"shuffle", "block"}
+    True
+    """
+    return frozenset(WAYS) - (frozenset() if _library() else {"tiles"})
+
+
+@functools.cache
+def _library() -> Any:
+    """transpose.c as it was compiled; None where it was not, or not for this machine."""
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        library.dimorder_transpose.restype = None
+        library.dimorder_transpose.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+            *(ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int),
+        ]
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def family() -> str:
+    """The kind of CPU as torch sees it, a key of the table.
+
+    >>> " " in family()
+    True
+    """
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def measure(
+    sizes: Sequence[int] = SIZES,
+    progress: Callable[[str], None] = lambda step: None,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """The table of this machine: bytes of an element → "rows x columns" → way → its gain over torch's copy,
+    with one thread.
+
+    A cell holds the geometric mean of a way's gains at its corners. Ways that do not gain at each of them are
+    left out, so that a tensor between them does not lose. Takes about a minute.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        table = {}
+        for itemsize in CARRIERS:
+            progress(f"measuring elements of {itemsize} bytes")
+            points = {(rows, columns): _gains(itemsize, rows, columns) for rows in sizes for columns in sizes}
+            table[str(itemsize)] = _cells(points, sizes)
+    finally:
+        torch.set_num_threads(threads)
+    return table
+
+
+def _cells(
+    points: Mapping[tuple[int, int], Mapping[str, float]], sizes: Sequence[int]
+) -> dict[str, dict[str, float]]:
+    after = dict(zip(sizes, (*sizes[1:], sizes[-1]), strict=True))
+    cells = {}
+    for rows, columns in points:
+        corners = [points[r, c] for r in {rows, after[rows]} for c in {columns, after[columns]}]
+        measured = [corner for corner in corners if corner]
+        gains = {way: [corner[way] for corner in measured] for way in (measured or [{}])[0]}
+        gaining = {
+            way: round(statistics.geometric_mean(found), 2)
+            for way, found in gains.items()
+            if min(found) >= LEAST_GAIN
+        }
+        if gaining:
+            cells[f"{rows}x{columns}"] = gaining
+    return cells
+
+
+def _gains(itemsize: int, rows: int, columns: int) -> dict[str, float]:
+    """How much faster than torch's copy each way is at one point of the grid; empty for one left out."""
+    nbytes = rows * columns * itemsize
+    if nbytes > _GRID_BYTES or rows * columns < LEAST_ELEMENTS // 4:
+        return {}
+    # In the cache, and out of it, where new memory costs page faults.
+    batches = {max(1, total // nbytes) for total in (_CACHED_BYTES, _GRID_BYTES // 4)}
+    measured = [_timed(itemsize, Transposition(batch, rows, columns)) for batch in batches]
+    return {way: min(gains[way] for gains in measured) for way in measured[0]}
+
+
+def _timed(itemsize: int, moved: Transposition) -> dict[str, float]:
+    shape = (moved.batch, moved.rows, moved.columns)
+    tensor = torch.arange(math.prod(shape)).remainder(100).to(CARRIERS[itemsize]).view(shape)
+    plain = tensor.transpose(1, 2)
+    strides = (moved.rows * moved.columns, 1, moved.rows)
+    runs: dict[str, Callable[[], Any]] = {"": plain.contiguous}
+    runs |= {way: functools.partial(WAYS[way].run, tensor, moved, strides) for way in ways()}
+    times: dict[str, list[float]] = {way: [] for way in runs}
+    for round_ in range(6):
+        for way, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if round_:
+                times[way].append(time.perf_counter() - start)
+    torchs = times.pop("")
+    return {
+        way: statistics.median(a / b for a, b in zip(torchs, own, strict=True)) for way, own in times.items()
+    }
+
+
+@functools.cache
+def _table() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+    """This family's, or, where it was not measured, another one's of its architecture."""
+    tables: Mapping[str, Any] = json.loads(TABLE.read_text())
+    alike = [name for name in tables if name.split()[0] == family().split()[0]]
+    table: Mapping[str, Mapping[str, Mapping[str, float]]] = tables.get(
+        family(), tables[alike[0]] if alike else {}
+    )
+    return table
+
+
+def _floor(size: int) -> int:
+    return max((s for s in SIZES if s <= size), default=0)
