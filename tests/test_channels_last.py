@@ -401,6 +401,14 @@ def test_a_module_whose_class_was_changed_since_is_not_put_back():
         to_contiguous(module)
 
 
+def test_a_graph_module_can_still_be_copied():
+    traced = torch.fx.symbolic_trace(Apply(nn.BatchNorm1d(6)).eval())
+    x = torch.randn(2, 3, 9)
+    expected = traced(x)
+    to_channels_last(traced)
+    torch.testing.assert_close(copy.deepcopy(traced)(x), expected)
+
+
 class Pickled(nn.Sequential):
     def __reduce__(self):
         return Pickled, tuple(self.children())

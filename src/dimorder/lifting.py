@@ -38,11 +38,14 @@ class Lifted:
 
 
 def lift(module: nn.Module) -> None:
-    """Make a module that has 1-D convolutions compute them channels-last, in calls of the module itself."""
+    """Make a module that has 1-D convolutions compute them channels-last, in calls of the module itself.
+
+    But not a `torch.fx.GraphModule`, which changes its own class.
+    """
     convolves = any(
         isinstance(part, nn.modules.conv._ConvNd) and len(part.kernel_size) == 1 for part in module.modules()
     )
-    if convolves and not isinstance(module, Lifted):
+    if convolves and not isinstance(module, (Lifted, torch.fx.GraphModule)):
         plain: Any = type(module)
         module.__class__ = _lifted(plain)
 

@@ -30,8 +30,8 @@ LIBRARY = Path(__file__).with_name("transpose.so")  # made by hatch_build.py
 CARRIERS: Mapping[int, torch.dtype] = MappingProxyType(
     {1: torch.uint8, 2: torch.int16, 4: torch.float32, 8: torch.float64}
 )
-# Of the table's grid; a size counts as the largest that it reaches.
-SIZES = (2, 3, 4, 8, 16, 64, 256, 1024, 4096)
+# Of the table's grid, those of feature maps among them; a size counts as the largest that it reaches.
+SIZES = (2, 3, 4, 8, 16, 49, 196, 784, 3136)
 LEAST_GAIN = 1.1  # over torch's own copy, that another way must have to be taken
 LEAST_ELEMENTS = 1 << 14  # below, another way costs more than torch's copy
 _THREAD_BYTES = 1 << 17  # a thread that has less to copy costs more than it saves
@@ -252,7 +252,7 @@ def _timed(itemsize: int, moved: Transposition) -> dict[str, float]:
     runs: dict[str, Callable[[], Any]] = {"": plain.contiguous}
     runs |= {way: functools.partial(WAYS[way].run, tensor, moved, strides) for way in ways()}
     times: dict[str, list[float]] = {way: [] for way in runs}
-    for round_ in range(6):
+    for round_ in range(10):
         for way, run in runs.items():
             start = time.perf_counter()
             run()
