@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    print(record.described(record.machine(("torch",))))
     result: dict[str, dict[str, float]] = {}
     with torch.no_grad():
         for name, part in PARTS.items():

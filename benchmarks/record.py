@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -24,11 +24,17 @@ def machine(packages: Sequence[str]) -> dict[str, object]:
     }
 
 
+def described(machine: Mapping[str, object]) -> str:
+    return "; ".join(f"{key} {value}" for key, value in machine.items())
+
+
 def write(out: Path, module: str, packages: Sequence[str], **results: object) -> None:
     """Write the results of `python -m benchmarks.MODULE` as JSON."""
     command = shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
     record = {"command": command, "machine": machine(packages), **results}
-    out.write_text(json.dumps(record, indent=2) + "\n")
+    from dimorder.api import write_whole  # which takes torch: the planner is measured without
+
+    write_whole(out, (json.dumps(record, indent=2) + "\n").encode())
 
 
 def _of_torch() -> dict[str, object]:

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 import dimorder
-from benchmarks.record import machine
+from benchmarks.record import described, machine
 from dimorder.api import write_whole
 from dimorder.targets.tosa import TosaSummary, inspect_tosa
 from tests import zoo
@@ -177,7 +177,7 @@ def table(record: Mapping[str, Any]) -> str:
         "",
         f"    {record['command']}",
         "",
-        "; ".join(f"{key} {value}" for key, value in record["environment"].items()) + ".",
+        described(record["environment"]) + ".",
         "",
         f"| {' | '.join(HEADER)} |",
         f"| --- | --- |{' ---: |' * 7} --- |",

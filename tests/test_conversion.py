@@ -25,6 +25,25 @@ from tests.conftest import ROOT
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.int64)
 
 
+def table_of(way):
+    """A table that has one way for everything."""
+    cells = {
+        f"{rows}x{columns}": {way: 99.0} for rows in transposition.SIZES for columns in transposition.SIZES
+    }
+    return {str(size): cells for size in transposition.CARRIERS}
+
+
+@pytest.fixture
+def uncached(monkeypatch):
+    """Nothing that was found before the test is known in it, and nothing of it afterwards."""
+    for cached in (transposition._library, conversion._conversion):
+        cached.cache_clear()
+    yield
+    monkeypatch.undo()
+    for cached in (transposition._library, conversion._conversion):
+        cached.cache_clear()
+
+
 @given(st.permutations(range(4)), st.permutations(range(4)), st.sampled_from(sorted(ways())))
 def test_every_way_moves_every_transposition(held, wanted, way):
     shape = (2, 3, 5, 4)
@@ -51,11 +70,7 @@ def test_transpositions_are_found_where_they_are():
 @pytest.mark.parametrize("way", sorted(ways()))
 def test_types_keep_every_bit(dtype, way, monkeypatch):
     """With a table that has this way for everything; -0.0 and NaN are bits too."""
-    always = {
-        str(size): {f"{r}x{c}": {way: 99.0} for r in transposition.SIZES for c in transposition.SIZES}
-        for size in transposition.CARRIERS
-    }
-    monkeypatch.setattr(transposition, "_table", lambda: always)
+    monkeypatch.setattr(transposition, "_table", lambda: table_of(way))
     bits = torch.randint(0, 256, (2, 24, 40, 18 * dtype.itemsize), dtype=torch.uint8)
     x = bits.bool() if dtype == torch.bool else bits.view(dtype)
     x = x if x.shape[-1] == 18 else x[..., :18].contiguous()
@@ -127,18 +142,12 @@ def test_tiles_transpose_blocks_of_every_size(batch, rows, columns, threads, dty
         torch.set_num_threads(before)
 
 
+@pytest.mark.usefixtures("uncached")
 def test_without_the_compiled_library_conversions_are_right(monkeypatch, tmp_path):
     monkeypatch.setattr(transposition, "LIBRARY", tmp_path / "none.so")
-    transposition._library.cache_clear()
-    conversion._conversion.cache_clear()
-    try:
-        assert ways() == {"shuffle", "block"}
-        x = torch.randn(8, 64, 56, 41)
-        assert torch.equal(convert(x, "NHWC"), x) and torch.equal(convert(convert(x, "NHWC"), "NCHW"), x)
-    finally:
-        monkeypatch.undo()
-        transposition._library.cache_clear()
-        conversion._conversion.cache_clear()
+    assert ways() == {"shuffle", "block"}
+    x = torch.randn(8, 64, 56, 41)
+    assert torch.equal(convert(x, "NHWC"), x) and torch.equal(convert(convert(x, "NHWC"), "NCHW"), x)
 
 
 @pytest.mark.parametrize(
@@ -164,10 +173,9 @@ def to_nhwc(x):
     return convert(x, "NHWC")
 
 
+@pytest.mark.usefixtures("uncached")
 def test_memory_on_the_cpu_goes_by_the_table(monkeypatch):
-    always = {"4": {f"{r}x{c}": {"shuffle": 99.0} for r in transposition.SIZES for c in transposition.SIZES}}
-    monkeypatch.setattr(transposition, "_table", lambda: always)
-    conversion._conversion.cache_clear()
+    monkeypatch.setattr(transposition, "_table", lambda: table_of("shuffle"))
     ways_taken = []
 
     def spied(tensor, choice, strides):
@@ -184,7 +192,6 @@ def test_memory_on_the_cpu_goes_by_the_table(monkeypatch):
     assert ways_taken == ["shuffle"] * 4
     to_nhwc(torch.nn.Parameter(IMAGE))
     assert len(ways_taken) == 4
-    conversion._conversion.cache_clear()
 
 
 def test_recorded_conversions_are_right_when_they_are_played():
