@@ -12,7 +12,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("src/dimorder/transpose.c")
+SOURCE = Path("src/dimorder/eager/transpose.c")
 FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC")
 
 

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from benchmarks import record
-from dimorder.channels_last import to_channels_last
-from dimorder.conversion import convert
+from dimorder.eager.channels_last import to_channels_last
+from dimorder.eager.conversion import convert
 
 LEAST_ROUND_S = 0.002
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)

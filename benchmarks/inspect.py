@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from benchmarks import record
-from dimorder.inspection import inspect
-from dimorder.inspection.inspection import running_in
-from tests.inspection.networks import NETWORKS, build
+from dimorder.eager.inspection import inspect
+from dimorder.eager.inspection.inspection import running_in
+from tests.eager.inspection.networks import NETWORKS, build
 
 RUNS = 5
 PROMISED_RUNS, PROMISED_S = 2, 2.0

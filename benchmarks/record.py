@@ -32,7 +32,7 @@ def write(out: Path, module: str, packages: Sequence[str], **results: object) ->
     """Write the results of `python -m benchmarks.MODULE` as JSON."""
     command = shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
     record = {"command": command, "machine": machine(packages), **results}
-    from dimorder.api import write_whole  # which takes torch: the planner is measured without
+    from dimorder.files import write_whole
 
     write_whole(out, (json.dumps(record, indent=2) + "\n").encode())
 

@@ -7,9 +7,9 @@ import torch
 
 import dimorder
 from dimorder.api import Lowered
-from dimorder.program.verify import relative_error
+from dimorder.lowering.verify import relative_error
 from tests import zoo
-from tests.program.index_checker import check
+from tests.lowering.index_checker import check
 
 TOLERANCE = 1e-4
 ORDERS = ("NCHW", "NHWC")

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from dimorder.algebra.dim_order import DimOrder
     from dimorder.algebra.layout import Layout
     from dimorder.api import Lowered, load, lower, plan
-    from dimorder.channels_last import empty, is_channels_last, to_channels_last
-    from dimorder.conversion import convert
+    from dimorder.eager.channels_last import empty, is_channels_last, to_channels_last
+    from dimorder.eager.conversion import convert
+    from dimorder.eager.inspection.expect import expect_channels_last
+    from dimorder.eager.inspection.inspection import inspect
     from dimorder.errors import DimorderError
-    from dimorder.inspection.expect import expect_channels_last
-    from dimorder.inspection.inspection import inspect
     from dimorder.runtime.program import Program
 
 __all__ = [
@@ -43,15 +43,15 @@ _HOMES = {
     "Layout": "dimorder.algebra.layout",
     "Lowered": "dimorder.api",
     "Program": "dimorder.runtime.program",
-    "convert": "dimorder.conversion",
-    "empty": "dimorder.channels_last",
-    "expect_channels_last": "dimorder.inspection.expect",
-    "inspect": "dimorder.inspection.inspection",
-    "is_channels_last": "dimorder.channels_last",
+    "convert": "dimorder.eager.conversion",
+    "empty": "dimorder.eager.channels_last",
+    "expect_channels_last": "dimorder.eager.inspection.expect",
+    "inspect": "dimorder.eager.inspection.inspection",
+    "is_channels_last": "dimorder.eager.channels_last",
     "load": "dimorder.api",
     "lower": "dimorder.api",
     "plan": "dimorder.api",
-    "to_channels_last": "dimorder.channels_last",
+    "to_channels_last": "dimorder.eager.channels_last",
 }
 
 

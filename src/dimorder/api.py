@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,19 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.files import write_whole
+from dimorder.lowering import annotate as _annotate
+from dimorder.lowering import rewrite as _physical
+from dimorder.lowering.capture.captured import Captured, arguments, capture, eval_mode, operator_name, where
+from dimorder.lowering.capture.fold import fold_constants
+from dimorder.lowering.extract import UNITS, Extracted, extract
+from dimorder.lowering.network_plan import NetworkPlan
+from dimorder.lowering.operators.dialect import decompose
+from dimorder.lowering.verify import Verified, differ, random_like, verify
 from dimorder.planning.problem import InvalidChoice
 from dimorder.planning.solve import solve
-from dimorder.program import annotate as _annotate
-from dimorder.program import physical as _physical
-from dimorder.program.capture import Program, arguments, capture, eval_mode, operator_name, where
-from dimorder.program.contract import Contract, TensorSpec
-from dimorder.program.dialect import decompose
-from dimorder.program.extract import UNITS, Extracted, extract
-from dimorder.program.fold import fold_constants
-from dimorder.program.network_plan import NetworkPlan
-from dimorder.program.verify import Verified, differ, random_like, verify
 from dimorder.runtime import program as _program
 from dimorder.runtime.guard import OnMismatch, check, restore
 from dimorder.targets import Artifact, Target, find, that_loads
@@ -49,7 +50,7 @@ class Lowered:
     plan: NetworkPlan
     physical: ExportedProgram
     artifact: Artifact
-    program: Program
+    program: Captured
     verified: Verified
     constant_bytes_added: int
     seconds: Mapping[str, float] = field(compare=False)
@@ -189,7 +190,7 @@ def lower(
 
 
 def _plan(
-    program: Program, target: str, input_orders: Orders, output_orders: Orders, objective: str, clock: _Clock
+    program: Captured, target: str, input_orders: Orders, output_orders: Orders, objective: str, clock: _Clock
 ) -> NetworkPlan:
     lowering = find(target)
     if objective not in UNITS:
@@ -252,39 +253,6 @@ def _beyond_rank(extracted: Extracted, target: Target) -> UnsupportedError:
         f"its result is wanted in an order that takes a transpose of more than {target.max_rank} dimensions",
         "permute fewer dimensions at once, or choose another target",
     )
-
-
-def write_whole(path: str | os.PathLike[str], data: bytes, beside: Mapping[str, bytes] | None = None) -> Path:
-    """Write a file elsewhere and rename it to its place, so that no partial file is ever left.
-
-    `beside` gives, by what is put behind its name, files that are written with it, or not at all.
-    """
-    path = Path(path)
-    contents = {path.with_name(path.name + suffix): content for suffix, content in (beside or {}).items()}
-    contents[path] = data
-    parts = {file: file.with_name(f".{file.name}.{os.getpid()}.part") for file in contents}
-    replaced: dict[Path, bytes | None] = {}
-    file = path
-    try:
-        for file, content in contents.items():
-            parts[file].write_bytes(content)
-        for file, part in parts.items():
-            before = file.read_bytes() if file != path and file.exists() else None
-            part.replace(file)
-            replaced[file] = before
-    except OSError as error:
-        for done, before in replaced.items():
-            done.unlink() if before is None else done.write_bytes(before)
-        raise UsageError(
-            str(file),
-            f"cannot be written: {error.strerror or error}",
-            "name a file in a folder you can write to",
-        ) from error
-    finally:
-        for part in parts.values():
-            with suppress(OSError):  # a name that is too long for a file is too long to be looked for
-                part.unlink(missing_ok=True)
-    return path
 
 
 class _Clock:
@@ -351,7 +319,7 @@ def _at_boundary(module: Callable[..., Any], contract: Contract) -> Callable[...
     return run
 
 
-def _flat(model: Any, program: Program) -> Callable[..., list[torch.Tensor]]:
+def _flat(model: Any, program: Captured) -> Callable[..., list[torch.Tensor]]:
     """The network as a function of its flattened tensors: what the physical program is verified against."""
     reference = model if isinstance(model, torch.nn.Module) else program.exported.module()
 

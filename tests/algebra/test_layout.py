@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.layout import Layout
-from dimorder.conversion import convert, unblock
+from dimorder.eager.conversion import convert, unblock
 from dimorder.errors import UsageError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dimorder.cli import main
-from dimorder.inspection import probe
+from dimorder.eager.inspection import probe
 
 INPUT = ["--input", "2x3x5x7"]
 
@@ -69,7 +69,7 @@ def test_ops_prints_writes_and_compares(few, tmp_path, capfd):
 
 
 def test_bench_convert_adds_its_row_to_a_table(tmp_path, monkeypatch, capfd):
-    from dimorder import transposition
+    from dimorder.eager import transposition
 
     monkeypatch.setattr(
         transposition, "measure", lambda progress: {"4": {"64x64": {"tiles": 3.0, "shuffle": 2.0}}}

@@ -11,7 +11,7 @@ from torch import nn
 
 import dimorder
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.program.contract import TensorSpec
+from dimorder.contract import TensorSpec
 from dimorder.runtime.kernels import CONTIGUOUS, LAST, LOWER, KernelTable
 
 pytest.importorskip("executorch")

@@ -14,9 +14,9 @@ pytest.importorskip("executorch")
 
 from dimorder.algebra import strides
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import describe
 from dimorder.errors import ContractError, UnsupportedError
 from dimorder.executorch.probe import disagreement, run_bare, stock
-from dimorder.program.contract import describe
 from dimorder.runtime.program import load
 from tests import zoo
 

@@ -12,8 +12,8 @@ from torch import nn
 import dimorder
 from dimorder import report
 from dimorder.errors import UsageError
-from dimorder.program.annotate import Tensor
-from dimorder.program.extract import BufferInfo
+from dimorder.lowering.annotate import Tensor
+from dimorder.lowering.extract import BufferInfo
 from dimorder.report import model
 
 VOID = {"meta", "br"}

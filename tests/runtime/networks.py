@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from dimorder.program.contract import Contract, constant_methods, seal
+from dimorder.contract import Contract, constant_methods, seal
 
 
 class Pointwise(nn.Module):

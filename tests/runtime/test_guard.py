@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.errors import ContractError, UsageError
-from dimorder.program.contract import Contract, Symbol, TensorSpec
 from dimorder.runtime.guard import check, restore
 
 NCHW, NHWC, NLC = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1), DimOrder(0, 2, 1)

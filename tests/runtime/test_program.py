@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import Contract, Symbol, TensorSpec, seal
 from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
-from dimorder.program.contract import Contract, Symbol, TensorSpec, seal
 from dimorder.runtime.program import load, read_contract
 from tests.runtime.networks import Conv, Pointwise, TwoInTwoOut, export_pte
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import dimorder
-from dimorder.api import write_whole
 from dimorder.cli import main
 from dimorder.errors import ContractError, UsageError
+from dimorder.files import write_whole
 
 
 def network() -> nn.Module:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import dimorder
-from dimorder.api import write_whole
+from dimorder.contract import Contract
 from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
-from dimorder.program.contract import Contract
+from dimorder.files import write_whole
 from dimorder.targets.tosa import sidecar
 
 pytest.importorskip("tosa_serializer")

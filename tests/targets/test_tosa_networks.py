@@ -11,7 +11,7 @@ pytest.importorskip("tosa_serializer")
 
 import dimorder
 from dimorder.api import Lowered
-from dimorder.program.verify import relative_error
+from dimorder.lowering.verify import relative_error
 from dimorder.targets.tosa import inspect_tosa
 from tests import zoo
 

@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("tosa_serializer")
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.program.contract import Contract, TensorSpec
+from dimorder.contract import Contract, TensorSpec
 from dimorder.targets.tosa.ops import OPERATORS
 from dimorder.targets.tosa.target import TosaArtifact, emit
 from tests.targets.cases import SHARED, Case, D, Physical, X, Y, aten, r

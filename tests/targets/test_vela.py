@@ -17,7 +17,7 @@ import tosa_reference_model as reference
 from dimorder.errors import UsageError
 from dimorder.targets.tosa import inspect_tosa
 from dimorder.targets.tosa.rescale import multiplier, rescale
-from dimorder.targets.tosa.writer import GraphWriter
+from dimorder.targets.tosa.writer import TosaWriter
 
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +41,7 @@ def arrays() -> dict[str, Array]:
 
 @pytest.fixture(scope="module")
 def graph(arrays: dict[str, Array]) -> bytes:
-    w = GraphWriter()
+    w = TosaWriter()
     x, z = w.input("x", X, "INT8"), w.input("z", Y, "INT8")
     operands = [w.constant(arrays["weight"], "INT8"), w.constant(arrays["bias"], "INT32")]
     zeros = [w.number(X_ZERO, "INT8"), w.number(0, "INT8")]

@@ -251,9 +251,9 @@ def test_a_constant_is_stored_once() -> None:
 
 
 def test_clamps_vanish_into_the_node_before() -> None:
-    from dimorder.targets.xnnpack.backend import GraphWriter, schema
+    from dimorder.targets.xnnpack.backend import XnnWriter, schema
 
-    writer = GraphWriter()
+    writer = XnnWriter()
     x = writer.input((3, 7))
     y = writer.node(schema.XNNAdd, (3, 7), input1_id=x.id, input2_id=x.id)
     writer.output(writer.clamp(y, 0, 6))

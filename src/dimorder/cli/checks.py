@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-class Finding(Protocol):
+class FileSummary(Protocol):
     """What was found: printed as it is, or written as JSON."""
 
     def to_dict(self) -> dict[str, Any]: ...
@@ -25,10 +25,10 @@ class Kind:
 
     name: str
     identifier: bytes
-    read: Callable[[str, bytes], Finding]
+    read: Callable[[str, bytes], FileSummary]
 
 
-def check(path: str) -> Finding:
+def check(path: str) -> FileSummary:
     """What the file holds. Raises `UsageError` for one that is missing, damaged or of no known kind."""
     where = f"check {path}"
     try:
@@ -69,13 +69,13 @@ def exported(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedP
     return torch.export.export(model, args, kwargs)
 
 
-def _pte(path: str, data: bytes) -> Finding:
+def _pte(path: str, data: bytes) -> FileSummary:
     from dimorder.executorch import check_file
 
     return check_file(path)
 
 
-def _tosa(path: str, data: bytes) -> Finding:
+def _tosa(path: str, data: bytes) -> FileSummary:
     from dimorder.targets.tosa import inspect_tosa
 
     return inspect_tosa(data)

@@ -21,7 +21,7 @@ from dimorder.cli.console import Console, open_console
 from dimorder.errors import DimorderError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
-    from dimorder.program.network_plan import NetworkPlan
+    from dimorder.lowering.network_plan import NetworkPlan
 
 # NO is for a check that failed, and for a tensor or a network that is refused.
 DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -82,7 +82,7 @@ Operators are probed by running them, on tensors of 3, 4 and 5 dims. With --diff
 something changed.""",
     "bench": """\
   dimorder bench convert
-  dimorder bench convert -o src/dimorder/conversion.json
+  dimorder bench convert -o src/dimorder/eager/conversion.json
 
 Measures which way of moving memory is fastest here; -o puts the result, for this kind of CPU, into
 a table.""",
@@ -155,7 +155,7 @@ def _lower(options: argparse.Namespace, console: Console) -> int:
         raise UsageError("dimorder lower", "nothing to write", "give -o FILE, --json FILE or --report FILE")
     with console.progress() as progress:
         progress("loading torch")
-        from dimorder import api
+        from dimorder import api, files
 
         _check_artifact_name(options, written)
         lowered = _pipeline(api.lower, options, progress, run_artifact=options.run)
@@ -163,9 +163,9 @@ def _lower(options: argparse.Namespace, console: Console) -> int:
         report = _report(options, lowered, progress)
         console.check_interrupt()
         if options.output:
-            api.write_whole(options.output, data, lowered.artifact.beside)
+            files.write_whole(options.output, data, lowered.artifact.beside)
         if options.report:
-            api.write_whole(options.report, report)
+            files.write_whole(options.report, report)
         _write_json(options.json, lowered.to_dict(), console)
     if options.json == "-":
         return DONE
@@ -191,7 +191,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     _check_outputs({"-o": options.output})
     with console.progress() as progress:
         progress("loading torch")
-        from dimorder import api
+        from dimorder import api, files
         from dimorder.cli import tensors
 
         if options.output:
@@ -210,7 +210,9 @@ def _run(options: argparse.Namespace, console: Console) -> int:
             console.warn(f"dimorder: {warning.message}")
         console.check_interrupt()
         if options.output:
-            api.write_whole(options.output, tensors.encode_outputs(options.output, program.contract, outputs))
+            files.write_whole(
+                options.output, tensors.encode_outputs(options.output, program.contract, outputs)
+            )
     for spec, output in zip(program.contract.outputs, outputs, strict=True):
         console.print(tensors.summary(spec, output))
     count, cost = program.stats.conversions, program.stats.cost_bytes
@@ -224,12 +226,12 @@ def _plan(options: argparse.Namespace, console: Console) -> int:
     _check_outputs({"--json": options.json, "--report": options.report})
     found = _planned(options, console)
     if options.report:
-        from dimorder import api
+        from dimorder import files
 
         with console.progress() as progress:
             report = _report(options, found, progress)
         console.check_interrupt()
-        api.write_whole(options.report, report)
+        files.write_whole(options.report, report)
     _write_json(options.json, found.to_dict(), console)
     if options.json != "-":
         console.print(found)
@@ -292,7 +294,8 @@ def _inspect(options: argparse.Namespace, console: Console) -> int:
     _check_outputs({"--json": options.json, "--report": options.report})
     with console.progress() as progress:
         progress("loading torch")
-        from dimorder import api, inspection, report
+        from dimorder import files, report
+        from dimorder.eager import inspection
 
         progress(f"loading {options.model}")
         model = models.load_model(options.model, dict(options.arg))
@@ -310,7 +313,9 @@ def _inspect(options: argparse.Namespace, console: Console) -> int:
             compared = inspection.compare(module, args, kwargs)
         console.check_interrupt()
         if options.report:
-            api.write_whole(options.report, report.render_inspection(found, options.model, compared).encode())
+            files.write_whole(
+                options.report, report.render_inspection(found, options.model, compared).encode()
+            )
     data = found.to_dict() | ({"compare": compared.to_dict()} if compared else {})
     _write_json(options.json, data, console)
     if options.json != "-":
@@ -331,7 +336,7 @@ def _ops(options: argparse.Namespace, console: Console) -> int:
     old = _read_json(options.diff) if options.diff else None
     with console.progress() as progress:
         progress("loading torch")
-        from dimorder import inspection
+        from dimorder.eager import inspection
 
         table = inspection.operators(options.device, progress)
         console.check_interrupt()
@@ -366,9 +371,9 @@ def _kernels(options: argparse.Namespace, console: Console) -> int:
         console.print(table.to_json().rstrip())
         return NO if changes else DONE
     if options.json:
-        from dimorder import api
+        from dimorder import files
 
-        api.write_whole(options.json, table.to_json().encode())
+        files.write_whole(options.json, table.to_json().encode())
     if not options.diff:
         console.print(table)
     for change in changes:
@@ -382,14 +387,15 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
     _check_outputs({"-o": options.output})
     with console.progress() as progress:
         progress("loading torch")
-        from dimorder import api, transposition
+        from dimorder import files
+        from dimorder.eager import transposition
 
         table = transposition.measure(progress=progress)
         console.check_interrupt()
     if options.output:
         old = _read_json(options.output) if Path(options.output).exists() else {}
         new = json.dumps({**old, transposition.family(): table}, indent=1)
-        api.write_whole(options.output, f"{new}\n".encode())
+        files.write_whole(options.output, f"{new}\n".encode())
     console.print(f"{transposition.family()}, one thread, over torch's copy; elsewhere torch's copy is taken")
     for itemsize, cells in table.items():
         for cell, gains in cells.items():
@@ -485,9 +491,9 @@ def _write_json(path: str | None, data: object, console: Console) -> None:
     if path == "-":
         console.print(text)
         return
-    from dimorder import api
+    from dimorder import files
 
-    api.write_whole(path, f"{text}\n".encode())
+    files.write_whole(path, f"{text}\n".encode())
 
 
 def _read_json(path: str) -> Any:

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dimorder.contract import Contract, TensorSpec, describe
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.program.contract import Contract, TensorSpec, describe
 
 TOP = 5  # the largest values of an output that are shown
 

@@ -14,13 +14,13 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import Contract, TensorSpec, describe
 from dimorder.errors import UsageError
-from dimorder.program.contract import Contract, TensorSpec, describe
 from dimorder.runtime.kernels import KernelTable, Verdict, kernel_calls
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckedCall:
     """One operator and the orders that it gets; `verdict` is right, refused, wrong or unknown."""
 
     operator: str
@@ -34,7 +34,7 @@ class Check:
     """A program's boundaries and operators; `is_safe`: no operator is known to be wrong or refused."""
 
     contract: Contract | None
-    rows: tuple[Row, ...]
+    rows: tuple[CheckedCall, ...]
 
     @property
     def is_safe(self) -> bool:
@@ -92,10 +92,10 @@ def check_file(path: str | os.PathLike[str]) -> Check:
     contract = read_contract(path)
     program = deserialize_pte_binary(Path(path).read_bytes()).program
     table = KernelTable.shipped(metadata.version("executorch"))
-    counts: dict[Row, int] = {}
+    counts: dict[CheckedCall, int] = {}
     for call in kernel_calls(program):
         verdict = "delegate" if call.delegate else table.verdict_of(call) or "unknown"
-        row = Row(call.operator or call.delegate, f"rank {call.rank} {call.signature}", verdict)
+        row = CheckedCall(call.operator or call.delegate, f"rank {call.rank} {call.signature}", verdict)
         counts[row] = counts.get(row, 0) + 1
     return Check(contract, _sorted(counts))
 
@@ -109,15 +109,15 @@ def check_program(program: ExportedProgram) -> Check:
     if not isinstance(program, ExportedProgram):
         raise UsageError("check", f"a {type(program).__name__}", "give an exported program or a .pte file")
     decomposed = program.run_decompositions({}).run_decompositions(_default_decomposition_table())
-    counts: dict[Row, int] = {}
+    counts: dict[CheckedCall, int] = {}
     for fault in faults(decomposed):
         place = f" at {fault.where}" if fault.where else ""
-        row = Row(fault.operator, f"{fault.found}{place}", fault.kind)
+        row = CheckedCall(fault.operator, f"{fault.found}{place}", fault.kind)
         counts[row] = counts.get(row, 0) + 1
     return Check(None, _sorted(counts))
 
 
-def _sorted(counts: dict[Row, int]) -> tuple[Row, ...]:
+def _sorted(counts: dict[CheckedCall, int]) -> tuple[CheckedCall, ...]:
     severity = ("wrong", "refused", "unknown", "delegate", "right")
     rows = sorted(counts, key=lambda row: (severity.index(row.verdict), row.operator, row.orders))
-    return tuple(Row(row.operator, row.orders, row.verdict, counts[row]) for row in rows)
+    return tuple(CheckedCall(row.operator, row.orders, row.verdict, counts[row]) for row in rows)

@@ -17,13 +17,13 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import describe
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.layout import DelegateLayout
 from dimorder.executorch.legal import copied, legalised
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
 from dimorder.executorch.rules import faults, has_orders, name_of, rank_of, source_line
-from dimorder.program.contract import describe
-from dimorder.program.exported import remade
+from dimorder.lowering.capture.exported import remade
 
 TAG = "delegation_tag"
 _MARK = "dimorder_node"  # in node.meta: the name before the edge dialect
@@ -44,10 +44,10 @@ def guarded(partitioner: Partitioner, layout: DelegateLayout) -> Partitioner:
     boundary or a weight that the delegate does not take. In a graph where all is contiguous, and the delegate
     takes that, nothing is changed and nothing is planned.
     """
-    return Guarded(partitioner, layout)
+    return GuardedPartitioner(partitioner, layout)
 
 
-class Guarded(Partitioner):  # type: ignore[misc]
+class GuardedPartitioner(Partitioner):  # type: ignore[misc]
     """See `guarded`."""
 
     def __init__(self, partitioner: Partitioner, layout: DelegateLayout) -> None:

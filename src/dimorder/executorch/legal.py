@@ -30,9 +30,9 @@ from dimorder.executorch.passes import (
     tensors,
 )
 from dimorder.executorch.rules import Rules, faults, functional_of, name_of, overload_of, results_of
+from dimorder.lowering.capture.exported import keep_names, remade
 from dimorder.planning.problem import Buffer, Config, LayoutProblem, Operator
 from dimorder.planning.solve import solve
-from dimorder.program.exported import keep_names, remade
 from dimorder.runtime.kernels import CONTIGUOUS, LAST
 
 _COPY_STRIDED = torch.ops.prims.copy_strided.default

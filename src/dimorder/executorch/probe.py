@@ -129,7 +129,7 @@ def worst(*verdicts: Verdict) -> Verdict:
 
 
 @dataclass(frozen=True)
-class Finding:
+class KernelFinding:
     """A case that a lowering gets wrong or refuses although eager accepts it."""
 
     case: Case
@@ -146,7 +146,7 @@ def sweep(
     progress: Callable[[str], None] = lambda step: None,
     *,
     lower: Callable[[ExportedProgram, Any], bytes] | None = None,
-) -> list[Finding]:
+) -> list[KernelFinding]:
     """The differential test for a delegate's CI: every case through a partitioner, against eager.
 
     Cases are {operators} x {orders} x {ranks, sizes of 1}, all of `cases()` unless `chosen`; those that
@@ -166,7 +166,7 @@ def sweep(
         case.row for case, outcome in found if case.order == "contiguous" and outcome.verdict == "refused"
     }
     return [
-        Finding(case, outcome.verdict, outcome.why)
+        KernelFinding(case, outcome.verdict, outcome.why)
         for case, outcome in found
         if outcome.verdict in ("wrong", "refused") and case.row not in unsupported
     ]

@@ -18,10 +18,10 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import describe
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.layout import PORTABLE, DelegateLayout
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label, tensors
-from dimorder.program.contract import describe
 from dimorder.runtime.kernels import CONTIGUOUS, LOWER, KernelTable, signature
 
 CONVERSIONS = frozenset({*DIM_ORDER_OPERATORS, torch.ops.aten._to_copy.default, torch.ops.aten.clone.default})

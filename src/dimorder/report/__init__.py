@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dimorder.api import Lowered, write_whole
-from dimorder.inspection import Comparison, Inspection
-from dimorder.program.network_plan import NetworkPlan
+from dimorder.api import Lowered
+from dimorder.eager.inspection import Comparison, Inspection
+from dimorder.files import write_whole
+from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.report.html import page
 from dimorder.report.inspection_page import inspection_page
 from dimorder.report.model import Report, build

@@ -11,8 +11,8 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from dimorder.program.contract import describe
-from dimorder.program.network_plan import Explanation
+from dimorder.contract import describe
+from dimorder.lowering.network_plan import Explanation
 from dimorder.report.model import ConversionRow, Lowering, OperatorRow, Report
 
 _FAMILIES = {

@@ -11,7 +11,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from dimorder.inspection import COSTLY, Call, Comparison, Finding, Inspection, Place
+from dimorder.eager.inspection import COSTLY, Comparison, Finding, FindingGroup, Inspection, TracedCall
 from dimorder.report.html import _MAX_ROWS, _section, _size, _table
 
 _FAMILY = {
@@ -132,15 +132,15 @@ def _strip(found: Inspection) -> str:
     return _section("Operators", text, f'<ul class="legend">{legend}</ul><div class="strip">{rows}</div>')
 
 
-def _grouped(calls: Sequence[Call]) -> Iterator[tuple[str, list[Call]]]:
-    def rows(levels: int) -> list[tuple[str, list[Call]]]:
+def _grouped(calls: Sequence[TracedCall]) -> Iterator[tuple[str, list[TracedCall]]]:
+    def rows(levels: int) -> list[tuple[str, list[TracedCall]]]:
         keyed = groupby(calls, key=lambda call: ".".join(call.module.split(".")[:levels]))
         return [(label, list(group)) for label, group in keyed]
 
     yield from next((fine for fine in (rows(2), rows(1)) if len(fine) <= _MAX_ROWS), rows(1))
 
 
-def _cell(call: Call, findings: Sequence[Finding]) -> str:
+def _cell(call: TracedCall, findings: Sequence[Finding]) -> str:
     costly = any(f.verdict in COSTLY for f in findings)
     result = call.results[0]
     lines = [
@@ -171,7 +171,7 @@ def _findings(found: Inspection) -> str:
     return _section("Findings", text, f'{box}<div class="cards">{cards}</div>')
 
 
-def _card(place: Place, most_bytes: int, most_us: float) -> str:
+def _card(place: FindingGroup, most_bytes: int, most_us: float) -> str:
     found, count = place.findings[0], len(place.findings)
     costly = " costly" if found.verdict in COSTLY else ""
     times = f" <small>×{count}</small>" if count > 1 else ""

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.api import Lowered
-from dimorder.program.capture import operator_name, where
-from dimorder.program.contract import Contract
-from dimorder.program.extract import BufferInfo, Order, layout_of
-from dimorder.program.network_plan import Explanation, NetworkPlan, Place, PlannedConversion, order_name
+from dimorder.contract import Contract
+from dimorder.lowering.capture.captured import operator_name, where
+from dimorder.lowering.extract import BufferInfo, Order, layout_of
+from dimorder.lowering.network_plan import Explanation, NetworkPlan, Place, PlannedConversion, order_name
 
 Family = Literal["row-major", "channels-last", "permuted", "cut"]
 

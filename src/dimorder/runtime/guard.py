@@ -14,14 +14,14 @@ import torch
 
 from dimorder.algebra import strides
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import Contract, Symbol, TensorSpec, describe
 from dimorder.errors import ContractError, UsageError
-from dimorder.program.contract import Contract, Symbol, TensorSpec, describe
 
 OnMismatch = Literal["adapt", "error", "warn"]
 
 
 @dataclass(frozen=True)
-class Conversion:
+class Adaptation:
     """One tensor that lay otherwise than promised, and was copied; `cost_bytes` is its size."""
 
     value: str
@@ -34,11 +34,11 @@ class Conversion:
 
 
 @dataclass(frozen=True)
-class Guarded:
+class Checked:
     """Tensors that keep the contract, and what it took to make them so."""
 
     tensors: tuple[torch.Tensor, ...]
-    conversions: tuple[Conversion, ...]
+    conversions: tuple[Adaptation, ...]
 
     @property
     def cost_bytes(self) -> int:
@@ -50,7 +50,7 @@ def check(
     tensors: Sequence[torch.Tensor],
     on_mismatch: OnMismatch = "adapt",
     device: str | None = None,
-) -> Guarded:
+) -> Checked:
     """The inputs as the program's own signature has them: canonical strides, and the boundary's shape.
 
     A tensor of another order, or that is not dense, is copied ("adapt"), copied with a warning ("warn") or
@@ -74,7 +74,7 @@ def check(
 
 def restore(
     contract: Contract, tensors: Sequence[torch.Tensor], on_mismatch: OnMismatch = "adapt"
-) -> Guarded:
+) -> Checked:
     """The way back: what the program returned, as logical tensors in the order that the contract promises.
 
     A program that keeps its promise needs no copy here. The conversions are of one that does not.
@@ -97,7 +97,7 @@ def _conform(
     specs: Sequence[TensorSpec],
     tensors: Sequence[torch.Tensor],
     on_mismatch: OnMismatch,
-) -> Guarded:
+) -> Checked:
     if on_mismatch not in get_args(OnMismatch):
         raise UsageError("on_mismatch", repr(on_mismatch), f"say one of {', '.join(get_args(OnMismatch))}")
     conversions = []
@@ -118,10 +118,10 @@ def _conform(
             tensor = torch.empty_strided(
                 tensor.shape, canonical, dtype=tensor.dtype, device=tensor.device
             ).copy_(tensor)
-            conversions.append(Conversion(spec.name, found, spec.dim_order, tensor.nbytes))
+            conversions.append(Adaptation(spec.name, found, spec.dim_order, tensor.nbytes))
         physical = kind == "input" and spec.boundary == "physical"
         result.append(tensor.permute(spec.dim_order.dims) if physical else tensor)
-    return Guarded(tuple(result), tuple(conversions))
+    return Checked(tuple(result), tuple(conversions))
 
 
 def _mismatch(spec: TensorSpec, tensor: torch.Tensor, canonical: tuple[int, ...]) -> str | None:

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import describe
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.program.contract import describe
 
 Verdict = Literal["right", "refused", "wrong"]
 VERDICTS: tuple[Verdict, ...] = ("right", "refused", "wrong")  # from best to worst

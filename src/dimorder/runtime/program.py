@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import CONTRACT_METHOD, Contract, Symbol, TensorSpec, is_intact
 from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
-from dimorder.program.contract import CONTRACT_METHOD, Contract, Symbol, TensorSpec, is_intact
-from dimorder.runtime.guard import Conversion, OnMismatch, check, restore
+from dimorder.runtime.guard import Adaptation, OnMismatch, check, restore
 from dimorder.runtime.kernels import dangers
 
 # executorch.exir.scalar_type.ScalarType, by its names, which are C's.
@@ -43,7 +43,7 @@ class Stats:
     calls: int = 0
     conversions: int = 0
     cost_bytes: int = 0
-    last: tuple[Conversion, ...] = ()
+    last: tuple[Adaptation, ...] = ()
 
 
 class Program:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.contract import Contract
 from dimorder.errors import UsageError
-from dimorder.program.contract import Contract
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 

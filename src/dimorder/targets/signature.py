@@ -11,7 +11,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node, map_arg
 
 from dimorder.errors import UnsupportedError
-from dimorder.program.tracing import is_random
+from dimorder.lowering.capture.tracing import is_random
 
 
 @dataclass

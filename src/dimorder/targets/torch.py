@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.contract import CONTRACT_METHOD, Contract
 from dimorder.errors import ContractError, UsageError
-from dimorder.program.contract import CONTRACT_METHOD, Contract
-from dimorder.program.dialect import decompose
+from dimorder.lowering.operators.dialect import decompose
 from dimorder.targets.base import Run, Target
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.targets.table import Arguments, View
-from dimorder.targets.tosa.writer import DTYPES, GraphWriter, Value
+from dimorder.targets.tosa.writer import DTYPES, TosaValue, TosaWriter
 
-Build = Callable[[GraphWriter, Arguments], "Value | View[Value] | list[Value]"]
+Build = Callable[[TosaWriter, Arguments], "TosaValue | View[TosaValue] | list[TosaValue]"]
 
 
 def size(operand: Any) -> tuple[int, ...]:

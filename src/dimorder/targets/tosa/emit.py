@@ -9,13 +9,13 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError
-from dimorder.program.capture import where
-from dimorder.program.contract import Contract, TensorSpec
+from dimorder.lowering.capture.captured import where
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import View, is_getitem, whole
 from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
-from dimorder.targets.tosa.writer import DTYPES, GraphWriter, Value
+from dimorder.targets.tosa.writer import DTYPES, TosaValue, TosaWriter
 
 FIX = "replace it in the module, or choose another target"
 BOUNDARY_FIX = "change its type or shape, or choose another target"
@@ -40,7 +40,7 @@ def write(program: ExportedProgram, contract: Contract) -> bytes:
             reason = OPERATORS.supports(node, signature.constants)
             if reason:
                 raise UnsupportedError(_place(node), reason, FIX)
-    writer, values = GraphWriter(), dict[Node, Any](signature.constants)
+    writer, values = TosaWriter(), dict[Node, Any](signature.constants)
     for node, spec in zip(signature.inputs, contract.inputs, strict=True):
         with _blamed(f"input {spec.name!r}", BOUNDARY_FIX):
             values[node] = _input(writer, node, spec)
@@ -64,7 +64,7 @@ def write(program: ExportedProgram, contract: Contract) -> bytes:
     return writer.finish()
 
 
-def _input(writer: GraphWriter, node: Node, spec: TensorSpec) -> View[Value]:
+def _input(writer: TosaWriter, node: Node, spec: TensorSpec) -> View[TosaValue]:
     """The graph's input, seen as the program's signature shows it."""
     shape: Sequence[Any] = spec.dim_order.physical_shape(spec.shape)
     dense = whole(writer.input(node.name, shape, DTYPES[node.meta["val"].dtype]))

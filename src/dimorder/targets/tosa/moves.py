@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dimorder.targets.table import COPIES, VIEWS, Arguments, Row, View, whole
 from dimorder.targets.tosa.pointwise import cast
-from dimorder.targets.tosa.writer import DTYPES, MAX_OPERANDS, MAX_RANK, GraphWriter, Value
+from dimorder.targets.tosa.writer import DTYPES, MAX_OPERANDS, MAX_RANK, TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 # -- parts: values to values -------------------------------------------------------------------------------
 
 
-def slice_(w: GraphWriter, x: Value, dim: int, start: int, length: int) -> Value:
+def slice_(w: TosaWriter, x: TosaValue, dim: int, start: int, length: int) -> TosaValue:
     """Elements `start` to `start + length` of one dimension."""
     if length == x.shape[dim]:
         return x
@@ -31,7 +31,7 @@ def slice_(w: GraphWriter, x: Value, dim: int, start: int, length: int) -> Value
     return w.reshape(y, shape(length))
 
 
-def _around(w: GraphWriter, x: Value, dim: int) -> tuple[Value, int, Callable[[int], tuple[int, ...]]]:
+def _around(w: TosaWriter, x: TosaValue, dim: int) -> tuple[TosaValue, int, Callable[[int], tuple[int, ...]]]:
     """`x` in a rank that TOSA has, where `dim` lies there, and the true shape for another size of it."""
     true = x.shape
 
@@ -44,7 +44,9 @@ def _around(w: GraphWriter, x: Value, dim: int) -> tuple[Value, int, Callable[[i
     return w.reshape(x, merged), 1, shape
 
 
-def pad(w: GraphWriter, x: Value, before: Sequence[int], after: Sequence[int], fill: float = 0) -> Value:
+def pad(
+    w: TosaWriter, x: TosaValue, before: Sequence[int], after: Sequence[int], fill: float = 0
+) -> TosaValue:
     """More elements of `fill`, or fewer where a number is negative."""
     for d, (low, high) in enumerate(zip(before, after, strict=True)):
         cut = max(-low, 0), max(-high, 0)
@@ -58,7 +60,7 @@ def pad(w: GraphWriter, x: Value, before: Sequence[int], after: Sequence[int], f
     return w.op("PAD", [x, w.shape(amounts), w.number(fill, x.dtype)], shape)
 
 
-def concat(w: GraphWriter, values: Sequence[Value], dim: int) -> Value:
+def concat(w: TosaWriter, values: Sequence[TosaValue], dim: int) -> TosaValue:
     """Along one dimension; many operands in several steps."""
     if len(values) == 1:
         return values[0]
@@ -72,7 +74,7 @@ def concat(w: GraphWriter, values: Sequence[Value], dim: int) -> Value:
     return w.reshape(w.op("CONCAT", parts, out, axis=axis), shape(total))
 
 
-def tile(w: GraphWriter, x: Value, shape: Sequence[int]) -> Value:
+def tile(w: TosaWriter, x: TosaValue, shape: Sequence[int]) -> TosaValue:
     """`x` repeated in the dimensions in which it is 1 and `shape` is not; of the same rank."""
     shape = tuple(shape)
     if shape == x.shape:
@@ -98,7 +100,7 @@ def tile(w: GraphWriter, x: Value, shape: Sequence[int]) -> Value:
     return w.reshape(y, shape)
 
 
-def take(w: GraphWriter, x: Value, dim: int, indices: Value | Tensor) -> Value:
+def take(w: TosaWriter, x: TosaValue, dim: int, indices: TosaValue | Tensor) -> TosaValue:
     """The elements at `indices` (one dimension) of dimension `dim`: a GATHER from (outer, dim, inner)."""
     if isinstance(indices, Tensor):
         indices = w.constant(torch.where(indices < 0, indices + x.shape[dim], indices))
@@ -111,7 +113,7 @@ def take(w: GraphWriter, x: Value, dim: int, indices: Value | Tensor) -> Value:
 # -- rows --------------------------------------------------------------------------------------------------
 
 
-def _same(w: GraphWriter, a: Arguments) -> View[Value] | Value:
+def _same(w: TosaWriter, a: Arguments) -> View[TosaValue] | TosaValue:
     operand = getattr(a, "self", getattr(a, "input", None))
     return operand if isinstance(operand, View) else w.dense(operand)  # type: ignore[arg-type]  # one of the two is there
 
@@ -120,34 +122,34 @@ def _check_dropout(a: Arguments) -> str | None:
     return "dropout in training mode" if a.train and a.p else None
 
 
-def _permute(w: GraphWriter, a: Arguments) -> View[Value]:
+def _permute(w: TosaWriter, a: Arguments) -> View[TosaValue]:
     source = a.self if isinstance(a.self, View) else whole(w.dense(a.self))
     return source.permute([d % len(source.order) for d in a.dims])
 
 
-def _transpose(w: GraphWriter, a: Arguments) -> View[Value]:
+def _transpose(w: TosaWriter, a: Arguments) -> View[TosaValue]:
     source = a.self if isinstance(a.self, View) else whole(w.dense(a.self))
     dims, rank = list(range(len(source.order))), len(source.order)
     dims[a.dim0 % rank], dims[a.dim1 % rank] = a.dim1 % rank, a.dim0 % rank
     return source.permute(dims)
 
 
-def _view(w: GraphWriter, a: Arguments) -> View[Value] | Value:
+def _view(w: TosaWriter, a: Arguments) -> View[TosaValue] | TosaValue:
     return _same(w, a) if tuple(a.self.shape) == a.shape else w.reshape(w.dense(a.self), a.shape)
 
 
-def _expand(w: GraphWriter, a: Arguments) -> Value:
+def _expand(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     return tile(w, w.reshape(x, (1,) * (len(a.shape) - len(x.shape)) + x.shape), a.shape)
 
 
-def _cat(w: GraphWriter, a: Arguments) -> Value:
+def _cat(w: TosaWriter, a: Arguments) -> TosaValue:
     dtype = DTYPES[a.dtype]
     values = [cast(w, w.dense(operand), dtype) for operand in a.tensors]
     return concat(w, values, a.dim % len(a.shape))
 
 
-def _slice(w: GraphWriter, a: Arguments) -> Value:
+def _slice(w: TosaWriter, a: Arguments) -> TosaValue:
     """A step is taken by a view of (…, size / step, step, …), of whose last part the first is kept."""
     x, count = w.dense(a.self), a.shape[a.dim]
     dim = a.dim % len(x.shape)
@@ -164,13 +166,13 @@ def _slice(w: GraphWriter, a: Arguments) -> Value:
     return w.reshape(y, a.shape)
 
 
-def _select(w: GraphWriter, a: Arguments) -> Value:
+def _select(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     dim = a.dim % len(x.shape)
     return w.reshape(slice_(w, x, dim, a.index % x.shape[dim], 1), a.shape)
 
 
-def _split(w: GraphWriter, a: Arguments) -> list[Value]:
+def _split(w: TosaWriter, a: Arguments) -> list[TosaValue]:
     x, start, pieces = w.dense(a.self), 0, []
     dim = a.dim % len(x.shape)
     for shape in a.shapes:
@@ -180,7 +182,7 @@ def _split(w: GraphWriter, a: Arguments) -> list[Value]:
     return pieces
 
 
-def _constant_pad(w: GraphWriter, a: Arguments) -> Value:
+def _constant_pad(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     before, after = [0] * len(x.shape), [0] * len(x.shape)
     for i in range(len(a.pad) // 2):  # torch lists the last dimension first
@@ -193,7 +195,7 @@ def _check_pad(a: Arguments) -> str | None:
     return None if mode == "constant" else f"padding in mode {mode!r}"
 
 
-def _flip(w: GraphWriter, a: Arguments) -> Value:
+def _flip(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     for dim in a.dims:
         x, axis, _ = _around(w, x, dim % len(a.shape))
@@ -201,16 +203,16 @@ def _flip(w: GraphWriter, a: Arguments) -> Value:
     return x
 
 
-def _embedding(w: GraphWriter, a: Arguments) -> Value:
+def _embedding(w: TosaWriter, a: Arguments) -> TosaValue:
     return w.reshape(take(w, w.dense(a.weight), 0, _indices(w, a.indices)), a.shape)
 
 
-def _index_select(w: GraphWriter, a: Arguments) -> Value:
+def _index_select(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     return w.reshape(take(w, x, a.dim % len(x.shape), _indices(w, a.index)), a.shape)
 
 
-def _indices(w: GraphWriter, operand: View[Value] | Tensor) -> Value | Tensor:
+def _indices(w: TosaWriter, operand: View[TosaValue] | Tensor) -> TosaValue | Tensor:
     if isinstance(operand, Tensor):
         return operand.reshape(-1)
     value = w.dense(operand)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.calls import dtype_of
-from dimorder.targets.tosa.writer import DTYPES, WIDEST, GraphWriter, Value
+from dimorder.targets.tosa.writer import DTYPES, WIDEST, TosaValue, TosaWriter
 
 aten = torch.ops.aten
 dimorder = torch.ops.dimorder
 
-Function = Callable[[GraphWriter, Value], Value]
-Function2 = Callable[[GraphWriter, Value, Value], Value]
+Function = Callable[[TosaWriter, TosaValue], TosaValue]
+Function2 = Callable[[TosaWriter, TosaValue, TosaValue], TosaValue]
 
 _WHOLE = 2.0**23  # from here on every float32 is a whole number
 
@@ -27,15 +27,15 @@ _WHOLE = 2.0**23  # from here on every float32 is a whole number
 # -- parts: values to values -------------------------------------------------------------------------------
 
 
-def mul(w: GraphWriter, x: Value, y: Value | float) -> Value:
+def mul(w: TosaWriter, x: TosaValue, y: TosaValue | float) -> TosaValue:
     return x if y == 1 else w.elementwise("MUL", x, y, extra=(w.number(0, "INT8"),))
 
 
-def add(w: GraphWriter, x: Value, y: Value | float) -> Value:
+def add(w: TosaWriter, x: TosaValue, y: TosaValue | float) -> TosaValue:
     return w.elementwise("ADD", x, y)
 
 
-def div(w: GraphWriter, x: Value, y: Value) -> Value:
+def div(w: TosaWriter, x: TosaValue, y: TosaValue) -> TosaValue:
     """Floats by a reciprocal, known ahead of time where `y` is constant; integers towards zero."""
     if x.dtype != "FP32":
         return w.elementwise("INTDIV", x, y)
@@ -43,11 +43,11 @@ def div(w: GraphWriter, x: Value, y: Value) -> Value:
     return mul(w, x, w.elementwise("RECIPROCAL", y) if constant is None else w.constant(1 / constant))
 
 
-def negate(w: GraphWriter, x: Value) -> Value:
+def negate(w: TosaWriter, x: TosaValue) -> TosaValue:
     return w.elementwise("NEGATE", x, extra=(w.number(0, x.dtype),) * 2)
 
 
-def clamp(w: GraphWriter, x: Value, low: float = -math.inf, high: float = math.inf) -> Value:
+def clamp(w: TosaWriter, x: TosaValue, low: float = -math.inf, high: float = math.inf) -> TosaValue:
     """min(max(x, low), high); CLAMP itself does not know INT32."""
     if x.dtype == "FP32":
         low_bytes, high_bytes = (list(struct.pack("<f", bound)) for bound in (low, high))
@@ -56,7 +56,7 @@ def clamp(w: GraphWriter, x: Value, low: float = -math.inf, high: float = math.i
     return x if high == math.inf else w.elementwise("MINIMUM", x, math.floor(high))
 
 
-def cast(w: GraphWriter, x: Value, dtype: str) -> Value:
+def cast(w: TosaWriter, x: TosaValue, dtype: str) -> TosaValue:
     """As torch casts: to an integer towards zero, where TOSA rounds; and from BOOL to FP32 and back."""
     if x.dtype == dtype:
         return x
@@ -69,54 +69,54 @@ def cast(w: GraphWriter, x: Value, dtype: str) -> Value:
     return w.elementwise("CAST", x, dtype=dtype)
 
 
-def greater(w: GraphWriter, x: Value, y: Value | float) -> Value:
+def greater(w: TosaWriter, x: TosaValue, y: TosaValue | float) -> TosaValue:
     return w.elementwise("GREATER", x, y, dtype="BOOL")
 
 
-def truncate(w: GraphWriter, x: Value) -> Value:
+def truncate(w: TosaWriter, x: TosaValue) -> TosaValue:
     floor, ceiling = w.elementwise("FLOOR", x), w.elementwise("CEIL", x)
     return w.elementwise("SELECT", greater(w, x, 0.0), floor, ceiling)
 
 
-def nearest(w: GraphWriter, x: Value) -> Value:
+def nearest(w: TosaWriter, x: TosaValue) -> TosaValue:
     """To the nearest whole number, ties to even, as TOSA casts; a large number is whole already."""
     rounded = w.elementwise("CAST", w.elementwise("CAST", x, dtype="INT32"), dtype="FP32")
     return w.elementwise("SELECT", greater(w, w.elementwise("ABS", x), _WHOLE), x, rounded)
 
 
-def hardsigmoid(w: GraphWriter, x: Value) -> Value:
+def hardsigmoid(w: TosaWriter, x: TosaValue) -> TosaValue:
     return clamp(w, add(w, mul(w, x, 1 / 6), 0.5), 0, 1)
 
 
-def gelu(w: GraphWriter, x: Value) -> Value:
+def gelu(w: TosaWriter, x: TosaValue) -> TosaValue:
     """x (1 + erf(x / sqrt 2)) / 2"""
     gate = add(w, w.elementwise("ERF", mul(w, x, math.sqrt(0.5))), 1.0)
     return mul(w, mul(w, x, 0.5), gate)
 
 
-def gelu_tanh(w: GraphWriter, x: Value) -> Value:
+def gelu_tanh(w: TosaWriter, x: TosaValue) -> TosaValue:
     """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2"""
     cubic = add(w, mul(w, mul(w, x, x), 0.044715), 1.0)
     inner = mul(w, mul(w, x, cubic), math.sqrt(2 / math.pi))
     return mul(w, mul(w, x, 0.5), add(w, w.elementwise("TANH", inner), 1.0))
 
 
-def leaky(w: GraphWriter, x: Value, slope: Value | float) -> Value:
+def leaky(w: TosaWriter, x: TosaValue, slope: TosaValue | float) -> TosaValue:
     """x where positive, else x times the slope: the larger of the two if the slope is between 0 and 1."""
     steep = mul(w, x, slope)
-    known = w.data(slope) if isinstance(slope, Value) else torch.tensor(slope)
+    known = w.data(slope) if isinstance(slope, TosaValue) else torch.tensor(slope)
     if known is not None and bool(((known >= 0) & (known <= 1)).all()):
         return w.elementwise("MAXIMUM", x, steep)
     return w.elementwise("SELECT", greater(w, x, 0.0), x, steep)
 
 
-def softplus(w: GraphWriter, x: Value) -> Value:
+def softplus(w: TosaWriter, x: TosaValue) -> TosaValue:
     """max(x, 0) + log(1 + exp(-|x|))"""
     small = w.elementwise("EXP", negate(w, w.elementwise("ABS", x)))
     return add(w, clamp(w, x, 0), w.elementwise("LOG", add(w, small, 1.0)))
 
 
-def power(w: GraphWriter, x: Value, exponent: float) -> Value:
+def power(w: TosaWriter, x: TosaValue, exponent: float) -> TosaValue:
     """POW wants a base that is not negative: small whole exponents are products."""
     if exponent == 2:
         return mul(w, x, x)
@@ -133,7 +133,7 @@ def power(w: GraphWriter, x: Value, exponent: float) -> Value:
 # -- rows --------------------------------------------------------------------------------------------------
 
 
-def value(w: GraphWriter, operand: View[Value] | Tensor | float, dtype: str) -> Value:
+def value(w: TosaWriter, operand: View[TosaValue] | Tensor | float, dtype: str) -> TosaValue:
     """An operand, a number too, as a value of that dtype."""
     if isinstance(operand, View):
         return cast(w, w.dense(operand), dtype)
@@ -164,7 +164,7 @@ def _unary_number(function: Function) -> Row:
 
 
 def _with(
-    function: Callable[[GraphWriter, Value, Arguments], Value],
+    function: Callable[[TosaWriter, TosaValue, Arguments], TosaValue],
     check: Callable[[Arguments], str | None] = check_float,
 ) -> Row:
     """A function of one value and of the call's other arguments."""
@@ -172,7 +172,7 @@ def _with(
 
 
 def _binary(function: Function2, *, reverse: bool = False) -> Row:
-    def build(w: GraphWriter, a: Arguments) -> Value:
+    def build(w: TosaWriter, a: Arguments) -> TosaValue:
         x, y = (value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.other))
         x, y = (y, x) if reverse else (x, y)
         return function(w, x, mul(w, y, getattr(a, "alpha", 1)))
@@ -185,7 +185,7 @@ def _kind2(kind: str) -> Function2:
 
 
 def _compare(kind: str, *, swap: bool = False, negated: bool = False) -> Row:
-    def build(w: GraphWriter, a: Arguments) -> Value:
+    def build(w: TosaWriter, a: Arguments) -> TosaValue:
         floats = any(dtype_of(operand) == "FP32" for operand in (a.self, a.other))
         x, y = (value(w, operand, "FP32" if floats else "INT32") for operand in (a.self, a.other))
         truth = w.elementwise(kind, *((y, x) if swap else (x, y)), dtype="BOOL")
@@ -202,7 +202,7 @@ def _check_bool(a: Arguments) -> str | None:
     return None if a.dtype == torch.bool else f"bits of {a.dtype}"
 
 
-def _div_mode(w: GraphWriter, a: Arguments) -> Value:
+def _div_mode(w: TosaWriter, a: Arguments) -> TosaValue:
     y = div(w, *(value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.other)))
     if y.dtype != "FP32" or a.rounding_mode is None:
         return y
@@ -220,25 +220,25 @@ def _bounds(a: Arguments) -> tuple[float, float]:
     return (-math.inf if low is None else low), (math.inf if high is None else high)
 
 
-def _clamp_tensor(w: GraphWriter, x: Value, a: Arguments) -> Value:
+def _clamp_tensor(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     for kind, bound in (("MAXIMUM", a.min), ("MINIMUM", a.max)):
         x = x if bound is None else w.elementwise(kind, x, value(w, bound, x.dtype))
     return x
 
 
-def _clamped(w: GraphWriter, x: Value, a: Arguments) -> Value:
+def _clamped(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     low, high = _bounds(a)
     return clamp(w, x, min(low, high), high)  # torch gives the upper bound where they cross
 
 
-def _elu(w: GraphWriter, x: Value, a: Arguments) -> Value:
+def _elu(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     """scale (max(x, 0) + alpha (exp(min(0, x input_scale)) - 1)), x input_scale being negative with x"""
     below = w.elementwise("EXP", clamp(w, mul(w, x, a.input_scale), high=0))
     bent = mul(w, add(w, below, -1.0), a.alpha)
     return mul(w, add(w, clamp(w, x, 0), bent), a.scale)
 
 
-def _softplus(w: GraphWriter, x: Value, a: Arguments) -> Value:
+def _softplus(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     scaled = mul(w, x, a.beta)
     smooth = mul(w, softplus(w, scaled), 1 / a.beta)
     return w.elementwise("SELECT", greater(w, scaled, a.threshold), x, smooth)
@@ -250,18 +250,18 @@ def _check_power(a: Arguments) -> str | None:
     return f"the exponent {a.exponent}: TOSA's POW takes no negative base, and torch does"
 
 
-def _where(w: GraphWriter, a: Arguments) -> Value:
+def _where(w: TosaWriter, a: Arguments) -> TosaValue:
     dtype = DTYPES[a.dtype]
     return w.elementwise(
         "SELECT", value(w, a.condition, "BOOL"), value(w, a.self, dtype), value(w, a.other, dtype)
     )
 
 
-def _masked_fill(w: GraphWriter, x: Value, a: Arguments) -> Value:
+def _masked_fill(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     return w.elementwise("SELECT", value(w, a.mask, "BOOL"), value(w, a.value, x.dtype), x)
 
 
-def _prelu(w: GraphWriter, a: Arguments) -> Value:
+def _prelu(w: TosaWriter, a: Arguments) -> TosaValue:
     return leaky(w, w.dense(a.x), w.dense(a.weight))
 
 

@@ -14,7 +14,7 @@ from dimorder.targets.table import Arguments, Row
 from dimorder.targets.tosa.calls import size
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, check_float, mul, negate
-from dimorder.targets.tosa.writer import DTYPES, MAX_RANK, GraphWriter, Value
+from dimorder.targets.tosa.writer import DTYPES, MAX_RANK, TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 # -- contractions ------------------------------------------------------------------------------------------
 
 
-def full(w: GraphWriter, x: Value, weight: Tensor, bias: Tensor | None) -> Value:
+def full(w: TosaWriter, x: TosaValue, weight: Tensor, bias: Tensor | None) -> TosaValue:
     """x (…, I) times weight (O, I) plus bias (O), as a CONV2D of one tap, which adds the bias itself."""
     outputs, inputs = weight.shape
     pixels = w.reshape(x, x.shape if len(x.shape) == 4 else (1, math.prod(x.shape[:-1]), 1, inputs))
@@ -35,7 +35,7 @@ def full(w: GraphWriter, x: Value, weight: Tensor, bias: Tensor | None) -> Value
     return w.reshape(y, (*x.shape[:-1], outputs))
 
 
-def product(w: GraphWriter, x: Value, y: Value) -> Value:
+def product(w: TosaWriter, x: TosaValue, y: TosaValue) -> TosaValue:
     """Matrices x (…, M, K) by y (…, K, N). A batch that `y` lacks is more rows of x; others are repeated."""
     rank = max(len(x.shape), len(y.shape))
     x, y = (w.reshape(v, (1,) * (rank - len(v.shape)) + v.shape) for v in (x, y))
@@ -51,7 +51,7 @@ def product(w: GraphWriter, x: Value, y: Value) -> Value:
     return w.reshape(z, shape)
 
 
-def _linear(w: GraphWriter, a: Arguments) -> Value:
+def _linear(w: TosaWriter, a: Arguments) -> TosaValue:
     return full(w, w.dense(a.input), a.weight, a.bias)
 
 
@@ -60,7 +60,7 @@ def _check_linear(a: Arguments) -> str | None:
     return check_float(a) if constant else "a weight or a bias that is not constant"
 
 
-def _matmul(w: GraphWriter, a: Arguments) -> Value:
+def _matmul(w: TosaWriter, a: Arguments) -> TosaValue:
     left, right = a.self, _right(a)
     if isinstance(right, Tensor) and math.prod(right.shape[:-2]) == 1:
         return full(w, w.dense(left), right.reshape(right.shape[-2:]).t(), None)
@@ -76,7 +76,7 @@ def _check_matmul(a: Arguments) -> str | None:
     return "a product with a vector" if vector else check_float(a)
 
 
-def _addmm(w: GraphWriter, a: Arguments) -> Value:
+def _addmm(w: TosaWriter, a: Arguments) -> TosaValue:
     return full(w, w.dense(a.mat1), a.mat2.t(), a.self)
 
 
@@ -89,7 +89,7 @@ def _check_addmm(a: Arguments) -> str | None:
 # -- reductions --------------------------------------------------------------------------------------------
 
 
-def reduce(w: GraphWriter, kind: str, x: Value, dims: Collection[int]) -> Value:
+def reduce(w: TosaWriter, kind: str, x: TosaValue, dims: Collection[int]) -> TosaValue:
     """Over `dims`, which become 1: one operator for each run of neighbours among them."""
     runs: list[list[int]] = []
     for d, length in enumerate(x.shape):
@@ -106,12 +106,12 @@ def reduce(w: GraphWriter, kind: str, x: Value, dims: Collection[int]) -> Value:
     return w.reshape(y, [1 if d in dims else length for d, length in enumerate(x.shape)])
 
 
-def mean(w: GraphWriter, x: Value, dims: Collection[int]) -> Value:
+def mean(w: TosaWriter, x: TosaValue, dims: Collection[int]) -> TosaValue:
     count = math.prod(x.shape[d] for d in dims)
     return mul(w, reduce(w, "REDUCE_SUM", x, dims), 1 / count)
 
 
-def normalised(w: GraphWriter, x: Value, dims: Collection[int], eps: float) -> Value:
+def normalised(w: TosaWriter, x: TosaValue, dims: Collection[int], eps: float) -> TosaValue:
     """(x - mean) / sqrt(variance + eps), over `dims`."""
     centred = w.elementwise("SUB", x, mean(w, x, dims))
     variance = mean(w, mul(w, centred, centred), dims)
@@ -125,18 +125,18 @@ def _dims(a: Arguments) -> set[int]:
     return {d % rank for d in given} if given else set(range(rank))
 
 
-def _reduction(kind: str) -> Callable[[GraphWriter, Arguments], Value]:
-    def build(w: GraphWriter, a: Arguments) -> Value:
+def _reduction(kind: str) -> Callable[[TosaWriter, Arguments], TosaValue]:
+    def build(w: TosaWriter, a: Arguments) -> TosaValue:
         return w.reshape(reduce(w, kind, cast(w, w.dense(a.self), DTYPES[a.dtype]), _dims(a)), a.shape)
 
     return build
 
 
-def _mean(w: GraphWriter, a: Arguments) -> Value:
+def _mean(w: TosaWriter, a: Arguments) -> TosaValue:
     return w.reshape(mean(w, cast(w, w.dense(a.self), DTYPES[a.dtype]), _dims(a)), a.shape)
 
 
-def _variance(w: GraphWriter, a: Arguments) -> Value:
+def _variance(w: TosaWriter, a: Arguments) -> TosaValue:
     x, dims = w.dense(a.self), _dims(a)
     centred = w.elementwise("SUB", x, mean(w, x, dims))
     correction = 1 if a.correction is None else a.correction
@@ -145,8 +145,8 @@ def _variance(w: GraphWriter, a: Arguments) -> Value:
     return w.reshape(mul(w, total, 1 / (count - correction)), a.shape)
 
 
-def _arg(largest: bool) -> Callable[[GraphWriter, Arguments], Value]:
-    def build(w: GraphWriter, a: Arguments) -> Value:
+def _arg(largest: bool) -> Callable[[TosaWriter, Arguments], TosaValue]:
+    def build(w: TosaWriter, a: Arguments) -> TosaValue:
         x = w.dense(a.self)
         x = x if largest else negate(w, x)
         if a.dim is None:
@@ -170,26 +170,26 @@ def _check_arg(a: Arguments) -> str | None:
 # -- softmax and normalisations, from parts ----------------------------------------------------------------
 
 
-def _softmax(w: GraphWriter, a: Arguments) -> Value:
+def _softmax(w: TosaWriter, a: Arguments) -> TosaValue:
     """exp(x - max) / sum"""
     raised = w.elementwise("EXP", _shifted(w, a))
     total = reduce(w, "REDUCE_SUM", raised, _dims(a))
     return mul(w, raised, w.elementwise("RECIPROCAL", total))
 
 
-def _log_softmax(w: GraphWriter, a: Arguments) -> Value:
+def _log_softmax(w: TosaWriter, a: Arguments) -> TosaValue:
     """x - max - log(sum(exp(x - max)))"""
     shifted = _shifted(w, a)
     total = reduce(w, "REDUCE_SUM", w.elementwise("EXP", shifted), _dims(a))
     return w.elementwise("SUB", shifted, w.elementwise("LOG", total))
 
 
-def _shifted(w: GraphWriter, a: Arguments) -> Value:
+def _shifted(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     return w.elementwise("SUB", x, reduce(w, "REDUCE_MAX", x, _dims(a)))
 
 
-def _layer_norm(w: GraphWriter, a: Arguments) -> Value:
+def _layer_norm(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.input)
     rank = len(x.shape)
     y = normalised(w, x, range(rank - len(a.normalized_shape), rank), a.eps)
@@ -197,7 +197,7 @@ def _layer_norm(w: GraphWriter, a: Arguments) -> Value:
     return y if a.bias is None else add(w, y, w.dense(a.bias))
 
 
-def _group_norm(w: GraphWriter, a: Arguments) -> Value:
+def _group_norm(w: TosaWriter, a: Arguments) -> TosaValue:
     """Row-major (N, C, *): the groups are (N, groups, the rest)."""
     x = w.dense(a.input)
     n, channels = x.shape[:2]

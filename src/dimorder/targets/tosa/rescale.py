@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dimorder.errors import UsageError
-from dimorder.targets.tosa.writer import GraphWriter, Value
+from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 SHIFTS = range(2, 63)  # RESCALE, spec 1.0: 2 <= shift <= 62
 
@@ -32,14 +32,14 @@ def multiplier(factor: float) -> tuple[int, int]:
 
 
 def rescale(
-    w: GraphWriter,
-    x: Value,
+    w: TosaWriter,
+    x: TosaValue,
     factors: Sequence[float],
     dtype: str,
     *,
     zero_point: int = 0,
     to_zero_point: int = 0,
-) -> Value:
+) -> TosaValue:
     """`(x - zero_point) * factor`, rounded half up, `+ to_zero_point`, clipped to `dtype`; all are integers.
 
     One factor for all of `x`, or one per channel, which is the last dimension.

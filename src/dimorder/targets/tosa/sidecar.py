@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import ContractError, UsageError
-from dimorder.program.contract import Contract, TensorSpec
 from dimorder.targets.tosa.graph import TosaTensor, inspect_tosa
 from dimorder.targets.tosa.writer import DTYPES
 

@@ -20,7 +20,7 @@ from dimorder.targets.table import Arguments, Row
 from dimorder.targets.tosa.calls import Build, size
 from dimorder.targets.tosa.moves import concat, pad, slice_, take
 from dimorder.targets.tosa.pointwise import check_float, mul
-from dimorder.targets.tosa.writer import GraphWriter, Value
+from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 aten = torch.ops.aten
 dimorder = torch.ops.dimorder
@@ -33,7 +33,7 @@ MAX_GROW = 256  # MAX_SCALE of level 8K
 # -- convolution -------------------------------------------------------------------------------------------
 
 
-def _convolution(w: GraphWriter, a: Arguments) -> Value:
+def _convolution(w: TosaWriter, a: Arguments) -> TosaValue:
     """The weight is (O, *kernel, I / groups), the padding before and after each dimension."""
     weight, flat = _weight(a), len(a.stride) == 2
     window = [d * (k - 1) + 1 for d, k in zip(a.dilation, weight.shape[1:-1], strict=True)]
@@ -49,7 +49,7 @@ def _weight(a: Arguments) -> Any:
     return a.weight_ohwi if hasattr(a, "weight_ohwi") else a.weight_odhwi
 
 
-def _conv_transpose2d(w: GraphWriter, a: Arguments) -> Value:
+def _conv_transpose2d(w: TosaWriter, a: Arguments) -> TosaValue:
     """Padding crops the output; a dilated kernel is spelt out with zeros between its taps."""
     weight = _dilated(a.weight_ohwi, a.dilation)
     out_pad = [side for p, more in zip(a.padding, a.output_padding, strict=True) for side in (-p, more - p)]
@@ -66,8 +66,8 @@ def _dilated(weight: Tensor, dilation: Sequence[int]) -> Tensor:
 
 
 def _in_groups(
-    w: GraphWriter, kind: str, x: Value, weight: Tensor, a: Arguments, options: Mapping[str, Any]
-) -> Value:
+    w: TosaWriter, kind: str, x: TosaValue, weight: Tensor, a: Arguments, options: Mapping[str, Any]
+) -> TosaValue:
     """One convolution per group of channels, and a CONCAT."""
     if a.groups == 1:
         return _conv(w, kind, x, weight, a.bias, a.shape, options)
@@ -82,14 +82,14 @@ def _in_groups(
 
 
 def _conv(
-    w: GraphWriter,
+    w: TosaWriter,
     kind: str,
-    x: Value,
+    x: TosaValue,
     weight: Tensor,
     bias: Tensor | None,
     shape: Sequence[int],
     options: Mapping[str, Any],
-) -> Value:
+) -> TosaValue:
     bias = weight.new_zeros(shape[-1]) if bias is None else bias
     zero = w.number(0, x.dtype)
     operands = [x, w.constant(weight), w.constant(bias), zero, zero]
@@ -97,13 +97,13 @@ def _conv(
 
 
 def _exact(
-    w: GraphWriter,
-    x: Value,
+    w: TosaWriter,
+    x: TosaValue,
     window: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     shape: Sequence[int],
-) -> tuple[list[int], Value]:
+) -> tuple[list[int], TosaValue]:
     """The padding with which the windows of `x` (N, *space, C) end where it does, and the input without
     what no window reaches. Paddings are before and after each dimension."""
     exact = []
@@ -131,18 +131,18 @@ def _check_transposed(a: Arguments) -> str | None:
 # -- pooling -----------------------------------------------------------------------------------------------
 
 
-def _max_pool2d(w: GraphWriter, a: Arguments) -> Value:
+def _max_pool2d(w: TosaWriter, a: Arguments) -> TosaValue:
     return _max_pool(w, w.dense(a.x), a.kernel_size, a.stride, a.padding, a.shape)
 
 
 def _max_pool(
-    w: GraphWriter,
-    x: Value,
+    w: TosaWriter,
+    x: TosaValue,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     shape: Sequence[int],
-) -> Value:
+) -> TosaValue:
     pads, x = _exact(w, x, kernel, stride, [p for p in padding for _ in range(2)], shape)
     return w.op("MAX_POOL2D", [x], shape, kernel=list(kernel), stride=list(stride), pad=pads)
 
@@ -152,22 +152,22 @@ def _check_max_pool(a: Arguments) -> str | None:
     return check_float(a) if set(pair) <= {1} else f"dilation {a.dilation}; TOSA's MAX_POOL2D has none"
 
 
-def _avg_pool2d(w: GraphWriter, a: Arguments) -> Value:
+def _avg_pool2d(w: TosaWriter, a: Arguments) -> TosaValue:
     return _avg_pool(
         w, w.dense(a.x), a.kernel_size, a.stride, a.padding, a.shape, a.count_include_pad, a.divisor_override
     )
 
 
 def _avg_pool(
-    w: GraphWriter,
-    x: Value,
+    w: TosaWriter,
+    x: TosaValue,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     shape: Sequence[int],
     count_include_pad: bool,
     divisor: int | None = None,
-) -> Value:
+) -> TosaValue:
     """AVG_POOL2D divides by the taps inside the input: zeros that count are written out as part of it."""
     sides, taps = [p for p in padding for _ in range(2)], math.prod(kernel)
     if divisor is not None:  # what ceil mode adds counts too
@@ -193,18 +193,20 @@ Window = tuple[int, int, int]  # kernel, stride, padding of one dimension
 _ONE: Window = (1, 1, 0)
 
 
-def _row_major(dims: int, pool: Callable[..., Value], *options: str) -> Build:
+def _row_major(dims: int, pool: Callable[..., TosaValue], *options: str) -> Build:
     """A pool over row-major (N, C, *space): over (N · C, H, W, 1); over three dimensions, one over the
     last two, then one over the first: maxima separate, and so do means, padded or not."""
 
-    def build(w: GraphWriter, a: Arguments) -> Value:
+    def build(w: TosaWriter, a: Arguments) -> TosaValue:
         x, given = w.dense(a.self), [getattr(a, name) for name in options]
         kernel = _several(a.kernel_size, dims)
         stride = _several(a.stride, dims) if a.stride else kernel
         windows = list(zip(kernel, stride, _several(a.padding, dims), strict=True))
         outer, old, new = math.prod(x.shape[:-dims]), list(x.shape[-dims:]), list(a.shape[-dims:])
 
-        def over(x: Value, rows: int, pair: Sequence[Window], old: list[int], new: list[int]) -> Value:
+        def over(
+            x: TosaValue, rows: int, pair: Sequence[Window], old: list[int], new: list[int]
+        ) -> TosaValue:
             kernel, stride, padding = zip(*pair, strict=True)
             return pool(w, w.reshape(x, (rows, *old, 1)), kernel, stride, padding, (rows, *new, 1), *given)
 
@@ -262,7 +264,7 @@ def _axes(a: Arguments) -> Iterator[tuple[int, int, Fraction]]:
         yield old, new, ratio
 
 
-def _bilinear(w: GraphWriter, a: Arguments) -> Value:
+def _bilinear(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.x)
     for d, axis in enumerate(_bilinear_axes(a), start=1):
         x = slice_(w, x, d, 0, axis.old)
@@ -288,7 +290,7 @@ def _check_bilinear(a: Arguments) -> str | None:
     return next((axis.refused for axis in _bilinear_axes(a) if axis.refused), None) or check_float(a)
 
 
-def _nearest(w: GraphWriter, a: Arguments) -> Value:
+def _nearest(w: TosaWriter, a: Arguments) -> TosaValue:
     """torch reads at floor(o / ratio), and RESIZE rounds: it is asked for half an element less. Where torch's
     float32 product falls on the other side of a whole number, elements are gathered one by one."""
     x, axes = w.dense(a.x), []
@@ -314,7 +316,7 @@ def _nearest_reads(old: int, new: int, factor: float | None) -> list[int]:
     return reads
 
 
-def _resize(w: GraphWriter, mode: str, x: Value, axes: Sequence[_Axis], shape: Sequence[int]) -> Value:
+def _resize(w: TosaWriter, mode: str, x: TosaValue, axes: Sequence[_Axis], shape: Sequence[int]) -> TosaValue:
     scale = [number for axis in axes for number in (axis.n, axis.d)]
     offset, border = [axis.offset for axis in axes], [axis.border for axis in axes]
     return w.op("RESIZE", [x, w.shape(scale), w.shape(offset), w.shape(border)], shape, mode=mode)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.program.contract import Contract, TensorSpec
 from dimorder.targets.base import Run, Target
 from dimorder.targets.tosa import sidecar
 from dimorder.targets.tosa.emit import write

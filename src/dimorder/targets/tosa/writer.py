@@ -47,7 +47,7 @@ _NUMPY: Mapping[str, Any] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Value:
+class TosaValue:
     """The dense tensor of that name, seen in `shape`; how it was written is the writer's business."""
 
     tensor: str
@@ -70,7 +70,7 @@ class _Operator:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-class GraphWriter:
+class TosaWriter:
     """Grows one TOSA 1.0 graph; `finish` gives its bytes. Operators that no output needs are left out.
 
     `hint` starts the names of the tensors written next.
@@ -84,17 +84,17 @@ class GraphWriter:
         self._outputs: list[str] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._transposed: dict[View[Value], Value] = {}
+        self._transposed: dict[View[TosaValue], TosaValue] = {}
 
     # -- values --------------------------------------------------------------------------------------------
 
-    def input(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+    def input(self, name: str, shape: Sequence[int], dtype: str) -> TosaValue:
         """The next input of the graph, dense in `shape`."""
         value = self._tensor(name, shape, dtype)
         self._inputs.append(value.tensor)
         return value
 
-    def output(self, value: Value) -> None:
+    def output(self, value: TosaValue) -> None:
         """Make `value` the next output, in its shape; an input, a constant or an output already is copied."""
         name = self._named(value)
         tensor = self._tensors[name]
@@ -102,7 +102,7 @@ class GraphWriter:
             name = self.op("IDENTITY", [value], value.shape, value.dtype).tensor
         self._outputs.append(name)
 
-    def constant(self, data: torch.Tensor | np.ndarray[Any, Any], dtype: str | None = None) -> Value:
+    def constant(self, data: torch.Tensor | np.ndarray[Any, Any], dtype: str | None = None) -> TosaValue:
         """A constant, stored once per distinct data and shape; `dtype` is the data's own by default."""
         if isinstance(data, torch.Tensor):
             dtype, data = dtype or DTYPES[data.dtype], data.detach().cpu().numpy()
@@ -117,28 +117,28 @@ class GraphWriter:
             name = self._unique("constant")
             self._tensors[name] = _Tensor(array.shape, dtype, array)
             self._constants[key] = name
-        return Value(self._constants[key], array.shape, dtype)
+        return TosaValue(self._constants[key], array.shape, dtype)
 
-    def number(self, number: float, dtype: str, rank: int = 1) -> Value:
+    def number(self, number: float, dtype: str, rank: int = 1) -> TosaValue:
         """A constant of one element, which broadcasts against a value of `rank` dimensions."""
         return self.constant(np.full((1,) * rank, number), dtype)
 
-    def shape(self, sizes: Sequence[int]) -> Value:
+    def shape(self, sizes: Sequence[int]) -> TosaValue:
         """A constant of type SHAPE: sizes, starts, paddings or multiples."""
         return self.constant(np.array(sizes, dtype=np.int64), "SHAPE")
 
-    def data(self, value: Value) -> torch.Tensor | None:
+    def data(self, value: TosaValue) -> torch.Tensor | None:
         """What `value` holds if it is a constant."""
         data = self._tensors[value.tensor].data
         return None if data is None else torch.from_numpy(data).reshape(value.shape)
 
-    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+    def reshape(self, value: TosaValue, shape: Sequence[int]) -> TosaValue:
         """The same elements in `shape`. Free: an operator that reads them so has a RESHAPE written."""
         shape = tuple(int(size) for size in shape)
         assert math.prod(shape) == math.prod(value.shape), (value.shape, shape)
-        return Value(value.tensor, shape, value.dtype)
+        return TosaValue(value.tensor, shape, value.dtype)
 
-    def dense(self, operand: View[Value] | torch.Tensor) -> Value:
+    def dense(self, operand: View[TosaValue] | torch.Tensor) -> TosaValue:
         """`operand` dense in its own dimension order: a constant, or a TRANSPOSE where one is due."""
         if isinstance(operand, torch.Tensor):
             return self.constant(operand)
@@ -151,11 +151,11 @@ class GraphWriter:
     def op(
         self,
         kind: str,
-        inputs: Sequence[Value],
+        inputs: Sequence[TosaValue],
         shape: Sequence[int],
         dtype: str | None = None,
         **attributes: Any,
-    ) -> Value:
+    ) -> TosaValue:
         """TOSA operator `kind` on `inputs` in their shapes; its result has the dtype of the first by default.
 
         `attributes` are named as in the specification; NaNs propagate where they leave that out.
@@ -169,18 +169,18 @@ class GraphWriter:
     def elementwise(
         self,
         kind: str,
-        *operands: Value | float,
+        *operands: TosaValue | float,
         dtype: str | None = None,
-        extra: Sequence[Value] = (),
+        extra: Sequence[TosaValue] = (),
         **attributes: Any,
-    ) -> Value:
+    ) -> TosaValue:
         """An operator on each element; operands broadcast as in torch, numbers take the last value's dtype.
 
         `extra` follows the operands as it is. Values of one shape are read in the shape in which the first
         was written, so that no RESHAPE comes between a chain of such operators.
         """
-        like = [operand for operand in operands if isinstance(operand, Value)][-1].dtype
-        values = [o if isinstance(o, Value) else self.number(o, like) for o in operands]
+        like = [operand for operand in operands if isinstance(operand, TosaValue)][-1].dtype
+        values = [o if isinstance(o, TosaValue) else self.number(o, like) for o in operands]
         shape = tuple(np.broadcast_shapes(*(value.shape for value in values)))
         count = math.prod(shape)
         full = [value for value in values if math.prod(value.shape) == count]
@@ -233,16 +233,16 @@ class GraphWriter:
 
     # -- helpers -------------------------------------------------------------------------------------------
 
-    def _tensor(self, name: str, shape: Sequence[int], dtype: str) -> Value:
+    def _tensor(self, name: str, shape: Sequence[int], dtype: str) -> TosaValue:
         shape = tuple(int(size) for size in shape)
         _require_shape(shape, dtype)
         self._tensors[name] = _Tensor(shape, dtype)
-        return Value(name, shape, dtype)
+        return TosaValue(name, shape, dtype)
 
     def _unique(self, stem: str) -> str:
         return f"{stem}.{len(self._tensors)}"
 
-    def _named(self, value: Value) -> str:
+    def _named(self, value: TosaValue) -> str:
         """The tensor that holds `value` in its shape."""
         tensor = self._tensors[value.tensor]
         if value.shape == tensor.shape:
@@ -252,12 +252,12 @@ class GraphWriter:
             if tensor.data is not None:
                 self._reshaped[key] = self.constant(tensor.data.reshape(value.shape), value.dtype).tensor
             else:
-                source = Value(value.tensor, tensor.shape, tensor.dtype)
+                source = TosaValue(value.tensor, tensor.shape, tensor.dtype)
                 written = self.op("RESHAPE", [source, self.shape(value.shape)], value.shape)
                 self._reshaped[key] = written.tensor
         return self._reshaped[key]
 
-    def _transpose(self, view: View[Value]) -> Value:
+    def _transpose(self, view: View[TosaValue]) -> TosaValue:
         moved = [i for i in view.order if view.value.shape[i] != 1]
         if moved == sorted(moved):  # only sizes of 1 change places: the memory is the same
             return self.reshape(view.value, view.shape)
@@ -297,7 +297,7 @@ def _aligned(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[
     return [tuple(math.prod(s[d] for d in group) for group in groups) for s in padded]
 
 
-def _coalesced(view: View[Value]) -> tuple[Value, tuple[int, ...]]:
+def _coalesced(view: View[TosaValue]) -> tuple[TosaValue, tuple[int, ...]]:
     """The same transpose with dimensions of 1 dropped and those merged that stay neighbours."""
     sizes, order = view.value.shape, [i for i in view.order if view.value.shape[i] != 1]
     runs: list[list[int]] = []
@@ -309,7 +309,7 @@ def _coalesced(view: View[Value]) -> tuple[Value, tuple[int, ...]]:
         else:
             runs.append([dim])
     ordered = sorted(runs)
-    value = Value(
+    value = TosaValue(
         view.value.tensor, tuple(math.prod(sizes[d] for d in run) for run in ordered), view.value.dtype
     )
     return value, tuple(ordered.index(run) for run in runs)

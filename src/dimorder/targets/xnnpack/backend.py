@@ -45,14 +45,14 @@ _CLAMPED_BY_NODE = (
 
 
 @dataclass(frozen=True)
-class Value:
+class XnnValue:
     """A dense XNNPACK value of `shape`, slowest dimension first."""
 
     id: int
     shape: tuple[int, ...]
 
 
-class GraphWriter:
+class XnnWriter:
     """Grows one XNNPACK graph; `finish` gives its bytes and its named constants."""
 
     def __init__(self) -> None:
@@ -60,26 +60,26 @@ class GraphWriter:
         self._nodes: list[Any] = []  # XNode
         self._constant_data = [schema.ConstantDataOffset(0, 0)]  # index 0 means "no constant"
         self._store = NamedDataStore()
-        self._constants: dict[tuple[str, tuple[int, ...]], Value] = {}
-        self._transposed: dict[View[Value], Value] = {}
+        self._constants: dict[tuple[str, tuple[int, ...]], XnnValue] = {}
+        self._transposed: dict[View[XnnValue], XnnValue] = {}
         self._inputs: list[int] = []
         self._outputs: list[int] = []
 
-    def input(self, shape: Sequence[int]) -> Value:
+    def input(self, shape: Sequence[int]) -> XnnValue:
         """The next external input, dense in `shape`."""
         value = self._value(shape)
         self._values[value.id].flags = XNN_VALUE_FLAG_EXTERNAL_INPUT
         self._inputs.append(value.id)
         return value
 
-    def output(self, value: Value) -> None:
+    def output(self, value: XnnValue) -> None:
         """Make `value` the next external output; an input, a constant or an output already is copied."""
         if self._values[value.id].flags or self._values[value.id].constant_buffer_idx:
             value = self.node(schema.XNNCopy, value.shape, input_id=value.id)
         self._values[value.id].flags = XNN_VALUE_FLAG_EXTERNAL_OUTPUT
         self._outputs.append(value.id)
 
-    def constant(self, tensor: torch.Tensor) -> Value:
+    def constant(self, tensor: torch.Tensor) -> XnnValue:
         """A constant of float32, stored once per distinct data; a scalar gets shape (1,)."""
         data = tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
         shape = tuple(tensor.shape) or (1,)
@@ -92,7 +92,7 @@ class GraphWriter:
             self._constants[key, shape] = value
         return self._constants[key, shape]
 
-    def node(self, kind: type[Any], shape: Sequence[int], *, flags: int = 0, **fields: Any) -> Value:
+    def node(self, kind: type[Any], shape: Sequence[int], *, flags: int = 0, **fields: Any) -> XnnValue:
         """A node of the schema's class `kind`; its one result has `shape`."""
         result = self._value(shape)
         self._nodes.append(
@@ -100,13 +100,13 @@ class GraphWriter:
         )
         return result
 
-    def clamp(self, value: Value, low: float, high: float) -> Value:
+    def clamp(self, value: XnnValue, low: float, high: float) -> XnnValue:
         """min(max(value, low), high); infinities for a side without bound."""
         result = self.node(schema.XNNClamp, value.shape, input_id=value.id)
         self._nodes[-1].output_min_max = schema.OutputMinMax(_number(low), _number(high))
         return result
 
-    def dense(self, operand: View[Value] | torch.Tensor | float) -> Value:
+    def dense(self, operand: View[XnnValue] | torch.Tensor | float) -> XnnValue:
         """`operand` dense in its own dimension order: a constant, or a transpose where one is due."""
         if isinstance(operand, torch.Tensor):
             return self.constant(operand)
@@ -116,7 +116,7 @@ class GraphWriter:
             self._transposed[operand] = self._transpose(operand)
         return self._transposed[operand]
 
-    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+    def reshape(self, value: XnnValue, shape: Sequence[int]) -> XnnValue:
         """The same elements in `shape`."""
         shape = tuple(shape)
         assert math.prod(shape) == math.prod(value.shape), (value.shape, shape)
@@ -148,8 +148,8 @@ class GraphWriter:
         )
         return serialize_xnnpack_binary(graph, bytearray()), self._store.get_named_data_store_output()
 
-    def _value(self, shape: Sequence[int]) -> Value:
-        value = Value(len(self._values), tuple(int(size) for size in shape))
+    def _value(self, shape: Sequence[int]) -> XnnValue:
+        value = XnnValue(len(self._values), tuple(int(size) for size in shape))
         self._values.append(
             schema.XNNTensorValue(
                 datatype=schema.XNNDatatype.xnn_datatype_fp32,
@@ -163,7 +163,7 @@ class GraphWriter:
         )
         return value
 
-    def _transpose(self, view: View[Value]) -> Value:
+    def _transpose(self, view: View[XnnValue]) -> XnnValue:
         moved = [i for i in view.order if view.value.shape[i] != 1]
         if moved == sorted(moved):  # only sizes of 1 change places: the memory is the same
             return self.reshape(view.value, view.shape)

@@ -21,11 +21,11 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.errors import UnsupportedError
-from dimorder.program.capture import where
-from dimorder.program.dialect import NAMESPACE, decomposition_table
+from dimorder.lowering.capture.captured import where
+from dimorder.lowering.operators.dialect import NAMESPACE, decomposition_table
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import View, is_getitem, results, whole
-from dimorder.targets.xnnpack.backend import BACKEND_ID, GraphWriter, Value
+from dimorder.targets.xnnpack.backend import BACKEND_ID, XnnValue, XnnWriter
 from dimorder.targets.xnnpack.ops import OPERATORS
 
 aten = torch.ops.aten
@@ -170,7 +170,7 @@ def _delegate(
         )
     )
     given = [node for node in group if isinstance(node.meta["val"], Tensor) and _leaves(node, members)]
-    writer = GraphWriter()
+    writer = XnnWriter()
     operands: dict[Node, Any] = dict(plan.constants)
     for node in read:
         operands[node] = _read(writer, node.meta["val"], plan.is_nhwc(node))
@@ -190,7 +190,7 @@ def _delegate(
     return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants), read, given, writer.transposes
 
 
-def _read(writer: GraphWriter, value: Tensor, nhwc: bool) -> View[Value]:
+def _read(writer: XnnWriter, value: Tensor, nhwc: bool) -> View[XnnValue]:
     if not nhwc:
         return whole(writer.input(value.shape))
     return whole(writer.input([value.shape[d] for d in _TO_NHWC])).permute(_TO_NCHW)

@@ -19,9 +19,9 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 )
 from torch import Tensor
 
-from dimorder.program import dialect as dialect  # registers torch.ops.dimorder
+from dimorder.lowering.operators import dialect as dialect  # registers torch.ops.dimorder
 from dimorder.targets.table import COPIES, VIEWS, Arguments, Row, Table, View, whole
-from dimorder.targets.xnnpack.backend import MAX_RANK, NONE_ID, GraphWriter, Value
+from dimorder.targets.xnnpack.backend import MAX_RANK, NONE_ID, XnnValue, XnnWriter
 
 aten = torch.ops.aten
 dimorder = torch.ops.dimorder
@@ -31,7 +31,7 @@ dimorder = torch.ops.dimorder
 MAX_DEPTHWISE_TAPS = 25
 MAX_CONCATENATED = 5
 
-Build = Callable[[GraphWriter, Arguments], "Value | View[Value] | list[Value]"]
+Build = Callable[[XnnWriter, Arguments], "XnnValue | View[XnnValue] | list[XnnValue]"]
 
 
 def _unfit(value: Any, is_constant: bool) -> str | None:
@@ -57,11 +57,11 @@ def _unary(kind: type[Any]) -> Build:
     return lambda w, a: _apply(w, kind, w.dense(a.self))
 
 
-def _apply(w: GraphWriter, kind: type[Any], x: Value, **fields: Any) -> Value:
+def _apply(w: XnnWriter, kind: type[Any], x: XnnValue, **fields: Any) -> XnnValue:
     return w.node(kind, x.shape, input_id=x.id, **fields)
 
 
-def _pair(w: GraphWriter, kind: type[Any], x: Value, y: Value) -> Value:
+def _pair(w: XnnWriter, kind: type[Any], x: XnnValue, y: XnnValue) -> XnnValue:
     return w.node(kind, _broadcast(x.shape, y.shape), input1_id=x.id, input2_id=y.id)
 
 
@@ -71,16 +71,16 @@ def _broadcast(x: Sequence[int], y: Sequence[int]) -> list[int]:
     return [b if a == 1 else a for a, b in zip(*padded, strict=True)]
 
 
-def _times(w: GraphWriter, x: Value, factor: float) -> Value:
+def _times(w: XnnWriter, x: XnnValue, factor: float) -> XnnValue:
     return x if factor == 1 else _pair(w, schema.XNNMultiply, x, w.dense(factor))
 
 
-def _plus(w: GraphWriter, x: Value, term: float) -> Value:
+def _plus(w: XnnWriter, x: XnnValue, term: float) -> XnnValue:
     return _pair(w, schema.XNNAdd, x, w.dense(term))
 
 
 def _binary(kind: type[Any], *, reverse: bool = False) -> Build:
-    def build(w: GraphWriter, a: Arguments) -> Value:
+    def build(w: XnnWriter, a: Arguments) -> XnnValue:
         alpha = getattr(a, "alpha", 1)
         x, y = w.dense(a.self), w.dense(a.other)
         if reverse:
@@ -90,7 +90,7 @@ def _binary(kind: type[Any], *, reverse: bool = False) -> Build:
     return build
 
 
-def _clamp(w: GraphWriter, a: Arguments) -> Value:
+def _clamp(w: XnnWriter, a: Arguments) -> XnnValue:
     low, high = getattr(a, "min", None), getattr(a, "max", None)
     return w.clamp(w.dense(a.self), -math.inf if low is None else low, math.inf if high is None else high)
 
@@ -102,16 +102,16 @@ def _check_clamp(a: Arguments) -> str | None:
     return None
 
 
-def _hardsigmoid(w: GraphWriter, a: Arguments) -> Value:
+def _hardsigmoid(w: XnnWriter, a: Arguments) -> XnnValue:
     return w.clamp(_plus(w, _times(w, w.dense(a.self), 1 / 6), 0.5), 0, 1)
 
 
-def _silu(w: GraphWriter, a: Arguments) -> Value:
+def _silu(w: XnnWriter, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
     return _pair(w, schema.XNNMultiply, x, _apply(w, schema.XNNSigmoid, x))
 
 
-def _gelu(w: GraphWriter, a: Arguments) -> Value:
+def _gelu(w: XnnWriter, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
     if a.approximate == "none":
         return _apply(w, schema.XNNGelu, x)
@@ -122,7 +122,7 @@ def _gelu(w: GraphWriter, a: Arguments) -> Value:
     return _pair(w, schema.XNNMultiply, x, gate)
 
 
-def _elu(w: GraphWriter, a: Arguments) -> Value:
+def _elu(w: XnnWriter, a: Arguments) -> XnnValue:
     return _apply(w, schema.XNNELU, w.dense(a.self), alpha=float(a.alpha))
 
 
@@ -132,24 +132,24 @@ def _check_elu(a: Arguments) -> str | None:
     return None
 
 
-def _leaky_relu(w: GraphWriter, a: Arguments) -> Value:
+def _leaky_relu(w: XnnWriter, a: Arguments) -> XnnValue:
     return _apply(w, schema.XNNLeakyReLU, w.dense(a.self), negative_slope=float(a.negative_slope))
 
 
-def _prelu_last(w: GraphWriter, a: Arguments) -> Value:
+def _prelu_last(w: XnnWriter, a: Arguments) -> XnnValue:
     return _pair(w, schema.XNNPReLU, w.dense(a.x), w.dense(a.weight))
 
 
-def _reciprocal(w: GraphWriter, a: Arguments) -> Value:
+def _reciprocal(w: XnnWriter, a: Arguments) -> XnnValue:
     return _pair(w, schema.XNNDiv, w.dense(1.0), w.dense(a.self))
 
 
-def _power(w: GraphWriter, a: Arguments) -> Value:
+def _power(w: XnnWriter, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
     return _POWERS[a.exponent](w, x)
 
 
-_POWERS: Mapping[float, Callable[[GraphWriter, Value], Value]] = MappingProxyType(
+_POWERS: Mapping[float, Callable[[XnnWriter, XnnValue], XnnValue]] = MappingProxyType(
     {
         1: lambda w, x: x,
         2: lambda w, x: _apply(w, schema.XNNSquare, x),
@@ -168,7 +168,7 @@ def _check_power(a: Arguments) -> str | None:
 # Contractions
 
 
-def _full(w: GraphWriter, x: Value, weight: Value, bias: Value | None) -> Value:
+def _full(w: XnnWriter, x: XnnValue, weight: XnnValue, bias: XnnValue | None) -> XnnValue:
     """x (…, I) times weight (O, I), plus bias (O)."""
     return w.node(
         schema.XNNFullyConnected,
@@ -179,7 +179,7 @@ def _full(w: GraphWriter, x: Value, weight: Value, bias: Value | None) -> Value:
     )
 
 
-def _linear(w: GraphWriter, a: Arguments) -> Value:
+def _linear(w: XnnWriter, a: Arguments) -> XnnValue:
     return _full(w, w.dense(a.input), w.dense(a.weight), _optional(w, a.bias))
 
 
@@ -187,7 +187,7 @@ def _check_linear(a: Arguments) -> str | None:
     return None if a.is_constant(a.bias) else "a bias that is not constant"
 
 
-def _addmm(w: GraphWriter, a: Arguments) -> Value:
+def _addmm(w: XnnWriter, a: Arguments) -> XnnValue:
     return _full(w, w.dense(a.mat1), w.constant(a.mat2.t()), _optional(w, a.self))
 
 
@@ -197,11 +197,11 @@ def _check_addmm(a: Arguments) -> str | None:
     return None if (a.alpha, a.beta) == (1, 1) else "addmm with alpha or beta"
 
 
-def _optional(w: GraphWriter, operand: Any) -> Value | None:
+def _optional(w: XnnWriter, operand: Any) -> XnnValue | None:
     return None if operand is None else w.dense(operand)
 
 
-def _matmul(w: GraphWriter, a: Arguments) -> Value:
+def _matmul(w: XnnWriter, a: Arguments) -> XnnValue:
     left, right = a.self, getattr(a, "other", getattr(a, "mat2", None))
     assert right is not None
     if isinstance(right, Tensor) and right.ndim == 2:
@@ -234,7 +234,7 @@ def _check_matmul(a: Arguments) -> str | None:
     return None
 
 
-def _attention(w: GraphWriter, a: Arguments) -> Value:
+def _attention(w: XnnWriter, a: Arguments) -> XnnValue:
     scale = 1 / math.sqrt(a.query.shape[-1]) if a.scale is None else a.scale
     swapped = _last_two_swapped(len(a.key.shape))
     query = whole(_times(w, w.dense(a.query), scale))
@@ -263,14 +263,14 @@ def _check_attention(a: Arguments) -> str | None:
 # Convolution: NHWC, weights (O, KH, KW, I/groups), padding (top, bottom, left, right)
 
 
-def _conv2d(w: GraphWriter, a: Arguments) -> Value:
+def _conv2d(w: XnnWriter, a: Arguments) -> XnnValue:
     x, weight, bias = w.dense(a.x), a.weight_ohwi, a.bias
     if a.groups > 1 and weight.shape[3] == 1 and a.groups == x.shape[3]:
         return _depthwise(w, x, weight.permute(3, 1, 2, 0), bias, a.stride, a.padding, a.dilation, a.shape)
     return _convolve(w, schema.XNNConv2d, x, weight, bias, a.stride, a.padding, a.dilation, a.groups, a.shape)
 
 
-def _conv_transpose2d(w: GraphWriter, a: Arguments) -> Value:
+def _conv_transpose2d(w: XnnWriter, a: Arguments) -> XnnValue:
     (vertical, horizontal), x = a.padding, w.dense(a.x)
     padding = (vertical, vertical, horizontal, horizontal)
     arguments = (x, a.weight_ohwi, a.bias, a.stride, padding, a.dilation, a.groups, a.shape)
@@ -287,9 +287,9 @@ def _check_conv(a: Arguments) -> str | None:
 
 
 def _convolve(
-    w: GraphWriter,
+    w: XnnWriter,
     kind: type[Any],
-    x: Value,
+    x: XnnValue,
     weight: Tensor,
     bias: Any,
     stride: Sequence[int],
@@ -298,7 +298,7 @@ def _convolve(
     groups: int,
     shape: Sequence[int],
     adjustment: Sequence[int] = (0, 0),
-) -> Value:
+) -> XnnValue:
     depthwise = kind is schema.XNNDepthwiseConv2d
     bias_value = _optional(w, bias)
     return w.node(
@@ -326,15 +326,15 @@ def _convolve(
 
 
 def _depthwise(
-    w: GraphWriter,
-    x: Value,
+    w: XnnWriter,
+    x: XnnValue,
     weight: Tensor,
     bias: Any,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     shape: Sequence[int],
-) -> Value:
+) -> XnnValue:
     """Weight (1, KH, KW, O). Rows and columns are dealt out to kernels of few taps, whose results are added.
 
     Every n-th row with n times the dilation needs no more padding than the whole kernel where that is "same";
@@ -342,7 +342,7 @@ def _depthwise(
     """
     _, height, width, _ = weight.shape
     down, across = _split(height, width)
-    total: Value | None = None
+    total: XnnValue | None = None
     for i in range(down):
         for j in range(across):
             part = weight[:, i::down, j::across, :]
@@ -387,7 +387,7 @@ def _part_padding(
     return padding[0] - first * dilation, padding[1] - (size - 1 - last) * dilation
 
 
-def _crop(w: GraphWriter, x: Value, cut: Sequence[int]) -> Value:
+def _crop(w: XnnWriter, x: XnnValue, cut: Sequence[int]) -> XnnValue:
     """NHWC `x` without what is positive in `cut`: top, bottom, left, right."""
     top, bottom, left, right = (max(c, 0) for c in cut)
     n, height, width, channels = x.shape
@@ -397,14 +397,14 @@ def _crop(w: GraphWriter, x: Value, cut: Sequence[int]) -> Value:
 # Pooling and resizing, NHWC
 
 
-def _max_pool2d(w: GraphWriter, a: Arguments) -> Value:
+def _max_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
     x = w.dense(a.x)
     if list(a.kernel_size) == [1, 1]:
         return _subsample(w, x, a.stride, a.shape)
     return _pool(w, schema.XNNMaxPooling2d, x, a, a.padding, a.dilation)
 
 
-def _avg_pool2d(w: GraphWriter, a: Arguments) -> Value:
+def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
     x, padding, taps = w.dense(a.x), tuple(a.padding), math.prod(a.kernel_size)
     factor = 1.0 if a.divisor_override is None else taps / a.divisor_override
     if taps == 1:
@@ -421,8 +421,8 @@ def _avg_pool2d(w: GraphWriter, a: Arguments) -> Value:
 
 
 def _pool(
-    w: GraphWriter, kind: type[Any], x: Value, a: Arguments, padding: Sequence[int], dilation: Sequence[int]
-) -> Value:
+    w: XnnWriter, kind: type[Any], x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Sequence[int]
+) -> XnnValue:
     below, beside = _overhang(x, a, padding, dilation)
     return w.node(
         kind,
@@ -442,7 +442,7 @@ def _pool(
     )
 
 
-def _overhang(x: Value, a: Arguments, padding: Sequence[int], dilation: Sequence[int]) -> list[int]:
+def _overhang(x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Sequence[int]) -> list[int]:
     """How far the last window of a ceil-mode pool reaches beyond the padded input, down and right."""
     return [
         max(0, (a.shape[d + 1] - 1) * a.stride[d] + dilation[d] * (a.kernel_size[d] - 1) + 1 - padded)
@@ -450,7 +450,7 @@ def _overhang(x: Value, a: Arguments, padding: Sequence[int], dilation: Sequence
     ]
 
 
-def _subsample(w: GraphWriter, x: Value, stride: Sequence[int], shape: Sequence[int]) -> Value:
+def _subsample(w: XnnWriter, x: XnnValue, stride: Sequence[int], shape: Sequence[int]) -> XnnValue:
     """Every stride-th pixel: XNNPACK refuses to pool over one."""
     if list(stride) == [1, 1]:
         return x
@@ -464,7 +464,7 @@ def _check_subsample(a: Arguments) -> str | None:
     return None
 
 
-def _bilinear(w: GraphWriter, a: Arguments) -> Value:
+def _bilinear(w: XnnWriter, a: Arguments) -> XnnValue:
     height, width = a.output_size
     return w.node(
         schema.XNNStaticResizeBilinear2D,
@@ -484,7 +484,7 @@ def _check_bilinear(a: Arguments) -> str | None:
     return None
 
 
-def _nearest(w: GraphWriter, a: Arguments) -> Value:
+def _nearest(w: XnnWriter, a: Arguments) -> XnnValue:
     """A whole multiple, as a product with ones over two more dimensions."""
     x = w.dense(a.x)
     n, height, width, channels = x.shape
@@ -504,7 +504,7 @@ def _check_nearest(a: Arguments) -> str | None:
 # Normalisation and reduction
 
 
-def _softmax(w: GraphWriter, a: Arguments) -> Value:
+def _softmax(w: XnnWriter, a: Arguments) -> XnnValue:
     return _apply(w, schema.XNNSoftmax, w.dense(a.self))
 
 
@@ -513,7 +513,7 @@ def _check_softmax(a: Arguments) -> str | None:
     return None if a.dim % rank == rank - 1 else f"softmax over dimension {a.dim} of {rank}, not the last"
 
 
-def _layer_norm(w: GraphWriter, a: Arguments) -> Value:
+def _layer_norm(w: XnnWriter, a: Arguments) -> XnnValue:
     x = w.dense(a.input)
     size = math.prod(a.normalized_shape)
     x = w.reshape(x, (*x.shape[: len(x.shape) - len(a.normalized_shape)], size))
@@ -529,7 +529,7 @@ def _layer_norm(w: GraphWriter, a: Arguments) -> Value:
 
 
 def _reduce(mean: bool) -> Build:
-    def build(w: GraphWriter, a: Arguments) -> Value:
+    def build(w: XnnWriter, a: Arguments) -> XnnValue:
         x = w.dense(a.self)
         dims = getattr(a, "dim", None) or range(len(x.shape))
         reduced = {d % len(x.shape) for d in dims}
@@ -540,7 +540,7 @@ def _reduce(mean: bool) -> Build:
     return build
 
 
-def _mean(w: GraphWriter, x: Value, dims: set[int]) -> Value:
+def _mean(w: XnnWriter, x: XnnValue, dims: set[int]) -> XnnValue:
     """The mean over `dims`, in some shape of the right order: one run of adjacent dimensions at a time."""
     dims = {d for d in dims if x.shape[d] != 1}
     if not dims:
@@ -567,7 +567,7 @@ def _mean(w: GraphWriter, x: Value, dims: set[int]) -> Value:
     return _mean(w, y, rest)
 
 
-def _mean_over_space(w: GraphWriter, x: Value) -> Value:
+def _mean_over_space(w: XnnWriter, x: XnnValue) -> XnnValue:
     n, _, _, channels = x.shape
     return w.node(schema.XNNGlobalAvgPooling2d, (n, 1, 1, channels), flags=XNN_FLAG_KEEP_DIMS, input_id=x.id)
 
@@ -575,7 +575,7 @@ def _mean_over_space(w: GraphWriter, x: Value) -> Value:
 # Moving elements
 
 
-def _same(w: GraphWriter, a: Arguments) -> View[Value] | Value:
+def _same(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
     operand = getattr(a, "self", getattr(a, "input", None))
     return operand if isinstance(operand, View) else w.dense(operand)  # type: ignore[arg-type]  # one of the two is there
 
@@ -598,13 +598,13 @@ def _transposed_dims(a: Arguments, rank: int) -> list[int]:
     return dims
 
 
-def _view(w: GraphWriter, a: Arguments) -> View[Value] | Value:
+def _view(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
     if tuple(a.self.shape) == a.shape:
         return _same(w, a)
     return w.reshape(w.dense(a.self), a.shape)
 
 
-def _expand(w: GraphWriter, a: Arguments) -> View[Value] | Value:
+def _expand(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
     """Broadcasting is a product with ones in the dimensions that grow."""
     old = (1,) * (len(a.shape) - len(a.self.shape)) + tuple(a.self.shape)
     if old == a.shape:
@@ -613,7 +613,7 @@ def _expand(w: GraphWriter, a: Arguments) -> View[Value] | Value:
     return _pair(w, schema.XNNMultiply, w.reshape(w.dense(a.self), old), w.constant(torch.ones(ones)))
 
 
-def _slice(w: GraphWriter, x: Value, offsets: Sequence[int], sizes: Sequence[int]) -> Value:
+def _slice(w: XnnWriter, x: XnnValue, offsets: Sequence[int], sizes: Sequence[int]) -> XnnValue:
     if tuple(sizes) == x.shape:
         return x
     return w.node(
@@ -626,13 +626,13 @@ def _slice(w: GraphWriter, x: Value, offsets: Sequence[int], sizes: Sequence[int
     )
 
 
-def _cut(w: GraphWriter, x: Value, dim: int, start: int, length: int) -> Value:
+def _cut(w: XnnWriter, x: XnnValue, dim: int, start: int, length: int) -> XnnValue:
     dim %= len(x.shape)
     offsets = [start if d == dim else 0 for d in range(len(x.shape))]
     return _slice(w, x, offsets, [length if d == dim else size for d, size in enumerate(x.shape)])
 
 
-def _slice_tensor(w: GraphWriter, a: Arguments) -> Value:
+def _slice_tensor(w: XnnWriter, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
     size = x.shape[a.dim]
     start = a.start or 0
@@ -644,12 +644,12 @@ def _check_slice(a: Arguments) -> str | None:
     return None if a.step == 1 else f"a slice of step {a.step}; XNNPACK has step 1"
 
 
-def _select(w: GraphWriter, a: Arguments) -> Value:
+def _select(w: XnnWriter, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
     return _cut(w, x, a.dim, a.index % x.shape[a.dim], 1)
 
 
-def _split_tensor(w: GraphWriter, a: Arguments) -> list[Value]:
+def _split_tensor(w: XnnWriter, a: Arguments) -> list[XnnValue]:
     x, start, pieces = w.dense(a.self), 0, []
     for shape in a.shapes:
         pieces.append(_cut(w, x, a.dim, start, shape[a.dim]))
@@ -657,7 +657,7 @@ def _split_tensor(w: GraphWriter, a: Arguments) -> list[Value]:
     return pieces
 
 
-def _unbind(w: GraphWriter, a: Arguments) -> list[Value]:
+def _unbind(w: XnnWriter, a: Arguments) -> list[XnnValue]:
     x = w.dense(a.self)
     return [w.reshape(_cut(w, x, a.dim, i, 1), shape) for i, shape in enumerate(a.shapes)]
 
@@ -670,7 +670,7 @@ _CONCATENATE = (
 )
 
 
-def _cat(w: GraphWriter, a: Arguments) -> Value:
+def _cat(w: XnnWriter, a: Arguments) -> XnnValue:
     values = [w.dense(operand) for operand in a.tensors]
     axis = a.dim % len(a.shape)
     while len(values) > 1:
@@ -681,7 +681,7 @@ def _cat(w: GraphWriter, a: Arguments) -> Value:
     return values[0]
 
 
-def _concatenate(w: GraphWriter, values: Sequence[Value], axis: int) -> Value:
+def _concatenate(w: XnnWriter, values: Sequence[XnnValue], axis: int) -> XnnValue:
     if len(values) == 1:
         return values[0]
     shape = list(values[0].shape)
@@ -691,7 +691,7 @@ def _concatenate(w: GraphWriter, values: Sequence[Value], axis: int) -> Value:
     return w.node(_CONCATENATE[len(values) - 2], shape, axis=axis, **inputs)
 
 
-def _constant_pad(w: GraphWriter, a: Arguments) -> Value:
+def _constant_pad(w: XnnWriter, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
     before, after = [0] * len(x.shape), [0] * len(x.shape)
     for i in range(len(a.pad) // 2):  # torch lists the last dimension first
@@ -701,7 +701,7 @@ def _constant_pad(w: GraphWriter, a: Arguments) -> Value:
     return _pad(w, x, [max(b, 0) for b in before], [max(c, 0) for c in after], float(a.value or 0))
 
 
-def _pad(w: GraphWriter, x: Value, before: Sequence[int], after: Sequence[int], value: float) -> Value:
+def _pad(w: XnnWriter, x: XnnValue, before: Sequence[int], after: Sequence[int], value: float) -> XnnValue:
     if not any(before) and not any(after):
         return x
     return w.node(

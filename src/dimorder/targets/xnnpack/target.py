@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.contract import Contract, constant_methods, seal
 from dimorder.errors import UnsupportedError
-from dimorder.program.contract import Contract, constant_methods, seal
 from dimorder.targets.base import Target
 
 XNN_MAX_RANK = 6  # XNN_MAX_TENSOR_DIMS

@@ -1,0 +1,232 @@
+"""Decides how tensors and modules are put into channels-last order, in 1, 2 and 3 dimensions, and kept in it.
+
+What is asked for is what is returned: dense, with canonical strides, also where a size is 1; never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data._utils.collate import collate as _collate
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.algebra.strides import NotDense, read
+from dimorder.eager.conversion import convert
+from dimorder.eager.lifting import lift, unlift
+from dimorder.errors import UsageError
+
+M = TypeVar("M", bound=nn.Module)
+
+RANKS = (3, 4, 5)  # (N, C, L), (N, C, H, W), (N, C, D, H, W)
+
+
+# Tensors
+
+
+@overload
+def to_channels_last(value: Tensor) -> Tensor: ...
+@overload
+def to_channels_last(value: M) -> M: ...
+def to_channels_last(value: Tensor | nn.Module) -> Tensor | nn.Module:
+    """A tensor of 3 to 5 dims with dimension 1 fastest, or a module made to compute in that order, in place.
+
+    A tensor comes back dense with canonical strides: itself if it has them, a view of it if only sizes of 1
+    are strided otherwise, else a copy. Gradients pass. Raises `UsageError` at other ranks and for tensors
+    without strides.
+
+    Of a module, the weights of all convolutions are re-laid; names, shapes, ties and parameter objects stay,
+    and so does an optimizer's hold on them. A module with 1-D convolutions computes these, and what lies
+    between them, as (N, C, 1, L): torch has no channels-last kernels for (N, C, L). That holds for calls of
+    the module itself, not of its parts alone. Raises `UsageError` for scripted and lazy modules.
+
+    >>> to_channels_last(torch.zeros(2, 3, 5, 7)).stride()
+    (105, 1, 21, 3)
+    >>> to_channels_last(torch.zeros(8, 1, 3, 3)).stride()
+    (9, 1, 3, 1)
+    >>> conv = to_channels_last(nn.Conv1d(6, 4, 3))
+    >>> conv(torch.zeros(2, 6, 11)).stride(), tuple(conv.weight.shape)
+    ((36, 1, 4), (4, 6, 3))
+    """
+    if isinstance(value, nn.Module):
+        _lay_weights(value, DimOrder.channels_last)
+        lift(value)
+        return value
+    _check_rank(value.dim())
+    return convert(value, "channels_last")
+
+
+@overload
+def to_contiguous(value: Tensor) -> Tensor: ...
+@overload
+def to_contiguous(value: M) -> M: ...
+def to_contiguous(value: Tensor | nn.Module) -> Tensor | nn.Module:
+    """A tensor dense and row-major, with canonical strides; or a module as before `to_channels_last`.
+
+    >>> to_contiguous(to_channels_last(torch.zeros(2, 1, 5))).stride()
+    (5, 5, 1)
+    """
+    if isinstance(value, nn.Module):
+        _lay_weights(value, DimOrder.contiguous)
+        unlift(value)
+        return value
+    return convert(value, "contiguous")
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether a tensor of 3 to 5 dims is dense with dimension 1 fastest, sizes of 1 standing anywhere.
+
+    A slice of the channels is not: `torch.Tensor.to` calls it channels-last and leaves it with gaps.
+
+    >>> x = to_channels_last(torch.zeros(2, 6, 5, 7))
+    >>> is_channels_last(x), is_channels_last(x[:, :3]), is_channels_last(torch.zeros(2, 1, 5, 7))
+    (True, False, True)
+    """
+    if tensor.dim() not in RANKS or tensor.layout != torch.strided:
+        return False
+    reading = read(tuple(tensor.shape), tensor.stride())
+    if isinstance(reading, NotDense):
+        return False
+    return reading.order.equivalent(DimOrder.channels_last(tensor.dim()), tensor.shape)
+
+
+def empty(shape: Sequence[int], *, order: object = "channels_last", **options: Any) -> Tensor:
+    """An uninitialised dense tensor in an order, with canonical strides.
+
+    `order` is whatever `DimOrder.parse` takes; `options` are those of `torch.empty_strided`: dtype, device,
+    requires_grad, pin_memory. Raises `UsageError` for an order of another rank.
+
+    >>> empty((2, 3, 5), order="NLC", dtype=torch.int8).stride()
+    (15, 1, 3)
+    """
+    shape = tuple(shape)
+    return torch.empty_strided(shape, DimOrder.parse(order, len(shape)).strides(shape), **options)
+
+
+def to_channels_last_1d(value: Any) -> Any:
+    """`to_channels_last`, under the name that Intel's extension gave it.
+
+    >>> to_channels_last_1d(torch.zeros(2, 3, 5)).stride()
+    (15, 1, 3)
+    """
+    return to_channels_last(value)
+
+
+def is_contiguous_channels_last_1d(tensor: Tensor) -> bool:
+    """`is_channels_last` of an (N, C, L) tensor, under the name that Intel's extension gave it.
+
+    >>> is_contiguous_channels_last_1d(torch.zeros(2, 5, 3).transpose(1, 2))
+    True
+    """
+    return tensor.dim() == 3 and is_channels_last(tensor)
+
+
+def collate(batch: Sequence[Any]) -> Any:
+    """`torch.utils.data.default_collate`, but samples that all lie in one order are batched in that order.
+
+    So images of shape (C, H, W) read as rows of pixels make an NHWC batch, with no conversion.
+
+    >>> pixels = torch.zeros(5, 7, 3).permute(2, 0, 1)
+    >>> collate([pixels, pixels]).stride()
+    (105, 1, 21, 3)
+    """
+    return _collate(batch, collate_fn_map=_COLLATE)
+
+
+def _stack(batch: Sequence[Tensor], *, collate_fn_map: Any = None) -> Tensor:
+    first, *others = (read(tuple(x.shape), x.stride()) if x.layout == torch.strided else None for x in batch)
+    if first is None or isinstance(first, NotDense) or any(other != first for other in others):
+        return _stacked(batch, collate_fn_map)
+    order = first.order
+    stacked = _stacked([x.permute(order.dims) for x in batch], collate_fn_map)
+    return stacked.permute(0, *(dim + 1 for dim in order.inverse))
+
+
+def _stacked(batch: Sequence[Tensor], collate_fn_map: Any) -> Tensor:
+    stacked: Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+    return stacked
+
+
+_COLLATE = {**default_collate_fn_map, Tensor: _stack}
+
+
+def _check_rank(rank: int) -> None:
+    if rank not in RANKS:
+        raise UsageError(
+            "a tensor to put channels-last",
+            f"{rank} dims",
+            "pass (N, C, L), (N, C, H, W) or (N, C, D, H, W); a sample needs x.unsqueeze(0)",
+        )
+
+
+# Modules
+
+
+@contextmanager
+def laid(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> Iterator[nn.Module]:
+    """The module with its convolutions' weights in an order for the duration, and then as it was.
+
+    >>> conv = nn.Conv2d(3, 4, 2)
+    >>> with laid(conv, DimOrder.channels_last):
+    ...     conv.weight.stride()
+    (12, 1, 6, 3)
+    >>> conv.weight.stride()
+    (12, 4, 2, 1)
+    """
+    before = [(tensor, tensor.data, tensor.grad) for tensor in _strided(module)]
+    plain = type(module)
+    try:
+        _lay_weights(module, order_of_rank)
+        if order_of_rank(3) == DimOrder.channels_last(3):
+            lift(module)
+        yield module
+    finally:
+        for tensor, data, grad in before:
+            tensor.data = data
+            tensor.grad = grad
+        module.__class__ = plain
+
+
+def _weights(module: nn.Module) -> list[Tensor]:
+    """The weights of all convolutions that are parameters; one that is computed at each call, by a
+    parametrisation or a hook, is in the order that the computation makes, and stays."""
+    found: dict[int, Tensor] = {}
+    for conv in module.modules():
+        if isinstance(conv, torch.jit.ScriptModule):
+            raise UsageError(
+                "a module to re-lay", "a scripted part", "convert the module before scripting it"
+            )
+        weight = conv._parameters.get("weight") if isinstance(conv, nn.modules.conv._ConvNd) else None
+        if isinstance(weight, nn.UninitializedParameter):
+            raise UsageError(type(conv).__name__, "a lazy module without weights", "call it once before")
+        if weight is not None and weight.layout == torch.strided:
+            found[id(weight)] = weight
+    return list(found.values())
+
+
+def _strided(module: nn.Module) -> list[Tensor]:
+    """Each parameter and buffer that has memory and strides, once."""
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}.values()
+    lazy = (nn.UninitializedParameter, nn.UninitializedBuffer)
+    return [t for t in tensors if t.layout == torch.strided and not isinstance(t, lazy)]
+
+
+def _lay_weights(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> None:
+    """Re-lays in place, and once for all tensors that are the same memory: they stay tied."""
+    sharing: dict[int, list[Tensor]] = {}
+    for tensor in _strided(module):
+        sharing.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+    for weight in _weights(module):
+        tied = sharing[weight.untyped_storage()._cdata]
+        if len({(t.storage_offset(), t.shape, t.stride()) for t in tied}) > 1:
+            continue  # pieces of one memory, which no single order fits
+        laid_out = convert(weight.detach(), order_of_rank(weight.dim()))
+        for tensor in tied:
+            tensor.data = laid_out
+            if tensor.grad is not None:
+                tensor.grad = convert(tensor.grad, order_of_rank(weight.dim()))
+        sharing[laid_out.untyped_storage()._cdata] = tied

@@ -1,0 +1,155 @@
+"""Decides how orders are changed: which memory can be seen otherwise, and how the rest is copied."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.algebra.layout import Layout
+from dimorder.algebra.strides import NotDense, read
+from dimorder.eager.transposition import Choice, choose, fast_copy
+from dimorder.errors import UsageError
+
+
+def convert(tensor: Tensor, order: object) -> Tensor:
+    """The same values and shape, dense in another order, with canonical strides.
+
+    `order` is whatever `DimOrder.parse` takes. The tensor itself where it has these strides already, a view
+    where the memory is right, else a copy. Of a `Layout`, the dense physical tensor is made, which `unblock`
+    takes back. Raises `UsageError` for an order of another rank, and for a tensor without strides (sparse,
+    MKL-DNN).
+
+    >>> convert(torch.zeros(2, 3, 5, 7), "CHWN").stride()
+    (1, 70, 14, 2)
+    >>> convert(torch.zeros(2, 35, 5, 7), Layout.parse("nChw16c", 4)).shape
+    torch.Size([2, 3, 5, 7, 16])
+    """
+    if tensor.layout != torch.strided:
+        raise UsageError("a tensor to convert", f"layout {tensor.layout}", "pass x.to_dense()")
+    if isinstance(order, Layout):
+        return _block(tensor, order)
+    if type(order).__hash__ is None:  # a list, say
+        order = tuple(order)  # type: ignore[arg-type]
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return _traced(tensor, DimOrder.parse(order, tensor.dim()))
+    # On the way to a copy of 80 µs: nothing is computed here that the cache could hold.
+    plan = _conversion(tensor.shape, tensor.stride(), tensor.element_size(), order, torch.get_num_threads())
+    if plan is None:
+        return tensor
+    if plan.lies_right:
+        return tensor.as_strided(tensor.shape, plan.strides)
+    if plan.choice is not None and _is_plain(tensor):
+        return fast_copy(tensor, plan.choice, plan.strides)
+    if plan.format is not None and not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return tensor.contiguous(memory_format=plan.format)
+    return tensor.permute(plan.wanted.dims).contiguous().permute(plan.back)
+
+
+def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: object = "contiguous") -> Tensor:
+    """The tensor of logical `shape` that `convert(tensor, layout)` made physical, dense in `order`.
+
+    Raises `UsageError` where the physical shape is another.
+
+    >>> x, layout = torch.randn(2, 35, 5, 7), Layout.parse("nChw16c", 4)
+    >>> torch.equal(unblock(convert(x, layout), layout, x.shape), x)
+    True
+    """
+    expected = layout.physical_shape(shape)
+    if physical.shape != expected:
+        raise UsageError(
+            f"a physical tensor of {layout}",
+            f"shape {'×'.join(map(str, physical.shape))}",
+            f"{'×'.join(map(str, shape))} has the physical shape {'×'.join(map(str, expected))}",
+        )
+    padded = physical.permute(layout.pieces.inverse.dims).reshape(layout.padded_shape(shape))
+    return convert(padded[tuple(map(slice, shape))], order)
+
+
+def _block(tensor: Tensor, layout: Layout) -> Tensor:
+    shape = tuple(tensor.shape)
+    pads = [end - size for size, end in zip(shape, layout.padded_shape(shape), strict=True)]
+    if any(pads):
+        tensor = F.pad(tensor, [pad for behind in reversed(pads) for pad in (0, behind)])
+    return tensor.reshape(layout.split_shape(shape)).permute(layout.pieces.dims).contiguous()
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """The order wanted, its strides, the permute out of its physical shape, whether this is the same memory,
+    the faster copy that there may be, and the format by which torch makes just these strides in one call."""
+
+    wanted: DimOrder
+    strides: tuple[int, ...]
+    back: tuple[int, ...]
+    lies_right: bool
+    choice: Choice | None
+    format: torch.memory_format | None
+
+
+@functools.lru_cache(maxsize=4096)
+def _conversion(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, spec: Any, threads: int
+) -> _Conversion | None:
+    """What leads to an order; None where the strides are its already."""
+    wanted = DimOrder.parse(spec, len(shape))
+    if strides == wanted.strides(shape):
+        return None
+    reading = read(shape, strides)
+    held = None if isinstance(reading, NotDense) else reading.order
+    return _Conversion(
+        wanted,
+        wanted.strides(shape),
+        wanted.inverse.dims,
+        held is not None and held.equivalent(wanted, shape),
+        None if held is None else choose(shape, itemsize, held, wanted, threads),
+        _FORMATS.get(wanted),
+    )
+
+
+_FORMATS: Mapping[DimOrder, torch.memory_format] = MappingProxyType(
+    {
+        **{DimOrder.contiguous(rank): torch.contiguous_format for rank in (3, 4, 5)},
+        DimOrder.channels_last(4): torch.channels_last,
+        DimOrder.channels_last(5): torch.channels_last_3d,
+    }
+)
+
+
+def _traced(tensor: Tensor, wanted: DimOrder) -> Tensor:
+    """In operators alone, for whoever records them."""
+    if tensor.stride() == wanted.strides(tensor.shape):
+        return tensor
+    physical = tensor.permute(wanted.dims).clone(memory_format=torch.contiguous_format)
+    return physical.permute(wanted.inverse.dims)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is nothing but memory on the CPU: no gradient of either mode, no subclass, no lazy
+    conjugate; and nobody watches the operators."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and torch._C._dispatch_keys(tensor) in _PLAIN_KEYS
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+        and not torch._C._len_torch_dispatch_stack()
+        and forward_ad._current_level < 0
+    )
+
+
+def _keys_of_plain_tensors() -> tuple[Any, ...]:
+    """The dispatch keys of a tensor that is nothing but memory on the CPU, and of one of inference mode."""
+    with torch.inference_mode(), torch.device("cpu"):
+        inferred = torch._C._dispatch_keys(torch.empty(0))
+    with torch.inference_mode(False), torch.device("cpu"):
+        return torch._C._dispatch_keys(torch.empty(0)), inferred
+
+
+_PLAIN_KEYS = _keys_of_plain_tensors()

@@ -1,0 +1,33 @@
+"""Sees where a model changes the order of its values, and what each operator of this torch does to orders."""
+
+from dimorder.eager.inspection.compare import Comparison, Ratio, compare
+from dimorder.eager.inspection.expect import OrderError, expect_channels_last
+from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, Verdict, judge
+from dimorder.eager.inspection.inspection import ORDERS, FindingGroup, Inspection, inspect
+from dimorder.eager.inspection.probe import Cell, Change, OperatorTable, operators
+from dimorder.eager.inspection.trace import Copy, TracedCall, TracedValue, watching
+
+__all__ = [
+    "COSTLY",
+    "ORDERS",
+    "VERDICTS",
+    "Cell",
+    "Change",
+    "Comparison",
+    "Copy",
+    "Finding",
+    "FindingGroup",
+    "Inspection",
+    "OperatorTable",
+    "OrderError",
+    "Ratio",
+    "TracedCall",
+    "TracedValue",
+    "Verdict",
+    "compare",
+    "expect_channels_last",
+    "inspect",
+    "judge",
+    "operators",
+    "watching",
+]

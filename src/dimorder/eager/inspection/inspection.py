@@ -1,0 +1,213 @@
+"""Decides how a model is run to be inspected, and what its inspection tells."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.eager.channels_last import laid
+from dimorder.eager.conversion import convert
+from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, Verdict, judge
+from dimorder.eager.inspection.trace import TracedCall, watching
+from dimorder.errors import UsageError
+
+ORDERS = ("channels_last", "contiguous")
+_KINDS = {"channels_last": "channels-last", "contiguous": "row-major", None: "channels-last"}
+_COLOURS: Mapping[str, int] = MappingProxyType(
+    {"lost": 31, "hidden copy": 33, "mixed operands": 35, "ambiguous": 36, "free view": 32}
+)
+
+
+@dataclass(frozen=True)
+class FindingGroup:
+    """Findings of one kind at one line of one function: a block that repeats is one place."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(found.bytes for found in self.findings)
+
+    @property
+    def time_us(self) -> float:
+        return sum(found.time_us for found in self.findings)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(found.module for found in self.findings))
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Where a model changed the order of its values, from one real run.
+
+    `order` is the one that weights and inputs were put in, None for as they were. `model_us` is the time of
+    a run that nothing watched, the first. `calls` is every operator that ran.
+    """
+
+    name: str
+    order: str | None
+    inputs: tuple[tuple[int, ...], ...]
+    findings: tuple[Finding, ...]
+    calls: tuple[TracedCall, ...]
+    model_us: float
+
+    def of(self, verdict: Verdict) -> tuple[Finding, ...]:
+        """The findings with that verdict."""
+        return tuple(found for found in self.findings if found.verdict == verdict)
+
+    @cached_property
+    def places(self) -> tuple[FindingGroup, ...]:
+        """The findings grouped by line, the costly verdicts first, then by bytes."""
+        groups: dict[tuple[str, ...], list[Finding]] = {}
+        for found in self.findings:
+            key = (found.verdict, found.operator, found.function, found.source, found.before, found.after)
+            groups.setdefault(key, []).append(found)
+        places = (FindingGroup(tuple(group)) for group in groups.values())
+        return tuple(
+            sorted(
+                places, key=lambda p: (VERDICTS.index(p.findings[0].verdict), -p.bytes, p.findings[0].call)
+            )
+        )
+
+    @property
+    def keeps(self) -> bool:
+        """Whether nothing was lost, copied or mixed."""
+        return not any(found.verdict in COSTLY for found in self.findings)
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(found.bytes for found in self.findings if found.verdict in COSTLY)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `dimorder inspect --json` writes; the keys are stable."""
+        counts = Counter(found.verdict for found in self.findings)
+        return {
+            "model": self.name,
+            "order": self.order,
+            "inputs": [list(shape) for shape in self.inputs],
+            "operators": len(self.calls),
+            "model_us": round(self.model_us, 1),
+            "moved_bytes": self.moved_bytes,
+            "counts": {verdict: counts[verdict] for verdict in VERDICTS},
+            "findings": [found.to_dict() for found in self.findings],
+        }
+
+    def text(self, colour: bool = False) -> str:
+        """What `print` shows; with `colour`, for a terminal."""
+        return "\n".join(self._lines(colour))
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _lines(self, colour: bool) -> Iterator[str]:
+        counts = Counter(found.verdict for found in self.findings)
+        shapes = ", ".join(" x ".join(map(str, shape)) for shape in self.inputs) or "no tensors"
+        yield f"network   {self.name}: {shapes}, {_IN_ORDER[self.order]}"
+        yield f"operators {len(self.calls)} in {self.model_us / 1000:,.1f} ms"
+        yield "orders    " + ", ".join(f"{counts[v]} {_plural(v, counts[v])}" for v in VERDICTS)
+        if self.moved_bytes:
+            yield f"moved     {self.moved_bytes:,} bytes read in another order than they were written in"
+        elif not any(place.findings[0].verdict in COSTLY for place in self.places):
+            yield "moved     nothing: the order is kept throughout"
+        for number, place in enumerate(self.places):
+            yield from told(number, place, colour)
+
+
+_IN_ORDER = {"channels_last": "in channels-last", "contiguous": "row-major", None: "as it is"}
+
+
+def inspect(
+    model: nn.Module,
+    args: Sequence[Any] | Tensor,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    order: str | None = "channels_last",
+) -> Inspection:
+    """Run a model for real, and report each place where the order of its values changed.
+
+    `order` is the one that it is tried in: "channels_last" or "contiguous" puts its convolutions' weights and
+    its image inputs in that order for the run, None takes them as they are. It runs twice in eval mode,
+    without gradients, and is left as it was. Inputs of 3 dims are images only to a model with 1-D
+    convolutions. Raises `UsageError` for another order; whatever the model raises passes.
+
+    >>> found = inspect(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)), torch.randn(2, 3, 5, 7))
+    >>> [(x.verdict, x.operator, x.module, x.before, x.after) for x in found.of("lost")]
+    [('lost', 'aten._softmax', '1', 'NHWC', 'NCHW')]
+    """
+    if order not in (*ORDERS, None):
+        raise UsageError(f"order {order!r}", "no order to inspect in", f"give {' or '.join(ORDERS)}, or None")
+    args = (args,) if isinstance(args, Tensor) else tuple(args)
+    with running_in(model, (args, dict(kwargs or {})), order) as (args, keywords):
+        start = time.perf_counter()
+        model(*args, **keywords)
+        model_us = (time.perf_counter() - start) * 1e6
+        with watching(model, (args, keywords)) as calls:
+            model(*args, **keywords)
+    shapes = tuple(tuple(x.shape) for x in pytree.tree_leaves((args, keywords)) if isinstance(x, Tensor))
+    findings = judge(calls, _KINDS[order])
+    return Inspection(type(model).__name__, order, shapes, findings, tuple(calls), model_us)
+
+
+@contextmanager
+def running_in(model: nn.Module, inputs: Any, order: str | None) -> Iterator[Any]:
+    """The inputs in an order, while the model's weights are and it is in eval mode without gradients."""
+    modes = [(module, module.training) for module in model.modules()]
+    of_rank = DimOrder.contiguous if order == "contiguous" else DimOrder.channels_last
+    if order is not None:
+        ranks = {2 + len(m.kernel_size) for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
+        image_ranks = {4, 5} | ranks
+        inputs = pytree.tree_map_only(
+            Tensor,
+            lambda x: convert(x, of_rank(x.dim())) if x.dim() in image_ranks and x.is_floating_point() else x,
+            inputs,
+        )
+    model.eval()
+    try:
+        with torch.no_grad():
+            if order is None:
+                yield inputs
+            else:
+                with laid(model, of_rank):
+                    yield inputs
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def told(number: int, place: FindingGroup, colour: bool = False) -> Iterator[str]:
+    """A place in two or three lines."""
+    found, count = place.findings[0], len(place.findings)
+    verdict = f"\x1b[{_COLOURS[found.verdict]}m{found.verdict}\x1b[0m" if colour else found.verdict
+    called = f" by {found.function}" if found.function else ""
+    where = ", ".join(filter(None, [found.place, f"in {_listed(place.modules)}" if found.module else ""]))
+    times = f" ×{count}" if count > 1 else ""
+    yield f"  {number}  {verdict}{times}  {found.operator}{called} ({where})"
+    shapes = _listed(["×".join(map(str, f.shape)) for f in place.findings], most=2)
+    cost = f", {place.bytes:,} bytes" if place.bytes else ""
+    yield f"       {shapes}: {found.before} → {found.after}{cost}, {place.time_us:,.0f} µs"
+    if found.verdict != "free view":
+        yield f"       {found.what_to_do}"
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    different = list(dict.fromkeys(names))
+    more = f" and {len(different) - most} more" if len(different) > most else ""
+    return ", ".join(different[:most]) + more
+
+
+def _plural(verdict: str, count: int) -> str:
+    if count == 1 or verdict in ("lost", "ambiguous", "mixed operands"):
+        return verdict
+    return {"hidden copy": "hidden copies", "free view": "free views"}[verdict]

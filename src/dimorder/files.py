@@ -1,0 +1,43 @@
+"""Decides how files are written: whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from dimorder.errors import UsageError
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes, beside: Mapping[str, bytes] | None = None) -> Path:
+    """Write a file elsewhere and rename it to its place, so that no partial file is ever left.
+
+    `beside` gives, by what is put behind its name, files that are written with it, or not at all.
+    """
+    path = Path(path)
+    contents = {path.with_name(path.name + suffix): content for suffix, content in (beside or {}).items()}
+    contents[path] = data
+    parts = {file: file.with_name(f".{file.name}.{os.getpid()}.part") for file in contents}
+    replaced: dict[Path, bytes | None] = {}
+    file = path
+    try:
+        for file, content in contents.items():
+            parts[file].write_bytes(content)
+        for file, part in parts.items():
+            before = file.read_bytes() if file != path and file.exists() else None
+            part.replace(file)
+            replaced[file] = before
+    except OSError as error:
+        for done, before in replaced.items():
+            done.unlink() if before is None else done.write_bytes(before)
+        raise UsageError(
+            str(file),
+            f"cannot be written: {error.strerror or error}",
+            "name a file in a folder you can write to",
+        ) from error
+    finally:
+        for part in parts.values():
+            with suppress(OSError):  # a name that is too long for a file is too long to be looked for
+                part.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,314 @@
+"""Decides how the tensors of a physical program are held: dense, in physical dimensions made of axes.
+
+A `Builder` has the graph and what lies in memory; a `Call` is one operator as its lowering sees it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dimorder.lowering.annotate import Tensor
+from dimorder.lowering.extract import (
+    Arrangement,
+    BufferView,
+    Extracted,
+    Order,
+    Site,
+    Token,
+    layout_of,
+    token_axes,
+)
+from dimorder.lowering.operators.op_rules import operands
+
+aten = torch.ops.aten
+
+_MAX_RANK = 6  # of dimensions kept for their own sake; more are merged where nothing needs them apart
+
+# Buffer axes that make up one physical dimension, slowest first; () is a dimension of size 1.
+Run = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Physical:
+    """A dense tensor of the graph under construction. `runs` are its dimensions, or None where they cut
+    across axes."""
+
+    node: torch.fx.Node
+    order: Order
+    runs: tuple[Run, ...] | None
+
+
+class Builder:
+    """The graph under construction, the orders in which each buffer is in memory, and the constants."""
+
+    def __init__(self, extracted: Extracted) -> None:
+        self.extracted = extracted
+        self.program = extracted.annotated.program
+        self.graph = torch.fx.Graph()
+        self.root = torch.nn.Module()
+        self.memory: dict[tuple[int, Order], Physical] = {}
+        self.produced: dict[int, Order] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.source: dict[str, Any] = {}  # of the operator being lowered: what says where it comes from
+
+    def dimensions(self, view: BufferView, shape: Sequence[int]) -> list[Run]:
+        """The buffer axes of each dimension of a value with that shape."""
+        runs, left = [], list(view.axes)
+        for extent in shape:
+            run: Run = ()
+            while extent > 1 and self.extent(view.buffer, run) < extent:
+                run = (*run, left.pop(0))
+            runs.append(run)
+        return runs
+
+    def size(self, buffer: int, axis: int) -> int:
+        return self.extracted.buffers[buffer].tensor.sizes[axis]
+
+    def extent(self, buffer: int, axes: Iterable[int]) -> int:
+        return math.prod(self.size(buffer, axis) for axis in axes)
+
+    def store(self, buffer: int, order: Order, node: torch.fx.Node, runs: tuple[Run, ...] | None) -> None:
+        assert runs is None or tuple(axis for run in runs for axis in run) == order
+        self.memory[buffer, order] = Physical(node, order, runs)
+        self.produced[buffer] = order
+
+    def fetch(self, buffer: int, order: Order) -> Physical:
+        """The buffer in an order: as produced, or converted once and kept."""
+        if (buffer, order) not in self.memory:
+            self.memory[buffer, order] = self.convert(
+                buffer, self.memory[buffer, self.produced[buffer]], order
+            )
+        return self.memory[buffer, order]
+
+    def convert(self, buffer: int, source: Physical, order: Order) -> Physical:
+        """An explicit permute between dense tensors; keeps physical dimensions where the permute allows."""
+        position = {axis: i for i, axis in enumerate(order)}
+        runs = source.runs
+        pairs = [pair for run in runs or () for pair in itertools.pairwise(run)]
+        if runs is None or any(position[b] != position[a] + 1 for a, b in pairs):
+            runs = _common_runs(source.order, order)
+        node = self.shaped(buffer, source, runs)
+        slots = iter(sorted((i for i, run in enumerate(runs) if run), key=lambda i: position[runs[i][0]]))
+        dims = [next(slots) if run else i for i, run in enumerate(runs)]
+        permuted = self.call(aten.permute.default, node, dims)
+        dense = self.call(aten.clone.default, permuted, memory_format=torch.contiguous_format)
+        return Physical(dense, order, tuple(runs[d] for d in dims))
+
+    def shaped(self, buffer: int, tensor: Physical, runs: Sequence[Run]) -> torch.fx.Node:
+        """The tensor with other physical dimensions: a free view, left out where the shape is right."""
+        shape = [self.extent(buffer, run) for run in runs]
+        if tensor.runs is not None and [self.extent(buffer, run) for run in tensor.runs] == shape:
+            return tensor.node
+        return self.call(aten.view.default, tensor.node, shape)
+
+    def constant(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
+        """A constant as it is needed here; one that was re-laid the same way before is not stored twice."""
+        versions = [n for n in self.constants if n == name or n.startswith(f"{name}__")]
+        unique = next(
+            (n for n in versions if _same_constant(self.constants[n], tensor)), f"{name}__{len(versions)}"
+        )
+        if unique not in self.constants:
+            self.constants[unique] = tensor.contiguous()
+            self.root.register_buffer(unique, self.constants[unique])
+        return self.graph.get_attr(unique)
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta.update(self.source)
+        return node
+
+
+class Call:
+    """One operator being lowered: its operands in the planned orders, its tokens, its results."""
+
+    def __init__(self, builder: Builder, site: Site, arrangement: Arrangement) -> None:
+        self.b, self.site, self.arrangement, self.node = builder, site, arrangement, site.node
+        self.target: Any = site.node.target
+        self.orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
+        self.dynamic = [
+            builder.fetch(view.buffer, order) for view, order in zip(site.reads, self.orders, strict=False)
+        ]
+        self.relation = builder.extracted.annotated.relations[site.node]
+        self.tensors: list[Tensor] = list(builder.extracted.annotated.reads[site.node])
+
+    # -- tokens
+
+    def has(self, token: Token, i: int) -> bool:
+        return token in self.site.tokens[i]
+
+    def token_size(self, token: Token, i: int) -> int:
+        return self.b.extent(self.site.views[i].buffer, self.site.tokens[i].get(token, ()))
+
+    def axes(self, i: int, tokens: Iterable[Token]) -> Run:
+        """The buffer axes of some tokens on tensor `i`, in its planned order."""
+        wanted = {axis for token in tokens for axis in self.site.tokens[i].get(token, ())}
+        return tuple(axis for axis in self.orders[i] if axis in wanted)
+
+    def labelled(self, *names: str) -> list[Token]:
+        return [token for token in self.arrangement.tokens if any(is_named(token, name) for name in names)]
+
+    def permutation(self, i: int, *names: str) -> torch.Tensor:
+        """For the dimensions made of some labels: which logical index lies at each physical position on
+        tensor `i`."""
+        axes = self.axes(i, self.labelled(*names))
+        logical = [axis for axis in self.site.views[i].axes if axis in axes]
+        buffer = self.site.views[i].buffer
+        indices = torch.arange(self.b.extent(buffer, axes)).reshape(
+            [self.b.size(buffer, axis) for axis in logical]
+        )
+        return indices.permute([logical.index(axis) for axis in axes]).reshape(-1)
+
+    # -- physical dimensions
+
+    def split(
+        self, leads: Iterable[Token] = (), alone: Iterable[Token] = (), together: Iterable[Token] = ()
+    ) -> list[list[Token]]:
+        """The tokens in physical dimensions: as the largest operand has them, cut where operands or the call
+        differ.
+
+        A dimension starts at every token of `leads`; tokens of `alone` share no dimension with others; tokens
+        of `together` are one dimension.
+        """
+        order = list(self.arrangement.tokens)
+        leads, alone, together = set(leads), set(alone), set(together)
+        cuts = {0}
+        held = [token_axes(tensor, self.relation) for tensor in self.tensors]
+        for p in range(1, len(order)):
+            before, after = order[p - 1], order[p]
+            if (
+                after in leads
+                or (before in alone) != (after in alone)
+                or (before in together) != (after in together)
+            ) or (before not in leads and any((before in tokens) != (after in tokens) for tokens in held)):
+                cuts.add(p)
+        groups = self._as_they_are(order, cuts, together)
+        if groups is None or len(groups) > _MAX_RANK:
+            ends = [*sorted(cuts)[1:], len(order)]
+            groups = [order[a:b] for a, b in zip(sorted(cuts), ends, strict=True)] if order else []
+        return groups
+
+    def _as_they_are(
+        self, tokens: list[Token], cuts: set[int], together: set[Token]
+    ) -> list[list[Token]] | None:
+        """The physical dimensions of the largest operand (sizes of 1 included), cut further where needed."""
+        if not self.dynamic:
+            return None
+        largest = max(range(len(self.dynamic)), key=lambda i: len(self.site.tokens[i]))
+        runs = self.dynamic[largest].runs
+        if runs is None:
+            return None
+        dimension = {axis: d for d, run in enumerate(runs) for axis in run}
+        homes: list[int] = []
+        for token in reversed(tokens):  # a token the largest operand lacks lives with its successor
+            held = self.site.tokens[largest].get(token)
+            follows = homes[-1] if homes else len(runs) - 1
+            homes.append(min(dimension[axis] for axis in held) if held else follows)
+        homes.reverse()
+        joint = [home for home, token in zip(homes, tokens, strict=True) if token in together]
+        homes = [min(joint) if token in together else home for home, token in zip(homes, tokens, strict=True)]
+        if homes != sorted(homes):
+            return None
+        groups: list[list[Token]] = []
+        for d, run in enumerate(runs):
+            if not run:
+                groups.append([])
+            for p, token in enumerate(tokens):
+                if homes[p] == d:
+                    if p in cuts or p == 0 or homes[p - 1] != d:
+                        groups.append([])
+                    groups[-1].append(token)
+        return groups
+
+    def runs(self, i: int, groups: Sequence[Sequence[Token]]) -> tuple[Run, ...]:
+        return tuple(self.axes(i, group) for group in groups)
+
+    def by_label(self, *groups: Sequence[str]) -> list[list[Token]]:
+        return [self.labelled(*names) for names in groups]
+
+    # -- operands and results
+
+    def take(self, i: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
+        """Dynamic operand `i` with one physical dimension per group."""
+        return self.b.shaped(self.site.views[i].buffer, self.dynamic[i], self.runs(i, groups))
+
+    def take_constant(self, position: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
+        """The constant at `position` of `op_rules.operands`, re-laid, with one dimension per group (1 where
+        it has none)."""
+        source, tensor = operands(self.node)[position], self.tensors[position]
+        value = self.b.program.constant(source)
+        held = token_axes(tensor, self.relation)
+        order = [axis for token in self.arrangement.tokens for axis in held.get(token, ())]
+        relaid = value.reshape(tensor.sizes).permute(order)
+        shape = [math.prod(tensor.sizes[a] for t in group for a in held.get(t, ())) for group in groups]
+        return self.b.constant(str(source.target), relaid.reshape(shape))
+
+    def all_operands(self, groups: Sequence[Sequence[Token]]) -> list[torch.fx.Node]:
+        """Every operand in argument order, constants included, aligned on the groups. A scalar beside tensors
+        stays one: they decide the type of the result."""
+        taken, dynamic = [], 0
+        all_scalars = not any(shape_of(source) for source in operands(self.node))
+        for position, source in enumerate(operands(self.node)):
+            aligned = groups if shape_of(source) or all_scalars else []
+            if source.op == "get_attr":
+                taken.append(self.take_constant(position, aligned))
+            else:
+                taken.append(self.take(dynamic, aligned))
+                dynamic += 1
+        return taken
+
+    def give_dense(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]]) -> None:
+        """Like `give`, for an operator that ATen runs as a view."""
+        self.give(self.b.call(aten.clone.default, node, memory_format=torch.contiguous_format), groups)
+
+    def give(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]], result: int = 0) -> None:
+        i = len(self.site.reads) + result
+        self.b.store(self.site.views[i].buffer, self.orders[i], node, self.runs(i, groups))
+
+    def size(self, i: int, group: Iterable[Token]) -> int:
+        return self.b.extent(self.site.views[i].buffer, self.axes(i, group))
+
+    @property
+    def result(self) -> int:
+        return len(self.site.reads)
+
+    def weight(self, argument: int) -> torch.Tensor | None:
+        source = args_of(self.node)[argument] if len(args_of(self.node)) > argument else None
+        return None if source is None else self.b.program.constant(source)
+
+    def constant(self, tensor: torch.Tensor | None, argument: int) -> torch.fx.Node | None:
+        return None if tensor is None else self.b.constant(str(args_of(self.node)[argument].target), tensor)
+
+
+def is_named(token: Token, name: str) -> bool:
+    return any(part == name or part.startswith(f"{name}.") for part in token[0].split("+"))
+
+
+def shape_of(node: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in node.meta["val"].shape)
+
+
+def args_of(node: torch.fx.Node) -> Any:
+    """A node's arguments; torch types them as everything that an argument could be."""
+    return node.args
+
+
+def _same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _common_runs(source: Order, target: Order) -> tuple[Run, ...]:
+    """Axes grouped as far as they stay together in both orders, in the source's order."""
+    position = {axis: i for i, axis in enumerate(target)}
+    runs: list[list[int]] = []
+    for axis in source:
+        if runs and position[axis] == position[runs[-1][-1]] + 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    return tuple(tuple(run) for run in runs)

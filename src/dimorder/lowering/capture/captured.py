@@ -1,0 +1,282 @@
+"""Decides the normal form in which a network is planned: one functional graph of few ATen operators.
+
+Constant subgraphs are evaluated, batch-norms folded, reshapes spelt `reshape` and `permute`, splits spelt
+`slice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.export import ExportedProgram
+from torch.export._tree_utils import reorder_kwargs
+from torch.export.graph_signature import InputKind, OutputKind
+
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.lowering.capture.functional import functional
+from dimorder.lowering.capture.tracing import Tracer, Value, is_random
+from dimorder.lowering.operators.op_rules import RULES
+from dimorder.lowering.operators.spellings import SPELLINGS
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured network: a functional graph whose placeholders are the user's inputs and whose constants are
+    attributes.
+
+    `examples` are the leaves of the call it was captured with, in the sequence of `exported`; `out_spec`
+    restores the structure of the result. `exported` is the program as it was exported, which is what "the
+    same numbers" means.
+    """
+
+    module: torch.fx.GraphModule
+    examples: tuple[Any, ...]
+    input_names: tuple[str, ...]
+    out_spec: pytree.TreeSpec
+    exported: ExportedProgram
+
+    @property
+    def example_inputs(self) -> tuple[torch.Tensor, ...]:
+        return tuple(leaf for leaf in self.examples if isinstance(leaf, torch.Tensor))
+
+    @property
+    def nodes(self) -> list[torch.fx.Node]:
+        return list(self.module.graph.nodes)
+
+    @property
+    def inputs(self) -> list[torch.fx.Node]:
+        return [node for node in self.nodes if node.op == "placeholder"]
+
+    @property
+    def outputs(self) -> list[torch.fx.Node]:
+        return list(self.module.graph.output_node().args[0])  # type: ignore[arg-type]
+
+    @property
+    def constant_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.module.buffers())
+
+    def constant(self, node: torch.fx.Node) -> torch.Tensor:
+        """The tensor behind a `get_attr` node."""
+        return getattr(self.module, str(node.target))  # type: ignore[no-any-return]
+
+
+def capture(
+    model: torch.nn.Module | ExportedProgram | str | Path,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Captured:
+    """Export `model` with example arguments and bring it into normal form.
+
+    `model` may be a module (exported in eval mode), an `ExportedProgram`, or the path of a `.pt2` file; for
+    the last two, missing `args` are taken from the program's own example inputs.
+    """
+    if not isinstance(args, (tuple, list)):
+        raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
+    exported = _export(model, args, kwargs)
+    plain = functional(exported, known=SPELLINGS.keys() | RULES.keys())
+    _refuse_state(plain)  # only this form's signature tells every write
+    return _normal_form(plain, exported, _examples(exported, args, kwargs or {}))
+
+
+def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The leaves of a call in the program's sequence, keywords and keys by name.
+
+    Raises `UsageError` where the call is of another structure than the program's.
+    """
+    spec = exported.call_spec.in_spec
+    try:
+        leaves: list[Any] = spec.flatten_up_to((tuple(args), reorder_kwargs(dict(kwargs), spec)))
+    except (ValueError, TypeError, KeyError) as error:
+        positional, named = spec.children()
+        raise UsageError(
+            "the arguments",
+            f"another structure than the network was exported with ({' '.join(str(error).split())[:200]})",
+            f"give {positional.num_children} by position, by name {', '.join(named.context or ()) or 'none'}",
+        ) from error
+    return leaves
+
+
+def _examples(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The leaves of the call that stands for all: what is given, if it fits the program, or its own."""
+    call = (args, kwargs) if args or kwargs else exported.example_inputs
+    if call is None:
+        raise UsageError("args", "neither given nor in the program", "give example arguments")
+    examples = arguments(exported, *call)
+    leaves = iter(examples)
+    placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            leaf, held = next(leaves), placeholders[spec.arg.name].meta.get("val")
+            if isinstance(held, torch.Tensor) and not _alike(leaf, held):
+                found = f"{tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+                raise UsageError(
+                    f"input {spec.arg.name}",
+                    f"{found}, where the program was exported for {tuple(held.shape)} of {held.dtype}",
+                    "export it again for that input",
+                )
+    return tuple(examples)
+
+
+def _alike(leaf: Any, held: torch.Tensor) -> bool:
+    """Whether a tensor may stand for another; symbolic sizes are refused elsewhere."""
+    static = all(isinstance(size, int) for size in held.shape)
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.dtype == held.dtype
+        and (not static or leaf.shape == held.shape)
+    )
+
+
+@contextmanager
+def eval_mode(model: Any) -> Iterator[None]:
+    """A module in eval mode, and afterwards each part in its own mode again; a program has but one."""
+    parts = list(model.modules()) if isinstance(model, torch.nn.Module) else []
+    modes = [part.training for part in parts]
+    for part in parts:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
+
+
+def where(node: torch.fx.Node) -> str:
+    """Where in the user's source an operator comes from: `file.py:12, in features.0`."""
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    module = str(modules[-1][0]) if modules else ""
+    for line in reversed((node.meta.get("stack_trace") or "").splitlines()):
+        line = line.strip()
+        if line.startswith("File ") and "/torch/nn/modules/" not in line:
+            path, number = line.split('"')[1], line.split("line ")[1].split(",")[0]
+            return f"{Path(path).name}:{number}" + (f", in {module}" if module else "")
+    return module or node.name
+
+
+def operator_name(node: torch.fx.Node) -> str:
+    """The operator as a reader knows it: `aten.convolution`, `input x`, `output`."""
+    if node.op != "call_function":
+        return f"{node.op} {node.name}"
+    return str(node.target).removesuffix(".default")
+
+
+def _export(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> ExportedProgram:
+    if isinstance(model, (str, Path)):
+        try:
+            model = torch.export.load(str(model))
+        except Exception as error:
+            raise UsageError(
+                str(model),
+                f"not a readable exported program: {error}",
+                "save it again with torch.export.save",
+            ) from error
+    if isinstance(model, ExportedProgram):
+        return model
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            "model",
+            f"{type(model).__name__} is neither a torch.nn.Module nor an ExportedProgram",
+            "pass one of these",
+        )
+    try:
+        with torch.no_grad(), eval_mode(model):
+            return torch.export.export(model, tuple(args), dict(kwargs or {}))
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        reason = next(
+            (line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__
+        )
+        raise UnsupportedError(
+            f"torch.export of {type(model).__name__}",
+            f"{type(error).__name__}: {reason}",
+            "make the module exportable, and check --input shapes",
+        ) from error
+
+
+def _refuse_state(exported: ExportedProgram) -> None:
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind != OutputKind.USER_OUTPUT:
+            raise UnsupportedError(
+                f"{spec.kind.name.removesuffix('_MUTATION').replace('_', ' ').lower()} {spec.target or ''}",
+                "the program writes to it",
+                "return the new value as an output instead",
+            )
+    for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "get_attr" or isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise UnsupportedError(
+                f"{operator_name(node)} ({where(node)})", "control flow", "decide it before the export"
+            )
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise UnsupportedError(
+                f"{operator_name(node)} ({where(node)})",
+                "a number that is read out of a tensor",
+                "keep it a tensor, or make it a constant",
+            )
+        if isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
+            raise UnsupportedError(
+                f"{operator_name(node)} ({where(node)})",
+                f"symbolic shape {tuple(value.shape)}",
+                "export with static shapes",
+            )
+
+
+def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples: tuple[Any, ...]) -> Captured:
+    """The program traced anew in the normal form's spellings."""
+    tracer = Tracer(SPELLINGS)
+    env, names = _bind_inputs(tracer, exported)
+    for node in exported.graph.nodes:
+        if node.op == "call_function":
+            args, kwargs = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
+            env[node] = tracer.trace(node, args, kwargs)
+    results: Any = exported.graph.output_node().args[0]
+    for result in results:
+        if not isinstance(result, torch.fx.Node):
+            raise UnsupportedError(
+                "output", f"the network returns the constant {result!r}", "return tensors only"
+            )
+    module = tracer.module([env[result] for result in results])
+    _refuse_random(module)
+    if not names:
+        raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")
+    return Captured(module, examples, tuple(names), exported.call_spec.out_spec, original)
+
+
+def _refuse_random(module: torch.fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        if node.op == "call_function" and is_random(node.target, node.args, node.kwargs):
+            raise UnsupportedError(
+                f"{operator_name(node)} ({where(node)})",
+                "random numbers",
+                "make them an input",
+            )
+
+
+def _bind_inputs(tracer: Tracer, exported: ExportedProgram) -> tuple[dict[torch.fx.Node, Value], list[str]]:
+    """What each placeholder stands for, and the names of the user's tensors."""
+    state = {**exported.state_dict, **exported.constants}
+    placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    env: dict[torch.fx.Node, Value] = {}
+    names = []
+    for spec in exported.graph_signature.input_specs:
+        node = placeholders[spec.arg.name]
+        value = node.meta.get("val")
+        if spec.kind != InputKind.USER_INPUT:
+            env[node] = tracer.named(spec.target.replace(".", "_"), state[spec.target].detach())
+        elif not isinstance(value, torch.Tensor):
+            env[node] = value
+        elif value.numel() == 0:
+            raise UnsupportedError(
+                f"input {node.name}", f"shape {tuple(value.shape)} has no elements", "leave it out"
+            )
+        else:
+            env[node] = tracer.input(node.name, value)
+            names.append(node.name)
+    return env, names

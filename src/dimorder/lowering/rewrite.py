@@ -1,0 +1,112 @@
+"""Decides how a plan becomes a program: every tensor dense in its physical shape, each conversion a permute.
+
+The result is an `ExportedProgram` that runs in torch as it stands; nothing downstream decides about layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import Contract, TensorSpec
+from dimorder.lowering.building import Builder, Call, Run, shape_of
+from dimorder.lowering.capture.tracing import SOURCE
+from dimorder.lowering.extract import Arrangement, Extracted, Order, Site, layout_of
+from dimorder.lowering.operators.lowerings import lower, refuses
+from dimorder.planning.plan import LayoutPlan
+
+__all__ = ["at_boundary", "build", "refuses", "rewrite"]
+
+aten = torch.ops.aten
+
+
+def rewrite(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> ExportedProgram:
+    """The physical program of a plan. Its signature is that of the contract's boundary: logical shapes in the
+    promised dim orders, or dense physical shapes."""
+    module = build(extracted, plan, contract)
+    examples = tuple(
+        at_boundary(example, spec)
+        for example, spec in zip(extracted.annotated.program.example_inputs, contract.inputs, strict=True)
+    )
+    with torch.no_grad():
+        return torch.export.export(module, examples)
+
+
+def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.fx.GraphModule:
+    """The physical program of a plan as a module, before it is exported."""
+    b = Builder(extracted)
+    inputs = iter(contract.inputs)
+    computed: list[_At] = []
+    for index, site in enumerate(extracted.sites):
+        arrangement = extracted.arrangements[index][plan.choice[index]]
+        b.source = {key: site.node.meta[key] for key in SOURCE if key in site.node.meta}
+        if site.kind == "input":
+            _input(b, _At(site, arrangement), next(inputs))
+        elif site.kind == "output":
+            computed.append(_At(site, arrangement))
+        else:
+            lower(Call(b, site, arrangement))
+    results: list[torch.fx.Node] = []
+    left = iter(computed)
+    for node, spec in zip(b.program.outputs, contract.outputs, strict=True):
+        result = _constant_output(b, node, spec) if node.op == "get_attr" else _output(b, next(left), spec)
+        fresh = result.op == "call_function" and result not in results
+        results.append(result if fresh else b.call(aten.clone.default, result))
+    b.graph.output(tuple(results))
+    return torch.fx.GraphModule(b.root, b.graph)
+
+
+def at_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """A dense copy of a logical tensor as the program's own signature holds it, with canonical strides."""
+    if spec.boundary == "physical":
+        return tensor.permute(tuple(spec.dim_order)).contiguous()
+    strides = spec.boundary_order.strides(tuple(tensor.shape))
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+@dataclass(frozen=True)
+class _At:
+    """An input or output of the program, and how the plan arranges it."""
+
+    site: Site
+    arrangement: Arrangement
+
+    @property
+    def buffer(self) -> int:
+        return self.site.views[0].buffer
+
+    @property
+    def layout(self) -> Order:
+        return layout_of(0, self.site, self.arrangement)
+
+    def runs(self, b: Builder, order: DimOrder) -> list[Run]:
+        """The buffer axes of each dimension, in an order of the dimensions."""
+        held = b.dimensions(self.site.views[0], shape_of(self.site.node))
+        return [held[d] for d in order]
+
+
+def _input(b: Builder, at: _At, spec: TensorSpec) -> None:
+    node, order = b.graph.placeholder(at.site.node.name), spec.held_order
+    if spec.boundary == "logical" and not order.is_contiguous:
+        node = b.call(aten.permute.default, node, list(order))
+    b.store(at.buffer, at.layout, node, tuple(at.runs(b, order)))
+
+
+def _output(b: Builder, at: _At, spec: TensorSpec) -> torch.fx.Node:
+    dense = b.fetch(at.buffer, at.layout)
+    return _as_signed(b, b.shaped(at.buffer, dense, at.runs(b, spec.held_order)), spec)
+
+
+def _constant_output(b: Builder, node: torch.fx.Node, spec: TensorSpec) -> torch.fx.Node:
+    value = b.program.constant(node).permute(tuple(spec.held_order))
+    return _as_signed(b, b.constant(f"output_{node.name}", value), spec)
+
+
+def _as_signed(b: Builder, dense: torch.fx.Node, spec: TensorSpec) -> torch.fx.Node:
+    """A dense result as the signature shows it."""
+    if spec.boundary == "physical" or spec.held_order.is_contiguous:
+        return dense
+    return b.call(aten.permute.default, dense, list(spec.held_order.inverse))

@@ -1,0 +1,522 @@
+"""Decides what `channels_last` promises: the order asked for, dense, whatever tensor or module comes in."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import math
+import os
+import socket
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.algebra.layout import Layout
+from dimorder.eager.channels_last import (
+    collate,
+    empty,
+    is_channels_last,
+    is_contiguous_channels_last_1d,
+    laid,
+    to_channels_last,
+    to_channels_last_1d,
+    to_contiguous,
+)
+from dimorder.eager.conversion import convert
+from dimorder.errors import UsageError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64)
+
+
+@st.composite
+def tensors(draw, dtypes=DTYPES, ranks=(3, 4, 5)):
+    """Strided in every way: permuted, sliced, stepped, expanded, flipped, of sizes 0 and 1."""
+    rank = draw(st.sampled_from(ranks))
+    shape = draw(st.lists(st.integers(0, 5), min_size=rank, max_size=rank))
+    pads = draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=rank, max_size=rank))
+    steps = draw(st.lists(st.integers(1, 2), min_size=rank, max_size=rank))
+    held = [
+        before + size * step + after for size, step, (before, after) in zip(shape, steps, pads, strict=True)
+    ]
+    order = draw(st.permutations(range(rank)))
+    dtype = draw(st.sampled_from(dtypes))
+    base = torch.arange(math.prod(held)).remainder(120).view(held)
+    base = (base % 2 == 0) if dtype == torch.bool else base.to(dtype)
+    base = convert(base, DimOrder(*order))
+    cuts = tuple(
+        slice(before, before + size * step, step)
+        for size, step, (before, _) in zip(shape, steps, pads, strict=True)
+    )
+    x = base[cuts]
+    for dim in range(rank):
+        if x.shape[dim] == 1 and draw(st.booleans()):
+            x = x.expand(*(3 if d == dim else -1 for d in range(rank)))
+    flips = draw(st.sets(st.integers(0, rank - 1)))
+    return x.flip(tuple(flips)) if flips else x
+
+
+@given(tensors(), st.data())
+def test_convert_gives_the_values_in_the_strides_asked_for(x, data):
+    order = DimOrder(*data.draw(st.permutations(range(x.dim()))))
+    y = convert(x, order)
+    assert y.shape == x.shape and y.dtype == x.dtype
+    assert torch.equal(y, x)
+    assert y.stride() == order.strides(x.shape)
+    assert convert(y, order) is y
+
+
+@given(tensors())
+def test_to_channels_last_and_back(x):
+    y = to_channels_last(x)
+    assert torch.equal(y, x) and is_channels_last(y)
+    assert y.stride() == DimOrder.channels_last(x.dim()).strides(x.shape)
+    assert to_channels_last(y) is y
+    back = to_contiguous(y)
+    assert torch.equal(back, x) and back.stride() == DimOrder.contiguous(x.dim()).strides(x.shape)
+
+
+@given(tensors(dtypes=(torch.float32, torch.bfloat16, torch.float16, torch.complex64)))
+def test_gradients_pass_unchanged(x):
+    grads = []
+    for change in (lambda x: x * 1, to_channels_last, to_contiguous):
+        leaf = x.detach().clone().requires_grad_()
+        y = change(leaf)
+        weight = torch.arange(y.numel()).remainder(7).view(y.shape).to(y.dtype)
+        (y * weight).sum().abs().backward()
+        grads.append(leaf.grad)
+    for grad in grads[1:]:
+        assert torch.equal(grad, grads[0])
+
+
+@given(tensors())
+def test_is_channels_last_says_what_the_memory_is(x):
+    """Against the definition: walking the memory in channels-last order meets every element one further."""
+    steps = x.permute(DimOrder.channels_last(x.dim()).dims)
+    places = [
+        sum(i * s for i, s in zip(index, steps.stride(), strict=True))
+        for index in torch.cartesian_prod(*(torch.arange(n) for n in steps.shape)).view(-1, x.dim()).tolist()
+    ]
+    assert is_channels_last(x) == (places == list(range(x.numel())))
+
+
+def test_one_channel_with_gaps_is_copied_right():
+    """Intel's extension returned wrong values here: C = 1 out of a wider tensor."""
+    wide = torch.arange(2 * 4 * 5).float().view(2, 4, 5)
+    x = wide[:, 1:2]
+    y = to_channels_last_1d(x)
+    assert torch.equal(y, x) and y.stride() == (5, 1, 1) and is_contiguous_channels_last_1d(y)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 4, 6), (2, 1, 4, 6), (2, 3, 1, 1), (1, 1, 1, 5), (1, 3, 1, 6)])
+def test_a_convolution_writes_channels_last_whatever_size_is_one(shape):
+    conv = to_channels_last(nn.Conv2d(shape[1], 7, 1))
+    ambiguous = torch.randn(3, *shape[1:])[:1].expand(shape).contiguous()
+    y = conv(to_channels_last(ambiguous))
+    assert y.stride(1) == 1 and is_channels_last(y)
+
+
+def test_a_single_image_of_a_batch_is_really_channels_last():
+    """`x[0].unsqueeze(0)` has strides that torch calls channels-last and convolves as NCHW."""
+    batch = to_channels_last(torch.randn(2, 3, 8, 6))
+    image = to_channels_last(batch[0].unsqueeze(0))
+    assert image.stride() == (144, 1, 18, 3) and image.data_ptr() == batch.data_ptr()
+    assert is_channels_last(nn.Conv2d(3, 4, 3)(image))
+
+
+def test_what_cannot_be_meant_is_refused():
+    with pytest.raises(UsageError, match=r"2 dims\n.*unsqueeze"):
+        to_channels_last(torch.zeros(2, 3))
+    with pytest.raises(UsageError, match="sparse"):
+        to_channels_last(torch.zeros(2, 3, 4, 5).to_sparse())
+    with pytest.raises(UsageError, match="4 dims for a tensor of 3"):
+        convert(torch.zeros(2, 3, 4), DimOrder(0, 2, 3, 1))
+    with pytest.raises(UsageError, match="lazy"):
+        to_channels_last(nn.Sequential(nn.LazyConv2d(4, 3)))
+    with pytest.raises(UsageError, match="scripted"):
+        to_channels_last(torch.jit.script(nn.Conv1d(3, 4, 2)))
+
+
+def test_empty_takes_what_torch_takes():
+    x = empty((2, 3, 4, 5), dtype=torch.float16, requires_grad=True)
+    assert x.stride() == (60, 1, 15, 3) and x.dtype == torch.float16 and x.is_leaf and x.requires_grad
+    assert empty((2, 3, 4, 5), order="CHWN").stride() == (1, 40, 10, 2)
+
+
+def test_orders_need_no_memory():
+    x = torch.empty(2, 64, 56, 40, device="meta")
+    y = to_channels_last(x)
+    assert y.device.type == "meta" and is_channels_last(y) and to_contiguous(y).is_contiguous()
+    assert convert(x, Layout.parse("nChw16c", 4)).shape == (2, 4, 56, 40, 16)
+
+
+# Modules
+
+
+class Mixed(nn.Module):
+    """Weights of every rank, one of them tied; a buffer that is a convolution's weight under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv2 = nn.Conv2d(3, 4, 3, padding=1)
+        self.tied = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.tied.weight = self.conv2.weight
+        self.conv3 = nn.Conv3d(2, 3, (1, 2, 2))
+        self.rise = nn.ConvTranspose2d(4, 5, 2, stride=2)
+        self.rise3 = nn.ConvTranspose3d(3, 2, 2)
+        self.register_buffer("alias", self.rise.weight.detach())
+        self.table = nn.Parameter(torch.randn(2, 3, 4, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.rise(self.conv2(x) + self.tied(x))
+        z = self.rise3(self.conv3(y[:, None, :4].expand(-1, 2, -1, -1, -1)))
+        return z.mean((2,)) + self.alias.sum() + self.table.sum()
+
+
+def test_a_mixed_module_keeps_its_state_and_its_ties():
+    torch.manual_seed(0)
+    module = Mixed()
+    x = torch.randn(2, 3, 4, 6)
+    before, values = module(x), {key: value.clone() for key, value in module.state_dict().items()}
+    parameters = list(module.parameters())
+    assert to_channels_last(module) is module
+    for conv in (module.conv2, module.conv3, module.rise, module.rise3):
+        assert is_channels_last(conv.weight)
+    assert module.table.is_contiguous()
+    assert module.tied.weight is module.conv2.weight
+    assert module.alias.data_ptr() == module.rise.weight.data_ptr()
+    assert all(a is b for a, b in zip(parameters, module.parameters(), strict=True))
+    after = module.state_dict()
+    assert list(after) == list(values) and all(torch.equal(after[key], values[key]) for key in values)
+    torch.testing.assert_close(module(to_channels_last(x)), before)
+    assert to_contiguous(module).conv3.weight.is_contiguous()
+
+
+def test_pieces_of_one_memory_stay_where_they_are():
+    module = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2))
+    packed = torch.randn(2, 4, 3, 2, 2)
+    for part, weight in zip(module, packed, strict=True):
+        part.weight = nn.Parameter(weight)
+    to_channels_last(module)
+    packed.zero_()
+    assert not module[0].weight.any() and not module[1].weight.any()
+
+
+def test_gradients_and_optimizers_go_on():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    module = copy.deepcopy(plain)
+    losses = []
+    for network in (plain, module):
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        x = torch.randn(2, 3, 8, 7, generator=torch.Generator().manual_seed(1))
+        seen = []
+        for step in range(3):
+            if network is module and step == 1:
+                to_channels_last(network)
+            optimizer.zero_grad(set_to_none=False)
+            loss = network(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.detach())
+        losses.append(torch.stack(seen))
+    torch.testing.assert_close(losses[0], losses[1])
+    assert is_channels_last(module[0].weight)
+
+
+def test_weights_computed_at_each_call_are_left_as_they_are():
+    module = parametrizations.weight_norm(nn.Conv1d(6, 4, 3), dim=2)
+    x = torch.randn(2, 6, 9)
+    before = module(x)
+    to_channels_last(module)
+    torch.testing.assert_close(module(x), before)
+    assert is_channels_last(module(x)) and module.parametrizations.weight.original1.is_contiguous()
+
+
+def test_laid_leaves_ties_and_gradients_as_they_were():
+    module = nn.Conv2d(3, 4, 3)
+    module.register_buffer("alias", module.weight.detach())
+    module(torch.ones(1, 3, 5, 6)).sum().backward()
+    grad = module.weight.grad
+    with laid(module, DimOrder.channels_last):
+        assert is_channels_last(module.alias)
+    with torch.no_grad():
+        module.weight.add_(1)
+    assert torch.equal(module.alias, module.weight) and module.weight.grad is grad
+
+
+def test_laid_leaves_the_module_as_it_was():
+    module = nn.Sequential(nn.Conv1d(3, 4, 2), nn.Conv1d(4, 5, 2))
+    with pytest.raises(RuntimeError), laid(module, DimOrder.channels_last):
+        assert is_channels_last(module[0].weight)
+        module(torch.zeros(1, 2))
+    assert type(module) is nn.Sequential and module[0].weight.is_contiguous()
+
+
+# 1-D
+
+
+class Apply(nn.Module):
+    """A convolution and then one function, with batch-norm and the like as modules."""
+
+    def __init__(self, then) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 6, 3)
+        self.then = then
+
+    def forward(self, x):
+        return self.then(self.conv(x))
+
+
+OPERATORS = {
+    "conv": nn.Conv1d(6, 4, 3, stride=2, padding=1, dilation=2, groups=2),
+    "conv same": nn.Conv1d(6, 4, 4, padding="same"),
+    "conv reflect": nn.Conv1d(6, 4, 3, padding=2, padding_mode="reflect"),
+    "conv depthwise": nn.Conv1d(6, 12, 5, groups=6),
+    "conv depthwise, dilated and padded by more than 4": nn.Conv1d(6, 6, 3, padding=5, dilation=4, groups=6),
+    "conv depthwise same": nn.Conv1d(6, 6, 4, padding="same", dilation=3, groups=6),
+    "conv pointwise": nn.Conv1d(6, 4, 1, stride=2),
+    "conv of values that are large and row-major": lambda x: F.conv1d(x.contiguous(), torch.ones(4, 6, 1)),
+    "conv transpose": nn.ConvTranspose1d(6, 4, 4, stride=3, padding=1, output_padding=2),
+    "batch norm": nn.BatchNorm1d(6),
+    "group norm": nn.GroupNorm(2, 6),
+    "max pool": nn.MaxPool1d(3, stride=2, padding=1),
+    "max pool function": lambda x: torch.max_pool1d(x, 3, ceil_mode=True),
+    "average pool": nn.AvgPool1d(2),
+    "cat": lambda x: torch.cat((x, x + 1), dim=1),
+    "cat of lengths": lambda x: torch.cat((x, x[:, :, :4].clone(memory_format=torch.preserve_format)), -1),
+    "add": lambda x: x + x.square(),
+    "add to a row-major one": lambda x: torch.ones(2, 6, 17) + x,
+    "multiply by a row-major one": lambda x: torch.mul(torch.full((2, 6, 17), 2.0), x),
+    "subtract per channel": lambda x: torch.arange(6.0).view(6, 1) - x,
+    "div": lambda x: x / 3,
+    "upsample linear": nn.Upsample(scale_factor=2, mode="linear"),
+    "upsample linear to a size": lambda x: F.interpolate(x, size=25, mode="linear", align_corners=True),
+    "upsample nearest": nn.Upsample(scale_factor=3, mode="nearest"),
+    "pad": lambda x: F.pad(x, (2, 1), value=0.5),
+    "pad the channels": lambda x: F.pad(x, (0, 1, 2, 0)),
+    "gelu": F.gelu,
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_1d_operators_keep_the_order_the_values_and_the_gradients(name):
+    torch.manual_seed(0)
+    plain = Apply(OPERATORS[name])
+    module = to_channels_last_1d(copy.deepcopy(plain))
+    results = []
+    for network in (plain, module):
+        x = torch.randn(2, 3, 19, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        y = network(x)
+        y.square().sum().backward()
+        results.append([y, x.grad, *(parameter.grad for parameter in network.parameters())])
+    assert y.shape[1] > 1 and is_contiguous_channels_last_1d(y)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-4)
+
+
+def test_1d_samples_and_other_modes_pass_through():
+    module = to_channels_last(Apply(lambda x: F.pad(x, (1, 1), mode="circular")))
+    assert module(torch.randn(3, 9)).shape == (6, 9)
+    y, places = to_channels_last(Apply(nn.MaxPool1d(2, return_indices=True)))(torch.randn(2, 3, 9))
+    assert y.shape == places.shape == (2, 6, 3)
+
+
+def lifted(function):
+    return to_channels_last(Apply(function)).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *({"scale_factor": scale} for scale in (1.1, 1.7, 2, 3.0)),
+        *({"size": size} for size in (5, 7, 23)),
+        {"scale_factor": 2, "mode": "linear"},
+        {"scale_factor": 1.3, "mode": "nearest-exact"},
+        {"size": 3, "mode": "area"},
+    ],
+    ids=str,
+)
+def test_1d_interpolation_takes_the_same_samples(how, dtype):
+    x = to_channels_last(torch.tensor([0, 1, 2, torch.inf, 4, 5, 6], dtype=dtype).expand(1, 2, 7))
+    expected = F.interpolate(x, **how)
+    y = lifted(lambda _: F.interpolate(x, **how))(torch.zeros(1, 3, 4))
+    assert is_contiguous_channels_last_1d(y)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+
+
+WRONG = {
+    "two strides": lambda x: F.conv1d(x, torch.ones(4, 6, 3), stride=(2, 3)),
+    "a padding of no name": lambda x: F.conv1d(x, torch.ones(4, 6, 3), padding="foo"),
+    "same with a stride": lambda x: F.conv1d(x, torch.ones(4, 6, 3), stride=2, padding="same"),
+    "a weight of two dims": lambda x: F.conv1d(x, torch.ones(4, 6)),
+    "two strides transposed": lambda x: F.conv_transpose1d(x, torch.ones(6, 4, 3), stride=(2, 3)),
+    "a pool that stays": lambda x: F.max_pool1d(x, 2, 0),
+    "two sizes": lambda x: F.interpolate(x, size=(3, 4)),
+    "linear with antialias": lambda x: F.interpolate(x, size=3, mode="linear", antialias=True),
+    "cat of another dim": lambda x: torch.cat((x, x), 3),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_1d_calls_that_torch_refuses_are_refused(name):
+    x = torch.randn(2, 3, 9)
+    with pytest.raises(Exception) as expected:
+        Apply(WRONG[name])(x)
+    with pytest.raises(expected.type):
+        lifted(WRONG[name])(x)
+
+
+def test_1d_calls_by_other_names_and_layouts():
+    x = torch.randn(2, 3, 9)
+    assert lifted(lambda y: torch.concatenate((y, y), axis=1))(x).shape == (2, 12, 7)
+    assert lifted(lambda y: F.conv1d(weight=torch.ones(4, 6, 1), input=y))(x).shape == (2, 4, 7)
+    sparse = torch.eye(7)[:6].expand(2, 6, 7).to_sparse()
+    torch.testing.assert_close(lifted(lambda y: (y + sparse) - y)(x), sparse.to_dense())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_row_major_inputs_of_lifted_modules_are_recorded(dynamic):
+    torch.manual_seed(0)
+    plain = Apply(nn.BatchNorm1d(6)).eval()
+    module, x, other = to_channels_last(copy.deepcopy(plain)), torch.randn(2, 3, 9), torch.randn(5, 3, 9)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    shapes = {"x": {0: torch.export.Dim("batch")}} if dynamic else None
+    exported = torch.export.export(module, (x,), dynamic_shapes=shapes).module()
+    for fed in (x, other) if dynamic else (x,):
+        torch.testing.assert_close(compiled(fed), plain(fed))
+        torch.testing.assert_close(exported(fed), plain(fed))
+    assert list(inspect.signature(module.forward).parameters) == ["x"]
+
+
+def test_a_module_whose_class_was_changed_since_is_not_put_back():
+    module = parametrizations.spectral_norm(to_channels_last(nn.Conv1d(6, 4, 3)))
+    with pytest.raises(UsageError, match="remove its parametrizations before"):
+        to_contiguous(module)
+
+
+def test_a_graph_module_can_still_be_copied():
+    traced = torch.fx.symbolic_trace(Apply(nn.BatchNorm1d(6)).eval())
+    x = torch.randn(2, 3, 9)
+    expected = traced(x)
+    to_channels_last(traced)
+    torch.testing.assert_close(copy.deepcopy(traced)(x), expected)
+
+
+class Pickled(nn.Sequential):
+    def __reduce__(self):
+        return Pickled, tuple(self.children())
+
+
+def test_a_module_that_pickles_itself_is_left_to_it():
+    module = to_channels_last(Pickled(nn.Conv1d(3, 4, 2)))
+    x = torch.randn(2, 3, 9)
+    torch.testing.assert_close(copy.deepcopy(module)(x), module(x))
+
+
+def test_a_lifted_module_can_be_copied_and_saved():
+    module = to_channels_last(Apply(nn.BatchNorm1d(6)).eval())
+    x = torch.randn(2, 3, 9)
+    expected = module(x)
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(module), torch.load(buffer, weights_only=False)):
+        assert type(other) is type(module) and isinstance(other, Apply)
+        assert is_channels_last(other(x))
+        assert torch.equal(other(x), expected)
+    assert type(to_contiguous(module)) is Apply
+
+
+# Data, DDP, torch.compile
+
+
+def test_collate_keeps_the_order_of_the_samples():
+    generator = torch.Generator().manual_seed(0)
+    pixels = [torch.randn(5, 7, 3, generator=generator).permute(2, 0, 1) for _ in range(4)]
+    batch, labels = collate([(image, index) for index, image in enumerate(pixels)])
+    assert (
+        is_channels_last(batch)
+        and torch.equal(batch, torch.stack(pixels))
+        and labels.tolist() == [0, 1, 2, 3]
+    )
+    mixed = collate([pixels[0], pixels[1].contiguous()])
+    assert mixed.is_contiguous() and torch.equal(mixed, torch.stack(pixels[:2]))
+    sliced = [image[:, ::2] for image in pixels]
+    assert torch.equal(collate(sliced), torch.stack(sliced))
+
+
+def test_collate_keeps_it_across_workers():
+    pixels = [torch.full((5, 7, 3), float(i)).permute(2, 0, 1) for i in range(4)]
+    loader = torch.utils.data.DataLoader(pixels, batch_size=2, num_workers=1, collate_fn=collate)
+    for number, batch in enumerate(loader):
+        assert is_channels_last(batch)
+        assert torch.equal(batch, torch.stack(pixels[2 * number : 2 * number + 2]))
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.conv2 = nn.Conv2d(6, 4, 3)
+
+    def forward(self, x):
+        return self.conv2(F.relu(self.norm(self.conv1(x))))
+
+
+@pytest.mark.parametrize(("make", "shape"), [(Small, (2, 3, 8, 7)), (lambda: Apply(F.relu), (2, 3, 9))])
+def test_compile_keeps_the_order(make, shape):
+    torch.manual_seed(0)
+    module = make().eval()
+    x = torch.randn(shape)
+    expected = module(x)
+    compiled = torch.compile(to_channels_last(module), backend="aot_eager", fullgraph=True)
+    y = compiled(to_channels_last(x))
+    torch.testing.assert_close(y, expected)
+    assert is_channels_last(y)
+
+
+def _train(rank: int, port: int, results) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    for make, shape in ((Small, (2, 3, 8, 7)), (lambda: Apply(nn.BatchNorm1d(6)), (2, 3, 9))):
+        for convert_it in (False, True):
+            torch.manual_seed(0)
+            module = to_channels_last(make()) if convert_it else make()
+            network = nn.parallel.DistributedDataParallel(module)
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+            x = torch.randn(shape, generator=torch.Generator().manual_seed(rank))
+            losses = []
+            for _ in range(3):
+                optimizer.zero_grad()
+                y = network(to_channels_last(x) if convert_it else x)
+                loss = y.square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            weights = [p for p in module.parameters() if p.dim() == len(shape)]
+            results.put((rank, shape, convert_it, losses, all(map(is_channels_last, [y, *weights]))))
+    torch.distributed.destroy_process_group()
+
+
+def test_three_steps_of_ddp_give_the_same_losses_and_keep_the_order():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    torch.multiprocessing.spawn(_train, (port, results), nprocs=2)
+    found = {}
+    for _ in range(8):
+        rank, shape, converted, losses, kept = results.get()
+        found[rank, shape, converted] = losses
+        assert kept == converted and len(set(losses)) == 3
+    for (rank, shape, _), losses in found.items():
+        assert losses == pytest.approx(found[rank, shape, False], rel=1e-5)

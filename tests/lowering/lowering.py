@@ -1,0 +1,170 @@
+"""Decides how tests take a small network through the pipeline: without exporting again, which takes longest.
+
+Each network is captured and annotated once, then planned, rewritten and run under many contracts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import Contract, TensorSpec
+from dimorder.lowering.annotate import Annotated, annotate
+from dimorder.lowering.capture.captured import Captured, capture
+from dimorder.lowering.extract import Extracted, extract
+from dimorder.lowering.rewrite import at_boundary, build, refuses
+from dimorder.lowering.verify import random_like, relative_error
+from dimorder.planning.plan import LayoutPlan
+from dimorder.planning.solve import solve
+from dimorder.runtime.guard import restore
+from tests.lowering.index_checker import check
+
+aten = torch.ops.aten
+
+TOLERANCE = 2e-5
+_READ_VIEWS = (aten.clone.default, aten.matmul.default, aten.permute.default)
+
+# Every order that the lowerings have, not only those of the operators' rules.
+EVERY_FORM: dict[Any, tuple[str, ...]] = {
+    aten.linear.default: ("* k", "k *"),
+    aten.matmul.default: tuple(f"b {x} {y} {z}" for x, y, z in itertools.permutations("mkn")),
+    aten.softmax.int: ("*",),
+    aten.log_softmax.int: ("*",),
+    aten.layer_norm.default: ("*",),
+}
+
+
+class Net(nn.Module):
+    """A network that is one function of itself and its inputs; modules and constants are its attributes."""
+
+    def __init__(self, function: Callable[..., Any], **attributes: Any) -> None:
+        super().__init__()
+        for name, value in attributes.items():
+            self.register_buffer(name, value) if isinstance(value, Tensor) else setattr(self, name, value)
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A captured network, ready to be lowered under any contract, and what it gives on random inputs."""
+
+    program: Captured
+    annotated: Annotated
+    inputs: tuple[Tensor, ...]
+    wanted: tuple[Tensor, ...]
+
+    def plan(
+        self, contract: Contract, objective: str = "bytes", *, rich: bool = False
+    ) -> tuple[Extracted, LayoutPlan]:
+        orders = ([spec.dim_order for spec in side] for side in (contract.inputs, contract.outputs))
+        extracted = extract(
+            self.annotated, *orders, objective=objective, forms=[EVERY_FORM, {}] if rich else [{}]
+        )
+        return extracted, solve(extracted.problem)
+
+    def faults(self, contract: Contract, objective: str = "bytes", *, rich: bool = False) -> list[str]:
+        """What is wrong with the plan and the physical program under a contract; nothing, one hopes."""
+        extracted, plan = self.plan(contract, objective, rich=rich)
+        found = [*plan.check(extracted.problem), *check(extracted, plan, contract)]
+        module = build(extracted, plan, contract)
+        held = [at_boundary(x, spec) for x, spec in zip(self.inputs, contract.inputs, strict=True)]
+        run = _Dense(module)
+        with torch.no_grad():
+            got = restore(contract, run.run(*held), "error").tensors
+        found += run.faults
+        for i, (value, wanted) in enumerate(zip(got, self.wanted, strict=True)):
+            if value.dtype != wanted.dtype:
+                found.append(f"output {i} is {value.dtype}, not {wanted.dtype}")
+            error = relative_error(value, wanted)
+            if error > TOLERANCE:
+                found.append(f"output {i} of shape {tuple(wanted.shape)} differs by {error:.1e}")
+        return found
+
+
+class _Dense(torch.fx.Interpreter):
+    """Runs a physical program and notes what reads a tensor that is not contiguous.
+
+    Views may be copied, returned, and, where they swap the last two dimensions, multiplied.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.faults: list[str] = []
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        if (
+            n.op == "placeholder"
+            or isinstance(result, (tuple, list))
+            or all(value.is_contiguous() for value in pytree.tree_leaves(result))
+        ):
+            return result
+        for user in n.users:
+            if user.op != "output" and user.target not in _READ_VIEWS:
+                self.faults.append(f"{user} ({user.target}) reads {n} ({n.target}), which is not dense")
+        return result
+
+
+def lowering(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Lowering:
+    program = capture(model, args, kwargs)
+    inputs = random_like(program.example_inputs, seed=1)
+    feed = iter(inputs)
+    again, named = pytree.tree_map_only(Tensor, lambda _: next(feed), (tuple(args), dict(kwargs or {})))
+    with torch.no_grad():
+        wanted = tuple(
+            leaf for leaf in pytree.tree_leaves(model.eval()(*again, **named)) if isinstance(leaf, Tensor)
+        )
+    return Lowering(program, annotate(program, refuses), inputs, wanted)
+
+
+def contract_of(program: Captured, order: Callable[[int], DimOrder]) -> Contract:
+    """The contract whose tensors lie in `order(rank)`, asked for each anew."""
+
+    def specs(kind: str, nodes: Sequence[torch.fx.Node]) -> tuple[TensorSpec, ...]:
+        values = [node.meta["val"] for node in nodes]
+        return tuple(
+            TensorSpec(f"{kind}{i}", tuple(v.shape), str(v.dtype), order(v.dim()))
+            for i, v in enumerate(values)
+        )
+
+    return Contract(specs("input", program.inputs), specs("output", program.outputs))
+
+
+def contracts(program: Captured, count: int, seed: int = 0) -> list[Contract]:
+    """Contiguous, channels-last, then `count` contracts of random orders."""
+    rng = random.Random(seed)
+    shuffled = [
+        contract_of(program, lambda rank: DimOrder(*rng.sample(range(rank), rank))) for _ in range(count)
+    ]
+    return [
+        contract_of(program, DimOrder.contiguous),
+        contract_of(program, DimOrder.channels_last),
+        *shuffled,
+    ]
+
+
+def lower_everywhere(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    count: int = 4,
+    seed: int = 0,
+) -> Lowering:
+    """Lower under contiguous, channels-last and random contracts; fail where any program is wrong."""
+    lowered = lowering(model, args, kwargs)
+    for number, contract in enumerate(contracts(lowered.program, count, seed)):
+        faults = lowered.faults(contract, "count" if number % 3 == 1 else "bytes", rich=number % 2 == 1)
+        assert not faults, "\n".join([str(contract), *faults, str(lowered.program.module.graph)])
+    return lowered

@@ -1,0 +1,291 @@
+"""Every spelling of a network has one normal form, which gives its numbers; the rest is refused by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.lowering.capture.captured import capture, eval_mode
+from dimorder.lowering.verify import relative_error
+from tests.lowering.lowering import Net
+from tests.zoo import perturb
+
+X = (2, 6, 5, 7)
+
+
+def operators(model: nn.Module | torch.export.ExportedProgram, *inputs: Tensor) -> list[str]:
+    """The operators of the captured form, which must give the network's numbers."""
+    program = capture(model, inputs)
+    if isinstance(model, nn.Module):
+        with torch.no_grad():
+            wanted = torch.utils._pytree.tree_leaves(model.eval()(*inputs))
+            for got, value in zip(program.module(*inputs), wanted, strict=True):
+                assert got.dtype == value.dtype
+                assert relative_error(got, value) < 1e-5
+    calls = [node for node in program.nodes if node.op == "call_function"]
+    return [str(node.target).removeprefix("aten.").split(".")[0] for node in calls]
+
+
+def norm(layer: nn.Module) -> nn.Module:
+    return perturb(layer).eval()
+
+
+def counted(**counts: int) -> Counter[str]:
+    return Counter(counts)
+
+
+# Name → the network, its shapes, and what is left of it.
+FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[str]]] = {
+    "conv, batch-norm": (
+        lambda m, x: m.n(nn.Conv2d.forward(m.c, x)), [X], counted(convolution=1)
+    ),
+    "transposed conv in groups, batch-norm": (lambda m, x: m.n(m.t(x)), [X], counted(convolution=1)),
+    "a conv that is read twice keeps its batch-norm": (
+        lambda m, x: (lambda y: m.n(y) + y)(m.c(x)), [X], counted(convolution=1, mul=1, add=2)
+    ),
+    "batch-norm first": (lambda m, x: m.b(x), [X], counted(mul=1, add=1)),
+    "conv1d without a batch": (lambda m, x: m.d(x), [(6, 11)], counted(reshape=2, convolution=1)),
+    "same padding": (lambda m, x: m.s(x), [X], counted(constant_pad_nd=1, convolution=1)),
+    "dropout, clone, contiguous": (
+        lambda m, x: F.dropout(x.clone().contiguous(), 0.5, False).relu(), [X], counted(relu=1)
+    ),
+    "views of every spelling": (
+        lambda m, x: x.flatten(1).unsqueeze(1).squeeze(1).view(X).unflatten(1, (2, 3)).relu(),
+        [X], counted(reshape=5, relu=1),
+    ),
+    "a view and its way back": (lambda m, x: x.view(-1).view(X).relu(), [X], counted(reshape=2, relu=1)),
+    "transposes": (
+        lambda m, x: x.mT.transpose(0, 1).permute(0, 1, 2, 3).relu(), [X], counted(permute=2, relu=1)
+    ),
+    "chunk, split, select, unbind": (
+        lambda m, x: x.chunk(2, 1)[1] + x.split([3, 3], 1)[0] * x[:, 2:3] + x.unbind(0)[1][3:],
+        [X], counted(slice=5, reshape=1, add=2, mul=1),
+    ),
+    "slices of all": (lambda m, x: x[:, :, 0:5][..., ::1].relu(), [X], counted(relu=1)),
+    "roll": (lambda m, x: x.roll((2, -3), (2, 3)), [X], counted(slice=4, cat=2)),
+    "roll by nothing": (lambda m, x: x.roll(5, 2).relu(), [X], counted(relu=1)),
+    "stack": (lambda m, x: torch.stack([x, x + 1], 2), [X], counted(add=1, reshape=2, cat=1)),
+    "a cat of one and nothing": (
+        lambda m, x: torch.cat([x, x[:, :0]], 1).relu(), [X], counted(relu=1)
+    ),
+    "constants of constants": (
+        lambda m, x: x + torch.zeros(5, 7).masked_fill(torch.ones(5, 7).triu(1) > 0, 2.0) * 3,
+        [X], counted(add=1),
+    ),
+    "pool to 1": (lambda m, x: F.adaptive_avg_pool2d(x, 1), [X], counted(mean=1)),
+    "pool to a divisor": (lambda m, x: F.adaptive_avg_pool2d(x, (5, 1)), [X], counted(avg_pool2d=1)),
+    "pool to the same": (lambda m, x: F.adaptive_avg_pool2d(x, (5, 7)).relu(), [X], counted(relu=1)),
+    "group-norm": (
+        lambda m, x: m.g(x), [X], counted(reshape=2, mean=2, sub=1, mul=3, add=2, rsqrt=1)
+    ),
+    "instance-norm": (
+        lambda m, x: F.instance_norm(x), [X], counted(reshape=2, mean=2, sub=1, mul=2, add=1, rsqrt=1)
+    ),
+    "attention": (
+        lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v),
+        [(2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)], counted(mul=1, permute=1, matmul=2, softmax=1),
+    ),
+    "causal attention": (
+        lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        [(2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 6)], counted(mul=1, permute=1, matmul=2, add=1, softmax=1),
+    ),
+    "a product with a constant": (lambda m, x: x @ m.w, [X], counted(linear=1)),
+    "dense": (lambda m, x: m.l(x), [X], counted(linear=1)),
+    "an as_strided that is a view": (
+        lambda m, x: torch.ops.aten.as_strided(x + 1, [12, 35], [35, 1]), [X], counted(add=1, reshape=1)
+    ),
+    "max-pool": (lambda m, x: F.max_pool2d(x, 2), [X], counted(max_pool2d=1)),
+    "casts to the same type": (lambda m, x: x.float().to(torch.float32).relu(), [X], counted(relu=1)),
+}  # fmt: skip
+
+LAYERS = {
+    "c": nn.Conv2d(6, 4, 3, bias=False),
+    "n": norm(nn.BatchNorm2d(4)),
+    "b": norm(nn.BatchNorm2d(6)),
+    "t": nn.ConvTranspose2d(6, 4, 3, groups=2),
+    "d": nn.Conv1d(6, 4, 3),
+    "s": nn.Conv2d(6, 4, (2, 4), padding="same"),
+    "g": norm(nn.GroupNorm(3, 6)),
+    "l": nn.Linear(7, 3),
+    "w": torch.randn(7, 3, generator=torch.Generator().manual_seed(1)),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_normal_form(name: str) -> None:
+    function, shapes, wanted = FORMS[name]
+    generator = torch.Generator().manual_seed(2)
+    inputs = [torch.randn(shape, generator=generator) for shape in shapes]
+    assert Counter(operators(Net(function, **LAYERS), *inputs)) == wanted
+
+
+def test_constants_of_one_name_and_names_of_the_graph_module_are_told_apart() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.a_b = nn.Module(), nn.Module()
+            self.a.b_c, self.a_b.c = nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(7))
+            self.graph, self.constant = nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(7))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.a.b_c + self.a_b.c * torch.arange(7)) * self.graph - self.constant
+
+    assert operators(Parts(), torch.randn(X)) == ["mul", "add", "mul", "sub"]
+
+
+def test_a_program_keeps_its_constants_whatever_becomes_of_the_module() -> None:
+    model, x = Net(lambda m, x: x * m.w.t()[:, :1, None].sum(), w=torch.randn(7, 3)), torch.randn(X)
+    scaled = Net(lambda m, x: x * m.w, w=torch.randn(7))
+    for net in (model, scaled):
+        program = capture(net, (x,))
+        before = program.module(x)
+        with torch.no_grad():
+            net.w.mul_(2)
+        torch.testing.assert_close(program.module(x), before, rtol=0, atol=0)
+
+
+def test_in_place_comparisons_keep_their_type() -> None:
+    def compared(m: nn.Module, x: Tensor) -> Tensor:
+        y = x + 1
+        y.gt_(0)
+        return y - x
+
+    operators(Net(compared), torch.randn(X))
+
+
+@pytest.mark.parametrize("kwargs", [{"a": 0, "b": 1}, {"b": 1, "a": 0}])
+def test_examples_are_bound_by_name(kwargs: dict[str, int]) -> None:
+    tensors = torch.randn(5, 7), torch.randn(5, 7)
+    exported = torch.export.export(Named(), (), {"a": tensors[0], "b": {"u": tensors[1], "v": tensors[0]}})
+    call = {"a": tensors[0], "b": {"v": tensors[0], "u": tensors[1]}}
+    program = capture(exported, (), {name: call[name] for name in kwargs})
+    wanted = Named()(**call)
+    torch.testing.assert_close(program.module(*program.example_inputs)[0], wanted)
+
+
+class Named(nn.Module):
+    def forward(self, a: Tensor, b: dict[str, Tensor]) -> Tensor:
+        return a - 2 * b["u"] + 3 * b["v"]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (((torch.randn(X),), {}), "give 0 by position, by name a, b"),
+        (((), {"a": torch.randn(5, 7), "c": {}}), "another structure than the network was exported with"),
+        (
+            ((), {"a": torch.randn(2, 7), "b": {"u": torch.randn(5, 7), "v": torch.randn(5, 7)}}),
+            "(2, 7), where the program was exported for (5, 7) of torch.float32",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_a_program_are_refused(call: Any, text: str) -> None:
+    tensor = torch.randn(5, 7)
+    exported = torch.export.export(Named(), (), {"a": tensor, "b": {"u": tensor, "v": tensor}})
+    with pytest.raises(UsageError) as caught:
+        capture(exported, *call)
+    assert text in str(caught.value)
+
+
+def test_a_bare_tensor_is_no_tuple_of_arguments() -> None:
+    with pytest.raises(UsageError, match="give a tuple of the network's arguments"):
+        capture(nn.Linear(7, 3), torch.randn(X))  # type: ignore[arg-type]
+
+
+def test_a_program_of_either_spelling_is_captured_like_its_module(tmp_path: Path) -> None:
+    model, x = Net(lambda m, x: m.n(m.c(x)).relu(), **LAYERS), torch.randn(X)
+    exported = torch.export.export(model.eval(), (x,))
+    path = tmp_path / "net.pt2"
+    torch.export.save(exported, path)
+    forms = [operators(model, x), operators(exported, x), operators(torch.export.load(path), x)]
+    assert forms == [["convolution", "relu"]] * 3
+    assert capture(path).example_inputs[0].shape == x.shape
+
+
+def test_every_part_of_a_module_keeps_its_mode() -> None:
+    model = nn.Sequential(nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5)).train()
+    model[1].eval()
+    capture(model, (torch.randn(X),))
+    assert [part.training for part in model.modules()] == [True, True, False, True]
+    with pytest.raises(ZeroDivisionError), eval_mode(model):
+        assert not any(part.training for part in model.modules())
+        raise ZeroDivisionError
+    assert [part.training for part in model.modules()] == [True, True, False, True]
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.ones(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return x * self.count
+
+
+def test_dropout_that_is_off_draws_no_numbers() -> None:
+    model = Net(lambda m, x: m.gru(nn.functional.dropout(x, 0.5, False))[0], gru=nn.GRU(7, 3, 2, dropout=0.5))
+    x = torch.randn(4, 5, 7)
+    assert torch.equal(capture(model.eval(), (x,)).module(x)[0], model(x))
+
+
+REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
+    "random numbers": (Net(lambda m, x: x + torch.rand(5, 7)), X, "found: random numbers"),
+    "dropout in use": (Net(lambda m, x: nn.functional.dropout(x, 0.5, True)), X, "found: random numbers"),
+    "a number of a tensor": (Net(lambda m, x: x * x.sum().item()), X, "is read out of a tensor"),
+    "control flow": (
+        Net(lambda m, x: torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))), X, "control flow"
+    ),
+    "no input": (Net(lambda m, x: m.w * 2, w=torch.randn(3)), (), "no tensor among its inputs"),
+    "state": (Counting(), X, "buffer count\n  found: the program writes to it"),
+    "an input that is written": (
+        Net(lambda m, x: x.add_(1)), X, "user input args_0\n  found: the program writes to it"
+    ),
+    "memory that is read directly": (
+        Net(lambda m, x: torch.as_strided(x, (3, 2), (7, 2))), X, "sizes [3, 2], strides [7, 2] read memory"
+    ),
+    "a constant returned": (Net(lambda m, x: (x + 1, 3)), X, "the network returns the constant 3"),
+    "no elements": (Net(lambda m, x: x + 1), (2, 0, 5), "shape (2, 0, 5) has no elements"),
+    "a branch on data": (
+        Net(lambda m, x: x + 1 if x.sum() > 0 else x - 1), X, "torch.export of Net"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_normal_form_is_refused(name: str) -> None:
+    model, shape, text = REFUSED[name]
+    with pytest.raises(UnsupportedError) as caught:
+        capture(model, (torch.randn(shape) if shape else 3,))
+    assert text in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_symbolic_shapes_are_refused_by_operator_and_line() -> None:
+    batch = torch.export.Dim("batch", min=2, max=9)
+    exported = torch.export.export(
+        Net(lambda m, x: x.relu()), (torch.randn(X),), dynamic_shapes={"args": ({0: batch},)}
+    )
+    with pytest.raises(UnsupportedError, match="symbolic shape"):
+        capture(exported)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off"])
+def test_a_broken_pt2_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "net.pt2"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="not a readable exported program"):
+        capture(path)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"dict is neither a torch\.nn\.Module nor an ExportedProgram"):
+        capture({}, ())  # type: ignore[arg-type]
