@@ -88,7 +88,7 @@ def test_the_reader_of_imports_sees(line, tmp_path):
 def test_the_reader_of_imports_resolves_what_is_relative():
     tree = "from . import a\nfrom ..planning import plan\nfrom dimorder import api\n"
     assert _names(tree, package=("dimorder", "program")) == {
-        "dimorder.lowering.a",
+        "dimorder.program.a",
         "dimorder.planning",
         "dimorder.planning.plan",
         "dimorder.lowering",

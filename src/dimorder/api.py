@@ -23,7 +23,7 @@ from dimorder.lowering import annotate as _annotate
 from dimorder.lowering import rewrite as _physical
 from dimorder.lowering.capture.captured import Captured, arguments, capture, eval_mode, operator_name, where
 from dimorder.lowering.capture.fold import fold_constants
-from dimorder.lowering.extract import UNITS, Extracted, extract
+from dimorder.lowering.extract import Extracted, extract
 from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.lowering.operators.dialect import decompose
 from dimorder.lowering.verify import Verified, differ, random_like, verify
@@ -193,24 +193,21 @@ def _plan(
     program: Captured, target: str, input_orders: Orders, output_orders: Orders, objective: str, clock: _Clock
 ) -> NetworkPlan:
     lowering = find(target)
-    if objective not in UNITS:
-        raise UsageError("objective", f"{objective!r}", f"choose one of {', '.join(UNITS)}")
+    if objective not in lowering.costs:
+        raise UsageError("objective", f"{objective!r}", f"choose one of {', '.join(lowering.costs)}")
     contract = Contract(
         _specs(program.input_names, program.inputs, input_orders, "input"),
         _specs([f"output{i}" for i in range(len(program.outputs))], program.outputs, output_orders, "output"),
     )
     with clock.step("annotate"):
-        annotated = _annotate.annotate(
-            program, lambda node: lowering.refuses(node) or _physical.refuses(node)
-        )
+        annotated = _annotate.annotate(program)
     with clock.step("extract"):
         extracted = extract(
             annotated,
             [spec.dim_order for spec in contract.inputs],
             [spec.dim_order for spec in contract.outputs],
-            objective=objective,
-            forms=lowering.forms,
-            max_rank=lowering.max_rank,
+            lowering.costs[objective],
+            lowering.ability,
         )
     with clock.step("solve"):
         try:
@@ -250,7 +247,7 @@ def _beyond_rank(extracted: Extracted, target: Target) -> UnsupportedError:
     ]
     return UnsupportedError(
         " or ".join(stuck[:3]),
-        f"its result is wanted in an order that takes a transpose of more than {target.max_rank} dimensions",
+        f"its result is wanted in an order that takes a transpose beyond what {target.name} has",
         "permute fewer dimensions at once, or choose another target",
     )
 

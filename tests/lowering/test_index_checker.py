@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract
-from dimorder.lowering.extract import Extracted, View
+from dimorder.lowering.extract import BufferView, Extracted
 from dimorder.planning.plan import LayoutPlan
 from tests.lowering.index_checker import check
 from tests.lowering.lowering import Net, contract_of, lowering
@@ -133,7 +133,7 @@ def test_a_relabel_with_wrong_axes_is_found() -> None:
     extracted, plan = planned(lambda m, x: x.permute(0, 2, 3, 1).relu(), X)
     node = next(n for n in extracted.views if n.target == aten.permute.default)
     view = extracted.views[node]
-    wrong = {**extracted.views, node: View(view.buffer, swapped(view.axes, 1, 2))}
+    wrong = {**extracted.views, node: BufferView(view.buffer, swapped(view.axes, 1, 2))}
     assert found(replace(extracted, views=wrong), plan, "no cut of the shape")
 
 
@@ -143,7 +143,7 @@ def test_a_relabel_that_shuffles_axes_of_one_size_is_found() -> None:
     )
     node = [n for n in extracted.views if n.target == aten.reshape.default][-1]
     view = extracted.views[node]
-    wrong = {**extracted.views, node: View(view.buffer, swapped(view.axes, 1, 2))}
+    wrong = {**extracted.views, node: BufferView(view.buffer, swapped(view.axes, 1, 2))}
     assert found(replace(extracted, views=wrong), plan, "relabel: memory read")
 
 
@@ -213,6 +213,6 @@ def test_an_operator_that_reads_another_value_is_found() -> None:
     extracted, plan = planned(lambda m, x, y: (x.relu(), y.tanh()), X, X)
     index = site_of(extracted, aten.relu.default)
     sites = list(extracted.sites)
-    other = View(1, sites[index].reads[0].axes)
+    other = BufferView(1, sites[index].reads[0].axes)
     sites[index] = replace(sites[index], reads=(other,))
     assert found(replace(extracted, sites=tuple(sites)), plan, "reads or writes other buffers")

@@ -7,40 +7,32 @@ are visited.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from dimorder.algebra.axis import Factors
 from dimorder.lowering.capture.captured import Captured
-from dimorder.lowering.operators.op_rules import Dims, Relation, opaque, operands, relate, results
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One tensor as one operator sees it: the sizes of its axes, and where each label's axes lie among them.
-
-    `sizes` and `dims` (which dimension an axis belongs to) are in logical order; axes of size 1 do not exist.
-    """
-
-    sizes: tuple[int, ...]
-    dims: tuple[int, ...]
-    labels: dict[str, tuple[int, ...]]
+from dimorder.lowering.operators.operator import Dims, Relation, results
+from dimorder.lowering.operators.row_major import opaque
+from dimorder.lowering.operators.table import operands, relate
+from dimorder.lowering.sites import AxedTensor
 
 
 @dataclass(frozen=True)
 class Annotated:
     """A program with, per call, its relation and the axes of its operands and results.
 
-    `reads[call]` is aligned with `op_rules.operands(call)`, `writes[call]` with its results. `blocked` names
+    `reads[call]` is aligned with `table.operands(call)`, `writes[call]` with its results. `blocked` names
     the labels that became blocks because cuts conflict.
     """
 
     program: Captured
     relations: dict[torch.fx.Node, Relation]
-    reads: dict[torch.fx.Node, tuple[Tensor, ...]]
-    writes: dict[torch.fx.Node, tuple[Tensor, ...]]
+    reads: dict[torch.fx.Node, tuple[AxedTensor, ...]]
+    writes: dict[torch.fx.Node, tuple[AxedTensor, ...]]
     blocked: dict[torch.fx.Node, tuple[str, ...]]
 
     @property
@@ -48,17 +40,10 @@ class Annotated:
         return list(self.relations)
 
 
-def annotate(
-    program: Captured, refuses: Callable[[torch.fx.Node], str | None] = lambda node: None
-) -> Annotated:
-    """Give every value its axes. `refuses(call)` is a target's reason not to take a call, which is then
-    opaque."""
+def annotate(program: Captured, outside: Mapping[torch.fx.Node, str] = MappingProxyType({})) -> Annotated:
+    """Give every value its axes. `outside` are calls that are left row-major, and why."""
     calls = [n for n in program.nodes if n.op == "call_function" and not is_result(n)]
-    relations = {}
-    for call in calls:
-        relation = relate(call)
-        reason = None if relation.kind == "opaque" else refuses(call)
-        relations[call] = opaque(call, reason) if reason else relation
+    relations = {n: opaque(n, outside[n]) if n in outside else relate(n) for n in calls}
     return _Solver(program, relations).solve()
 
 
@@ -163,7 +148,7 @@ class _Solver:
                 found[name] = found.get(name, ()) + leaves
         return found
 
-    def _tensor(self, factors: list[int], dims: Dims) -> Tensor:
+    def _tensor(self, factors: list[int], dims: Dims) -> AxedTensor:
         leaves = [self.factors.leaves(factor) for factor in factors]
         sizes = tuple(self.factors.size(leaf) for group in leaves for leaf in group)
         owner = tuple(d for d, group in enumerate(leaves) for _ in group)
@@ -176,7 +161,7 @@ class _Solver:
                 labels[name] = labels.get(name, ()) + tuple(range(position, position + len(piece)))
                 position += len(piece)
         assert position == len(sizes), "every axis has a label"
-        return Tensor(sizes, owner, labels)
+        return AxedTensor(sizes, owner, labels)
 
 
 def _all_dims(relation: Relation) -> Iterator[tuple[tuple[str, int], ...]]:

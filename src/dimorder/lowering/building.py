@@ -13,18 +13,21 @@ from typing import Any
 
 import torch
 
-from dimorder.lowering.annotate import Tensor
-from dimorder.lowering.extract import (
+from dimorder.lowering.capture.captured import Captured
+from dimorder.lowering.operators.operator import args_of, shape_of
+from dimorder.lowering.operators.table import operands
+from dimorder.lowering.sites import (
     Arrangement,
+    AxedTensor,
+    AxisOrder,
+    BufferInfo,
     BufferView,
-    Extracted,
-    Order,
     Site,
     Token,
+    is_named,
     layout_of,
     token_axes,
 )
-from dimorder.lowering.operators.op_rules import operands
 
 aten = torch.ops.aten
 
@@ -40,20 +43,19 @@ class Physical:
     across axes."""
 
     node: torch.fx.Node
-    order: Order
+    order: AxisOrder
     runs: tuple[Run, ...] | None
 
 
 class Builder:
     """The graph under construction, the orders in which each buffer is in memory, and the constants."""
 
-    def __init__(self, extracted: Extracted) -> None:
-        self.extracted = extracted
-        self.program = extracted.annotated.program
+    def __init__(self, program: Captured, buffers: Sequence[BufferInfo]) -> None:
+        self.program, self.buffers = program, buffers
         self.graph = torch.fx.Graph()
         self.root = torch.nn.Module()
-        self.memory: dict[tuple[int, Order], Physical] = {}
-        self.produced: dict[int, Order] = {}
+        self.memory: dict[tuple[int, AxisOrder], Physical] = {}
+        self.produced: dict[int, AxisOrder] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.source: dict[str, Any] = {}  # of the operator being lowered: what says where it comes from
 
@@ -68,17 +70,17 @@ class Builder:
         return runs
 
     def size(self, buffer: int, axis: int) -> int:
-        return self.extracted.buffers[buffer].tensor.sizes[axis]
+        return self.buffers[buffer].tensor.sizes[axis]
 
     def extent(self, buffer: int, axes: Iterable[int]) -> int:
         return math.prod(self.size(buffer, axis) for axis in axes)
 
-    def store(self, buffer: int, order: Order, node: torch.fx.Node, runs: tuple[Run, ...] | None) -> None:
+    def store(self, buffer: int, order: AxisOrder, node: torch.fx.Node, runs: tuple[Run, ...] | None) -> None:
         assert runs is None or tuple(axis for run in runs for axis in run) == order
         self.memory[buffer, order] = Physical(node, order, runs)
         self.produced[buffer] = order
 
-    def fetch(self, buffer: int, order: Order) -> Physical:
+    def fetch(self, buffer: int, order: AxisOrder) -> Physical:
         """The buffer in an order: as produced, or converted once and kept."""
         if (buffer, order) not in self.memory:
             self.memory[buffer, order] = self.convert(
@@ -86,7 +88,7 @@ class Builder:
             )
         return self.memory[buffer, order]
 
-    def convert(self, buffer: int, source: Physical, order: Order) -> Physical:
+    def convert(self, buffer: int, source: Physical, order: AxisOrder) -> Physical:
         """An explicit permute between dense tensors; keeps physical dimensions where the permute allows."""
         position = {axis: i for i, axis in enumerate(order)}
         runs = source.runs
@@ -118,6 +120,15 @@ class Builder:
             self.root.register_buffer(unique, self.constants[unique])
         return self.graph.get_attr(unique)
 
+    def value_of(self, node: torch.fx.Node) -> torch.Tensor:
+        """The constant behind a node of the captured program."""
+        return self.program.constant(node)
+
+    def slice(self, x: torch.fx.Node, dim: int, begin: int, end: int, step: int = 1) -> torch.fx.Node:
+        """Elements of one physical dimension, dense: ATen's slice is a view."""
+        cut = self.call(aten.slice.Tensor, x, dim, begin, end, step)
+        return self.call(aten.clone.default, cut, memory_format=torch.contiguous_format)
+
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = self.graph.call_function(target, args, kwargs)
         node.meta.update(self.source)
@@ -134,8 +145,9 @@ class Call:
         self.dynamic = [
             builder.fetch(view.buffer, order) for view, order in zip(site.reads, self.orders, strict=False)
         ]
-        self.relation = builder.extracted.annotated.relations[site.node]
-        self.tensors: list[Tensor] = list(builder.extracted.annotated.reads[site.node])
+        assert site.relation is not None
+        self.relation = site.relation
+        self.tensors: list[AxedTensor] = list(site.operands)
 
     # -- tokens
 
@@ -225,6 +237,12 @@ class Call:
                     groups[-1].append(token)
         return groups
 
+    def ending_in(self, name: str) -> list[list[Token]]:
+        """Physical dimensions of which the last is one label, whole (of size 1 where it has no axes)."""
+        k = self.labelled(name)
+        groups = self.split(alone=k, together=k)
+        return [*(group for group in groups if not (group and group[0] in k)), k] if k else [*groups, []]
+
     def runs(self, i: int, groups: Sequence[Sequence[Token]]) -> tuple[Run, ...]:
         return tuple(self.axes(i, group) for group in groups)
 
@@ -238,10 +256,10 @@ class Call:
         return self.b.shaped(self.site.views[i].buffer, self.dynamic[i], self.runs(i, groups))
 
     def take_constant(self, position: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
-        """The constant at `position` of `op_rules.operands`, re-laid, with one dimension per group (1 where
+        """The constant at `position` of `table.operands`, re-laid, with one dimension per group (1 where
         it has none)."""
         source, tensor = operands(self.node)[position], self.tensors[position]
-        value = self.b.program.constant(source)
+        value = self.b.value_of(source)
         held = token_axes(tensor, self.relation)
         order = [axis for token in self.arrangement.tokens for axis in held.get(token, ())]
         relaid = value.reshape(tensor.sizes).permute(order)
@@ -279,30 +297,17 @@ class Call:
 
     def weight(self, argument: int) -> torch.Tensor | None:
         source = args_of(self.node)[argument] if len(args_of(self.node)) > argument else None
-        return None if source is None else self.b.program.constant(source)
+        return None if source is None else self.b.value_of(source)
 
     def constant(self, tensor: torch.Tensor | None, argument: int) -> torch.fx.Node | None:
         return None if tensor is None else self.b.constant(str(args_of(self.node)[argument].target), tensor)
-
-
-def is_named(token: Token, name: str) -> bool:
-    return any(part == name or part.startswith(f"{name}.") for part in token[0].split("+"))
-
-
-def shape_of(node: Any) -> tuple[int, ...]:
-    return tuple(int(size) for size in node.meta["val"].shape)
-
-
-def args_of(node: torch.fx.Node) -> Any:
-    """A node's arguments; torch types them as everything that an argument could be."""
-    return node.args
 
 
 def _same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _common_runs(source: Order, target: Order) -> tuple[Run, ...]:
+def _common_runs(source: AxisOrder, target: AxisOrder) -> tuple[Run, ...]:
     """Axes grouped as far as they stay together in both orders, in the source's order."""
     position = {axis: i for i, axis in enumerate(target)}
     runs: list[list[int]] = []

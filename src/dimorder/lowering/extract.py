@@ -7,67 +7,52 @@ share axes.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.lowering.annotate import Annotated, Tensor, results_of
-from dimorder.lowering.capture.captured import operator_name
-from dimorder.lowering.operators.op_rules import Relation, operands
+from dimorder.errors import UnsupportedError
+from dimorder.lowering.annotate import Annotated, annotate, results_of
+from dimorder.lowering.capture.captured import Captured, operator_name, where
+from dimorder.lowering.costs import Costs
+from dimorder.lowering.operators.operator import Implementation, Relation, results
+from dimorder.lowering.operators.table import implementations, operands
+from dimorder.lowering.sites import (
+    Arrangement,
+    AxedTensor,
+    AxisOrder,
+    BufferInfo,
+    BufferView,
+    Site,
+    Token,
+    layout_of,
+    token_axes,
+)
+from dimorder.lowering.trial import physical_calls
 from dimorder.planning.problem import Buffer, Config, LayoutProblem, Operator
-
-Order = tuple[int, ...]  # a buffer's axes, slowest first
-Token = tuple[str, int]  # a shared axis of a label, or (label, -1) for a label whose axes stay together
 
 MAX_LAYOUTS = 128  # candidate layouts of one buffer
 MAX_CONFIGS = 2048  # configurations of one operator
-UNITS = {"bytes": ("bytes", "conversions"), "count": ("conversions", "bytes")}
 
 
 @dataclass(frozen=True)
-class BufferInfo:
-    """A value with all its relabelled views. Axes are those of `root`, the value that is produced."""
+class Ability:
+    """What a target can do, as the planner needs it.
 
-    index: int
-    root: torch.fx.Node
-    tensor: Tensor
-    nbytes: int
+    `computes(call, constants)` is None for a call of a physical program that the target computes, else why it
+    does not; `constants` are the nodes whose values are known. `leaves(call)` is None for a call that may run
+    outside of what the target computes, on dense tensors, else why it may not. `declines` names the
+    implementations that are not offered, as `operator/implementation`: the fewest first; the next set is
+    taken where the candidate orders are too many.
+    """
 
-
-@dataclass(frozen=True)
-class BufferView:
-    """A value as a view of a buffer: `axes[i]` is the buffer axis behind the value's axis `i`."""
-
-    buffer: int
-    axes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Site:
-    """One operator of the problem: its node, and per operand and result the buffer axes behind each token."""
-
-    node: torch.fx.Node
-    kind: str
-    reads: tuple[BufferView, ...]
-    writes: tuple[BufferView, ...]
-    tokens: tuple[dict[Token, Order], ...]  # reads, then writes
-    absorbed: frozenset[str]
-    forms: tuple[str, ...]
-
-    @property
-    def views(self) -> tuple[BufferView, ...]:
-        return (*self.reads, *self.writes)
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """One way to run a site: the order of its tokens, and per tensor the order of its absorbed axes."""
-
-    tokens: tuple[Token, ...]
-    absorbed: tuple[tuple[tuple[Token, Order], ...], ...]  # per tensor, token → order
+    computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
+    leaves: Callable[[torch.fx.Node], str | None] | None = None
+    declines: tuple[frozenset[str], ...] = (frozenset(),)
 
 
 @dataclass(frozen=True)
@@ -80,46 +65,108 @@ class Extracted:
     views: dict[torch.fx.Node, BufferView]
     sites: tuple[Site, ...]  # aligned with problem.operators
     arrangements: tuple[tuple[Arrangement, ...], ...]  # aligned with each operator's configs
+    outside: Mapping[torch.fx.Node, str]  # calls that the target does not compute, and why
 
 
 def extract(
     annotated: Annotated,
     input_orders: Sequence[DimOrder],
     output_orders: Sequence[DimOrder],
-    *,
-    objective: str = "bytes",
-    forms: Sequence[Mapping[object, tuple[str, ...]]] = ({},),
-    max_rank: int | None = None,
+    costs: Costs,
+    ability: Ability = Ability(),
 ) -> Extracted:
-    """The layout problem of an annotated program under a contract and a target's rules.
+    """The layout problem of an annotated program under a contract, a target's costs and its ability.
 
-    `forms` overrides the accepted orders of operators: richest first, and the first whose candidate orders
-    are complete is taken. `max_rank` is the highest rank the target can transpose. `objective` is "bytes"
-    (moved by conversions; ties: fewer conversions) or "count" (ties: fewer bytes).
+    A call that the target computes in no configuration is left outside where the target leaves it: in any
+    order if it then runs on dense tensors as it is, else row-major, which is annotated anew. Raises
+    `UnsupportedError` for a call that can run neither way.
     """
-    *richer, plainest = forms
-    for chosen in richer:
-        try:
+    verdicts = _Verdicts(ability)
+    row_major: dict[torch.fx.Node, str] = {}
+    while True:
+        refused = _extract(annotated, input_orders, output_orders, costs, ability, verdicts)
+        if isinstance(refused, Extracted):
+            return refused
+        for call, reason in refused.items():
+            if call in row_major or annotated.relations[call].kind == "opaque":
+                raise UnsupportedError(
+                    f"{operator_name(call)} ({where(call)})",
+                    reason,
+                    "replace it in the module, or choose another target",
+                )
+        row_major |= refused
+        annotated = annotate(annotated.program, row_major)
+
+
+def _extract(
+    annotated: Annotated,
+    input_orders: Sequence[DimOrder],
+    output_orders: Sequence[DimOrder],
+    costs: Costs,
+    ability: Ability,
+    verdicts: _Verdicts,
+) -> Extracted | dict[torch.fx.Node, str]:
+    """The problem, or the calls that have no configuration and why."""
+    *richer, plainest = ability.declines
+    for declined in richer:
+        with suppress(_TooMany):
             return _Extractor(
-                annotated, input_orders, output_orders, objective, chosen, max_rank, give_up=True
+                annotated, input_orders, output_orders, costs, declined, verdicts, give_up=True
             ).run()
-        except _TooMany:
-            continue
-    return _Extractor(
-        annotated, input_orders, output_orders, objective, plainest, max_rank, give_up=False
-    ).run()
+    return _Extractor(annotated, input_orders, output_orders, costs, plainest, verdicts, give_up=False).run()
+
+
+class _Verdicts:
+    """What the target says of the ways to run an operator; like calls are asked about once."""
+
+    def __init__(self, ability: Ability) -> None:
+        self.ability = ability
+        self.known: dict[object, tuple[str | None, str | None]] = {}
+
+    def of(
+        self, site: Site, arrangement: Arrangement, program: Captured, buffers: Sequence[BufferInfo]
+    ) -> tuple[str | None, str | None]:
+        """Why an arrangement cannot be computed by the target, and why it can neither run outside."""
+        if self.ability.computes is None:
+            return None, None
+        implementation = site.implementations[arrangement.implementation]
+        sizes = [
+            tuple(
+                (token, tuple(buffers[view.buffer].tensor.sizes[a] for a in axes))
+                for token, axes in held.items()
+            )
+            for view, held in zip(site.views, site.tokens, strict=True)
+        ]
+        key = (_described(site.node), implementation.name, arrangement.tokens, *sizes)
+        if key not in self.known:
+            self.known[key] = self._asked(physical_calls(site, arrangement, program, buffers))
+        return self.known[key]
+
+    def _asked(self, calls: Sequence[torch.fx.Node]) -> tuple[str | None, str | None]:
+        assert self.ability.computes is not None
+        inside, outside = None, None
+        for call in calls:
+            constants = [node for node in call.all_input_nodes if node.op == "get_attr"]
+            reason = self.ability.computes(call, constants)
+            if reason is None:
+                continue
+            inside = inside or reason
+            outside = outside or (reason if self.ability.leaves is None else self.ability.leaves(call))
+        return inside, outside
+
+
+def _described(node: torch.fx.Node) -> object:
+    """A call as far as its own arguments go: two that are described alike are computed alike."""
+
+    def told(operand: torch.fx.Node) -> Any:
+        value = operand.meta["val"]
+        return (operand.op == "get_attr", tuple(value.shape), str(value.dtype))
+
+    return node.target, repr(torch.fx.map_arg((node.args, node.kwargs), told))
 
 
 class _TooMany(Exception):
     """A cap on candidates was reached."""
-
-
-def layout_of(tensor_index: int, site: Site, arrangement: Arrangement) -> Order:
-    """The buffer order that an arrangement means for one tensor of a site."""
-    held, absorbed = site.tokens[tensor_index], dict(arrangement.absorbed[tensor_index])
-    return tuple(
-        axis for token in arrangement.tokens if token in held for axis in absorbed.get(token, held[token])
-    )
 
 
 class _Extractor:
@@ -128,25 +175,31 @@ class _Extractor:
         annotated: Annotated,
         input_orders: Sequence[DimOrder],
         output_orders: Sequence[DimOrder],
-        objective: str,
-        forms: Mapping[object, tuple[str, ...]],
-        max_rank: int | None,
+        costs: Costs,
+        declined: Collection[str],
+        verdicts: _Verdicts,
         *,
         give_up: bool,
     ) -> None:
         self.annotated, self.give_up = annotated, give_up
         self.input_orders, self.output_orders = input_orders, output_orders
-        self.objective, self.forms, self.max_rank = objective, forms, max_rank
+        self.costs, self.declined, self.verdicts = costs, declined, verdicts
         self.buffers: list[BufferInfo] = []
         self.views: dict[torch.fx.Node, BufferView] = {}
+        self.outside: dict[torch.fx.Node, str] = {}
         self.truncated = False
 
-    def run(self) -> Extracted:
+    def run(self) -> Extracted | dict[torch.fx.Node, str]:
         sites = self._sites()
         proposals = _Closure(sites, self.buffers, self._seeds(sites), self.give_up).run()
         operators, arrangements = [], []
+        refused: dict[torch.fx.Node, str] = {}
         for site, proposal in zip(sites, proposals.per_site, strict=True):
-            kept, configs = self._configs(site, proposal, proposals.candidates)
+            found = self._configs(site, proposal, proposals.candidates)
+            if isinstance(found, str):
+                refused[site.node] = found
+                continue
+            kept, configs = found
             arrangements.append(kept)
             name = operator_name(site.node) if site.kind != "output" else site.kind
             operators.append(
@@ -154,11 +207,19 @@ class _Extractor:
                     name, tuple(v.buffer for v in site.reads), tuple(v.buffer for v in site.writes), configs
                 )
             )
+        if refused:
+            return refused
         candidates = "truncated" if self.truncated or proposals.truncated else "complete"
         buffers = tuple(self._buffer(info, proposals.candidates[info.index]) for info in self.buffers)
-        problem = LayoutProblem(UNITS[self.objective], buffers, tuple(operators), candidates)
+        problem = LayoutProblem(self.costs.units, buffers, tuple(operators), candidates)
         return Extracted(
-            problem, self.annotated, tuple(self.buffers), self.views, tuple(sites), tuple(arrangements)
+            problem,
+            self.annotated,
+            tuple(self.buffers),
+            self.views,
+            tuple(sites),
+            tuple(arrangements),
+            self.outside,
         )
 
     # -- buffers and sites
@@ -181,13 +242,11 @@ class _Extractor:
             writes = [
                 (self._produce(node or call, tensor, value), tensor)
                 for node, tensor, value in zip(
-                    results_of(call), self.annotated.writes[call], _values(call), strict=True
+                    results_of(call), self.annotated.writes[call], results(call), strict=True
                 )
             ]
-            forms = (
-                self.forms.get(call.target, relation.forms) if relation.kind != "opaque" else relation.forms
-            )
             tokens = tuple(_tokens(view, tensor, relation) for view, tensor in (*dynamic, *writes))
+            offered = self._offered(call, relation)
             sites.append(
                 Site(
                     call,
@@ -195,8 +254,10 @@ class _Extractor:
                     tuple(v for v, _ in dynamic),
                     tuple(v for v, _ in writes),
                     tokens,
-                    relation.absorbed,
-                    forms,
+                    relation,
+                    self.annotated.reads[call],
+                    tuple(implementation for implementation, _ in offered),
+                    tuple(form for _, form in offered),
                 )
             )
         for node in program.outputs:
@@ -204,21 +265,33 @@ class _Extractor:
                 sites.append(self._boundary(node, "output", self.views[node], write=False))
         return sites
 
-    def _root_tensors(self) -> dict[torch.fx.Node, Tensor]:
+    def _offered(self, call: torch.fx.Node, relation: Relation) -> list[tuple[Implementation, str]]:
+        """The implementations of a call that the target does not decline, each with its order."""
+        pairs = zip(implementations(call, relation), relation.forms, strict=True)
+        return [
+            (implementation, form)
+            for implementation, form in pairs
+            if implementation.applies(call)
+            and f"{operator_name(call)}/{implementation.name}" not in self.declined
+        ]
+
+    def _root_tensors(self) -> dict[torch.fx.Node, AxedTensor]:
         """A tensor for each input, from any use (all uses see the same axes); one without uses has whole
         dimensions."""
         found = {}
         for node in self.annotated.program.inputs:
             shape = tuple(node.meta["val"].shape)
             dims = [d for d, size in enumerate(shape) if size != 1]
-            found[node] = Tensor(tuple(shape[d] for d in dims), tuple(dims), {})
+            found[node] = AxedTensor(tuple(shape[d] for d in dims), tuple(dims), {})
         for call, tensors in self.annotated.reads.items():
             for node, tensor in zip(operands(call), tensors, strict=True):
                 if node in found:
                     found[node] = tensor
         return found
 
-    def _produce(self, node: torch.fx.Node, tensor: Tensor, value: torch.Tensor | None = None) -> BufferView:
+    def _produce(
+        self, node: torch.fx.Node, tensor: AxedTensor, value: torch.Tensor | None = None
+    ) -> BufferView:
         value = node.meta["val"] if value is None else value
         info = BufferInfo(len(self.buffers), node, tensor, int(value.numel()) * value.element_size())
         self.buffers.append(info)
@@ -229,11 +302,11 @@ class _Extractor:
     def _boundary(self, node: torch.fx.Node, kind: str, view: BufferView, *, write: bool) -> Site:
         """A contract's side: one configuration, written or read as a block per dimension in the promised
         order."""
-        tokens: dict[Token, Order] = {("axis", axis): (axis,) for axis in view.axes}
+        tokens: dict[Token, AxisOrder] = {("axis", axis): (axis,) for axis in view.axes}
         reads, writes = ((), (view,)) if write else ((view,), ())
-        return Site(node, kind, reads, writes, (tokens,), frozenset(), ("*",))
+        return Site(node, kind, reads, writes, (tokens,))
 
-    def _seeds(self, sites: Sequence[Site]) -> dict[int, Order]:
+    def _seeds(self, sites: Sequence[Site]) -> dict[int, AxisOrder]:
         """The promised order of every boundary, by site index."""
         inputs, outputs = (
             iter(self.input_orders),
@@ -267,11 +340,36 @@ class _Extractor:
     # -- configurations
 
     def _configs(
-        self, site: Site, proposal: _Proposal, candidates: Sequence[Mapping[Order, None]]
-    ) -> tuple[tuple[Arrangement, ...], tuple[Config, ...]]:
-        kept: dict[tuple[tuple[Order, ...], tuple[Order, ...]], tuple[Arrangement, Config]] = {}
+        self, site: Site, proposal: _Proposal, candidates: Sequence[Mapping[AxisOrder, None]]
+    ) -> tuple[tuple[Arrangement, ...], tuple[Config, ...]] | str:
+        """What the planner may choose from, or why the target can run the site in no way.
+
+        Where the target computes none, the ways that it leaves outside are offered.
+        """
+        inside: list[tuple[int, tuple[Token, ...]]] = []
+        beside: list[tuple[int, tuple[Token, ...]]] = []
+        reasons: list[str] = []
+        for implementation, tokens in proposal.tokens:
+            if not site.implementations:  # the contract's side
+                inside.append((implementation, tokens))
+                continue
+            arrangement = Arrangement(tokens, (), implementation)
+            arrangement = replace(arrangement, absorbed=_any_absorbed(proposal))
+            why, why_not_outside = self.verdicts.of(site, arrangement, self.annotated.program, self.buffers)
+            if why is None:
+                inside.append((implementation, tokens))
+                continue
+            reasons.append(why)
+            if why_not_outside is None:
+                beside.append((implementation, tokens))
+        offered = inside or beside
+        if not offered:
+            return reasons[0] if reasons else "no implementation of it is offered"
+        if not inside:
+            self.outside[site.node] = reasons[0]
+        kept: dict[tuple[tuple[AxisOrder, ...], tuple[AxisOrder, ...]], tuple[Arrangement, Config]] = {}
         count = 0
-        for tokens in proposal.tokens:
+        for implementation, tokens in offered:
             for absorbed in itertools.product(*(list(orders) for orders in proposal.absorbed)):
                 count += 1
                 if count > MAX_CONFIGS:
@@ -279,7 +377,7 @@ class _Extractor:
                         raise _TooMany
                     self.truncated = True
                     break
-                arrangement = Arrangement(tokens, absorbed)
+                arrangement = Arrangement(tokens, absorbed, implementation)
                 layouts = [layout_of(i, site, arrangement) for i in range(len(site.views))]
                 if any(
                     order not in candidates[view.buffer]
@@ -287,60 +385,30 @@ class _Extractor:
                 ):
                     continue
                 reads, writes = tuple(layouts[: len(site.reads)]), tuple(layouts[len(site.reads) :])
-                cost = self._cost(site, arrangement)
+                cost = self.costs.configuration(site, arrangement, self.buffers)
                 known = kept.get((reads, writes))
                 if known is None or cost < known[1].cost:
                     kept[reads, writes] = (arrangement, Config(reads, writes, cost))
         assert kept, f"{site.node} has no configuration"
         return tuple(a for a, _ in kept.values()), tuple(c for _, c in kept.values())
 
-    def _cost(self, site: Site, arrangement: Arrangement) -> tuple[int, int]:
-        """Cutting and joining in runs under MIN_RUN elements moves the result twice over (measured)."""
-        if site.kind != "indexed" or not any(
-            label.startswith("cut.") or label == "step" for tokens in site.tokens for label, _ in tokens
-        ):
-            return (0, 0)
-        smaller = min(range(len(site.views)), key=lambda i: self.buffers[site.views[i].buffer].nbytes)
-        held = site.tokens[smaller]
-        sizes = self.buffers[site.views[smaller].buffer].tensor.sizes
-        run = 1
-        for token in reversed(list(arrangement.tokens)):
-            if token[0].startswith("cut.") or token[0] == "step":
-                run *= math.prod(sizes[a] for a in held.get(token, ()))
-                break
-            run *= math.prod(sizes[a] for a in held.get(token, ()))
-        if run >= MIN_RUN:
-            return (0, 0)
-        moved = 2 * max(self.buffers[view.buffer].nbytes for view in site.views)
-        return (moved, 0) if self.objective == "bytes" else (2, moved)
-
-    def _buffer(self, info: BufferInfo, layouts: Mapping[Order, None]) -> Buffer:
-        cost = (info.nbytes, 1) if self.objective == "bytes" else (1, info.nbytes)
+    def _buffer(self, info: BufferInfo, layouts: Mapping[AxisOrder, None]) -> Buffer:
         unreachable = frozenset(
-            (a, b)
-            for a in layouts
-            for b in layouts
-            if self.max_rank is not None and transpose_rank(a, b) > self.max_rank
+            (a, b) for a in layouts for b in layouts if a != b and self.costs.conversion(info, a, b) is None
         )
-        return Buffer(info.root.name, cost, unreachable)
+        return Buffer(
+            info.root.name,
+            (info.nbytes, 1) if self.costs.units[0] == "bytes" else (1, info.nbytes),
+            unreachable,
+        )
 
 
-MIN_RUN = 8  # elements; 28²×58: interleaving adds 176 µs to a cat, transposing explicitly adds 85
+def _any_absorbed(proposal: _Proposal) -> tuple[tuple[tuple[Token, AxisOrder], ...], ...]:
+    """Some order of the absorbed axes: it decides how a constant is re-laid, not what is computed."""
+    return tuple(next(iter(orders)) for orders in proposal.absorbed)
 
 
-def transpose_rank(source: Order, target: Order) -> int:
-    """How many dimensions a transpose between two orders has once runs that stay together are one."""
-    position = {axis: i for i, axis in enumerate(source)}
-    breaks = sum(position[b] != position[a] + 1 for a, b in itertools.pairwise(target))
-    return breaks + 1
-
-
-def _values(call: torch.fx.Node) -> list[torch.Tensor]:
-    value = call.meta["val"]
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _relabelled(view: BufferView, before: Tensor, after: Tensor) -> BufferView:
+def _relabelled(view: BufferView, before: AxedTensor, after: AxedTensor) -> BufferView:
     """The view behind a pure relabel: axes follow their labels."""
     axes = [-1] * len(after.sizes)
     for label, positions in after.labels.items():
@@ -349,19 +417,7 @@ def _relabelled(view: BufferView, before: Tensor, after: Tensor) -> BufferView:
     return BufferView(view.buffer, tuple(axes))
 
 
-def token_axes(tensor: Tensor, relation: Relation) -> dict[Token, Order]:
-    """The tokens of one tensor under a relation, with the positions of their axes in logical order."""
-    tokens: dict[Token, Order] = {}
-    for label, axes in tensor.labels.items():
-        if label in relation.blocks or label in relation.absorbed:
-            if axes:
-                tokens[label, -1] = axes
-        else:
-            tokens.update({(label, j): (axis,) for j, axis in enumerate(axes)})
-    return tokens
-
-
-def _tokens(view: BufferView, tensor: Tensor, relation: Relation) -> dict[Token, Order]:
+def _tokens(view: BufferView, tensor: AxedTensor, relation: Relation) -> dict[Token, AxisOrder]:
     return {t: tuple(view.axes[a] for a in axes) for t, axes in token_axes(tensor, relation).items()}
 
 
@@ -369,24 +425,28 @@ def _tokens(view: BufferView, tensor: Tensor, relation: Relation) -> dict[Token,
 class _Proposal:
     """What the closure found for one site: token orders, and per tensor the orders of its absorbed axes."""
 
-    tokens: dict[tuple[Token, ...], None] = field(default_factory=dict)
-    absorbed: list[dict[tuple[tuple[Token, Order], ...], None]] = field(default_factory=list)
+    tokens: dict[tuple[int, tuple[Token, ...]], None] = field(default_factory=dict)  # by implementation
+    absorbed: list[dict[tuple[tuple[Token, AxisOrder], ...], None]] = field(default_factory=list)
 
 
 class _Closure:
     """Carries candidate orders from tensor to tensor through every site until nothing new appears."""
 
     def __init__(
-        self, sites: Sequence[Site], buffers: Sequence[BufferInfo], seeds: Mapping[int, Order], give_up: bool
+        self,
+        sites: Sequence[Site],
+        buffers: Sequence[BufferInfo],
+        seeds: Mapping[int, AxisOrder],
+        give_up: bool,
     ) -> None:
         self.give_up = give_up
         self.sites, self.buffers, self.seeds = sites, buffers, seeds
-        self.candidates: list[dict[Order, None]] = [{} for _ in buffers]
+        self.candidates: list[dict[AxisOrder, None]] = [{} for _ in buffers]
         self.per_site = [_Proposal(absorbed=[{} for _ in site.views]) for site in sites]
         self.defaults = [_default_tokens(site) for site in sites]
         self.readers: list[list[tuple[int, int]]] = [[] for _ in buffers]
         self.truncated = False
-        self.queue: list[tuple[int, Order]] = []
+        self.queue: list[tuple[int, AxisOrder]] = []
         for index, site in enumerate(sites):
             for position, view in enumerate(site.views):
                 self.readers[view.buffer].append((index, position))
@@ -395,12 +455,12 @@ class _Closure:
         for index, site in enumerate(self.sites):
             if index in self.seeds:
                 order = self.seeds[index]
-                self.per_site[index].tokens[tuple(("axis", axis) for axis in order)] = None
+                self.per_site[index].tokens[0, tuple(("axis", axis) for axis in order)] = None
                 self.per_site[index].absorbed[0][()] = None
                 self._add(site.views[0].buffer, order, seed=True)
                 continue
-            for form in site.forms:
-                self.per_site[index].tokens[_formed(self.defaults[index], form)] = None
+            for number, form in enumerate(site.forms):
+                self.per_site[index].tokens[number, _formed(self.defaults[index], form)] = None
             for position in range(len(site.views)):
                 self.per_site[index].absorbed[position][self._absorbed(site, position, None)] = None
             self._expand(index, seed=True)
@@ -413,7 +473,7 @@ class _Closure:
                     self._propose(index, position, order)
         return self
 
-    def _add(self, buffer: int, order: Order, *, seed: bool = False) -> None:
+    def _add(self, buffer: int, order: AxisOrder, *, seed: bool = False) -> None:
         if order in self.candidates[buffer]:
             return
         if not seed and len(self.candidates[buffer]) >= MAX_LAYOUTS:
@@ -424,7 +484,7 @@ class _Closure:
         self.candidates[buffer][order] = None
         self.queue.append((buffer, order))
 
-    def _propose(self, index: int, position: int, order: Order) -> None:
+    def _propose(self, index: int, position: int, order: AxisOrder) -> None:
         """Take a tensor's order into a site: its tokens in that order, the others where they were or beside
         their neighbour in logical order, sorted into each form."""
         site, proposal = self.sites[index], self.per_site[index]
@@ -434,7 +494,11 @@ class _Closure:
         slots = iter(mine)
         in_place = tuple(next(slots) if token in held else token for token in self.defaults[index])
         beside = _insert_before_successors(mine, self.defaults[index])
-        formed = dict.fromkeys(_formed(tokens, form) for form in site.forms for tokens in (in_place, beside))
+        formed = dict.fromkeys(
+            (number, _formed(tokens, form))
+            for number, form in enumerate(site.forms)
+            for tokens in (in_place, beside)
+        )
         new = [tokens for tokens in formed if tokens not in proposal.tokens]
         absorbed = self._absorbed(site, position, rank)
         if new or absorbed not in proposal.absorbed[position]:
@@ -444,7 +508,7 @@ class _Closure:
 
     def _absorbed(
         self, site: Site, position: int, rank: Mapping[int, int] | None
-    ) -> tuple[tuple[Token, Order], ...]:
+    ) -> tuple[tuple[Token, AxisOrder], ...]:
         held = site.tokens[position]
         return tuple(
             (token, tuple(sorted(axes, key=lambda a: rank[a])) if rank else axes)
@@ -456,7 +520,7 @@ class _Closure:
         """Every order that the site's arrangements give to its tensors is a candidate of their buffers."""
         site, proposal = self.sites[index], self.per_site[index]
         for position, view in enumerate(site.views):
-            for tokens in list(proposal.tokens):
+            for tokens in dict.fromkeys(tokens for _, tokens in proposal.tokens):
                 for absorbed in list(proposal.absorbed[position]):
                     choice = ((),) * position + (absorbed,)
                     self._add(view.buffer, layout_of(position, site, Arrangement(tokens, choice)), seed=seed)
@@ -502,6 +566,3 @@ def _formed(tokens: Iterable[Token], form: str) -> tuple[Token, ...]:
         )
 
     return tuple(sorted(tokens, key=group))
-
-
-_Refuses = Callable[[torch.fx.Node], str | None]

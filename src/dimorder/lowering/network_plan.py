@@ -15,7 +15,8 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, describe
 from dimorder.errors import UsageError
 from dimorder.lowering.capture.captured import operator_name, where
-from dimorder.lowering.extract import BufferInfo, Extracted
+from dimorder.lowering.extract import Extracted
+from dimorder.lowering.sites import BufferInfo
 from dimorder.planning.plan import Certificate, LayoutPlan
 from dimorder.planning.problem import Conversion
 from dimorder.planning.solve import solve_without
@@ -140,13 +141,18 @@ class NetworkPlan:
 
     @property
     def opaque(self) -> tuple[tuple[Place, str], ...]:
-        """Operators that run row-major because no rule knows them, each with the reason."""
-        relations = self.extracted.annotated.relations
+        """Operators that run row-major for want of a rule or a kernel, each with the reason."""
+        relations, outside = self.extracted.annotated.relations, self.extracted.outside
         return tuple(
-            (_place(node), relation.reason)
+            (_place(node), outside.get(node, relation.reason))
             for node, relation in relations.items()
             if relation.kind == "opaque"
         )
+
+    @property
+    def outside(self) -> tuple[tuple[Place, str], ...]:
+        """Operators that the target does not compute, which run beside it, each with the reason."""
+        return tuple((_place(node), reason) for node, reason in self.extracted.outside.items())
 
     @property
     def blocks(self) -> tuple[Place, ...]:
@@ -198,6 +204,9 @@ class NetworkPlan:
             "opaque": [
                 {"operator": p.operator, "source": p.source, "reason": reason} for p, reason in self.opaque
             ],
+            "outside_calls": [
+                {"operator": p.operator, "source": p.source, "reason": reason} for p, reason in self.outside
+            ],
             "blocks": [{"operator": p.operator, "source": p.source} for p in self.blocks],
         }
 
@@ -220,6 +229,9 @@ class NetworkPlan:
         if self.opaque:
             lines.append("row-major for want of a rule or a kernel")
             lines += [f"  {place}: {reason}" for place, reason in self.opaque]
+        if self.outside:
+            lines.append(f"outside of what {self.target} computes")
+            lines += [f"  {place}: {reason}" for place, reason in self.outside]
         if self.blocks:
             lines.append("cut across each other's dimensions, so kept in blocks")
             lines += [f"  {place}" for place in self.blocks]
@@ -258,8 +270,12 @@ class NetworkPlan:
             for indices, forward in (((conversion.producer,), False), (conversion.consumers, True))
         )
         for index in (*makers, *takers):
+            node = sites[index].node
+            if node in self.extracted.outside:
+                how = "row-major, outside" if sites[index].kind == "opaque" else "outside"
+                return f"{self._site_place(index)} runs {how}: {self.extracted.outside[node]}"
             if sites[index].kind == "opaque":
-                reason = self.extracted.annotated.relations[sites[index].node].reason
+                reason = self.extracted.annotated.relations[node].reason
                 return f"{self._site_place(index)} runs row-major: {reason}"
         for index in (*makers, *takers):
             if sites[index].node in self.extracted.annotated.blocked:

@@ -12,13 +12,12 @@ from torch.export import ExportedProgram
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
-from dimorder.lowering.building import Builder, Call, Run, shape_of
+from dimorder.lowering.building import Builder, Call, Run
 from dimorder.lowering.capture.tracing import SOURCE
-from dimorder.lowering.extract import Arrangement, Extracted, Order, Site, layout_of
-from dimorder.lowering.operators.lowerings import lower, refuses
+from dimorder.lowering.extract import Extracted
+from dimorder.lowering.operators.operator import shape_of
+from dimorder.lowering.sites import Arrangement, AxisOrder, Site, layout_of
 from dimorder.planning.plan import LayoutPlan
-
-__all__ = ["at_boundary", "build", "refuses", "rewrite"]
 
 aten = torch.ops.aten
 
@@ -37,7 +36,7 @@ def rewrite(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> Expor
 
 def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.fx.GraphModule:
     """The physical program of a plan as a module, before it is exported."""
-    b = Builder(extracted)
+    b = Builder(extracted.annotated.program, extracted.buffers)
     inputs = iter(contract.inputs)
     computed: list[_At] = []
     for index, site in enumerate(extracted.sites):
@@ -48,7 +47,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
         elif site.kind == "output":
             computed.append(_At(site, arrangement))
         else:
-            lower(Call(b, site, arrangement))
+            site.implementations[arrangement.implementation].lower(Call(b, site, arrangement))
     results: list[torch.fx.Node] = []
     left = iter(computed)
     for node, spec in zip(b.program.outputs, contract.outputs, strict=True):
@@ -79,7 +78,7 @@ class _At:
         return self.site.views[0].buffer
 
     @property
-    def layout(self) -> Order:
+    def layout(self) -> AxisOrder:
         return layout_of(0, self.site, self.arrangement)
 
     def runs(self, b: Builder, order: DimOrder) -> list[Run]:

@@ -14,8 +14,8 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.api import Lowered
 from dimorder.contract import Contract
 from dimorder.lowering.capture.captured import operator_name, where
-from dimorder.lowering.extract import BufferInfo, Order, layout_of
 from dimorder.lowering.network_plan import Explanation, NetworkPlan, Place, PlannedConversion, order_name
+from dimorder.lowering.sites import AxisOrder, BufferInfo, layout_of
 
 Family = Literal["row-major", "channels-last", "permuted", "cut"]
 
@@ -165,7 +165,7 @@ def _operators(plan: NetworkPlan) -> Iterator[OperatorRow]:
         )
 
 
-def _family(info: BufferInfo, order: Order) -> Family:
+def _family(info: BufferInfo, order: AxisOrder) -> Family:
     """What kind of order it is, of the value's own shape. Where several fit, the first."""
     value = info.root.meta["val"]
     shape = tuple(int(size) for size in (value[0] if isinstance(value, (list, tuple)) else value).shape)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.export import ExportedProgram
 
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
+from dimorder.lowering.costs import Costs, counted
+from dimorder.lowering.extract import Ability
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
@@ -44,20 +46,18 @@ class Artifact(Protocol):
 class Target:
     """A target's side of the bargain.
 
-    `forms` gives, per ATen operator, the accepted orders where they differ from the rule's (see
-    `op_rules.Relation.forms`), richest first (see `extract`); `refuses` why a call of the captured program is
-    left to row-major kernels outside, or None; `max_rank` the highest rank it can transpose; `suffix` what
-    its files are called, `beside` what is put behind that name for the files that lie beside one, and `load`
-    reads them back where the runtime of `.pte` files does not: what the program promises, and how it runs.
+    `ability` says what it computes (see `extract.Ability`), `costs` what a plan is charged, by objective (see
+    `costs.Costs`); `suffix` what its files are called, `beside` what is put behind that name for the files
+    that lie beside one, and `load` reads them back where the runtime of `.pte` files does not: what the
+    program promises, and how it runs.
     What `runs_fast` is run once by `lower`, and compared with the network.
     """
 
     name: str
     suffix: str
     emit: Callable[[ExportedProgram, Contract], Artifact]
-    forms: tuple[Mapping[Any, tuple[str, ...]], ...] = ({},)
-    refuses: Callable[[torch.fx.Node], str | None] = lambda node: None
-    max_rank: int | None = None
+    ability: Ability = field(default_factory=Ability)
+    costs: Mapping[str, Costs] = field(default_factory=counted)
     beside: tuple[str, ...] = ()
     load: Callable[[Path], tuple[Contract, Run]] | None = None
     runs_fast: bool = True

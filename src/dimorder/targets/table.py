@@ -15,26 +15,6 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
-# What gives the same elements in the same sequence, in another shape; and in the same shape.
-VIEWS = (
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.flatten.using_ints,
-    aten.unflatten.int,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-)
-COPIES = (
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.alias.default,
-    aten.detach.default,
-    aten.lift_fresh_copy.default,
-)
-
 
 class Dense(Protocol):
     """A dense, row-major tensor of the file under construction, which the target's writer knows."""
@@ -56,6 +36,12 @@ class View(Generic[V]):
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.value.shape[i] for i in self.order)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the memory is the view's own order: only sizes of 1 changed places, or nothing."""
+        moved = [i for i in self.order if self.value.shape[i] != 1]
+        return moved == sorted(moved)
 
     def permute(self, dims: Sequence[int]) -> View[V]:
         return View(self.value, tuple(self.order[d] for d in dims))
@@ -154,6 +140,19 @@ def bind(node: Node, resolve: Callable[[Node], Any]) -> Arguments:
 def results(node: Node) -> list[Tensor]:
     value = node.meta["val"]
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def is_conversion(clone: Arguments) -> bool:
+    """Whether a clone is the second half of a conversion, or else of what is dense already."""
+    return clone.memory_format is torch.contiguous_format
+
+
+def is_transposed(node: Node) -> bool:
+    """Whether a call's operand is a view with its last two dimensions swapped."""
+    if node.target is not aten.permute.default:
+        return False
+    dims: Any = node.args[1]
+    return list(dims) == [*range(len(dims) - 2), len(dims) - 1, len(dims) - 2]
 
 
 def is_getitem(node: Node) -> bool:

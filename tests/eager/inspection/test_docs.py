@@ -11,7 +11,7 @@ import torch
 import dimorder
 from dimorder.eager.inspection import operators
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.tracing import Tracer, Value, is_random
-from dimorder.lowering.operators.op_rules import RULES
-from dimorder.lowering.operators.spellings import SPELLINGS
+from dimorder.lowering.operators.table import OPERATORS, SPELLINGS
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def capture(
     if not isinstance(args, (tuple, list)):
         raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
     exported = _export(model, args, kwargs)
-    plain = functional(exported, known=SPELLINGS.keys() | RULES.keys())
+    plain = functional(exported, OPERATORS)
     _refuse_state(plain)  # only this form's signature tells every write
     return _normal_form(plain, exported, _examples(exported, args, kwargs or {}))
 

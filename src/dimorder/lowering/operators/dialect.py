@@ -194,3 +194,5 @@ def _register() -> None:
 
 
 _register()
+
+OPS = torch.ops.dimorder  # the operators, registered

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.table import COPIES, VIEWS, Arguments, Row, View, whole
+from dimorder.targets.table import Arguments, Row, View, is_conversion, whole
 from dimorder.targets.tosa.pointwise import cast
 from dimorder.targets.tosa.writer import DTYPES, MAX_OPERANDS, MAX_RANK, TosaValue, TosaWriter
 
@@ -113,13 +113,8 @@ def take(w: TosaWriter, x: TosaValue, dim: int, indices: TosaValue | Tensor) -> 
 # -- rows --------------------------------------------------------------------------------------------------
 
 
-def _same(w: TosaWriter, a: Arguments) -> View[TosaValue] | TosaValue:
-    operand = getattr(a, "self", getattr(a, "input", None))
-    return operand if isinstance(operand, View) else w.dense(operand)  # type: ignore[arg-type]  # one of the two is there
-
-
-def _check_dropout(a: Arguments) -> str | None:
-    return "dropout in training mode" if a.train and a.p else None
+def _clone(w: TosaWriter, a: Arguments) -> View[TosaValue] | TosaValue:
+    return w.transposed(a.self) if is_conversion(a) else a.self
 
 
 def _permute(w: TosaWriter, a: Arguments) -> View[TosaValue]:
@@ -127,15 +122,8 @@ def _permute(w: TosaWriter, a: Arguments) -> View[TosaValue]:
     return source.permute([d % len(source.order) for d in a.dims])
 
 
-def _transpose(w: TosaWriter, a: Arguments) -> View[TosaValue]:
-    source = a.self if isinstance(a.self, View) else whole(w.dense(a.self))
-    dims, rank = list(range(len(source.order))), len(source.order)
-    dims[a.dim0 % rank], dims[a.dim1 % rank] = a.dim1 % rank, a.dim0 % rank
-    return source.permute(dims)
-
-
 def _view(w: TosaWriter, a: Arguments) -> View[TosaValue] | TosaValue:
-    return _same(w, a) if tuple(a.self.shape) == a.shape else w.reshape(w.dense(a.self), a.shape)
+    return a.self if tuple(a.self.shape) == a.shape else w.reshape(w.dense(a.self), a.shape)
 
 
 def _expand(w: TosaWriter, a: Arguments) -> TosaValue:
@@ -166,33 +154,12 @@ def _slice(w: TosaWriter, a: Arguments) -> TosaValue:
     return w.reshape(y, a.shape)
 
 
-def _select(w: TosaWriter, a: Arguments) -> TosaValue:
-    x = w.dense(a.self)
-    dim = a.dim % len(x.shape)
-    return w.reshape(slice_(w, x, dim, a.index % x.shape[dim], 1), a.shape)
-
-
-def _split(w: TosaWriter, a: Arguments) -> list[TosaValue]:
-    x, start, pieces = w.dense(a.self), 0, []
-    dim = a.dim % len(x.shape)
-    for shape in a.shapes:
-        length = shape[dim] if len(shape) == len(x.shape) else 1
-        pieces.append(w.reshape(slice_(w, x, dim, start, length), shape))
-        start += length
-    return pieces
-
-
 def _constant_pad(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
     before, after = [0] * len(x.shape), [0] * len(x.shape)
     for i in range(len(a.pad) // 2):  # torch lists the last dimension first
         before[-1 - i], after[-1 - i] = a.pad[2 * i], a.pad[2 * i + 1]
     return pad(w, x, before, after, getattr(a, "value", None) or 0)
-
-
-def _check_pad(a: Arguments) -> str | None:
-    mode = getattr(a, "mode", "constant")
-    return None if mode == "constant" else f"padding in mode {mode!r}"
 
 
 def _flip(w: TosaWriter, a: Arguments) -> TosaValue:
@@ -219,27 +186,17 @@ def _indices(w: TosaWriter, operand: View[TosaValue] | Tensor) -> TosaValue | Te
     return w.reshape(value, (math.prod(value.shape),))
 
 
-_split_row = Row(_split)
-
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.cat.default: Row(_cat),
         aten.slice.Tensor: Row(_slice),
-        aten.select.int: Row(_select),
-        aten.split.Tensor: _split_row,
-        aten.split_with_sizes.default: _split_row,
-        aten.chunk.default: _split_row,
-        aten.unbind.int: _split_row,
         aten.constant_pad_nd.default: Row(_constant_pad),
-        aten.pad.default: Row(_constant_pad, _check_pad),
         aten.expand.default: Row(_expand),
         aten.flip.default: Row(_flip),
         aten.embedding.default: Row(_embedding),
         aten.index_select.default: Row(_index_select),
         aten.permute.default: Row(_permute),
-        aten.transpose.int: Row(_transpose),
-        **dict.fromkeys(VIEWS, Row(_view)),
-        **dict.fromkeys(COPIES, Row(_same)),
-        aten.dropout.default: Row(_same, _check_dropout),
+        aten.view.default: Row(_view),
+        aten.clone.default: Row(_clone),
     }
 )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.table import Arguments, Row
+from dimorder.targets.table import Arguments, Row, is_transposed
 from dimorder.targets.tosa.calls import size
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, check_float, mul, negate
@@ -51,39 +51,19 @@ def product(w: TosaWriter, x: TosaValue, y: TosaValue) -> TosaValue:
     return w.reshape(z, shape)
 
 
-def _linear(w: TosaWriter, a: Arguments) -> TosaValue:
-    return full(w, w.dense(a.input), a.weight, a.bias)
-
-
-def _check_linear(a: Arguments) -> str | None:
-    constant = a.is_constant(a.weight) and a.is_constant(a.bias)
-    return check_float(a) if constant else "a weight or a bias that is not constant"
-
-
 def _matmul(w: TosaWriter, a: Arguments) -> TosaValue:
-    left, right = a.self, _right(a)
+    left, right = a.self, a.other
     if isinstance(right, Tensor) and math.prod(right.shape[:-2]) == 1:
         return full(w, w.dense(left), right.reshape(right.shape[-2:]).t(), None)
     return product(w, w.dense(left), w.dense(right))
 
 
-def _right(a: Arguments) -> Any:
-    return a.other if hasattr(a, "other") else a.mat2
-
-
 def _check_matmul(a: Arguments) -> str | None:
-    vector = min(len(size(a.self)), len(size(_right(a)))) < 2
-    return "a product with a vector" if vector else check_float(a)
-
-
-def _addmm(w: TosaWriter, a: Arguments) -> TosaValue:
-    return full(w, w.dense(a.mat1), a.mat2.t(), a.self)
-
-
-def _check_addmm(a: Arguments) -> str | None:
-    if not (a.is_constant(a.self) and a.is_constant(a.mat2) and len(size(a.self)) == 1):
-        return "a matrix or a bias that is not constant"
-    return check_float(a) if (a.alpha, a.beta) == (1, 1) else "addmm with alpha or beta"
+    if min(len(size(a.self)), len(size(a.other))) < 2:
+        return "a product with a vector"
+    if is_transposed(a.self) or is_transposed(a.other):
+        return "a product whose operand lies transposed"
+    return check_float(a)
 
 
 # -- reductions --------------------------------------------------------------------------------------------
@@ -136,23 +116,11 @@ def _mean(w: TosaWriter, a: Arguments) -> TosaValue:
     return w.reshape(mean(w, cast(w, w.dense(a.self), DTYPES[a.dtype]), _dims(a)), a.shape)
 
 
-def _variance(w: TosaWriter, a: Arguments) -> TosaValue:
-    x, dims = w.dense(a.self), _dims(a)
-    centred = w.elementwise("SUB", x, mean(w, x, dims))
-    correction = 1 if a.correction is None else a.correction
-    count = math.prod(x.shape[d] for d in dims)
-    total = reduce(w, "REDUCE_SUM", mul(w, centred, centred), dims)
-    return w.reshape(mul(w, total, 1 / (count - correction)), a.shape)
-
-
 def _arg(largest: bool) -> Callable[[TosaWriter, Arguments], TosaValue]:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
         x = w.dense(a.self)
         x = x if largest else negate(w, x)
-        if a.dim is None:
-            x, dim = w.reshape(x, (math.prod(x.shape),)), 0
-        else:
-            dim = a.dim % len(x.shape)
+        dim = a.dim % len(x.shape)
         outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
         rows = w.reshape(x, x.shape if len(x.shape) <= MAX_RANK else (outer, x.shape[dim], inner))
         axis = dim if len(x.shape) <= MAX_RANK else 1
@@ -197,48 +165,23 @@ def _layer_norm(w: TosaWriter, a: Arguments) -> TosaValue:
     return y if a.bias is None else add(w, y, w.dense(a.bias))
 
 
-def _group_norm(w: TosaWriter, a: Arguments) -> TosaValue:
-    """Row-major (N, C, *): the groups are (N, groups, the rest)."""
-    x = w.dense(a.input)
-    n, channels = x.shape[:2]
-    grouped = w.reshape(x, (n, a.num_groups, math.prod(x.shape[1:]) // a.num_groups))
-    y = w.reshape(normalised(w, grouped, [2], a.eps), (n, channels, math.prod(x.shape[2:])))
-    y = y if a.weight is None else mul(w, y, w.reshape(w.dense(a.weight), (channels, 1)))
-    y = y if a.bias is None else add(w, y, w.reshape(w.dense(a.bias), (channels, 1)))
-    return w.reshape(y, a.shape)
-
-
 _sum, _mean_row = Row(_reduction("REDUCE_SUM")), Row(_mean, check_float)
 _matmul_row = Row(_matmul, _check_matmul)
 _softmax_row, _log_softmax_row = Row(_softmax, check_float), Row(_log_softmax, check_float)
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.linear.default: Row(_linear, _check_linear),
-        aten.addmm.default: Row(_addmm, _check_addmm),
-        aten.mm.default: _matmul_row,
-        aten.bmm.default: _matmul_row,
         aten.matmul.default: _matmul_row,
-        aten.sum.default: _sum,
         aten.sum.dim_IntList: _sum,
-        aten.mean.default: _mean_row,
         aten.mean.dim: _mean_row,
-        aten.var.correction: Row(_variance, check_float),
         aten.amax.default: Row(_reduction("REDUCE_MAX")),
         aten.amin.default: Row(_reduction("REDUCE_MIN")),
-        aten.any.default: Row(_reduction("REDUCE_ANY")),
-        aten.any.dim: Row(_reduction("REDUCE_ANY")),
         aten.any.dims: Row(_reduction("REDUCE_ANY")),
-        aten.all.default: Row(_reduction("REDUCE_ALL")),
-        aten.all.dim: Row(_reduction("REDUCE_ALL")),
         aten.prod.dim_int: Row(_reduction("REDUCE_PRODUCT"), check_float),
         aten.argmax.default: Row(_arg(largest=True), _check_arg),
         aten.argmin.default: Row(_arg(largest=False), _check_arg),
         aten.softmax.int: _softmax_row,
-        aten._softmax.default: _softmax_row,
         aten.log_softmax.int: _log_softmax_row,
-        aten._log_softmax.default: _log_softmax_row,
         aten.layer_norm.default: Row(_layer_norm, check_float),
-        aten.group_norm.default: Row(_group_norm, check_float),
     }
 )

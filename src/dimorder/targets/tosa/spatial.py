@@ -7,7 +7,7 @@ window reaches is sliced off.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dimorder.targets.table import Arguments, Row
-from dimorder.targets.tosa.calls import Build, size
+from dimorder.targets.tosa.calls import size
 from dimorder.targets.tosa.moves import concat, pad, slice_, take
 from dimorder.targets.tosa.pointwise import check_float, mul
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
@@ -189,49 +189,6 @@ def _avg_pool(
     return y if divisor is None else mul(w, y, taps / divisor)
 
 
-Window = tuple[int, int, int]  # kernel, stride, padding of one dimension
-_ONE: Window = (1, 1, 0)
-
-
-def _row_major(dims: int, pool: Callable[..., TosaValue], *options: str) -> Build:
-    """A pool over row-major (N, C, *space): over (N · C, H, W, 1); over three dimensions, one over the
-    last two, then one over the first: maxima separate, and so do means, padded or not."""
-
-    def build(w: TosaWriter, a: Arguments) -> TosaValue:
-        x, given = w.dense(a.self), [getattr(a, name) for name in options]
-        kernel = _several(a.kernel_size, dims)
-        stride = _several(a.stride, dims) if a.stride else kernel
-        windows = list(zip(kernel, stride, _several(a.padding, dims), strict=True))
-        outer, old, new = math.prod(x.shape[:-dims]), list(x.shape[-dims:]), list(a.shape[-dims:])
-
-        def over(
-            x: TosaValue, rows: int, pair: Sequence[Window], old: list[int], new: list[int]
-        ) -> TosaValue:
-            kernel, stride, padding = zip(*pair, strict=True)
-            return pool(w, w.reshape(x, (rows, *old, 1)), kernel, stride, padding, (rows, *new, 1), *given)
-
-        if dims == 1:
-            x = over(x, outer, [_ONE, *windows], [1, *old], [1, *new])
-        elif dims == 2:
-            x = over(x, outer, windows, old, new)
-        else:
-            depth, plane = old[0], math.prod(new[1:])
-            x = over(x, outer * depth, windows[1:], old[1:], new[1:])
-            x = over(x, outer, [windows[0], _ONE], [depth, plane], [new[0], plane])
-        return w.reshape(x, a.shape)
-
-    return build
-
-
-def _several(given: Any, count: int) -> list[int]:
-    values = [given] if isinstance(given, int) else list(given)
-    return values * count if len(values) == 1 else values
-
-
-def _check_avg_rows(a: Arguments) -> str | None:
-    return "divisor_override over three dimensions" if a.divisor_override else check_float(a)
-
-
 # -- resizing ----------------------------------------------------------------------------------------------
 
 
@@ -331,13 +288,5 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         dimorder.avg_pool2d_nhwc.default: Row(_avg_pool2d, check_float),
         dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, _check_bilinear),
         dimorder.upsample_nearest2d_nhwc.default: Row(_nearest, check_float),
-        aten.max_pool1d.default: Row(_row_major(1, _max_pool), _check_max_pool),
-        aten.max_pool2d.default: Row(_row_major(2, _max_pool), _check_max_pool),
-        aten.max_pool3d.default: Row(_row_major(3, _max_pool), _check_max_pool),
-        aten.avg_pool1d.default: Row(_row_major(1, _avg_pool, "count_include_pad"), check_float),
-        aten.avg_pool2d.default: Row(
-            _row_major(2, _avg_pool, "count_include_pad", "divisor_override"), check_float
-        ),
-        aten.avg_pool3d.default: Row(_row_major(3, _avg_pool, "count_include_pad"), _check_avg_rows),
     }
 )

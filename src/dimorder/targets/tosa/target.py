@@ -16,12 +16,13 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.lowering.costs import counted
+from dimorder.lowering.extract import Ability
 from dimorder.targets.base import Run, Target
 from dimorder.targets.tosa import sidecar
 from dimorder.targets.tosa.emit import write
+from dimorder.targets.tosa.ops import OPERATORS
 from dimorder.targets.tosa.writer import INSTALL, MAX_RANK
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,18 @@ def load(file: Path) -> tuple[Contract, Run]:
     return artifact.contract, artifact.run
 
 
-# MATMUL has no transposed operand, but (AB)ᵀ = BᵀAᵀ; a constant weight multiplies from either side; what is
-# built from reductions takes any order. The plainer rows are for networks whose candidate orders would be too
-# many: swin_t takes the second.
-_MATMUL: Mapping[Any, tuple[str, ...]] = {aten.matmul.default: ("b m k n", "b n k m")}
-_FROM_PARTS = dict.fromkeys((aten.softmax.int, aten.log_softmax.int, aten.layer_norm.default), ("*",))
-_LINEAR = {aten.linear.default: ("* k", "k *")}
-FORMS = ({**_MATMUL, **_FROM_PARTS, **_LINEAR}, {**_MATMUL, **_FROM_PARTS}, _MATMUL)
+# What is built from reductions takes any order, and a constant weight multiplies from either side; where the
+# candidate orders would be too many, fewer of these are offered: swin_t takes the second.
+_FROM_PARTS = frozenset({"aten.softmax.int/any", "aten.log_softmax.int/any", "aten.layer_norm/any"})
+_FIRST = frozenset({"aten.linear/features first"})
 
 TARGET = Target(
     "tosa",
     ".tosa",
     emit,
-    forms=FORMS,
-    max_rank=MAX_RANK,
+    Ability(OPERATORS.supports, declines=(frozenset(), _FIRST, _FIRST | _FROM_PARTS)),
+    # As for XNNPACK: an NPU's compiler writes short runs element by element too.
+    counted(min_run=8, max_rank=MAX_RANK),
     beside=(sidecar.SUFFIX,),
     load=load,
     runs_fast=False,  # the reference model computes one element after the other

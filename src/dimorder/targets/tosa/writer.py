@@ -1,6 +1,7 @@
 """Writes one TOSA graph: its tensors, constants, operators and the bytes of the flatbuffer.
 
-This file decides when a RESHAPE or a TRANSPOSE is written: late, once, and only where an operator reads it.
+This file decides when a RESHAPE is written: late, once, and only where an operator reads it; and that nothing
+is transposed unasked.
 """
 
 from __future__ import annotations
@@ -139,12 +140,27 @@ class TosaWriter:
         return TosaValue(value.tensor, shape, value.dtype)
 
     def dense(self, operand: View[TosaValue] | torch.Tensor) -> TosaValue:
-        """`operand` dense in its own dimension order: a constant, or a TRANSPOSE where one is due."""
+        """`operand` dense in its own dimension order: a constant, or a value that lies so already.
+
+        A TRANSPOSE is written by `transposed` alone, for a conversion of the plan.
+        """
         if isinstance(operand, torch.Tensor):
             return self.constant(operand)
-        if operand not in self._transposed:
-            self._transposed[operand] = self._transpose(operand)
-        return self._transposed[operand]
+        assert operand in self._transposed or operand.is_dense, (
+            "the plan has no conversion for this transpose"
+        )
+        return self._transposed.get(operand) or self.reshape(operand.value, operand.shape)
+
+    def transposed(self, view: View[TosaValue]) -> TosaValue:
+        """`view` dense in its own dimension order: a TRANSPOSE, once per value and order, where it is due."""
+        if view.is_dense:
+            return self.reshape(view.value, view.shape)
+        if view not in self._transposed:
+            value, order = (view.value, view.order) if len(view.order) <= MAX_RANK else _coalesced(view)
+            source = self.reshape(value, value.shape)
+            written = self.op("TRANSPOSE", [source], [value.shape[i] for i in order], perms=list(order))
+            self._transposed[view] = self.reshape(written, view.shape)
+        return self._transposed[view]
 
     # -- operators -----------------------------------------------------------------------------------------
 
@@ -256,15 +272,6 @@ class TosaWriter:
                 written = self.op("RESHAPE", [source, self.shape(value.shape)], value.shape)
                 self._reshaped[key] = written.tensor
         return self._reshaped[key]
-
-    def _transpose(self, view: View[TosaValue]) -> TosaValue:
-        moved = [i for i in view.order if view.value.shape[i] != 1]
-        if moved == sorted(moved):  # only sizes of 1 change places: the memory is the same
-            return self.reshape(view.value, view.shape)
-        value, order = (view.value, view.order) if len(view.order) <= MAX_RANK else _coalesced(view)
-        source = self.reshape(value, value.shape)
-        written = self.op("TRANSPOSE", [source], [value.shape[i] for i in order], perms=list(order))
-        return self.reshape(written, view.shape)
 
 
 def _require_shape(shape: tuple[int, ...], dtype: str) -> None:

@@ -1,6 +1,6 @@
 """Writes one XNNPACK graph: its values, nodes, constants and the bytes of the delegate.
 
-This file decides when a transpose is written (late, and once) and which clamps vanish into the node before.
+This file decides which clamps vanish into the node before, and that nothing is transposed unasked.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import (
     CONSTANT_TENSOR_ALIGNMENT,
     serialize_xnnpack_binary,
 )
+from executorch.backends.xnnpack.utils import xnnpack_constants
 from executorch.backends.xnnpack.utils.xnnpack_constants import (
     UINT64_MAX,
     XNN_INVALID_VALUE_ID,
@@ -29,7 +30,6 @@ from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDa
 from dimorder.targets.table import View
 
 BACKEND_ID = "XnnpackBackend"  # the name the stock runtime registers
-MAX_RANK = 6  # XNN_MAX_TENSOR_DIMS
 NONE_ID = XNN_INVALID_VALUE_ID
 
 _CLAMPED_BY_NODE = (
@@ -75,7 +75,7 @@ class XnnWriter:
     def output(self, value: XnnValue) -> None:
         """Make `value` the next external output; an input, a constant or an output already is copied."""
         if self._values[value.id].flags or self._values[value.id].constant_buffer_idx:
-            value = self.node(schema.XNNCopy, value.shape, input_id=value.id)
+            value = self.node("Copy", value.shape, input_id=value.id)
         self._values[value.id].flags = XNN_VALUE_FLAG_EXTERNAL_OUTPUT
         self._outputs.append(value.id)
 
@@ -92,29 +92,48 @@ class XnnWriter:
             self._constants[key, shape] = value
         return self._constants[key, shape]
 
-    def node(self, kind: type[Any], shape: Sequence[int], *, flags: int = 0, **fields: Any) -> XnnValue:
-        """A node of the schema's class `kind`; its one result has `shape`."""
+    def node(self, kind: str, shape: Sequence[int], *, flags: Sequence[str] = (), **fields: Any) -> XnnValue:
+        """A node of the schema's class `XNN{kind}`; its one result has `shape`. An id may be None."""
         result = self._value(shape)
-        self._nodes.append(
-            schema.XNode(kind(**fields, output_id=result.id, flags=flags), debug_handle=len(self._nodes))
-        )
+        ids = {name: NONE_ID for name, value in fields.items() if value is None}
+        bits = sum(getattr(xnnpack_constants, f"XNN_FLAG_{flag}") for flag in flags)
+        made = getattr(schema, f"XNN{kind}")(**{**fields, **ids}, output_id=result.id, flags=bits)
+        self._nodes.append(schema.XNode(made, debug_handle=len(self._nodes)))
         return result
 
     def clamp(self, value: XnnValue, low: float, high: float) -> XnnValue:
         """min(max(value, low), high); infinities for a side without bound."""
-        result = self.node(schema.XNNClamp, value.shape, input_id=value.id)
+        result = self.node("Clamp", value.shape, input_id=value.id)
         self._nodes[-1].output_min_max = schema.OutputMinMax(_number(low), _number(high))
         return result
 
     def dense(self, operand: View[XnnValue] | torch.Tensor | float) -> XnnValue:
-        """`operand` dense in its own dimension order: a constant, or a transpose where one is due."""
+        """`operand` dense in its own dimension order: a constant, or a value that lies so already.
+
+        A transpose is written by `transposed` alone, for a conversion of the plan.
+        """
         if isinstance(operand, torch.Tensor):
             return self.constant(operand)
         if not isinstance(operand, View):
             return self.constant(torch.tensor([float(operand)]))
-        if operand not in self._transposed:
-            self._transposed[operand] = self._transpose(operand)
-        return self._transposed[operand]
+        assert operand in self._transposed or operand.is_dense, (
+            "the plan has no conversion for this transpose"
+        )
+        return self._transposed.get(operand) or self.reshape(operand.value, operand.shape)
+
+    def transposed(self, view: View[XnnValue]) -> XnnValue:
+        """`view` dense in its own dimension order: a transpose, once per value and order, where it is due."""
+        if view.is_dense:
+            return self.reshape(view.value, view.shape)
+        if view not in self._transposed:
+            self._transposed[view] = self.node(
+                "StaticTranspose",
+                view.shape,
+                num_dims=len(view.order),
+                perm=list(view.order),
+                input_id=view.value.id,
+            )
+        return self._transposed[view]
 
     def reshape(self, value: XnnValue, shape: Sequence[int]) -> XnnValue:
         """The same elements in `shape`."""
@@ -123,7 +142,7 @@ class XnnWriter:
         if shape == value.shape:
             return value
         return self.node(
-            schema.XNNStaticReshape, shape, num_dims=len(shape), new_shape=list(shape), input_id=value.id
+            "StaticReshape", shape, num_dims=len(shape), new_shape=list(shape), input_id=value.id
         )
 
     @property
@@ -162,18 +181,6 @@ class XnnWriter:
             )
         )
         return value
-
-    def _transpose(self, view: View[XnnValue]) -> XnnValue:
-        moved = [i for i in view.order if view.value.shape[i] != 1]
-        if moved == sorted(moved):  # only sizes of 1 change places: the memory is the same
-            return self.reshape(view.value, view.shape)
-        return self.node(
-            schema.XNNStaticTranspose,
-            view.shape,
-            num_dims=len(view.order),
-            perm=list(view.order),
-            input_id=view.value.id,
-        )
 
     def _fuse_clamps(self) -> None:
         """Give the bounds of a clamp to the node that alone feeds it."""

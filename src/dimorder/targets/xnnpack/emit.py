@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +22,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import where
-from dimorder.lowering.operators.dialect import NAMESPACE, decomposition_table
 from dimorder.targets.signature import read_signature
-from dimorder.targets.table import View, is_getitem, results, whole
+from dimorder.targets.table import View, is_getitem, whole
 from dimorder.targets.xnnpack.backend import BACKEND_ID, XnnValue, XnnWriter
-from dimorder.targets.xnnpack.ops import OPERATORS
+from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 
 aten = torch.ops.aten
 
@@ -67,7 +66,7 @@ def emit(program: ExportedProgram, *, constant_methods: Mapping[str, str] | None
     """
     plan = _partition(program)
     for node in plan.outside():
-        reason = _wrong_kernel(node)
+        reason = wrong_outside(node)
         if reason:
             raise _no_kernel(plan, [node], reason)
     module, transposes = _outer(plan)
@@ -237,11 +236,15 @@ def _outer(plan: _Partition) -> tuple[GraphModule, int]:
 
 @dataclass
 class _OuterBuilder:
+    """The calls of delegates, and what runs beside them on dense tensors, one call for each node.
+
+    Edge dialect knows no views but copies: a clone that makes a view dense has nothing left to do.
+    """
+
     plan: _Partition
     root: torch.nn.Module
     graph: Graph
     values: dict[Node, Node]
-    dense: dict[Node, Node] = field(default_factory=dict)  # contiguous copies of what is NHWC
     transposes: int = 0
 
     def delegate(self, group: Sequence[Node]) -> None:
@@ -255,59 +258,25 @@ class _OuterBuilder:
 
     def outside(self, group: Sequence[Node]) -> None:
         for node in group:
-            arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), self.contiguous)
-            target: Callable[..., Any] = node.target  # type: ignore[assignment]  # an OpOverload or getitem
-            if getattr(target, "namespace", None) == NAMESPACE:
-                target = _portable(target)
-            self.values[node] = self.graph.call_function(target, arguments, keywords)
+            arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), self.value)
+            if node.target is aten.clone.default:
+                self.values[node] = self.value(node.all_input_nodes[0])
+                continue
+            self.values[node] = self.graph.call_function(node.target, arguments, keywords)  # type: ignore[arg-type]
 
-    def contiguous(self, node: Node) -> Node:
-        """The value of `node` for a portable kernel, which is right in contiguous order alone."""
-        if node in self.plan.constants:
-            return self.constant(node)
-        if not self.plan.is_nhwc(node):
-            return self.values[node]
-        if node not in self.dense:
-            self.dense[node] = self.copy(node, torch.contiguous_format)
-        return self.dense[node]
+    def value(self, node: Node) -> Node:
+        """What `node` is to a portable kernel, which is right in contiguous order alone."""
+        assert node in self.plan.constants or not self.plan.is_nhwc(node), f"{node} lies channels-last"
+        return self.result(node)
 
     def result(self, node: Node) -> Node:
-        if node in self.plan.constants:
-            return self.constant(node)
-        from_outside = self.plan.stage.get(node, 0) % 2 == 1
-        if from_outside and is_channels_last(node.meta["val"]):
-            return self.copy(node, torch.channels_last)
-        return self.values[node]
-
-    def constant(self, node: Node) -> Node:
-        if node not in self.values:
+        if node not in self.values and node in self.plan.constants:
             name = f"constant_{len(list(self.root.buffers()))}"
             self.root.register_buffer(
                 name, self.plan.constants[node].clone(memory_format=torch.contiguous_format)
             )
             self.values[node] = self.graph.get_attr(name)
         return self.values[node]
-
-    def copy(self, node: Node, memory_format: torch.memory_format) -> Node:
-        clone = aten.clone.default
-        return self.graph.call_function(clone, (self.values[node],), {"memory_format": memory_format})
-
-
-def _portable(target: Any) -> Callable[..., Tensor]:
-    """A dialect operator as plain ATen on contiguous NCHW tensors."""
-    body = decomposition_table()[target]
-
-    def nchw(argument: Any) -> Any:
-        if not isinstance(argument, Tensor) or argument.ndim != 4:
-            return argument
-        copied = argument.permute(_TO_NCHW).clone(memory_format=torch.contiguous_format)
-        return copied.permute(_TO_NHWC)  # the body permutes it back
-
-    def call(*arguments: Any) -> Tensor:
-        return body(*map(nchw, arguments)).clone(memory_format=torch.contiguous_format)
-
-    call.__name__ = str(target).split(".")[1]
-    return call
 
 
 # The finished file
@@ -334,16 +303,6 @@ def _calls(pte: bytes) -> tuple[int, dict[str, int]]:
     outside = Counter(f"{kernel.name}.{kernel.overload}".rstrip(".") for kernel in kernels)
     assert sum(isinstance(i, DelegateCall) for i in instructions) == len(forward.delegates)
     return len(forward.delegates), dict(sorted(outside.items()))
-
-
-def _wrong_kernel(node: Node) -> str | None:
-    """What the portable kernel of an operator gets wrong on dense tensors (ExecuTorch 1.5.1), or None."""
-    value = results(node)[0]
-    if node.target is aten.convolution.default and value.ndim > 4:
-        return "the portable kernel convolves in one and two dimensions"
-    if node.target in (aten.remainder.Scalar, aten.remainder.Tensor) and not value.is_floating_point():
-        return "the portable kernel gives the remainder of a negative integer the sign that C gives it"
-    return None
 
 
 def _require_kernels(outside: Mapping[str, int], plan: _Partition) -> None:

@@ -1,0 +1,192 @@
+"""Products of matrices: linear, whose constant weight takes and gives features in any order, and matmul."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from dimorder.lowering.capture.tracing import Tracer, Value
+from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.operators.dialect import OPS
+from dimorder.lowering.operators.moves import view
+from dimorder.lowering.operators.operator import (
+    Dims,
+    Implementation,
+    Operator,
+    Relation,
+    args_of,
+    dims_of,
+    operands,
+    shape_of,
+    spelt,
+    tensor_arguments,
+)
+from dimorder.lowering.sites import Token
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+_WEIGHTS = ("weight", "bias")
+
+
+def _addmm(n: Tracer, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+    if beta != 1 or alpha != 1 or isinstance(w, torch.fx.Node) or len(traced_shape(bias)) != 1:
+        return n.emit(aten.addmm.default, bias, x, w, beta=beta, alpha=alpha)
+    return n.emit(aten.linear.default, x, w.t(), bias)
+
+
+def matmul(n: Tracer, a: Value, b: Value) -> Value:
+    rank_a, rank_b = len(traced_shape(a)), len(traced_shape(b))
+    if isinstance(b, torch.Tensor) and rank_b == 2 and rank_a >= 2:
+        return n.emit(aten.linear.default, a, b.t())
+    if min(rank_a, rank_b) < 2:
+        return n.emit(aten.matmul.default, a, b)
+    rank = max(rank_a, rank_b)
+    a, b = (
+        view(n, a, (1,) * (rank - rank_a) + traced_shape(a)),
+        view(n, b, (1,) * (rank - rank_b) + traced_shape(b)),
+    )
+    return n.emit(aten.matmul.default, a, b)
+
+
+def _relate_linear(node: torch.fx.Node) -> Relation | str:
+    if len(operands(node, _WEIGHTS)) != 1:
+        return "a weight or a bias that is computed"
+    reads, writes = (
+        dims_of([*((f"d.{i}", size) for i, size in enumerate(shape[:-1])), ("k", shape[-1])])
+        for shape in (shape_of(args_of(node)[0]), shape_of(node))
+    )
+    return Relation("contraction", (reads,), (writes,), absorbed=frozenset({"k"}))
+
+
+def _relate_matmul(node: torch.fx.Node) -> Relation | str:
+    a, b, out = shape_of(args_of(node)[0]), shape_of(args_of(node)[1]), shape_of(node)
+    if not len(a) == len(b) == len(out) or len(out) < 2:
+        return "a product with a vector"
+    batch = [f"b.{i}" for i in range(len(out) - 2)]
+
+    def dims(shape: tuple[int, ...], *last: str) -> Dims:
+        head = [
+            (name, size if size == full else 1) for name, size, full in zip(batch, shape, out, strict=False)
+        ]
+        return dims_of([*head, *zip(last, shape[-2:], strict=True)])
+
+    return Relation(
+        "contraction",
+        (dims(a, "m", "k"), dims(b, "k", "n")),
+        (dims(out, "m", "n"),),
+    )
+
+
+def _relaid(c: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The constant weight (outputs, inputs) and bias for features that lie in the planned orders."""
+    weight, bias = c.weight(1), c.weight(2)
+    assert weight is not None
+    rows, columns = c.permutation(c.result, "k"), c.permutation(0, "k")
+    return weight[rows][:, columns], None if bias is None else bias[rows]
+
+
+def _linear(c: Call) -> None:
+    """x Wᵀ, the features innermost."""
+    weight, bias = _relaid(c)
+    groups = c.ending_in("k")
+    c.give(c.b.call(c.target, c.take(0, groups), c.constant(weight, 1), c.constant(bias, 2)), groups)
+
+
+def _linear_as_convolution(c: Call) -> None:
+    """A convolution of one tap over the rows, the features innermost."""
+    weight, bias = _relaid(c)
+    groups = c.ending_in("k")
+    shape = [c.size(0, group) for group in groups]
+    pixels = shape if len(shape) == 4 else [1, math.prod(shape[:-1]), 1, shape[-1]]
+    x = c.take(0, groups)
+    if pixels != shape:
+        x = c.b.call(aten.view.default, x, pixels)
+    taps = weight.reshape(weight.shape[0], 1, 1, weight.shape[1])
+    y = c.b.call(
+        OPS.conv2d_nhwc.default, x, c.constant(taps, 1), c.constant(bias, 2), [1, 1], [0] * 4, [1, 1], 1
+    )
+    if pixels != shape:
+        y = c.b.call(aten.view.default, y, [*shape[:-1], weight.shape[0]])
+    c.give(y, groups)
+
+
+def _linear_features_first(c: Call) -> None:
+    """W x, the features outermost."""
+    weight, bias = _relaid(c)
+    k = c.labelled("k")
+    groups = [k, [token for token in c.arrangement.tokens if token not in k]]
+    y = c.b.call(aten.matmul.default, c.constant(weight, 1), c.take(0, groups))
+    if bias is not None:
+        y = c.b.call(aten.add.Tensor, y, c.constant(bias.reshape(-1, 1), 2))
+    c.give(y, groups)
+
+
+def _matmul(c: Call) -> None:
+    """One batch dimension where both operands have the same batch, else one per axis so that they broadcast.
+
+    Where the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
+    """
+    batch = c.labelled("b")
+    same = len(c.site.reads) == 2 and all(c.has(t, 0) == c.has(t, 1) for t in batch)
+    heads = [batch] if same else [[token] for token in batch] or [[]]
+    m, k, n = c.by_label(["m"], ["k"], ["n"])
+    place = {token: p for p, token in enumerate(c.arrangement.tokens)}
+
+    def precedes(a: list[Token], b: list[Token], unless: bool) -> bool:
+        return place[a[0]] < place[b[0]] if a and b else unless
+
+    straight = precedes(m, n, True)
+    a_first, b_first = precedes(m, k, straight), precedes(k, n, straight)
+    sides = ([*heads, m, k] if a_first else [*heads, k, m], [*heads, k, n] if b_first else [*heads, n, k])
+    taken, dynamic = [], 0
+    for position, source in enumerate(tensor_arguments(c.node)):
+        constant = source.op == "get_attr"
+        taken.append(
+            c.take_constant(position, sides[position]) if constant else c.take(dynamic, sides[position])
+        )
+        dynamic += not constant
+    if not straight:
+        taken, (a_first, b_first) = taken[::-1], (not b_first, not a_first)
+    rank = len(heads) + 2
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    left, right = (
+        node if first else c.b.call(aten.permute.default, node, swap)
+        for node, first in zip(taken, (a_first, b_first), strict=True)
+    )
+    c.give(c.b.call(aten.matmul.default, left, right), [*heads, m, n] if straight else [*heads, n, m])
+
+
+_MATMUL = (aten.matmul.default,)
+
+OPERATORS = (
+    Operator(
+        (aten.linear.default,),
+        _relate_linear,
+        (
+            Implementation("features last", "* k", _linear, (aten.linear.default,)),
+            Implementation("as a convolution", "* k", _linear_as_convolution, (OPS.conv2d_nhwc.default,)),
+            Implementation(
+                "features first", "k *", _linear_features_first, (aten.matmul.default, aten.add.Tensor)
+            ),
+        ),
+        weights=_WEIGHTS,
+        fresh=True,
+    ),
+    Operator(
+        (aten.matmul.default,),
+        _relate_matmul,
+        (
+            Implementation("row-major", "b m k n", _matmul, _MATMUL),
+            Implementation("right transposed", "b m n k", _matmul, _MATMUL),
+            Implementation("transposed", "b n k m", _matmul, _MATMUL),
+        ),
+        spelt=matmul,
+    ),
+    spelt(matmul, aten.bmm.default, aten.mm.default),
+    spelt(_addmm, aten.addmm.default),
+)

@@ -1,0 +1,291 @@
+"""Convolution, channels-last: its channels in any order on either side, the constant weight being re-laid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from dimorder.lowering.capture.tracing import Tracer, Value
+from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.operators.dialect import OPS
+from dimorder.lowering.operators.indexed import pad
+from dimorder.lowering.operators.moves import squeeze, unsqueeze
+from dimorder.lowering.operators.operator import (
+    Dims,
+    Implementation,
+    Operator,
+    Relation,
+    args_of,
+    dims_of,
+    filled,
+    operands,
+    several,
+    shape_of,
+    spelt,
+)
+from dimorder.lowering.sites import Token
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+_WEIGHTS = ("weight", "bias")
+
+
+def _conv(rank: int, transposed: bool) -> Callable[..., Value]:
+    def spread(value: Value) -> list[int]:
+        return several(value, rank)
+
+    def conv(
+        n: Tracer,
+        x: Value,
+        w: Value,
+        b: Value = None,
+        stride: Value = 1,
+        padding: Value = 0,
+        *rest: Value,
+    ) -> Value:
+        if transposed:
+            output_padding, groups, dilation = filled(rest, (0, 1, 1))
+        else:
+            output_padding, (dilation, groups) = 0, filled(rest, (1, 1))
+        unbatched = len(traced_shape(x)) == rank + 1
+        if unbatched:
+            x = unsqueeze(n, x, 0)
+        if isinstance(padding, str):
+            x, padding = _named_padding(n, x, w, padding, spread(dilation))
+        y = n.emit(
+            aten.convolution.default,
+            x,
+            w,
+            b,
+            spread(stride),
+            spread(padding),
+            spread(dilation),
+            transposed,
+            spread(output_padding),
+            groups,
+        )
+        return squeeze(n, y, 0) if unbatched else y
+
+    return conv
+
+
+def _named_padding(
+    n: Tracer, x: Value, w: Value, padding: str, dilation: list[int]
+) -> tuple[Value, list[int]]:
+    totals = [
+        0 if padding == "valid" else d * (k - 1) for d, k in zip(dilation, traced_shape(w)[2:], strict=True)
+    ]
+    if all(total % 2 == 0 for total in totals):
+        return x, [total // 2 for total in totals]
+    pads = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+    return pad(n, x, pads), [0] * len(totals)
+
+
+def _relate_convolution(node: torch.fx.Node) -> Relation | str:
+    x, weight, _, stride, padding, _, transposed, _, groups = args_of(node)
+    if len(operands(node, _WEIGHTS)) != 1:
+        return "a weight or a bias that is computed"
+    source, out = shape_of(x), shape_of(node)
+    if transposed and len(source) > 4:
+        return "3-D transposed convolution has no channels-last form"
+    spatial = [f"s.{i}" for i in range(len(source) - 2)]
+    kernel = shape_of(weight)[2:]
+    pointwise = (
+        not transposed and all(k == 1 for k in kernel) and all(s == 1 for s in stride) and not any(padding)
+    )
+
+    def dims(shape: tuple[int, ...]) -> Dims:
+        channels = ((("g", groups),) if groups != 1 else ()) + (
+            (("c", shape[1] // groups),) if shape[1] != groups else ()
+        )
+        n, *rest = dims_of([("n", shape[0]), *zip(spatial, shape[2:], strict=True)])
+        return (n, channels, *rest)
+
+    return Relation(
+        "contraction",
+        (dims(source),),
+        (dims(out),),
+        blocks=frozenset() if pointwise else frozenset(spatial),
+        absorbed=frozenset({"c"}),
+    )
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """A convolution whose operands and results lie channels-last: the weight is (O, kernel…, I / groups)."""
+
+    dims: list[list[Token]]
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    output_padding: list[int]
+    groups: int
+
+    @staticmethod
+    def of(c: Call) -> _Convolution:
+        """1-D convolutions are 2-D with a height of 1."""
+        _, _, _, stride, padding, dilation, transposed, output_padding, groups = args_of(c.node)
+        weight, bias = c.weight(1), c.weight(2)
+        assert weight is not None
+        spatial = [[f"s.{i}"] for i in range(weight.dim() - 2)]
+        if len(spatial) == 1:
+            weight, spatial = weight.unsqueeze(2), [[], *spatial]
+        stride, padding, dilation, output_padding = (
+            [fill] * (len(spatial) - len(values)) + list(values)
+            for values, fill in ((stride, 1), (padding, 0), (dilation, 1), (output_padding, 0))
+        )
+        outputs, inputs = c.permutation(c.result, "g", "c"), c.permutation(0, "g", "c")
+        return _Convolution(
+            c.by_label(["n"], *spatial, ["g", "c"]),
+            _relaid_weight(weight, inputs, outputs, groups, bool(transposed)),
+            None if bias is None else bias[outputs],
+            stride,
+            padding,
+            dilation,
+            output_padding,
+            groups,
+        )
+
+
+def _channels_last(c: Call) -> None:
+    conv = _Convolution.of(c)
+    operands_ = c.take(0, conv.dims), c.constant(conv.weight, 1), c.constant(conv.bias, 2)
+    if args_of(c.node)[6]:
+        rest = (conv.stride, conv.padding, conv.output_padding, conv.dilation, conv.groups)
+        c.give(c.b.call(OPS.conv_transpose2d_nhwc.default, *operands_, *rest), conv.dims)
+        return
+    sides = [side for amount in conv.padding for side in (amount, amount)]
+    target = OPS.conv2d_nhwc.default if len(conv.stride) == 2 else OPS.conv3d_ndhwc.default
+    c.give(c.b.call(target, *operands_, conv.stride, sides, conv.dilation, conv.groups), conv.dims)
+
+
+def _depthwise_in_parts(c: Call) -> None:
+    """Rows and columns of the kernel are dealt out to kernels of few taps, whose results are added.
+
+    Every n-th row with n times the dilation needs no more padding than the whole kernel where that is "same";
+    consecutive rows would have to crop the input.
+    """
+    conv = _Convolution.of(c)
+    x, total = c.take(0, conv.dims), None
+    size = [c.size(0, group) for group in conv.dims]
+    height, width = conv.weight.shape[1:3]
+    down, across = _split(height, width)
+    for i in range(down):
+        for j in range(across):
+            part = conv.weight[:, i::down, j::across]
+            rows = _part_padding(i, down, height, part.shape[1], conv.dilation[0], conv.padding[0])
+            columns = _part_padding(j, across, width, part.shape[2], conv.dilation[1], conv.padding[1])
+            y = c.b.call(
+                OPS.conv2d_nhwc.default,
+                _cropped(c, x, size, [rows, columns]),
+                c.constant(part, 1),
+                c.constant(conv.bias, 2) if total is None else None,
+                conv.stride,
+                [max(amount, 0) for amount in (*rows, *columns)],
+                [conv.dilation[0] * down, conv.dilation[1] * across],
+                conv.groups,
+            )
+            total = y if total is None else c.b.call(aten.add.Tensor, total, y)
+    assert total is not None
+    c.give(total, conv.dims)
+
+
+# A depthwise kernel of more taps has no fast XNNPACK kernel: 7 x 7 takes 10.1 ms at 56 x 56 x 96,
+# three kernels of at most 25 taps and two additions under 2 ms.
+PART_TAPS = 25
+
+
+def _has_many_taps(node: torch.fx.Node) -> bool:
+    """Whether a call is a depthwise convolution in one or two dimensions of more than `PART_TAPS` taps."""
+    x, weight, _, _, _, _, transposed, _, groups = args_of(node)
+    kernel = shape_of(weight)[2:]
+    depthwise = groups == shape_of(x)[1] > 1 and not transposed and len(kernel) < 3
+    return depthwise and math.prod(kernel) > PART_TAPS
+
+
+def _split(height: int, width: int) -> tuple[int, int]:
+    """Into how many kernels the rows and the columns are dealt out: as few as the taps allow."""
+    return min(
+        (
+            (down, across)
+            for down in range(1, height + 1)
+            for across in range(1, width + 1)
+            if math.ceil(height / down) * math.ceil(width / across) <= PART_TAPS
+        ),
+        key=lambda parts: (math.prod(parts), parts),
+    )
+
+
+def _part_padding(
+    first: int, step: int, size: int, taps: int, dilation: int, padding: int
+) -> tuple[int, int]:
+    """The padding before and after of the kernel that has each `step`-th of `size` taps; negative: a crop."""
+    last = first + (taps - 1) * step
+    return padding - first * dilation, padding - (size - 1 - last) * dilation
+
+
+def _cropped(
+    c: Call, x: torch.fx.Node, size: Sequence[int], padding: Sequence[tuple[int, int]]
+) -> torch.fx.Node:
+    """NHWC `x` without the rows and columns that a negative padding takes away."""
+    for dim, (before, after) in enumerate(padding, start=1):
+        begin, end = max(-before, 0), size[dim] - max(-after, 0)
+        if (begin, end) != (0, size[dim]):
+            x = c.b.slice(x, dim, begin, end)
+    return x
+
+
+def _relaid_weight(
+    weight: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor, groups: int, transposed: bool
+) -> torch.Tensor:
+    """The weight (O, kernel…, I / groups) for channels that lie in another order; groups move as wholes."""
+    if transposed:  # (I, O / groups, kernel…)
+        grouped = weight.unflatten(0, (groups, -1)).transpose(1, 2)
+    else:  # (O, I / groups, kernel…)
+        grouped = weight.unflatten(0, (groups, -1))
+    per_out, per_in = grouped.shape[1], grouped.shape[2]
+    blocks = outputs.reshape(groups, per_out)
+    group, within_out = blocks[:, 0] // per_out, blocks[0] % per_out
+    within_in = inputs.reshape(groups, per_in)[0] % per_in
+    relaid: torch.Tensor = grouped[group][:, within_out][:, :, within_in]
+    return relaid.flatten(0, 1).movedim(1, -1).contiguous()
+
+
+_FORM = "n s g c"
+
+OPERATORS = (
+    Operator(
+        (aten.convolution.default,),
+        _relate_convolution,
+        (
+            Implementation(
+                "channels last",
+                _FORM,
+                _channels_last,
+                (OPS.conv2d_nhwc.default, OPS.conv3d_ndhwc.default, OPS.conv_transpose2d_nhwc.default),
+            ),
+            Implementation(
+                "depthwise in parts",
+                _FORM,
+                _depthwise_in_parts,
+                (OPS.conv2d_nhwc.default, aten.add.Tensor, aten.slice.Tensor),
+                _has_many_taps,
+            ),
+        ),
+        weights=_WEIGHTS,
+    ),
+    spelt(_conv(1, False), aten.conv1d.default, aten.conv1d.padding, fresh=True),
+    spelt(_conv(2, False), aten.conv2d.default, aten.conv2d.padding, fresh=True),
+    spelt(_conv(3, False), aten.conv3d.default, aten.conv3d.padding, fresh=True),
+    spelt(_conv(1, True), aten.conv_transpose1d.default, fresh=True),
+    spelt(_conv(2, True), aten.conv_transpose2d.input, fresh=True),
+    spelt(_conv(3, True), aten.conv_transpose3d.input, fresh=True),
+)

@@ -1,0 +1,138 @@
+"""Operators that compute each element from those at the same place: in any order, the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of
+from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.operators.dialect import OPS
+from dimorder.lowering.operators.moves import view
+from dimorder.lowering.operators.operator import (
+    Implementation,
+    Operator,
+    Relation,
+    Spell,
+    args_of,
+    dims_of,
+    shape_of,
+    spelt,
+    tensor_arguments,
+)
+from dimorder.lowering.sites import token_axes
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+
+def relate_pointwise(node: torch.fx.Node) -> Relation:
+    out = shape_of(node)
+    labels = [f"d.{i}" for i in range(len(out))]
+    reads = []
+    for operand in tensor_arguments(node):
+        shape = shape_of(operand)
+        tail = labels[len(out) - len(shape) :]
+        reads.append(
+            dims_of(
+                (name, size) if size == full else ("", 1)
+                for name, size, full in zip(tail, shape, out[len(out) - len(shape) :], strict=True)
+            )
+        )
+    return Relation("agnostic", tuple(reads), (dims_of(zip(labels, out, strict=True)),))
+
+
+def is_pointwise(node: torch.fx.Node) -> bool:
+    """Whether torch tags an operator as one that computes each element from those at the same place."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) and isinstance(
+        node.meta["val"], torch.Tensor
+    )
+
+
+def _elementwise(c: Call) -> None:
+    groups = c.split()
+    feed = iter(c.all_operands(groups))
+    args, kwargs = pytree.tree_map_only(torch.fx.Node, lambda _: next(feed), (args_of(c.node), c.node.kwargs))
+    c.give(c.b.call(c.target, *args, **kwargs), groups)
+
+
+def _prelu(c: Call) -> None:
+    """The slope lies along the last physical dimension, or is spelt out."""
+    groups = c.split()
+    x, slope = c.all_operands(groups)
+    held = token_axes(c.tensors[1], c.relation) if len(c.site.reads) == 1 else {}
+    inner = [group for group in groups if any(token in held for token in group)]
+    if held and inner == groups[-1:]:
+        slope = c.b.call(aten.view.default, slope, [c.size(0, groups[-1])])
+        c.give(c.b.call(OPS.prelu_last.default, x, slope), groups)
+        return
+    negative = c.b.call(aten.mul.Tensor, c.b.call(aten.clamp.default, x, None, 0.0), slope)
+    c.give(c.b.call(aten.add.Tensor, c.b.call(aten.relu.default, x), negative), groups)
+
+
+def _to_copy(n: Tracer, x: Value, **kwargs: Value) -> Value:
+    dtype = kwargs.get("dtype")
+    return x if dtype in (None, dtype_of(x)) else n.emit(aten._to_copy.default, x, dtype=dtype)
+
+
+def _add_combined(combine: Any) -> Callable[..., Value]:
+    """addcmul and addcdiv: x + value · combine(a, b)."""
+
+    def spell(n: Tracer, x: Value, a: Value, b: Value, *, value: float = 1) -> Value:
+        combined = n.call(combine, (a, b), {})
+        scaled = combined if value == 1 else n.call(aten.mul.Tensor, (combined, value), {})
+        return n.call(aten.add.Tensor, (x, scaled), {})
+
+    return spell
+
+
+def _spell_prelu(n: Tracer, x: Value, w: Value) -> Value:
+    rank = len(traced_shape(x))
+    if rank > 1:
+        w = view(n, w, [-1] + [1] * (rank - 2))
+    return n.emit(aten._prelu_kernel.default, x, w)
+
+
+def pointwise(*names: Any, spelling: Spell | None = None) -> Operator:
+    """Operators that are computed by themselves on physical tensors, in any order."""
+    return Operator(
+        names, relate_pointwise, (Implementation("elementwise", "*", _elementwise, names),), spelling
+    )
+
+
+# Those that torch 2.13 does not tag. What it tags has the same value (see table.find).
+OPERATORS = (
+    pointwise(aten.floor_divide.default),
+    pointwise(aten.floor_divide.Scalar),
+    pointwise(aten.hardswish.default),
+    pointwise(aten.log_sigmoid.default),
+    pointwise(aten.masked_fill.Tensor),
+    pointwise(aten.rsub.Tensor),
+    pointwise(aten._to_copy.default, spelling=_to_copy),
+    Operator(
+        (aten._prelu_kernel.default,),
+        relate_pointwise,
+        (
+            Implementation(
+                "slope last, or from parts",
+                "*",
+                _prelu,
+                (
+                    OPS.prelu_last.default,
+                    aten.clamp.default,
+                    aten.relu.default,
+                    aten.mul.Tensor,
+                    aten.add.Tensor,
+                ),
+            ),
+        ),
+    ),
+    spelt(_spell_prelu, aten.prelu.default),
+    spelt(_add_combined(aten.mul.Tensor), aten.addcmul.default),
+    spelt(_add_combined(aten.div.Tensor), aten.addcdiv.default),
+)

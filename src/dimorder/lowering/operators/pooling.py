@@ -1,0 +1,203 @@
+"""Pools, channels-last. One dimension is two with a height of 1; three are two, and then one."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dimorder.lowering.capture.tracing import Tracer, Value
+from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.operators.dialect import OPS
+from dimorder.lowering.operators.moves import squeeze, unsqueeze
+from dimorder.lowering.operators.operator import (
+    Implementation,
+    Operator,
+    Relation,
+    args_of,
+    dims_of,
+    filled,
+    several,
+    shape_of,
+    spelt,
+)
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+_MAX = {1: aten.max_pool1d.default, 2: aten.max_pool2d.default, 3: aten.max_pool3d.default}
+_AVG = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
+
+# -- how they are spelt: with a batch, in two or three dimensions, every argument given
+
+
+def _pool(rank: int, pools: dict[int, Any], defaults: tuple[Any, ...]) -> Callable[..., Value]:
+    """A pool whose arguments are kernel, stride, padding, then `defaults`; dilation among them, if at all,
+    comes first."""
+    lists = 4 if pools is _MAX else 3
+
+    def rewrite(n: Tracer, x: Value, kernel: Value, *given: Value) -> Value:
+        stride, padding, *rest = filled(given, (None, 0, *defaults))
+        values = [kernel, stride or kernel, padding, *rest]
+        values[:lists] = [several(value, rank) for value in values[:lists]]
+        unbatched = len(traced_shape(x)) == rank + 1
+        if unbatched:
+            x = unsqueeze(n, x, 0)
+        if rank > 1:
+            y = n.emit(pools[rank], x, *values)
+        else:
+            fills = (1, 1, 0, 1)
+            values[:lists] = [[fill, *value] for fill, value in zip(fills, values[:lists], strict=False)]
+            y = squeeze(n, n.emit(pools[2], unsqueeze(n, x, 2), *values), 2)
+        return squeeze(n, y, 0) if unbatched else y
+
+    return rewrite
+
+
+def _avg_pool1d(n: Tracer, x: Value, *given: Value) -> Value:
+    """avg_pool1d has no divisor."""
+    return _pool(1, _AVG, (False, True, None))(n, x, *given)
+
+
+def _max_pool_with_indices(n: Tracer, x: Value, *args: Value) -> Value:
+    if any(user.args[1] == 1 for user in n.node.users):
+        return n.emit(n.node.target, x, *args)
+    rank = 2 if n.node.target is aten.max_pool2d_with_indices.default else 3
+    return [n.call(_MAX[rank], (x, *args), {})]
+
+
+def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
+    same = {
+        1: aten.adaptive_avg_pool1d.default,
+        2: aten.adaptive_avg_pool2d.default,
+        3: aten.adaptive_avg_pool3d.default,
+    }[rank]
+
+    def rewrite(n: Tracer, x: Value, size: Sequence[int]) -> Value:
+        spatial = traced_shape(x)[-rank:]
+        if all(s == 1 for s in size):
+            return n.emit(aten.mean.dim, x, list(range(-rank, 0)), True)
+        if tuple(size) == tuple(spatial):
+            return x
+        if any(full % part for full, part in zip(spatial, size, strict=True)):
+            return n.emit(same, x, list(size))
+        kernel = [full // part for full, part in zip(spatial, size, strict=True)]
+        return n.call(_AVG[rank], (x, kernel, kernel), {})
+
+    return rewrite
+
+
+# -- which axes they keep
+
+
+def relate_spatial(node: torch.fx.Node) -> Relation | str:
+    """Pooling, resizing: spatial dimensions in index order; everything before them shared."""
+    source, out = shape_of(args_of(node)[0]), shape_of(node)
+    spatial = [f"s.{i}" for i in range(len(source) - 2)]
+    reads, writes = (
+        dims_of([("n", s[0]), ("c", s[1]), *zip(spatial, s[2:], strict=True)]) for s in (source, out)
+    )
+    return Relation("indexed", (reads,), (writes,), blocks=frozenset(spatial))
+
+
+# -- on physical tensors
+
+
+def give_in_planes(c: Call, plane: Callable[[torch.fx.Node, bool], torch.fx.Node]) -> None:
+    """What works on two dimensions, on two or three of them: over the last two of each depth, then over the
+    depth, each row of a plane being a pixel. `plane(x, deep)` is what it does to NHWC `x`."""
+    rank = len(shape_of(c.node)) - 2
+    dims = c.by_label(["n"], *[[f"s.{i}"] for i in range(rank)], ["c"])
+    x = c.take(0, dims)
+    if rank == 2:
+        c.give(plane(x, False), dims)
+        return
+    batch, depth, height, width, channels = (c.size(0, group) for group in dims)
+    new_depth, new_height, new_width = shape_of(c.node)[2:]
+    y = plane(c.b.call(aten.view.default, x, [batch * depth, height, width, channels]), False)
+    pixels = new_height * new_width
+    y = plane(c.b.call(aten.view.default, y, [batch, depth, pixels, channels]), True)
+    c.give(c.b.call(aten.view.default, y, [batch, new_depth, new_height, new_width, channels]), dims)
+
+
+def _max_pool(c: Call) -> None:
+    *windows, ceil = args_of(c.node)[1:]
+
+    def plane(x: torch.fx.Node, deep: bool) -> torch.fx.Node:
+        return c.b.call(OPS.max_pool2d_nhwc.default, x, *_plane_of(windows, deep), ceil)
+
+    give_in_planes(c, plane)
+
+
+def _avg_pool(c: Call) -> None:
+    *windows, ceil, include, divisor = args_of(c.node)[1:]
+
+    def plane(x: torch.fx.Node, deep: bool) -> torch.fx.Node:
+        # Means separate, and so does what is divided by: by the divisor in one step, by 1 in the other.
+        by = divisor if divisor is None or not deep else 1
+        return c.b.call(OPS.avg_pool2d_nhwc.default, x, *_plane_of(windows, deep), ceil, include, by)
+
+    give_in_planes(c, plane)
+
+
+def _plane_of(windows: Sequence[Sequence[int]], deep: bool) -> list[list[int]]:
+    """Kernel, stride, padding (and dilation) of the last two dimensions, or of the first and a pixel."""
+    if deep:
+        return [[window[0], fill] for window, fill in zip(windows, (1, 1, 0, 1), strict=False)]
+    return [list(window[-2:]) for window in windows]
+
+
+def _max_pool_by_taps(c: Call) -> None:
+    """A dilated maximum, dimension by dimension: of one slice for each tap of the kernel."""
+    kernel, stride, padding, dilation, _ = args_of(c.node)[1:]
+    rank = len(kernel)
+    dims = c.by_label(["n"], *[[f"s.{i}"] for i in range(rank)], ["c"])
+    x = c.take(0, dims)
+    for i, (taps, step, before, apart) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
+        dim, old, new = i + 1, shape_of(args_of(c.node)[0])[i + 2], shape_of(c.node)[i + 2]
+        span = (new - 1) * step + 1
+        after = max((taps - 1) * apart + span - before - old, 0)
+        if before or after:
+            pads = [0, 0] * (rank - i) + [before, after]
+            x = c.b.call(aten.constant_pad_nd.default, x, pads, -math.inf)
+        slices = [c.b.slice(x, dim, tap * apart, tap * apart + span, step) for tap in range(taps)]
+        x = functools.reduce(lambda a, b: c.b.call(aten.maximum.default, a, b), slices)
+    c.give(x, dims)
+
+
+def _is_dilated(node: torch.fx.Node) -> bool:
+    return any(d != 1 for d in args_of(node)[4]) and node.meta["val"].is_floating_point()
+
+
+_FORM = "n s c"
+_MAX_POOL = Implementation("channels last", _FORM, _max_pool, (OPS.max_pool2d_nhwc.default,))
+_BY_TAPS = Implementation(
+    "tap by tap",
+    _FORM,
+    _max_pool_by_taps,
+    (aten.constant_pad_nd.default, aten.slice.Tensor, aten.maximum.default),
+    _is_dilated,
+)
+_AVG_POOL = Implementation("channels last", _FORM, _avg_pool, (OPS.avg_pool2d_nhwc.default,))
+
+_MAX_REST, _AVG_REST = (1, False), (False, True, None)
+
+OPERATORS = (
+    Operator((_MAX[2],), relate_spatial, (_MAX_POOL, _BY_TAPS), spelt=_pool(2, _MAX, _MAX_REST)),
+    Operator((_MAX[3],), relate_spatial, (_MAX_POOL, _BY_TAPS), spelt=_pool(3, _MAX, _MAX_REST)),
+    Operator((_AVG[2],), relate_spatial, (_AVG_POOL,), spelt=_pool(2, _AVG, _AVG_REST)),
+    Operator((_AVG[3],), relate_spatial, (_AVG_POOL,), spelt=_pool(3, _AVG, _AVG_REST)),
+    spelt(_pool(1, _MAX, _MAX_REST), _MAX[1]),
+    spelt(_avg_pool1d, _AVG[1]),
+    spelt(_max_pool_with_indices, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default),
+    spelt(_adaptive_avg_pool(1), aten.adaptive_avg_pool1d.default),
+    spelt(
+        _adaptive_avg_pool(2), aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default, fresh=True
+    ),
+    spelt(_adaptive_avg_pool(3), aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default),
+)

@@ -1,0 +1,271 @@
+"""Operators over whole dimensions: sums, means, extrema, softmax, running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dimorder.lowering.capture.tracing import Tracer, Value
+from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.operators.operator import (
+    Implementation,
+    Operator,
+    Relation,
+    args_of,
+    dims_of,
+    shape_of,
+    spelt,
+)
+from dimorder.lowering.sites import Token
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+
+def _mean_of_all(n: Tracer, x: Value, dtype: torch.dtype | None = None) -> Value:
+    return n.emit(aten.mean.dim, x, list(range(len(traced_shape(x)))), False)
+
+
+def _sum_of_all(n: Tracer, x: Value, *, dtype: torch.dtype | None = None) -> Value:
+    kept = {} if dtype is None else {"dtype": dtype}
+    return n.emit(aten.sum.dim_IntList, x, list(range(len(traced_shape(x)))), False, **kept)
+
+
+# -- which axes they reduce
+
+
+def _relate_reduce(node: torch.fx.Node) -> Relation | str:
+    shape = shape_of(args_of(node)[0])
+    if not shape:
+        return "a tensor of rank 0"
+    listed = args_of(node)[1] if len(args_of(node)) > 1 else None
+    dims = range(len(shape)) if listed in (None, []) else [listed] if isinstance(listed, int) else listed
+    reduced = {d % len(shape) for d in dims}
+    keepdim = len(args_of(node)) > 2 and bool(args_of(node)[2])
+    names = [f"r.{d}" if d in reduced else f"d.{d}" for d in range(len(shape))]
+    read = dims_of(zip(names, shape, strict=True))
+    write = [dim if d not in reduced else () for d, dim in enumerate(read) if keepdim or d not in reduced]
+    return Relation("reduce", (read,), (tuple(write),))
+
+
+def _relate_index_reduce(node: torch.fx.Node) -> Relation | str:
+    """argmax and argmin: the result counts along the reduced dimension, so that is a block."""
+    if len(args_of(node)) < 2 or args_of(node)[1] is None:
+        return "an index into the flattened tensor"
+    relation = _relate_reduce(node)
+    return (
+        relation
+        if isinstance(relation, str)
+        else replace(relation, kind="indexed", blocks=frozenset(_names(relation, "r.")))
+    )
+
+
+def _relate_along(node: torch.fx.Node) -> Relation | str:
+    """softmax, log_softmax: one dimension, shared."""
+    shape = shape_of(args_of(node)[0])
+    if not shape:
+        return "a tensor of rank 0"
+    k = args_of(node)[1] % len(shape)
+    dims = dims_of((("k" if i == k else f"d.{i}"), size) for i, size in enumerate(shape))
+    return Relation("reduce", (dims,), (dims,))
+
+
+def _relate_running(node: torch.fx.Node) -> Relation | str:
+    """cumsum and its like: one dimension, walked in index order."""
+    relation = _relate_along(node)
+    return (
+        relation if isinstance(relation, str) else replace(relation, kind="indexed", blocks=frozenset({"k"}))
+    )
+
+
+def _names(relation: Relation, prefix: str) -> set[str]:
+    return {name for dims in relation.reads for dim in dims for name, _ in dim if name.startswith(prefix)}
+
+
+# -- on physical tensors
+
+
+def _reduce(c: Call) -> None:
+    groups, dims = _reduced_groups(c)
+    node = c.b.call(c.target, c.take(0, groups), dims, True, **c.node.kwargs)
+    c.give(node, [[] if d in dims else group for d, group in enumerate(groups)])
+
+
+def _or_size_1(groups: list[list[Token]], wanted: Iterable[Token]) -> list[list[Token]]:
+    """Physical dimensions with one more, of size 1, for an operator whose own dimension has no axes."""
+    return groups if any(wanted) else [*groups, []]
+
+
+def _index_reduce(c: Call) -> None:
+    reduced = c.labelled("r")
+    groups = _or_size_1(c.split(alone=reduced), reduced)
+    dim = next((d for d, group in enumerate(groups) if group and group[0] in reduced), len(groups) - 1)
+    c.give(
+        c.b.call(c.target, c.take(0, groups), dim, True),
+        [[] if d == dim else g for d, g in enumerate(groups)],
+    )
+
+
+def _softmax_last(c: Call) -> None:
+    groups = c.ending_in("k")
+    c.give(c.b.call(c.target, c.take(0, groups), len(groups) - 1, *args_of(c.node)[2:]), groups)
+
+
+def _softmax(c: Call) -> None:
+    """The operator itself along one physical dimension; from parts where its dimension lies in several."""
+    k = set(c.labelled("k"))
+    groups = _or_size_1(c.split(alone=k), k)
+    dims = [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
+    x, log = c.take(0, groups), c.target is aten.log_softmax.int
+    if len(dims) == 1:
+        c.give(c.b.call(c.target, x, dims[0], *args_of(c.node)[2:]), groups)
+        return
+    if args_of(c.node)[2:] and args_of(c.node)[2] is not None:
+        x = c.b.call(aten._to_copy.default, x, dtype=args_of(c.node)[2])
+    shifted = c.b.call(aten.sub.Tensor, x, c.b.call(aten.amax.default, x, dims, True))
+    powers = c.b.call(aten.exp.default, shifted)
+    total = c.b.call(aten.sum.dim_IntList, powers, dims, True)
+    scaled = (
+        (aten.sub.Tensor, shifted, c.b.call(aten.log.default, total))
+        if log
+        else (aten.div.Tensor, powers, total)
+    )
+    c.give(c.b.call(*scaled), groups)
+
+
+def _cumulative(c: Call) -> None:
+    k = c.labelled("k")
+    groups = _or_size_1(c.split(alone=k, together=k), k)
+    dim = next((d for d, group in enumerate(groups) if group and group[0] in k), len(groups) - 1)
+    c.give(c.b.call(c.target, c.take(0, groups), dim, *args_of(c.node)[2:], **c.node.kwargs), groups)
+
+
+def _product(c: Call) -> None:
+    groups, dims = _reduced_groups(c)
+    y = c.take(0, groups)
+    for dim in dims:
+        y = c.b.call(c.target, y, dim, True, **c.node.kwargs)
+    c.give(y, [[] if d in dims else group for d, group in enumerate(groups)])
+
+
+def _by_halves(combine: Any) -> Callable[[Call], None]:
+    """A reduction by an operator on two operands: of one half and the other, until one element is left."""
+
+    def lower(c: Call) -> None:
+        groups, dims = _reduced_groups(c)
+        y = c.take(0, groups)
+        for dim in dims:
+            size, odd = c.size(0, groups[dim]), []
+            while size > 1:
+                half = size // 2
+                if size % 2:
+                    odd.append(c.b.slice(y, dim, size - 1, size))
+                y = c.b.call(combine, c.b.slice(y, dim, 0, half), c.b.slice(y, dim, half, 2 * half))
+                size = half
+            for rest in odd:
+                y = c.b.call(combine, y, rest)
+        c.give(y, [[] if d in dims else group for d, group in enumerate(groups)])
+
+    return lower
+
+
+def _by_doubling(combine: Any, neutral: float) -> Callable[[Call], None]:
+    """A running sum or product: in each step with what lies 1, 2, 4, … elements before."""
+
+    def lower(c: Call) -> None:
+        k = c.labelled("k")
+        groups = c.split(alone=k, together=k)
+        dim = next(d for d, group in enumerate(groups) if group and group[0] in k)
+        y, size, shift = c.take(0, groups), c.size(0, groups[dim]), 1
+        while shift < size:
+            pads = [0, 0] * (len(groups) - 1 - dim) + [shift, 0]
+            before = c.b.call(aten.constant_pad_nd.default, c.b.slice(y, dim, 0, size - shift), pads, neutral)
+            y = c.b.call(combine, y, before)
+            shift *= 2
+        c.give(y, groups)
+
+    return lower
+
+
+MAX_DOUBLED = 64  # elements of a running sum: log2 of them is how often all are moved
+
+
+def _is_short(node: torch.fx.Node) -> bool:
+    """Whether a running sum has few elements, of a floating type that it keeps."""
+    x = args_of(node)[0].meta["val"]
+    size = x.shape[args_of(node)[1]] if x.dim() else 1
+    same = node.meta["val"].dtype == x.dtype and x.is_floating_point()
+    return same and 1 < size <= MAX_DOUBLED
+
+
+def _is_floating(node: torch.fx.Node) -> bool:
+    return bool(node.meta["val"].is_floating_point())
+
+
+def _reduced_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
+    """The physical dimensions of an operand, and which of them are reduced."""
+    reduced = set(c.labelled("r"))
+    groups = _or_size_1(c.split(alone=reduced), reduced)
+    return groups, [d for d, group in enumerate(groups) if group and set(group) <= reduced] or [
+        len(groups) - 1
+    ]
+
+
+def _reduction(name: Any, *others: Implementation) -> Operator:
+    return Operator((name,), _relate_reduce, (Implementation("any dims", "*", _reduce, (name,)), *others))
+
+
+def _halving(combine: Any) -> Implementation:
+    return Implementation("by halves", "*", _by_halves(combine), (aten.slice.Tensor, combine), _is_floating)
+
+
+def _index_reduction(name: Any) -> Operator:
+    return Operator((name,), _relate_index_reduce, (Implementation("one dim", "*", _index_reduce, (name,)),))
+
+
+def _along(name: Any, *parts: Any) -> Operator:
+    """softmax and its like: the operator itself along the last dimension, or along any, or from parts."""
+    implementations = (
+        Implementation("last", "* k", _softmax_last, (name,)),
+        Implementation("any", "*", _softmax, (name, aten.sub.Tensor, aten.amax.default, *parts)),
+    )
+    return Operator((name,), _relate_along, implementations)
+
+
+def _running(name: Any, combine: Any, neutral: float) -> Operator:
+    parts = (aten.slice.Tensor, aten.constant_pad_nd.default, combine)
+    implementations = (
+        Implementation("one dim", "*", _cumulative, (name,)),
+        Implementation("by doubling", "*", _by_doubling(combine, neutral), parts, _is_short),
+    )
+    return Operator((name,), _relate_running, implementations)
+
+
+_SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)
+
+OPERATORS = (
+    _reduction(aten.mean.dim),
+    _reduction(aten.sum.dim_IntList),
+    _reduction(aten.amax.default, _halving(aten.maximum.default)),
+    _reduction(aten.amin.default, _halving(aten.minimum.default)),
+    Operator(
+        (aten.prod.dim_int,),
+        _relate_reduce,
+        (
+            Implementation("dim by dim", "*", _product, (aten.prod.dim_int,)),
+            _halving(aten.mul.Tensor),
+        ),
+    ),
+    *map(_index_reduction, (aten.argmax.default, aten.argmin.default)),
+    _along(aten.softmax.int, aten.div.Tensor, *_SUMMED),
+    _along(aten.log_softmax.int, aten.log.default, *_SUMMED),
+    _running(aten.cumsum.default, aten.add.Tensor, 0.0),
+    _running(aten.cumprod.default, aten.mul.Tensor, 1.0),
+    spelt(_mean_of_all, aten.mean.default),
+    spelt(_sum_of_all, aten.sum.default),
+)

@@ -1,0 +1,107 @@
+"""Decides what the places of a layout problem are in a program's terms: buffers, views of them, and per
+operator a site, which says which axes lie behind each label of its relation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dimorder.lowering.operators.operator import Implementation, Relation
+
+AxisOrder = tuple[int, ...]  # a buffer's axes, slowest first
+Token = tuple[str, int]  # a shared axis of a label, or (label, -1) for a label whose axes stay together
+
+
+@dataclass(frozen=True)
+class AxedTensor:
+    """One tensor as one operator sees it: the sizes of its axes, and where each label's axes lie among them.
+
+    `sizes` and `dims` (which dimension an axis belongs to) are in logical order; axes of size 1 do not exist.
+    """
+
+    sizes: tuple[int, ...]
+    dims: tuple[int, ...]
+    labels: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class BufferInfo:
+    """A value with all its relabelled views. Axes are those of `root`, the value that is produced."""
+
+    index: int
+    root: torch.fx.Node
+    tensor: AxedTensor
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class BufferView:
+    """A value as a view of a buffer: `axes[i]` is the buffer axis behind the value's axis `i`."""
+
+    buffer: int
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One operator of the problem: its node, and per operand and result the buffer axes behind each token.
+
+    `implementations` are those that the target takes, and `forms` their orders in the labels of `relation`.
+    The contract's inputs and outputs are sites too; they have no relation and one implementation, which is
+    none.
+    """
+
+    node: torch.fx.Node
+    kind: str
+    reads: tuple[BufferView, ...]
+    writes: tuple[BufferView, ...]
+    tokens: tuple[dict[Token, AxisOrder], ...]  # reads, then writes
+    relation: Relation | None = None
+    operands: tuple[AxedTensor, ...] = ()  # constants included
+    implementations: tuple[Implementation, ...] = ()
+    forms: tuple[str, ...] = ("*",)
+
+    @property
+    def views(self) -> tuple[BufferView, ...]:
+        return (*self.reads, *self.writes)
+
+    @property
+    def absorbed(self) -> frozenset[str]:
+        return self.relation.absorbed if self.relation else frozenset()
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One way to run a site: an implementation, the order of its tokens, and per tensor the order of its
+    absorbed axes."""
+
+    tokens: tuple[Token, ...]
+    absorbed: tuple[tuple[tuple[Token, AxisOrder], ...], ...]  # per tensor, token → order
+    implementation: int = 0
+
+
+def layout_of(tensor_index: int, site: Site, arrangement: Arrangement) -> AxisOrder:
+    """The buffer order that an arrangement means for one tensor of a site."""
+    held, absorbed = site.tokens[tensor_index], dict(arrangement.absorbed[tensor_index])
+    return tuple(
+        axis for token in arrangement.tokens if token in held for axis in absorbed.get(token, held[token])
+    )
+
+
+def token_axes(tensor: AxedTensor, relation: Relation) -> dict[Token, AxisOrder]:
+    """The tokens of one tensor under a relation, with the positions of their axes in logical order."""
+    tokens: dict[Token, AxisOrder] = {}
+    for label, axes in tensor.labels.items():
+        if label in relation.blocks or label in relation.absorbed:
+            if axes:
+                tokens[label, -1] = axes
+        else:
+            tokens.update({(label, j): (axis,) for j, axis in enumerate(axes)})
+    return tokens
+
+
+def is_named(token: Token, name: str) -> bool:
+    """Whether a token is of a label, or of one of those below it."""
+    return any(part == name or part.startswith(f"{name}.") for part in token[0].split("+"))
