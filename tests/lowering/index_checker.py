@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dimorder.contract import Contract
-from dimorder.lowering.extract import BufferView, Extracted, Site, layout_of
-from dimorder.lowering.operators.op_rules import is_pointwise
+from dimorder.lowering.extract import Extracted
+from dimorder.lowering.operators.pointwise import relate_pointwise
+from dimorder.lowering.operators.table import find
+from dimorder.lowering.sites import BufferView, Site, layout_of
 from dimorder.planning.plan import LayoutPlan
 
 aten = torch.ops.aten
@@ -557,6 +559,10 @@ _RULES: dict[Any, Rule] = {
             aten.avg_pool2d.default,
             aten.upsample_bilinear2d.vec,
             aten.upsample_nearest2d.vec,
+            aten.max_pool3d.default,
+            aten.avg_pool3d.default,
+            aten.upsample_trilinear3d.vec,
+            aten.upsample_nearest3d.vec,
         ),
         _spatial,
     ),
@@ -566,7 +572,8 @@ _RULES: dict[Any, Rule] = {
 def _rule(call: torch.fx.Node) -> Rule:
     if call.target in _RULES:
         return _RULES[call.target]
-    return _pointwise if is_pointwise(call) else _unknown
+    known = find(call.target)
+    return _pointwise if known and known.relate is relate_pointwise else _unknown
 
 
 def _unknown(call: torch.fx.Node, reads: list[Located], writes: list[Located]) -> Iterator[str]:

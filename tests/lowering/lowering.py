@@ -5,7 +5,6 @@ Each network is captured and annotated once, then planned, rewritten and run und
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
 from dimorder.lowering.annotate import Annotated, annotate
 from dimorder.lowering.capture.captured import Captured, capture
-from dimorder.lowering.extract import Extracted, extract
-from dimorder.lowering.rewrite import at_boundary, build, refuses
+from dimorder.lowering.costs import counted
+from dimorder.lowering.extract import Ability, Extracted, extract
+from dimorder.lowering.rewrite import at_boundary, build
 from dimorder.lowering.verify import random_like, relative_error
 from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.solve import solve
@@ -32,14 +32,16 @@ aten = torch.ops.aten
 TOLERANCE = 2e-5
 _READ_VIEWS = (aten.clone.default, aten.matmul.default, aten.permute.default)
 
-# Every order that the lowerings have, not only those of the operators' rules.
-EVERY_FORM: dict[Any, tuple[str, ...]] = {
-    aten.linear.default: ("* k", "k *"),
-    aten.matmul.default: tuple(f"b {x} {y} {z}" for x, y, z in itertools.permutations("mkn")),
-    aten.softmax.int: ("*",),
-    aten.log_softmax.int: ("*",),
-    aten.layer_norm.default: ("*",),
-}
+# What is offered where not every implementation is.
+PLAIN = frozenset(
+    {
+        "aten.linear/features first",
+        "aten.matmul/transposed",
+        "aten.softmax.int/any",
+        "aten.log_softmax.int/any",
+        "aten.layer_norm/any",
+    }
+)
 
 
 class Net(nn.Module):
@@ -68,9 +70,8 @@ class Lowering:
         self, contract: Contract, objective: str = "bytes", *, rich: bool = False
     ) -> tuple[Extracted, LayoutPlan]:
         orders = ([spec.dim_order for spec in side] for side in (contract.inputs, contract.outputs))
-        extracted = extract(
-            self.annotated, *orders, objective=objective, forms=[EVERY_FORM, {}] if rich else [{}]
-        )
+        ability = Ability(declines=(frozenset(), PLAIN) if rich else (PLAIN,))
+        extracted = extract(self.annotated, *orders, counted(min_run=8)[objective], ability)
         return extracted, solve(extracted.problem)
 
     def faults(self, contract: Contract, objective: str = "bytes", *, rich: bool = False) -> list[str]:
@@ -125,7 +126,7 @@ def lowering(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | Non
         wanted = tuple(
             leaf for leaf in pytree.tree_leaves(model.eval()(*again, **named)) if isinstance(leaf, Tensor)
         )
-    return Lowering(program, annotate(program, refuses), inputs, wanted)
+    return Lowering(program, annotate(program), inputs, wanted)
 
 
 def contract_of(program: Captured, order: Callable[[int], DimOrder]) -> Contract:

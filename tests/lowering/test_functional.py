@@ -12,11 +12,15 @@ from torch.export import ExportedProgram
 from torch.nn import functional as F
 
 from dimorder.lowering.capture.functional import functional
+from dimorder.lowering.operators.table import OPERATORS
 from dimorder.lowering.verify import relative_error
 
 X = torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(3))
 aten = torch.ops.aten
-KNOWN = {aten.batch_norm.default, aten.conv2d.default, aten.flatten.using_ints, aten.slice.Tensor}
+KNOWN = {
+    name: OPERATORS[name]
+    for name in (aten.batch_norm.default, aten.conv2d.default, aten.flatten.using_ints, aten.slice.Tensor)
+}
 
 
 class Net(nn.Module):

@@ -16,8 +16,7 @@ import torch
 from dimorder.algebra.axis import Factors
 from dimorder.lowering.capture.captured import Captured
 from dimorder.lowering.operators.operator import Dims, Relation, results
-from dimorder.lowering.operators.row_major import opaque
-from dimorder.lowering.operators.table import operands, relate
+from dimorder.lowering.operators.table import opaque, operands, relate
 from dimorder.lowering.sites import AxedTensor
 
 

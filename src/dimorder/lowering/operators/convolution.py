@@ -259,7 +259,7 @@ def _relaid_weight(
     return relaid.flatten(0, 1).movedim(1, -1).contiguous()
 
 
-_FORM = "n s g c"
+_FORM = "n s.0 s.1 s.2 g c"
 
 OPERATORS = (
     Operator(

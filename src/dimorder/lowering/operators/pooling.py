@@ -174,16 +174,16 @@ def _is_dilated(node: torch.fx.Node) -> bool:
     return any(d != 1 for d in args_of(node)[4]) and node.meta["val"].is_floating_point()
 
 
-_FORM = "n s c"
-_MAX_POOL = Implementation("channels last", _FORM, _max_pool, (OPS.max_pool2d_nhwc.default,))
+FORM = "n s.0 s.1 s.2 c"
+_MAX_POOL = Implementation("channels last", FORM, _max_pool, (OPS.max_pool2d_nhwc.default,))
 _BY_TAPS = Implementation(
     "tap by tap",
-    _FORM,
+    FORM,
     _max_pool_by_taps,
     (aten.constant_pad_nd.default, aten.slice.Tensor, aten.maximum.default),
     _is_dilated,
 )
-_AVG_POOL = Implementation("channels last", _FORM, _avg_pool, (OPS.avg_pool2d_nhwc.default,))
+_AVG_POOL = Implementation("channels last", FORM, _avg_pool, (OPS.avg_pool2d_nhwc.default,))
 
 _MAX_REST, _AVG_REST = (1, False), (False, True, None)
 

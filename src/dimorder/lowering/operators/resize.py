@@ -8,7 +8,7 @@ import torch
 
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.operator import Implementation, Operator, args_of, shape_of
-from dimorder.lowering.operators.pooling import give_in_planes, relate_spatial
+from dimorder.lowering.operators.pooling import FORM, give_in_planes, relate_spatial
 
 if TYPE_CHECKING:
     from dimorder.lowering.building import Call
@@ -38,8 +38,8 @@ def _nearest(c: Call) -> None:
     _resize(c, OPS.upsample_nearest2d_nhwc.default)
 
 
-_BILINEAR = Implementation("channels last", "n s c", _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
-_NEAREST = Implementation("channels last", "n s c", _nearest, (OPS.upsample_nearest2d_nhwc.default,))
+_BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
+_NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
 
 OPERATORS = (
     Operator((aten.upsample_bilinear2d.vec,), relate_spatial, (_BILINEAR,)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,6 @@ from dimorder.lowering.operators.operator import (
     dims_of,
     results,
     shape_of,
-    tensor_arguments,
 )
 
 if TYPE_CHECKING:
@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def opaque(node: torch.fx.Node, reason: str) -> Relation:
+def opaque(node: torch.fx.Node, operands: Sequence[torch.fx.Node], reason: str) -> Relation:
     """Row-major in, row-major out, and why."""
-    reads = [
-        dims_of((f"x{i}", size) for size in shape_of(operand))
-        for i, operand in enumerate(tensor_arguments(node))
-    ]
+    reads = [dims_of((f"x{i}", size) for size in shape_of(operand)) for i, operand in enumerate(operands)]
     writes = [dims_of((f"y{i}", size) for size in value.shape) for i, value in enumerate(results(node))]
     names = [name for dims in (*reads, *writes) for dim in dims for name, _ in dim]
     return Relation("opaque", tuple(reads), tuple(writes), blocks=frozenset(names), reason=reason)

@@ -83,11 +83,16 @@ def relate(node: torch.fx.Node) -> Relation:
     """The relation of a call, by the table; an operator that is not in it is opaque."""
     known = find(node.target)
     if known is None or known.relate is None or len(_operator.results(node)) != 1:
-        return row_major.opaque(node, "no rule knows this operator")
+        return opaque(node, "no rule knows this operator")
     relation = known.relate(node)
     if isinstance(relation, str):
-        return row_major.opaque(node, relation)
+        return opaque(node, relation)
     return replace(relation, forms=tuple(i.form for i in known.implementations))
+
+
+def opaque(node: torch.fx.Node, reason: str) -> Relation:
+    """The relation of a call that runs row-major, and why it does."""
+    return row_major.opaque(node, operands(node), reason)
 
 
 def implementations(node: torch.fx.Node, relation: Relation) -> tuple[Implementation, ...]:
