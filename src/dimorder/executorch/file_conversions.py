@@ -153,12 +153,13 @@ def conversions_of(program: Any, where: str = "a .pte file", method: str = "forw
     upper bounds. Raises `ContractError` for damaged tables and delegates, `UnsupportedError` where there is
     no such method.
     """
-    plan = next((plan for plan in program.execution_plan if plan.name == method), None)
-    if plan is None:
-        names = sorted(plan.name for plan in program.execution_plan)
-        raise UnsupportedError(where, f"the methods {names}", f"export a program with the method {method!r}")
+    plans = {plan.name: plan for plan in program.execution_plan or ()}
+    if method not in plans:
+        raise UnsupportedError(
+            where, f"the methods {sorted(map(str, plans))}", f"export a program with the method {method!r}"
+        )
     try:
-        return _found(program, plan, where)
+        return _found(program, plans[method], where)
     except _DAMAGE as error:
         said = error.found if isinstance(error, UsageError) else error
         raise _damaged(
