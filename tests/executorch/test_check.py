@@ -29,6 +29,7 @@ class Joined(nn.Module):
         return torch.cat([x, y], 1).relu()
 
 
+KEYS = {"safe", "boundaries", "fed", "operators", "conversion_count", "bytes", "delegates", "outside"}
 TWO = ["--input", "x=2x3x5x7", "--input", "y=2x4x5x7"]
 
 
@@ -63,6 +64,7 @@ def test_a_file_with_a_danger_ends_with_1_and_the_danger_comes_first(files, capf
         "fed      input1: NCHW (0, 1, 2, 3) wrong, NHWC (0, 2, 3, 1) right; by dimorder.load: right",
         "wrong    aten::cat.out  rank 4 LL x1",
         "right    aten::relu.out rank 4 LL x1",
+        "conversions  none",
         "verdict  1 wrong or refused",
     ]
 
@@ -79,7 +81,7 @@ def test_a_file_without_a_danger_ends_with_0(files, capfd):
 def test_the_json_of_a_file_says_the_same(files, tmp_path, capfd):
     assert main(["check", str(files / "danger.pte"), "--json"]) == 1
     found = json.loads(capfd.readouterr().out)
-    assert set(found) == {"safe", "boundaries", "fed", "operators"}
+    assert set(found) == KEYS
     assert found["safe"] is False
     assert [tensor["order"] for tensor in found["boundaries"]["inputs"]] == ["NHWC", "NHWC"]
     assert found["fed"]["input0"] == {"NCHW (0, 1, 2, 3)": "wrong", "NHWC (0, 2, 3, 1)": "right"}
@@ -102,6 +104,7 @@ def test_a_network_is_checked_as_stock_lowering_would_make_it(capfd):
     assert main(["check", f"{HERE}:Joined", *TWO, "--input-order", "NHWC", "--json"]) == 1
     found = json.loads(capfd.readouterr().out)
     assert (found["boundaries"], found["fed"], found["operators"][0]["operator"]) == (None, {}, "cat")
+    assert set(found) == KEYS and found["conversion_count"] is found["bytes"] is None
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,8 @@ a table.""",
   dimorder check mypackage.nets:unet --input 1x3x64x96 --input-order NHWC
 
 For ExecuTorch each operator has a verdict on the orders it gets: right, refused, wrong (silently) or unknown;
-the exit code is 1 where one is wrong or refused.
+the exit code is 1 where one is wrong or refused. Conversions of layout in a .pte are counted, with the bytes
+that they move: transposes inside XNNPACK delegates, permutes and copies into another order outside of them.
 
 Operators of a .tosa file are counted in all of its regions, constants left out. A TRANSPOSE moves the bytes
 of its input; one that moves dimensions of size 1 alone moves none.""",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dimorder.executorch.checking import check_file, check_program
+    from dimorder.executorch.file_conversions import FileConversions, conversions_in
     from dimorder.executorch.guard import guarded
     from dimorder.executorch.layout import ARM_TOSA, PORTABLE, VULKAN, XNNPACK, DelegateLayout
     from dimorder.executorch.legal import Legalise, legalise
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "checking": ("check_file", "check_program"),
+    "file_conversions": ("FileConversions", "conversions_in"),
     "guard": ("guarded",),
     "layout": ("ARM_TOSA", "DelegateLayout", "PORTABLE", "VULKAN", "XNNPACK"),
     "legal": ("Legalise", "legalise"),
@@ -37,12 +39,14 @@ __all__ = [
     "XNNPACK",
     "Annotate",
     "DelegateLayout",
+    "FileConversions",
     "InsertDimOrderOperators",
     "Legalise",
     "RevertDimOrderOperators",
     "canonicalise",
     "check_file",
     "check_program",
+    "conversions_in",
     "guarded",
     "legalise",
     "probe",

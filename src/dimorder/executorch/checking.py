@@ -1,6 +1,7 @@
-"""Decides what `dimorder check` says: verdicts on the orders that a program can be fed, and on its operators.
+"""Decides what `dimorder check` says: the orders that a program can be fed, its operators, its conversions.
 
-The verdicts on operators are those of the truth table; the inside of a delegate is not read.
+The verdicts on operators are those of the truth table. Of the inside of a delegate only XNNPACK's transposes
+are read; they are counted, not judged.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from torch.export import ExportedProgram
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec, describe
 from dimorder.errors import UsageError
+from dimorder.executorch.file_conversions import FileConversions, conversions_of
 from dimorder.runtime.kernels import KernelTable, Verdict, kernel_calls
+
+_CONVERSION_KEYS = ("conversion_count", "bytes", "delegates", "outside")  # null for a network
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,14 @@ class CheckedCall:
 
 @dataclass(frozen=True)
 class Check:
-    """A program's boundaries and operators; `is_safe`: no operator is known to be wrong or refused."""
+    """A program's boundaries, operators and conversions; those last are None for a network that is no file.
+
+    `is_safe`: no operator is known to be wrong or refused.
+    """
 
     contract: Contract | None
     rows: tuple[CheckedCall, ...]
+    conversions: FileConversions | None = None
 
     @property
     def is_safe(self) -> bool:
@@ -51,6 +59,7 @@ class Check:
             "boundaries": None if self.contract is None else self.contract.to_dict(),
             "fed": self.fed,
             "operators": [vars(row) for row in self.rows],
+            **(self.conversions.to_dict() if self.conversions else dict.fromkeys(_CONVERSION_KEYS)),
         }
 
     def __str__(self) -> str:
@@ -61,6 +70,7 @@ class Check:
         width = max((len(row.operator) for row in self.rows), default=0)
         dangers = sum(row.count for row in self.rows if row.verdict in ("wrong", "refused"))
         lines += [f"{row.verdict:8} {row.operator:{width}} {row.orders} x{row.count}" for row in self.rows]
+        lines += [] if self.conversions is None else [str(self.conversions)]
         lines.append(f"verdict  {f'{dangers} wrong or refused' if dangers else 'safe'}")
         return "\n".join(lines)
 
@@ -97,7 +107,7 @@ def check_file(path: str | os.PathLike[str]) -> Check:
         verdict = "delegate" if call.delegate else table.verdict_of(call) or "unknown"
         row = CheckedCall(call.operator or call.delegate, f"rank {call.rank} {call.signature}", verdict)
         counts[row] = counts.get(row, 0) + 1
-    return Check(contract, _sorted(counts))
+    return Check(contract, _sorted(counts), conversions_of(program, f"loading {path}"))
 
 
 def check_program(program: ExportedProgram) -> Check:

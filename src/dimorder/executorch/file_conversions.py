@@ -1,0 +1,238 @@
+"""Decides what counts as a conversion of layout in a .pte, anybody's, and what it moves.
+
+Within XNNPACK delegates every transpose; outside them every permute, and every copy into another order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from dimorder.errors import ContractError, UnsupportedError, UsageError
+from dimorder.executorch.xnn_blob import moves, read_xnn_blob
+
+BACKEND_ID = "XnnpackBackend"  # the name the stock runtime registers
+
+# Kernels by their name without namespace and overload. Those that permute are always conversions; those that
+# copy are, where the order changes: their sources stand at these places among the arguments.
+_PERMUTES = frozenset({"permute_copy", "permute", "transpose_copy", "transpose", "t_copy"})
+_COPIES: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("_to_dim_order_copy", "_clone_dim_order", "_to_copy", "clone", "contiguous"), 0),
+        **dict.fromkeys(("alias_copy", "detach_copy", "lift_fresh_copy"), 0),
+        **dict.fromkeys(("copy", "copy_"), 1),
+    }
+)
+
+# Bytes of an element by ExecuTorch's name of its type.
+_SIZES: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("BOOL", "BYTE", "CHAR", "QINT8", "QUINT8"), 1),
+        **dict.fromkeys(("FLOAT8E5M2", "FLOAT8E4M3FN", "FLOAT8E5M2FNUZ", "FLOAT8E4M3FNUZ"), 1),
+        **dict.fromkeys(("SHORT", "UINT16", "BITS16", "HALF", "BFLOAT16"), 2),
+        **dict.fromkeys(("INT", "UINT32", "QINT32", "FLOAT", "COMPLEX32"), 4),
+        **dict.fromkeys(("LONG", "UINT64", "DOUBLE", "COMPLEX64"), 8),
+        "COMPLEX128": 16,
+    }
+)
+
+# What reading tables raises whose indices lead nowhere.
+_DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, UsageError)
+
+
+@dataclass(frozen=True)
+class DelegateConversions:
+    """One call of a delegate. `nodes`, `transposes` and `bytes` are None for a backend other than XNNPACK,
+    whose bytes nobody here can read."""
+
+    backend: str
+    nodes: int | None = None
+    transposes: int | None = None
+    bytes: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "backend": self.backend,
+            "nodes": self.nodes,
+            "transposes": self.transposes,
+            "bytes": self.bytes,
+        }
+
+
+@dataclass(frozen=True)
+class OutsideConversions:
+    """The conversions that one operator outside of the delegates makes."""
+
+    operator: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class FileConversions:
+    """The conversions of layout in a .pte: one run of its method makes them all.
+
+    `bytes` is the size of what they move, each once, and none where only dimensions of 1 change places.
+    """
+
+    delegates: tuple[DelegateConversions, ...]
+    outside: tuple[OutsideConversions, ...]
+
+    @property
+    def conversion_count(self) -> int:
+        return sum(d.transposes or 0 for d in self.delegates) + sum(o.count for o in self.outside)
+
+    @property
+    def bytes(self) -> int:
+        return sum(d.bytes or 0 for d in self.delegates) + sum(o.bytes for o in self.outside)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The backends whose delegates were not read, so that the counts leave them out."""
+        return tuple(dict.fromkeys(d.backend for d in self.delegates if d.transposes is None))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `dimorder check --json` writes of it; the keys are stable."""
+        return {
+            "conversion_count": self.conversion_count,
+            "bytes": self.bytes,
+            "delegates": [delegate.to_dict() for delegate in self.delegates],
+            "outside": {o.operator: {"count": o.count, "bytes": o.bytes} for o in self.outside},
+        }
+
+    def __str__(self) -> str:
+        lines = []
+        read = [delegate for delegate in self.delegates if delegate.transposes is not None]
+        if read:
+            nodes, transposes, moved = (
+                sum(getattr(delegate, key) for delegate in read) for key in ("nodes", "transposes", "bytes")
+            )
+            lines.append(
+                f"moved    {BACKEND_ID} x{len(read)}: {transposes:,} transposes in {nodes:,} nodes, "
+                f"{moved:,} bytes"
+            )
+        lines += [f"moved    {o.operator} x{o.count}, {o.bytes:,} bytes" for o in self.outside]
+        total = f"{self.conversion_count:,}, {self.bytes:,} bytes moved" if self.conversion_count else "none"
+        hidden = f", besides what {' and '.join(self.unread)} makes" if self.unread else ""
+        return "\n".join([*lines, f"conversions  {total}{hidden}"])
+
+
+def conversions_in(pte: bytes, where: str = "a .pte file") -> FileConversions:
+    """Count the conversions of layout that the bytes of a .pte hold. `where` is what errors call the file.
+
+    Raises `ContractError` for bytes that are no .pte, or a damaged one; else as `conversions_of`.
+
+    >>> import torch
+    >>> from executorch.exir import to_edge
+    >>> class Turned(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.permute(0, 2, 1) + 1
+    >>> program = torch.export.export(Turned(), (torch.ones(2, 3, 5),))
+    >>> print(conversions_in(to_edge(program).to_executorch().buffer))
+    moved    aten::permute_copy.out x1, 120 bytes
+    conversions  1, 120 bytes moved
+    """
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    try:
+        program = deserialize_pte_binary(pte).program
+    # Of damaged bytes that parser raises whatever comes: struct.error, IndexError, AssertionError ...
+    except Exception as error:
+        raise _damaged(where, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
+    return conversions_of(program, where)
+
+
+def conversions_of(program: Any, where: str = "a .pte file", method: str = "forward") -> FileConversions:
+    """The conversions of one method of a deserialised .pte (executorch.exir.schema.Program).
+
+    Every instruction is counted once; what is in a loop runs more often. Sizes that vary are taken at their
+    upper bounds. Raises `ContractError` for damaged tables and delegates, `UnsupportedError` where there is
+    no such method.
+    """
+    plans = {plan.name: plan for plan in program.execution_plan or ()}
+    if method not in plans:
+        raise UnsupportedError(
+            where, f"the methods {sorted(map(str, plans))}", f"export a program with the method {method!r}"
+        )
+    try:
+        return _found(program, plans[method], where)
+    except _DAMAGE as error:
+        said = error.found if isinstance(error, UsageError) else error
+        raise _damaged(
+            where, f"tables that contradict each other ({type(error).__name__}: {said})"
+        ) from error
+
+
+def _found(program: Any, plan: Any, where: str) -> FileConversions:
+    delegates = []
+    counts: Counter[str] = Counter()
+    moved: Counter[str] = Counter()
+    for call in _calls(plan):
+        if type(call).__name__ == "DelegateCall":
+            delegates.append(_delegate(program, plan, call.delegate_index, where))
+            continue
+        operator = plan.operators[call.op_index]
+        count_bytes = _converted(plan, operator.name.rpartition("::")[2], call.args)
+        if count_bytes is not None:
+            name = f"{operator.name}.{operator.overload}" if operator.overload else operator.name
+            counts[name] += 1
+            moved[name] += count_bytes
+    outside = tuple(OutsideConversions(name, counts[name], moved[name]) for name in sorted(counts))
+    return FileConversions(tuple(delegates), outside)
+
+
+def _calls(plan: Any) -> Iterator[Any]:
+    for chain in plan.chains:
+        for instruction in chain.instructions:
+            if type(instruction.instr_args).__name__ in ("KernelCall", "DelegateCall"):
+                yield instruction.instr_args
+
+
+def _delegate(program: Any, plan: Any, index: int, where: str) -> DelegateConversions:
+    delegate = plan.delegates[index]
+    if delegate.id != BACKEND_ID:
+        return DelegateConversions(delegate.id)
+    blob = bytes(program.backend_delegate_data[delegate.processed.index].data)
+    found = read_xnn_blob(blob, f"{where}, delegate {index} ({delegate.id})")
+    return DelegateConversions(delegate.id, found.nodes, found.transposes, found.bytes)
+
+
+def _converted(plan: Any, kernel: str, args: list[int]) -> int | None:
+    """The bytes that a call of a kernel moves into another order; None where it is no conversion."""
+    if kernel not in _PERMUTES and kernel not in _COPIES:
+        return None
+    source, result = plan.values[args[_COPIES.get(kernel, 0)]].val, plan.values[args[-1]].val
+    rank = len(source.sizes)
+    dims = _permutation(plan, args, rank) if kernel in _PERMUTES else list(range(rank))
+    if list(result.sizes) != [source.sizes[dim] for dim in dims]:
+        if kernel in _COPIES:
+            return None  # it is expanded: a broadcast, in no other order
+        raise ValueError(f"{kernel} of {source.sizes} into {result.sizes}")
+    changes = moves(source.sizes, source.dim_order, [dims[dim] for dim in result.dim_order])
+    if not changes:
+        return 0 if kernel in _PERMUTES else None
+    count: int = math.prod(source.sizes)
+    return count * _SIZES[source.scalar_type.name]
+
+
+def _permutation(plan: Any, args: list[int], rank: int) -> list[int]:
+    """The dims that a kernel permutes to: a list of them, two that are swapped, or none, which reverses."""
+    values = [plan.values[index].val for index in args[1:-1]]
+    for value in values:
+        if type(value).__name__ == "IntList":
+            return [plan.values[item].val.int_val % rank for item in value.items]
+    swapped = [value.int_val for value in values if type(value).__name__ == "Int"]
+    dims = list(range(rank))
+    if not swapped:
+        return dims[::-1]
+    first, second = swapped
+    dims[first], dims[second] = dims[second], dims[first]
+    return dims
+
+
+def _damaged(where: str, found: str) -> ContractError:
+    return ContractError(where, found, "lower the program again, or copy the file again")

@@ -1,0 +1,180 @@
+"""Reads the bytes of an XNNPACK delegate, anybody's: how many nodes it has, and what its transposes move.
+
+The bytes are a header, a flatbuffer and constants, as `schema.fbs` and `XNNHeader` of
+`executorch/backends/xnnpack/serialization` lay them out. Every offset is checked before it is followed.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.errors import ContractError, UsageError
+
+# Places of fields in their tables, and of members in their unions: the order of schema.fbs, in which a field
+# that is a union takes two places, the member's number and the member.
+_GRAPH_NODES, _GRAPH_VALUES = 1, 2
+_NODE_KIND, _NODE = 0, 1
+_TRANSPOSE_PERM, _TRANSPOSE_INPUT = 1, 2
+_VALUE_KIND, _VALUE = 0, 1
+_QUANTIZED_TENSOR = 0
+_TENSOR_DATATYPE, _TENSOR_DIMS, _TENSOR_ID = 0, 2, 6
+_STATIC_TRANSPOSE = 5  # in XNodeUnion
+_PLAIN, _QUANTIZED = 1, 2  # in XValueUnion
+
+# Bits of an element by the number of its XNNDatatype.
+_BITS: Mapping[int, int] = MappingProxyType(
+    {
+        **dict.fromkeys((1, 5, 7, 12, 13), 32),  # fp32, qint32, qcint32, int32, pfp32
+        **dict.fromkeys((2, 14), 16),  # fp16, bf16
+        **dict.fromkeys((3, 4, 6, 9, 11), 8),  # qint8, quint8, qcint8, qdint8, qpint8
+        **dict.fromkeys((8, 10), 4),  # qcint4, qbint4
+    }
+)
+
+_HEADER = struct.Struct("<4x4sHIIIQ")  # magic, its own size, flatbuffer at, size, constants at, size
+_MAGIC = b"XH00"
+_IDENTIFIERS = (b"XN00", b"XN01")  # of the flatbuffer; the runtime reads both by one schema
+_DAMAGE = (struct.error, LookupError, ValueError, UsageError)
+
+
+@dataclass(frozen=True)
+class XnnBlob:
+    """What an XNNPACK delegate holds. `bytes` counts each tensor that is transposed once, and none for a
+    transpose that only moves dimensions of 1."""
+
+    nodes: int
+    transposes: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class FlatTable:
+    """A table of a flatbuffer. A field is known by its place in the schema; where it is not written it has
+    its default: zero, nothing. Raises `ValueError` for what leads out of `data`."""
+
+    data: bytes
+    at: int
+
+    @staticmethod
+    def root(data: bytes) -> FlatTable:
+        return FlatTable(data, _unsigned(data, 0))
+
+    def number(self, place: int, form: str = "<I") -> int:
+        at = self._field(place)
+        return 0 if at is None else _read(self.data, at, form)
+
+    def table(self, place: int) -> FlatTable:
+        at = self._field(place)
+        if at is None:
+            raise ValueError(f"no field {place} in the table at byte {self.at}")
+        return FlatTable(self.data, at + _unsigned(self.data, at))
+
+    def numbers(self, place: int) -> tuple[int, ...]:
+        start, count = self._vector(place)
+        return struct.unpack_from(f"<{count}I", self.data, start)
+
+    def tables(self, place: int) -> list[FlatTable]:
+        start, _ = self._vector(place)
+        return [FlatTable(self.data, start + 4 * i + offset) for i, offset in enumerate(self.numbers(place))]
+
+    def _vector(self, place: int) -> tuple[int, int]:
+        """Where the entries of a vector begin, and how many entries of four bytes it has."""
+        at = self._field(place)
+        if at is None:
+            return 0, 0
+        start = at + _unsigned(self.data, at)
+        count = _unsigned(self.data, start)
+        if start + 4 + 4 * count > len(self.data):
+            raise ValueError(f"a vector of {count} entries in {len(self.data)} bytes")
+        return start + 4, count
+
+    def _field(self, place: int) -> int | None:
+        fields = self.at - _read(self.data, self.at, "<i")
+        entry = 4 + 2 * place
+        if entry + 2 > _read(self.data, fields, "<H"):
+            return None
+        offset = _read(self.data, fields + entry, "<H")
+        return self.at + offset if offset else None
+
+
+def read_xnn_blob(blob: bytes, where: str = "an XNNPACK delegate") -> XnnBlob:
+    """Count the nodes and the transposes of a delegate. Sizes that vary are taken at their upper bounds.
+
+    Raises `ContractError` for bytes that are no XNNPACK delegate, or a damaged one.
+
+    >>> read_xnn_blob(b"no such thing")
+    Traceback (most recent call last):
+    dimorder.errors.ContractError: an XNNPACK delegate
+      found: 13 bytes that cannot be read (ValueError: neither XH00 nor XN00 nor XN01 at byte 4)
+      fix: lower the program again, or copy the file again
+    """
+    try:
+        return _counted(_flatbuffer(blob))
+    except _DAMAGE as error:
+        said = error.found if isinstance(error, UsageError) else error
+        found = f"{len(blob)} bytes that cannot be read ({type(error).__name__}: {said})"
+        raise ContractError(where, found, "lower the program again, or copy the file again") from error
+
+
+def moves(shape: Sequence[int], order: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether memory changes between two orders of a shape's dimensions, those of size 1 left out.
+
+    >>> moves((2, 3, 5), (0, 1, 2), (0, 2, 1)), moves((2, 1, 5), (0, 1, 2), (0, 2, 1))
+    (True, False)
+    """
+    return not DimOrder(*order).equivalent(DimOrder(*to), shape)
+
+
+def _flatbuffer(blob: bytes) -> bytes:
+    """The graph's bytes. A delegate of an older ExecuTorch has no header and is a flatbuffer as it stands."""
+    if blob[4:8] == _MAGIC:
+        _, _, at, size, constants_at, constants = _HEADER.unpack_from(blob)
+        if max(at + size, constants_at + constants) > len(blob):
+            raise ValueError(f"a header that tells of {max(at + size, constants_at + constants)} bytes")
+        blob = blob[at : at + size]
+    if blob[4:8] not in _IDENTIFIERS:
+        raise ValueError("neither XH00 nor XN00 nor XN01 at byte 4")
+    return blob
+
+
+def _counted(flatbuffer: bytes) -> XnnBlob:
+    graph = FlatTable.root(flatbuffer)
+    nodes = graph.tables(_GRAPH_NODES)
+    kinds = [node.number(_NODE_KIND, "<B") for node in nodes]
+    found = [node.table(_NODE) for node, kind in zip(nodes, kinds, strict=True) if kind == _STATIC_TRANSPOSE]
+    tensors = {tensor.number(_TENSOR_ID): tensor for tensor in map(_tensor, graph.tables(_GRAPH_VALUES))}
+    return XnnBlob(len(nodes), len(found), sum(_moved(one, tensors) for one in found))
+
+
+def _tensor(value: FlatTable) -> FlatTable:
+    kind = value.number(_VALUE_KIND, "<B")
+    if kind not in (_PLAIN, _QUANTIZED):
+        raise ValueError(f"a value of kind {kind}")
+    table = value.table(_VALUE)
+    return table.table(_QUANTIZED_TENSOR) if kind == _QUANTIZED else table
+
+
+def _moved(transpose: FlatTable, tensors: Mapping[int, FlatTable]) -> int:
+    tensor = tensors[transpose.number(_TRANSPOSE_INPUT)]
+    shape, perm = tensor.numbers(_TENSOR_DIMS), transpose.numbers(_TRANSPOSE_PERM)
+    if len(shape) != len(perm):
+        raise ValueError(f"a transpose of {len(perm)} dims on a tensor of {len(shape)}")
+    if not moves(shape, range(len(shape)), perm):
+        return 0
+    return math.prod(shape) * _BITS[tensor.number(_TENSOR_DATATYPE, "<h")] // 8
+
+
+def _unsigned(data: bytes, at: int) -> int:
+    return _read(data, at, "<I")
+
+
+def _read(data: bytes, at: int, form: str) -> int:
+    if not 0 <= at <= len(data) - struct.calcsize(form):
+        raise ValueError(f"an offset to byte {at} of {len(data)}")
+    number: int = struct.unpack_from(form, data, at)[0]
+    return number
