@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract
-from dimorder.lowering.extract import Extracted, View
+from dimorder.lowering.extract import BufferView, Extracted
 from dimorder.planning.plan import LayoutPlan
 from tests.lowering.index_checker import check
 from tests.lowering.lowering import Net, contract_of, lowering
@@ -42,23 +42,23 @@ def relaid(
 ) -> Extracted:
     """The problem with other layouts in an operator's chosen configuration, as in `reads={0: layout}`."""
     problem, chosen = extracted.problem, plan.choice[index]
-    config = problem.operators[index].configs[chosen]
+    config = problem.steps[index].configs[chosen]
     changed = {}
     for side, new in layouts.items():
         old = getattr(config, side)
         changed[side] = tuple(tuple(new[i]) if i in new else layout for i, layout in enumerate(old))
-    operator = problem.operators[index]
-    configs = (*operator.configs[:chosen], replace(config, **changed), *operator.configs[chosen + 1 :])
-    operators = (
-        *problem.operators[:index],
-        replace(operator, configs=configs),
-        *problem.operators[index + 1 :],
+    step = problem.steps[index]
+    configs = (*step.configs[:chosen], replace(config, **changed), *step.configs[chosen + 1 :])
+    steps = (
+        *problem.steps[:index],
+        replace(step, configs=configs),
+        *problem.steps[index + 1 :],
     )
-    return replace(extracted, problem=replace(problem, operators=operators))
+    return replace(extracted, problem=replace(problem, steps=steps))
 
 
 def layouts(extracted: Extracted, plan: LayoutPlan, index: int) -> tuple[tuple[int, ...], ...]:
-    config = extracted.problem.operators[index].configs[plan.choice[index]]
+    config = extracted.problem.steps[index].configs[plan.choice[index]]
     return (*config.reads, *config.writes)  # type: ignore[arg-type]
 
 
@@ -122,7 +122,7 @@ def test_two_axes_swapped_on_one_tensor_are_found(name: str) -> None:
     target, side, function, shapes, text, right_too = SPOILT[name]
     extracted, plan = planned(function, *shapes, c=CONV, l=nn.Linear(7, 4))
     index = site_of(extracted, target)
-    right = getattr(extracted.problem.operators[index].configs[plan.choice[index]], side)[0]
+    right = getattr(extracted.problem.steps[index].configs[plan.choice[index]], side)[0]
     assert len(right) > 1
     others = [swapped(right, i, j) for i in range(len(right)) for j in range(i)]
     spoilt = {layout: relaid(extracted, plan, index, **{side: {0: layout}}) for layout in others}
@@ -133,7 +133,7 @@ def test_a_relabel_with_wrong_axes_is_found() -> None:
     extracted, plan = planned(lambda m, x: x.permute(0, 2, 3, 1).relu(), X)
     node = next(n for n in extracted.views if n.target == aten.permute.default)
     view = extracted.views[node]
-    wrong = {**extracted.views, node: View(view.buffer, swapped(view.axes, 1, 2))}
+    wrong = {**extracted.views, node: BufferView(view.buffer, swapped(view.axes, 1, 2))}
     assert found(replace(extracted, views=wrong), plan, "no cut of the shape")
 
 
@@ -143,7 +143,7 @@ def test_a_relabel_that_shuffles_axes_of_one_size_is_found() -> None:
     )
     node = [n for n in extracted.views if n.target == aten.reshape.default][-1]
     view = extracted.views[node]
-    wrong = {**extracted.views, node: View(view.buffer, swapped(view.axes, 1, 2))}
+    wrong = {**extracted.views, node: BufferView(view.buffer, swapped(view.axes, 1, 2))}
     assert found(replace(extracted, views=wrong), plan, "relabel: memory read")
 
 
@@ -191,7 +191,7 @@ def test_a_missing_and_an_idle_conversion_are_found() -> None:
     extracted, plan = planned(lambda m, x: m.c(x), X, c=nn.Conv2d(6, 4, 3))
     assert len(plan.conversions) == 2
     assert found(extracted, replace(plan, conversions=plan.conversions[:1]), "is needed, not listed")
-    idle = replace(plan.conversions[0], to_layout=plan.conversions[0].from_layout)
+    idle = replace(plan.conversions[0], to_order=plan.conversions[0].from_order)
     assert found(extracted, replace(plan, conversions=(*plan.conversions, idle)), "is listed, not needed")
 
 
@@ -213,6 +213,6 @@ def test_an_operator_that_reads_another_value_is_found() -> None:
     extracted, plan = planned(lambda m, x, y: (x.relu(), y.tanh()), X, X)
     index = site_of(extracted, aten.relu.default)
     sites = list(extracted.sites)
-    other = View(1, sites[index].reads[0].axes)
+    other = BufferView(1, sites[index].reads[0].axes)
     sites[index] = replace(sites[index], reads=(other,))
     assert found(replace(extracted, sites=tuple(sites)), plan, "reads or writes other buffers")

@@ -17,7 +17,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.lowering.annotate import Annotated, Tensor, results_of
 from dimorder.lowering.capture.captured import operator_name
 from dimorder.lowering.operators.op_rules import Relation, operands
-from dimorder.planning.problem import Buffer, Config, LayoutProblem, Operator
+from dimorder.planning.problem import Buffer, Config, LayoutProblem, Step
 
 Order = tuple[int, ...]  # a buffer's axes, slowest first
 Token = tuple[str, int]  # a shared axis of a label, or (label, -1) for a label whose axes stay together
@@ -78,8 +78,8 @@ class Extracted:
     annotated: Annotated
     buffers: tuple[BufferInfo, ...]
     views: dict[torch.fx.Node, BufferView]
-    sites: tuple[Site, ...]  # aligned with problem.operators
-    arrangements: tuple[tuple[Arrangement, ...], ...]  # aligned with each operator's configs
+    sites: tuple[Site, ...]  # aligned with problem.steps
+    arrangements: tuple[tuple[Arrangement, ...], ...]  # aligned with each step's configs
 
 
 def extract(
@@ -150,9 +150,7 @@ class _Extractor:
             arrangements.append(kept)
             name = operator_name(site.node) if site.kind != "output" else site.kind
             operators.append(
-                Operator(
-                    name, tuple(v.buffer for v in site.reads), tuple(v.buffer for v in site.writes), configs
-                )
+                Step(name, tuple(v.buffer for v in site.reads), tuple(v.buffer for v in site.writes), configs)
             )
         candidates = "truncated" if self.truncated or proposals.truncated else "complete"
         buffers = tuple(self._buffer(info, proposals.candidates[info.index]) for info in self.buffers)
@@ -316,13 +314,13 @@ class _Extractor:
 
     def _buffer(self, info: BufferInfo, layouts: Mapping[Order, None]) -> Buffer:
         cost = (info.nbytes, 1) if self.objective == "bytes" else (1, info.nbytes)
-        unreachable = frozenset(
-            (a, b)
+        not_offered = {
+            (a, b): None
             for a in layouts
             for b in layouts
             if self.max_rank is not None and transpose_rank(a, b) > self.max_rank
-        )
-        return Buffer(info.root.name, cost, unreachable)
+        }
+        return Buffer(info.root.name, cost, not_offered)
 
 
 MIN_RUN = 8  # elements; 28²×58: interleaving adds 176 µs to a cat, transposing explicitly adds 85
