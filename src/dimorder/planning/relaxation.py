@@ -44,11 +44,10 @@ _LARGE = 100_000
 
 @dataclass(frozen=True)
 class Demand:
-    """What some rows are about: read `position` of `step`, of `buffer`, which may want `order`."""
+    """What some rows are about: read `position` of `step`, which may want `order`."""
 
     step: int
     position: int
-    buffer: int
     order: Order
 
 
@@ -145,7 +144,7 @@ def build(problem: LayoutProblem) -> Model:
                     entries.extend((row, column, 1) for column in columns)
                     entries.extend((row, column, -1) for column in (*made, level))
                     demand_of.append(len(demands))
-                demands.append(Demand(index, position, buffer, order))
+                demands.append(Demand(index, position, order))
         for position, buffer in enumerate(step.writes):
             for column, config in enumerate(step.configs, starts[index]):
                 produced[buffer].setdefault(config.writes[position], []).append(column)
