@@ -1,4 +1,4 @@
-"""How long the planner takes: real networks, ten of them chained, and synthetic wirings of six layouts.
+"""How long the planner takes: real networks, ten of them chained, and synthetic wirings of six orders.
 
 python -m benchmarks.planner [--repeats 3] [--only PATTERN] [--time-limit 60] [--out planner.json]
 """
@@ -15,20 +15,20 @@ from itertools import permutations
 from pathlib import Path
 
 from benchmarks import record
-from dimorder.planning import Buffer, Config, LayoutPlan, LayoutProblem, Operator, solve
+from dimorder.planning import Buffer, Config, LayoutPlan, LayoutProblem, Step, solve
 from dimorder.planning.greedy import greedy
 
-LAYOUTS = tuple(permutations("HWC"))
+ORDERS = tuple(permutations("HWC"))
 UNITS = ("bytes", "count")
 
 
 class Network:
-    """A network under construction: six layouts, row-major inputs, seeded random costs."""
+    """A network under construction: six orders, row-major inputs, seeded random costs."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.buffers: list[Buffer] = []
-        self.operators: list[Operator] = []
+        self.steps: list[Step] = []
 
     def new_buffer(self) -> int:
         size = 4 * self.random.randint(1, 64) * self.random.choice((49, 196, 784, 3136))
@@ -37,49 +37,48 @@ class Network:
 
     def source(self) -> int:
         written = self.new_buffer()
-        self.operators.append(Operator("input", (), (written,), (Config((), LAYOUTS[:1], (0, 0)),)))
+        self.steps.append(Step("input", (), (written,), (Config((), ORDERS[:1], (0, 0)),)))
         return written
 
     def agnostic(self, name: str, *reads: int) -> int:
-        """Any layout, the same for all operands and the result."""
+        """Any order, the same for all operands and the result."""
         written = self.new_buffer()
-        configs = tuple(Config((layout,) * len(reads), (layout,), (0, 0)) for layout in LAYOUTS)
-        self.operators.append(Operator(name, reads, (written,), configs))
+        configs = tuple(Config((order,) * len(reads), (order,), (0, 0)) for order in ORDERS)
+        self.steps.append(Step(name, reads, (written,), configs))
         return written
 
     def picky(self, name: str, read: int) -> int:
-        """Reads and writes one layout for nothing; the others cost what they cost."""
+        """Reads and writes one order for nothing; the others cost what they cost."""
         written = self.new_buffer()
-        fast = self.random.randrange(len(LAYOUTS))
+        fast = self.random.randrange(len(ORDERS))
         size = self.buffers[read].conversion_cost[0]
         configs = tuple(
-            Config((layout,), (layout,), (0 if index == fast else self.random.randint(1, 8) * size // 8, 0))
-            for index, layout in enumerate(LAYOUTS)
+            Config((order,), (order,), (0 if index == fast else self.random.randint(1, 8) * size // 8, 0))
+            for index, order in enumerate(ORDERS)
         )
-        self.operators.append(Operator(name, (read,), (written,), configs))
+        self.steps.append(Step(name, (read,), (written,), configs))
         return written
 
     def relabel(self, name: str, read: int) -> int:
-        """A free permute that keeps the memory: layouts map to one another by a bijection."""
+        """A free permute that keeps the memory: orders map to one another by a bijection."""
         written = self.new_buffer()
-        order = self.random.choice(LAYOUTS)
-        renamed = dict(zip("HWC", order, strict=True))
+        renamed = dict(zip("HWC", self.random.choice(ORDERS), strict=True))
         configs = tuple(
-            Config((layout,), (tuple(renamed[axis] for axis in layout),), (0, 0)) for layout in LAYOUTS
+            Config((order,), (tuple(renamed[axis] for axis in order),), (0, 0)) for order in ORDERS
         )
-        self.operators.append(Operator(name, (read,), (written,), configs))
+        self.steps.append(Step(name, (read,), (written,), configs))
         return written
 
     def problem(self, result: int) -> LayoutProblem:
-        self.operators.append(Operator("output", (result,), (), (Config(LAYOUTS[:1], (), (0, 0)),)))
-        return LayoutProblem(UNITS, tuple(self.buffers), tuple(self.operators), "complete")
+        self.steps.append(Step("output", (result,), (), (Config(ORDERS[:1], (), (0, 0)),)))
+        return LayoutProblem(UNITS, tuple(self.buffers), tuple(self.steps), "complete")
 
 
-def resnet_like(operators: int) -> LayoutProblem:
+def resnet_like(steps: int) -> LayoutProblem:
     """Blocks of conv, relu, conv, add to the skip, relu."""
-    network = Network(seed=operators)
+    network = Network(seed=steps)
     value = network.source()
-    while len(network.operators) < operators:
+    while len(network.steps) < steps:
         skip = value
         value = network.agnostic("relu", network.picky("conv", value))
         value = network.agnostic("add", network.picky("conv", value), skip)
@@ -87,11 +86,11 @@ def resnet_like(operators: int) -> LayoutProblem:
     return network.problem(value)
 
 
-def swin_like(operators: int) -> LayoutProblem:
-    """Blocks with permutes: layouts come back under other names before they meet the skip."""
-    network = Network(seed=operators + 1)
+def swin_like(steps: int) -> LayoutProblem:
+    """Blocks with permutes: orders come back under other names before they meet the skip."""
+    network = Network(seed=steps + 1)
     value = network.source()
-    while len(network.operators) < operators:
+    while len(network.steps) < steps:
         skip = value
         value = network.picky("attention", network.relabel("permute", network.picky("norm", value)))
         value = network.agnostic("add", network.relabel("permute", value), skip)
@@ -101,11 +100,11 @@ def swin_like(operators: int) -> LayoutProblem:
     return network.problem(value)
 
 
-def densenet_like(operators: int) -> LayoutProblem:
+def densenet_like(steps: int) -> LayoutProblem:
     """Blocks of eight layers, each of which reads the concatenation of all before it."""
-    network = Network(seed=operators + 2)
+    network = Network(seed=steps + 2)
     value = network.source()
-    while len(network.operators) < operators:
+    while len(network.steps) < steps:
         values = [value]
         for _ in range(8):
             joined = network.agnostic("cat", *values) if len(values) > 1 else value
@@ -140,43 +139,43 @@ def real_problems() -> Iterator[tuple[str, LayoutProblem]]:
 
 
 def chained(problems: Sequence[LayoutProblem]) -> LayoutProblem:
-    """One problem of many: the layout in which a result is read decides in which the next network starts.
+    """One problem of many: the order in which a result is read decides in which the next network starts.
 
-    Each output and the input after it become one operator: its i-th configuration reads the i-th layout that
+    Each output and the input after it become one step: its i-th configuration reads the i-th order that
     the result may have, and writes the i-th that the next network's input may be read in.
     """
     buffers: list[Buffer] = []
-    operators: list[Operator] = []
+    steps: list[Step] = []
     for problem in problems:
         offset = len(buffers)
         buffers += problem.buffers
-        moved = [_shifted(operator, offset) for operator in problem.operators]
-        if operators:
-            result, start = operators.pop(), moved.pop(0)
-            reads = _layouts(operators, result.reads[0], start=result.configs[0].reads)
-            writes = _layouts(moved, start.writes[0], start=start.configs[0].writes)
+        moved = [_shifted(step, offset) for step in problem.steps]
+        if steps:
+            result, start = steps.pop(), moved.pop(0)
+            reads = _orders(steps, result.reads[0], start=result.configs[0].reads)
+            writes = _orders(moved, start.writes[0], start=start.configs[0].writes)
             pairs = [
                 (reads[i % len(reads)], writes[i % len(writes)]) for i in range(max(len(reads), len(writes)))
             ]
             zero = result.configs[0].cost
             link = tuple(Config((read,), (write,), zero) for read, write in pairs)
-            operators.append(Operator("link", result.reads, start.writes, link))
-        operators += moved
-    return LayoutProblem(problems[0].units, tuple(buffers), tuple(operators), "complete")
+            steps.append(Step("link", result.reads, start.writes, link))
+        steps += moved
+    return LayoutProblem(problems[0].units, tuple(buffers), tuple(steps), "complete")
 
 
-def _shifted(operator: Operator, offset: int) -> Operator:
-    reads, writes = (tuple(b + offset for b in side) for side in (operator.reads, operator.writes))
-    return Operator(operator.name, reads, writes, operator.configs)
+def _shifted(step: Step, offset: int) -> Step:
+    reads, writes = (tuple(b + offset for b in side) for side in (step.reads, step.writes))
+    return Step(step.name, reads, writes, step.configs)
 
 
-def _layouts(operators: Sequence[Operator], buffer: int, start: tuple[object, ...]) -> list[object]:
-    """The layouts that any configuration reads or writes of a buffer, `start` first."""
+def _orders(steps: Sequence[Step], buffer: int, start: tuple[object, ...]) -> list[object]:
+    """The orders that any configuration reads or writes of a buffer, `start` first."""
     found = dict.fromkeys(start)
-    for operator in operators:
-        for config in operator.configs:
-            sides = zip((*operator.reads, *operator.writes), (*config.reads, *config.writes), strict=True)
-            found.update(dict.fromkeys(layout for b, layout in sides if b == buffer))
+    for step in steps:
+        for config in step.configs:
+            sides = zip((*step.reads, *step.writes), (*config.reads, *config.writes), strict=True)
+            found.update(dict.fromkeys(order for b, order in sides if b == buffer))
     return list(found)
 
 
@@ -184,7 +183,7 @@ def problems() -> Iterator[tuple[str, LayoutProblem]]:
     """Every problem of the benchmark, by name."""
     real = dict(real_problems())
     yield from real.items()
-    copies = round(10_000 / sum(len(problem.operators) for problem in real.values()))
+    copies = round(10_000 / sum(len(problem.steps) for problem in real.values()))
     yield "ten-chained-10000", chained(list(real.values()) * copies)
     for size in (400, 1_000, 10_000):
         for wiring in (resnet_like, swin_like, densenet_like):
@@ -195,10 +194,10 @@ def measure(name: str, problem: LayoutProblem, repeats: int, time_limit_s: float
     """One row of the result: the median time of `repeats` runs, the plan's cost and its bound."""
     plans: list[LayoutPlan] = [solve(problem, time_limit_s=time_limit_s) for _ in range(repeats)]
     plan = plans[0]
-    operators, configs = problem.size
+    steps, configs = problem.size
     return {
         "name": name,
-        "operators": operators,
+        "operators": steps,
         "configs": configs,
         "median_s": round(statistics.median(plan.seconds for plan in plans), 3),
         "cost": plan.cost,

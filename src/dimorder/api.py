@@ -243,7 +243,7 @@ def _beyond_rank(extracted: Extracted, target: Target) -> UnsupportedError:
         if info.root.op == "call_function"
         else f"input {info.root.name!r}"
         for info, buffer in zip(extracted.buffers, extracted.problem.buffers, strict=True)
-        if buffer.unreachable
+        if None in buffer.exceptions.values()
     ]
     return UnsupportedError(
         " or ".join(stuck[:3]),

@@ -81,7 +81,7 @@ class _Checker:
     # -- what the plan says ------------------------------------------------------------------------------
 
     def layouts(self, index: int) -> tuple[Layout, ...]:
-        config = self.extracted.problem.operators[index].configs[self.plan.choice[index]]
+        config = self.extracted.problem.steps[index].configs[self.plan.choice[index]]
         return (*config.reads, *config.writes)  # type: ignore[arg-type]
 
     def sizes(self, view: BufferView) -> Shape:
@@ -187,7 +187,7 @@ class _Checker:
                     needed.add((view.buffer, made[view.buffer], layout))
             for view, layout in zip(site.writes, layouts[len(site.reads) :], strict=True):
                 made[view.buffer] = layout
-        listed = [(c.buffer, c.from_layout, c.to_layout) for c in self.plan.conversions]
+        listed = [(c.buffer, c.from_order, c.to_order) for c in self.plan.conversions]
         for conversion in needed - set(listed):  # type: ignore[arg-type]
             yield f"conversion: {conversion} is needed, not listed"
         for conversion in set(listed) - needed:  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ class _Checker:
         if len(set(listed)) < len(listed):
             yield "conversion: listed twice"
         for buffer, source, target in listed:
-            if (source, target) in self.extracted.problem.buffers[buffer].unreachable:
+            if self.extracted.problem.buffers[buffer].cost(source, target) is None:
                 yield f"conversion: {buffer}, {source}, {target} is not offered"
 
 

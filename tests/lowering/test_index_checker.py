@@ -42,23 +42,23 @@ def relaid(
 ) -> Extracted:
     """The problem with other layouts in an operator's chosen configuration, as in `reads={0: layout}`."""
     problem, chosen = extracted.problem, plan.choice[index]
-    config = problem.operators[index].configs[chosen]
+    config = problem.steps[index].configs[chosen]
     changed = {}
     for side, new in layouts.items():
         old = getattr(config, side)
         changed[side] = tuple(tuple(new[i]) if i in new else layout for i, layout in enumerate(old))
-    operator = problem.operators[index]
-    configs = (*operator.configs[:chosen], replace(config, **changed), *operator.configs[chosen + 1 :])
-    operators = (
-        *problem.operators[:index],
-        replace(operator, configs=configs),
-        *problem.operators[index + 1 :],
+    step = problem.steps[index]
+    configs = (*step.configs[:chosen], replace(config, **changed), *step.configs[chosen + 1 :])
+    steps = (
+        *problem.steps[:index],
+        replace(step, configs=configs),
+        *problem.steps[index + 1 :],
     )
-    return replace(extracted, problem=replace(problem, operators=operators))
+    return replace(extracted, problem=replace(problem, steps=steps))
 
 
 def layouts(extracted: Extracted, plan: LayoutPlan, index: int) -> tuple[tuple[int, ...], ...]:
-    config = extracted.problem.operators[index].configs[plan.choice[index]]
+    config = extracted.problem.steps[index].configs[plan.choice[index]]
     return (*config.reads, *config.writes)  # type: ignore[arg-type]
 
 
@@ -122,7 +122,7 @@ def test_two_axes_swapped_on_one_tensor_are_found(name: str) -> None:
     target, side, function, shapes, text, right_too = SPOILT[name]
     extracted, plan = planned(function, *shapes, c=CONV, l=nn.Linear(7, 4))
     index = site_of(extracted, target)
-    right = getattr(extracted.problem.operators[index].configs[plan.choice[index]], side)[0]
+    right = getattr(extracted.problem.steps[index].configs[plan.choice[index]], side)[0]
     assert len(right) > 1
     others = [swapped(right, i, j) for i in range(len(right)) for j in range(i)]
     spoilt = {layout: relaid(extracted, plan, index, **{side: {0: layout}}) for layout in others}
@@ -191,7 +191,7 @@ def test_a_missing_and_an_idle_conversion_are_found() -> None:
     extracted, plan = planned(lambda m, x: m.c(x), X, c=nn.Conv2d(6, 4, 3))
     assert len(plan.conversions) == 2
     assert found(extracted, replace(plan, conversions=plan.conversions[:1]), "is needed, not listed")
-    idle = replace(plan.conversions[0], to_layout=plan.conversions[0].from_layout)
+    idle = replace(plan.conversions[0], to_order=plan.conversions[0].from_order)
     assert found(extracted, replace(plan, conversions=(*plan.conversions, idle)), "is listed, not needed")
 
 

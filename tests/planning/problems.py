@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from itertools import permutations
 
-from dimorder.planning import Buffer, Config, Cost, Layout, LayoutProblem, Operator
+from dimorder.planning import Buffer, Config, Cost, LayoutProblem, Order, Step
 
-LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC", "CHWN", "WHCN")
+ORDERS: tuple[Order, ...] = ("NCHW", "NHWC", "CHWN", "WHCN")
 
 
 class Builder:
@@ -17,60 +17,65 @@ class Builder:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.units = ("bytes", "count", "constant_bytes")[: self.random.randint(1, 3)]
-        self.layouts = LAYOUTS[: self.random.choice((2, 3, 3, 4))]
+        self.orders = ORDERS[: self.random.choice((2, 3, 3, 4))]
         self.scale = self.random.choice((1, 1, 6, 1000))
         self.buffers: list[Buffer] = []
-        self.operators: list[Operator] = []
+        self.steps: list[Step] = []
 
     def cost(self, most: int) -> Cost:
         return tuple(self.scale * self.random.randint(0, most) for _ in self.units)
 
     def buffer(self) -> int:
-        cost = (self.scale * self.random.choice((0, 1, 2, 3, 5, 9)), *self.cost(2)[1:])
-        pairs = list(permutations(self.layouts, 2))
+        pairs = list(permutations(self.orders, 2))
+        cost = self.conversion_cost()
+        priced = self.random.sample(pairs, self.random.choice((0, 0, 1, 2, len(pairs))))
         banned = self.random.sample(pairs, self.random.choice((0, 0, 0, 0, 1, 2)))
-        self.buffers.append(Buffer(f"b{len(self.buffers)}", cost, frozenset(banned)))
+        exceptions = {pair: self.conversion_cost() for pair in priced} | dict.fromkeys(banned)
+        self.buffers.append(Buffer(f"b{len(self.buffers)}", cost, exceptions))
         return len(self.buffers) - 1
 
-    def operator(self, reads: tuple[int, ...], configs: list[Config], writes: int = 1) -> tuple[int, ...]:
-        """Add an operator, with at most four of the configurations, and return what it writes."""
+    def conversion_cost(self) -> Cost:
+        return (self.scale * self.random.choice((0, 1, 2, 3, 5, 9)), *self.cost(2)[1:])
+
+    def step(self, reads: tuple[int, ...], configs: list[Config], writes: int = 1) -> tuple[int, ...]:
+        """Add a step, with at most four of the configurations, and return what it writes."""
         written = tuple(self.buffer() for _ in range(writes))
         chosen = sorted(self.random.sample(range(len(configs)), min(len(configs), self.random.randint(1, 4))))
-        name = f"op{len(self.operators)}"
-        self.operators.append(Operator(name, reads, written, tuple(configs[index] for index in chosen)))
+        name = f"op{len(self.steps)}"
+        self.steps.append(Step(name, reads, written, tuple(configs[index] for index in chosen)))
         return written
 
     def source(self) -> int:
-        return self.operator((), [Config((), (layout,), self.cost(1)) for layout in self.layouts])[0]
+        return self.step((), [Config((), (order,), self.cost(1)) for order in self.orders])[0]
 
     def agnostic(self, *reads: int) -> int:
         zero = (0,) * len(self.units)
-        configs = [Config((layout,) * len(reads), (layout,), zero) for layout in self.layouts]
-        return self.operator(reads, configs)[0]
+        configs = [Config((order,) * len(reads), (order,), zero) for order in self.orders]
+        return self.step(reads, configs)[0]
 
     def relabel(self, read: int) -> int:
-        images = self.random.sample(self.layouts, len(self.layouts))
+        images = self.random.sample(self.orders, len(self.orders))
         zero = (0,) * len(self.units)
-        configs = [Config((a,), (b,), zero) for a, b in zip(self.layouts, images, strict=True)]
-        return self.operator((read,), configs)[0]
+        configs = [Config((a,), (b,), zero) for a, b in zip(self.orders, images, strict=True)]
+        return self.step((read,), configs)[0]
 
     def anything(self, *reads: int, writes: int = 1) -> tuple[int, ...]:
-        """Any layouts at any cost."""
+        """Any orders at any cost."""
         configs = [
             Config(self.pick(len(reads)), self.pick(writes), self.cost(6))
             for _ in range(self.random.randint(2, 4))
         ]
-        return self.operator(reads, configs, writes)
+        return self.step(reads, configs, writes)
 
-    def pick(self, count: int) -> tuple[Layout, ...]:
-        return tuple(self.random.choice(self.layouts) for _ in range(count))
+    def pick(self, count: int) -> tuple[Order, ...]:
+        return tuple(self.random.choice(self.orders) for _ in range(count))
 
     def problem(self) -> LayoutProblem:
-        return LayoutProblem(self.units, tuple(self.buffers), tuple(self.operators), "complete")
+        return LayoutProblem(self.units, tuple(self.buffers), tuple(self.steps), "complete")
 
 
 def chain_with_skips(seed: int) -> LayoutProblem:
-    """Operators one after the other, some of which also read something older, or one buffer twice."""
+    """Steps one after the other, some of which also read something older, or one buffer twice."""
     b = Builder(seed)
     values = [b.source()]
     for _ in range(b.random.randint(2, 6)):
@@ -83,7 +88,7 @@ def chain_with_skips(seed: int) -> LayoutProblem:
 
 
 def relabels(seed: int) -> LayoutProblem:
-    """Layouts that come back under other names before they meet again."""
+    """Orders that come back under other names before they meet again."""
     b = Builder(seed)
     values = [b.source()]
     for _ in range(b.random.randint(1, 3)):
@@ -98,7 +103,7 @@ def relabels(seed: int) -> LayoutProblem:
 
 
 def fan_out(seed: int) -> LayoutProblem:
-    """Buffers with many consumers, and operators with two results."""
+    """Buffers with many consumers, and steps with two results."""
     b = Builder(seed)
     values = [b.source(), *b.anything(writes=2)]
     for _ in range(b.random.randint(3, 5)):
@@ -114,20 +119,20 @@ KINDS: tuple[Callable[[int], LayoutProblem], ...] = (chain_with_skips, relabels,
 def frustrated_triangle(weight: int = 2, copies: int = 1) -> LayoutProblem:
     """The least problem whose relaxation has a gap: three sinks, each wanting two of three buffers to differ.
 
-    Each buffer may be produced in either layout for nothing; a sink takes its two buffers in different
-    layouts. Two of three buffers always agree, so that one conversion is needed; the relaxation takes
+    Each buffer may be produced in either order for nothing; a sink takes its two buffers in different
+    orders. Two of three buffers always agree, so that one conversion is needed; the relaxation takes
     half of everything and pays nothing. Copies are independent.
     """
-    buffers, operators = [], []
+    buffers, steps = [], []
     for copy in range(copies):
         first = 3 * copy
         for index in range(3):
             buffers.append(Buffer(f"b{copy}.{index}", (weight,)))
-            free = tuple(Config((), (layout,), (0,)) for layout in "AB")
-            operators.append(Operator(f"source{copy}.{index}", (), (first + index,), free))
+            free = tuple(Config((), (order,), (0,)) for order in "AB")
+            steps.append(Step(f"source{copy}.{index}", (), (first + index,), free))
         for index in range(3):
             reads = (first + index, first + (index + 1) % 3)
             configs = (Config(("A", "B"), (), (0,)), Config(("B", "A"), (), (0,)))
-            operators.append(Operator(f"sink{copy}.{index}", reads, (), configs))
-    sources_first = sorted(operators, key=lambda operator: bool(operator.reads))
+            steps.append(Step(f"sink{copy}.{index}", reads, (), configs))
+    sources_first = sorted(steps, key=lambda step: bool(step.reads))
     return LayoutProblem(("bytes",), tuple(buffers), tuple(sources_first), "complete")

@@ -13,8 +13,8 @@ from dimorder.planning import (
     Config,
     InvalidChoice,
     LayoutProblem,
-    Operator,
     Prices,
+    Step,
     evaluate,
     exhaustive,
     forbid,
@@ -56,7 +56,7 @@ def test_solve_agrees_with_exhaustive_and_greedy_never_beats_it(kind):
 def test_exhaustive_is_the_minimum_over_every_choice(kind):
     for seed in range(60):
         problem = kind(seed)
-        choices = list(product(*(range(len(operator.configs)) for operator in problem.operators)))
+        choices = list(product(*(range(len(step.configs)) for step in problem.steps)))
         if len(choices) > 1000:
             continue
         costs = []
@@ -89,34 +89,34 @@ def test_two_runs_give_the_same_plan(seed, kind):
 
 
 def test_ties_prefer_the_configurations_listed_first():
-    source = Operator("input", (), (0,), tuple(Config((), (layout,), (0,)) for layout in "ABC"))
-    sink = Operator("output", (0,), (), tuple(Config((layout,), (), (0,)) for layout in "CBA"))
+    source = Step("input", (), (0,), tuple(Config((), (order,), (0,)) for order in "ABC"))
+    sink = Step("output", (0,), (), tuple(Config((order,), (), (0,)) for order in "CBA"))
     plan = solve(LayoutProblem(("bytes",), (Buffer("x", (1,)),), (source, sink), "complete"))
     assert plan.cost == (0,)
     assert sum(plan.choice) == 2
 
 
 def test_later_units_break_ties_of_earlier_ones():
-    source = Operator("input", (), (0,), (Config((), ("A",), (0, 0, 0)),))
+    source = Step("input", (), (0,), (Config((), ("A",), (0, 0, 0)),))
     costs = ((4, 1, 9), (4, 1, 8), (4, 2, 0), (5, 0, 0))
-    sink = Operator("output", (0,), (), tuple(Config(("A",), (), cost) for cost in costs))
+    sink = Step("output", (0,), (), tuple(Config(("A",), (), cost) for cost in costs))
     units = ("bytes", "count", "constant_bytes")
     assert solve(LayoutProblem(units, (Buffer("x", (1, 1, 1)),), (source, sink), "complete")).choice == (0, 1)
 
 
 def test_a_conversion_is_shared_by_its_consumers():
-    source = Operator("input", (), (0,), (Config((), ("A",), (0,)),))
-    sinks = tuple(Operator(f"output{i}", (0,), (), (Config(("B",), (), (0,)),)) for i in range(3))
+    source = Step("input", (), (0,), (Config((), ("A",), (0,)),))
+    sinks = tuple(Step(f"output{i}", (0,), (), (Config(("B",), (), (0,)),)) for i in range(3))
     plan = solve(LayoutProblem(("bytes",), (Buffer("x", (7,)),), (source, *sinks), "complete"))
     assert plan.cost == (7,)
     (conversion,) = plan.conversions
     assert (conversion.producer, conversion.consumers) == (0, (1, 2, 3))
 
 
-def test_an_operator_that_reads_a_buffer_twice_pays_once_per_layout():
-    source = Operator("input", (), (0,), (Config((), ("A",), (0,)),))
+def test_a_step_that_reads_a_buffer_twice_pays_once_per_order():
+    source = Step("input", (), (0,), (Config((), ("A",), (0,)),))
     for reads, cost in ((("B", "B"), 7), (("B", "C"), 14), (("A", "B"), 7), (("A", "A"), 0)):
-        sink = Operator("square", (0, 0), (), (Config(reads, (), (0,)),))
+        sink = Step("square", (0, 0), (), (Config(reads, (), (0,)),))
         problem = LayoutProblem(("bytes",), (Buffer("x", (7,)),), (source, sink), "complete")
         plan = solve(problem)
         assert plan.cost == (cost,)
@@ -125,11 +125,9 @@ def test_an_operator_that_reads_a_buffer_twice_pays_once_per_layout():
 
 
 def test_no_plan_is_an_error_that_says_so():
-    source = Operator("input", (), (0,), (Config((), ("A",), (0,)),))
-    sink = Operator("output", (0,), (), (Config(("B",), (), (0,)),))
-    problem = LayoutProblem(
-        ("bytes",), (Buffer("x", (7,), frozenset({("A", "B")})),), (source, sink), "complete"
-    )
+    source = Step("input", (), (0,), (Config((), ("A",), (0,)),))
+    sink = Step("output", (0,), (), (Config(("B",), (), (0,)),))
+    problem = LayoutProblem(("bytes",), (Buffer("x", (7,), {("A", "B"): None}),), (source, sink), "complete")
     for solver in (solve, exhaustive, greedy):
         with pytest.raises(InvalidChoice, match="found:"):
             solver(problem)
@@ -168,7 +166,7 @@ def test_forbidding_a_conversion_costs_what_the_best_plan_without_it_costs():
             continue
         for conversion in plan.conversions:
             without = solve_without(problem, conversion)
-            other = forbid(problem, conversion.buffer, conversion.from_layout, conversion.to_layout)
+            other = forbid(problem, conversion.buffer, conversion.from_order, conversion.to_order)
             if without is None:
                 with pytest.raises(InvalidChoice):
                     exhaustive(other)

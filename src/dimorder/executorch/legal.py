@@ -31,7 +31,7 @@ from dimorder.executorch.passes import (
 )
 from dimorder.executorch.rules import Rules, faults, functional_of, name_of, overload_of, results_of
 from dimorder.lowering.capture.exported import keep_names, remade
-from dimorder.planning.problem import Buffer, Config, LayoutProblem, Operator
+from dimorder.planning.problem import Buffer, Config, LayoutProblem, Step
 from dimorder.planning.solve import solve
 from dimorder.runtime.kernels import CONTIGUOUS, LAST
 
@@ -84,23 +84,21 @@ class _Problem:
         self.rules = Rules(program, layout, chosen)
         self.buffer_of: dict[Node, int] = {}
         self.buffers: list[Buffer] = []
-        self.operators: list[Operator] = []
-        self.rows: list[Node] = []  # the node of each operator
-        self.siblings: dict[tuple[int, int], _Sibling] = {}  # (operator, configuration) → in its place
+        self.steps: list[Step] = []
+        self.rows: list[Node] = []  # the node of each step
+        self.siblings: dict[tuple[int, int], _Sibling] = {}  # (step, configuration) → in its place
         for node in program.graph.nodes:
             self._add(node)
 
     def rewritten(self) -> ExportedProgram:
-        problem = LayoutProblem(
-            ("bytes", "conversions"), tuple(self.buffers), tuple(self.operators), "complete"
-        )
+        problem = LayoutProblem(("bytes", "conversions"), tuple(self.buffers), tuple(self.steps), "complete")
         plan = solve(problem)
         program = copied(self.program)
         twin = dict(zip(self.program.graph.nodes, program.graph.nodes, strict=True))
         sources = [twin[node] for node in self.buffer_of]
         orders: dict[tuple[int, Any], Node] = {}  # each buffer, in each order that it is needed in
         replaced: dict[str, torch.Tensor] = {}
-        for index, (choice, op, row) in enumerate(zip(plan.choice, self.operators, self.rows, strict=True)):
+        for index, (choice, op, row) in enumerate(zip(plan.choice, self.steps, self.rows, strict=True)):
             node, config = twin[row], op.configs[choice]
             if row in self.rules.constants and node.meta["val"].dim() == 4:
                 self._relay(program, row, node, config.writes[0], replaced)
@@ -135,7 +133,7 @@ class _Problem:
         reads = [a for a in node.all_input_nodes if a in self.buffer_of]
         results = self._result_nodes(node)
         configs: list[Config] = []
-        index = len(self.operators)
+        index = len(self.steps)
         siblings = [None] if self.rules.chosen(node) else [None, _sibling(self.program, node)]
         for letters in self._choices(node, reads):
             run = _Simulation(node, dict(zip(reads, letters, strict=True)))
@@ -180,8 +178,8 @@ class _Problem:
         self, node: Node, reads: Sequence[Node], writes: Sequence[Node], configs: list[Config]
     ) -> None:
         self.rows.append(node)
-        self.operators.append(
-            Operator(
+        self.steps.append(
+            Step(
                 node.name,
                 tuple(self.buffer_of[a] for a in reads),
                 tuple(self.buffer_of[a] for a in writes),

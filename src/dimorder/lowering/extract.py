@@ -7,6 +7,7 @@ share axes.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,7 @@ from dimorder.lowering.sites import (
     token_axes,
 )
 from dimorder.lowering.trial import physical_calls
-from dimorder.planning.problem import Buffer, Config, LayoutProblem, Operator
+from dimorder.planning.problem import Buffer, Config, Cost, LayoutProblem, Step
 
 MAX_LAYOUTS = 128  # candidate layouts of one buffer
 MAX_CONFIGS = 2048  # configurations of one operator
@@ -63,8 +64,8 @@ class Extracted:
     annotated: Annotated
     buffers: tuple[BufferInfo, ...]
     views: dict[torch.fx.Node, BufferView]
-    sites: tuple[Site, ...]  # aligned with problem.operators
-    arrangements: tuple[tuple[Arrangement, ...], ...]  # aligned with each operator's configs
+    sites: tuple[Site, ...]  # aligned with problem.steps
+    arrangements: tuple[tuple[Arrangement, ...], ...]  # aligned with each step's configs
     outside: Mapping[torch.fx.Node, str]  # calls that the target does not compute, and why
 
 
@@ -192,7 +193,7 @@ class _Extractor:
     def run(self) -> Extracted | dict[torch.fx.Node, str]:
         sites = self._sites()
         proposals = _Closure(sites, self.buffers, self._seeds(sites), self.give_up).run()
-        operators, arrangements = [], []
+        steps, arrangements = [], []
         refused: dict[torch.fx.Node, str] = {}
         for site, proposal in zip(sites, proposals.per_site, strict=True):
             found = self._configs(site, proposal, proposals.candidates)
@@ -202,16 +203,14 @@ class _Extractor:
             kept, configs = found
             arrangements.append(kept)
             name = operator_name(site.node) if site.kind != "output" else site.kind
-            operators.append(
-                Operator(
-                    name, tuple(v.buffer for v in site.reads), tuple(v.buffer for v in site.writes), configs
-                )
+            steps.append(
+                Step(name, tuple(v.buffer for v in site.reads), tuple(v.buffer for v in site.writes), configs)
             )
         if refused:
             return refused
         candidates = "truncated" if self.truncated or proposals.truncated else "complete"
         buffers = tuple(self._buffer(info, proposals.candidates[info.index]) for info in self.buffers)
-        problem = LayoutProblem(self.costs.units, buffers, tuple(operators), candidates)
+        problem = LayoutProblem(self.costs.units, buffers, tuple(steps), candidates)
         return Extracted(
             problem,
             self.annotated,
@@ -393,14 +392,13 @@ class _Extractor:
         return tuple(a for a, _ in kept.values()), tuple(c for _, c in kept.values())
 
     def _buffer(self, info: BufferInfo, layouts: Mapping[AxisOrder, None]) -> Buffer:
-        unreachable = frozenset(
-            (a, b) for a in layouts for b in layouts if a != b and self.costs.conversion(info, a, b) is None
-        )
-        return Buffer(
-            info.root.name,
-            (info.nbytes, 1) if self.costs.units[0] == "bytes" else (1, info.nbytes),
-            unreachable,
-        )
+        """A buffer with the costs of its conversions: the commonest, and the pairs that cost otherwise."""
+        costs: dict[tuple[AxisOrder, AxisOrder], Cost | None] = {
+            pair: self.costs.conversion(info, *pair) for pair in itertools.permutations(layouts, 2)
+        }
+        usual = Counter(cost for cost in costs.values() if cost is not None).most_common(1)
+        default = usual[0][0] if usual else (0,) * len(self.costs.units)
+        return Buffer(info.root.name, default, {p: cost for p, cost in costs.items() if cost != default})
 
 
 def _any_absorbed(proposal: _Proposal) -> tuple[tuple[tuple[Token, AxisOrder], ...], ...]:

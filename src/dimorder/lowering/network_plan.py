@@ -245,8 +245,8 @@ class NetworkPlan:
         return PlannedConversion(
             info.root.name,
             _shape(info),
-            order_name(info, conversion.from_layout),  # type: ignore[arg-type]
-            order_name(info, conversion.to_layout),  # type: ignore[arg-type]
+            order_name(info, conversion.from_order),  # type: ignore[arg-type]
+            order_name(info, conversion.to_order),  # type: ignore[arg-type]
             info.nbytes,
             self._site_place(conversion.producer),
             tuple(consumers),

@@ -1,4 +1,4 @@
-"""Choosing a layout per buffer: the problem, the plan with its certificate, and the solvers.
+"""Choosing an order per buffer: the problem, the plan with its certificate, and the solvers.
 
 `solve` is what the pipeline calls; `exhaustive` and `greedy` are what it is measured against. No torch here.
 """
@@ -22,9 +22,9 @@ from dimorder.planning.problem import (
     Cost,
     Evaluation,
     InvalidChoice,
-    Layout,
     LayoutProblem,
-    Operator,
+    Order,
+    Step,
     evaluate,
 )
 from dimorder.planning.solve import forbid, solve, solve_without
@@ -40,12 +40,12 @@ __all__ = [
     "Evaluation",
     "InvalidChoice",
     "InvalidProof",
-    "Layout",
     "LayoutPlan",
     "LayoutProblem",
-    "Operator",
+    "Order",
     "Price",
     "Prices",
+    "Step",
     "evaluate",
     "exhaustive",
     "forbid",

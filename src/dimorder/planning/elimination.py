@@ -2,8 +2,8 @@
 
 This file decides a number and not a plan: it is the proof of a bound where prices alone do not reach it.
 
-The variables are each operator's configuration, and for each buffer with several reads and each layout
-whether that layout exists. Costs are tables over one or two of them; eliminating a variable adds the tables
+The variables are each step's configuration, and for each buffer with several reads and each order
+whether that order exists. Costs are tables over one or two of them; eliminating a variable adds the tables
 that mention it and minimises over it. (Bertele and Brioschi, Nonserial Dynamic Programming, 1972.)
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dimorder.planning.problem import Layout, LayoutProblem
+from dimorder.planning.problem import LayoutProblem, Order
 
 Table = NDArray[np.int64]
 MAX_ENTRIES = 1 << 20  # of one table; beyond it the problem is too entangled for this method
@@ -31,15 +31,15 @@ def least_cost(problem: LayoutProblem, max_entries: int = MAX_ENTRIES) -> int | 
 
     A problem that has no plan costs `FORBIDDEN` or more.
 
-    >>> from dimorder.planning.problem import Buffer, Config, Operator
-    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
-    >>> sink = Operator("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
+    >>> from dimorder.planning.problem import Buffer, Config, Step
+    >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Step("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
     >>> least_cost(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete"))
     8
     """
     network = _Tables()
-    for index, operator in enumerate(problem.operators):
-        network.add([index], np.array([config.cost[0] for config in operator.configs], dtype=np.int64))
+    for index, step in enumerate(problem.steps):
+        network.add([index], np.array([config.cost[0] for config in step.configs], dtype=np.int64))
     for index, buffer in enumerate(_buffers(problem)):
         buffer.charge(network, problem, index)
     return network.minimum(max_entries)
@@ -47,45 +47,43 @@ def least_cost(problem: LayoutProblem, max_entries: int = MAX_ENTRIES) -> int | 
 
 @dataclass(frozen=True)
 class _Buffer:
-    """Who produces a buffer and who reads it, each as (operator, layout per configuration)."""
+    """Who produces a buffer and who reads it, each as (step, order per configuration)."""
 
-    producer: tuple[int, tuple[Layout, ...]]
-    reads: tuple[tuple[int, tuple[Layout, ...]], ...]
+    producer: tuple[int, tuple[Order, ...]]
+    reads: tuple[tuple[int, tuple[Order, ...]], ...]
 
     def charge(self, network: _Tables, problem: LayoutProblem, index: int) -> None:
-        cost = problem.buffers[index].conversion_cost[0]
-        unreachable = problem.buffers[index].unreachable
-        operator, produced = self.producer
-        for reader, wanted in self.reads:
-            if unreachable:
-                pairs = [
-                    [FORBIDDEN if a != b and (a, b) in unreachable else 0 for b in wanted] for a in produced
-                ]
-                network.add([operator, reader], np.array(pairs, dtype=np.int64))
-        if not cost:
+        step, produced = self.producer
+        price = {
+            (source, target): FORBIDDEN if cost is None else cost[0]
+            for target in dict.fromkeys(order for _, wanted in self.reads for order in wanted)
+            for source in dict.fromkeys(produced)
+            for cost in [problem.buffers[index].cost(source, target)]
+        }
+        if not any(price.values()):
             return
         if len(self.reads) == 1:
             reader, wanted = self.reads[0]
-            pairs = [[0 if a == b else cost for b in wanted] for a in produced]
-            network.add([operator, reader], np.array(pairs, dtype=np.int64))
+            pairs = [[price[source, target] for target in wanted] for source in produced]
+            network.add([step, reader], np.array(pairs, dtype=np.int64))
             return
-        for layout in dict.fromkeys(layout for _, wanted in self.reads for layout in wanted):
-            exists = (index, layout)
-            made = [[0, 0 if layout == a else cost] for a in produced]
-            network.add([operator, exists], np.array(made, dtype=np.int64))
+        for order in dict.fromkeys(target for (_, target), cost in price.items() if cost):
+            exists = (index, order)
+            made = [[0, price[source, order]] for source in produced]
+            network.add([step, exists], np.array(made, dtype=np.int64))
             for reader, wanted in self.reads:
-                missing = [[FORBIDDEN if layout == b else 0, 0] for b in wanted]
+                missing = [[FORBIDDEN if order == b else 0, 0] for b in wanted]
                 network.add([reader, exists], np.array(missing, dtype=np.int64))
 
 
 def _buffers(problem: LayoutProblem) -> list[_Buffer]:
-    producers: dict[int, tuple[int, tuple[Layout, ...]]] = {}
-    reads: dict[int, list[tuple[int, tuple[Layout, ...]]]] = defaultdict(list)
-    for index, operator in enumerate(problem.operators):
-        for position, buffer in enumerate(operator.writes):
-            producers[buffer] = (index, tuple(config.writes[position] for config in operator.configs))
-        for position, buffer in enumerate(operator.reads):
-            reads[buffer].append((index, tuple(config.reads[position] for config in operator.configs)))
+    producers: dict[int, tuple[int, tuple[Order, ...]]] = {}
+    reads: dict[int, list[tuple[int, tuple[Order, ...]]]] = defaultdict(list)
+    for index, step in enumerate(problem.steps):
+        for position, buffer in enumerate(step.writes):
+            producers[buffer] = (index, tuple(config.writes[position] for config in step.configs))
+        for position, buffer in enumerate(step.reads):
+            reads[buffer].append((index, tuple(config.reads[position] for config in step.configs)))
     return [_Buffer(producers[b], tuple(reads[b])) for b in range(len(problem.buffers))]
 
 
@@ -100,7 +98,7 @@ class _Tables:
         self.constant = 0
 
     def add(self, variables: Sequence[Hashable], table: Table) -> None:
-        """Add a cost; a variable may be given twice (an operator that reads what it reads again)."""
+        """Add a cost; a variable may be given twice (a step that reads what it reads again)."""
         if len(variables) == 2 and variables[0] == variables[1]:
             variables, table = variables[:1], np.ascontiguousarray(table.diagonal())
         kept = [axis for axis, size in enumerate(table.shape) if size > 1]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 
 from dimorder.planning.plan import LayoutPlan, make_plan
-from dimorder.planning.problem import Config, Cost, InvalidChoice, LayoutProblem, Operator, add_costs
+from dimorder.planning.problem import Config, Cost, InvalidChoice, LayoutProblem, Step, add_costs
 
-# For each buffer: the produced layout, then the layouts it has been converted to.
+# For each buffer: the produced order, then the orders it has been converted to.
 _Present = tuple[tuple[object, ...], ...]
 
 
@@ -18,11 +18,11 @@ def exhaustive(problem: LayoutProblem) -> LayoutPlan:
     """The lexicographically cheapest plan, of those the first in order of configurations.
 
     Enumerates program order, leaving a branch once it costs more than the best plan (costs never shrink).
-    Exponential: for at most some ten operators. InvalidChoice if there is no plan.
+    Exponential: for at most some ten steps. InvalidChoice if there is no plan.
 
-    >>> from dimorder.planning.problem import Buffer, Config, Operator
-    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
-    >>> sink = Operator("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
+    >>> from dimorder.planning.problem import Buffer, Config, Step
+    >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Step("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
     >>> exhaustive(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete")).choice
     (0, 1)
     """
@@ -35,14 +35,14 @@ def exhaustive(problem: LayoutProblem) -> LayoutPlan:
         cost, choice, present = pending.pop()
         if best is not None and cost >= best[0]:
             continue
-        if len(choice) == len(problem.operators):
+        if len(choice) == len(problem.steps):
             best = (cost, choice)
             continue
-        operator = problem.operators[len(choice)]
-        for index in reversed(range(len(operator.configs))):
-            step = _step(problem, operator, operator.configs[index], present)
-            if step is not None:
-                pending.append((add_costs([cost, step[0]], len(problem.units)), (*choice, index), step[1]))
+        step = problem.steps[len(choice)]
+        for index in reversed(range(len(step.configs))):
+            ran = _run(problem, step, step.configs[index], present)
+            if ran is not None:
+                pending.append((add_costs([cost, ran[0]], len(problem.units)), (*choice, index), ran[1]))
     if best is None:
         raise InvalidChoice(
             "exhaustive plan: the problem\n  found: no choice avoids the conversions that are not offered\n"
@@ -51,20 +51,20 @@ def exhaustive(problem: LayoutProblem) -> LayoutPlan:
     return make_plan(problem, best[1], solver="exhaustive", seconds=time.perf_counter() - started)
 
 
-def _step(
-    problem: LayoutProblem, operator: Operator, config: Config, present: _Present
+def _run(
+    problem: LayoutProblem, step: Step, config: Config, present: _Present
 ) -> tuple[Cost, _Present] | None:
     """What running a configuration next adds to the cost, and what is present then; None if not offered."""
     after = list(present)
     costs = [config.cost]
-    for index, layout in zip(operator.reads, config.reads, strict=True):
-        if layout in after[index]:
+    for index, order in zip(step.reads, config.reads, strict=True):
+        if order in after[index]:
             continue
-        buffer = problem.buffers[index]
-        if (after[index][0], layout) in buffer.unreachable:
+        cost = problem.buffers[index].cost(after[index][0], order)
+        if cost is None:
             return None
-        after[index] = (*after[index], layout)
-        costs.append(buffer.conversion_cost)
-    for index, layout in zip(operator.writes, config.writes, strict=True):
-        after[index] = (layout,)
+        after[index] = (*after[index], order)
+        costs.append(cost)
+    for index, order in zip(step.writes, config.writes, strict=True):
+        after[index] = (order,)
     return add_costs(costs, len(problem.units)), tuple(after)

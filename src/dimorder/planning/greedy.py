@@ -1,4 +1,4 @@
-"""The baseline: operators in program order take the configuration that is cheapest there and then.
+"""The baseline: steps in program order take the configuration that is cheapest there and then.
 
 This file decides nothing about plans that ship; it is what `solve` is measured against.
 """
@@ -8,51 +8,48 @@ from __future__ import annotations
 import time
 
 from dimorder.planning.plan import LayoutPlan, make_plan
-from dimorder.planning.problem import Config, Cost, InvalidChoice, Layout, LayoutProblem, Operator, add_costs
+from dimorder.planning.problem import Config, Cost, InvalidChoice, LayoutProblem, Order, Step, add_costs
 
 
 def greedy(problem: LayoutProblem) -> LayoutPlan:
     """A plan made without looking ahead; InvalidChoice if it runs into conversions that are not offered.
 
-    >>> from dimorder.planning.problem import Buffer, Config, Operator
-    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
-    >>> sink = Operator("output", (0,), (), (Config(("NCHW",), (), (5,)), Config(("NHWC",), (), (0,))))
+    >>> from dimorder.planning.problem import Buffer, Config, Step
+    >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Step("output", (0,), (), (Config(("NCHW",), (), (5,)), Config(("NHWC",), (), (0,))))
     >>> greedy(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete")).choice
     (0, 0)
     """
     started = time.perf_counter()
-    present: list[list[Layout]] = [
-        [] for _ in problem.buffers
-    ]  # the produced layout, then those converted to
+    present: list[list[Order]] = [[] for _ in problem.buffers]  # the produced order, then those converted to
     choice = []
-    for operator in problem.operators:
-        prices = [_price(problem, operator, config, present) for config in operator.configs]
+    for step in problem.steps:
+        prices = [_price(problem, step, config, present) for config in step.configs]
         offered = [(price, index) for index, price in enumerate(prices) if price is not None]
         if not offered:
             raise InvalidChoice(
-                f"greedy plan: operator {operator.name!r}\n  found: no configuration can be reached\n"
+                f"greedy plan: step {step.name!r}\n  found: no configuration can be reached\n"
                 "  to do: use solve, which looks ahead"
             )
         index = min(offered)[1]
         choice.append(index)
-        for buffer, layout in zip(operator.reads, operator.configs[index].reads, strict=True):
-            if layout not in present[buffer]:
-                present[buffer].append(layout)
-        for buffer, layout in zip(operator.writes, operator.configs[index].writes, strict=True):
-            present[buffer].append(layout)
+        for buffer, order in zip(step.reads, step.configs[index].reads, strict=True):
+            if order not in present[buffer]:
+                present[buffer].append(order)
+        for buffer, order in zip(step.writes, step.configs[index].writes, strict=True):
+            present[buffer].append(order)
     return make_plan(problem, choice, solver="greedy", seconds=time.perf_counter() - started)
 
 
-def _price(
-    problem: LayoutProblem, operator: Operator, config: Config, present: list[list[Layout]]
-) -> Cost | None:
+def _price(problem: LayoutProblem, step: Step, config: Config, present: list[list[Order]]) -> Cost | None:
     """What a configuration costs on top of what is there, None if a conversion is not offered."""
     needed = {
-        (buffer, layout)
-        for buffer, layout in zip(operator.reads, config.reads, strict=True)
-        if layout not in present[buffer]
+        (buffer, order)
+        for buffer, order in zip(step.reads, config.reads, strict=True)
+        if order not in present[buffer]
     }
-    if any((present[buffer][0], layout) in problem.buffers[buffer].unreachable for buffer, layout in needed):
+    conversions = [problem.buffers[buffer].cost(present[buffer][0], order) for buffer, order in needed]
+    offered = [cost for cost in conversions if cost is not None]
+    if len(offered) < len(conversions):
         return None
-    conversions = [problem.buffers[buffer].conversion_cost for buffer, _ in needed]
-    return add_costs([config.cost, *conversions], len(problem.units))
+    return add_costs([config.cost, *offered], len(problem.units))

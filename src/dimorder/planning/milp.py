@@ -37,7 +37,7 @@ from dimorder.planning.relaxation import (
     solve_integer,
 )
 
-Allowed = Mapping[int, frozenset[int]]  # configurations left, by operator; all of the others
+Allowed = Mapping[int, frozenset[int]]  # configurations left, by step; all of the others
 
 
 def milp(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
@@ -45,9 +45,9 @@ def milp(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
 
     Out of time, the best plan found and the bound proven by then.
 
-    >>> from dimorder.planning.problem import Buffer, Config, Operator
-    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
-    >>> sink = Operator("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
+    >>> from dimorder.planning.problem import Buffer, Config, Step
+    >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Step("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
     >>> plan = milp(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete"))
     >>> plan.choice, plan.certificate.lower_bound, plan.certificate.optimal
     ((0, 1), 8, True)
@@ -75,7 +75,7 @@ class _Search:
     solver: str = "none"
 
     def __post_init__(self) -> None:
-        self.offer([0] * len(self.problem.operators), "default")
+        self.offer([0] * len(self.problem.steps), "default")
         with suppress(InvalidChoice):
             self.offer(greedy(self.problem).choice, "greedy")
 
@@ -93,15 +93,15 @@ class _Search:
                 self.best, self.solver = found, solver
 
     def value(self, model: Model, unit: int) -> int | None:
-        """What the best plan costs in one unit, in that unit's step; the tie-break is the last."""
+        """What the best plan costs in one unit, in that unit's divisor; the tie-break is the last."""
         if self.best is None:
             return None
         cost, ranks, _ = self.best
-        return cost[unit] // model.steps[unit] if unit < len(cost) else ranks
+        return cost[unit] // model.divisors[unit] if unit < len(cost) else ranks
 
-    def closed(self, bound: Fraction, step: int) -> bool:
+    def closed(self, bound: Fraction, divisor: int) -> bool:
         """Whether a bound on the first unit reaches the best plan."""
-        return self.best is not None and _round_up(bound, step) >= self.best[0][0]
+        return self.best is not None and _round_up(bound, divisor) >= self.best[0][0]
 
 
 def _solve(model: Model, search: _Search) -> tuple[Proof, int]:
@@ -143,26 +143,26 @@ def _reached(value: int | None, bound: float) -> bool:
     return value is not None and value - bound <= TOLERANCE * max(1.0, value * 1e-3)
 
 
-def _round_up(bound: Fraction, step: int) -> int:
-    """The least multiple of a step that a bound leaves possible."""
-    return -(-bound // step) * step
+def _round_up(bound: Fraction, divisor: int) -> int:
+    """The least multiple of a divisor that a bound leaves possible."""
+    return -(-bound // divisor) * divisor
 
 
 @dataclass
 class _Case:
-    """A node of the proof: what is left to each operator, the best prices for it and where to branch."""
+    """A node of the proof: what is left to each step, the best prices for it and where to branch."""
 
     allowed: Allowed
     prices: Prices
     bound: Fraction
     relaxed: Relaxed | None
-    operator: int = -1
+    step: int = -1
     parts: list[tuple[tuple[int, ...], _Case]] = field(default_factory=list)
 
     def proof(self) -> Proof:
         if not self.parts:
             return self.prices
-        return Branch(self.operator, tuple((part, case.proof()) for part, case in self.parts))
+        return Branch(self.step, tuple((part, case.proof()) for part, case in self.parts))
 
     def least(self) -> Fraction:
         """What the proof proves: the bound of its weakest case."""
@@ -172,10 +172,10 @@ class _Case:
 def _prove(model: Model, relaxed: Relaxed | None, search: _Search) -> tuple[Proof, int]:
     """By prices; else by elimination; else branch, the weakest case first, until half the time is out."""
     if relaxed is None:
-        return Prices(), _round_up(bound_of_prices(model.problem, Prices(), {}), model.steps[0])
+        return Prices(), _round_up(bound_of_prices(model.problem, Prices(), {}), model.divisors[0])
     reserve = search.left / 2
     root = _Case({}, *prices(model, relaxed, {}), relaxed)
-    if not search.closed(root.bound, model.steps[0]):
+    if not search.closed(root.bound, model.divisors[0]):
         least = least_cost(model.problem)
         if least is not None:
             return Elimination(), least
@@ -183,39 +183,39 @@ def _prove(model: Model, relaxed: Relaxed | None, search: _Search) -> tuple[Proo
     open_cases = [(root.bound, next(serial), root)]
     while open_cases and search.left > reserve:
         bound, _, case = heapq.heappop(open_cases)
-        if search.closed(bound, model.steps[0]):
+        if search.closed(bound, model.divisors[0]):
             break
         if case.relaxed is None or not case.relaxed.divided(model):
             continue
-        case.operator, parts = _split(model, case.relaxed, case.allowed)
+        case.step, parts = _split(model, case.relaxed, case.allowed)
         for part in parts:
-            child = _case(model, case, {**case.allowed, case.operator: frozenset(part)}, search)
+            child = _case(model, case, {**case.allowed, case.step: frozenset(part)}, search)
             case.parts.append((part, child))
             heapq.heappush(open_cases, (child.bound, next(serial), child))
-    return root.proof(), _round_up(root.least(), model.steps[0])
+    return root.proof(), _round_up(root.least(), model.divisors[0])
 
 
 def _split(model: Model, relaxed: Relaxed, allowed: Allowed) -> tuple[int, list[tuple[int, ...]]]:
-    """The most divided operator: each configuration that the vertex takes apart, and the rest together."""
+    """The most divided step: each configuration that the vertex takes apart, and the rest together."""
     starts = model.starts.tolist()
     segments = [relaxed.columns[a:b] for a, b in pairwise(starts)]
-    operator = min(range(len(segments)), key=lambda index: round(float(segments[index].max()), 6))
-    taken = np.flatnonzero(segments[operator] > TOLERANCE).tolist()
-    rest = sorted(set(allowed.get(operator, range(len(segments[operator])))).difference(taken))
-    return operator, [(config,) for config in taken] + ([tuple(rest)] if rest else [])
+    step = min(range(len(segments)), key=lambda index: round(float(segments[index].max()), 6))
+    taken = np.flatnonzero(segments[step] > TOLERANCE).tolist()
+    rest = sorted(set(allowed.get(step, range(len(segments[step])))).difference(taken))
+    return step, [(config,) for config in taken] + ([tuple(rest)] if rest else [])
 
 
 def _case(model: Model, parent: _Case, allowed: Allowed, search: _Search) -> _Case:
     """A case of a parent's, with the parent's prices if those close it, else with its own."""
     inherited = bound_of_prices(model.problem, parent.prices, allowed)
     case = _Case(allowed, parent.prices, inherited, None)
-    if search.closed(inherited, model.steps[0]):
+    if search.closed(inherited, model.divisors[0]):
         return case
     face = model.face(allowed)
     case.relaxed = relax(model, model.objectives[0], face, search.left)
     if case.relaxed is not None:
         search.offer(chosen(model, case.relaxed.columns), "lp (HiGHS)")
-    elif search.left:  # no plan in this case: let exclusions be broken, for more than any plan costs
+    elif search.left:  # no plan in this case: offer what is not offered, for more than any plan costs
         value = search.value(model, 0)
         fine = 1 + (model.objectives[0].sum() if value is None else value)
         case.relaxed = relax(*model.relieved(face, fine), search.left)

@@ -1,25 +1,28 @@
 """A plan, the certificate that says how good it is, and the check that trusts neither.
 
-This file decides what counts as a proof: prices whose bound anyone can recompute in integers.
+This file decides what counts as a proof: shares of costs whose bound anyone can recompute in integers.
 
-The proof of a lower bound on the first unit. Let w[b] be what one conversion of buffer b costs. The reads of
-b share that cost: each read r that may want layout t gets a share λ[b,r,t] ≥ 0, with Σ_r λ[b,r,t] ≤ w[b].
-Take any plan. Where t is not the layout that b is produced in, the plan pays w[b] if anyone reads t, which is
-at least Σ λ[b,r,t] over the reads r that want t. Where t is the produced layout, Σ_r λ[b,r,t] over the reads
-that want t, less Σ_r λ[b,r,t] over all reads, is at most 0. So, adding up over b and t,
+The proof of a lower bound on the first unit. Let w[b,s,t] be what it costs to convert buffer b from order s
+to order t: 0 if s = t, infinite if it is not offered. The reads of b share that cost: each read r that may
+want t is charged a share λ[b,r,t] ≥ 0. Let Λ[b,t] be the sum of these over all r. Take any plan, and let it
+produce b in s. Then for each t
 
-    conversions ≥ Σ_{reads r that want t} λ[b,r,t] − Σ_{b produced in t} Σ_r λ[b,r,t],
+    what it pays to convert b to t ≥ Σ_{reads r that want t} λ[b,r,t] − max(0, Λ[b,t] − w[b,s,t]).
 
-and each term on the right belongs to one operator's configuration. Therefore, whatever the plan,
+For where a read wants t, the plan pays w[b,s,t], and the right side is at most Λ − max(0, Λ − w) ≤ w. Where
+none does, the right side is at most 0. Add up over b and t: each term on the right belongs to one step's
+configuration, the charges to the step that reads, the credit max(0, …) to the step that writes b in s. So,
+whatever the plan,
 
-    cost ≥ Σ_operators min_configurations ( own cost + Σ_reads λ − Σ_writes Σ_r λ ).
+    cost ≥ Σ_steps min_configurations ( own cost + Σ_reads λ[b,r,t] − Σ_writes Σ_t max(0, Λ[b,t] − w[b,s,t]) )
 
-Where conversions from a set F of layouts to t are not offered, a read r of t and production in F exclude each
-other: [b in F] + [r wants t] − 1 ≤ 0, which a multiplier μ[b,r,t] ≥ 0 adds to the bound. Where prices cannot
-reach the cost, the least cost itself is computed by exact elimination (`Elimination`); where that takes too
-large tables, the configurations of one operator are split into parts, each with a proof of its own
-(`Branch`), and the bound is the least of theirs. (Lagrangian duality; the prices are the dual values of the
-relaxation in milp.py, but nothing here depends on where they come from.)
+Any shares prove something. Where a conversion is not offered, nothing is credited, so that high shares keep
+it out of the minimum.
+
+Where shares cannot reach the cost, the least cost itself is computed by exact elimination (`Elimination`);
+where that takes too large tables, the configurations of one step are split into parts, each with a proof of
+its own (`Branch`), and the bound is the least of theirs. (Lagrangian duality; the shares are the dual values
+of the relaxation in relaxation.py, but nothing here depends on where they come from.)
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from typing import TypeAlias
 
 from dimorder.planning.elimination import MAX_ENTRIES, least_cost
@@ -35,8 +39,8 @@ from dimorder.planning.problem import (
     Conversion,
     Cost,
     InvalidChoice,
-    Layout,
     LayoutProblem,
+    Order,
     evaluate,
     unit_gcd,
 )
@@ -44,34 +48,33 @@ from dimorder.planning.problem import (
 
 @dataclass(frozen=True)
 class Price:
-    """What read number `position` of operator `operator` is charged if it wants `layout`.
+    """What read number `position` of step `step` is charged if it wants `order`.
 
     In 1/denominator of the first unit.
     """
 
-    operator: int
+    step: int
     position: int
-    layout: Layout
+    order: Order
     value: int
 
 
 @dataclass(frozen=True)
 class Prices:
-    """A proof without case distinction: shares λ and exclusions μ, all over one denominator.
+    """A proof without case distinction: the shares λ, all over one denominator.
 
-    No prices at all prove that the cost is at least the sum of the cheapest configurations.
+    No shares at all prove that the cost is at least the sum of the cheapest configurations.
     """
 
     denominator: int = 1
     shares: tuple[Price, ...] = ()
-    exclusions: tuple[Price, ...] = ()
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A proof by cases: `parts` pairs sets of configurations of one operator with a proof for each."""
+    """A proof by cases: `parts` pairs sets of configurations of one step with a proof for each."""
 
-    operator: int
+    step: int
     parts: tuple[tuple[tuple[int, ...], Proof], ...]
 
 
@@ -107,7 +110,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """A configuration per operator, and the conversions they need, by buffer, then first consumer.
+    """A configuration per step, and the conversions they need, by buffer, then first consumer.
 
     `seconds` is how long it took to find; two plans that differ in that alone are equal.
     """
@@ -132,14 +135,14 @@ class LayoutPlan:
             f"cost         {cost}",
             f"lower bound  {certificate.lower_bound:,} {self.units[0]}: {verdict} "
             f"over {certificate.candidates} candidates",
-            f"solver       {certificate.solver}, {len(self.choice):,} operators, {seconds}",
+            f"solver       {certificate.solver}, {len(self.choice):,} steps, {seconds}",
             f"conversions  {len(self.conversions):,}",
         ]
         for conversion in self.conversions:
             price = ", ".join(
                 f"{value:,} {unit}" for value, unit in zip(conversion.cost, self.units, strict=True)
             )
-            lines.append(f"  {conversion.name}: {conversion.from_layout} -> {conversion.to_layout}  {price}")
+            lines.append(f"  {conversion.name}: {conversion.from_order} -> {conversion.to_order}  {price}")
         return "\n".join(lines)
 
 
@@ -156,16 +159,16 @@ def make_plan(
 
     `bound` is what the proof proves, where the caller has just computed it.
 
-    >>> from dimorder.planning.problem import Buffer, Config, Operator
-    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
-    >>> sink = Operator("output", (0,), (), (Config(("NHWC",), (), (0,)),))
+    >>> from dimorder.planning.problem import Buffer, Config, Step
+    >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Step("output", (0,), (), (Config(("NHWC",), (), (0,)),))
     >>> problem = LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete")
-    >>> proof = Prices(shares=(Price(operator=1, position=0, layout="NHWC", value=8),))
+    >>> proof = Prices(shares=(Price(step=1, position=0, order="NHWC", value=8),))
     >>> plan = make_plan(problem, (0, 0), solver="by hand", proof=proof)
     >>> print(plan)
     cost         8 bytes
     lower bound  8 bytes: optimal over complete candidates
-    solver       by hand, 2 operators, 0.0 ms
+    solver       by hand, 2 steps, 0.0 ms
     conversions  1
       x: NCHW -> NHWC  8 bytes
     >>> plan.check(problem)
@@ -187,13 +190,13 @@ def lower_bound(problem: LayoutProblem, proof: Proof) -> int:
 
     Costs being multiples of their greatest common divisor, the bound is rounded up to one.
     """
-    step = unit_gcd(problem, 0)
+    divisor = unit_gcd(problem, 0)
     if isinstance(proof, Elimination):
         least = least_cost(problem, proof.max_entries)
         if least is None:
             raise InvalidProof(f"an elimination that takes tables of more than {proof.max_entries} entries")
         return least
-    return min(-(-leaf // step) * step for leaf in _leaf_bounds(problem, proof))
+    return min(-(-leaf // divisor) * divisor for leaf in _leaf_bounds(problem, proof))
 
 
 def _leaf_bounds(problem: LayoutProblem, proof: Proof) -> Iterator[Fraction]:
@@ -206,57 +209,44 @@ def _leaf_bounds(problem: LayoutProblem, proof: Proof) -> Iterator[Fraction]:
             continue
         if isinstance(node, Elimination):
             raise InvalidProof("an elimination inside a branch")
-        if not 0 <= node.operator < len(problem.operators):
-            raise InvalidProof(f"a branch on operator {node.operator}, which does not exist")
-        operator = problem.operators[node.operator]
-        left = allowed.get(node.operator, frozenset(range(len(operator.configs))))
+        if not 0 <= node.step < len(problem.steps):
+            raise InvalidProof(f"a branch on step {node.step}, which does not exist")
+        step = problem.steps[node.step]
+        left = allowed.get(node.step, frozenset(range(len(step.configs))))
         missing = left.difference(*(part for part, _ in node.parts))
         if missing:
-            raise InvalidProof(f"the branch on {operator.name!r} leaves out configuration {min(missing)}")
+            raise InvalidProof(f"the branch on {step.name!r} leaves out configuration {min(missing)}")
         for part, child in node.parts:
             if left.intersection(part):
-                pending.append((child, {**allowed, node.operator: left.intersection(part)}))
+                pending.append((child, {**allowed, node.step: left.intersection(part)}))
 
 
 def bound_of_prices(
     problem: LayoutProblem, prices: Prices, allowed: Mapping[int, Collection[int]]
 ) -> Fraction:
-    """The bound that prices prove, in the first unit, over the allowed configurations of some operators."""
+    """The bound that prices prove, in the first unit, over the allowed configurations of some steps."""
     if prices.denominator < 1:
         raise InvalidProof(f"denominator {prices.denominator}")
-    charged: dict[tuple[int, int, Layout], int] = defaultdict(
-        int
-    )  # to a read, by (operator, position, layout)
-    credited: dict[tuple[int, Layout], int] = defaultdict(int)  # to the producer, by (buffer, layout)
+    charged: dict[tuple[int, int, Order], int] = defaultdict(int)  # to a read: (step, position, order)
+    shared: dict[int, dict[Order, int]] = defaultdict(lambda: defaultdict(int))  # Λ: buffer, order
     for price in prices.shares:
-        buffer = _buffer_of(problem, price)
-        charged[price.operator, price.position, price.layout] += price.value
-        credited[buffer, price.layout] += price.value
-    for (buffer, layout), total in credited.items():
-        name, cost = problem.buffers[buffer].name, problem.buffers[buffer].conversion_cost[0]
-        if total > cost * prices.denominator:
-            raise InvalidProof(f"the shares for {name!r} as {layout} exceed its conversion cost {cost}")
-    excluded = 0
-    for price in prices.exclusions:
-        buffer = _buffer_of(problem, price)
-        excluded += price.value
-        charged[price.operator, price.position, price.layout] += price.value
-        for source, target in problem.buffers[buffer].unreachable:
-            if target == price.layout and source != target:
-                credited[buffer, source] -= price.value
-    total = -excluded
-    for index, operator in enumerate(problem.operators):
-        configs = range(len(operator.configs)) if index not in allowed else allowed[index]
+        charged[price.step, price.position, price.order] += price.value
+        shared[_buffer_of(problem, price)][price.order] += price.value
+
+    @cache
+    def credited(buffer: int, produced: Order) -> int:
+        costs = [
+            (share, problem.buffers[buffer].cost(produced, order)) for order, share in shared[buffer].items()
+        ]
+        return sum(max(0, share - cost[0] * prices.denominator) for share, cost in costs if cost is not None)
+
+    total = 0
+    for index, step in enumerate(problem.steps):
+        configs = range(len(step.configs)) if index not in allowed else allowed[index]
         total += min(
-            operator.configs[config].cost[0] * prices.denominator
-            + sum(
-                charged.get((index, position, layout), 0)
-                for position, layout in enumerate(operator.configs[config].reads)
-            )
-            - sum(
-                credited.get((buffer, layout), 0)
-                for buffer, layout in zip(operator.writes, operator.configs[config].writes, strict=True)
-            )
+            step.configs[config].cost[0] * prices.denominator
+            + sum(charged.get((index, *read), 0) for read in enumerate(step.configs[config].reads))
+            - sum(map(credited, step.writes, step.configs[config].writes))
             for config in configs
         )
     return Fraction(total, prices.denominator)
@@ -266,12 +256,12 @@ def _buffer_of(problem: LayoutProblem, price: Price) -> int:
     """The buffer that a price is about; InvalidProof if there is none or the price is negative."""
     if price.value < 0:
         raise InvalidProof(f"a negative price: {price}")
-    if not 0 <= price.operator < len(problem.operators):
-        raise InvalidProof(f"a price for operator {price.operator}, which does not exist")
-    operator = problem.operators[price.operator]
-    if not 0 <= price.position < len(operator.reads):
-        raise InvalidProof(f"a price for read {price.position} of {operator.name!r}, which does not exist")
-    return operator.reads[price.position]
+    if not 0 <= price.step < len(problem.steps):
+        raise InvalidProof(f"a price for step {price.step}, which does not exist")
+    step = problem.steps[price.step]
+    if not 0 <= price.position < len(step.reads):
+        raise InvalidProof(f"a price for read {price.position} of {step.name!r}, which does not exist")
+    return step.reads[price.position]
 
 
 def _faults(plan: LayoutPlan, problem: LayoutProblem) -> Iterator[str]:

@@ -6,10 +6,11 @@ This file decides what a plan is charged for: `evaluate` is the only place that 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-Layout = Hashable  # any hashable value; the planner only compares layouts for equality
+Order = Hashable  # any hashable value; the planner only compares orders for equality
 Cost = tuple[int, ...]  # lexicographic, one entry per unit of the problem
 
 
@@ -19,31 +20,46 @@ class InvalidChoice(ValueError):
 
 @dataclass(frozen=True)
 class Buffer:
-    """One piece of memory that has one layout when produced and may be converted to others.
+    """One piece of memory that has one order when produced and may be converted to others.
 
-    `conversion_cost` is what one conversion to one other layout costs. `unreachable` lists the (from, to)
-    conversions that are not offered.
+    `conversion_cost` is what one conversion costs, but for the (from, to) pairs in `exceptions`: those cost
+    what stands there, or are not offered (None).
+
+    >>> buffer = Buffer("x", (8,), {("NCHW", "CHWN"): (9,), ("CHWN", "NCHW"): None})
+    >>> buffer.cost("NCHW", "NHWC"), buffer.cost("NCHW", "CHWN"), buffer.cost("CHWN", "NCHW")
+    ((8,), (9,), None)
     """
 
     name: str
     conversion_cost: Cost
-    unreachable: frozenset[tuple[Layout, Layout]] = frozenset()
+    exceptions: Mapping[tuple[Any, Any], Cost | None] = field(default_factory=dict, hash=False)
+
+    def cost(self, from_order: Order, to_order: Order) -> Cost | None:
+        """What one conversion costs: nothing between equal orders, None where it is not offered."""
+        if from_order == to_order:
+            return (0,) * len(self.conversion_cost)
+        return self.exceptions.get((from_order, to_order), self.conversion_cost)
+
+    @property
+    def costs(self) -> tuple[Cost, ...]:
+        """Every cost that a conversion may have."""
+        return self.conversion_cost, *(cost for cost in self.exceptions.values() if cost is not None)
 
 
 @dataclass(frozen=True)
 class Config:
-    """One way to run an operator: a layout per operand, a layout per result, and its cost."""
+    """One way to run a step: an order per operand, an order per result, and its cost."""
 
-    reads: tuple[Layout, ...]
-    writes: tuple[Layout, ...]
+    reads: tuple[Order, ...]
+    writes: tuple[Order, ...]
     cost: Cost
 
 
 @dataclass(frozen=True)
-class Operator:
-    """An operator with its buffers (indices; one buffer may be read twice) and its configurations.
+class Step:
+    """A step with its buffers (indices; one buffer may be read twice) and its configurations.
 
-    `configs[0]` is the default. Inputs and constants are operators without reads, outputs operators without
+    `configs[0]` is the default. Inputs and constants are steps without reads, outputs steps without
     writes.
     """
 
@@ -55,7 +71,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class LayoutProblem:
-    """Operators in topological order over buffers, each of which exactly one operator writes.
+    """Steps in topological order over buffers, each of which exactly one step writes.
 
     `candidates` is "complete" if the configurations are all there are, "truncated" if a cap cut them. A wrong
     problem raises ValueError.
@@ -64,9 +80,9 @@ class LayoutProblem:
     >>> LayoutProblem(
     ...     units=("bytes",),
     ...     buffers=(Buffer("x", (8,)),),
-    ...     operators=(
-    ...         Operator("input", (), (0,), (Config((), (row,), (0,)),)),
-    ...         Operator("output", (0,), (), (Config((col,), (), (0,)),)),
+    ...     steps=(
+    ...         Step("input", (), (0,), (Config((), (row,), (0,)),)),
+    ...         Step("output", (0,), (), (Config((col,), (), (0,)),)),
     ...     ),
     ...     candidates="complete",
     ... ).size
@@ -75,7 +91,7 @@ class LayoutProblem:
 
     units: tuple[str, ...]
     buffers: tuple[Buffer, ...]
-    operators: tuple[Operator, ...]
+    steps: tuple[Step, ...]
     candidates: str
 
     def __post_init__(self) -> None:
@@ -84,31 +100,31 @@ class LayoutProblem:
         if self.candidates not in ("complete", "truncated"):
             raise _fault("the problem", f"candidates={self.candidates!r}", "say 'complete' or 'truncated'")
         for buffer in self.buffers:
-            _check_cost(f"buffer {buffer.name!r}", buffer.conversion_cost, len(self.units))
+            _check_buffer(buffer, len(self.units))
         written = [False] * len(self.buffers)
-        for operator in self.operators:
-            _check_operator(operator, len(self.units), written)
+        for step in self.steps:
+            _check_step(step, len(self.units), written)
         missing = [buffer.name for buffer, done in zip(self.buffers, written, strict=True) if not done]
         if missing:
-            raise _fault(f"buffer {missing[0]!r}", "no operator writes it", "add the operator that does")
+            raise _fault(f"buffer {missing[0]!r}", "no step writes it", "add the step that does")
 
     @property
     def size(self) -> tuple[int, int]:
-        """The numbers of operators and of configurations."""
-        return len(self.operators), sum(len(operator.configs) for operator in self.operators)
+        """The numbers of steps and of configurations."""
+        return len(self.steps), sum(len(step.configs) for step in self.steps)
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """Buffer `buffer` (called `name`) converted once from the layout `producer` writes to another.
+    """Buffer `buffer` (called `name`) converted once from the order `producer` writes to another.
 
-    `producer` and `consumers` are operator indices; the consumers, in program order, share it.
+    `producer` and `consumers` are step indices; the consumers, in program order, share it.
     """
 
     buffer: int
     name: str
-    from_layout: Layout
-    to_layout: Layout
+    from_order: Order
+    to_order: Order
     cost: Cost
     consumers: tuple[int, ...]
     producer: int
@@ -123,36 +139,34 @@ class Evaluation:
 
 
 def evaluate(problem: LayoutProblem, choice: Sequence[int]) -> Evaluation:
-    """What choosing configuration `choice[i]` for each operator i costs; InvalidChoice if it is no plan.
+    """What choosing configuration `choice[i]` for each step i costs; InvalidChoice if it is no plan.
 
     >>> row, col = (0, 1), (1, 0)
-    >>> source = Operator("input", (), (0,), (Config((), (row,), (0,)),))
-    >>> sink = Operator("output", (0,), (), (Config((row,), (), (5,)), Config((col,), (), (0,))))
+    >>> source = Step("input", (), (0,), (Config((), (row,), (0,)),))
+    >>> sink = Step("output", (0,), (), (Config((row,), (), (5,)), Config((col,), (), (0,))))
     >>> problem = LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete")
     >>> evaluate(problem, (0, 0)).cost, evaluate(problem, (0, 1)).cost
     ((5,), (8,))
     """
-    if len(choice) != len(problem.operators):
+    if len(choice) != len(problem.steps):
         raise InvalidChoice(
-            _message("the choice", f"{len(choice)} entries", f"give {len(problem.operators)} entries")
+            _message("the choice", f"{len(choice)} entries", f"give {len(problem.steps)} entries")
         )
-    produced: list[tuple[int, Layout]] = [(-1, None)] * len(problem.buffers)
-    wanted: list[dict[Layout, list[int]]] = [{} for _ in problem.buffers]
+    produced: list[tuple[int, Order]] = [(-1, None)] * len(problem.buffers)
+    wanted: list[dict[Order, list[int]]] = [{} for _ in problem.buffers]
     costs: list[Cost] = []
-    for index, (operator, chosen) in enumerate(zip(problem.operators, choice, strict=True)):
-        if not 0 <= chosen < len(operator.configs):
-            count = len(operator.configs)
+    for index, (step, chosen) in enumerate(zip(problem.steps, choice, strict=True)):
+        if not 0 <= chosen < len(step.configs):
+            count = len(step.configs)
             raise InvalidChoice(
-                _message(
-                    f"operator {operator.name!r}", f"configuration {chosen}", f"choose one of its {count}"
-                )
+                _message(f"step {step.name!r}", f"configuration {chosen}", f"choose one of its {count}")
             )
-        config = operator.configs[chosen]
+        config = step.configs[chosen]
         costs.append(config.cost)
-        for buffer, layout in zip(operator.writes, config.writes, strict=True):
-            produced[buffer] = (index, layout)
-        for buffer, layout in zip(operator.reads, config.reads, strict=True):
-            consumers = wanted[buffer].setdefault(layout, [])
+        for buffer, order in zip(step.writes, config.writes, strict=True):
+            produced[buffer] = (index, order)
+        for buffer, order in zip(step.reads, config.reads, strict=True):
+            consumers = wanted[buffer].setdefault(order, [])
             if index not in consumers[-1:]:
                 consumers.append(index)
     conversions = tuple(_conversions(problem, produced, wanted))
@@ -176,54 +190,62 @@ def add_costs(costs: Iterable[Cost], units: int) -> Cost:
 def unit_gcd(problem: LayoutProblem, unit: int) -> int:
     """The greatest common divisor of all costs in one unit, at least 1.
 
-    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (12,)),))
+    >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (12,)),))
     >>> unit_gcd(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source,), "complete"), 0)
     4
     """
-    costs = [buffer.conversion_cost[unit] for buffer in problem.buffers]
-    costs.extend(config.cost[unit] for operator in problem.operators for config in operator.configs)
+    costs = [cost[unit] for buffer in problem.buffers for cost in buffer.costs]
+    costs.extend(config.cost[unit] for step in problem.steps for config in step.configs)
     return math.gcd(*costs) or 1
 
 
 def _conversions(
-    problem: LayoutProblem, produced: list[tuple[int, Layout]], wanted: list[dict[Layout, list[int]]]
+    problem: LayoutProblem, produced: list[tuple[int, Order]], wanted: list[dict[Order, list[int]]]
 ) -> Iterable[Conversion]:
     for index, buffer in enumerate(problem.buffers):
-        producer, layout = produced[index]
+        producer, order = produced[index]
         for target, consumers in wanted[index].items():
-            if target == layout:
+            if target == order:
                 continue
-            if (layout, target) in buffer.unreachable:
+            cost = buffer.cost(order, target)
+            if cost is None:
                 raise InvalidChoice(
                     _message(
-                        f"buffer {buffer.name!r}, read by {problem.operators[consumers[0]].name!r}",
-                        f"the conversion {layout} -> {target} is not offered",
+                        f"buffer {buffer.name!r}, read by {problem.steps[consumers[0]].name!r}",
+                        f"the conversion {order} -> {target} is not offered",
                         "choose another configuration for its producer or its consumer",
                     )
                 )
-            yield Conversion(
-                index, buffer.name, layout, target, buffer.conversion_cost, tuple(consumers), producer
-            )
+            yield Conversion(index, buffer.name, order, target, cost, tuple(consumers), producer)
 
 
-def _check_operator(operator: Operator, units: int, written: list[bool]) -> None:
-    """Check one operator against the buffers written before it, and mark those it writes."""
-    where = f"operator {operator.name!r}"
-    for buffer in (*operator.reads, *operator.writes):
+def _check_buffer(buffer: Buffer, units: int) -> None:
+    where = f"buffer {buffer.name!r}"
+    for cost in buffer.costs:
+        _check_cost(where, cost, units)
+    for from_order, to_order in buffer.exceptions:
+        if from_order == to_order:
+            raise _fault(where, f"a conversion {from_order} -> {to_order}", "leave it out: it costs nothing")
+
+
+def _check_step(step: Step, units: int, written: list[bool]) -> None:
+    """Check one step against the buffers written before it, and mark those it writes."""
+    where = f"step {step.name!r}"
+    for buffer in (*step.reads, *step.writes):
         if not 0 <= buffer < len(written):
             raise _fault(where, f"buffer index {buffer}", f"use an index below {len(written)}")
-    for buffer in operator.reads:
+    for buffer in step.reads:
         if not written[buffer]:
-            raise _fault(where, f"it reads buffer {buffer} before it is written", "sort the operators")
-    for buffer in operator.writes:
+            raise _fault(where, f"it reads buffer {buffer} before it is written", "sort the steps")
+    for buffer in step.writes:
         if written[buffer]:
             raise _fault(where, f"buffer {buffer} is written twice", "give each result its own buffer")
         written[buffer] = True
-    if not operator.configs:
+    if not step.configs:
         raise _fault(where, "it has no configuration", "give it at least its default")
-    for config in operator.configs:
+    for config in step.configs:
         found = (len(config.reads), len(config.writes))
-        needed = (len(operator.reads), len(operator.writes))
+        needed = (len(step.reads), len(step.writes))
         if found != needed:
             raise _fault(where, f"a configuration of {found} reads and writes", f"it needs {needed}")
         _check_cost(where, config.cost, units)

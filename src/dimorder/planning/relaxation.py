@@ -1,17 +1,25 @@
 """The linear programme of a layout problem: how it is built, relaxed by HiGHS, and read back as prices.
 
-This file decides the formulation. Columns: y[o,c] = 1 if operator o takes configuration c; a[b,t] = 1 if
-buffer b is converted to layout t. Rows: Σ_c y[o,c] = 1; for every read r of b and layout t it may want,
+This file decides the formulation. Columns: y[o,c] = 1 if step o takes configuration c; z[b,t,S] = 1 if buffer
+b is wanted in order t and not produced in any order of the set S. Rows: Σ_c y[o,c] = 1; for every read r of
+b, every order t that r may want and every S,
 
-    [r wants t] − [b produced in t] − a[b,t] ≤ 0    a share row: its dual value is the price λ of plan.py
-    [r wants t] + [b produced in F] ≤ 1             an exclusion row, where F → t is not offered: μ
+    [r wants t] − [b produced in S] − z[b,t,S] ≤ 0
 
-Exclusion rows have a slack, 0 unless a branch of a proof needs prices for a case without any plan.
+The sets S are levels of cost. Let w_1 < w_2 < … be what conversions into t cost, from the orders that b may
+be produced in, and w_0 = 0. Level k is S_k = {t} ∪ {s : w(s,t) < w_k}, and z[b,t,S_k] costs w_k − w_{k−1}.
+So b produced in s is outside the levels up to w(s,t), whose costs add up to w(s,t). Where all conversions
+into t cost the same there is one level, {t}, and z says whether b is converted to t. Where some are not
+offered, a last level holds the others; its z is 0, unless a branch of a proof needs prices for a case without
+any plan.
+
+The share λ[b,r,t] of plan.py is the sum of the dual values of r's rows for t. plan.py credits b produced in s
+with no more than the rows do whose S holds s: those without s add up to at most w(s,t).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -22,7 +30,7 @@ import numpy as np
 from scipy import optimize, sparse
 
 from dimorder.planning.plan import Price, Prices, bound_of_prices
-from dimorder.planning.problem import Layout, LayoutProblem, unit_gcd
+from dimorder.planning.problem import Buffer, Cost, LayoutProblem, Order, unit_gcd
 
 Array = Any  # numpy and scipy.sparse arrays; scipy is untyped
 
@@ -35,48 +43,44 @@ _LARGE = 100_000
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a row is about: read `position` of `operator`, of `buffer`, wanting `layout`."""
+class Demand:
+    """What some rows are about: read `position` of `step`, which may want `order`."""
 
-    operator: int
+    step: int
     position: int
-    buffer: int
-    layout: Layout
+    order: Order
 
 
 @dataclass(frozen=True)
 class Model:
-    """The linear programme of a problem. Columns: configurations, conversions, slacks of exclusion rows."""
+    """The linear programme of a problem. Columns: configurations, then levels."""
 
     problem: LayoutProblem
-    starts: Array  # first column of each operator; one more entry ends the last
-    shares: tuple[Row, ...]
-    exclusions: tuple[Row, ...]
-    assignment: Array  # operators × columns, sparse: right side 1
-    rows: Array  # (shares, then exclusions) × columns, sparse
-    limits: Array  # right side of `rows`
+    starts: Array  # first column of each step; one more entry ends the last
+    demands: tuple[Demand, ...]
+    demand_of: Array  # of each row
+    barred: Array  # of each column: whether it is a level of conversions that are not offered
+    assignment: Array  # steps × columns, sparse: right side 1
+    rows: Array  # reads, orders and levels × columns, sparse: right side 0
     objectives: tuple[Array, ...]  # one per unit, in its greatest common divisor, then the tie-break
-    steps: tuple[int, ...]  # that divisor
-    ranks: Sequence[Sequence[int]]
+    divisors: tuple[int, ...]
 
     @property
     def configs(self) -> int:
         return int(self.starts[-1])
 
     def face(self, allowed: Mapping[int, frozenset[int]] = MappingProxyType({})) -> Face:
-        """Every plan that takes allowed configurations, of operators named there; exclusions hold."""
-        upper = np.full(self.rows.shape[1], np.inf)
-        upper[len(upper) - len(self.exclusions) :] = 0.0
-        for operator, configs in allowed.items():
-            start, end = self.starts[operator : operator + 2]
+        """Every plan that takes allowed configurations, of steps named there."""
+        upper = np.where(self.barred, 0.0, np.inf)
+        for step, configs in allowed.items():
+            start, end = self.starts[step : step + 2]
             upper[[column for column in range(start, end) if column - start not in configs]] = 0.0
-        return Face(upper, np.zeros(len(self.limits), dtype=bool))
+        return Face(upper, np.zeros(self.rows.shape[0], dtype=bool))
 
     def relieved(self, face: Face, fine: float) -> tuple[Model, Array, Face]:
-        """Arguments for `relax` where exclusions may be broken for a fine in the first unit's step."""
-        slacks = np.arange(len(face.upper)) >= len(face.upper) - len(self.exclusions)
-        objective = np.where(slacks, fine, self.objectives[0])
-        return self, objective, replace(face, upper=np.where(slacks, np.inf, face.upper))
+        """Arguments for `relax` where all conversions are offered, some for a fine in the first unit."""
+        objective = np.where(self.barred, fine, self.objectives[0])
+        return self, objective, replace(face, upper=np.where(self.barred, np.inf, face.upper))
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,8 @@ class Face:
     caps: tuple[tuple[int, int], ...] = ()  # (unit, value in its divisor)
 
     def decided(self, model: Model) -> bool:
-        """Whether each operator has one configuration left."""
-        return int(np.count_nonzero(self.upper[: model.configs])) == len(model.problem.operators)
+        """Whether each step has one configuration left."""
+        return int(np.count_nonzero(self.upper[: model.configs])) == len(model.problem.steps)
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class Relaxed:
     duals: Array  # of `rows`, not negative; of rows held tight: any sign
 
     def divided(self, model: Model) -> list[int]:
-        """The operators for which the vertex takes several configurations in part."""
+        """The steps for which the vertex takes several configurations in part."""
         taken = self.columns[: model.configs]
         columns = np.flatnonzero(np.abs(taken - np.rint(taken)) > TOLERANCE)
         return sorted(set((np.searchsorted(model.starts, columns, side="right") - 1).tolist()))
@@ -114,81 +118,99 @@ def build(problem: LayoutProblem) -> Model:
     Costs are divided by the greatest common divisor of their unit. Where all units tie, taking a
     configuration costs its index.
     """
-    steps = tuple(unit_gcd(problem, unit) for unit in range(len(problem.units)))
-    ranks = [range(len(operator.configs)) for operator in problem.operators]
-    starts = np.cumsum([0, *(len(operator.configs) for operator in problem.operators)])
-    produced: list[dict[Layout, list[int]]] = [{} for _ in problem.buffers]
-    shares: list[Row] = []
-    exclusions: list[Row] = []
-    conversions: dict[tuple[int, Layout], int] = {}
-    share_entries: list[tuple[int, int, int]] = []
-    exclusion_entries: list[tuple[int, int, int]] = []
-    for index, operator in enumerate(problem.operators):
-        for position, buffer in enumerate(operator.reads):
-            wanted: dict[Layout, list[int]] = {}
-            for column, config in enumerate(operator.configs, starts[index]):
+    divisors = tuple(unit_gcd(problem, unit) for unit in range(len(problem.units)))
+    starts = np.cumsum([0, *(len(step.configs) for step in problem.steps)])
+    configs = int(starts[-1])
+    produced: list[dict[Order, list[int]]] = [{} for _ in problem.buffers]
+    levels: dict[tuple[int, Order], list[tuple[int, list[int]]]] = {}  # column, and those that produce in it
+    costs: list[Cost | None] = []  # of levels
+    demands: list[Demand] = []
+    demand_of: list[int] = []
+    entries: list[tuple[int, int, int]] = []
+    for index, step in enumerate(problem.steps):
+        for position, buffer in enumerate(step.reads):
+            wanted: dict[Order, list[int]] = {}
+            for column, config in enumerate(step.configs, starts[index]):
                 wanted.setdefault(config.reads[position], []).append(column)
-            for layout, columns in wanted.items():
-                row = Row(index, position, buffer, layout)
-                conversion = conversions.setdefault((buffer, layout), int(starts[-1]) + len(conversions))
-                share_entries.extend((len(shares), column, 1) for column in columns)
-                share_entries.extend((len(shares), column, -1) for column in produced[buffer].get(layout, ()))
-                share_entries.append((len(shares), conversion, -1))
-                shares.append(row)
-                sources = [
-                    column
-                    for source, producers in produced[buffer].items()
-                    if source != layout and (source, layout) in problem.buffers[buffer].unreachable
-                    for column in producers
-                ]
-                if sources:
-                    exclusion_entries.extend((len(exclusions), column, 1) for column in (*columns, *sources))
-                    exclusions.append(row)
-        for position, buffer in enumerate(operator.writes):
-            for column, config in enumerate(operator.configs, starts[index]):
+            for order, columns in wanted.items():
+                if (buffer, order) not in levels:
+                    levels[buffer, order] = []
+                    for inside, cost in levels_of(problem.buffers[buffer], order, produced[buffer]):
+                        made = [column for source in inside for column in produced[buffer][source]]
+                        levels[buffer, order].append((configs + len(costs), made))
+                        costs.append(cost)
+                for level, made in levels[buffer, order]:
+                    row = len(demand_of)
+                    entries.extend((row, column, 1) for column in columns)
+                    entries.extend((row, column, -1) for column in (*made, level))
+                    demand_of.append(len(demands))
+                demands.append(Demand(index, position, order))
+        for position, buffer in enumerate(step.writes):
+            for column, config in enumerate(step.configs, starts[index]):
                 produced[buffer].setdefault(config.writes[position], []).append(column)
-    slack = int(starts[-1]) + len(conversions)
-    exclusion_entries.extend((row, slack + row, -1) for row in range(len(exclusions)))
-    width = slack + len(exclusions)
-    entries = share_entries + [(len(shares) + row, column, value) for row, column, value in exclusion_entries]
+    width = configs + len(costs)
+    own = [config.cost for step in problem.steps for config in step.configs]
+    own += [(0,) * len(divisors) if cost is None else cost for cost in costs]
+    ranks = [rank for step in problem.steps for rank in range(len(step.configs))]
     return Model(
         problem,
         starts,
-        tuple(shares),
-        tuple(exclusions),
+        tuple(demands),
+        np.array(demand_of, dtype=np.int64),
+        np.array([False] * configs + [cost is None for cost in costs]),
         _sparse(
             (
                 (index, column, 1)
-                for index, operator in enumerate(problem.operators)
-                for column in range(starts[index], starts[index] + len(operator.configs))
+                for index in range(len(problem.steps))
+                for column in range(starts[index], starts[index + 1])
             ),
-            (len(problem.operators), width),
+            (len(problem.steps), width),
         ),
-        _sparse(entries, (len(shares) + len(exclusions), width)),
-        np.concatenate([np.zeros(len(shares)), np.ones(len(exclusions))]),
+        _sparse(entries, (len(demand_of), width)),
         (
-            *(
-                _objective(problem, unit, steps[unit], conversions, width)
-                for unit in range(len(problem.units))
-            ),
-            _padded([rank for operator in ranks for rank in operator], width),
+            *(_padded([cost[u] // divisor for cost in own], width) for u, divisor in enumerate(divisors)),
+            _padded(ranks, width),
         ),
-        steps,
-        ranks,
+        divisors,
     )
+
+
+def levels_of(
+    buffer: Buffer, order: Order, produced: Collection[Order]
+) -> list[tuple[tuple[Order, ...], Cost | None]]:
+    """The levels of conversions to an order: the orders of `produced` inside, and what being outside adds.
+
+    A set that is a level in one unit only adds nothing in the others. None: outside is not offered.
+
+    >>> buffer = Buffer("x", (5,), {("NHWC", "NCHW"): (3,), ("CHWN", "NCHW"): None})
+    >>> for level in levels_of(buffer, "NCHW", ("NCHW", "NHWC", "CHWN", "WHCN")):
+    ...     print(level)
+    (('NCHW',), (3,))
+    (('NCHW', 'NHWC'), (2,))
+    (('NCHW', 'NHWC', 'WHCN'), None)
+    """
+    if not buffer.exceptions:  # one cost, so one level: said at once, for it saves a tenth of a plan's time
+        apart = any(buffer.conversion_cost) and len(produced) > (order in produced)
+        return [((order,) * (order in produced), buffer.conversion_cost)] if apart else []
+    sources: dict[Cost | None, list[Order]] = {}
+    for source in produced:
+        sources.setdefault(buffer.cost(source, order), []).append(source)
+    barred = sources.pop(None, None)
+    offered = [(cost, source) for cost, those in sources.items() if cost is not None for source in those]
+    added: dict[tuple[Order, ...], list[int]] = {}
+    for unit in range(len(buffer.conversion_cost)):
+        below = 0
+        for value in sorted({cost[unit] for cost in sources if cost is not None} - {0}):
+            inside = tuple(source for cost, source in offered if cost[unit] < value)
+            added.setdefault(inside, [0] * len(buffer.conversion_cost))[unit] = value - below
+            below = value
+    levels: list[tuple[tuple[Order, ...], Cost | None]] = [(s, tuple(cost)) for s, cost in added.items()]
+    return [*levels, (tuple(source for _, source in offered), None)] if barred else levels
 
 
 def _sparse(entries: Iterable[tuple[int, int, int]], shape: tuple[int, int]) -> Array:
     table = np.array(list(entries), dtype=np.int64).reshape(-1, 3)
     return sparse.csr_array((table[:, 2].astype(float), (table[:, 0], table[:, 1])), shape=shape)
-
-
-def _objective(
-    problem: LayoutProblem, unit: int, step: int, conversions: dict[tuple[int, Layout], int], width: int
-) -> Array:
-    costs = [config.cost[unit] // step for operator in problem.operators for config in operator.configs]
-    costs.extend(problem.buffers[buffer].conversion_cost[unit] // step for buffer, _ in conversions)
-    return _padded(costs, width)
 
 
 def _padded(values: list[int], width: int) -> Array:
@@ -201,16 +223,16 @@ def relax(model: Model, objective: Array, face: Face, time_limit_s: float) -> Re
     result = optimize.linprog(
         objective,
         A_ub=model.rows[loose],
-        b_ub=model.limits[loose],
+        b_ub=np.zeros(loose.sum()),
         A_eq=sparse.vstack([model.assignment, model.rows[tight]], format="csr"),
-        b_eq=np.concatenate([np.ones(model.assignment.shape[0]), model.limits[tight]]),
+        b_eq=np.concatenate([np.ones(model.assignment.shape[0]), np.zeros(tight.sum())]),
         bounds=np.column_stack([np.zeros_like(face.upper), face.upper]),
         method="highs",
         options={"time_limit": time_limit_s},
     )
     if result.status != 0:
         return None
-    duals = np.zeros(len(model.limits))
+    duals = np.zeros(len(tight))
     duals[loose] = -result.ineqlin.marginals
     return Relaxed(float(result.fun), result.x, result.lower.marginals, duals)
 
@@ -219,14 +241,14 @@ def solve_integer(model: Model, objective: Array, face: Face, time_limit_s: floa
     """The best integer point that HiGHS finds in time, None if it finds none.
 
     Every column gets an upper bound: with scipy 1.17.1 and unbounded ones, presolve went round for ever on a
-    problem of 7 operators, whatever the time limit. Nor does presolve look at the clock where a cap, a row
+    problem of 7 steps, whatever the time limit. Nor does presolve look at the clock where a cap, a row
     over all columns, makes a large problem dense (385 s of 5 s allowed, for 60,000 configurations).
     """
     constraints = [
         optimize.LinearConstraint(model.assignment, 1, 1),
-        optimize.LinearConstraint(model.rows, np.where(face.tight, model.limits, -np.inf), model.limits),
+        optimize.LinearConstraint(model.rows, np.where(face.tight, 0.0, -np.inf), 0.0),
     ]
-    for unit, value in face.caps:  # whole numbers: half a step is room for rounding errors
+    for unit, value in face.caps:  # whole numbers: 0.5 is room for rounding errors
         constraints.append(optimize.LinearConstraint(model.objectives[unit], -np.inf, value + 0.5))
     result = optimize.milp(
         objective,
@@ -243,7 +265,7 @@ def solve_integer(model: Model, objective: Array, face: Face, time_limit_s: floa
 
 
 def chosen(model: Model, columns: Array) -> tuple[int, ...]:
-    """For each operator the configuration with the largest value: a choice, not yet known to be a plan."""
+    """For each step the configuration with the largest value: a choice, not yet known to be a plan."""
     starts = model.starts.tolist()
     return tuple(int(np.argmax(columns[a:b])) for a, b in pairwise(starts))
 
@@ -251,8 +273,8 @@ def chosen(model: Model, columns: Array) -> tuple[int, ...]:
 def prices(model: Model, relaxed: Relaxed, allowed: Mapping[int, frozenset[int]]) -> tuple[Prices, Fraction]:
     """Dual values of the first unit as exact prices, and the bound they prove where only some are allowed.
 
-    Rounding keeps prices at or above 0 and their sums within the conversion's cost, so they are prices
-    whatever the solver's errors; those only cost some of the bound.
+    Rounding keeps prices at or above 0, so they are prices whatever the solver's errors; those only cost
+    some of the bound.
     """
     best: tuple[Prices, Fraction] | None = None
     for denominator in _DENOMINATORS:
@@ -260,29 +282,19 @@ def prices(model: Model, relaxed: Relaxed, allowed: Mapping[int, frozenset[int]]
         bound = bound_of_prices(model.problem, found, allowed)
         if best is None or bound > best[1]:
             best = found, bound
-        if best[1] / model.steps[0] > relaxed.value - TOLERANCE * max(1.0, relaxed.value * 1e-3):
+        if best[1] / model.divisors[0] > relaxed.value - TOLERANCE * max(1.0, relaxed.value * 1e-3):
             break
     assert best is not None
     return best
 
 
 def _prices_over(model: Model, duals: Array, denominator: int) -> Prices:
-    scaled = duals * denominator
+    scaled = np.bincount(model.demand_of, duals, len(model.demands)) * denominator
     nearest = np.rint(scaled)
     values = np.where(np.abs(scaled - nearest) < 1e-4, nearest, np.floor(scaled)).clip(0).astype(np.int64)
-    step = model.steps[0]
-    room: dict[tuple[int, Layout], int] = {}
     shares = []
-    for index in np.flatnonzero(values[: len(model.shares)]).tolist():
-        row = model.shares[index]
-        cost = model.problem.buffers[row.buffer].conversion_cost[0] // step * denominator
-        left = room.setdefault((row.buffer, row.layout), cost)
-        value = min(int(values[index]), left)
-        room[row.buffer, row.layout] -= value
-        shares.append(Price(row.operator, row.position, row.layout, value * step))
-    exclusions = [
-        Price(row.operator, row.position, row.layout, int(value) * step)
-        for row, value in zip(model.exclusions, values[len(model.shares) :], strict=True)
-        if value
-    ]
-    return Prices(denominator, tuple(shares), tuple(exclusions))
+    for index in np.flatnonzero(values).tolist():
+        demand = model.demands[index]
+        value = int(values[index]) * model.divisors[0]
+        shares.append(Price(demand.step, demand.position, demand.order, value))
+    return Prices(denominator, tuple(shares))

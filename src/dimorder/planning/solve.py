@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dimorder.planning.milp import milp
 from dimorder.planning.plan import LayoutPlan
-from dimorder.planning.problem import Conversion, InvalidChoice, Layout, LayoutProblem
+from dimorder.planning.problem import Conversion, InvalidChoice, LayoutProblem, Order
 
 
 def solve(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
@@ -17,9 +17,9 @@ def solve(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
 
     InvalidChoice if there is none. Out of time: the best plan found, the bound proven, optimal=False.
 
-    >>> from dimorder.planning.problem import Buffer, Config, Operator
-    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
-    >>> sink = Operator("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
+    >>> from dimorder.planning.problem import Buffer, Config, Step
+    >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Step("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
     >>> plan = solve(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete"))
     >>> plan.cost, plan.certificate.optimal
     ((8,), True)
@@ -27,18 +27,18 @@ def solve(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
     return milp(problem, time_limit_s=time_limit_s)
 
 
-def forbid(problem: LayoutProblem, buffer: int, from_layout: Layout, to_layout: Layout) -> LayoutProblem:
+def forbid(problem: LayoutProblem, buffer: int, from_order: Order, to_order: Order) -> LayoutProblem:
     """The same problem with one conversion of one buffer not offered.
 
-    >>> from dimorder.planning.problem import Buffer, Config, Operator
-    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
-    >>> sink = Operator("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
+    >>> from dimorder.planning.problem import Buffer, Config, Step
+    >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Step("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
     >>> problem = LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete")
     >>> solve(forbid(problem, 0, "NCHW", "NHWC")).cost
     (9,)
     """
     old = problem.buffers[buffer]
-    new = replace(old, unreachable=old.unreachable | {(from_layout, to_layout)})
+    new = replace(old, exceptions={**old.exceptions, (from_order, to_order): None})
     return replace(problem, buffers=(*problem.buffers[:buffer], new, *problem.buffers[buffer + 1 :]))
 
 
@@ -47,14 +47,14 @@ def solve_without(
 ) -> LayoutPlan | None:
     """The best plan if one conversion were not offered, which explains it; None if nothing replaces it.
 
-    >>> from dimorder.planning.problem import Buffer, Config, Operator
-    >>> source = Operator("input", (), (0,), (Config((), ("NCHW",), (0,)),))
-    >>> sink = Operator("output", (0,), (), (Config(("NHWC",), (), (0,)),))
+    >>> from dimorder.planning.problem import Buffer, Config, Step
+    >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
+    >>> sink = Step("output", (0,), (), (Config(("NHWC",), (), (0,)),))
     >>> problem = LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete")
     >>> solve_without(problem, solve(problem).conversions[0]) is None
     True
     """
-    without = forbid(problem, conversion.buffer, conversion.from_layout, conversion.to_layout)
+    without = forbid(problem, conversion.buffer, conversion.from_order, conversion.to_order)
     try:
         return solve(without, time_limit_s=time_limit_s)
     except InvalidChoice:
