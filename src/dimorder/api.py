@@ -29,9 +29,11 @@ from dimorder.lowering.operators.dialect import decompose
 from dimorder.lowering.verify import Verified, differ, random_like, verify
 from dimorder.planning.problem import InvalidChoice
 from dimorder.planning.solve import solve
-from dimorder.runtime import program as _program
 from dimorder.runtime.guard import OnMismatch, check, restore
-from dimorder.targets import Artifact, Target, find, that_loads
+from dimorder.runtime.program import Program
+from dimorder.targets import find, target_for_suffix
+from dimorder.targets.base import Artifact, Target
+from dimorder.targets.listing import installed
 
 Orders = (
     Any  # None, one order for all, or one per tensor; an order is "NHWC", a torch memory format or a DimOrder
@@ -53,6 +55,7 @@ class Lowered:
     program: Captured
     verified: Verified
     constant_bytes_added: int
+    target: Target
     seconds: Mapping[str, float] = field(compare=False)
 
     @property
@@ -68,7 +71,7 @@ class Lowered:
 
         Raises `UsageError` for a name that has not the target's suffix, or that cannot be written.
         """
-        find(self.plan.target).check_name(Path(path))
+        self.target.check_name(Path(path))
         return write_whole(path, self.artifact.data, self.artifact.beside)
 
     def decomposed(self) -> ExportedProgram:
@@ -116,7 +119,7 @@ def plan(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    target: str = "torch",
+    target: str | Target = "torch",
     input_orders: Orders = None,
     output_orders: Orders = None,
     objective: str = "bytes",
@@ -129,10 +132,10 @@ def plan(
     >>> found.cost, found.conversions[0].to_order
     ((840, 1), 'NHWC (0, 2, 3, 1)')
     """
-    clock = _Clock(progress)
+    clock, lowering = _Clock(progress), find(target)
     with clock.step("capture"):
         program = capture(model, args, kwargs)
-    return _plan(program, target, input_orders, output_orders, objective, clock)
+    return _plan(program, lowering, input_orders, output_orders, objective, clock)
 
 
 def lower(
@@ -140,7 +143,7 @@ def lower(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    target: str = "torch",
+    target: str | Target = "torch",
     input_orders: Orders = None,
     output_orders: Orders = None,
     objective: str = "bytes",
@@ -160,10 +163,10 @@ def lower(
     >>> len(lowered.plan.conversions), lowered.max_rel_error < 1e-5
     (0, True)
     """
-    clock = _Clock(progress)
+    clock, lowering = _Clock(progress), find(target)
     with clock.step("capture"):
         program = capture(model, args, kwargs)
-    planned = _plan(program, target, input_orders, output_orders, objective, clock)
+    planned = _plan(program, lowering, input_orders, output_orders, objective, clock)
     contract = planned.contract
     with clock.step("rewrite"):
         physical = _physical.rewrite(planned.extracted, planned.layout_plan, contract)
@@ -172,27 +175,30 @@ def lower(
         inputs, others = (random_like(program.example_inputs, seed) for seed in (0, 1))
         with torch.no_grad():
             wanted = network(*inputs)
-            error = verify(run(*inputs), wanted, what=f"the physical program for {target}")
+            error = verify(run(*inputs), wanted, what=f"the physical program for {lowering.name}")
             # Integers stay those of the example: ids and masks are not to be made up.
             input_matters = not any(map(torch.is_floating_point, inputs)) or differ(network(*others), wanted)
-    lowering = find(target)
-    with clock.step("emit"):
+    with clock.step("emit"), installed(lowering.name, lowering.install):
         artifact = lowering.emit(physical, contract)
     if run_artifact is None:
         run_artifact = lowering.runs_fast
     if run_artifact:
-        with clock.step("run"), torch.no_grad():
+        with clock.step("run"), installed(lowering.name, lowering.install), torch.no_grad():
             got = _at_boundary(lambda *held: artifact.run(held), contract)(*inputs)
             error = max(error, verify(got, wanted, what=f"the {lowering.suffix} that was emitted"))
     added = max(0, _constant_bytes(physical) - program.constant_bytes)
     verified = Verified(error, run_artifact, input_matters)
-    return Lowered(planned, physical, artifact, program, verified, added, clock.seconds)
+    return Lowered(planned, physical, artifact, program, verified, added, lowering, clock.seconds)
 
 
 def _plan(
-    program: Captured, target: str, input_orders: Orders, output_orders: Orders, objective: str, clock: _Clock
+    program: Captured,
+    lowering: Target,
+    input_orders: Orders,
+    output_orders: Orders,
+    objective: str,
+    clock: _Clock,
 ) -> NetworkPlan:
-    lowering = find(target)
     if objective not in UNITS:
         raise UsageError("objective", f"{objective!r}", f"choose one of {', '.join(UNITS)}")
     contract = Contract(
@@ -217,14 +223,17 @@ def _plan(
             solved = solve(extracted.problem)
         except InvalidChoice as error:
             raise _beyond_rank(extracted, lowering) from error
-    return NetworkPlan(target, contract, solved, extracted)
+    return NetworkPlan(lowering.name, contract, solved, extracted)
 
 
-def load(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> _program.Program:
+def load(
+    path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt", *, target: str | Target | None = None
+) -> Program:
     """A saved program, ready to be called, with its guard: any `.pte`, or a `.tosa` or `.pt2` of ours.
 
-    Raises `UsageError` where there is no such file, `ContractError` where it is damaged or cut off,
-    `UnsupportedError` where the runtime is not installed or lacks what the program needs.
+    `target` reads it, by default the one whose suffix it has. Raises `UsageError` where there is no such
+    file, `ContractError` where it is damaged or cut off, `UnsupportedError` where the runtime is not
+    installed or lacks what the program needs.
 
     >>> load("missing.tosa")
     Traceback (most recent call last):
@@ -233,10 +242,13 @@ def load(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> _pr
       fix: give the path of a .tosa file
     """
     file = Path(path)
-    target = that_loads(file)
-    if target is None or target.load is None:
-        return _program.load(file, on_mismatch)
-    return _program.Program(file, *target.load(file), on_mismatch, f"target {target.name}")
+    found = target_for_suffix(file) if target is None else find(target)
+    if found.load is None:
+        fix = "run it with what it was lowered for"
+        raise UnsupportedError(f"loading {file}", f"target {found.name} reads no file back", fix)
+    with installed(found.name, found.install):
+        contract, run = found.load(file)
+    return Program(file, contract, run, on_mismatch, found.runtime or f"target {found.name}")
 
 
 def _beyond_rank(extracted: Extracted, target: Target) -> UnsupportedError:

@@ -1,31 +1,18 @@
-"""Decides which kinds of file `dimorder check` reads. It knows them by their content, not by their name."""
+"""Decides how `dimorder check` finds the target that reads a file: by the content, or else the name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from dimorder import targets
 from dimorder.errors import UsageError
+from dimorder.targets.listing import installed
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-
-class FileSummary(Protocol):
-    """What was found: printed as it is, or written as JSON."""
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of file: what a flatbuffer of it has at byte 4, and what reads it, from path and bytes."""
-
-    name: str
-    identifier: bytes
-    read: Callable[[str, bytes], FileSummary]
+    from dimorder.targets.base import FileSummary
 
 
 def check(path: str) -> FileSummary:
@@ -37,12 +24,15 @@ def check(path: str) -> FileSummary:
         raise UsageError(
             where, str(error.strerror or error), "give the path of a .tosa or .pte file"
         ) from error
-    kind = next((kind for kind in KINDS if data[4:8].startswith(kind.identifier)), None)
-    if kind is None:
-        names = " or ".join(kind.name for kind in KINDS)
-        raise UsageError(where, f"{len(data)} bytes that do not begin as {names} does", f"give {names}")
+    name = next((name for name, told in targets.listings() if told.is_file(path, data)), None)
+    if name is None:
+        kinds = " or ".join(told.kind for _, told in targets.listings() if told.kind)
+        raise UsageError(where, f"{len(data)} bytes that do not begin as {kinds} does", f"give {kinds}")
+    target = targets.find(name)
+    assert target.check is not None, "find refuses a target that lists a kind of file and checks none"
     try:
-        return kind.read(path, data)
+        with installed(name, target.install):
+            return target.check(path, data)
     except UsageError as error:
         raise UsageError(where, error.found, error.fix) from error
 
@@ -67,18 +57,3 @@ def exported(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedP
 
     args, kwargs = torch.utils._pytree.tree_map(placed, (tuple(args), dict(kwargs or {})))
     return torch.export.export(model, args, kwargs)
-
-
-def _pte(path: str, data: bytes) -> FileSummary:
-    from dimorder.executorch import check_file
-
-    return check_file(path)
-
-
-def _tosa(path: str, data: bytes) -> FileSummary:
-    from dimorder.targets.tosa import inspect_tosa
-
-    return inspect_tosa(data)
-
-
-KINDS = (Kind("a .tosa graph", b"TOSA", _tosa), Kind("a .pte program", b"ET", _pte))

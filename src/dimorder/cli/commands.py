@@ -516,7 +516,13 @@ def _report(options: argparse.Namespace, result: Any, progress: Callable[[str], 
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are `UsageError`s."""
+    """A parser whose errors are `UsageError`s, and whose help ends with the targets where `tells_targets`."""
+
+    tells_targets = False
+
+    def format_help(self) -> str:
+        # Written when it is asked for: other packages' listings are imported, and by no other command.
+        return super().format_help() + (f"\n{_targets_told()}" if self.tells_targets else "")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(self.prog, message, f"see {self.prog} --help")
@@ -524,6 +530,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _command_parser(_Parser, "", prog="dimorder", description=_DESCRIPTION)
+    parser.tells_targets = True
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -637,7 +644,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(
     commands: Any, name: str, run: Callable[[argparse.Namespace, Console], int], description: str
-) -> argparse.ArgumentParser:
+) -> _Parser:
     parser = _command_parser(
         commands.add_parser, name, help=description, description=f"{description.capitalize()}."
     )
@@ -646,9 +653,7 @@ def _command(
     return parser
 
 
-def _command_parser(
-    make: Callable[..., argparse.ArgumentParser], name: str, /, *args: str, **options: Any
-) -> argparse.ArgumentParser:
+def _command_parser(make: Callable[..., _Parser], name: str, /, *args: str, **options: Any) -> _Parser:
     return make(
         *([name] if name else []),
         **options,
@@ -658,10 +663,27 @@ def _command_parser(
     )
 
 
-def _network_options(parser: argparse.ArgumentParser) -> None:
+def _targets_told() -> str:
+    """A line for each target: its name, the suffix of its files, its summary."""
+    from dimorder import targets
+
+    rows = []
+    for name in targets.names():
+        try:
+            told = targets.listing(name)
+            rows.append((name, told.suffix, told.summary))
+        except UsageError as error:
+            rows.append((name, "", error.found))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"  {name:{widths[0]}}  {suffix:{widths[1]}}  {summary}\n" for name, suffix, summary in rows]
+    return "targets:\n" + "".join(lines)
+
+
+def _network_options(parser: _Parser) -> None:
     _model_options(parser)
+    parser.tells_targets = True
     parser.add_argument(
-        "--target", default="xnnpack", help="what to lower for: xnnpack (the default), tosa or torch"
+        "--target", default="xnnpack", help="what to lower for, of the targets below (default xnnpack)"
     )
     for kind in ("input", "output"):
         parser.add_argument(

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec, describe
 from dimorder.errors import UsageError
+from dimorder.executorch.pte import read_contract
 from dimorder.runtime.kernels import KernelTable, Verdict, kernel_calls
 
 
@@ -86,8 +87,6 @@ def fed(spec: TensorSpec) -> dict[str, Verdict]:
 def check_file(path: str | os.PathLike[str]) -> Check:
     """The static verdict on a .pte; errors as in `dimorder.load`."""
     from executorch.exir._serialize._program import deserialize_pte_binary
-
-    from dimorder.runtime.program import read_contract
 
     contract = read_contract(path)
     program = deserialize_pte_binary(Path(path).read_bytes()).program

@@ -40,6 +40,12 @@ class Artifact(Protocol):
         """The outputs for inputs as the program's own signature holds them."""
 
 
+class FileSummary(Protocol):
+    """What `dimorder check` found in a file: printed as it is, or written as JSON."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class Target:
     """A target's side of the bargain.
@@ -48,8 +54,10 @@ class Target:
     `op_rules.Relation.forms`), richest first (see `extract`); `refuses` why a call of the captured program is
     left to row-major kernels outside, or None; `max_rank` the highest rank it can transpose; `suffix` what
     its files are called, `beside` what is put behind that name for the files that lie beside one, and `load`
-    reads them back where the runtime of `.pte` files does not: what the program promises, and how it runs.
-    What `runs_fast` is run once by `lower`, and compared with the network.
+    reads them back: what the program promises, and how it runs. What `runs_fast` is run once by `lower`, and
+    compared with the network. `check`, from path and content, says what a file holds; `install` what to
+    install where a module is missing that one of these imports; `runtime` is what errors call whatever runs
+    a program. What is told of a target without importing it is in its `Listing`.
     """
 
     name: str
@@ -61,6 +69,9 @@ class Target:
     beside: tuple[str, ...] = ()
     load: Callable[[Path], tuple[Contract, Run]] | None = None
     runs_fast: bool = True
+    check: Callable[[str, bytes], FileSummary] | None = None
+    install: str = ""
+    runtime: str | None = None
 
     def check_name(self, path: Path) -> None:
         """Raises `UsageError` for a file name by which nobody would know how to load the file."""

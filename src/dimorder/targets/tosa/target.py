@@ -16,10 +16,11 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.targets.base import Run, Target
-from dimorder.targets.tosa import sidecar
+from dimorder.targets.base import FileSummary, Run, Target
+from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
-from dimorder.targets.tosa.writer import INSTALL, MAX_RANK
+from dimorder.targets.tosa.graph import inspect_tosa
+from dimorder.targets.tosa.writer import MAX_RANK
 
 aten = torch.ops.aten
 
@@ -52,7 +53,7 @@ def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list
     try:
         import tosa_reference_model as reference
     except ImportError as error:
-        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INSTALL) from error
+        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", LISTING.install) from error
     arrays = [_physical(x, spec) for x, spec in zip(inputs, contract.inputs, strict=True)]
     results, status = reference.run(data, arrays)
     if status != reference.GraphStatus.TOSA_VALID:
@@ -81,17 +82,19 @@ def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
 
 
 def emit(program: ExportedProgram, contract: Contract) -> TosaArtifact:
-    """Raises `UnsupportedError` where tosa-tools is not installed or TOSA lacks an operator."""
-    try:
-        return TosaArtifact(write(program, contract), contract)
-    except ImportError as error:
-        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INSTALL) from error
+    """Raises `UnsupportedError` where TOSA lacks an operator."""
+    return TosaArtifact(write(program, contract), contract)
 
 
 def load(file: Path) -> tuple[Contract, Run]:
     """The contract of a saved graph, and the graph as a function; errors as in `sidecar.read`."""
     artifact = TosaArtifact(*sidecar.read(file))
     return artifact.contract, artifact.run
+
+
+def check(path: str, data: bytes) -> FileSummary:
+    """What a TOSA graph holds, whoever wrote it."""
+    return inspect_tosa(data)
 
 
 # MATMUL has no transposed operand, but (AB)ᵀ = BᵀAᵀ; a constant weight multiplies from either side; what is
@@ -104,11 +107,13 @@ FORMS = ({**_MATMUL, **_FROM_PARTS, **_LINEAR}, {**_MATMUL, **_FROM_PARTS}, _MAT
 
 TARGET = Target(
     "tosa",
-    ".tosa",
+    LISTING.suffix,
     emit,
     forms=FORMS,
     max_rank=MAX_RANK,
     beside=(sidecar.SUFFIX,),
     load=load,
+    check=check,
+    install=LISTING.install,
     runs_fast=False,  # the reference model computes one element after the other
 )

@@ -9,8 +9,9 @@ import torch
 from torch.export import ExportedProgram
 
 from dimorder.contract import Contract, constant_methods, seal
-from dimorder.errors import UnsupportedError
-from dimorder.targets.base import Target
+from dimorder.executorch import pte
+from dimorder.targets.base import FileSummary, Target
+from dimorder.targets.xnnpack import LISTING
 
 XNN_MAX_RANK = 6  # XNN_MAX_TENSOR_DIMS
 
@@ -34,13 +35,9 @@ class Pte:
 
 
 def emit(program: ExportedProgram, contract: Contract) -> Pte:
-    """Raises `UnsupportedError` where ExecuTorch is not installed or an operator has no kernel."""
-    try:
-        from dimorder.targets.xnnpack.emit import emit as emit_pte
-    except ImportError as error:
-        raise UnsupportedError(
-            "target xnnpack", f"no ExecuTorch ({error})", "pip install 'dimorder[executorch]'"
-        ) from error
+    """Raises `UnsupportedError` where an operator has no kernel."""
+    from dimorder.targets.xnnpack.emit import emit as emit_pte
+
     emitted = emit_pte(program, constant_methods=constant_methods(contract))
     return Pte(seal(emitted.pte), emitted.delegates, dict(emitted.outside))
 
@@ -52,4 +49,21 @@ def refuses(node: torch.fx.Node) -> str | None:
     return None
 
 
-TARGET = Target("xnnpack", ".pte", emit, refuses=refuses, max_rank=XNN_MAX_RANK)
+def check(path: str, data: bytes) -> FileSummary:
+    """What a .pte holds, whoever wrote it, and which of its operators are right in the orders they get."""
+    from dimorder.executorch import check_file
+
+    return check_file(path)
+
+
+TARGET = Target(
+    "xnnpack",
+    LISTING.suffix,
+    emit,
+    refuses=refuses,
+    max_rank=XNN_MAX_RANK,
+    load=pte.load,
+    check=check,
+    install=LISTING.install,
+    runtime="ExecuTorch",
+)
