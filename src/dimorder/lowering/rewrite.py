@@ -18,7 +18,7 @@ from dimorder.lowering.extract import Arrangement, Extracted, Order, Site, layou
 from dimorder.lowering.operators.lowerings import lower, refuses
 from dimorder.planning.plan import LayoutPlan
 
-__all__ = ["at_boundary", "build", "refuses", "rewrite"]
+__all__ = ["at_boundary", "build", "constant_bytes", "from_boundary", "refuses", "rewrite"]
 
 aten = torch.ops.aten
 
@@ -65,6 +65,20 @@ def at_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
         return tensor.permute(tuple(spec.dim_order)).contiguous()
     strides = spec.boundary_order.strides(tuple(tensor.shape))
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def from_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The way back: what the program returns as its own signature holds it, as a logical tensor.
+
+    >>> from_boundary(torch.zeros(2, 5, 3), TensorSpec("y", (2, 3, 5), "float32", DimOrder(0, 2, 1))).shape
+    torch.Size([2, 3, 5])
+    """
+    return tensor.permute(spec.dim_order.inverse.dims) if spec.boundary == "physical" else tensor
+
+
+def constant_bytes(program: ExportedProgram) -> int:
+    """What a physical program's weights, buffers and other constants take."""
+    return sum(t.numel() * t.element_size() for t in program.state_dict.values())
 
 
 @dataclass(frozen=True)
