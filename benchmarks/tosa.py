@@ -28,8 +28,8 @@ from torch import nn
 
 import dimorder
 from benchmarks.record import described, machine
-from dimorder.api import write_whole
-from dimorder.targets.tosa import TosaSummary, inspect_tosa
+from dimorder.files import write_whole
+from dimorder.targets.tosa.graph import TosaSummary, inspect_tosa
 from tests import zoo
 
 NETWORKS = (

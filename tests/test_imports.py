@@ -20,13 +20,15 @@ MAY_IMPORT = {
     "planning": {"errors", "algebra"},
     "contract": {"errors", "algebra"},
     "lowering": {"errors", "algebra", "planning", "contract"},
-    "targets": {"errors", "algebra", "planning", "contract", "lowering"},
+    "targets": {"errors", "algebra", "planning", "contract", "lowering", "executorch"},
     "runtime": {"errors", "algebra", "planning", "contract"},
     "executorch": {"errors", "algebra", "planning", "contract", "lowering", "runtime"},
     "eager": {"errors", "algebra"},
+    "lowered": {"errors", "files", "algebra", "planning", "contract", "lowering", "targets", "runtime"},
     "api": {
         "errors",
         "files",
+        "lowered",
         "algebra",
         "planning",
         "contract",
@@ -45,6 +47,7 @@ MAY_IMPORT = {
         "targets",
         "executorch",
         "runtime",
+        "lowered",
         "api",
         "eager",
     },
@@ -67,6 +70,60 @@ def test_imports_point_one_way(file):
     assert not forbidden, f"{part} must not import {sorted(forbidden)}"
 
 
+TARGETS = SOURCE / "targets"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [file for file in FILES if file.parent.parent == TARGETS],
+    ids=lambda file: str(file.relative_to(TARGETS)),
+)
+def test_no_target_imports_another(file):
+    others = {f"dimorder.targets.{folder.name}" for folder in TARGETS.iterdir() if folder.is_dir()}
+    others -= {f"dimorder.targets.{file.parent.name}"}
+    forbidden = {name for name in _imports(file) if ".".join(name.split(".")[:3]) in others}
+    assert not forbidden, f"{file.name} imports {sorted(forbidden)}"
+
+
+def test_a_target_is_one_folder_with_a_listing():
+    from dimorder import targets
+
+    folders = {folder.name for folder in TARGETS.iterdir() if (folder / "__init__.py").exists()}
+    assert folders == set(targets.BUILT_IN)
+
+
+def test_modules_import_one_another_in_no_circle():
+    modules = {_module(file): file for file in FILES}
+    used = {name: _at_import(file.read_text(), name, set(modules)) for name, file in modules.items()}
+    assert _circle(used) is None
+
+
+@pytest.mark.parametrize(
+    ("used", "circle"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, None),
+        ({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}, "d": set()}, None),
+        ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, ["b", "c", "b"]),
+        ({"a": {"a"}}, ["a", "a"]),
+    ],
+)
+def test_the_finder_of_circles_finds(used, circle):
+    assert _circle(used) == circle
+
+
+def test_what_is_imported_later_or_for_types_alone_makes_no_circle():
+    source = (
+        "import dimorder.api\n"
+        "from dimorder.targets import base, find\n"
+        "if TYPE_CHECKING:\n    import dimorder.errors\nelse:\n    import dimorder.files\n"
+        "class A:\n    import dimorder.contract\n"
+        "def f():\n    import dimorder.report\n"
+    )
+    modules = {f"dimorder.{name}" for name in ("api", "errors", "files", "contract", "report", "targets")}
+    found = _at_import(source, "dimorder.cli", {*modules, "dimorder.targets.base"})
+    assert found == {f"dimorder.{name}" for name in ("api", "targets.base", "targets", "files", "contract")}
+
+
 @pytest.mark.parametrize(
     "file",
     [file for file in FILES if file.relative_to(SOURCE).parts[0] in ("algebra", "planning", "errors.py")],
@@ -87,8 +144,8 @@ def test_the_reader_of_imports_sees(line, tmp_path):
 
 def test_the_reader_of_imports_resolves_what_is_relative():
     tree = "from . import a\nfrom ..planning import plan\nfrom dimorder import api\n"
-    assert _names(tree, package=("dimorder", "program")) == {
-        "dimorder.program.a",
+    assert _names(tree, package=("dimorder", "lowering")) == {
+        "dimorder.lowering.a",
         "dimorder.planning",
         "dimorder.planning.plan",
         "dimorder.lowering",
@@ -111,6 +168,53 @@ def test_import_dimorder_loads_neither_executorch_nor_torchvision():
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "[]"
+
+
+def _module(file: Path) -> str:
+    parts = file.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _at_import(source: str, module: str, modules: set[str]) -> set[str]:
+    """Which of `modules` the source of `module` imports when it is imported itself.
+
+    `from package import module` is an import of the module alone; that a package is imported before what
+    lies in it makes no circle, as long as it does not wait for it.
+    """
+    used: set[str] = set()
+    todo: list[ast.AST] = [ast.parse(source)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            todo += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            used |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level and node.module, f"{module}: write imports in full"
+            inner = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            used |= {inner[name] if inner[name] in modules else node.module for name in inner}
+        todo += ast.iter_child_nodes(node)
+    return used & modules
+
+
+def _circle(used: dict[str, set[str]]) -> list[str] | None:
+    """Modules that import one another, the first also last; None where there is no such circle."""
+    done: set[str] = set()
+
+    def follow(path: list[str]) -> list[str] | None:
+        name = path[-1]
+        if name in path[:-1]:
+            return path[path.index(name) :]
+        if name in done:
+            return None
+        found = next(filter(None, (follow([*path, other]) for other in sorted(used[name]))), None)
+        done.add(name)
+        return found
+
+    return next(filter(None, (follow([name]) for name in sorted(used))), None)
 
 
 def _part(file: Path) -> str:

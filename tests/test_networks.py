@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dimorder
-from dimorder.api import Lowered
+from dimorder.lowered import Lowered
 from dimorder.lowering.verify import relative_error
 from tests import zoo
 from tests.lowering.index_checker import check

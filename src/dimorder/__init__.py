@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dimorder.algebra.dim_order import DimOrder
     from dimorder.algebra.layout import Layout
-    from dimorder.api import Lowered, load, lower, plan
+    from dimorder.api import load, lower, plan
     from dimorder.eager.channels_last import empty, is_channels_last, to_channels_last
     from dimorder.eager.conversion import convert
     from dimorder.eager.inspection.expect import expect_channels_last
     from dimorder.eager.inspection.inspection import inspect
     from dimorder.errors import DimorderError
+    from dimorder.lowered import Lowered
     from dimorder.runtime.program import Program
 
 __all__ = [
@@ -41,7 +42,7 @@ _HOMES = {
     "DimOrder": "dimorder.algebra.dim_order",
     "DimorderError": "dimorder.errors",
     "Layout": "dimorder.algebra.layout",
-    "Lowered": "dimorder.api",
+    "Lowered": "dimorder.lowered",
     "Program": "dimorder.runtime.program",
     "convert": "dimorder.eager.conversion",
     "empty": "dimorder.eager.channels_last",

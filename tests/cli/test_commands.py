@@ -17,8 +17,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dimorder import api
-from dimorder.cli import commands, main
+from dimorder import api, cli
+from dimorder.cli import main
 from tests.cli import networks
 from tests.conftest import ROOT
 
@@ -424,9 +424,18 @@ def test_help_needs_no_torch():
     assert "examples:" in run.stdout
 
 
-@pytest.mark.parametrize("command", ["", "lower", "run", "plan", "explain", "check"])
+EXAMPLES = {"dimorder": cli.EXAMPLES, **{command.name: command.examples for command in cli.COMMANDS}}
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
 def test_every_example_in_the_help_is_one(command):
-    lines = [line for line in commands._EXAMPLES[command].splitlines() if line.startswith("  dimorder ")]
+    lines = [line for line in EXAMPLES[command].splitlines() if line.startswith("  dimorder ")]
     assert len(lines) >= 2
     for line in lines:
-        commands._parser().parse_args(shlex.split(line.split(" > ")[0])[1:])
+        cli.parser().parse_args(shlex.split(line.split(" > ")[0])[1:])
+
+
+def test_each_command_has_a_file_of_its_own():
+    folder = Path(cli.__file__).parent
+    for command in cli.COMMANDS:
+        assert sys.modules[command.run.__module__].__file__ == str(folder / f"{command.name}.py")

@@ -15,8 +15,8 @@ pytest.importorskip("executorch")
 from dimorder.cli import main
 from dimorder.errors import ContractError
 from dimorder.executorch.probe import stock
+from dimorder.executorch.pte import read_contract
 from dimorder.runtime.kernels import KernelTable
-from dimorder.runtime.program import read_contract
 from tests.cli.test_commands import refused
 
 HERE = "tests.executorch.test_check"

@@ -12,9 +12,9 @@ pytest.importorskip("executorch")
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge_transform_and_lower
 
+from dimorder.api import load
 from dimorder.executorch import XNNPACK, canonicalise, guarded, legalise
 from dimorder.executorch.probe import disagreement
-from dimorder.runtime.program import load
 from tests import zoo
 
 pytestmark = [

@@ -11,10 +11,10 @@ pytest.importorskip("executorch")
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.api import load
 from dimorder.errors import UnsupportedError
 from dimorder.executorch import XNNPACK, guarded
 from dimorder.executorch.probe import disagreement, lower_legally, run_bare, run_guarded, stock
-from dimorder.runtime.program import load
 
 NHWC = DimOrder.channels_last(4)
 CRASH = "ahead of time"

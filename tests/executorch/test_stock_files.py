@@ -14,10 +14,10 @@ pytest.importorskip("executorch")
 
 from dimorder.algebra import strides
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.api import load
 from dimorder.contract import describe
 from dimorder.errors import ContractError, UnsupportedError
 from dimorder.executorch.probe import disagreement, run_bare, stock
-from dimorder.runtime.program import load
 from tests import zoo
 
 NCHW, NHWC = DimOrder.contiguous(4), DimOrder.channels_last(4)

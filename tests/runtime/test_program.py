@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.api import load
 from dimorder.contract import Contract, Symbol, TensorSpec, seal
 from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
-from dimorder.runtime.program import load, read_contract
+from dimorder.executorch.pte import read_contract
 from tests.runtime.networks import Conv, Pointwise, TwoInTwoOut, export_pte
 
 pytest.importorskip("executorch")
@@ -340,7 +341,7 @@ def test_a_foreign_program_cut_off_anywhere_is_refused(tmp_path):
 def test_loading_our_program_imports_neither_the_exporter_nor_torchvision(pte):
     path, _ = pte("pointwise", MAIN, "NCHW")
     code = (
-        "import sys; from dimorder.runtime.program import load; assert 'executorch' not in sys.modules;"
+        "import sys; from dimorder import load; assert 'executorch' not in sys.modules;"
         f"load({str(path)!r});"
         "assert not {'executorch.exir', 'torchvision'} & set(sys.modules)"
     )

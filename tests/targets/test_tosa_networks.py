@@ -10,9 +10,9 @@ import torch
 pytest.importorskip("tosa_serializer")
 
 import dimorder
-from dimorder.api import Lowered
+from dimorder.lowered import Lowered
 from dimorder.lowering.verify import relative_error
-from dimorder.targets.tosa import inspect_tosa
+from dimorder.targets.tosa.graph import inspect_tosa
 from tests import zoo
 
 TOLERANCE = 1e-4

@@ -15,7 +15,7 @@ pytest.importorskip("tosa_reference_model")
 
 import dimorder
 from dimorder.lowering.capture.fold import fold_constants
-from dimorder.targets.tosa import TosaSummary, inspect_tosa
+from dimorder.targets.tosa.graph import TosaSummary, inspect_tosa
 from tests.zoo import network
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("tosa_reference_model")
 import tosa_reference_model as reference
 
 from dimorder.errors import UsageError
-from dimorder.targets.tosa import inspect_tosa
+from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.rescale import multiplier, rescale
 from dimorder.targets.tosa.writer import TosaWriter
 

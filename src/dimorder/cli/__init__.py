@@ -1,5 +1,124 @@
-"""The command line: `dimorder lower | run | plan | explain | check`. See `commands` for what each does."""
+"""Decides which commands there are, and how each ends: the exit codes. Each has a file of its own."""
 
-from dimorder.cli.commands import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dimorder.cli import bench, check, explain, inspect, lower, ops, plan, run
+from dimorder.cli.console import Console, open_console
+from dimorder.cli.options import DONE, INTERRUPTED, NO, USAGE, Command, CommandParser
+from dimorder.errors import DimorderError, UsageError
+
+__all__ = ["COMMANDS", "EXAMPLES", "main"]
+
+COMMANDS: tuple[Command, ...] = (
+    lower.COMMAND,
+    run.COMMAND,
+    plan.COMMAND,
+    explain.COMMAND,
+    inspect.COMMAND,
+    ops.COMMAND,
+    bench.COMMAND,
+    check.COMMAND,
+)
+_DESCRIPTION = "See, check, choose and lower the order in which tensors lie in memory."
+EXAMPLES = """\
+  dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
+  dimorder run resnet18.pte --input photo.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
+  dimorder explain torchvision.models:resnet18 --input 1x3x224x224
+
+every command has examples of its own: dimorder lower --help
+exit codes: 0 done, 1 the answer is no, 2 wrong usage, 130 interrupted"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; its exit code. Errors are three lines on stderr, and tracebacks with `--debug`."""
+    try:
+        options = parser().parse_args(argv)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    with open_console(options.debug) as console:
+        code = _finish(options, console)
+    if code == INTERRUPTED and argv is None:
+        # CPython ends by SIGINT, whatever the exit code, where the interrupt has passed through an exec().
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def _finish(options: argparse.Namespace, console: Console) -> int:
+    """Runs the command; how it ended."""
+    try:
+        command: Callable[[argparse.Namespace, Console], int] = options.command
+        return command(options, console)
+    except BrokenPipeError:  # whoever read stdout has seen enough
+        return DONE
+    except (KeyboardInterrupt, Exception) as error:
+        if console.interrupted or isinstance(error, KeyboardInterrupt):
+            console.warn("dimorder: interrupted")
+            return INTERRUPTED
+        return _fail(error, console, options.debug)
+
+
+def _fail(error: Exception, console: Console, debug: bool) -> int:
+    if debug:
+        console.warn("".join(traceback.format_exception(error)).rstrip())
+    if not isinstance(error, DimorderError):
+        where = f"an unexpected {type(error).__name__}"
+        error = DimorderError(
+            where, str(error) or "no message", "run again with --debug, and report what you see"
+        )
+    if isinstance(error.__cause__, RuntimeError):
+        for line in console.runtime_errors():
+            console.warn(line)
+    console.warn(error)
+    return USAGE if isinstance(error, UsageError) else NO
+
+
+def parser() -> CommandParser:
+    """The parser of all commands; parsed options hold the chosen one's function as `command`."""
+    parser = _command_parser(CommandParser, EXAMPLES, prog="dimorder", description=_DESCRIPTION)
+    parser.tells_targets = True
+    parser.add_argument("--version", action="version", version=_version())
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        of_command = _command_parser(
+            subparsers.add_parser,
+            command.examples,
+            command.name,
+            help=command.summary,
+            description=f"{command.summary.capitalize()}.",
+        )
+        of_command.add_argument(
+            "--debug", action="store_true", help="show tracebacks, and what libraries print"
+        )
+        of_command.set_defaults(command=command.run)
+        command.add_options(of_command)
+    return parser
+
+
+def _command_parser(
+    make: Callable[..., CommandParser], examples: str, *args: str, **options: Any
+) -> CommandParser:
+    return make(
+        *args,
+        **options,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return f"dimorder {metadata.version('dimorder')}"
+    except metadata.PackageNotFoundError:
+        return "dimorder, not installed"

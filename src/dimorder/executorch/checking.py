@@ -18,6 +18,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec, describe
 from dimorder.errors import UsageError
 from dimorder.executorch.file_conversions import FileConversions, conversions_of
+from dimorder.executorch.pte import read_contract
 from dimorder.runtime.kernels import KernelTable, Verdict, kernel_calls
 
 _CONVERSION_KEYS = ("conversion_count", "bytes", "delegates", "outside")  # null for a network
@@ -96,8 +97,6 @@ def fed(spec: TensorSpec) -> dict[str, Verdict]:
 def check_file(path: str | os.PathLike[str]) -> Check:
     """The static verdict on a .pte; errors as in `dimorder.load`."""
     from executorch.exir._serialize._program import deserialize_pte_binary
-
-    from dimorder.runtime.program import read_contract
 
     contract = read_contract(path)
     program = deserialize_pte_binary(Path(path).read_bytes()).program

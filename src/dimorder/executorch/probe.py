@@ -14,12 +14,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.executorch import pte
 from dimorder.executorch.cases import Case, Together, cases
 from dimorder.runtime.kernels import (
     CONTIGUOUS,
@@ -31,6 +33,7 @@ from dimorder.runtime.kernels import (
     kernel_calls,
     signature,
 )
+from dimorder.runtime.program import Program
 
 BACKENDS = ("portable", "xnnpack")
 TOGETHER = 16  # calls in one program of `sweep`: lowering a program costs more than lowering a call
@@ -185,12 +188,11 @@ def run_guarded(data: bytes, inputs: Sequence[torch.Tensor]) -> Any:
     """A program run as `dimorder.load` runs it."""
     import tempfile
 
-    from dimorder.runtime.program import load
-
     with tempfile.NamedTemporaryFile(suffix=".pte") as file:
         file.write(data)
         file.flush()
-        return load(file.name).run(*inputs)
+        program = Program(Path(file.name), *pte.load(file.name), "adapt", "ExecuTorch")
+        return program.run(*inputs)
 
 
 def attempt(group: Sequence[Case], lowering: Lowering, run: Run) -> Outcome:

@@ -30,20 +30,17 @@ class Costs:
     configuration: Callable[[Site, Arrangement, Buffers], Cost]
 
 
-def counted(*, min_run: int = 1, max_rank: int | None = None) -> Mapping[str, Costs]:
+def counted(*, min_run: int = 1) -> Mapping[str, Costs]:
     """The objectives `bytes` and `count`, each of which breaks the other's ties.
 
-    Cutting and joining in runs of fewer than `min_run` elements moves the result twice over. `max_rank` is
-    the highest rank of a transpose, once dimensions that stay together count as one.
+    Cutting and joining in runs of fewer than `min_run` elements moves the result twice over.
 
     >>> counted()["count"].units
     ('conversions', 'bytes')
     """
 
     def priced(units: tuple[str, str], order: Callable[[tuple[int, int]], Cost]) -> Costs:
-        def conversion(buffer: BufferInfo, source: AxisOrder, target: AxisOrder) -> Cost | None:
-            if max_rank is not None and transpose_rank(source, target) > max_rank:
-                return None
+        def conversion(buffer: BufferInfo, source: AxisOrder, target: AxisOrder) -> Cost:
             return order((buffer.nbytes, 1))
 
         def configuration(site: Site, arrangement: Arrangement, buffers: Buffers) -> Cost:

@@ -19,7 +19,8 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.annotate import Annotated, annotate, results_of
 from dimorder.lowering.capture.captured import Captured, operator_name, where
-from dimorder.lowering.costs import Costs
+from dimorder.lowering.costs import Costs, transpose_rank
+from dimorder.lowering.dry_run import physical_calls
 from dimorder.lowering.operators.operator import Implementation, Relation, results
 from dimorder.lowering.operators.table import implementations, operands
 from dimorder.lowering.sites import (
@@ -33,7 +34,6 @@ from dimorder.lowering.sites import (
     layout_of,
     token_axes,
 )
-from dimorder.lowering.trial import physical_calls
 from dimorder.planning.problem import Buffer, Config, Cost, LayoutProblem, Step
 
 MAX_LAYOUTS = 128  # candidate layouts of one buffer
@@ -48,12 +48,14 @@ class Ability:
     does not; `constants` are the nodes whose values are known. `leaves(call)` is None for a call that may run
     outside of what the target computes, on dense tensors, else why it may not. `declines` names the
     implementations that are not offered, as `operator/implementation`: the fewest first; the next set is
-    taken where the candidate orders are too many.
+    taken where the candidate orders are too many. `max_rank` is the highest rank of a transpose, once
+    dimensions that stay together count as one.
     """
 
     computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
     leaves: Callable[[torch.fx.Node], str | None] | None = None
     declines: tuple[frozenset[str], ...] = (frozenset(),)
+    max_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -394,11 +396,16 @@ class _Extractor:
     def _buffer(self, info: BufferInfo, layouts: Mapping[AxisOrder, None]) -> Buffer:
         """A buffer with the costs of its conversions: the commonest, and the pairs that cost otherwise."""
         costs: dict[tuple[AxisOrder, AxisOrder], Cost | None] = {
-            pair: self.costs.conversion(info, *pair) for pair in itertools.permutations(layouts, 2)
+            pair: self.costs.conversion(info, *pair) if self._is_offered(*pair) else None
+            for pair in itertools.permutations(layouts, 2)
         }
         usual = Counter(cost for cost in costs.values() if cost is not None).most_common(1)
         default = usual[0][0] if usual else (0,) * len(self.costs.units)
         return Buffer(info.root.name, default, {p: cost for p, cost in costs.items() if cost != default})
+
+    def _is_offered(self, source: AxisOrder, target: AxisOrder) -> bool:
+        max_rank = self.verdicts.ability.max_rank
+        return max_rank is None or transpose_rank(source, target) <= max_rank
 
 
 def _any_absorbed(proposal: _Proposal) -> tuple[tuple[tuple[Token, AxisOrder], ...], ...]:

@@ -66,6 +66,20 @@ def at_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
+def from_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The way back: what the program returns as its own signature holds it, as a logical tensor.
+
+    >>> from_boundary(torch.zeros(2, 5, 3), TensorSpec("y", (2, 3, 5), "float32", DimOrder(0, 2, 1))).shape
+    torch.Size([2, 3, 5])
+    """
+    return tensor.permute(spec.dim_order.inverse.dims) if spec.boundary == "physical" else tensor
+
+
+def constant_bytes(program: ExportedProgram) -> int:
+    """What a physical program's weights, buffers and other constants take."""
+    return sum(t.numel() * t.element_size() for t in program.state_dict.values())
+
+
 @dataclass(frozen=True)
 class _At:
     """An input or output of the program, and how the plan arranges it."""

@@ -5,12 +5,18 @@ Nothing is trusted that was not run; the error is relative to the largest value 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
+from dimorder.contract import Contract
 from dimorder.errors import VerificationError
+from dimorder.lowering.capture.captured import Captured, eval_mode
+from dimorder.lowering.rewrite import at_boundary, from_boundary
 
 TOLERANCE = 1e-4
 
@@ -26,6 +32,41 @@ class Verified:
     max_rel_error: float
     artifact_ran: bool
     input_matters: bool
+
+
+class Trial:
+    """A network's own outputs on random inputs: each stage of its lowering is compared with them.
+
+    `model` is the network as it was given to `capture`, `program` what that made of it. `input_matters` says
+    whether other inputs give other outputs; integers are not to be made up, for they may be ids or masks.
+    """
+
+    def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
+        self.contract = contract
+        self.inputs = random_like(program.example_inputs)
+        network, others = _flat(model, program), random_like(program.example_inputs, seed=1)
+        with torch.no_grad():
+            self.wanted = network(*self.inputs)
+            self.input_matters = True
+            if any(map(torch.is_floating_point, self.inputs)):
+                self.input_matters = differ(network(*others), self.wanted)
+
+    def compare(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], what: str) -> float:
+        """The relative error of `run`, which takes and gives tensors as the program's signature holds them.
+
+        Raises as `verify` does.
+        """
+        specs = self.contract.inputs
+        held = [at_boundary(tensor, spec) for tensor, spec in zip(self.inputs, specs, strict=True)]
+        with torch.no_grad():
+            got = run(held)
+        logical = [from_boundary(*pair) for pair in zip(got, self.contract.outputs, strict=True)]
+        return verify(logical, self.wanted, what=what)
+
+    def compare_program(self, physical: ExportedProgram, what: str) -> float:
+        """The relative error of a physical program, run in torch; see `compare`."""
+        module = physical.module()
+        return self.compare(lambda held: module(*held), what)
 
 
 def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -93,3 +134,18 @@ def differ(outputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> b
     False
     """
     return any(not relative_error(a, b) <= TOLERANCE for a, b in zip(outputs, others, strict=True))
+
+
+def _flat(model: Any, program: Captured) -> Callable[..., list[torch.Tensor]]:
+    """The network as a function of its flattened tensors: what the physical program is verified against."""
+    reference = model if isinstance(model, torch.nn.Module) else program.exported.module()
+
+    def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        feed = iter(inputs)
+        leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in program.examples]
+        args, kwargs = pytree.tree_unflatten(leaves, program.exported.call_spec.in_spec)
+        with eval_mode(model):
+            result = reference(*args, **kwargs)
+        return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+    return run

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dimorder.api import Lowered
 from dimorder.eager.inspection import Comparison, Inspection
 from dimorder.files import write_whole
+from dimorder.lowered import Lowered
 from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.report.html import page
 from dimorder.report.inspection_page import inspection_page

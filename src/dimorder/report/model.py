@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.api import Lowered
 from dimorder.contract import Contract
+from dimorder.lowered import Lowered
 from dimorder.lowering.capture.captured import operator_name, where
 from dimorder.lowering.network_plan import Explanation, NetworkPlan, Place, PlannedConversion, order_name
 from dimorder.lowering.sites import AxisOrder, BufferInfo, layout_of

@@ -1,39 +1,16 @@
-"""Decides how a loaded program is called, and what is loaded from a .pte: file and tensors are checked first.
-
-The contract is the one inside a file that dimorder lowered, else what the file's own tensor table amounts to.
-"""
+"""Decides how a loaded program is called: its tensors are checked, or adapted, before it runs and after."""
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from dimorder.algebra.dim_order import DimOrder
-from dimorder.contract import CONTRACT_METHOD, Contract, Symbol, TensorSpec, is_intact
-from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
+from dimorder.contract import Contract
+from dimorder.errors import DimorderError, UsageError
 from dimorder.runtime.guard import Adaptation, OnMismatch, check, restore
-from dimorder.runtime.kernels import dangers
-
-# executorch.exir.scalar_type.ScalarType, by its names, which are C's.
-_DTYPES = {
-    "BYTE": "uint8",
-    "CHAR": "int8",
-    "SHORT": "int16",
-    "INT": "int32",
-    "LONG": "int64",
-    "HALF": "float16",
-    "FLOAT": "float32",
-    "DOUBLE": "float64",
-    "BOOL": "bool",
-    "BFLOAT16": "bfloat16",
-}
-_METHOD = "forward"  # the one that a program is called by
 
 
 @dataclass(frozen=True)
@@ -47,9 +24,10 @@ class Stats:
 
 
 class Program:
-    """A loaded program, called like the network it was lowered from; made by `load`.
+    """A loaded program, called like the network it was lowered from; made by `dimorder.load`.
 
-    `contract` is what it promises, `stats` what its guard did, `on_mismatch` what that does (`guard.check`).
+    `contract` is what it promises, `stats` what its guard did, `on_mismatch` what that does (`guard.check`);
+    `runtime` is what errors call whatever computes `method`.
     """
 
     def __init__(
@@ -59,7 +37,6 @@ class Program:
         method: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
         on_mismatch: OnMismatch,
         runtime: str,
-        keep: tuple[Any, ...] = (),
     ) -> None:
         self.path = path
         self.contract = contract
@@ -67,7 +44,6 @@ class Program:
         self.stats = Stats()
         self._method = method
         self._runtime = runtime
-        self._keep = keep  # what the method reads as long as it lives
 
     def __call__(
         self, *args: torch.Tensor, **kwargs: torch.Tensor
@@ -118,146 +94,3 @@ class Program:
 
     def __repr__(self) -> str:
         return f"Program({str(self.path)!r}, on_mismatch={self.on_mismatch!r})\n{self.contract}"
-
-
-def load(path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt") -> Program:
-    """A .pte, ready to be called, with its guard. `dimorder.load` also opens what other targets wrote.
-
-    Raises `UsageError` where there is no such file, `ContractError` where it is damaged, cut off or no .pte,
-    `UnsupportedError` where the runtime is not installed or lacks what the program needs, and where another
-    tool's program calls a kernel that returns wrong numbers for the orders it gets (`runtime.kernels`).
-    """
-    file, data, native = _open(path)
-    contract, tables = _contract(file, data, native)
-    if tables is not None:
-        _refuse_dangers(file, tables)
-    try:
-        method = native.load_method(_METHOD)
-    except RuntimeError as error:
-        raise UnsupportedError(
-            f"loading {file}",
-            f"ExecuTorch: {error}",
-            "see the line that ExecuTorch logged before: this build lacks an operator or a backend",
-        ) from error
-    return Program(file, contract, method, on_mismatch, "ExecuTorch", (data, native))
-
-
-def read_contract(path: str | os.PathLike[str]) -> Contract:
-    """The contract of a .pte; the network itself is not loaded. Errors as in `load`."""
-    return _contract(*_open(path))[0]
-
-
-def _open(path: str | os.PathLike[str]) -> tuple[Path, bytes, Any]:
-    file = Path(path)
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"loading {file}", str(error.strerror or error), "give the path of a .pte file"
-        ) from error
-    _check_bytes(file, data)
-    try:
-        # Not executorch.runtime, which is this and eight seconds of importing the exporter.
-        from executorch.extension.pybindings import _C
-    except ImportError as error:
-        raise UnsupportedError(
-            f"loading {file}", f"no ExecuTorch runtime ({error})", "pip install 'dimorder[executorch]'"
-        ) from error
-    try:
-        verified = _C.Verification.InternalConsistency  # what is not may crash the runtime
-        return file, data, _C._load_program_from_buffer(data, program_verification=verified)
-    except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
-        raise _damaged(file, f"ExecuTorch: {error}") from error
-
-
-def _check_bytes(file: Path, data: bytes) -> None:
-    """Refuses what can be told to be damaged without the runtime.
-
-    The head of a .pte is read as executorch.exir._serialize._program._ExtendedHeader writes it.
-    """
-    if not re.fullmatch(rb"ET\d\d", data[4:8]):
-        raise _damaged(file, f"{len(data)} bytes that do not begin as a .pte does (ET12 at byte 4)")
-    if data[8:12] == b"eh00":
-        program, segments_at, segments = (int.from_bytes(data[at : at + 8], "little") for at in (16, 24, 32))
-        if len(data) < 40 or len(data) < max(program, segments_at + segments):
-            raise _damaged(
-                file, f"{len(data)} bytes of {max(program, segments_at + segments)}: it is cut off"
-            )
-    if is_intact(data) is False:
-        raise _damaged(file, "bytes other than those that were written (their SHA-256 differs)")
-
-
-def _damaged(file: Path, found: str) -> ContractError:
-    return ContractError(f"loading {file}", found, "lower the program again, or copy the file again")
-
-
-def _contract(file: Path, data: bytes, native: Any) -> tuple[Contract, Any]:
-    """The contract of a program; and, where that is not inside, the tables of another tool's file."""
-    if CONTRACT_METHOD not in [native.get_method_name(i) for i in range(native.num_methods())]:
-        tables = _tables(file, data)
-        return _foreign_contract(file, tables), tables
-    (text,) = native.load_method(CONTRACT_METHOD)([])
-    return Contract.from_json(text), None
-
-
-def _foreign_contract(file: Path, tables: Any) -> Contract:
-    """The contract that the tensor table of a .pte amounts to: ExecuTorch knows orders, unchecked."""
-    plans = {plan.name: plan for plan in tables.execution_plan}
-    if _METHOD not in plans:
-        raise UnsupportedError(
-            f"loading {file}", f"the methods {sorted(plans)}", "export a program with the method 'forward'"
-        )
-    plan = plans[_METHOD]
-    symbols: list[Symbol] = []
-    inputs = tuple(_spec(file, f"input{i}", plan.values[v].val, symbols) for i, v in enumerate(plan.inputs))
-    outputs = tuple(_spec(file, f"output{i}", plan.values[v].val, []) for i, v in enumerate(plan.outputs))
-    return Contract(inputs, outputs, tuple(symbols))
-
-
-def _refuse_dangers(file: Path, tables: Any) -> None:
-    """Refuses what a guard at the inputs cannot mend: the program itself calls kernels in wrong orders."""
-    from importlib import metadata
-
-    found = dangers(tables, metadata.version("executorch"), _METHOD)
-    if found:
-        first, more = found[0], f" (and {len(found) - 1} more such calls)" if len(found) > 1 else ""
-        raise UnsupportedError(
-            f"loading {file}",
-            f"it calls {first.operator} in {first.orders}{more}: that kernel returns wrong numbers, silently",
-            "lower it again with canonicalise(program) and transform_passes=[legalise], "
-            "both of dimorder.executorch; `dimorder check` lists every such call",
-        )
-
-
-def _tables(file: Path, data: bytes) -> Any:
-    """A .pte as the tables of executorch.exir.schema.Program."""
-    from executorch.exir._serialize._program import deserialize_pte_binary
-
-    try:
-        return deserialize_pte_binary(data).program
-    # Of damaged bytes that parser raises whatever comes: struct.error, IndexError, AssertionError ...
-    except Exception as error:
-        raise _damaged(file, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
-
-
-def _spec(file: Path, name: str, value: Any, symbols: list[Symbol]) -> TensorSpec:
-    """The promise of one tensor of a foreign program; a size that is an upper bound becomes a symbol."""
-    if type(value).__name__ != "Tensor":
-        raise UnsupportedError(
-            f"loading {file}",
-            f"{name} is no tensor but {type(value).__name__}",
-            "export it with tensors alone",
-        )
-    shape: list[int | str] = list(value.sizes)
-    if value.shape_dynamism.name != "STATIC":
-        symbols += [Symbol(f"{name}_size{dim}", 0, size) for dim, size in enumerate(value.sizes)]
-        shape = [f"{name}_size{dim}" for dim in range(len(shape))]
-    dtype = _DTYPES.get(value.scalar_type.name)
-    if dtype is None:
-        raise UnsupportedError(
-            f"loading {file}",
-            f"{name} is of type {value.scalar_type.name}",
-            f"use one of {', '.join(_DTYPES.values())}",
-        )
-    # The file holds the logical shape, whatever the order, so the boundary is logical.
-    return TensorSpec(name, tuple(shape), dtype, DimOrder(*value.dim_order), "logical")

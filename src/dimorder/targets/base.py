@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.export import ExportedProgram
@@ -42,15 +42,23 @@ class Artifact(Protocol):
         """The outputs for inputs as the program's own signature holds them."""
 
 
+class FileSummary(Protocol):
+    """What `dimorder check` found in a file: printed as it is, or written as JSON."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class Target:
     """A target's side of the bargain.
 
     `ability` says what it computes (see `extract.Ability`), `costs` what a plan is charged, by objective (see
-    `costs.Costs`); `suffix` what its files are called, `beside` what is put behind that name for the files
-    that lie beside one, and `load` reads them back where the runtime of `.pte` files does not: what the
-    program promises, and how it runs.
-    What `runs_fast` is run once by `lower`, and compared with the network.
+    `costs.Costs`). `suffix` is what its files are called, `beside` what is put behind that name for the files
+    that lie beside one, and `load` reads them back: what the program promises, and how it runs. What
+    `runs_fast` is run once by `lower`, and compared with the network. `check`, from path and content, says
+    what a file holds; `install` what to install where a module is missing that one of these imports;
+    `runtime` is what errors call whatever runs a program. What is told of a target without importing it is in
+    its `Listing`.
     """
 
     name: str
@@ -61,6 +69,9 @@ class Target:
     beside: tuple[str, ...] = ()
     load: Callable[[Path], tuple[Contract, Run]] | None = None
     runs_fast: bool = True
+    check: Callable[[str, bytes], FileSummary] | None = None
+    install: str = ""
+    runtime: str | None = None
 
     def check_name(self, path: Path) -> None:
         """Raises `UsageError` for a file name by which nobody would know how to load the file."""

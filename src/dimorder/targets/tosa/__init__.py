@@ -1,10 +1,17 @@
 """Target tosa: physical programs as TOSA 1.0 flatbuffers, and the reference model to run them.
 
-Only writing a graph, running it and reading one need tosa-tools; they import it when called.
+Only writing a graph, running it and reading one (`graph.py`) need tosa-tools; they import it when called.
 """
 
 from __future__ import annotations
 
-from dimorder.targets.tosa.graph import TosaSummary, inspect_tosa
+from dimorder.targets.listing import Listing
 
-__all__ = ["TosaSummary", "inspect_tosa"]
+LISTING = Listing(
+    ".tosa",
+    "a TOSA 1.0 graph for NPUs, its contract beside it",
+    "pip install 'dimorder[tosa]'",
+    "dimorder.targets.tosa.target:TARGET",
+    kind="a .tosa graph",
+    begins=(4, b"TOSA"),
+)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.targets.tosa.writer import INSTALL
+from dimorder.targets.tosa import LISTING
 
 # Bits of an element by TOSA's name of its type; of what is not here no bytes can be told.
 _BITS: Mapping[str, int] = {
@@ -102,7 +102,7 @@ def inspect_tosa(data: bytes) -> TosaSummary:
     try:
         from tosa.TosaGraph import TosaGraph
     except ImportError as error:
-        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INSTALL) from error
+        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", LISTING.install) from error
     try:
         return _summary(TosaGraph.GetRootAs(bytearray(data), 0), len(data))
     except _DAMAGE as error:

@@ -18,11 +18,12 @@ from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.costs import counted
 from dimorder.lowering.extract import Ability
-from dimorder.targets.base import Run, Target
-from dimorder.targets.tosa import sidecar
+from dimorder.targets.base import FileSummary, Run, Target
+from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
+from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.ops import OPERATORS
-from dimorder.targets.tosa.writer import INSTALL, MAX_RANK
+from dimorder.targets.tosa.writer import MAX_RANK
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list
     try:
         import tosa_reference_model as reference
     except ImportError as error:
-        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INSTALL) from error
+        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", LISTING.install) from error
     arrays = [_physical(x, spec) for x, spec in zip(inputs, contract.inputs, strict=True)]
     results, status = reference.run(data, arrays)
     if status != reference.GraphStatus.TOSA_VALID:
@@ -82,17 +83,19 @@ def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
 
 
 def emit(program: ExportedProgram, contract: Contract) -> TosaArtifact:
-    """Raises `UnsupportedError` where tosa-tools is not installed or TOSA lacks an operator."""
-    try:
-        return TosaArtifact(write(program, contract), contract)
-    except ImportError as error:
-        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INSTALL) from error
+    """Raises `UnsupportedError` where TOSA lacks an operator."""
+    return TosaArtifact(write(program, contract), contract)
 
 
 def load(file: Path) -> tuple[Contract, Run]:
     """The contract of a saved graph, and the graph as a function; errors as in `sidecar.read`."""
     artifact = TosaArtifact(*sidecar.read(file))
     return artifact.contract, artifact.run
+
+
+def check(path: str, data: bytes) -> FileSummary:
+    """What a TOSA graph holds, whoever wrote it."""
+    return inspect_tosa(data)
 
 
 # What is built from reductions takes any order, and a constant weight multiplies from either side; where the
@@ -102,12 +105,14 @@ _FIRST = frozenset({"aten.linear/features first"})
 
 TARGET = Target(
     "tosa",
-    ".tosa",
+    LISTING.suffix,
     emit,
-    Ability(OPERATORS.supports, declines=(frozenset(), _FIRST, _FIRST | _FROM_PARTS)),
+    Ability(OPERATORS.supports, declines=(frozenset(), _FIRST, _FIRST | _FROM_PARTS), max_rank=MAX_RANK),
     # As for XNNPACK: an NPU's compiler writes short runs element by element too.
-    counted(min_run=8, max_rank=MAX_RANK),
+    counted(min_run=8),
     beside=(sidecar.SUFFIX,),
     load=load,
+    check=check,
+    install=LISTING.install,
     runs_fast=False,  # the reference model computes one element after the other
 )

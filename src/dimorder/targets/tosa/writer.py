@@ -19,7 +19,6 @@ from dimorder.errors import UnsupportedError
 from dimorder.targets.table import View
 
 MAX_RANK = 6  # MAX_RANK of TOSA's level 8K, spec 1.0 section 1.7.6
-INSTALL = "pip install 'dimorder[tosa]'"
 MAX_OPERANDS = 64  # MAX_TENSOR_LIST_SIZE of the same level: the operands of one CONCAT
 
 # torch dtype -> TOSA's. TOSA 1.0 has no 64-bit integers: indices are INT32, and `run` casts at the boundary.

@@ -8,8 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from dimorder.targets.listing import Listing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LISTING = Listing(
+    ".pte",
+    "an ExecuTorch program whose operators XNNPACK computes, for phones and CPUs",
+    "pip install 'dimorder[executorch]'",
+    "dimorder.targets.xnnpack.target:TARGET",
+    kind="a .pte program",
+    begins=(4, b"ET"),
+)
 
 
 def run(pte: bytes | str | Path, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -9,10 +9,11 @@ import torch
 from torch.export import ExportedProgram
 
 from dimorder.contract import Contract, constant_methods, seal
-from dimorder.errors import UnsupportedError
+from dimorder.executorch import pte
 from dimorder.lowering.costs import counted
 from dimorder.lowering.extract import Ability
-from dimorder.targets.base import Target
+from dimorder.targets.base import FileSummary, Target
+from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.ops import MAX_RANK, OPERATORS, wrong_outside
 
 
@@ -35,31 +36,32 @@ class Pte:
 
 
 def emit(program: ExportedProgram, contract: Contract) -> Pte:
-    """Raises `UnsupportedError` where ExecuTorch is not installed or an operator has no kernel."""
-    try:
-        from dimorder.targets.xnnpack.emit import emit as emit_pte
-    except ImportError as error:
-        raise UnsupportedError(
-            "target xnnpack", f"no ExecuTorch ({error})", "pip install 'dimorder[executorch]'"
-        ) from error
+    """Raises `UnsupportedError` where an operator has no kernel."""
+    from dimorder.targets.xnnpack.emit import emit as emit_pte
+
     emitted = emit_pte(program, constant_methods=constant_methods(contract))
     return Pte(seal(emitted.pte), emitted.delegates, dict(emitted.outside))
 
 
+def check(path: str, data: bytes) -> FileSummary:
+    """What a .pte holds, whoever wrote it, and which of its operators are right in the orders they get."""
+    from dimorder.executorch import check_file
+
+    return check_file(path)
+
+
 # XNNPACK computes these, but slower than what they would save has been shown to be worth.
-_DECLINED = frozenset(
-    {
-        "aten.linear/features first",
-        "aten.layer_norm/any",
-        "aten.matmul/transposed",
-    }
-)
+_DECLINED = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
 
 TARGET = Target(
     "xnnpack",
-    ".pte",
+    LISTING.suffix,
     emit,
-    Ability(OPERATORS.supports, wrong_outside, (_DECLINED,)),
+    Ability(OPERATORS.supports, wrong_outside, (_DECLINED,), MAX_RANK),
     # 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
-    counted(min_run=8, max_rank=MAX_RANK),
+    counted(min_run=8),
+    load=pte.load,
+    check=check,
+    install=LISTING.install,
+    runtime="ExecuTorch",
 )

@@ -16,6 +16,7 @@ from dimorder.contract import CONTRACT_METHOD, Contract
 from dimorder.errors import ContractError, UsageError
 from dimorder.lowering.operators.dialect import decompose
 from dimorder.targets.base import Run, Target
+from dimorder.targets.torch import LISTING
 
 
 @dataclass(frozen=True)
@@ -75,4 +76,4 @@ def load(file: Path) -> tuple[Contract, Run]:
     return contract, TorchArtifact(program, contract).run
 
 
-TARGET = Target("torch", ".pt2", emit, load=load)
+TARGET = Target("torch", LISTING.suffix, emit, load=load, install=LISTING.install)

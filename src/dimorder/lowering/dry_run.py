@@ -25,12 +25,12 @@ def physical_calls(
 
     Each node's `meta["val"]` has its shape and type. Operands have as few physical dimensions as they may.
     """
-    trial = _Trial(program, buffers)
+    trial = _DryRun(program, buffers)
     site.implementations[arrangement.implementation].lower(Call(trial, site, arrangement))
     return [node for node in trial.graph.nodes if node.op == "call_function"]
 
 
-class _Trial(Builder):
+class _DryRun(Builder):
     """A builder whose tensors have no data, and whose operands are inputs."""
 
     def fetch(self, buffer: int, order: AxisOrder) -> Physical:

@@ -1,0 +1,127 @@
+"""Decides what `dimorder check` does, and which target reads a file: by the content, or else the name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dimorder import targets
+from dimorder.cli import models
+from dimorder.cli.console import Console
+from dimorder.cli.options import (
+    DONE,
+    NO,
+    Command,
+    CommandParser,
+    check_outputs,
+    json_option,
+    model_options,
+    write_json,
+)
+from dimorder.errors import UsageError
+from dimorder.targets.listing import installed
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from dimorder.targets.base import FileSummary
+
+EXAMPLES = """\
+  dimorder check net.tosa
+  dimorder check net.tosa --json > net.json
+  dimorder check anybodys.pte
+  dimorder check mypackage.nets:unet --input 1x3x64x96 --input-order NHWC
+
+For ExecuTorch each operator has a verdict on the orders it gets: right, refused, wrong (silently) or unknown;
+the exit code is 1 where one is wrong or refused. Conversions of layout in a .pte are counted, with the bytes
+that they move: transposes inside XNNPACK delegates, permutes and copies into another order outside of them.
+
+Operators of a .tosa file are counted in all of its regions, constants left out. A TRANSPOSE moves the bytes
+of its input; one that moves dimensions of size 1 alone moves none."""
+
+
+def add_options(parser: CommandParser) -> None:
+    model_options(parser)
+    parser.add_argument(
+        "--input-order", metavar="ORDER", help="how a network's inputs lie (default contiguous)"
+    )
+    json_option(parser, "what it holds")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    check_outputs({"--json": options.json})
+    with console.progress() as progress:
+        progress(f"reading {options.model}")
+        found = _checked(options, progress)
+        console.check_interrupt()
+    write_json(options.json, found.to_dict(), console)
+    if options.json != "-":
+        console.print(found)
+    return DONE if getattr(found, "is_safe", True) else NO
+
+
+def _checked(options: argparse.Namespace, progress: Callable[[str], None]) -> Any:
+    """What a .tosa or .pte file holds, or what ExecuTorch would make of a network."""
+    if not options.model.endswith(".pt2") and (":" not in options.model or Path(options.model).exists()):
+        return _check_file(options.model)
+    from dimorder import executorch
+
+    model = models.load_model(options.model, dict(options.arg))
+    args, kwargs = models.example_inputs(model, options.input)
+    progress("exporting")
+    return executorch.check_program(_exported(model, args, kwargs, options.input_order))
+
+
+def _check_file(path: str) -> FileSummary:
+    """What the file holds. Raises `UsageError` for one that is missing, damaged or of no known kind."""
+    where = f"check {path}"
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            where, str(error.strerror or error), "give the path of a .tosa or .pte file"
+        ) from error
+    name = next((name for name, told in targets.listings() if told.is_file(path, data)), None)
+    if name is None:
+        kinds = " or ".join(told.kind for _, told in targets.listings() if told.kind)
+        raise UsageError(where, f"{len(data)} bytes that do not begin as {kinds} does", f"give {kinds}")
+    target = targets.find(name)
+    assert target.check is not None, "find refuses a target that lists a kind of file and checks none"
+    try:
+        with installed(name, target.install):
+            return target.check(path, data)
+    except UsageError as error:
+        raise UsageError(where, error.found, error.fix) from error
+
+
+def _exported(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedProgram:
+    """A network as an exported program, its inputs of the order's rank lying in that order."""
+    import torch
+
+    from dimorder.algebra.dim_order import DimOrder
+
+    if isinstance(model, torch.export.ExportedProgram):
+        return model
+
+    def placed(x: Any) -> Any:
+        if order is None or not isinstance(x, torch.Tensor):
+            return x
+        try:
+            wanted = DimOrder.parse(order, x.dim())
+        except UsageError:
+            return x  # of another rank
+        return torch.empty_strided(x.shape, wanted.strides(x.shape), dtype=x.dtype).copy_(x)
+
+    args, kwargs = torch.utils._pytree.tree_map(placed, (tuple(args), dict(kwargs or {})))
+    return torch.export.export(model, args, kwargs)
+
+
+COMMAND = Command(
+    "check",
+    "say what a .tosa or .pte file holds, or what ExecuTorch would get wrong",
+    EXAMPLES,
+    add_options,
+    run,
+)

@@ -1,0 +1,103 @@
+"""Decides what `dimorder lower` does: a network becomes a program with a proven plan and a contract."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from dimorder.cli.console import Console
+from dimorder.cli.options import (
+    DONE,
+    Command,
+    CommandParser,
+    check_outputs,
+    json_option,
+    network_options,
+    pipeline,
+    report_option,
+    report_page,
+    write_json,
+)
+from dimorder.errors import UsageError
+
+EXAMPLES = """\
+  dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
+  dimorder lower net.pt2 -o net.pte --input-order NHWC --report net.html
+  dimorder lower net.pt2 --target tosa -o net.tosa
+  dimorder lower mymodels:Ranker --arg width=64 --input ids=1x128:int64 -o ranker.pte --json ranker.json
+
+Target tosa writes a second file, net.tosa.json: the contract, without which the first is not run.
+The keys of --json are stable: docs/json.md.
+A factory is called with torch's seed at 0, and its network put in eval mode."""
+
+
+def add_options(parser: CommandParser) -> None:
+    network_options(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the program: a .pte for xnnpack, a .pt2 for torch, a .tosa for tosa (its contract beside it)",
+    )
+    parser.add_argument(
+        "--run",
+        action=argparse.BooleanOptionalAction,
+        help="run what was emitted and compare it with the network (the default, but for tosa: slow)",
+    )
+    json_option(parser, "what was planned, and how it was lowered")
+    report_option(parser)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    written = {"-o": options.output, "--json": options.json, "--report": options.report}
+    check_outputs(written)
+    if not any(written.values()):
+        raise UsageError("dimorder lower", "nothing to write", "give -o FILE, --json FILE or --report FILE")
+    with console.progress() as progress:
+        progress("loading torch")
+        from dimorder import api, files
+
+        _check_artifact_name(options, written)
+        lowered = pipeline(api.lower, options, progress, run_artifact=options.run)
+        data = lowered.artifact.data if options.output else b""
+        report = report_page(options, lowered, progress)
+        console.check_interrupt()
+        if options.output:
+            files.write_whole(options.output, data, lowered.artifact.beside)
+        if options.report:
+            files.write_whole(options.report, report)
+        write_json(options.json, lowered.to_dict(), console)
+    if options.json == "-":
+        return DONE
+    outside = ", ".join(f"{count} {name}" for name, count in lowered.artifact.outside.items())
+    console.print(lowered.plan)
+    verified = lowered.verified
+    what = "program and file" if verified.artifact_ran else "the physical program, before it was emitted"
+    console.print(f"verified     {verified.max_rel_error:.1e} relative error on random inputs: {what}")
+    if not verified.input_matters:
+        console.print(
+            "             which shows little: other inputs give the same outputs; are the weights real?"
+        )
+    console.print(f"delegates    {lowered.artifact.delegates}, outside of them: {outside or 'nothing'}")
+    console.print(f"constants    {lowered.constant_bytes_added:,} bytes added")
+    if options.output:
+        seconds = sum(lowered.seconds.values())
+        beside = "".join(f", beside it {options.output}{end}" for end in lowered.artifact.beside)
+        console.print(f"written      {options.output}, {len(data):,} bytes, in {seconds:.1f} s{beside}")
+    return DONE
+
+
+def _check_artifact_name(options: argparse.Namespace, written: Mapping[str, str | None]) -> None:
+    """Raises `UsageError` for an -o that nobody could load, or beside which there is no place."""
+    from dimorder import targets
+
+    target = targets.find(options.target)
+    if options.output:
+        target.check_name(Path(options.output))
+        check_outputs({**written, **{f"{end} beside -o": options.output + end for end in target.beside}})
+
+
+COMMAND = Command(
+    "lower", "lower a network to a program with a proven plan and a contract", EXAMPLES, add_options, run
+)

@@ -1,0 +1,225 @@
+"""Decides what the commands share: how one is declared, and the options that several take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dimorder.cli import models
+from dimorder.cli.console import Console
+from dimorder.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from dimorder.lowering.network_plan import NetworkPlan
+
+# NO is for a check that failed, and for a tensor or a network that is refused.
+DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+_MODEL_HELP = (
+    "a .pt2 file, or package.module:factory (a callable that returns a torch.nn.Module, or a Module)"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its name, its line of help, its examples, its options, and what it does (an exit code).
+
+    Everything heavy is imported by `run`: `dimorder --help` must not wait for torch.
+    """
+
+    name: str
+    summary: str
+    examples: str
+    add_options: Callable[[CommandParser], None]
+    run: Callable[[argparse.Namespace, Console], int]
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are `UsageError`s, and whose help ends with the targets where `tells_targets`."""
+
+    tells_targets = False
+
+    def format_help(self) -> str:
+        # Written when it is asked for: other packages' listings are imported, and by no other command.
+        return super().format_help() + (f"\n{_targets_told()}" if self.tells_targets else "")
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(self.prog, message, f"see {self.prog} --help")
+
+
+# The options
+
+
+def network_options(parser: CommandParser) -> None:
+    """MODEL, and what it is planned for: `planned` and `pipeline` read these."""
+    model_options(parser)
+    parser.tells_targets = True
+    parser.add_argument(
+        "--target", default="xnnpack", help="what to lower for, of the targets below (default xnnpack)"
+    )
+    for kind in ("input", "output"):
+        parser.add_argument(
+            f"--{kind}-order",
+            action="append",
+            default=[],
+            metavar="ORDER",
+            help=f"what the contract promises of {kind}s, such as NHWC or 0,2,3,1 (default contiguous); "
+            f"once for all, or once per {kind}",
+        )
+    parser.add_argument(
+        "--objective",
+        choices=("bytes", "count"),
+        default="bytes",
+        help="minimise bytes moved (default) or conversions",
+    )
+
+
+def model_options(parser: argparse.ArgumentParser) -> None:
+    """MODEL, its arguments and its inputs: `models` reads these."""
+    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    parser.add_argument(
+        *("--input", "-i"),
+        action="append",
+        default=[],
+        type=models.InputOption.parse,
+        metavar="[NAME=]SHAPE[:DTYPE]",
+        help="one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default); a .pt2 needs none",
+    )
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        type=models.parse_argument,
+        metavar="KEY=VALUE",
+        help="an argument of the factory, as a Python literal or else as text",
+    )
+
+
+def json_option(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help=f"{what} as JSON; - or nothing is stdout"
+    )
+
+
+def report_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--report", metavar="FILE", help="a page (.html) that shows the plan operator by operator"
+    )
+
+
+def _targets_told() -> str:
+    """A line for each target: its name, the suffix of its files, its summary."""
+    from dimorder import targets
+
+    rows = []
+    for name in targets.names():
+        try:
+            told = targets.listing(name)
+            rows.append((name, told.suffix, told.summary))
+        except UsageError as error:
+            rows.append((name, "", error.found))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"  {name:{widths[0]}}  {suffix:{widths[1]}}  {summary}\n" for name, suffix, summary in rows]
+    return "targets:\n" + "".join(lines)
+
+
+# What they name
+
+
+def planned(options: argparse.Namespace, console: Console) -> NetworkPlan:
+    """The plan of what the options name."""
+    with console.progress() as progress:
+        progress("loading torch")
+        from dimorder import api
+
+        found: NetworkPlan = pipeline(api.plan, options, progress)
+        console.check_interrupt()
+    return found
+
+
+def pipeline(
+    step: Callable[..., Any], options: argparse.Namespace, progress: Callable[[str], None], **more: Any
+) -> Any:
+    """`api.lower` or `api.plan` of what the options name."""
+    from dimorder import targets
+
+    targets.find(options.target)
+    progress(f"loading {options.model}")
+    model = models.load_model(options.model, dict(options.arg))
+    args, kwargs = models.example_inputs(model, options.input)
+    try:
+        return step(
+            model,
+            args,
+            kwargs,
+            target=options.target,
+            input_orders=_orders(options.input_order),
+            output_orders=_orders(options.output_order),
+            objective=options.objective,
+            progress=progress,
+            **more,
+        )
+    except UnsupportedError:
+        models.check_runs(model, args, kwargs)
+        raise
+
+
+def _orders(given: Sequence[str]) -> Any:
+    return (given[0] if len(given) == 1 else list(given)) if given else None
+
+
+# What is written
+
+
+def check_outputs(paths: Mapping[str, str | None]) -> None:
+    """Raises `UsageError` for a path that cannot be written, before the long work begins."""
+    files = {option: Path(path) for option, path in paths.items() if path and path != "-"}
+    for option, path in files.items():
+        where = f"{option} {path}"
+        if path.is_dir() or (path.exists() and not path.is_file()):
+            raise UsageError(where, "a folder or a device", "name a file")
+        if list(files.values()).count(path) > 1:
+            raise UsageError(where, "given for two files", "give each its own name")
+        probe = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            fix = "name a file in a folder that exists and that you can write to"
+            raise UsageError(where, f"cannot be written: {error.strerror or error}", fix) from error
+
+
+def write_json(path: str | None, data: object, console: Console) -> None:
+    """What `--json` asks for: a file, stdout, or nothing."""
+    if path is None:
+        return
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    if path == "-":
+        console.print(text)
+        return
+    from dimorder import files
+
+    files.write_whole(path, f"{text}\n".encode())
+
+
+def read_json(path: str) -> Any:
+    """What `write_json` wrote. Raises `UsageError` for a file that is missing or holds something else."""
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or f"no JSON: {error}"
+        raise UsageError(path, found, "give a file that --json wrote") from error
+
+
+def report_page(options: argparse.Namespace, result: Any, progress: Callable[[str], None]) -> bytes:
+    """The page of a plan or a lowered network, where `--report` asks for one."""
+    if not options.report:
+        return b""
+    from dimorder import report
+
+    return report.render(result, options.model, progress).encode()

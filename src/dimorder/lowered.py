@@ -1,0 +1,98 @@
+"""Decides what a lowered network is for its caller: how it is run, saved and told of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from dimorder.contract import Contract
+from dimorder.errors import UsageError
+from dimorder.files import write_whole
+from dimorder.lowering.capture.captured import Captured, arguments
+from dimorder.lowering.capture.fold import fold_constants
+from dimorder.lowering.network_plan import NetworkPlan
+from dimorder.lowering.operators.dialect import decompose
+from dimorder.lowering.verify import Verified
+from dimorder.runtime.guard import OnMismatch, check, restore
+from dimorder.targets.base import Artifact, Target
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered network: its plan, its contract, the physical program it came from, and the target's
+    artifact.
+
+    `seconds` is per step.
+    """
+
+    plan: NetworkPlan
+    physical: ExportedProgram
+    artifact: Artifact
+    program: Captured
+    verified: Verified
+    constant_bytes_added: int
+    target: Target
+    seconds: Mapping[str, float] = field(compare=False)
+
+    @property
+    def contract(self) -> Contract:
+        return self.plan.contract
+
+    @property
+    def max_rel_error(self) -> float:
+        return self.verified.max_rel_error
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the artifact, and what lies beside it: whole, or not at all.
+
+        Raises `UsageError` for a name that has not the target's suffix, or that cannot be written.
+        """
+        self.target.check_name(Path(path))
+        return write_whole(path, self.artifact.data, self.artifact.beside)
+
+    def decomposed(self) -> ExportedProgram:
+        """The physical program in ATen between permutes, for ExecuTorch's own partitioners.
+
+        Round its convolutions such a partitioner puts permutes of its own, which cancel against these; the
+        plan's conversions are what is left. Inputs and outputs are flat, and as the contract's boundary shows
+        them, except that ExecuTorch makes each output contiguous.
+
+        >>> from dimorder.api import lower
+        >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
+        >>> program = lower(conv, (torch.randn(2, 3, 5, 7),)).decomposed()
+        >>> [n.target._opname for n in program.graph.nodes if n.op == "call_function"]
+        ['permute', 'clone', 'permute', 'conv2d', 'permute', 'permute', 'clone', 'relu']
+        """
+        return fold_constants(decompose(self.physical))
+
+    def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
+        """Run the artifact like the network, guarded by the contract; the result has its structure."""
+        given = arguments(self.program.exported, args, kwargs)
+        fed = []
+        for value, example in zip(given, self.program.examples, strict=True):
+            if isinstance(example, torch.Tensor):
+                fed.append(value)
+            elif (type(value), value) != (type(example), example):
+                found = f"{value!r}, where the network was lowered for {example!r}"
+                raise UsageError("the arguments", found, "lower it again for that value")
+        guarded = check(self.contract, fed, on_mismatch)
+        outputs = restore(self.contract, self.artifact.run(guarded.tensors), on_mismatch).tensors
+        return pytree.tree_unflatten(list(outputs), self.program.out_spec)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `dimorder lower --json` writes; the keys are stable."""
+        return {
+            **self.plan.to_dict(),
+            "constant_bytes_added": self.constant_bytes_added,
+            "delegates": self.artifact.delegates,
+            "outside": dict(self.artifact.outside),
+            "verify": asdict(self.verified),
+            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+        }

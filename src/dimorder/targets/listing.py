@@ -1,0 +1,84 @@
+"""Decides what is known of a target before it is imported: how `--help` tells of it, which files are its own,
+what installs what it needs. Takes no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dimorder.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from dimorder.targets.base import Target
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A target as its entry point names it: a value in a module that imports nothing heavy.
+
+    `summary` is one line for `--help`; `target` says where the `Target` itself is, as "package.module:NAME";
+    `install` is told where a module that it needs is missing. A file that `dimorder check` can read has a
+    `kind`, which is how errors call it; it is known by the bytes that it `begins` with, at that place, else
+    by `suffix`.
+
+    >>> told = Listing(".tosa", "a graph", "pip install it", "m:TARGET", "a .tosa graph", (4, b"TOSA"))
+    >>> told.is_file("a name of any kind", bytes(4) + b"TOSA..."), told.is_file("net.tosa", b"else")
+    (True, False)
+    """
+
+    suffix: str
+    summary: str
+    install: str
+    target: str
+    kind: str | None = None
+    begins: tuple[int, bytes] | None = None
+
+    def __post_init__(self) -> None:
+        module, colon, name = self.target.partition(":")
+        if not (module and colon and name.isidentifier()):
+            raise UsageError(
+                "a target's listing", f"target {self.target!r}", "write it as package.module:NAME"
+            )
+        if not self.suffix.startswith(".") or len(self.suffix) == 1:
+            raise UsageError("a target's listing", f"suffix {self.suffix!r}", "write it as in .tosa")
+        if not self.summary or "\n" in self.summary:
+            raise UsageError(
+                "a target's listing", f"summary {self.summary!r}", "say in one line what it writes"
+            )
+
+    def is_file(self, path: str, data: bytes) -> bool:
+        """Whether a file of that name and content is one that this target's `check` reads."""
+        if self.kind is None or self.begins is None:
+            return self.kind is not None and path.endswith(self.suffix)
+        place, identifier = self.begins
+        return data[place : place + len(identifier)] == identifier
+
+    def open(self, name: str) -> Target:
+        """The target itself, imported. Raises `UnsupportedError` where what it needs is not installed."""
+        module, _, attribute = self.target.partition(":")
+        with installed(name, self.install):
+            found: Any = importlib.import_module(module)
+        target: Target = getattr(found, attribute)
+        return target
+
+
+@contextmanager
+def installed(name: str, install: str) -> Iterator[None]:
+    """Tells of a module that is missing in three lines, of which the last says what installs it.
+
+    >>> with installed("counted", "pip install counted"):
+    ...     import no_such_module
+    Traceback (most recent call last):
+    dimorder.errors.UnsupportedError: target counted
+      found: not all that it needs is installed: No module named 'no_such_module'
+      fix: pip install counted
+    """
+    try:
+        yield
+    except ImportError as error:
+        found = f"not all that it needs is installed: {error}"
+        raise UnsupportedError(f"target {name}", found, install) from error

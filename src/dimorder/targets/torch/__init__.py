@@ -1,0 +1,12 @@
+"""Target torch: the physical program in plain ATen, saved as a `.pt2`. `target.py` has all of it."""
+
+from __future__ import annotations
+
+from dimorder.targets.listing import Listing
+
+LISTING = Listing(
+    ".pt2",
+    "the program in plain ATen, for any device of torch and for torch.compile",
+    "pip install dimorder",
+    "dimorder.targets.torch.target:TARGET",
+)

@@ -1,0 +1,12 @@
+"""Target counted: what is known of it without importing torch."""
+
+from dimorder.targets.listing import Listing
+
+LISTING = Listing(
+    ".counted",
+    "a count of the program's operators, and the program",
+    "pip install 'dimorder-counted[format]'",
+    "dimorder_counted.target:TARGET",
+    kind="a .counted file",
+    begins=(0, b"COUNTED "),
+)
