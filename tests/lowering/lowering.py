@@ -16,10 +16,11 @@ from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
+from dimorder.lowering.ability import Ability
 from dimorder.lowering.annotate import Annotated, annotate
 from dimorder.lowering.capture.captured import Captured, capture
 from dimorder.lowering.costs import counted
-from dimorder.lowering.extract import Ability, Extracted, extract
+from dimorder.lowering.extract import Extracted, extract
 from dimorder.lowering.rewrite import at_boundary, build
 from dimorder.lowering.verify import random_like, relative_error
 from dimorder.planning.plan import LayoutPlan

@@ -1,26 +1,22 @@
-"""Decides what the planner may choose from: buffers, and for every operator the orders it could run in.
-
-Candidate orders are the closure of what contracts and operators ask for, carried through the operators that
-share axes.
-"""
+"""Decides what the planner may choose from: buffers, and for every operator the ways it could run."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError
+from dimorder.lowering.ability import Ability, Verdicts
 from dimorder.lowering.annotate import Annotated, annotate, results_of
-from dimorder.lowering.capture.captured import Captured, operator_name, where
+from dimorder.lowering.capture.captured import operator_name, where
+from dimorder.lowering.closure import Closure, Proposal, TooManyCandidates
 from dimorder.lowering.costs import Costs, transpose_rank
-from dimorder.lowering.dry_run import physical_calls
 from dimorder.lowering.operators.operator import Implementation, Relation, results
 from dimorder.lowering.operators.table import implementations, operands
 from dimorder.lowering.sites import (
@@ -36,26 +32,7 @@ from dimorder.lowering.sites import (
 )
 from dimorder.planning.problem import Buffer, Config, Cost, LayoutProblem, Step
 
-MAX_LAYOUTS = 128  # candidate layouts of one buffer
 MAX_CONFIGS = 2048  # configurations of one operator
-
-
-@dataclass(frozen=True)
-class Ability:
-    """What a target can do, as the planner needs it.
-
-    `computes(call, constants)` is None for a call of a physical program that the target computes, else why it
-    does not; `constants` are the nodes whose values are known. `leaves(call)` is None for a call that may run
-    outside of what the target computes, on dense tensors, else why it may not. `declines` names the
-    implementations that are not offered, as `operator/implementation`: the fewest first; the next set is
-    taken where the candidate orders are too many. `max_rank` is the highest rank of a transpose, once
-    dimensions that stay together count as one.
-    """
-
-    computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
-    leaves: Callable[[torch.fx.Node], str | None] | None = None
-    declines: tuple[frozenset[str], ...] = (frozenset(),)
-    max_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +53,7 @@ def extract(
     input_orders: Sequence[DimOrder],
     output_orders: Sequence[DimOrder],
     costs: Costs,
-    ability: Ability = Ability(),
+    ability: Ability,
 ) -> Extracted:
     """The layout problem of an annotated program under a contract, a target's costs and its ability.
 
@@ -84,7 +61,7 @@ def extract(
     order if it then runs on dense tensors as it is, else row-major, which is annotated anew. Raises
     `UnsupportedError` for a call that can run neither way.
     """
-    verdicts = _Verdicts(ability)
+    verdicts = Verdicts(ability)
     row_major: dict[torch.fx.Node, str] = {}
     while True:
         refused = _extract(annotated, input_orders, output_orders, costs, ability, verdicts)
@@ -107,69 +84,16 @@ def _extract(
     output_orders: Sequence[DimOrder],
     costs: Costs,
     ability: Ability,
-    verdicts: _Verdicts,
+    verdicts: Verdicts,
 ) -> Extracted | dict[torch.fx.Node, str]:
     """The problem, or the calls that have no configuration and why."""
     *richer, plainest = ability.declines
     for declined in richer:
-        with suppress(_TooMany):
+        with suppress(TooManyCandidates):
             return _Extractor(
                 annotated, input_orders, output_orders, costs, declined, verdicts, give_up=True
             ).run()
     return _Extractor(annotated, input_orders, output_orders, costs, plainest, verdicts, give_up=False).run()
-
-
-class _Verdicts:
-    """What the target says of the ways to run an operator; like calls are asked about once."""
-
-    def __init__(self, ability: Ability) -> None:
-        self.ability = ability
-        self.known: dict[object, tuple[str | None, str | None]] = {}
-
-    def of(
-        self, site: Site, arrangement: Arrangement, program: Captured, buffers: Sequence[BufferInfo]
-    ) -> tuple[str | None, str | None]:
-        """Why an arrangement cannot be computed by the target, and why it can neither run outside."""
-        if self.ability.computes is None:
-            return None, None
-        implementation = site.implementations[arrangement.implementation]
-        sizes = [
-            tuple(
-                (token, tuple(buffers[view.buffer].tensor.sizes[a] for a in axes))
-                for token, axes in held.items()
-            )
-            for view, held in zip(site.views, site.tokens, strict=True)
-        ]
-        key = (_described(site.node), implementation.name, arrangement.tokens, *sizes)
-        if key not in self.known:
-            self.known[key] = self._asked(physical_calls(site, arrangement, program, buffers))
-        return self.known[key]
-
-    def _asked(self, calls: Sequence[torch.fx.Node]) -> tuple[str | None, str | None]:
-        assert self.ability.computes is not None
-        inside, outside = None, None
-        for call in calls:
-            constants = [node for node in call.all_input_nodes if node.op == "get_attr"]
-            reason = self.ability.computes(call, constants)
-            if reason is None:
-                continue
-            inside = inside or reason
-            outside = outside or (reason if self.ability.leaves is None else self.ability.leaves(call))
-        return inside, outside
-
-
-def _described(node: torch.fx.Node) -> object:
-    """A call as far as its own arguments go: two that are described alike are computed alike."""
-
-    def told(operand: torch.fx.Node) -> Any:
-        value = operand.meta["val"]
-        return (operand.op == "get_attr", tuple(value.shape), str(value.dtype))
-
-    return node.target, repr(torch.fx.map_arg((node.args, node.kwargs), told))
-
-
-class _TooMany(Exception):
-    """A cap on candidates was reached."""
 
 
 class _Extractor:
@@ -180,7 +104,7 @@ class _Extractor:
         output_orders: Sequence[DimOrder],
         costs: Costs,
         declined: Collection[str],
-        verdicts: _Verdicts,
+        verdicts: Verdicts,
         *,
         give_up: bool,
     ) -> None:
@@ -194,7 +118,7 @@ class _Extractor:
 
     def run(self) -> Extracted | dict[torch.fx.Node, str]:
         sites = self._sites()
-        proposals = _Closure(sites, self.buffers, self._seeds(sites), self.give_up).run()
+        proposals = Closure(sites, self.buffers, self._seeds(sites), self.give_up).run()
         steps, arrangements = [], []
         refused: dict[torch.fx.Node, str] = {}
         for site, proposal in zip(sites, proposals.per_site, strict=True):
@@ -341,7 +265,7 @@ class _Extractor:
     # -- configurations
 
     def _configs(
-        self, site: Site, proposal: _Proposal, candidates: Sequence[Mapping[AxisOrder, None]]
+        self, site: Site, proposal: Proposal, candidates: Sequence[Mapping[AxisOrder, None]]
     ) -> tuple[tuple[Arrangement, ...], tuple[Config, ...]] | str:
         """What the planner may choose from, or why the target can run the site in no way.
 
@@ -355,7 +279,7 @@ class _Extractor:
                 inside.append((implementation, tokens))
                 continue
             arrangement = Arrangement(tokens, (), implementation)
-            arrangement = replace(arrangement, absorbed=_any_absorbed(proposal))
+            arrangement = replace(arrangement, absorbed=proposal.some_absorbed)
             why, why_not_outside = self.verdicts.of(site, arrangement, self.annotated.program, self.buffers)
             if why is None:
                 inside.append((implementation, tokens))
@@ -375,7 +299,7 @@ class _Extractor:
                 count += 1
                 if count > MAX_CONFIGS:
                     if self.give_up:
-                        raise _TooMany
+                        raise TooManyCandidates
                     self.truncated = True
                     break
                 arrangement = Arrangement(tokens, absorbed, implementation)
@@ -408,11 +332,6 @@ class _Extractor:
         return max_rank is None or transpose_rank(source, target) <= max_rank
 
 
-def _any_absorbed(proposal: _Proposal) -> tuple[tuple[tuple[Token, AxisOrder], ...], ...]:
-    """Some order of the absorbed axes: it decides how a constant is re-laid, not what is computed."""
-    return tuple(next(iter(orders)) for orders in proposal.absorbed)
-
-
 def _relabelled(view: BufferView, before: AxedTensor, after: AxedTensor) -> BufferView:
     """The view behind a pure relabel: axes follow their labels."""
     axes = [-1] * len(after.sizes)
@@ -424,150 +343,3 @@ def _relabelled(view: BufferView, before: AxedTensor, after: AxedTensor) -> Buff
 
 def _tokens(view: BufferView, tensor: AxedTensor, relation: Relation) -> dict[Token, AxisOrder]:
     return {t: tuple(view.axes[a] for a in axes) for t, axes in token_axes(tensor, relation).items()}
-
-
-@dataclass
-class _Proposal:
-    """What the closure found for one site: token orders, and per tensor the orders of its absorbed axes."""
-
-    tokens: dict[tuple[int, tuple[Token, ...]], None] = field(default_factory=dict)  # by implementation
-    absorbed: list[dict[tuple[tuple[Token, AxisOrder], ...], None]] = field(default_factory=list)
-
-
-class _Closure:
-    """Carries candidate orders from tensor to tensor through every site until nothing new appears."""
-
-    def __init__(
-        self,
-        sites: Sequence[Site],
-        buffers: Sequence[BufferInfo],
-        seeds: Mapping[int, AxisOrder],
-        give_up: bool,
-    ) -> None:
-        self.give_up = give_up
-        self.sites, self.buffers, self.seeds = sites, buffers, seeds
-        self.candidates: list[dict[AxisOrder, None]] = [{} for _ in buffers]
-        self.per_site = [_Proposal(absorbed=[{} for _ in site.views]) for site in sites]
-        self.defaults = [_default_tokens(site) for site in sites]
-        self.readers: list[list[tuple[int, int]]] = [[] for _ in buffers]
-        self.truncated = False
-        self.queue: list[tuple[int, AxisOrder]] = []
-        for index, site in enumerate(sites):
-            for position, view in enumerate(site.views):
-                self.readers[view.buffer].append((index, position))
-
-    def run(self) -> _Closure:
-        for index, site in enumerate(self.sites):
-            if index in self.seeds:
-                order = self.seeds[index]
-                self.per_site[index].tokens[0, tuple(("axis", axis) for axis in order)] = None
-                self.per_site[index].absorbed[0][()] = None
-                self._add(site.views[0].buffer, order, seed=True)
-                continue
-            for number, form in enumerate(site.forms):
-                self.per_site[index].tokens[number, _formed(self.defaults[index], form)] = None
-            for position in range(len(site.views)):
-                self.per_site[index].absorbed[position][self._absorbed(site, position, None)] = None
-            self._expand(index, seed=True)
-        done = 0
-        while done < len(self.queue):
-            buffer, order = self.queue[done]
-            done += 1
-            for index, position in self.readers[buffer]:
-                if index not in self.seeds:
-                    self._propose(index, position, order)
-        return self
-
-    def _add(self, buffer: int, order: AxisOrder, *, seed: bool = False) -> None:
-        if order in self.candidates[buffer]:
-            return
-        if not seed and len(self.candidates[buffer]) >= MAX_LAYOUTS:
-            if self.give_up:
-                raise _TooMany
-            self.truncated = True
-            return
-        self.candidates[buffer][order] = None
-        self.queue.append((buffer, order))
-
-    def _propose(self, index: int, position: int, order: AxisOrder) -> None:
-        """Take a tensor's order into a site: its tokens in that order, the others where they were or beside
-        their neighbour in logical order, sorted into each form."""
-        site, proposal = self.sites[index], self.per_site[index]
-        rank = {axis: i for i, axis in enumerate(order)}
-        held = site.tokens[position]
-        mine = sorted(held, key=lambda token: rank[held[token][0]])
-        slots = iter(mine)
-        in_place = tuple(next(slots) if token in held else token for token in self.defaults[index])
-        beside = _insert_before_successors(mine, self.defaults[index])
-        formed = dict.fromkeys(
-            (number, _formed(tokens, form))
-            for number, form in enumerate(site.forms)
-            for tokens in (in_place, beside)
-        )
-        new = [tokens for tokens in formed if tokens not in proposal.tokens]
-        absorbed = self._absorbed(site, position, rank)
-        if new or absorbed not in proposal.absorbed[position]:
-            proposal.tokens.update(dict.fromkeys(new))
-            proposal.absorbed[position][absorbed] = None
-            self._expand(index)
-
-    def _absorbed(
-        self, site: Site, position: int, rank: Mapping[int, int] | None
-    ) -> tuple[tuple[Token, AxisOrder], ...]:
-        held = site.tokens[position]
-        return tuple(
-            (token, tuple(sorted(axes, key=lambda a: rank[a])) if rank else axes)
-            for token, axes in held.items()
-            if token[0] in site.absorbed
-        )
-
-    def _expand(self, index: int, *, seed: bool = False) -> None:
-        """Every order that the site's arrangements give to its tensors is a candidate of their buffers."""
-        site, proposal = self.sites[index], self.per_site[index]
-        for position, view in enumerate(site.views):
-            for tokens in dict.fromkeys(tokens for _, tokens in proposal.tokens):
-                for absorbed in list(proposal.absorbed[position]):
-                    choice = ((),) * position + (absorbed,)
-                    self._add(view.buffer, layout_of(position, site, Arrangement(tokens, choice)), seed=seed)
-
-
-def _default_tokens(site: Site) -> tuple[Token, ...]:
-    """All tokens of a site in one order: the tensor with most tokens in logical order, the others merged in
-    after their predecessors."""
-    order: list[Token] = []
-    views = sorted(range(len(site.views)), key=lambda i: -len(site.tokens[i]))
-    for i in views:
-        previous = -1
-        axes = site.views[i].axes
-        place = {axis: p for p, axis in enumerate(axes)}
-        for token in sorted(site.tokens[i], key=lambda t: place[site.tokens[i][t][0]]):
-            if token in order:
-                previous = order.index(token)
-            else:
-                previous += 1
-                order.insert(previous, token)
-    return tuple(order)
-
-
-def _insert_before_successors(tokens: Sequence[Token], default: Sequence[Token]) -> tuple[Token, ...]:
-    """Some tokens of a site in an order of their own; each missing one goes right before the token it
-    precedes by default."""
-    order = list(tokens)
-    for i in reversed(range(len(default))):
-        if default[i] not in order:
-            order.insert(order.index(default[i + 1]) if i + 1 < len(default) else len(order), default[i])
-    return tuple(order)
-
-
-def _formed(tokens: Iterable[Token], form: str) -> tuple[Token, ...]:
-    """Tokens stable-sorted into a form."""
-    names = form.split()
-
-    def group(token: Token) -> int:
-        label = token[0]
-        return next(
-            (i for i, name in enumerate(names) if label == name or label.startswith(f"{name}.")),
-            names.index("*") if "*" in names else -1,
-        )
-
-    return tuple(sorted(tokens, key=group))

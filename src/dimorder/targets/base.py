@@ -12,8 +12,8 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
+from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import Costs, counted
-from dimorder.lowering.extract import Ability
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
@@ -52,7 +52,7 @@ class FileSummary(Protocol):
 class Target:
     """A target's side of the bargain.
 
-    `ability` says what it computes (see `extract.Ability`), `costs` what a plan is charged, by objective (see
+    `ability` says what it computes (see `ability.Ability`), `costs` what a plan is charged, by objective (see
     `costs.Costs`). `suffix` is what its files are called, `beside` what is put behind that name for the files
     that lie beside one, and `load` reads them back: what the program promises, and how it runs. What
     `runs_fast` is run once by `lower`, and compared with the network. `check`, from path and content, says

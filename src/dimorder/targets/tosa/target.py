@@ -16,8 +16,8 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
-from dimorder.lowering.extract import Ability
 from dimorder.targets.base import FileSummary, Run, Target
 from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write

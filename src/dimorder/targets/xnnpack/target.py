@@ -10,8 +10,8 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import Contract, constant_methods, seal
 from dimorder.executorch import pte
+from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
-from dimorder.lowering.extract import Ability
 from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.ops import MAX_RANK, OPERATORS, wrong_outside
