@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from dimorder.lowering.capture.captured import Captured
-from dimorder.lowering.operators.operator import args_of, shape_of
+from dimorder.lowering.capture.tracing import shape_of
+from dimorder.lowering.operators.operator import args_of
 from dimorder.lowering.operators.table import operands
 from dimorder.lowering.sites import (
     Arrangement,

@@ -13,9 +13,8 @@ from torch.export import ExportedProgram
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
 from dimorder.lowering.building import Builder, Call, Run
-from dimorder.lowering.capture.tracing import SOURCE
+from dimorder.lowering.capture.tracing import SOURCE, shape_of
 from dimorder.lowering.extract import Extracted
-from dimorder.lowering.operators.operator import shape_of
 from dimorder.lowering.sites import Arrangement, AxisOrder, Site, layout_of
 from dimorder.planning.plan import LayoutPlan
 

@@ -18,7 +18,8 @@ class Tracer:
     """The graph under construction and its constants.
 
     `spellings` maps an operator to the function that writes it in other operators; `node` is the one being
-    traced, and `meta` its place in the source, which whatever is written for it inherits.
+    traced, and `meta` its place in the source, which whatever is written for it inherits. `remembered` is
+    what a spelling keeps for the next call of its operator: constants that several calls share.
     """
 
     def __init__(self, spellings: Mapping[Any, Callable[..., Value]]) -> None:
@@ -28,6 +29,7 @@ class Tracer:
         self.attribute_nodes: dict[int, torch.fx.Node] = {}
         self.kept: list[torch.Tensor] = []  # keeps ids of constants unique while tracing
         self.names: dict[int, str] = {}
+        self.remembered: dict[Any, Any] = {}
         self.node: Any = None
         self.meta: dict[str, Any] = {}
 
@@ -73,6 +75,10 @@ class Tracer:
         if rewrite is None:
             return self.emit(target, *args, **kwargs)
         return rewrite(self, *args, **kwargs)
+
+    def write(self, target: Any, *args: Value, **kwargs: Value) -> Value:
+        """`call` with the arguments as they are written."""
+        return self.call(target, args, kwargs)
 
     def emit(self, target: Any, *args: Value, **kwargs: Value) -> Value:
         """Copy one operator. What has no elements is a constant, whatever it was made from."""
@@ -122,7 +128,7 @@ def without_data(tensor: torch.Tensor) -> torch.Tensor:
 
 def shape_of(value: Value) -> tuple[int, ...]:
     tensor = value.meta["val"] if isinstance(value, torch.fx.Node) else value
-    return tuple(tensor.shape)
+    return tuple(int(size) for size in tensor.shape)
 
 
 def dtype_of(value: Value) -> torch.dtype:

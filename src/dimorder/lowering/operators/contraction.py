@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
-from dimorder.lowering.capture.tracing import Tracer, Value
-from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import (
@@ -19,7 +19,6 @@ from dimorder.lowering.operators.operator import (
     args_of,
     dims_of,
     operands,
-    shape_of,
     spelt,
     tensor_arguments,
 )
@@ -34,23 +33,64 @@ _WEIGHTS = ("weight", "bias")
 
 
 def _addmm(n: Tracer, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Value:
-    if beta != 1 or alpha != 1 or isinstance(w, torch.fx.Node) or len(traced_shape(bias)) != 1:
+    if beta != 1 or alpha != 1 or isinstance(w, torch.fx.Node) or len(shape_of(bias)) != 1:
         return n.emit(aten.addmm.default, bias, x, w, beta=beta, alpha=alpha)
     return n.emit(aten.linear.default, x, w.t(), bias)
 
 
 def matmul(n: Tracer, a: Value, b: Value) -> Value:
-    rank_a, rank_b = len(traced_shape(a)), len(traced_shape(b))
+    rank_a, rank_b = len(shape_of(a)), len(shape_of(b))
     if isinstance(b, torch.Tensor) and rank_b == 2 and rank_a >= 2:
         return n.emit(aten.linear.default, a, b.t())
     if min(rank_a, rank_b) < 2:
         return n.emit(aten.matmul.default, a, b)
     rank = max(rank_a, rank_b)
     a, b = (
-        view(n, a, (1,) * (rank - rank_a) + traced_shape(a)),
-        view(n, b, (1,) * (rank - rank_b) + traced_shape(b)),
+        view(n, a, (1,) * (rank - rank_a) + shape_of(a)),
+        view(n, b, (1,) * (rank - rank_b) + shape_of(b)),
     )
     return n.emit(aten.matmul.default, a, b)
+
+
+def _times(n: Tracer, x: Value, factor: float) -> Value:
+    return x if factor == 1 else n.write(aten.mul.Tensor, x, factor)
+
+
+def _add_product(multiply: Callable[[Tracer, Value, Value], Value]) -> Callable[..., Value]:
+    """beta · x + alpha · (a times b)."""
+
+    def spell(n: Tracer, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+        product = _times(n, multiply(n, a, b), alpha)
+        return product if beta == 0 else n.write(aten.add.Tensor, _times(n, x, beta), product)
+
+    return spell
+
+
+def _matrix_vector(n: Tracer, a: Value, b: Value) -> Value:
+    """As a linear where the matrix is a constant, else as a product of matrices."""
+    if isinstance(a, torch.Tensor):
+        return n.write(aten.linear.default, b, a)
+    product = n.write(aten.matmul.default, a, view(n, b, [-1, 1]))
+    return view(n, product, [shape_of(a)[0]])
+
+
+def _matrices(n: Tracer, a: Value, b: Value) -> Value:
+    return n.write(aten.matmul.default, a, b)
+
+
+def _sum_of_matrices(n: Tracer, a: Value, b: Value) -> Value:
+    """Σ aᵢ bᵢ is one product: of the aᵢ side by side and the bᵢ on top of each other."""
+    batch, rows, inner = shape_of(a)
+    beside = view(n, n.write(aten.transpose.int, a, 0, 1), [rows, batch * inner])
+    return n.write(aten.matmul.default, beside, view(n, b, [batch * inner, -1]))
+
+
+def _dot(n: Tracer, a: Value, b: Value) -> Value:
+    return n.write(aten.sum.dim_IntList, n.write(aten.mul.Tensor, a, b), [0])
+
+
+def _outer(n: Tracer, a: Value, b: Value) -> Value:
+    return n.write(aten.mul.Tensor, view(n, a, [-1, 1]), view(n, b, [1, -1]))
 
 
 def _relate_linear(node: torch.fx.Node) -> Relation | str:
@@ -189,4 +229,10 @@ OPERATORS = (
     ),
     spelt(matmul, aten.bmm.default, aten.mm.default),
     spelt(_addmm, aten.addmm.default),
+    spelt(_matrix_vector, aten.mv.default),
+    spelt(_dot, aten.dot.default),
+    spelt(_outer, aten.outer.default),
+    spelt(_add_product(_matrix_vector), aten.addmv.default),
+    spelt(_add_product(_matrices), aten.baddbmm.default),
+    spelt(_add_product(_sum_of_matrices), aten.addbmm.default),
 )

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dimorder.lowering.capture.tracing import Tracer, Value
-from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.indexed import pad
 from dimorder.lowering.operators.moves import squeeze, unsqueeze
@@ -24,7 +23,6 @@ from dimorder.lowering.operators.operator import (
     filled,
     operands,
     several,
-    shape_of,
     spelt,
 )
 from dimorder.lowering.sites import Token
@@ -53,7 +51,7 @@ def _conv(rank: int, transposed: bool) -> Callable[..., Value]:
             output_padding, groups, dilation = filled(rest, (0, 1, 1))
         else:
             output_padding, (dilation, groups) = 0, filled(rest, (1, 1))
-        unbatched = len(traced_shape(x)) == rank + 1
+        unbatched = len(shape_of(x)) == rank + 1
         if unbatched:
             x = unsqueeze(n, x, 0)
         if isinstance(padding, str):
@@ -79,7 +77,7 @@ def _named_padding(
     n: Tracer, x: Value, w: Value, padding: str, dilation: list[int]
 ) -> tuple[Value, list[int]]:
     totals = [
-        0 if padding == "valid" else d * (k - 1) for d, k in zip(dilation, traced_shape(w)[2:], strict=True)
+        0 if padding == "valid" else d * (k - 1) for d, k in zip(dilation, shape_of(w)[2:], strict=True)
     ]
     if all(total % 2 == 0 for total in totals):
         return x, [total // 2 for total in totals]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dimorder.lowering.capture.tracing import Tracer, Value
-from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
 from dimorder.lowering.operators.moves import squeeze, unsqueeze, view
 from dimorder.lowering.operators.operator import (
     Implementation,
@@ -23,7 +22,6 @@ from dimorder.lowering.operators.operator import (
     args_of,
     dims_of,
     dims_with_cut,
-    shape_of,
     spelt,
 )
 from dimorder.lowering.sites import Token, is_named
@@ -40,7 +38,7 @@ aten = torch.ops.aten
 def slice_(
     n: Tracer, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
-    shape = traced_shape(x)
+    shape = shape_of(x)
     dim = dim % len(shape)
     begin, stop, step = slice(start, end, step).indices(shape[dim])
     kept = range(begin, stop, step)
@@ -52,13 +50,13 @@ def slice_(
 
 
 def select(n: Tracer, x: Value, dim: int, index: int) -> Value:
-    dim = dim % len(traced_shape(x))
-    index = index % traced_shape(x)[dim]
+    dim = dim % len(shape_of(x))
+    index = index % shape_of(x)[dim]
     return squeeze(n, slice_(n, x, dim, index, index + 1), dim)
 
 
 def _unbind(n: Tracer, x: Value, dim: int = 0) -> Value:
-    return [select(n, x, dim, index) for index in range(traced_shape(x)[dim])]
+    return [select(n, x, dim, index) for index in range(shape_of(x)[dim])]
 
 
 def _split_sizes(n: Tracer, x: Value, sizes: Sequence[int], dim: int = 0) -> Value:
@@ -67,12 +65,12 @@ def _split_sizes(n: Tracer, x: Value, sizes: Sequence[int], dim: int = 0) -> Val
 
 
 def _split(n: Tracer, x: Value, size: int, dim: int = 0) -> Value:
-    total = traced_shape(x)[dim]
+    total = shape_of(x)[dim]
     return _split_sizes(n, x, [min(size, total - begin) for begin in range(0, total, size)], dim)
 
 
 def _chunk(n: Tracer, x: Value, chunks: int, dim: int = 0) -> Value:
-    return _split(n, x, -(-traced_shape(x)[dim] // chunks), dim)
+    return _split(n, x, -(-shape_of(x)[dim] // chunks), dim)
 
 
 def _getitem(n: Tracer, x: Value, index: int) -> Value:
@@ -80,21 +78,21 @@ def _getitem(n: Tracer, x: Value, index: int) -> Value:
 
 
 def cat(n: Tracer, tensors: Sequence[Value], dim: int = 0) -> Value:
-    parts = [t for t in tensors if 0 not in traced_shape(t)]
-    dim = dim % len(traced_shape(parts[0]))
+    parts = [t for t in tensors if 0 not in shape_of(t)]
+    dim = dim % len(shape_of(parts[0]))
     return parts[0] if len(parts) == 1 else n.emit(aten.cat.default, parts, dim)
 
 
 def stack(n: Tracer, tensors: Sequence[Value], dim: int = 0) -> Value:
-    dim = dim % (len(traced_shape(tensors[0])) + 1)
+    dim = dim % (len(shape_of(tensors[0])) + 1)
     return cat(n, [unsqueeze(n, t, dim) for t in tensors], dim)
 
 
 def _roll(n: Tracer, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     if not dims:
-        return view(n, _roll(n, view(n, x, [math.prod(traced_shape(x))]), shifts, [0]), traced_shape(x))
+        return view(n, _roll(n, view(n, x, [math.prod(shape_of(x))]), shifts, [0]), shape_of(x))
     for shift, dim in zip(shifts, dims, strict=True):
-        size = traced_shape(x)[dim]
+        size = shape_of(x)[dim]
         cut = -shift % size
         if cut:
             x = cat(n, [slice_(n, x, dim, cut, size), slice_(n, x, dim, 0, cut)], dim)
@@ -313,5 +311,4 @@ OPERATORS = (
     spelt(_getitem, operator.getitem),
     spelt(stack, aten.stack.default),
     spelt(_roll, aten.roll.default),
-    spelt(pad, aten.pad.default),
 )

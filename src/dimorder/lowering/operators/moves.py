@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of
-from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.lowering.operators.operator import (
     Dims,
     Implementation,
@@ -19,7 +18,6 @@ from dimorder.lowering.operators.operator import (
     Relation,
     args_of,
     dims_of,
-    shape_of,
     spelt,
 )
 
@@ -44,8 +42,8 @@ def view(n: Tracer, x: Value, shape: Sequence[int]) -> Value:
     sizes = [int(size) for size in shape]
     if -1 in sizes:
         known = math.prod(size for size in sizes if size != -1)
-        sizes[sizes.index(-1)] = math.prod(traced_shape(x)) // max(known, 1)
-    if tuple(sizes) == traced_shape(x):
+        sizes[sizes.index(-1)] = math.prod(shape_of(x)) // max(known, 1)
+    if tuple(sizes) == shape_of(x):
         return x
     if isinstance(x, torch.Tensor):
         return x.reshape(sizes)
@@ -53,48 +51,48 @@ def view(n: Tracer, x: Value, shape: Sequence[int]) -> Value:
 
 
 def permute(n: Tracer, x: Value, dims: Sequence[int]) -> Value:
-    rank = len(traced_shape(x))
+    rank = len(shape_of(x))
     dims = [dim % rank for dim in dims]
     return x if dims == list(range(rank)) else n.emit(aten.permute.default, x, dims)
 
 
 def transpose(n: Tracer, x: Value, dim0: int, dim1: int) -> Value:
-    dims = list(range(len(traced_shape(x))))
+    dims = list(range(len(shape_of(x))))
     dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
     return permute(n, x, dims)
 
 
 def _t(n: Tracer, x: Value) -> Value:
-    return permute(n, x, list(reversed(range(len(traced_shape(x))))))
+    return permute(n, x, list(reversed(range(len(shape_of(x))))))
 
 
 def unsqueeze(n: Tracer, x: Value, dim: int) -> Value:
-    shape = list(traced_shape(x))
+    shape = list(shape_of(x))
     shape.insert(dim % (len(shape) + 1), 1)
     return view(n, x, shape)
 
 
 def squeeze(n: Tracer, x: Value, dim: int | Sequence[int] | None = None) -> Value:
-    shape = traced_shape(x)
+    shape = shape_of(x)
     dims = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
     drop = {d % max(len(shape), 1) for d in dims}
     return view(n, x, [size for d, size in enumerate(shape) if not (d in drop and size == 1)])
 
 
 def _flatten(n: Tracer, x: Value, start: int = 0, end: int = -1) -> Value:
-    shape = list(traced_shape(x))
+    shape = list(shape_of(x))
     start, end = start % len(shape), end % len(shape)
     return view(n, x, [*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]])
 
 
 def _unflatten(n: Tracer, x: Value, dim: int, sizes: Sequence[int]) -> Value:
-    shape = list(traced_shape(x))
+    shape = list(shape_of(x))
     dim = dim % len(shape)
     return view(n, x, [*shape[:dim], *sizes, *shape[dim + 1 :]])
 
 
 def expand(n: Tracer, x: Value, shape: Sequence[int], implicit: bool = False) -> Value:
-    old = (1,) * (len(shape) - len(traced_shape(x))) + traced_shape(x)
+    old = (1,) * (len(shape) - len(shape_of(x))) + shape_of(x)
     sizes = [before if size == -1 else int(size) for before, size in zip(old, shape, strict=True)]
     x = view(n, x, old)
     return x if tuple(sizes) == old else n.emit(aten.expand.default, x, sizes)
@@ -105,7 +103,7 @@ def _as_strided(
 ) -> Value:
     dense = [math.prod(size[i + 1 :]) for i in range(len(size))]
     moved = [(s, d) for s, d, extent in zip(stride, dense, size, strict=True) if extent != 1]
-    if math.prod(size) == math.prod(traced_shape(x)) and not offset and all(s == d for s, d in moved):
+    if math.prod(size) == math.prod(shape_of(x)) and not offset and all(s == d for s, d in moved):
         return view(n, x, size)
     raise UnsupportedError(
         "aten.as_strided",
@@ -130,7 +128,7 @@ def _new_filled(fill: float) -> Callable[..., Value]:
 
 def _like_filled(fill: float) -> Callable[..., Value]:
     def rewrite(n: Tracer, x: Value, *_: Value, dtype: torch.dtype | None = None, **__: Value) -> Value:
-        return torch.full(list(traced_shape(x)), fill, dtype=dtype or dtype_of(x))
+        return torch.full(list(shape_of(x)), fill, dtype=dtype or dtype_of(x))
 
     return rewrite
 

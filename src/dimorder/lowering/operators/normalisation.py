@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dimorder.lowering.capture.tracing import SOURCE, Tracer, Value, dtype_of
-from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.capture.tracing import SOURCE, Tracer, Value, dtype_of, shape_of
 from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import (
     Implementation,
@@ -16,7 +15,6 @@ from dimorder.lowering.operators.operator import (
     args_of,
     dims_of,
     operands,
-    shape_of,
     spelt,
 )
 
@@ -38,7 +36,7 @@ def _batch_norm(
     folded = _fold_into_conv(n, x, scale, shift)
     if folded is not None:
         return [folded]
-    shape = [-1] + [1] * (len(traced_shape(x)) - 2)
+    shape = [-1] + [1] * (len(shape_of(x)) - 2)
     scaled = n.emit(aten.mul.Tensor, x, scale.to(dtype_of(x)).reshape(shape))
     return [n.emit(aten.add.Tensor, scaled, shift.to(dtype_of(x)).reshape(shape))]
 
@@ -97,15 +95,15 @@ def _group_norm(
     _cudnn: bool = True,
 ) -> Value:
     """From parts: its groups are pieces of the channels, which only axes can tell."""
-    batch, channels, *rest = traced_shape(x)
+    batch, channels, *rest = shape_of(x)
     grouped = view(n, x, [batch, groups, channels // groups, *rest])
-    dims = list(range(2, len(traced_shape(grouped))))
+    dims = list(range(2, len(shape_of(grouped))))
     centred = n.emit(aten.sub.Tensor, grouped, n.emit(aten.mean.dim, grouped, dims, True))
     variance = n.emit(aten.mean.dim, n.emit(aten.mul.Tensor, centred, centred), dims, True)
     scaled = n.emit(
         aten.mul.Tensor, centred, n.emit(aten.rsqrt.default, n.emit(aten.add.Tensor, variance, eps))
     )
-    y = view(n, scaled, traced_shape(x))
+    y = view(n, scaled, shape_of(x))
     for target, value in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
         if value is not None:
             y = n.emit(target, y, view(n, value, [channels] + [1] * len(rest)))
@@ -126,7 +124,7 @@ def _instance_norm(
 ) -> Value:
     if not use_input:
         return _batch_norm(n, x, weight, bias, mean, var, momentum, eps)[0]
-    return _group_norm(n, x, traced_shape(x)[1], weight, bias, eps)
+    return _group_norm(n, x, shape_of(x)[1], weight, bias, eps)
 
 
 def _relate_layer_norm(node: torch.fx.Node) -> Relation | str:

@@ -152,10 +152,6 @@ def args_of(node: torch.fx.Node) -> Any:
     return node.args
 
 
-def shape_of(node: Any) -> tuple[int, ...]:
-    return tuple(int(size) for size in node.meta["val"].shape)
-
-
 def results(node: torch.fx.Node) -> list[torch.Tensor]:
     value = node.meta["val"]
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of
-from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import (
@@ -19,7 +18,6 @@ from dimorder.lowering.operators.operator import (
     Spell,
     args_of,
     dims_of,
-    shape_of,
     spelt,
     tensor_arguments,
 )
@@ -92,7 +90,7 @@ def _add_combined(combine: Any) -> Callable[..., Value]:
 
 
 def _spell_prelu(n: Tracer, x: Value, w: Value) -> Value:
-    rank = len(traced_shape(x))
+    rank = len(shape_of(x))
     if rank > 1:
         w = view(n, w, [-1] + [1] * (rank - 2))
     return n.emit(aten._prelu_kernel.default, x, w)
@@ -103,6 +101,19 @@ def pointwise(*names: Any, spelling: Spell | None = None) -> Operator:
     return Operator(
         names, relate_pointwise, (Implementation("elementwise", "*", _elementwise, names),), spelling
     )
+
+
+def _glu(n: Tracer, x: Value, dim: int = -1) -> Value:
+    half = shape_of(x)[dim] // 2
+    value, gate = (n.write(aten.slice.Tensor, x, dim, start, start + half) for start in (0, half))
+    return n.write(aten.mul.Tensor, value, n.write(aten.sigmoid.default, gate))
+
+
+def _threshold(n: Tracer, x: Value, threshold: float, value: float) -> Value:
+    if threshold == value and dtype_of(x).is_floating_point:
+        return n.write(aten.clamp_min.default, x, threshold)
+    below = n.write(aten.le.Scalar, x, threshold)
+    return n.write(aten.where.self, below, torch.tensor(value, dtype=dtype_of(x)), x)
 
 
 # Those that torch 2.13 does not tag. What it tags has the same value (see table.find).
@@ -132,6 +143,8 @@ OPERATORS = (
             ),
         ),
     ),
+    spelt(_glu, aten.glu.default),
+    spelt(_threshold, aten.threshold.default),
     spelt(_spell_prelu, aten.prelu.default),
     spelt(_add_combined(aten.mul.Tensor), aten.addcmul.default),
     spelt(_add_combined(aten.div.Tensor), aten.addcdiv.default),

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dimorder.lowering.capture.tracing import Tracer, Value
-from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.moves import squeeze, unsqueeze
 from dimorder.lowering.operators.operator import (
@@ -21,7 +20,6 @@ from dimorder.lowering.operators.operator import (
     dims_of,
     filled,
     several,
-    shape_of,
     spelt,
 )
 
@@ -45,7 +43,7 @@ def _pool(rank: int, pools: dict[int, Any], defaults: tuple[Any, ...]) -> Callab
         stride, padding, *rest = filled(given, (None, 0, *defaults))
         values = [kernel, stride or kernel, padding, *rest]
         values[:lists] = [several(value, rank) for value in values[:lists]]
-        unbatched = len(traced_shape(x)) == rank + 1
+        unbatched = len(shape_of(x)) == rank + 1
         if unbatched:
             x = unsqueeze(n, x, 0)
         if rank > 1:
@@ -64,13 +62,6 @@ def _avg_pool1d(n: Tracer, x: Value, *given: Value) -> Value:
     return _pool(1, _AVG, (False, True, None))(n, x, *given)
 
 
-def _max_pool_with_indices(n: Tracer, x: Value, *args: Value) -> Value:
-    if any(user.args[1] == 1 for user in n.node.users):
-        return n.emit(n.node.target, x, *args)
-    rank = 2 if n.node.target is aten.max_pool2d_with_indices.default else 3
-    return [n.call(_MAX[rank], (x, *args), {})]
-
-
 def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
     same = {
         1: aten.adaptive_avg_pool1d.default,
@@ -79,7 +70,7 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
     }[rank]
 
     def rewrite(n: Tracer, x: Value, size: Sequence[int]) -> Value:
-        spatial = traced_shape(x)[-rank:]
+        spatial = shape_of(x)[-rank:]
         if all(s == 1 for s in size):
             return n.emit(aten.mean.dim, x, list(range(-rank, 0)), True)
         if tuple(size) == tuple(spatial):
@@ -90,6 +81,36 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
         return n.call(_AVG[rank], (x, kernel, kernel), {})
 
     return rewrite
+
+
+def _without_indices(target: Any, pool: Any) -> Callable[..., Value]:
+    """A pool that also says where its maxima lie: the plain one, unless that is read."""
+
+    def spell(n: Tracer, x: Value, *args: Value) -> Value:
+        return n.emit(target, x, *args) if _reads_second(n) else [n.write(pool, x, *args), None]
+
+    return spell
+
+
+def _reads_second(n: Tracer) -> bool:
+    return any(user.args[1] == 1 and user.users for user in n.node.users)
+
+
+def _adaptive_max_pool(rank: int) -> Callable[..., Value]:
+    same = {
+        1: aten.adaptive_max_pool1d.default,
+        2: aten.adaptive_max_pool2d.default,
+        3: aten.adaptive_max_pool3d.default,
+    }[rank]
+
+    def spell(n: Tracer, x: Value, size: Sequence[int]) -> Value:
+        spatial = shape_of(x)[-rank:]
+        if _reads_second(n) or any(full % part for full, part in zip(spatial, size, strict=True)):
+            return n.emit(same, x, list(size))
+        kernel = [full // part for full, part in zip(spatial, size, strict=True)]
+        return [x if tuple(size) == spatial else n.write(_MAX[rank], x, kernel, kernel), None]
+
+    return spell
 
 
 # -- which axes they keep
@@ -194,7 +215,17 @@ OPERATORS = (
     Operator((_AVG[3],), relate_spatial, (_AVG_POOL,), spelt=_pool(3, _AVG, _AVG_REST)),
     spelt(_pool(1, _MAX, _MAX_REST), _MAX[1]),
     spelt(_avg_pool1d, _AVG[1]),
-    spelt(_max_pool_with_indices, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default),
+    *(
+        spelt(_without_indices(name, _MAX[rank]), name)
+        for rank, name in (
+            (1, aten.max_pool1d_with_indices.default),
+            (2, aten.max_pool2d_with_indices.default),
+            (3, aten.max_pool3d_with_indices.default),
+        )
+    ),
+    spelt(_adaptive_max_pool(1), aten.adaptive_max_pool1d.default),
+    spelt(_adaptive_max_pool(2), aten.adaptive_max_pool2d.default),
+    spelt(_adaptive_max_pool(3), aten.adaptive_max_pool3d.default),
     spelt(_adaptive_avg_pool(1), aten.adaptive_avg_pool1d.default),
     spelt(
         _adaptive_avg_pool(2), aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default, fresh=True

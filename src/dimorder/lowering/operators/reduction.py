@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dimorder.lowering.capture.tracing import Tracer, Value
-from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.lowering.operators.operator import (
     Implementation,
     Operator,
     Relation,
     args_of,
     dims_of,
-    shape_of,
     spelt,
 )
 from dimorder.lowering.sites import Token
@@ -28,12 +26,37 @@ aten = torch.ops.aten
 
 
 def _mean_of_all(n: Tracer, x: Value, dtype: torch.dtype | None = None) -> Value:
-    return n.emit(aten.mean.dim, x, list(range(len(traced_shape(x)))), False)
+    return n.emit(aten.mean.dim, x, list(range(len(shape_of(x)))), False)
 
 
 def _sum_of_all(n: Tracer, x: Value, *, dtype: torch.dtype | None = None) -> Value:
     kept = {} if dtype is None else {"dtype": dtype}
-    return n.emit(aten.sum.dim_IntList, x, list(range(len(traced_shape(x)))), False, **kept)
+    return n.emit(aten.sum.dim_IntList, x, list(range(len(shape_of(x)))), False, **kept)
+
+
+def dims_listed(x: Value, dims: int | Sequence[int] | None) -> list[int]:
+    """Dimensions counted from the front; none given are all."""
+    rank = len(shape_of(x))
+    listed = [dims] if isinstance(dims, int) else dims
+    return [dim % rank for dim in listed] if listed else list(range(rank))
+
+
+def _extreme(whole: Any, reduce: Any) -> Callable[..., Value]:
+    def spell(n: Tracer, x: Value) -> Value:
+        return n.write(reduce, x, dims_listed(x, None)) if shape_of(x) else n.emit(whole, x)
+
+    return spell
+
+
+def _extreme_and_where(several: Any, reduce: Any, search: Any) -> Callable[..., Value]:
+    """Of the two results of `max.dim`, the one that nothing reads is dropped with what makes it."""
+
+    def spell(n: Tracer, x: Value, dim: int, keepdim: bool = False) -> Value:
+        if not shape_of(x) or dtype_of(x) == torch.bool:
+            return n.emit(several, x, dim, keepdim)
+        return [n.write(reduce, x, [dim], keepdim), n.write(search, x, dim, keepdim)]
+
+    return spell
 
 
 # -- which axes they reduce
@@ -268,4 +291,8 @@ OPERATORS = (
     _running(aten.cumprod.default, aten.mul.Tensor, 1.0),
     spelt(_mean_of_all, aten.mean.default),
     spelt(_sum_of_all, aten.sum.default),
+    spelt(_extreme(aten.max.default, aten.amax.default), aten.max.default),
+    spelt(_extreme(aten.min.default, aten.amin.default), aten.min.default),
+    spelt(_extreme_and_where(aten.max.dim, aten.amax.default, aten.argmax.default), aten.max.dim),
+    spelt(_extreme_and_where(aten.min.dim, aten.amin.default, aten.argmin.default), aten.min.dim),
 )

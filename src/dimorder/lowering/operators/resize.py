@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
 from dimorder.lowering.operators.dialect import OPS
-from dimorder.lowering.operators.operator import Implementation, Operator, args_of, shape_of
+from dimorder.lowering.operators.moves import view
+from dimorder.lowering.operators.operator import Implementation, Operator, args_of, spelt
 from dimorder.lowering.operators.pooling import FORM, give_in_planes, relate_spatial
 
 if TYPE_CHECKING:
@@ -38,6 +41,44 @@ def _nearest(c: Call) -> None:
     _resize(c, OPS.upsample_nearest2d_nhwc.default)
 
 
+def _along_a_line(n: Tracer, x: Value, flat: Callable[[Value], Value]) -> Value:
+    """`flat`, which takes 4 dimensions, of a tensor of 3 (2 without a batch)."""
+    *rest, length = shape_of(x)
+    y = flat(view(n, x, [*(1,) * (2 - len(rest)), *rest, 1, length]))
+    return view(n, y, [*rest, shape_of(y)[-1]])
+
+
+def _resize_line(resize: Any) -> Callable[..., Value]:
+    """Overload `vec`: a size or factors, between them `align_corners` where the resize has that.
+
+    A bilinear kernel weighs the one row by 1 and by 0, which makes NaN of an infinity.
+    """
+
+    def spell(n: Tracer, x: Value, size: Sequence[int] | None, *rest: Any) -> Value:
+        *aligned, factors = rest
+        wanted = [None if size is None else [1, *size], *aligned, None if not factors else [1.0, *factors]]
+        return _along_a_line(n, x, lambda flat: n.write(resize, flat, *wanted))
+
+    return spell
+
+
+def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
+    """The overload with a size and one factor per dimension, by the one that takes either."""
+
+    def spell(n: Tracer, x: Value, size: Sequence[int], *rest: Any) -> Value:
+        count = sum(argument.name.startswith("scales") for argument in target._schema.arguments)
+        given = len(target._schema.arguments) - 2 - count
+        aligned, factors = rest[:given], rest[given:]
+        if not any(factors):
+            return n.write(vec, x, list(size), *aligned, None)
+        whole = zip(shape_of(x)[2:], factors, size, strict=True)
+        if all(factor and int(old * factor) == new for old, factor, new in whole):
+            return n.write(vec, x, None, *aligned, list(factors))
+        return n.emit(target, x, size, *rest)
+
+    return spell
+
+
 _BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
 
@@ -46,4 +87,17 @@ OPERATORS = (
     Operator((aten.upsample_trilinear3d.vec,), relate_spatial, (_BILINEAR,)),
     Operator((aten.upsample_nearest2d.vec,), relate_spatial, (_NEAREST,)),
     Operator((aten.upsample_nearest3d.vec,), relate_spatial, (_NEAREST,)),
+    spelt(_resize_line(aten.upsample_nearest2d.vec), aten.upsample_nearest1d.vec),
+    spelt(_resize_line(aten.upsample_bilinear2d.vec), aten.upsample_linear1d.vec),
+    *(
+        spelt(_resize_by_size(overloads.default, overloads.vec), overloads.default)
+        for overloads in (
+            aten.upsample_nearest1d,
+            aten.upsample_nearest2d,
+            aten.upsample_nearest3d,
+            aten.upsample_linear1d,
+            aten.upsample_bilinear2d,
+            aten.upsample_trilinear3d,
+        )
+    ),
 )

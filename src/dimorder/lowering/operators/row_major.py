@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dimorder.lowering.capture.tracing import shape_of
 from dimorder.lowering.operators.operator import (
     Implementation,
     Operator,
     Relation,
+    Spell,
     args_of,
     dims_of,
     results,
-    shape_of,
 )
 
 if TYPE_CHECKING:
@@ -60,14 +61,7 @@ def _getitem(value: Any, index: int) -> Any:
 ROW_MAJOR = Implementation("row-major", "*", _lower, ())
 
 
-def _row_major(name: Any, reason: str) -> Operator:
+def row_major(name: Any, reason: str, spelling: Spell | None = None) -> Operator:
+    """An operator that some target computes on row-major tensors, and why no other order is known."""
     implementation = Implementation("row-major", "*", _lower, (name,))
-    return Operator((name,), lambda node: reason, (implementation,))
-
-
-_COMPUTED = "its elements are read by computed positions"
-
-OPERATORS = (
-    _row_major(aten.embedding.default, _COMPUTED),
-    _row_major(aten.index_select.default, _COMPUTED),
-)
+    return Operator((name,), lambda node: reason, (implementation,), spelling)

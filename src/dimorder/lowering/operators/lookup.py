@@ -1,0 +1,124 @@
+"""Operators that read elements by indices: regular constant ones as slices, others row-major."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
+from dimorder.lowering.operators.moves import view
+from dimorder.lowering.operators.operator import Operator, spelt
+from dimorder.lowering.operators.rearranging import around
+from dimorder.lowering.operators.row_major import row_major
+
+aten = torch.ops.aten
+
+# Indices that take more pieces stay whole: a bound on what the graph grows by.
+MAX_PIECES = 16
+# So many elements that are not neighbours are cut one by one; more take a strided slice, a flip or an expand.
+MAX_SINGLES = 4
+
+
+def take(n: Tracer, x: Value, dim: int, indices: Sequence[int]) -> Value | None:
+    """`x` at these indices of a dimension, as slices; None where they are too irregular."""
+    dim = dim % len(shape_of(x))
+    runs = _runs(indices)
+    if not 0 < len(runs) <= MAX_PIECES:
+        return None
+    made = {run: _piece(n, x, dim, *run) for run in dict.fromkeys(runs)}
+    return n.write(aten.cat.default, [made[run] for run in runs], dim)
+
+
+def _runs(indices: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Indices as arithmetic sequences (first, step, count); neighbours in order are kept together.
+
+    Reflected by two, 0 to 4 are (2) (1) (0 to 4) (3) (2).
+    """
+    runs: list[tuple[int, int, int]] = []
+    i = 0
+    while i < len(indices):
+        step = indices[i + 1] - indices[i] if i + 1 < len(indices) else 1
+        end = i + 1
+        while end < len(indices) and indices[end] - indices[end - 1] == step:
+            end += 1
+        if step != 1 and end < len(indices) and indices[end] == indices[end - 1] + 1:
+            end -= 1  # which begins the next
+        if step != 1 and end - i <= MAX_SINGLES:
+            runs += [(index, 1, 1) for index in indices[i:end]]
+        else:
+            runs.append((indices[i], step, end - i))
+        i = end
+    return runs
+
+
+def _piece(n: Tracer, x: Value, dim: int, first: int, step: int, count: int) -> Value:
+    last = first + (count - 1) * step
+    low, high = min(first, last), max(first, last)
+    piece = n.write(aten.slice.Tensor, x, dim, low, high + 1, abs(step) or 1)
+    if step == 0:
+        before, _, after = around(x, dim)
+        return n.write(aten.expand.default, piece, [*before, count, *after])
+    return n.write(aten.flip.default, piece, [dim]) if step < 0 else piece
+
+
+def _constant_indices(index: Value, size: int) -> list[int] | None:
+    """A constant's elements as indices counted from the front. A mask is none: its export has no shape."""
+    if not isinstance(index, torch.Tensor) or index.dtype in (torch.bool, torch.uint8):
+        return None
+    return [i % size for i in index.flatten().tolist()]
+
+
+def _index_select(n: Tracer, x: Value, dim: int, index: Value) -> Value:
+    indices = _constant_indices(index, shape_of(x)[dim]) if shape_of(x) else None
+    taken = None if indices is None else take(n, x, dim, indices)
+    return n.emit(aten.index_select.default, x, dim, index) if taken is None else taken
+
+
+def _index(n: Tracer, x: Value, indices: Sequence[Value]) -> Value:
+    """One constant, of any shape, as the only index."""
+    given = [dim for dim, index in enumerate(indices) if index is not None]
+    if len(given) == 1:
+        (dim,) = given
+        before, size, after = around(x, dim)
+        listed = _constant_indices(indices[dim], size)
+        taken = None if listed is None else take(n, x, dim, listed)
+        if taken is not None:
+            return view(n, taken, [*before, *indices[dim].shape, *after])
+    return n.emit(aten.index.Tensor, x, indices)
+
+
+def _gather(n: Tracer, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    """What takes the same indices everywhere; along other dimensions, the first elements."""
+    if isinstance(index, torch.Tensor) and index.dim() and index.numel():
+        dim = dim % index.dim()
+        row = index.movedim(dim, -1).flatten(0, -2)[0] if index.dim() > 1 else index
+        if torch.equal(
+            row.reshape([-1 if d == dim else 1 for d in range(index.dim())]).expand_as(index), index
+        ):
+            taken = take(n, x, dim, row.tolist())
+            if taken is not None:
+                for d, size in enumerate(index.shape):
+                    taken = n.write(aten.slice.Tensor, taken, d, 0, size)
+                return taken
+    return n.emit(aten.gather.default, x, dim, index)
+
+
+def _embedding(n: Tracer, weight: Value, indices: Value, *options: Any) -> Value:
+    if isinstance(weight, Node) and isinstance(indices, torch.Tensor):
+        taken = take(n, weight, 0, indices.flatten().tolist())
+        if taken is not None:
+            return view(n, taken, [*indices.shape, shape_of(weight)[1]])
+    return n.emit(aten.embedding.default, weight, indices, *options)
+
+
+_COMPUTED = "its elements are read by computed positions"
+
+OPERATORS: tuple[Operator, ...] = (
+    row_major(aten.index_select.default, _COMPUTED, spelling=_index_select),
+    row_major(aten.embedding.default, _COMPUTED, spelling=_embedding),
+    spelt(_index, aten.index.Tensor),
+    spelt(_gather, aten.gather.default),
+)
