@@ -12,8 +12,7 @@ from torch import nn
 import dimorder
 from dimorder import report
 from dimorder.errors import UsageError
-from dimorder.lowering.annotate import Tensor
-from dimorder.lowering.extract import BufferInfo
+from dimorder.lowering.sites import AxedTensor, BufferInfo
 from dimorder.report import model
 
 VOID = {"meta", "br"}
@@ -163,7 +162,7 @@ def test_families_of_orders(shape, order, family):
 def test_families_where_a_dimension_is_cut(order, family):
     root = torch.fx.Graph().placeholder("x")
     root.meta["val"] = torch.empty(2, 6, 5, 7)
-    tensor = Tensor((2, 2, 3, 5, 7), (0, 1, 1, 2, 3), {})
+    tensor = AxedTensor((2, 2, 3, 5, 7), (0, 1, 1, 2, 3), {})
     assert model._family(BufferInfo(0, root, tensor, 4 * 2 * 6 * 5 * 7), order) == family
 
 

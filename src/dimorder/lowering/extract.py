@@ -329,7 +329,7 @@ class _Extractor:
 
     def _is_offered(self, source: AxisOrder, target: AxisOrder) -> bool:
         max_rank = self.verdicts.ability.max_rank
-        return max_rank is None or transpose_rank(source, target) <= max_rank
+        return max_rank is None or len(source) <= max_rank or transpose_rank(source, target) <= max_rank
 
 
 def _relabelled(view: BufferView, before: AxedTensor, after: AxedTensor) -> BufferView:
