@@ -130,6 +130,22 @@ class Builder:
         cut = self.call(aten.slice.Tensor, x, dim, begin, end, step)
         return self.call(aten.clone.default, cut, memory_format=torch.contiguous_format)
 
+    def every(
+        self, x: torch.fx.Node, sizes: Sequence[int], dim: int, begin: int, count: int, step: int
+    ) -> torch.fx.Node:
+        """Every `step`-th of a dimension of `x`, which has these sizes, `count` of them: each the first of a
+        row of `step` elements, in a view; the last row may have to be filled up."""
+        end = begin + count * step
+        x = self.slice(x, dim, begin, min(end, sizes[dim]))
+        if step == 1:
+            return x
+        if end > sizes[dim]:
+            pads = [0, 0] * (len(sizes) - 1 - dim) + [0, end - sizes[dim]]
+            x = self.call(aten.constant_pad_nd.default, x, pads, 0)
+        rows = [math.prod(sizes[:dim]) * count, step, math.prod(sizes[dim + 1 :])]
+        x = self.slice(self.call(aten.view.default, x, rows), 1, 0, 1)
+        return self.call(aten.view.default, x, [*sizes[:dim], count, *sizes[dim + 1 :]])
+
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = self.graph.call_function(target, args, kwargs)
         node.meta.update(self.source)

@@ -196,6 +196,39 @@ def _depthwise_in_parts(c: Call) -> None:
     c.give(total, conv.dims)
 
 
+def _depth_by_taps(c: Call) -> None:
+    """A convolution in three dimensions as one in two for each tap of depth, which is more of the batch."""
+    conv = _Convolution.of(c)
+    x = c.take(0, conv.dims)
+    sizes = [c.size(0, group) for group in conv.dims]
+    batch, depth, *plane = (c.size(c.result, group) for group in conv.dims)
+    if conv.padding[0]:
+        x = c.b.call(aten.constant_pad_nd.default, x, [0] * 6 + [conv.padding[0]] * 2, 0.0)
+        sizes[1] += 2 * conv.padding[0]
+    sides = [side for amount in conv.padding[1:] for side in (amount, amount)]
+    total = None
+    for tap in range(conv.weight.shape[1]):
+        images = c.b.every(x, sizes, 1, tap * conv.dilation[0], depth, conv.stride[0])
+        images = c.b.call(aten.view.default, images, [batch * depth, *sizes[2:]])
+        y = c.b.call(
+            OPS.conv2d_nhwc.default,
+            images,
+            c.constant(conv.weight[:, tap], 1),
+            c.constant(conv.bias, 2) if total is None else None,
+            conv.stride[1:],
+            sides,
+            conv.dilation[1:],
+            conv.groups,
+        )
+        total = y if total is None else c.b.call(aten.add.Tensor, total, y)
+    c.give(c.b.call(aten.view.default, total, [batch, depth, *plane]), conv.dims)
+
+
+def _is_deep(node: torch.fx.Node) -> bool:
+    """Whether a call convolves in three dimensions."""
+    return len(shape_of(node)) == 5 and not args_of(node)[6]
+
+
 # A depthwise kernel of more taps has no fast XNNPACK kernel: 7 x 7 takes 10.1 ms at 56 x 56 x 96,
 # three kernels of at most 25 taps and two additions under 2 ms.
 PART_TAPS = 25
@@ -276,6 +309,13 @@ OPERATORS = (
                 _depthwise_in_parts,
                 (OPS.conv2d_nhwc.default, aten.add.Tensor, aten.slice.Tensor),
                 _has_many_taps,
+            ),
+            Implementation(
+                "depth tap by tap",
+                _FORM,
+                _depth_by_taps,
+                (OPS.conv2d_nhwc.default, aten.add.Tensor, aten.slice.Tensor, aten.constant_pad_nd.default),
+                _is_deep,
             ),
         ),
         weights=_WEIGHTS,

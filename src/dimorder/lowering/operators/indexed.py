@@ -220,22 +220,13 @@ def _stepped(c: Call) -> tuple[torch.fx.Node, list[list[Token]], int]:
 
 
 def _step_by_view(c: Call) -> None:
-    """Every step-th element as the first of each row of a view with rows of `step` elements."""
     if not _is_stepped(c):
         _lower_slice(c)
         return
     _, start, _, step = args_of(c.node)[1:5]
     x, groups, at = _stepped(c)
     sizes = [c.size(0, group) for group in groups]
-    count = c.size(c.result, groups[at])
-    end = min(start + count * step, sizes[at])
-    x = c.b.slice(x, at, start, end)
-    if end < start + count * step:
-        pads = [0, 0] * (len(sizes) - 1 - at) + [0, start + count * step - end]
-        x = c.b.call(aten.constant_pad_nd.default, x, pads, 0)
-    outer, inner = math.prod(sizes[:at]), math.prod(sizes[at + 1 :])
-    x = c.b.slice(c.b.call(aten.view.default, x, [outer * count, step, inner]), 1, 0, 1)
-    c.give(c.b.call(aten.view.default, x, [*sizes[:at], count, *sizes[at + 1 :]]), groups)
+    c.give(c.b.every(x, sizes, at, start, c.size(c.result, groups[at]), step), groups)
 
 
 def _has_step(node: torch.fx.Node) -> bool:

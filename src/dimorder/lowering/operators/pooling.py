@@ -179,15 +179,17 @@ def _max_pool_by_taps(c: Call) -> None:
     rank = len(kernel)
     dims = c.by_label(["n"], *[[f"s.{i}"] for i in range(rank)], ["c"])
     x = c.take(0, dims)
+    sizes = [c.size(0, group) for group in dims]
     for i, (taps, step, before, apart) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
-        dim, old, new = i + 1, shape_of(args_of(c.node)[0])[i + 2], shape_of(c.node)[i + 2]
-        span = (new - 1) * step + 1
-        after = max((taps - 1) * apart + span - before - old, 0)
+        dim, new = i + 1, shape_of(c.node)[i + 2]
+        after = max((taps - 1) * apart + (new - 1) * step + 1 - before - sizes[dim], 0)
         if before or after:
             pads = [0, 0] * (rank - i) + [before, after]
             x = c.b.call(aten.constant_pad_nd.default, x, pads, -math.inf)
-        slices = [c.b.slice(x, dim, tap * apart, tap * apart + span, step) for tap in range(taps)]
-        x = functools.reduce(lambda a, b: c.b.call(aten.maximum.default, a, b), slices)
+            sizes[dim] += before + after
+        rows = [c.b.every(x, sizes, dim, tap * apart, new, step) for tap in range(taps)]
+        x = functools.reduce(lambda a, b: c.b.call(aten.maximum.default, a, b), rows)
+        sizes[dim] = new
     c.give(x, dims)
 
 
