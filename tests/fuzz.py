@@ -38,6 +38,7 @@ from tests.fuzz_operators import (
     MAX_ELEMENTS,
     MAX_RANK,
     OPERATORS,
+    VIEWS,
     WEIGHTS,
     Draw,
     Shape,
@@ -271,7 +272,7 @@ def _drawn(rng: random.Random) -> Case | None:
         return None
     refused: tuple[str, ...] = ()
     if rng.random() < 0.3:
-        names = {name for step in case.steps for name in captured(step.operator)}
+        names = {name for step in case.steps for name in captured(step.operator) if name not in VIEWS}
         refused = tuple(name for name in sorted(names) if rng.random() < 0.4)
     return replace(case, objective=rng.choice(["bytes", "bytes", "count"]), refused=refused)
 
@@ -461,12 +462,8 @@ def conversions_in_file(lowered: Any) -> int | None:
         from dimorder.targets.xnnpack.emit import emit
 
         emitted = emit(lowered.physical, constant_methods={})
-        outside = sum(
-            count
-            for name, count in emitted.outside.items()
-            if any(word in name for word in ("permute", "transpose", "::t_copy", "_to_dim_order"))
-        )
-        return emitted.transposes + outside
+        moves = ("aten::permute_copy", "aten::transpose_copy", "aten::t_copy")
+        return emitted.transposes + sum(n for name, n in emitted.outside.items() if name.startswith(moves))
     return None
 
 
@@ -510,17 +507,17 @@ def _faults(case: Case, module: nn.Module, lowered: Any) -> Outcome:
     if faults := check(plan.extracted, plan.layout_plan, plan.contract):
         return Outcome("index fault", "\n".join(faults))
     # Other values than those that `lower` compared, and in strides that the contract may not promise.
-    fed = [_channels_last(replace(each, seed=each.seed + 50).tensor) for each in case.inputs.values()]
+    fed = [replace(each, seed=each.seed + 50).tensor for each in case.inputs.values()]
     with torch.no_grad():
         wanted = module(*fed)
-    got = lowered.run(*fed)
+    got = lowered.run(*map(_channels_last, fed))
     for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
         if g.dtype != w.dtype or g.shape != w.shape:
             return Outcome("wrong type", f"output {i}: {g.dtype} {g.shape} for {w.dtype} {w.shape}")
         if not relative_error(g, w) <= TOLERANCE:
             return Outcome("wrong numbers: unnoticed", f"output {i} differs by {relative_error(g, w):.1e}")
         promised = lowered.contract.outputs[i].dim_order.strides(tuple(w.shape))
-        if g.stride() != tuple(promised):
+        if any(a != b for a, b, size in zip(g.stride(), promised, w.shape, strict=True) if size > 1):
             return Outcome("broken promise", f"output {i} has strides {g.stride()}, not {promised}")
     found = conversions_in_file(lowered)
     if found is not None and found != len(plan.conversions):
