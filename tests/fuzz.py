@@ -46,7 +46,7 @@ from tests.fuzz_operators import (
 
 TARGETS = ("physical", "torch", "xnnpack", "tosa")  # physical: target torch, where nothing is emitted
 TOLERANCE = 1e-4  # as `lower` itself has it
-NOISE = 1e-6  # relative: ten times the rounding of float32
+NOISE = 3e-6  # relative: what a long sum in float32 is off by
 
 Order = str | tuple[int, ...]  # "contiguous", "channels_last", or the dimensions from slowest to fastest
 
@@ -203,7 +203,8 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def _noise(value: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(value.shape, generator=generator, dtype=value.dtype) * (NOISE * value.abs().max())
+    signs = torch.randint(2, value.shape, generator=generator) * 2 - 1
+    return signs * (NOISE * value.abs().max())
 
 
 def is_sound(case: Case) -> bool:
@@ -708,17 +709,17 @@ def _simpler_values(value: Any) -> Iterator[Any]:
 
 
 def _with_smaller_sizes(case: Case) -> Iterator[Case]:
-    """One size made smaller everywhere; then one dimension of one tensor."""
+    """One size made smaller everywhere; then one dimension of one tensor. Sizes of 1 would hide the order."""
     givens = {**case.inputs, **case.constants}
     sizes = sorted({size for each in givens.values() for size in each.shape if size > 1}, reverse=True)
     for size in sizes:
-        for smaller in sorted({1, 2, 3, size // 2, size - 1}):
-            if smaller < size:
+        for smaller in sorted({2, 3, size // 2, size - 1}):
+            if 1 < smaller < size:
                 yield _resized(case, size, smaller)
     for name, each in givens.items():
         for i, size in enumerate(each.shape):
-            for smaller in sorted({1, 2, size // 2, size - 1}):
-                if smaller < size:
+            for smaller in sorted({2, size // 2, size - 1}):
+                if 1 < smaller < size:
                     shape = (*each.shape[:i], smaller, *each.shape[i + 1 :])
                     side = "inputs" if name in case.inputs else "constants"
                     changed = {**getattr(case, side), name: replace(each, shape=shape)}
