@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
+N ?= 100
+SEED ?= 0
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -19,7 +21,7 @@ DEV := $(VENV)/.dev-installed
 TEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench clean
+.PHONY: help demo test test-all fuzz check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +34,9 @@ test: $(DEV) ## the tests, without the slow ones
 
 test-all: $(DEV) ## every test
 	$(TEST)
+
+fuzz: $(DEV) ## N random networks for each target (make fuzz N=500 SEED=1000); what fails is printed as a script
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --count $(N) --seed $(SEED)
 
 check: $(DEV) ## format, lint and types
 	$(BIN)/ruff format --check .

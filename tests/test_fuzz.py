@@ -1,0 +1,199 @@
+"""Random networks, lowered: eager's numbers, a proven plan, and no conversion that the plan lacks."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from tests import fuzz
+from tests.fuzz_operators import OPERATORS, Draw
+
+NEEDS = {"xnnpack": "executorch", "tosa": "tosa_serializer"}
+FAST = {"physical": 60, "torch": 8, "xnnpack": 16, "tosa": 16}
+FULL = {"physical": 1200, "torch": 100, "xnnpack": 350, "tosa": 350}
+AT_ONCE = 50  # networks per slow test
+
+# Defects that the fuzzer has found and that are still there, each as small as it gets. A fault of such a kind
+# is let pass for its target; a defect that is mended fails its own test below, and its row goes.
+IN_FILE = "more conversions in the file"
+
+
+@dataclass(frozen=True)
+class Known:
+    target: str
+    kind: str
+    reason: str
+    case: fuzz.Case
+
+
+def _alone(source: str, shape: tuple[int, ...], order: fuzz.Order = "contiguous", **attributes) -> fuzz.Case:
+    """One operator on `x0`; `self.c0` is a constant of shape (3, 5)."""
+    reads = ("self.c0", "x0") if source == "matmul_left" else ("x0",)
+    constants = {"self.c0": fuzz.Given((3, 5), seed=9)} if "self.c0" in reads else {}
+    step = fuzz.Step("v0", source, reads, attributes)
+    return fuzz.Case({"x0": fuzz.Given(shape, order=order)}, constants, (step,), (("v0", "contiguous"),))
+
+
+SHUFFLED = "opaque to the plan; ExecuTorch's decomposition of it permutes"
+KNOWN = {
+    "channel_shuffle": Known("xnnpack", IN_FILE, SHUFFLED, _alone("channel_shuffle", (2, 6, 5, 7), groups=3)),
+    "pixel_shuffle": Known("xnnpack", IN_FILE, SHUFFLED, _alone("pixel_shuffle", (2, 4, 5, 7))),
+    "pixel_unshuffle": Known("xnnpack", IN_FILE, SHUFFLED, _alone("pixel_unshuffle", (2, 3, 4, 6), by=2)),
+    "unfold": Known("xnnpack", IN_FILE, SHUFFLED, _alone("unfold", (2, 3, 5, 7))),
+    "resize": Known(
+        "xnnpack",
+        IN_FILE,
+        SHUFFLED,
+        _alone("resize", (2, 3, 5, 7), size=(3, 2), mode="nearest", corners=None),
+    ),
+    "matmul_left": Known(
+        "xnnpack",
+        IN_FILE,
+        "a constant times a value whose last dimension is not innermost: the emitter transposes it",
+        _alone("matmul_left", (2, 5, 7), "channels_last"),
+    ),
+    "refused_matmul": Known(
+        "xnnpack",
+        "fewer conversions in the file",
+        "what the target refuses is planned row-major, but written as if it were not refused",
+        fuzz.Case(
+            {"x0": fuzz.Given((3, 5))},
+            {},
+            (fuzz.Step("v0", "matmul_transposed", ("x0", "x0"), {}),),
+            (("v0", "contiguous"),),
+            refused=("matmul",),
+        ),
+    ),
+}
+
+
+def _all_are_right(target: str, seeds: range) -> None:
+    if target in NEEDS:
+        pytest.importorskip(NEEDS[target])
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        case = fuzz.generate(seed, target)
+        outcome = fuzz.examine(case, target)
+        known = any((row.target, row.kind) == (target, outcome.kind) for row in KNOWN.values())
+        if outcome.is_fault and not known:
+            small = fuzz.shrink(case, lambda c, kind=outcome.kind: fuzz.examine(c, target).kind == kind)
+            pytest.fail(fuzz.script(small, target, fuzz.examine(small, target), seed), pytrace=False)
+        counts[outcome.kind] += 1
+    assert counts["right"] >= len(seeds) / 3, f"few networks are lowered, which shows little: {counts}"
+
+
+@pytest.mark.parametrize("target", FAST)
+def test_random_networks_are_lowered_right(target):
+    _all_are_right(target, range(FAST[target]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "first"),
+    [(target, first) for target, count in FULL.items() for first in range(FAST[target], count, AT_ONCE)],
+)
+def test_two_thousand_random_networks_are_lowered_right(target, first):
+    _all_are_right(target, range(first, min(first + AT_ONCE, FULL[target])))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_defects_are_still_there(name):
+    row = KNOWN[name]
+    pytest.importorskip(NEEDS[row.target])
+    assert fuzz.is_sound(row.case)
+    assert fuzz.examine(row.case, row.target).kind == row.kind, f"mended: take {name} out of KNOWN"
+
+
+# -- the fuzzer itself
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_seed_is_a_network_and_its_module_computes_what_its_steps_do(seed):
+    case = fuzz.generate(seed)
+    assert case == fuzz.generate(seed)
+    values = fuzz.run(case)
+    with torch.no_grad():
+        results = case.module()(*case.args)
+    for (name, _), result in zip(case.outputs, results, strict=True):
+        assert fuzz.relative_error(result, values[name]) < fuzz.TOLERANCE
+
+
+def alone(operator: str, seed: int) -> fuzz.Case | None:
+    """One operator on random inputs."""
+    rng, row, constants = random.Random(seed), OPERATORS[operator], {}
+    rank = rng.choice([rank for rank in (2, 3, 4, 5) if rank in row.ranks])
+    shape = fuzz._shape(rng, rank)
+    inputs = {name: fuzz.Given(shape, seed=i) for i, name in enumerate(("x0", "x1"))}
+
+    def constant(shape, kind="normal", high=0):
+        name = f"self.c{len(constants)}"
+        constants[name] = fuzz.Given(tuple(shape), kind, high, seed=len(constants) + 9)
+        return name
+
+    drawn = row.draw(Draw(rng, "x0", dict.fromkeys(inputs, shape), constant))
+    if drawn is None:
+        return None
+    steps = (fuzz.Step("v0", operator, tuple(drawn[0]), dict(drawn[1])),)
+    case = fuzz.Case(inputs, constants, steps, ())
+    try:
+        outputs = [name for name in fuzz.run(case) if name.startswith("v0")]
+    except fuzz._MISFIT:
+        return None
+    return fuzz.pruned(replace(case, outputs=tuple((name, "contiguous") for name in outputs)))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_each_operator_fits_now_and_then(operator):
+    cases = [case for seed in range(30) if (case := alone(operator, seed))]
+    assert any(map(fuzz.is_sound, cases))
+
+
+def test_a_wrong_program_is_found_and_made_small(monkeypatch):
+    right = fuzz.Physical.run
+    monkeypatch.setattr(fuzz.Physical, "run", lambda self, inputs: [y * 1.01 for y in right(self, inputs)])
+    case = fuzz.generate(4)
+    assert fuzz.examine(case, "physical").kind == "wrong numbers: unnoticed"
+    small = fuzz.shrink(case, lambda c: fuzz.examine(c, "physical").kind == "wrong numbers: unnoticed")
+    assert len(small.steps) < len(case.steps) and len(small.outputs) == 1
+
+
+def test_what_fails_is_made_small():
+    case = next(c for c in map(fuzz.generate, range(100)) if "conv2d" in [s.operator for s in c.steps])
+
+    def has_wide_kernel(c):
+        return any(s.operator == "conv2d" and max(c.constants[s.reads[1]].shape[2:]) > 1 for s in c.steps)
+
+    case = case if has_wide_kernel(case) else pytest.skip("another seed")
+    small = fuzz.shrink(case, has_wide_kernel)
+    assert [step.operator for step in small.steps] == ["conv2d"]
+    assert small.outputs == ((small.steps[0].name, "contiguous"),)
+    assert sum(torch.Size(each.shape).numel() for each in small.inputs.values()) <= 2**4
+
+
+def test_the_script_of_a_case_runs(capsys):
+    case = replace(fuzz.generate(6), refused=("add", "convolution"))
+    exec(fuzz.script(case, "torch", fuzz.Outcome("right", "as it is"), 6), {})
+    printed = capsys.readouterr().out
+    assert printed.count("error") == len(case.outputs)
+    assert max(float(line.split()[1]) for line in printed.splitlines() if line.startswith("error")) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["softmax", "convolution"])
+def test_a_target_refuses_what_it_is_told_to(name):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 8, 3)
+
+        def forward(self, x):
+            return self.conv(x).softmax(1)
+
+    import dimorder
+
+    with fuzz.refusing("physical", (name,)) as target:
+        lowered = dimorder.lower(Net().eval(), (torch.randn(2, 3, 5, 7),), target=target)
+    assert any(f"{name} is refused" in reason for _, reason in lowered.plan.opaque)
