@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import inspect
 import io
 import math
@@ -23,7 +24,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from torch.nn import functional as F
 import dimorder
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError, VerificationError
+from dimorder.lowering.ability import Ability
+from dimorder.targets.base import Target
 from tests.fuzz_operators import (
     FAMILIES,
     LEFT_OUT,
@@ -457,39 +459,46 @@ class Physical:
         return list(self.module(*inputs))
 
 
-@contextlib.contextmanager
-def refusing(target: str, names: Sequence[str] = ()) -> Iterator[Any]:
-    """What `target=` takes for one of `TARGETS` that also refuses the ATen operators of these names."""
-    from dimorder import api
+def refusing(target: str, names: Sequence[str] = ()) -> Target:
+    """The target of that name, without the physical operators that these ATen operators are made of."""
+    from dimorder.targets import find
 
-    found = api.find("torch" if target == "physical" else target)
-    if target == "physical":
-        found = replace(found, emit=lambda program, contract: Physical(program.module()), runs_fast=False)
-    refuses = found.refuses
+    if target in ("physical", "torch"):
+        found = find("torch")
+        if target == "physical":
+            found = replace(found, emit=lambda program, contract: Physical(program.module()), runs_fast=False)
+        return replace(
+            found, ability=Ability(lambda call, constants: _refused(call, names), lambda call: None)
+        )
+    module = importlib.import_module(f"dimorder.targets.{target}.target")
+    rows = importlib.import_module(f"dimorder.targets.{target}.ops").OPERATORS.rows
+    left_out = [row._opname for row in rows if row._opname not in MOVES and _is_made_of(row, names)]
+    return module.target(module.OPERATORS.without(*left_out))
 
-    def refuse(node: torch.fx.Node) -> str | None:
-        name = getattr(node.target, "_opname", "")
-        return f"{name} is refused by the fuzzer" if name in names else refuses(node)
 
-    changed = replace(found, refuses=refuse)
-    # Once `lower` takes a Target: `yield changed`.
-    with mock.patch.object(api, "find", lambda name: changed):
-        yield found.name
+MOVES = ("view", "permute", "clone")  # which every target has
+
+
+def _refused(call: torch.fx.Node, names: Sequence[str]) -> str | None:
+    return f"{call.target} is refused by the fuzzer" if _is_made_of(call.target, names) else None
+
+
+def _is_made_of(physical: Any, names: Sequence[str]) -> bool:
+    """Whether an implementation of one of these ATen operators is, in some way, this physical operator."""
+    stem = getattr(physical, "_opname", "").removesuffix("_nhwc").removesuffix("_ndhwc")
+    return stem in names or (stem.startswith("conv") and "convolution" in names)
 
 
 def conversions_in_file(lowered: Any) -> int | None:
     """How many conversions the emitted file holds; None where nobody can tell."""
     if lowered.plan.target == "tosa":
-        from dimorder.targets.tosa import inspect_tosa
+        from dimorder.targets.tosa.graph import inspect_tosa
 
         return inspect_tosa(lowered.artifact.data).transposes
     if lowered.plan.target == "xnnpack":
-        # To be read from the file by dimorder.executorch; until then it is emitted once more.
-        from dimorder.targets.xnnpack.emit import emit
+        from dimorder.executorch import conversions_in
 
-        emitted = emit(lowered.physical, constant_methods={})
-        moves = ("aten::permute_copy", "aten::transpose_copy", "aten::t_copy")
-        return emitted.transposes + sum(n for name, n in emitted.outside.items() if name.startswith(moves))
+        return conversions_in(lowered.artifact.data).conversion_count
     return None
 
 
@@ -504,11 +513,11 @@ def _examined(case: Case, target: str) -> Outcome:
     module, args = case.module(), case.args
     inputs, outputs = case.orders()
     try:
-        with refusing(target, case.refused) as lowered_for, _quiet():
+        with _quiet():
             lowered = dimorder.lower(
                 module,
                 args,
-                target=lowered_for,
+                target=refusing(target, case.refused),
                 input_orders=inputs,
                 output_orders=outputs,
                 objective=case.objective,
@@ -764,11 +773,7 @@ def script(case: Case, target: str, outcome: Outcome, seed: int) -> str:
     ]
     hooked = bool(case.refused) or target == "physical"
     if hooked:
-        call[3] = "    target=target,"
-        call = [
-            f"with refusing({target!r}, {case.refused!r}) as target:",
-            *(f"    {line}" for line in call),
-        ]
+        call[3] = f"    target=refusing({target!r}, {case.refused!r}),"
     first = "\n".join(f"# {line}" for line in outcome.detail.strip().splitlines()[-12:])
     return "\n".join(
         [

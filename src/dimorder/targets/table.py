@@ -5,7 +5,7 @@ by name; and a permute is but another view of the same memory, until someone mus
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -81,6 +81,16 @@ class Table:
     rows: Mapping[Any, Row]
     unfit: Callable[[Any, bool], str | None]
 
+    def without(self, *names: str) -> Table:
+        """The same without the operators of these names: a target that lacks them.
+
+        >>> aten = torch.ops.aten
+        >>> Table("T", {aten.relu.default: Row(print)}, lambda v, c: None).without("relu").rows
+        {}
+        """
+        kept = {target: row for target, row in self.rows.items() if target._opname not in names}
+        return replace(self, rows=kept)
+
     def supports(self, node: Node, constants: Collection[Node] | None = None) -> str | None:
         """None if the target computes `node`, else the reason why not.
 
@@ -147,9 +157,13 @@ def is_conversion(clone: Arguments) -> bool:
     return clone.memory_format is torch.contiguous_format
 
 
+def is_permute(node: Node) -> bool:
+    return node.target is aten.permute.default
+
+
 def is_transposed(node: Node) -> bool:
     """Whether a call's operand is a view with its last two dimensions swapped."""
-    if node.target is not aten.permute.default:
+    if not is_permute(node):
         return False
     dims: Any = node.args[1]
     return list(dims) == [*range(len(dims) - 2), len(dims) - 1, len(dims) - 2]

@@ -13,7 +13,7 @@ from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import where
 from dimorder.targets.signature import read_signature
-from dimorder.targets.table import View, is_getitem, whole
+from dimorder.targets.table import Table, View, is_getitem, whole
 from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
 from dimorder.targets.tosa.writer import DTYPES, TosaValue, TosaWriter
 
@@ -21,7 +21,7 @@ FIX = "replace it in the module, or choose another target"
 BOUNDARY_FIX = "change its type or shape, or choose another target"
 
 
-def write(program: ExportedProgram, contract: Contract) -> bytes:
+def write(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> bytes:
     """The TOSA 1.0 flatbuffer of a physical program.
 
     Its inputs and outputs are those of the contract, in order, each the dense tensor of shape
@@ -37,7 +37,7 @@ def write(program: ExportedProgram, contract: Contract) -> bytes:
             raise UnsupportedError(f"input {node.name!r}", reason, BOUNDARY_FIX)
     for node in program.graph.nodes:
         if node.op == "call_function" and node not in signature.constants:
-            reason = OPERATORS.supports(node, signature.constants)
+            reason = operators.supports(node, signature.constants)
             if reason:
                 raise UnsupportedError(_place(node), reason, FIX)
     writer, values = TosaWriter(), dict[Node, Any](signature.constants)
@@ -52,7 +52,7 @@ def write(program: ExportedProgram, contract: Contract) -> bytes:
             values[node] = values[node.args[0]][node.args[1]]
             continue
         with _blamed(_place(node)):
-            values[node] = OPERATORS.build(writer, node, values.__getitem__)
+            values[node] = operators.build(writer, node, values.__getitem__)
     for node, spec in zip(signature.outputs, contract.outputs, strict=True):
         writer.hint = spec.name
         held = values[node]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.targets.base import FileSummary, Run, Target
+from dimorder.targets.table import Table
 from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.graph import inspect_tosa
@@ -82,9 +84,9 @@ def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
     return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
 
 
-def emit(program: ExportedProgram, contract: Contract) -> TosaArtifact:
+def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> TosaArtifact:
     """Raises `UnsupportedError` where TOSA lacks an operator."""
-    return TosaArtifact(write(program, contract), contract)
+    return TosaArtifact(write(program, contract, operators), contract)
 
 
 def load(file: Path) -> tuple[Contract, Run]:
@@ -103,16 +105,22 @@ def check(path: str, data: bytes) -> FileSummary:
 _FROM_PARTS = frozenset({"aten.softmax.int/any", "aten.log_softmax.int/any", "aten.layer_norm/any"})
 _FIRST = frozenset({"aten.linear/features first"})
 
-TARGET = Target(
-    "tosa",
-    LISTING.suffix,
-    emit,
-    Ability(OPERATORS.supports, declines=(frozenset(), _FIRST, _FIRST | _FROM_PARTS), max_rank=MAX_RANK),
-    # As for XNNPACK: an NPU's compiler writes short runs element by element too.
-    counted(min_run=8),
-    beside=(sidecar.SUFFIX,),
-    load=load,
-    check=check,
-    install=LISTING.install,
-    runs_fast=False,  # the reference model computes one element after the other
-)
+
+def target(operators: Table = OPERATORS) -> Target:
+    """The target whose graphs have these operators: all that TOSA has, or fewer."""
+    return Target(
+        "tosa",
+        LISTING.suffix,
+        partial(emit, operators=operators),
+        Ability(operators.supports, declines=(frozenset(), _FIRST, _FIRST | _FROM_PARTS), max_rank=MAX_RANK),
+        # As for XNNPACK: an NPU's compiler writes short runs element by element too.
+        counted(min_run=8),
+        beside=(sidecar.SUFFIX,),
+        load=load,
+        check=check,
+        install=LISTING.install,
+        runs_fast=False,  # the reference model computes one element after the other
+    )
+
+
+TARGET = target()

@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import where
 from dimorder.targets.signature import read_signature
-from dimorder.targets.table import View, is_getitem, whole
+from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack.backend import BACKEND_ID, XnnValue, XnnWriter
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 
@@ -46,13 +46,18 @@ class Emitted:
     transposes: int
 
 
-def emit(program: ExportedProgram, *, constant_methods: Mapping[str, str] | None = None) -> Emitted:
+def emit(
+    program: ExportedProgram,
+    *,
+    constant_methods: Mapping[str, str] | None = None,
+    operators: Table = OPERATORS,
+) -> Emitted:
     """The `.pte` of a physical program; its inputs and outputs are the program's, flat and in order.
 
     A 4-D input or output with channels-last strides keeps its logical shape and gets the dim order (0, 2, 3,
     1); every other one, and one whose order is ambiguous (C = 1, H = W = 1), is contiguous. What XNNPACK
     lacks runs as portable kernels between the delegates. `constant_methods` are embedded as methods that
-    return the text.
+    return the text; `operators` are what the delegates compute.
 
     Raises `UnsupportedError` for a program with state, for an input or output that is no tensor, for a
     symbolic shape, and for an operator that neither XNNPACK nor the runtime's portable kernels know.
@@ -64,7 +69,7 @@ def emit(program: ExportedProgram, *, constant_methods: Mapping[str, str] | None
     >>> emitted.delegates, emitted.outside, emitted.transposes
     (1, {}, 0)
     """
-    plan = _partition(program)
+    plan = _partition(program, operators)
     for node in plan.outside():
         reason = wrong_outside(node)
         if reason:
@@ -87,6 +92,7 @@ def emit(program: ExportedProgram, *, constant_methods: Mapping[str, str] | None
 @dataclass
 class _Partition:
     program: ExportedProgram
+    operators: Table
     inputs: list[Node]
     outputs: list[Node]
     constants: dict[Node, Tensor]
@@ -104,6 +110,10 @@ class _Partition:
         given = node in self.outputs and node in self.stage and self.stage[node] % 2 == 0
         return (given or node in self.inputs) and is_channels_last(node.meta["val"])
 
+    def is_computed(self, node: Node) -> bool:
+        """Whether `node` is in a delegate."""
+        return self.stage.get(node, 1) % 2 == 0
+
     def delegates(self) -> Iterator[tuple[int, list[Node]]]:
         for stage in sorted({s for s in self.stage.values() if s % 2 == 0}):
             yield stage, [node for node, s in self.stage.items() if s == stage]
@@ -119,20 +129,20 @@ def is_channels_last(value: Tensor) -> bool:
     return bool(value.is_contiguous(memory_format=torch.channels_last))
 
 
-def _partition(program: ExportedProgram) -> _Partition:
+def _partition(program: ExportedProgram, operators: Table) -> _Partition:
     """Stages: a node's is the first of its kind (delegate or outside) not before its operands' stages."""
     signature = read_signature(program)
-    plan = _Partition(program, signature.inputs, signature.outputs, signature.constants)
+    plan = _Partition(program, operators, signature.inputs, signature.outputs, signature.constants)
     called = [
         node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
     ]
-    outside = {node for node in called if OPERATORS.supports(node, plan.constants)}
+    outside = {node for node in called if operators.supports(node, plan.constants)}
     while True:
         plan.stage = _stages(called, outside)
         idle = [
             group
             for _, group in plan.delegates()
-            if all(map(OPERATORS.is_relabel, group)) and not _at_border(plan, group)
+            if all(map(operators.is_relabel, group)) and not _at_border(plan, group)
         ]
         if not idle:
             return plan
@@ -163,21 +173,29 @@ def _delegate(
 ) -> tuple[LoweredBackendModule, list[Node], list[Node], int]:
     """The delegate of `group`, the nodes that it reads, those that it gives, and its transposes."""
     members = set(group)
-    read = list(
-        dict.fromkeys(
-            n for node in group for n in node.all_input_nodes if n not in members | set(plan.constants)
-        )
-    )
-    given = [node for node in group if isinstance(node.meta["val"], Tensor) and _leaves(node, members)]
-    writer = XnnWriter()
     operands: dict[Node, Any] = dict(plan.constants)
-    for node in read:
-        operands[node] = _read(writer, node.meta["val"], plan.is_nhwc(node))
+    writer, read = XnnWriter(), list[Node]()
+
+    def fetch(node: Node) -> None:
+        """A value from elsewhere; a permute of one is not: it is done here, where it takes no memory."""
+        if node in operands or node in members:
+            return
+        if is_permute(node) and plan.is_computed(node):
+            fetch(node.all_input_nodes[0])
+            operands[node] = plan.operators.build(writer, node, operands.__getitem__)
+        else:
+            read.append(node)
+            operands[node] = _read(writer, node.meta["val"], plan.is_nhwc(node))
+
+    for node in group:
+        for operand in node.all_input_nodes:
+            fetch(operand)
+    given = [node for node in group if isinstance(node.meta["val"], Tensor) and _leaves(plan, node, members)]
     for node in group:
         if is_getitem(node):
             operands[node] = operands[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
         else:
-            operands[node] = OPERATORS.build(writer, node, operands.__getitem__)
+            operands[node] = plan.operators.build(writer, node, operands.__getitem__)
     for node in given:
         view = operands[node]
         writer.output(writer.dense(view.permute(_TO_NHWC) if plan.is_nhwc(node) else view))
@@ -195,8 +213,24 @@ def _read(writer: XnnWriter, value: Tensor, nhwc: bool) -> View[XnnValue]:
     return whole(writer.input([value.shape[d] for d in _TO_NHWC])).permute(_TO_NCHW)
 
 
-def _leaves(node: Node, members: set[Node]) -> bool:
-    return any(user not in members for user in node.users)
+def _leaves(plan: _Partition, node: Node, members: set[Node]) -> bool:
+    """Whether something else reads a value as it is: another delegate does a permute by itself."""
+    for user in node.users:
+        if user in members:
+            if is_permute(user) and _is_fetched(plan, user, members):
+                return True
+        elif not (is_permute(node) and plan.is_computed(user)):
+            return True
+    return False
+
+
+def _is_fetched(plan: _Partition, permute: Node, members: set[Node]) -> bool:
+    """Whether another delegate does a permute again, and so reads what it permutes."""
+    return any(
+        _is_fetched(plan, user, members) if user in members and is_permute(user) else plan.is_computed(user)
+        for user in permute.users
+        if user not in members or is_permute(user)
+    )
 
 
 class _StandIn(torch.nn.Module):
@@ -325,7 +359,7 @@ def _stem(node: Node) -> str:
 
 def _no_kernel(plan: _Partition, nodes: Sequence[Node], found: str) -> UnsupportedError:
     described = [f"{node.target} ({where(node)})" for node in nodes]
-    reasons = {reason for node in nodes if (reason := OPERATORS.supports(node, plan.constants))}
+    reasons = {reason for node in nodes if (reason := plan.operators.supports(node, plan.constants))}
     return UnsupportedError(
         "one of the operators outside the delegates: " * (len(nodes) > 1) + "; ".join(described),
         f"{found} (outside because: {'; '.join(sorted(reasons))})",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.export import ExportedProgram
@@ -13,6 +14,7 @@ from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.targets.base import FileSummary, Target
+from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.ops import MAX_RANK, OPERATORS, wrong_outside
 
@@ -35,11 +37,11 @@ class Pte:
         return run(self.data, inputs)
 
 
-def emit(program: ExportedProgram, contract: Contract) -> Pte:
+def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> Pte:
     """Raises `UnsupportedError` where an operator has no kernel."""
     from dimorder.targets.xnnpack.emit import emit as emit_pte
 
-    emitted = emit_pte(program, constant_methods=constant_methods(contract))
+    emitted = emit_pte(program, constant_methods=constant_methods(contract), operators=operators)
     return Pte(seal(emitted.pte), emitted.delegates, dict(emitted.outside))
 
 
@@ -53,15 +55,21 @@ def check(path: str, data: bytes) -> FileSummary:
 # XNNPACK computes these, but slower than what they would save has been shown to be worth.
 _DECLINED = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
 
-TARGET = Target(
-    "xnnpack",
-    LISTING.suffix,
-    emit,
-    Ability(OPERATORS.supports, wrong_outside, (_DECLINED,), MAX_RANK),
-    # 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
-    counted(min_run=8),
-    load=pte.load,
-    check=check,
-    install=LISTING.install,
-    runtime="ExecuTorch",
-)
+
+def target(operators: Table = OPERATORS) -> Target:
+    """The target whose delegates compute these operators: all that XNNPACK has, or fewer."""
+    return Target(
+        "xnnpack",
+        LISTING.suffix,
+        partial(emit, operators=operators),
+        Ability(operators.supports, wrong_outside, (_DECLINED,), MAX_RANK),
+        # 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
+        counted(min_run=8),
+        load=pte.load,
+        check=check,
+        install=LISTING.install,
+        runtime="ExecuTorch",
+    )
+
+
+TARGET = target()
