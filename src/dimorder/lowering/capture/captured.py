@@ -21,7 +21,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.tracing import Tracer, Value, is_random
-from dimorder.lowering.operators.table import OPERATORS, SPELLINGS
+from dimorder.lowering.operators.table import OPERATORS, SPELLINGS, find
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _refuse_state(exported: ExportedProgram) -> None:
 
 def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples: tuple[Any, ...]) -> Captured:
     """The program traced anew in the normal form's spellings."""
-    tracer = Tracer(SPELLINGS)
+    tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
     env, names = _bind_inputs(tracer, exported)
     for node in exported.graph.nodes:
         if node.op == "call_function":

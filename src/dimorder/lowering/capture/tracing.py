@@ -5,10 +5,14 @@ has another spelling is rewritten, the rest is copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch._decomp import core_aten_decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
 SOURCE = ("stack_trace", "nn_module_stack")  # what of a node's meta says where in the user's source it is
@@ -17,13 +21,16 @@ SOURCE = ("stack_trace", "nn_module_stack")  # what of a node's meta says where 
 class Tracer:
     """The graph under construction and its constants.
 
-    `spellings` maps an operator to the function that writes it in other operators; `node` is the one being
-    traced, and `meta` its place in the source, which whatever is written for it inherits. `remembered` is
-    what a spelling keeps for the next call of its operator: constants that several calls share.
+    `spellings` maps an operator to the function that writes it in other operators, and `is_known` says which
+    ones stay whole; others are decomposed as far as torch has a decomposition. `node` is the one being
+    traced, and `meta` its place in the source, which whatever is written for it inherits. `remembered` is what
+    a spelling keeps for the next call of its operator: constants that several calls share.
     """
 
-    def __init__(self, spellings: Mapping[Any, Callable[..., Value]]) -> None:
-        self.spellings = spellings
+    def __init__(
+        self, spellings: Mapping[Any, Callable[..., Value]], is_known: Callable[[Any], bool]
+    ) -> None:
+        self.spellings, self.is_known = spellings, is_known
         self.graph = torch.fx.Graph()
         self.attributes: dict[str, torch.Tensor] = {}
         self.attribute_nodes: dict[int, torch.fx.Node] = {}
@@ -72,9 +79,38 @@ class Tracer:
             with torch.no_grad():
                 return target(*args, **kwargs)
         rewrite = self.spellings.get(target)
-        if rewrite is None:
-            return self.emit(target, *args, **kwargs)
-        return rewrite(self, *args, **kwargs)
+        if rewrite is not None:
+            return rewrite(self, *args, **kwargs)
+        decomposition = None if self.is_known(target) else decomposition_of(target)
+        if decomposition is not None:
+            return self._decomposed(decomposition, args, kwargs)
+        return self.emit(target, *args, **kwargs)
+
+    def _decomposed(
+        self, function: Callable[..., Any], args: Sequence[Value], kwargs: Mapping[str, Value]
+    ) -> Value:
+        """What torch itself makes of an operator that nothing else is known of, operator by operator."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        given = [leaf for leaf in leaves if isinstance(leaf, (torch.fx.Node, torch.Tensor))]
+
+        def run(*tensors: torch.Tensor) -> Any:
+            feed = iter(tensors)
+            filled = [next(feed) if isinstance(x, (torch.fx.Node, torch.Tensor)) else x for x in leaves]
+            filled_args, filled_kwargs = pytree.tree_unflatten(filled, spec)
+            return function(*filled_args, **filled_kwargs)
+
+        with FakeTensorMode(), torch.no_grad():
+            stand_ins = [torch.empty(shape_of(x), dtype=dtype_of(x)) for x in given]
+            graph = make_fx(run)(*stand_ins).graph
+        env: dict[torch.fx.Node, Value] = {}
+        feed = iter(given)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(feed)
+            elif node.op == "call_function":
+                inner = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
+                env[node] = self.call(node.target, *inner)
+        return pytree.tree_map_only(torch.fx.Node, env.__getitem__, graph.output_node().args[0])
 
     def write(self, target: Any, *args: Value, **kwargs: Value) -> Value:
         """`call` with the arguments as they are written."""
@@ -119,6 +155,20 @@ class Tracer:
 
 
 _GRAPH_MODULE = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+
+
+@cache
+def decomposition_of(target: Any) -> Callable[..., Any] | None:
+    """The function by which torch decomposes an operator that is not in its core set, or None."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    if torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
+        return target.decompose
+    table = core_aten_decompositions()
+    if target not in table:  # which fills it: `get` alone finds nothing
+        return None
+    decomposition: Callable[..., Any] = table[target]
+    return decomposition
 
 
 def without_data(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from dimorder.lowering.operators.operator import (
     spelt,
     tensor_arguments,
 )
-from dimorder.lowering.sites import Token
+from dimorder.lowering.sites import Token, token_axes
 
 if TYPE_CHECKING:
     from dimorder.lowering.building import Call
@@ -93,6 +93,14 @@ def _outer(n: Tracer, a: Value, b: Value) -> Value:
     return n.write(aten.mul.Tensor, view(n, a, [-1, 1]), view(n, b, [1, -1]))
 
 
+def linear(n: Tracer, x: Value, weight: Value, bias: Value = None) -> Value:
+    """A product, where the weight or the bias is computed."""
+    if not isinstance(weight, torch.fx.Node) and not isinstance(bias, torch.fx.Node):
+        return n.emit(aten.linear.default, x, weight, bias)
+    y = n.write(aten.matmul.default, x, n.write(aten.t.default, weight))
+    return y if bias is None else n.write(aten.add.Tensor, y, bias)
+
+
 def _relate_linear(node: torch.fx.Node) -> Relation | str:
     if len(operands(node, _WEIGHTS)) != 1:
         return "a weight or a bias that is computed"
@@ -137,6 +145,16 @@ def _linear(c: Call) -> None:
     c.give(c.b.call(c.target, c.take(0, groups), c.constant(weight, 1), c.constant(bias, 2)), groups)
 
 
+def _linear_as_product(c: Call) -> None:
+    """x times the transposed weight, the features innermost."""
+    weight, bias = _relaid(c)
+    groups = c.ending_in("k")
+    y = c.b.call(aten.matmul.default, c.take(0, groups), c.constant(weight.t(), 1))
+    if bias is not None:
+        y = c.b.call(aten.add.Tensor, y, c.constant(bias, 2))
+    c.give(y, groups)
+
+
 def _linear_as_convolution(c: Call) -> None:
     """A convolution of one tap over the rows, the features innermost."""
     weight, bias = _relaid(c)
@@ -167,6 +185,30 @@ def _linear_features_first(c: Call) -> None:
 
 
 def _matmul(c: Call) -> None:
+    _multiply(c, lambda node, position, heads: node)
+
+
+def _matmul_repeated(c: Call) -> None:
+    """Both operands with the whole batch: what lacks some of it is repeated."""
+
+    def whole(node: torch.fx.Node, position: int, heads: list[list[Token]]) -> torch.fx.Node:
+        held = token_axes(c.tensors[position], c.relation)
+        if all(token in held for head in heads for token in head):
+            return node
+        batch = [c.size(c.result, head) for head in heads]
+        expanded = c.b.call(aten.expand.default, node, [*batch, -1, -1])
+        return c.b.call(aten.clone.default, expanded, memory_format=torch.contiguous_format)
+
+    _multiply(c, whole)
+
+
+def _is_repeated(node: torch.fx.Node) -> bool:
+    """Whether the batches of a product differ."""
+    a, b = args_of(node)
+    return shape_of(a)[:-2] != shape_of(b)[:-2]
+
+
+def _multiply(c: Call, prepared: Callable[[torch.fx.Node, int, list[list[Token]]], torch.fx.Node]) -> None:
     """One batch dimension where both operands have the same batch, else one per axis so that they broadcast.
 
     Where the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
@@ -186,9 +228,9 @@ def _matmul(c: Call) -> None:
     taken, dynamic = [], 0
     for position, source in enumerate(tensor_arguments(c.node)):
         constant = source.op == "get_attr"
-        taken.append(
-            c.take_constant(position, sides[position]) if constant else c.take(dynamic, sides[position])
-        )
+        side = sides[position]
+        node = c.take_constant(position, side) if constant else c.take(dynamic, side)
+        taken.append(prepared(node, position, heads))
         dynamic += not constant
     if not straight:
         taken, (a_first, b_first) = taken[::-1], (not b_first, not a_first)
@@ -210,10 +252,12 @@ OPERATORS = (
         (
             Implementation("features last", "* k", _linear, (aten.linear.default,)),
             Implementation("as a convolution", "* k", _linear_as_convolution, (OPS.conv2d_nhwc.default,)),
+            Implementation("as a product", "* k", _linear_as_product, (*_MATMUL, aten.add.Tensor)),
             Implementation(
                 "features first", "k *", _linear_features_first, (aten.matmul.default, aten.add.Tensor)
             ),
         ),
+        spelt=linear,
         weights=_WEIGHTS,
         fresh=True,
     ),
@@ -224,6 +268,9 @@ OPERATORS = (
             Implementation("row-major", "b m k n", _matmul, _MATMUL),
             Implementation("right transposed", "b m n k", _matmul, _MATMUL),
             Implementation("transposed", "b n k m", _matmul, _MATMUL),
+            Implementation(
+                "batch repeated", "b m k n", _matmul_repeated, (*_MATMUL, aten.expand.default), _is_repeated
+            ),
         ),
         spelt=matmul,
     ),

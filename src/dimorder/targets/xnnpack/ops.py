@@ -56,6 +56,8 @@ def wrong_outside(node: Node) -> str | None:
         return f"ExecuTorch has no {node.target}"
     if any(map(is_transposed, node.all_input_nodes)):
         return "portable kernels read no transposed operand"
+    if node.target is aten.linear.default:
+        return "ExecuTorch transposes the weight at each call"
     if node.target is aten.convolution.default and value.ndim > 4:
         return "the portable kernel convolves in one and two dimensions"
     if node.target in (aten.remainder.Scalar, aten.remainder.Tensor) and not value.is_floating_point():
