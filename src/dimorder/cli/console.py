@@ -39,9 +39,9 @@ class Console:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
-    def progress(self) -> Iterator[Progress]:
+    def progress(self) -> Iterator[ProgressLine]:
         """Tells of steps, on stderr, for as long as the block runs."""
-        progress = Progress(self)
+        progress = ProgressLine(self)
         try:
             yield progress
         finally:
@@ -56,7 +56,7 @@ class Console:
         return [line for line in lines if line.startswith("E ") and "executorch" in line]
 
 
-class Progress:
+class ProgressLine:
     """Called with each step, and after two seconds tells it: in one line of a terminal, else line by line."""
 
     def __init__(self, console: Console) -> None:
