@@ -1,5 +1,4 @@
-"""Decides that a name has one meaning: type names are unique, and the glossary of the architecture has each of
-their words.
+"""Decides that a name has one meaning: type names are unique, and the architecture explains each of their words.
 
 The page's table of rooms is that of `test_imports`, and what the documents link to exists.
 """
