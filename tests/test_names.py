@@ -1,4 +1,5 @@
-"""Decides that a name has one meaning: type names are unique, and the architecture explains each of their words.
+"""Decides that a name has one meaning: type names are unique, and the architecture explains each of their
+words.
 
 The page's table of rooms is that of `test_imports`, and what the documents link to exists.
 """

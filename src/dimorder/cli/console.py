@@ -120,7 +120,7 @@ def _kept(descriptor: int, log: IO[bytes]) -> Iterator[TextIO]:
         stream.flush()
     try:
         kept = os.dup(descriptor)
-    except OSError:  # closed by whoever started us
+    except OSError:  # closed by the process that started us
         kept = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log.fileno(), descriptor)
     try:

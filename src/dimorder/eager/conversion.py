@@ -125,7 +125,7 @@ _FORMATS: Mapping[DimOrder, torch.memory_format] = MappingProxyType(
 
 
 def _traced(tensor: Tensor, wanted: DimOrder) -> Tensor:
-    """In operators alone, for whoever records them."""
+    """In operators alone, which a tracer can record."""
     if tensor.stride() == wanted.strides(tensor.shape):
         return tensor
     physical = tensor.permute(wanted.dims).clone(memory_format=torch.contiguous_format)

@@ -47,7 +47,7 @@ def least_cost(problem: LayoutProblem, max_entries: int = MAX_ENTRIES) -> int | 
 
 @dataclass(frozen=True)
 class _Ends:
-    """Who produces a buffer and who reads it, each as (step, order per configuration)."""
+    """The step that produces a buffer and those that read it, each as (step, order per configuration)."""
 
     producer: tuple[int, tuple[Order, ...]]
     reads: tuple[tuple[int, tuple[Order, ...]], ...]
