@@ -19,7 +19,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.eager import conversion, transposition
 from dimorder.eager.conversion import convert
 from dimorder.eager.inspection.inspection import inspect
-from dimorder.eager.transposition import WAYS, Choice, Transposition, choose, fast_copy, ways
+from dimorder.eager.transposition import WAYS, ChosenWay, Transposition, choose, fast_copy, ways
 from tests.conftest import ROOT
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.int64)
@@ -53,7 +53,7 @@ def test_every_way_moves_every_transposition(held, wanted, way):
         return
     assert moved.batch * moved.rows * moved.columns == 120
     x = torch.arange(120.0).view(held.physical_shape(shape)).permute(held.inverse.dims)
-    y = fast_copy(x, Choice(way, 99.0, moved), wanted.strides(shape))
+    y = fast_copy(x, ChosenWay(way, 99.0, moved), wanted.strides(shape))
     assert torch.equal(x, y) and y.stride() == wanted.strides(shape)
 
 

@@ -57,7 +57,7 @@ def _finish(options: argparse.Namespace, console: Console) -> int:
     try:
         command: Callable[[argparse.Namespace, Console], int] = options.command
         return command(options, console)
-    except BrokenPipeError:  # whoever read stdout has seen enough
+    except BrokenPipeError:  # the reader of stdout has seen enough
         return DONE
     except (KeyboardInterrupt, Exception) as error:
         if console.interrupted or isinstance(error, KeyboardInterrupt):

@@ -39,9 +39,9 @@ class Console:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
-    def progress(self) -> Iterator[Progress]:
+    def progress(self) -> Iterator[ProgressLine]:
         """Tells of steps, on stderr, for as long as the block runs."""
-        progress = Progress(self)
+        progress = ProgressLine(self)
         try:
             yield progress
         finally:
@@ -56,7 +56,7 @@ class Console:
         return [line for line in lines if line.startswith("E ") and "executorch" in line]
 
 
-class Progress:
+class ProgressLine:
     """Called with each step, and after two seconds tells it: in one line of a terminal, else line by line."""
 
     def __init__(self, console: Console) -> None:
@@ -120,7 +120,7 @@ def _kept(descriptor: int, log: IO[bytes]) -> Iterator[TextIO]:
         stream.flush()
     try:
         kept = os.dup(descriptor)
-    except OSError:  # closed by whoever started us
+    except OSError:  # closed by the process that started us
         kept = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log.fileno(), descriptor)
     try:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.layout import Layout
 from dimorder.algebra.strides import NotDense, read
-from dimorder.eager.transposition import Choice, choose, fast_copy
+from dimorder.eager.transposition import ChosenWay, choose, fast_copy
 from dimorder.errors import UsageError
 
 
@@ -83,7 +83,7 @@ def _block(tensor: Tensor, layout: Layout) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Conversion:
+class _Planned:
     """The order wanted, its strides, the permute out of its physical shape, whether this is the same memory,
     the faster copy that there may be, and the format by which torch makes just these strides in one call."""
 
@@ -91,21 +91,21 @@ class _Conversion:
     strides: tuple[int, ...]
     back: tuple[int, ...]
     lies_right: bool
-    choice: Choice | None
+    choice: ChosenWay | None
     format: torch.memory_format | None
 
 
 @functools.lru_cache(maxsize=4096)
 def _conversion(
     shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, spec: Any, threads: int
-) -> _Conversion | None:
+) -> _Planned | None:
     """What leads to an order; None where the strides are its already."""
     wanted = DimOrder.parse(spec, len(shape))
     if strides == wanted.strides(shape):
         return None
     reading = read(shape, strides)
     held = None if isinstance(reading, NotDense) else reading.order
-    return _Conversion(
+    return _Planned(
         wanted,
         wanted.strides(shape),
         wanted.inverse.dims,
@@ -125,7 +125,7 @@ _FORMATS: Mapping[DimOrder, torch.memory_format] = MappingProxyType(
 
 
 def _traced(tensor: Tensor, wanted: DimOrder) -> Tensor:
-    """In operators alone, for whoever records them."""
+    """In operators alone, which a tracer can record."""
     if tensor.stride() == wanted.strides(tensor.shape):
         return tensor
     physical = tensor.permute(wanted.dims).clone(memory_format=torch.contiguous_format)

@@ -70,7 +70,7 @@ class Transposition:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenWay:
     """A way of copying, what it gains over torch's copy, and what it does."""
 
     way: str
@@ -80,7 +80,7 @@ class Choice:
 
 def choose(
     shape: tuple[int, ...], itemsize: int, held: DimOrder, wanted: DimOrder, threads: int = 1
-) -> Choice | None:
+) -> ChosenWay | None:
     """The best way that the table has for elements of `itemsize` bytes; None where torch's own copy, which is
     cut among all threads, is as good."""
     moved = Transposition.between(shape, held, wanted)
@@ -93,15 +93,15 @@ def choose(
         if way in ways()
     }
     best = max(gains, key=gains.__getitem__, default="")
-    return Choice(best, gains[best], moved) if best and gains[best] >= LEAST_GAIN else None
+    return ChosenWay(best, gains[best], moved) if best and gains[best] >= LEAST_GAIN else None
 
 
-def fast_copy(tensor: Tensor, choice: Choice, strides: Sequence[int]) -> Tensor:
+def fast_copy(tensor: Tensor, choice: ChosenWay, strides: Sequence[int]) -> Tensor:
     """A dense tensor's values in other strides, in the way that was chosen. Gradients do not pass, and only
     plain CPU tensors are taken.
 
     >>> x = torch.randn(1, 64, 56, 56)
-    >>> y = fast_copy(x, Choice("shuffle", 4.0, Transposition(1, 64, 3136)), (200704, 1, 3584, 64))
+    >>> y = fast_copy(x, ChosenWay("shuffle", 4.0, Transposition(1, 64, 3136)), (200704, 1, 3584, 64))
     >>> torch.equal(x, y), y.stride()
     (True, (200704, 1, 3584, 64))
     """

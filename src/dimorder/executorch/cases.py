@@ -266,7 +266,7 @@ class Case:
         return tuple(tensor for name, tensor in self.tensors().items() if not name.isupper())
 
     def module(self) -> torch.nn.Module:
-        return _Call(self)
+        return _CaseModule(self)
 
     @property
     def row(self) -> tuple[str, str, str]:
@@ -334,7 +334,7 @@ class Together(torch.nn.Module):
         ]
 
 
-class _Call(torch.nn.Module):
+class _CaseModule(torch.nn.Module):
     """The call of a case as a module: its inputs are the inputs, its parameters parameters."""
 
     def __init__(self, case: Case) -> None:

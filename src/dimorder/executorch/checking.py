@@ -19,7 +19,7 @@ from dimorder.contract import Contract, TensorSpec, describe
 from dimorder.errors import UsageError
 from dimorder.executorch.file_conversions import FileConversions, conversions_of
 from dimorder.executorch.pte import read_contract
-from dimorder.runtime.kernels import KernelTable, Verdict, kernel_calls
+from dimorder.runtime.kernels import KernelTable, KernelVerdict, kernel_calls
 
 _CONVERSION_KEYS = ("conversion_count", "bytes", "delegates", "outside")  # null for a network
 
@@ -50,7 +50,7 @@ class Check:
         return all(row.verdict not in ("wrong", "refused") for row in self.rows)
 
     @property
-    def fed(self) -> dict[str, dict[str, Verdict]]:
+    def fed(self) -> dict[str, dict[str, KernelVerdict]]:
         """Of each input the orders it may come in, and what ExecuTorch itself makes of them; see `fed`."""
         return {} if self.contract is None else {spec.name: fed(spec) for spec in self.contract.inputs}
 
@@ -76,7 +76,7 @@ class Check:
         return "\n".join(lines)
 
 
-def fed(spec: TensorSpec) -> dict[str, Verdict]:
+def fed(spec: TensorSpec) -> dict[str, KernelVerdict]:
     """What ExecuTorch itself makes of an input that comes in an order: `dimorder.load` converts it.
 
     >>> fed(TensorSpec("x", (2, 3, 5, 7), "float32", DimOrder(0, 1, 2, 3)))
@@ -86,7 +86,7 @@ def fed(spec: TensorSpec) -> dict[str, Verdict]:
     """
     rank = len(spec.shape)
     orders = [DimOrder.contiguous(rank), *([DimOrder.channels_last(rank)] if rank > 2 else [])]
-    found: dict[str, Verdict] = {}
+    found: dict[str, KernelVerdict] = {}
     for order in orders:
         right = order.equivalent(spec.dim_order, spec.shape)
         taken = {spec.boundary, replace(spec, dim_order=order, boundary=None).boundary} == {"logical"}

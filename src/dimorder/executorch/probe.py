@@ -29,7 +29,7 @@ from dimorder.runtime.kernels import (
     VERDICTS,
     KernelCall,
     KernelTable,
-    Verdict,
+    KernelVerdict,
     kernel_calls,
     signature,
 )
@@ -40,8 +40,8 @@ TOGETHER = 16  # calls in one program of `sweep`: lowering a program costs more 
 TOLERANCE = 1e-4  # of the largest value
 _COPIES = ("dim_order_ops::", "aten::clone", "aten::_to_copy")
 
-Lowering = Callable[[ExportedProgram], bytes]
-Run = Callable[[bytes, Sequence[torch.Tensor]], Any]
+Lower = Callable[[ExportedProgram], bytes]
+PteRun = Callable[[bytes, Sequence[torch.Tensor]], Any]
 Route = Literal["stock", "legal"]  # ExecuTorch's own lowering and run time, or this package's
 
 
@@ -52,7 +52,7 @@ class Outcome:
     `verdict` is None where eager itself refuses the case, or nothing of it is left to call.
     """
 
-    verdict: Verdict | None
+    verdict: KernelVerdict | None
     why: str = ""
     calls: tuple[KernelCall, ...] = ()
 
@@ -112,7 +112,9 @@ def tabulate(
     """The table that (backend, case, outcome) triples amount to: for each signature its worst verdict."""
     from importlib import metadata
 
-    rows: dict[str, dict[str, dict[str, Verdict]]] = {backend: defaultdict(dict) for backend in backends}
+    rows: dict[str, dict[str, dict[str, KernelVerdict]]] = {
+        backend: defaultdict(dict) for backend in backends
+    }
     for backend, case, outcome in outcomes:
         for call in _subjects(case, backend, outcome):
             found = rows[backend][call.operator]
@@ -122,7 +124,7 @@ def tabulate(
     return KernelTable(metadata.version("executorch"), MappingProxyType(frozen))
 
 
-def worst(*verdicts: Verdict) -> Verdict:
+def worst(*verdicts: KernelVerdict) -> KernelVerdict:
     """The worst of some verdicts.
 
     >>> worst("right", "wrong", "refused")
@@ -136,7 +138,7 @@ class KernelFinding:
     """A case that a lowering gets wrong or refuses although eager accepts it."""
 
     case: Case
-    verdict: Verdict
+    verdict: KernelVerdict
     why: str
 
     def __str__(self) -> str:
@@ -195,7 +197,7 @@ def run_guarded(data: bytes, inputs: Sequence[torch.Tensor]) -> Any:
         return program.run(*inputs)
 
 
-def attempt(group: Sequence[Case], lowering: Lowering, run: Run) -> Outcome:
+def attempt(group: Sequence[Case], lowering: Lower, run: PteRun) -> Outcome:
     """Lower some cases as one program, run it on their inputs, and compare with eager."""
     module = Together(group)
     inputs = module.inputs
@@ -234,7 +236,7 @@ def disagreement(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
     return ""
 
 
-def stock(backend: str) -> Lowering:
+def stock(backend: str) -> Lower:
     """Lowering as ExecuTorch does it, for a backend of `BACKENDS`."""
 
     def lowering(exported: ExportedProgram) -> bytes:
@@ -243,7 +245,7 @@ def stock(backend: str) -> Lowering:
     return lowering
 
 
-def legal(backend: str) -> Lowering:
+def legal(backend: str) -> Lower:
     """Lowering as this package advises it, for a backend of `BACKENDS`."""
     from dimorder.executorch.guard import guarded
     from dimorder.executorch.layout import XNNPACK
@@ -443,7 +445,7 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the runtime logs where it likes
     _list_composites_once()
-    routes: dict[Route, tuple[Callable[[str], Lowering], Run]] = {
+    routes: dict[Route, tuple[Callable[[str], Lower], PteRun]] = {
         "stock": (stock, run_bare),
         "legal": (legal, run_guarded),
     }

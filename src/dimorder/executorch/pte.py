@@ -1,4 +1,4 @@
-"""Decides what is loaded from a .pte, whoever wrote it: the file is checked first, as far as bytes can tell.
+"""Decides what is loaded from a .pte of any tool: the file is checked first, as far as bytes can tell.
 
 The contract is the one inside a file that dimorder lowered, else what the file's own tensor table amounts to.
 """

@@ -53,34 +53,34 @@ class XnnBlob:
 
 
 @dataclass(frozen=True)
-class FlatTable:
-    """A table of a flatbuffer. A field is known by its place in the schema; where it is not written it has
-    its default: zero, nothing. Raises `ValueError` for what leads out of `data`."""
+class FlatRecord:
+    """One record of a flatbuffer, which calls it a table. A field is known by its place in the schema; one
+    that is not written has its default: zero, nothing. Raises `ValueError` for what leads out of `data`."""
 
     data: bytes
     at: int
 
     @staticmethod
-    def root(data: bytes) -> FlatTable:
-        return FlatTable(data, _unsigned(data, 0))
+    def root(data: bytes) -> FlatRecord:
+        return FlatRecord(data, _unsigned(data, 0))
 
     def number(self, place: int, form: str = "<I") -> int:
         at = self._field(place)
         return 0 if at is None else _read(self.data, at, form)
 
-    def table(self, place: int) -> FlatTable:
+    def table(self, place: int) -> FlatRecord:
         at = self._field(place)
         if at is None:
             raise ValueError(f"no field {place} in the table at byte {self.at}")
-        return FlatTable(self.data, at + _unsigned(self.data, at))
+        return FlatRecord(self.data, at + _unsigned(self.data, at))
 
     def numbers(self, place: int) -> tuple[int, ...]:
         start, count = self._vector(place)
         return struct.unpack_from(f"<{count}I", self.data, start)
 
-    def tables(self, place: int) -> list[FlatTable]:
+    def tables(self, place: int) -> list[FlatRecord]:
         start, _ = self._vector(place)
-        return [FlatTable(self.data, start + 4 * i + offset) for i, offset in enumerate(self.numbers(place))]
+        return [FlatRecord(self.data, start + 4 * i + offset) for i, offset in enumerate(self.numbers(place))]
 
     def _vector(self, place: int) -> tuple[int, int]:
         """Where the entries of a vector begin, and how many entries of four bytes it has."""
@@ -143,7 +143,7 @@ def _flatbuffer(blob: bytes) -> bytes:
 
 
 def _counted(flatbuffer: bytes) -> XnnBlob:
-    graph = FlatTable.root(flatbuffer)
+    graph = FlatRecord.root(flatbuffer)
     nodes = graph.tables(_GRAPH_NODES)
     kinds = [node.number(_NODE_KIND, "<B") for node in nodes]
     found = [node.table(_NODE) for node, kind in zip(nodes, kinds, strict=True) if kind == _STATIC_TRANSPOSE]
@@ -151,7 +151,7 @@ def _counted(flatbuffer: bytes) -> XnnBlob:
     return XnnBlob(len(nodes), len(found), sum(_moved(one, tensors) for one in found))
 
 
-def _tensor(value: FlatTable) -> FlatTable:
+def _tensor(value: FlatRecord) -> FlatRecord:
     kind = value.number(_VALUE_KIND, "<B")
     if kind not in (_PLAIN, _QUANTIZED):
         raise ValueError(f"a value of kind {kind}")
@@ -159,7 +159,7 @@ def _tensor(value: FlatTable) -> FlatTable:
     return table.table(_QUANTIZED_TENSOR) if kind == _QUANTIZED else table
 
 
-def _moved(transpose: FlatTable, tensors: Mapping[int, FlatTable]) -> int:
+def _moved(transpose: FlatRecord, tensors: Mapping[int, FlatRecord]) -> int:
     tensor = tensors[transpose.number(_TRANSPOSE_INPUT)]
     shape, perm = tensor.numbers(_TENSOR_DIMS), transpose.numbers(_TRANSPOSE_PERM)
     if len(shape) != len(perm):

@@ -80,7 +80,3 @@ def _described(node: torch.fx.Node) -> object:
         return (operand.op == "get_attr", tuple(value.shape), str(value.dtype))
 
     return node.target, repr(torch.fx.map_arg((node.args, node.kwargs), told))
-
-
-class _TooMany(Exception):
-    """A cap on candidates was reached."""

@@ -35,7 +35,7 @@ aten = torch.ops.aten
 _MAX_RANK = 6  # of dimensions kept for their own sake; more are merged where nothing needs them apart
 
 # Buffer axes that make up one physical dimension, slowest first; () is a dimension of size 1.
-Run = tuple[int, ...]
+AxisGroup = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Physical:
 
     node: torch.fx.Node
     order: AxisOrder
-    runs: tuple[Run, ...] | None
+    runs: tuple[AxisGroup, ...] | None
 
 
 class Builder:
@@ -60,11 +60,11 @@ class Builder:
         self.constants: dict[str, torch.Tensor] = {}
         self.source: dict[str, Any] = {}  # of the operator being lowered: what says where it comes from
 
-    def dimensions(self, view: BufferView, shape: Sequence[int]) -> list[Run]:
+    def dimensions(self, view: BufferView, shape: Sequence[int]) -> list[AxisGroup]:
         """The buffer axes of each dimension of a value with that shape."""
         runs, left = [], list(view.axes)
         for extent in shape:
-            run: Run = ()
+            run: AxisGroup = ()
             while extent > 1 and self.extent(view.buffer, run) < extent:
                 run = (*run, left.pop(0))
             runs.append(run)
@@ -76,7 +76,9 @@ class Builder:
     def extent(self, buffer: int, axes: Iterable[int]) -> int:
         return math.prod(self.size(buffer, axis) for axis in axes)
 
-    def store(self, buffer: int, order: AxisOrder, node: torch.fx.Node, runs: tuple[Run, ...] | None) -> None:
+    def store(
+        self, buffer: int, order: AxisOrder, node: torch.fx.Node, runs: tuple[AxisGroup, ...] | None
+    ) -> None:
         assert runs is None or tuple(axis for run in runs for axis in run) == order
         self.memory[buffer, order] = Physical(node, order, runs)
         self.produced[buffer] = order
@@ -103,7 +105,7 @@ class Builder:
         dense = self.call(aten.clone.default, permuted, memory_format=torch.contiguous_format)
         return Physical(dense, order, tuple(runs[d] for d in dims))
 
-    def shaped(self, buffer: int, tensor: Physical, runs: Sequence[Run]) -> torch.fx.Node:
+    def shaped(self, buffer: int, tensor: Physical, runs: Sequence[AxisGroup]) -> torch.fx.Node:
         """The tensor with other physical dimensions: a free view, left out where the shape is right."""
         shape = [self.extent(buffer, run) for run in runs]
         if tensor.runs is not None and [self.extent(buffer, run) for run in tensor.runs] == shape:
@@ -174,7 +176,7 @@ class Call:
     def token_size(self, token: Token, i: int) -> int:
         return self.b.extent(self.site.views[i].buffer, self.site.tokens[i].get(token, ()))
 
-    def axes(self, i: int, tokens: Iterable[Token]) -> Run:
+    def axes(self, i: int, tokens: Iterable[Token]) -> AxisGroup:
         """The buffer axes of some tokens on tensor `i`, in its planned order."""
         wanted = {axis for token in tokens for axis in self.site.tokens[i].get(token, ())}
         return tuple(axis for axis in self.orders[i] if axis in wanted)
@@ -260,7 +262,7 @@ class Call:
         groups = self.split(alone=k, together=k)
         return [*(group for group in groups if not (group and group[0] in k)), k] if k else [*groups, []]
 
-    def runs(self, i: int, groups: Sequence[Sequence[Token]]) -> tuple[Run, ...]:
+    def runs(self, i: int, groups: Sequence[Sequence[Token]]) -> tuple[AxisGroup, ...]:
         return tuple(self.axes(i, group) for group in groups)
 
     def by_label(self, *groups: Sequence[str]) -> list[list[Token]]:
@@ -324,7 +326,7 @@ def _same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _common_runs(source: AxisOrder, target: AxisOrder) -> tuple[Run, ...]:
+def _common_runs(source: AxisOrder, target: AxisOrder) -> tuple[AxisGroup, ...]:
     """Axes grouped as far as they stay together in both orders, in the source's order."""
     position = {axis: i for i, axis in enumerate(target)}
     runs: list[list[int]] = []

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dimorder.lowering.building import Builder, Call, Physical, Run
+from dimorder.lowering.building import AxisGroup, Builder, Call, Physical
 from dimorder.lowering.capture.captured import Captured
 from dimorder.lowering.capture.tracing import without_data
 from dimorder.lowering.sites import Arrangement, AxisOrder, BufferInfo, Site
@@ -36,7 +36,7 @@ class _DryRun(Builder):
     def fetch(self, buffer: int, order: AxisOrder) -> Physical:
         return Physical(self._operand(buffer, [(axis,) for axis in order]), order, None)
 
-    def shaped(self, buffer: int, tensor: Physical, runs: Sequence[Run]) -> torch.fx.Node:
+    def shaped(self, buffer: int, tensor: Physical, runs: Sequence[AxisGroup]) -> torch.fx.Node:
         return self._operand(buffer, runs)
 
     def value_of(self, node: torch.fx.Node) -> torch.Tensor:
@@ -54,7 +54,7 @@ class _DryRun(Builder):
             node.meta["val"] = target(*metas[0], **metas[1])
         return node
 
-    def _operand(self, buffer: int, runs: Sequence[Run]) -> torch.fx.Node:
+    def _operand(self, buffer: int, runs: Sequence[AxisGroup]) -> torch.fx.Node:
         node = self.graph.placeholder("operand")
         shape = [self.extent(buffer, run) for run in runs]
         value = self.buffers[buffer].root.meta["val"]

@@ -262,7 +262,7 @@ class NetworkPlan:
         """What forces the conversion: the nearest operators on either side that do not take any order."""
         sites = self.extracted.sites
         if sites[conversion.producer].kind == "input":
-            return f"promise input {planned.value} in {planned.to_order}, and whoever calls may save it"
+            return f"promise input {planned.value} in {planned.to_order}, and the caller may save it"
         if "output" in [sites[i].kind for i in conversion.consumers]:
             return f"take this output in {planned.from_order}, which the program can give for free"
         makers, takers = (

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
-from dimorder.lowering.building import Builder, Call, Run
+from dimorder.lowering.building import AxisGroup, Builder, Call
 from dimorder.lowering.capture.tracing import SOURCE, shape_of
 from dimorder.lowering.extract import Extracted
 from dimorder.lowering.sites import Arrangement, AxisOrder, Site, layout_of
@@ -94,7 +94,7 @@ class _At:
     def layout(self) -> AxisOrder:
         return layout_of(0, self.site, self.arrangement)
 
-    def runs(self, b: Builder, order: DimOrder) -> list[Run]:
+    def runs(self, b: Builder, order: DimOrder) -> list[AxisGroup]:
         """The buffer axes of each dimension, in an order of the dimensions."""
         held = b.dimensions(self.site.views[0], shape_of(self.site.node))
         return [held[d] for d in order]

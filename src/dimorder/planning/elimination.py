@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dimorder.planning.problem import LayoutProblem, Order
 
-Table = NDArray[np.int64]
+_CostTable = NDArray[np.int64]
 MAX_ENTRIES = 1 << 20  # of one table; beyond it the problem is too entangled for this method
 FORBIDDEN = 1 << 50
 
@@ -40,14 +40,14 @@ def least_cost(problem: LayoutProblem, max_entries: int = MAX_ENTRIES) -> int | 
     network = _Tables()
     for index, step in enumerate(problem.steps):
         network.add([index], np.array([config.cost[0] for config in step.configs], dtype=np.int64))
-    for index, buffer in enumerate(_buffers(problem)):
+    for index, buffer in enumerate(_ends(problem)):
         buffer.charge(network, problem, index)
     return network.minimum(max_entries)
 
 
 @dataclass(frozen=True)
-class _Buffer:
-    """Who produces a buffer and who reads it, each as (step, order per configuration)."""
+class _Ends:
+    """The step that produces a buffer and those that read it, each as (step, order per configuration)."""
 
     producer: tuple[int, tuple[Order, ...]]
     reads: tuple[tuple[int, tuple[Order, ...]], ...]
@@ -76,7 +76,7 @@ class _Buffer:
                 network.add([reader, exists], np.array(missing, dtype=np.int64))
 
 
-def _buffers(problem: LayoutProblem) -> list[_Buffer]:
+def _ends(problem: LayoutProblem) -> list[_Ends]:
     producers: dict[int, tuple[int, tuple[Order, ...]]] = {}
     reads: dict[int, list[tuple[int, tuple[Order, ...]]]] = defaultdict(list)
     for index, step in enumerate(problem.steps):
@@ -84,20 +84,20 @@ def _buffers(problem: LayoutProblem) -> list[_Buffer]:
             producers[buffer] = (index, tuple(config.writes[position] for config in step.configs))
         for position, buffer in enumerate(step.reads):
             reads[buffer].append((index, tuple(config.reads[position] for config in step.configs)))
-    return [_Buffer(producers[b], tuple(reads[b])) for b in range(len(problem.buffers))]
+    return [_Ends(producers[b], tuple(reads[b])) for b in range(len(problem.buffers))]
 
 
 class _Tables:
     """Costs over variables, which are eliminated by least number of neighbours."""
 
     def __init__(self) -> None:
-        self.tables: dict[int, tuple[tuple[Hashable, ...], Table]] = {}
+        self.tables: dict[int, tuple[tuple[Hashable, ...], _CostTable]] = {}
         self.mentions: dict[Hashable, set[int]] = defaultdict(set)
         self.sizes: dict[Hashable, int] = {}
         self.keys = count()
         self.constant = 0
 
-    def add(self, variables: Sequence[Hashable], table: Table) -> None:
+    def add(self, variables: Sequence[Hashable], table: _CostTable) -> None:
         """Add a cost; a variable may be given twice (a step that reads what it reads again)."""
         if len(variables) == 2 and variables[0] == variables[1]:
             variables, table = variables[:1], np.ascontiguousarray(table.diagonal())

@@ -28,7 +28,7 @@ from dimorder.planning.problem import Cost, InvalidChoice, LayoutProblem, evalua
 from dimorder.planning.relaxation import (
     TOLERANCE,
     Face,
-    Model,
+    Relaxation,
     Relaxed,
     build,
     chosen,
@@ -92,7 +92,7 @@ class _Search:
             if self.best is None or found < self.best:
                 self.best, self.solver = found, solver
 
-    def value(self, model: Model, unit: int) -> int | None:
+    def value(self, model: Relaxation, unit: int) -> int | None:
         """What the best plan costs in one unit, in that unit's divisor; the tie-break is the last."""
         if self.best is None:
             return None
@@ -104,7 +104,7 @@ class _Search:
         return self.best is not None and _round_up(bound, divisor) >= self.best[0][0]
 
 
-def _solve(model: Model, search: _Search) -> tuple[Proof, int]:
+def _solve(model: Relaxation, search: _Search) -> tuple[Proof, int]:
     """Find the best plan, unit by unit, and prove a bound."""
     root = relax(model, model.objectives[0], model.face(), search.left)
     face = _minimise(model, 0, model.face(), root, search)
@@ -118,7 +118,7 @@ def _solve(model: Model, search: _Search) -> tuple[Proof, int]:
     return proof, bound
 
 
-def _minimise(model: Model, unit: int, face: Face, relaxed: Relaxed | None, search: _Search) -> Face:
+def _minimise(model: Relaxation, unit: int, face: Face, relaxed: Relaxed | None, search: _Search) -> Face:
     """Minimise one unit over a face, from its relaxation if there is one; where the next unit may look."""
     if relaxed is not None:
         search.offer(chosen(model, relaxed.columns), "lp (HiGHS)")
@@ -149,7 +149,7 @@ def _round_up(bound: Fraction, divisor: int) -> int:
 
 
 @dataclass
-class _Case:
+class _OpenCase:
     """A node of the proof: what is left to each step, the best prices for it and where to branch."""
 
     allowed: Allowed
@@ -157,7 +157,7 @@ class _Case:
     bound: Fraction
     relaxed: Relaxed | None
     step: int = -1
-    parts: list[tuple[tuple[int, ...], _Case]] = field(default_factory=list)
+    parts: list[tuple[tuple[int, ...], _OpenCase]] = field(default_factory=list)
 
     def proof(self) -> Proof:
         if not self.parts:
@@ -169,12 +169,12 @@ class _Case:
         return min((case.least() for _, case in self.parts), default=self.bound)
 
 
-def _prove(model: Model, relaxed: Relaxed | None, search: _Search) -> tuple[Proof, int]:
+def _prove(model: Relaxation, relaxed: Relaxed | None, search: _Search) -> tuple[Proof, int]:
     """By prices; else by elimination; else branch, the weakest case first, until half the time is out."""
     if relaxed is None:
         return Prices(), _round_up(bound_of_prices(model.problem, Prices(), {}), model.divisors[0])
     reserve = search.left / 2
-    root = _Case({}, *prices(model, relaxed, {}), relaxed)
+    root = _OpenCase({}, *prices(model, relaxed, {}), relaxed)
     if not search.closed(root.bound, model.divisors[0]):
         least = least_cost(model.problem)
         if least is not None:
@@ -195,7 +195,7 @@ def _prove(model: Model, relaxed: Relaxed | None, search: _Search) -> tuple[Proo
     return root.proof(), _round_up(root.least(), model.divisors[0])
 
 
-def _split(model: Model, relaxed: Relaxed, allowed: Allowed) -> tuple[int, list[tuple[int, ...]]]:
+def _split(model: Relaxation, relaxed: Relaxed, allowed: Allowed) -> tuple[int, list[tuple[int, ...]]]:
     """The most divided step: each configuration that the vertex takes apart, and the rest together."""
     starts = model.starts.tolist()
     segments = [relaxed.columns[a:b] for a, b in pairwise(starts)]
@@ -205,10 +205,10 @@ def _split(model: Model, relaxed: Relaxed, allowed: Allowed) -> tuple[int, list[
     return step, [(config,) for config in taken] + ([tuple(rest)] if rest else [])
 
 
-def _case(model: Model, parent: _Case, allowed: Allowed, search: _Search) -> _Case:
+def _case(model: Relaxation, parent: _OpenCase, allowed: Allowed, search: _Search) -> _OpenCase:
     """A case of a parent's, with the parent's prices if those close it, else with its own."""
     inherited = bound_of_prices(model.problem, parent.prices, allowed)
-    case = _Case(allowed, parent.prices, inherited, None)
+    case = _OpenCase(allowed, parent.prices, inherited, None)
     if search.closed(inherited, model.divisors[0]):
         return case
     face = model.face(allowed)

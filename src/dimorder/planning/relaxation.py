@@ -52,7 +52,7 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Model:
+class Relaxation:
     """The linear programme of a problem. Columns: configurations, then levels."""
 
     problem: LayoutProblem
@@ -77,7 +77,7 @@ class Model:
             upper[[column for column in range(start, end) if column - start not in configs]] = 0.0
         return Face(upper, np.zeros(self.rows.shape[0], dtype=bool))
 
-    def relieved(self, face: Face, fine: float) -> tuple[Model, Array, Face]:
+    def relieved(self, face: Face, fine: float) -> tuple[Relaxation, Array, Face]:
         """Arguments for `relax` where all conversions are offered, some for a fine in the first unit."""
         objective = np.where(self.barred, fine, self.objectives[0])
         return self, objective, replace(face, upper=np.where(self.barred, np.inf, face.upper))
@@ -91,7 +91,7 @@ class Face:
     tight: Array
     caps: tuple[tuple[int, int], ...] = ()  # (unit, value in its divisor)
 
-    def decided(self, model: Model) -> bool:
+    def decided(self, model: Relaxation) -> bool:
         """Whether each step has one configuration left."""
         return int(np.count_nonzero(self.upper[: model.configs])) == len(model.problem.steps)
 
@@ -105,14 +105,14 @@ class Relaxed:
     reduced: Array
     duals: Array  # of `rows`, not negative; of rows held tight: any sign
 
-    def divided(self, model: Model) -> list[int]:
+    def divided(self, model: Relaxation) -> list[int]:
         """The steps for which the vertex takes several configurations in part."""
         taken = self.columns[: model.configs]
         columns = np.flatnonzero(np.abs(taken - np.rint(taken)) > TOLERANCE)
         return sorted(set((np.searchsorted(model.starts, columns, side="right") - 1).tolist()))
 
 
-def build(problem: LayoutProblem) -> Model:
+def build(problem: LayoutProblem) -> Relaxation:
     """The linear programme of a problem.
 
     Costs are divided by the greatest common divisor of their unit. Where all units tie, taking a
@@ -152,7 +152,7 @@ def build(problem: LayoutProblem) -> Model:
     own = [config.cost for step in problem.steps for config in step.configs]
     own += [(0,) * len(divisors) if cost is None else cost for cost in costs]
     ranks = [rank for step in problem.steps for rank in range(len(step.configs))]
-    return Model(
+    return Relaxation(
         problem,
         starts,
         tuple(demands),
@@ -217,7 +217,7 @@ def _padded(values: list[int], width: int) -> Array:
     return np.array(values + [0] * (width - len(values)), dtype=float)
 
 
-def relax(model: Model, objective: Array, face: Face, time_limit_s: float) -> Relaxed | None:
+def relax(model: Relaxation, objective: Array, face: Face, time_limit_s: float) -> Relaxed | None:
     """An optimal vertex of the relaxation; None if there is no feasible point, or no time."""
     loose, tight = ~face.tight, face.tight
     result = optimize.linprog(
@@ -237,7 +237,7 @@ def relax(model: Model, objective: Array, face: Face, time_limit_s: float) -> Re
     return Relaxed(float(result.fun), result.x, result.lower.marginals, duals)
 
 
-def solve_integer(model: Model, objective: Array, face: Face, time_limit_s: float) -> Array | None:
+def solve_integer(model: Relaxation, objective: Array, face: Face, time_limit_s: float) -> Array | None:
     """The best integer point that HiGHS finds in time, None if it finds none.
 
     Every column gets an upper bound: with scipy 1.17.1 and unbounded ones, presolve went round for ever on a
@@ -264,13 +264,15 @@ def solve_integer(model: Model, objective: Array, face: Face, time_limit_s: floa
     return result.x
 
 
-def chosen(model: Model, columns: Array) -> tuple[int, ...]:
+def chosen(model: Relaxation, columns: Array) -> tuple[int, ...]:
     """For each step the configuration with the largest value: a choice, not yet known to be a plan."""
     starts = model.starts.tolist()
     return tuple(int(np.argmax(columns[a:b])) for a, b in pairwise(starts))
 
 
-def prices(model: Model, relaxed: Relaxed, allowed: Mapping[int, frozenset[int]]) -> tuple[Prices, Fraction]:
+def prices(
+    model: Relaxation, relaxed: Relaxed, allowed: Mapping[int, frozenset[int]]
+) -> tuple[Prices, Fraction]:
     """Dual values of the first unit as exact prices, and the bound they prove where only some are allowed.
 
     Rounding keeps prices at or above 0, so they are prices whatever the solver's errors; those only cost
@@ -288,7 +290,7 @@ def prices(model: Model, relaxed: Relaxed, allowed: Mapping[int, frozenset[int]]
     return best
 
 
-def _prices_over(model: Model, duals: Array, denominator: int) -> Prices:
+def _prices_over(model: Relaxation, duals: Array, denominator: int) -> Prices:
     scaled = np.bincount(model.demand_of, duals, len(model.demands)) * denominator
     nearest = np.rint(scaled)
     values = np.where(np.abs(scaled - nearest) < 1e-4, nearest, np.floor(scaled)).clip(0).astype(np.int64)

@@ -18,8 +18,8 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import describe
 from dimorder.errors import UnsupportedError, UsageError
 
-Verdict = Literal["right", "refused", "wrong"]
-VERDICTS: tuple[Verdict, ...] = ("right", "refused", "wrong")  # from best to worst
+KernelVerdict = Literal["right", "refused", "wrong"]
+VERDICTS: tuple[KernelVerdict, ...] = ("right", "refused", "wrong")  # from best to worst
 TABLE_VERSION = "1.5.1"
 VIEW = "executorch_prim::et_view.default"
 _TABLES = Path(__file__).parents[1] / "executorch"
@@ -45,7 +45,7 @@ class KernelTable:
     """
 
     version: str
-    rows: Mapping[str, Mapping[str, Mapping[str, Verdict]]]
+    rows: Mapping[str, Mapping[str, Mapping[str, KernelVerdict]]]
 
     @staticmethod
     @functools.cache
@@ -60,10 +60,10 @@ class KernelTable:
             )
         return KernelTable.from_json(path.read_text())
 
-    def verdict(self, backend: str, operator: str, rank: int, signature: str) -> Verdict | None:
+    def verdict(self, backend: str, operator: str, rank: int, signature: str) -> KernelVerdict | None:
         return self.rows.get(backend, {}).get(operator, {}).get(f"{rank} {signature}")
 
-    def verdict_of(self, call: KernelCall) -> Verdict | None:
+    def verdict_of(self, call: KernelCall) -> KernelVerdict | None:
         """The verdict of a call of a kernel. A view reads memory row by row: right for contiguous alone."""
         if call.operator == VIEW:
             return "right" if set(call.signature) <= {CONTIGUOUS, LOWER, SAME} else "wrong"

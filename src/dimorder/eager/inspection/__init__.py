@@ -2,7 +2,7 @@
 
 from dimorder.eager.inspection.compare import Comparison, Ratio, compare
 from dimorder.eager.inspection.expect import OrderError, expect_channels_last
-from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, Verdict, judge
+from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, FindingVerdict, judge
 from dimorder.eager.inspection.inspection import ORDERS, FindingGroup, Inspection, inspect
 from dimorder.eager.inspection.probe import Cell, Change, OperatorTable, operators
 from dimorder.eager.inspection.trace import Copy, TracedCall, TracedValue, watching
@@ -17,13 +17,13 @@ __all__ = [
     "Copy",
     "Finding",
     "FindingGroup",
+    "FindingVerdict",
     "Inspection",
     "OperatorTable",
     "OrderError",
     "Ratio",
     "TracedCall",
     "TracedValue",
-    "Verdict",
     "compare",
     "expect_channels_last",
     "inspect",

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from dimorder.eager.inspection.trace import COPIES, Copy, TracedCall, TracedValue
 
-Verdict = Literal["lost", "hidden copy", "mixed operands", "ambiguous", "free view"]
-VERDICTS: tuple[Verdict, ...] = ("lost", "hidden copy", "mixed operands", "ambiguous", "free view")
-COSTLY: tuple[Verdict, ...] = ("lost", "hidden copy", "mixed operands")
+FindingVerdict = Literal["lost", "hidden copy", "mixed operands", "ambiguous", "free view"]
+VERDICTS: tuple[FindingVerdict, ...] = ("lost", "hidden copy", "mixed operands", "ambiguous", "free view")
+COSTLY: tuple[FindingVerdict, ...] = ("lost", "hidden copy", "mixed operands")
 
 # Their first operand is what has an order; the others are weights, indices or state.
 _FIRST_ONLY = frozenset(
@@ -50,7 +50,7 @@ _FLATTEN = (
     "weight and flatten x.permute(0, 2, 3, 1)"
 )
 # What to do: of a function or else an operator, or of any other one ("").
-_ADVICE: Mapping[Verdict, Mapping[str, str]] = MappingProxyType(
+_ADVICE: Mapping[FindingVerdict, Mapping[str, str]] = MappingProxyType(
     {
         "lost": {
             "": "compute it on a channels-last view, x.permute(0, 2, 3, 1), and permute back: both are free",
@@ -97,7 +97,7 @@ class Finding:
     `time_us` is measured: that of the copies for a hidden copy, else of the operator.
     """
 
-    verdict: Verdict
+    verdict: FindingVerdict
     operator: str
     function: str
     module: str
@@ -213,7 +213,7 @@ def _copies_inside(call: TracedCall) -> Iterator[Finding]:
 
 
 def _finding(
-    verdict: Verdict,
+    verdict: FindingVerdict,
     call: TracedCall,
     before: TracedValue | Sequence[TracedValue],
     after: TracedValue,

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.eager.channels_last import laid
 from dimorder.eager.conversion import convert
-from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, Verdict, judge
+from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, FindingVerdict, judge
 from dimorder.eager.inspection.trace import TracedCall, watching
 from dimorder.errors import UsageError
 
@@ -63,7 +63,7 @@ class Inspection:
     calls: tuple[TracedCall, ...]
     model_us: float
 
-    def of(self, verdict: Verdict) -> tuple[Finding, ...]:
+    def of(self, verdict: FindingVerdict) -> tuple[Finding, ...]:
         """The findings with that verdict."""
         return tuple(found for found in self.findings if found.verdict == verdict)
 

@@ -23,8 +23,8 @@ class Tracer:
 
     `spellings` maps an operator to the function that writes it in other operators, and `is_known` says which
     ones stay whole; others are decomposed as far as torch has a decomposition. `node` is the one being
-    traced, and `meta` its place in the source, which whatever is written for it inherits. `remembered` is what
-    a spelling keeps for the next call of its operator: constants that several calls share.
+    traced, and `meta` its place in the source, which whatever is written for it inherits. `remembered` is
+    what a spelling keeps for the next call of its operator: constants that several calls share.
     """
 
     def __init__(

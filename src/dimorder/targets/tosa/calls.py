@@ -1,17 +1,14 @@
-"""What the rows of TOSA's table are made of: a function that writes, and what it may ask of an operand."""
+"""What the rows of TOSA's table may ask of an operand: its shape and its type."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
 
-from dimorder.targets.table import Arguments, View
-from dimorder.targets.tosa.writer import DTYPES, TosaValue, TosaWriter
-
-Build = Callable[[TosaWriter, Arguments], "TosaValue | View[TosaValue] | list[TosaValue]"]
+from dimorder.targets.table import View
+from dimorder.targets.tosa.writer import DTYPES
 
 
 def size(operand: Any) -> tuple[int, ...]:

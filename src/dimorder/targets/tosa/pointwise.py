@@ -18,8 +18,8 @@ from dimorder.targets.tosa.writer import DTYPES, WIDEST, TosaValue, TosaWriter
 aten = torch.ops.aten
 dimorder = torch.ops.dimorder
 
-Function = Callable[[TosaWriter, TosaValue], TosaValue]
-Function2 = Callable[[TosaWriter, TosaValue, TosaValue], TosaValue]
+_Unary = Callable[[TosaWriter, TosaValue], TosaValue]
+_Binary = Callable[[TosaWriter, TosaValue, TosaValue], TosaValue]
 
 _WHOLE = 2.0**23  # from here on every float32 is a whole number
 
@@ -142,7 +142,7 @@ def value(w: TosaWriter, operand: View[TosaValue] | Tensor | float, dtype: str) 
     return w.number(operand, dtype)
 
 
-def _kind(kind: str) -> Function:
+def _kind(kind: str) -> _Unary:
     return lambda w, x: w.elementwise(kind, x)
 
 
@@ -155,11 +155,11 @@ def _check_number(a: Arguments) -> str | None:
     return None if wide else f"arithmetic on {a.dtype}, which TOSA does in torch.float32 or torch.int32"
 
 
-def _unary(function: Function) -> Row:
+def _unary(function: _Unary) -> Row:
     return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), check_float)
 
 
-def _unary_number(function: Function) -> Row:
+def _unary_number(function: _Unary) -> Row:
     return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), _check_number)
 
 
@@ -171,7 +171,7 @@ def _with(
     return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype]), a), check)
 
 
-def _binary(function: Function2, *, reverse: bool = False) -> Row:
+def _binary(function: _Binary, *, reverse: bool = False) -> Row:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
         x, y = (value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.other))
         x, y = (y, x) if reverse else (x, y)
@@ -180,7 +180,7 @@ def _binary(function: Function2, *, reverse: bool = False) -> Row:
     return Row(build, _check_number)
 
 
-def _kind2(kind: str) -> Function2:
+def _kind2(kind: str) -> _Binary:
     return lambda w, x, y: w.elementwise(kind, x, y)
 
 

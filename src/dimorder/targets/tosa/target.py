@@ -96,7 +96,7 @@ def load(file: Path) -> tuple[Contract, Run]:
 
 
 def check(path: str, data: bytes) -> FileSummary:
-    """What a TOSA graph holds, whoever wrote it."""
+    """What a TOSA graph holds, whichever tool wrote it."""
     return inspect_tosa(data)
 
 

@@ -56,14 +56,14 @@ class TosaValue:
 
 
 @dataclass
-class _Tensor:
+class _Held:
     shape: tuple[int, ...]
     dtype: str
     data: np.ndarray[Any, Any] | None = None
 
 
 @dataclass
-class _Operator:
+class _Written:
     kind: str
     inputs: list[str]
     output: str
@@ -78,8 +78,8 @@ class TosaWriter:
 
     def __init__(self) -> None:
         self.hint = "tensor"
-        self._tensors: dict[str, _Tensor] = {}
-        self._operators: list[_Operator] = []
+        self._tensors: dict[str, _Held] = {}
+        self._operators: list[_Written] = []
         self._inputs: list[str] = []
         self._outputs: list[str] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -115,7 +115,7 @@ class TosaWriter:
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             name = self._unique("constant")
-            self._tensors[name] = _Tensor(array.shape, dtype, array)
+            self._tensors[name] = _Held(array.shape, dtype, array)
             self._constants[key] = name
         return TosaValue(self._constants[key], array.shape, dtype)
 
@@ -177,7 +177,7 @@ class TosaWriter:
         """
         result = self._tensor(self._unique(self.hint), shape, dtype or inputs[0].dtype)
         self._operators.append(
-            _Operator(kind, [self._named(value) for value in inputs], result.tensor, attributes)
+            _Written(kind, [self._named(value) for value in inputs], result.tensor, attributes)
         )
         return result
 
@@ -238,7 +238,7 @@ class TosaWriter:
             block.addOutput(name)
         return bytes(serializer.serialize())
 
-    def _needed(self) -> list[_Operator]:
+    def _needed(self) -> list[_Written]:
         wanted, kept = set(self._outputs), []
         for operator in reversed(self._operators):
             if operator.output in wanted:
@@ -251,7 +251,7 @@ class TosaWriter:
     def _tensor(self, name: str, shape: Sequence[int], dtype: str) -> TosaValue:
         shape = tuple(int(size) for size in shape)
         _require_shape(shape, dtype)
-        self._tensors[name] = _Tensor(shape, dtype)
+        self._tensors[name] = _Held(shape, dtype)
         return TosaValue(name, shape, dtype)
 
     def _unique(self, stem: str) -> str:
@@ -327,7 +327,7 @@ _WITH_NAN_MODE = frozenset(
 )
 
 
-def _attribute(ts: Any, operator: _Operator) -> Any:
+def _attribute(ts: Any, operator: _Written) -> Any:
     """The serializer's attribute of an operator; enumerations are given by name."""
     attribute = ts.TosaSerializerAttribute()
     given = dict(operator.attributes)
