@@ -128,9 +128,14 @@ def annotated_faults(annotated: Annotated) -> Iterator[str]:
             yield f"{name}: axes of {len(reads)} operands and {len(writes)} results"
             continue
         values = [*(node.meta["val"] for node in sources), *results(call)]
-        for i, (tensor, value) in enumerate(zip((*reads, *writes), values, strict=True)):
-            for fault in _axed_faults(tensor, tuple(value.shape)):
-                yield f"{name}, tensor {i}: {fault}"
+        unlike = [
+            f"{name}, tensor {i}: {fault}"
+            for i, (tensor, value) in enumerate(zip((*reads, *writes), values, strict=True))
+            for fault in _axed_faults(tensor, tuple(value.shape))
+        ]
+        if unlike:
+            yield from unlike
+            continue
         for i, (source, tensor) in enumerate(zip(sources, reads, strict=True)):
             if source in axes and axes[source] != (tensor.sizes, tensor.dims):
                 yield f"{name}, tensor {i}: axes {tensor.sizes}, which {source} has as {axes[source][0]}"
@@ -209,6 +214,7 @@ def _step_faults(extracted: Extracted, index: int) -> Iterator[str]:
         tuple(v.buffer for v in side) for side in (site.reads, site.writes)
     ):
         yield "the site's buffers are not the step's"
+        return
     if len(arrangements) != len(step.configs):
         yield f"{len(arrangements)} arrangements for {len(step.configs)} configurations"
     for arrangement, config in zip(arrangements, step.configs, strict=False):
