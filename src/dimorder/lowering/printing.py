@@ -65,11 +65,12 @@ def captured_text(program: Captured) -> str:
     names = _Names()
     texts: dict[Node, str] = {}
     lines: list[_Line] = []
+    inputs = dict(zip(program.inputs, program.input_names, strict=True))
     for node in program.nodes:
         if node.op == "get_attr":
             texts[node] = f"{node.target}[{_shape(node)}]"
         elif node.op == "placeholder":
-            texts[node] = names.new(node.name)
+            texts[node] = names.new(inputs[node])
             lines.append(_Line(texts[node], _shape(node), "", "input"))
         elif is_result(node):
             texts[node] = f"{texts[node.all_input_nodes[0]]}.{node.args[1]}"
