@@ -244,6 +244,20 @@ MECHANISMS = {
         output0          2×5×4×7   NCHW  slice_2
         """,
     ),
+    "a strided slice of a dimension that a block keeps whole: 14 = 2·7 there": Mechanism(
+        Net(lambda m, x: (x[:, ::2], x.unflatten(1, (2, 7)).sum(1))),
+        (3, 14, 5),
+        "torch",
+        """
+        x        3×5×14   NLC  input
+        slice    3×5×7    NLC  slice(x, dim 2, 0:13:2)
+        sum      3×5×1×7  NLC  sum(x as 3×5×2×7, dim 2, keepdim True)
+        output0  3×5×7    NLC  slice
+        output1  3×5×7    NLC  sum
+        """,
+        DimOrder(0, 2, 1),
+        DimOrder(0, 2, 1),
+    ),
     "an output has an order of its own": Mechanism(
         Net(lambda m, x: (torch.relu(x), torch.relu(x))),
         (2, 3, 5, 7),
