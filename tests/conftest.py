@@ -1,11 +1,17 @@
-"""Decides what holds for every test: torch starts each from the same seed; and what some share."""
+"""Decides what holds for every test: torch starts each from the same seed, and every stage of the pipeline is
+checked, also by commands that a test starts; and what some share."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+
+from dimorder.lowering import stages
+
+os.environ[stages.CHECK] = "1"
 
 ROOT = Path(__file__).parents[1]
 

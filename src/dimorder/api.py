@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
+from dimorder.lowering import stages
 from dimorder.lowering.annotate import annotate
 from dimorder.lowering.capture.captured import Captured, capture
 from dimorder.lowering.choose import choose
@@ -84,7 +85,11 @@ def lower(
     program = clock.step("capture", capture, model, args, kwargs)
     contract = promise(program, input_orders, output_orders)
     planned = _plan(program, contract, chosen, objective, clock)
-    physical = clock.step("rewrite", rewrite, planned.extracted, planned.layout_plan, contract)
+    extracted = planned.extracted
+    physical = clock.step("rewrite", rewrite, extracted, planned.layout_plan, contract)
+    stages.require_ability(physical, extracted, chosen.ability, chosen.name)
+    faults = stages.physical_faults(physical, extracted, planned.layout_plan, contract, chosen.ability)
+    stages.require("the physical program", faults)
     trial = clock.step("verify", Trial, model, program, contract)
     error = clock.step("verify", trial.compare_program, physical, f"the physical program for {chosen.name}")
     with installed(chosen.name, chosen.install):
@@ -101,7 +106,9 @@ def lower(
 def _plan(program: Captured, contract: Contract, target: Target, objective: str, clock: Clock) -> NetworkPlan:
     if objective not in target.costs:
         raise UsageError("objective", f"{objective!r}", f"choose one of {', '.join(target.costs)}")
+    stages.require("the captured form", stages.captured_faults(program))
     annotated = clock.step("annotate", annotate, program)
+    stages.require("the axes of values", stages.annotated_faults(annotated))
     extracted = clock.step(
         "extract",
         extract,
@@ -111,6 +118,7 @@ def _plan(program: Captured, contract: Contract, target: Target, objective: str,
         target.costs[objective],
         target.ability,
     )
+    stages.require("the layout problem", stages.problem_faults(extracted, contract, target.ability))
     solved = clock.step("solve", choose, extracted, target.ability.max_rank)
     return NetworkPlan(target.name, contract, solved, extracted)
 

@@ -37,3 +37,7 @@ class UnsupportedError(DimorderError):
 
 class VerificationError(DimorderError):
     """A lowered program that does not compute what the original computes."""
+
+
+class StageError(DimorderError):
+    """A stage of the pipeline that does not keep what it promises: a mistake in dimorder."""

@@ -19,6 +19,7 @@ from dimorder.lowering.capture.captured import Captured, arguments
 from dimorder.lowering.capture.fold import fold_constants
 from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.lowering.operators.dialect import decompose
+from dimorder.lowering.printing import captured_text, physical_text
 from dimorder.lowering.verify import Verified
 from dimorder.runtime.guard import OnMismatch, check, restore
 from dimorder.targets.base import Artifact, Target
@@ -56,6 +57,21 @@ class Lowered:
         """
         self.target.check_name(Path(path))
         return write_whole(path, self.artifact.data, self.artifact.beside)
+
+    def text(self, what: str) -> str:
+        """The `captured` program, the `plan` or the `physical` program, to be read.
+
+        >>> from dimorder.api import lower
+        >>> conv = torch.nn.Conv2d(3, 8, 3)
+        >>> print(lower(conv, (torch.ones(2, 3, 5, 7),), input_orders="NHWC").text("physical"))
+        input        2×5×7×3  NHWC  input
+        conv2d       2×3×5×8  NHWC  conv2d_nhwc(input, weight[8×3×3×3], bias[8])
+        conv2d.NCHW  2×8×3×5  NCHW  convert conv2d, 960 bytes
+        output0      2×8×3×5  NCHW  conv2d.NCHW
+        """
+        if what == "physical":
+            return physical_text(self.physical, self.plan)
+        return captured_text(self.program) if what == "captured" else str(self.plan)
 
     def decomposed(self) -> ExportedProgram:
         """The physical program in ATen between permutes, for ExecuTorch's own partitioners.

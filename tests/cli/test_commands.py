@@ -80,6 +80,18 @@ def test_lower_writes_what_it_is_asked_for_and_nothing_else(made):
     assert (made / "report.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize(
+    ("what", "first", "word"),
+    [("captured", "x ", "convolution(x, "), ("plan", "input ", "cost "), ("physical", "x ", "conv2d_nhwc(")],
+)
+def test_lower_prints_what_it_is_asked_for_and_nothing_else(what, first, word, capfd):
+    argv = ["lower", f"{HERE}:Tiny", "--arg", "width=4", *INPUT, "--target", "torch", "--print", what]
+    assert main(argv) == 0
+    out, _ = capfd.readouterr()
+    assert out.startswith(first) and word in out
+    assert "verified" not in out and ("output0" in out.splitlines()[-1] or what == "plan")
+
+
 def test_lower_json_has_the_stable_keys(made):
     data = json.loads((made / "plan.json").read_text())
     assert set(data) == JSON_KEYS

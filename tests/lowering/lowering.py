@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
+from dimorder.lowering import stages
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.annotate import Annotated, annotate
 from dimorder.lowering.capture.captured import Captured, capture
@@ -28,10 +29,7 @@ from dimorder.planning.solve import solve
 from dimorder.runtime.guard import restore
 from tests.lowering.index_checker import check
 
-aten = torch.ops.aten
-
 TOLERANCE = 2e-5
-_READ_VIEWS = (aten.clone.default, aten.matmul.default, aten.permute.default)
 
 # What is offered where not every implementation is.
 PLAIN = frozenset(
@@ -73,6 +71,7 @@ class Lowering:
         orders = ([spec.dim_order for spec in side] for side in (contract.inputs, contract.outputs))
         ability = Ability(declines=(frozenset(), PLAIN) if rich else (PLAIN,))
         extracted = extract(self.annotated, *orders, counted(min_run=8)[objective], ability)
+        stages.require("the layout problem", stages.problem_faults(extracted, contract, ability))
         return extracted, solve(extracted.problem)
 
     def faults(self, contract: Contract, objective: str = "bytes", *, rich: bool = False) -> list[str]:
@@ -81,10 +80,10 @@ class Lowering:
         found = [*plan.check(extracted.problem), *check(extracted, plan, contract)]
         module = build(extracted, plan, contract)
         held = [at_boundary(x, spec) for x, spec in zip(self.inputs, contract.inputs, strict=True)]
-        run = _Dense(module)
-        with torch.no_grad():
-            got = restore(contract, run.run(*held), "error").tensors
-        found += run.faults
+        found += stages.made_faults(module.graph.nodes, extracted, plan)
+        results, dense_faults = stages.run_densely(module, held)
+        got = restore(contract, results, "error").tensors
+        found += dense_faults
         for i, (value, wanted) in enumerate(zip(got, self.wanted, strict=True)):
             if value.dtype != wanted.dtype:
                 found.append(f"output {i} is {value.dtype}, not {wanted.dtype}")
@@ -92,30 +91,6 @@ class Lowering:
             if error > TOLERANCE:
                 found.append(f"output {i} of shape {tuple(wanted.shape)} differs by {error:.1e}")
         return found
-
-
-class _Dense(torch.fx.Interpreter):
-    """Runs a physical program and notes what reads a tensor that is not contiguous.
-
-    Views may be copied, returned, and, where they swap the last two dimensions, multiplied.
-    """
-
-    def __init__(self, module: torch.fx.GraphModule) -> None:
-        super().__init__(module)
-        self.faults: list[str] = []
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        result = super().run_node(n)
-        if (
-            n.op == "placeholder"
-            or isinstance(result, (tuple, list))
-            or all(value.is_contiguous() for value in pytree.tree_leaves(result))
-        ):
-            return result
-        for user in n.users:
-            if user.op != "output" and user.target not in _READ_VIEWS:
-                self.faults.append(f"{user} ({user.target}) reads {n} ({n.target}), which is not dense")
-        return result
 
 
 def lowering(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Lowering:
@@ -127,7 +102,10 @@ def lowering(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | Non
         wanted = tuple(
             leaf for leaf in pytree.tree_leaves(model.eval()(*again, **named)) if isinstance(leaf, Tensor)
         )
-    return Lowering(program, annotate(program), inputs, wanted)
+    annotated = annotate(program)
+    stages.require("the captured form", stages.captured_faults(program))
+    stages.require("the axes of values", stages.annotated_faults(annotated))
+    return Lowering(program, annotated, inputs, wanted)
 
 
 def contract_of(program: Captured, order: Callable[[int], DimOrder]) -> Contract:

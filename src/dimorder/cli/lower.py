@@ -25,6 +25,7 @@ EXAMPLES = """\
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
   dimorder lower net.pt2 -o net.pte --input-order NHWC --report net.html
   dimorder lower net.pt2 --target tosa -o net.tosa
+  dimorder lower torchvision.models:resnet18 --input 1x3x224x224 --print physical
   dimorder lower mymodels:Ranker --arg width=64 --input ids=1x128:int64 -o ranker.pte --json ranker.json
 
 Target tosa writes a second file, net.tosa.json: the contract, without which the first is not run.
@@ -45,6 +46,11 @@ def add_options(parser: CommandParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="run what was emitted and compare it with the network (the default, but for tosa: slow)",
     )
+    parser.add_argument(
+        "--print",
+        choices=("captured", "plan", "physical"),
+        help="print the network's normal form, the plan, or the program that it becomes, and nothing else",
+    )
     json_option(parser, "what was planned, and how it was lowered")
     report_option(parser)
 
@@ -52,8 +58,9 @@ def add_options(parser: CommandParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     written = {"-o": options.output, "--json": options.json, "--report": options.report}
     check_outputs(written)
-    if not any(written.values()):
-        raise UsageError("dimorder lower", "nothing to write", "give -o FILE, --json FILE or --report FILE")
+    if not any((*written.values(), options.print)):
+        fix = "give -o FILE, --json FILE, --report FILE or --print physical"
+        raise UsageError("dimorder lower", "nothing to write", fix)
     with console.progress() as progress:
         progress("loading torch")
         from dimorder import api, files
@@ -68,7 +75,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if options.report:
             files.write_whole(options.report, report)
         write_json(options.json, lowered.to_dict(), console)
-    if options.json == "-":
+    if options.print:
+        console.print(lowered.text(options.print))
+    if options.json == "-" or options.print:
         return DONE
     outside = ", ".join(f"{count} {name}" for name, count in lowered.artifact.outside.items())
     console.print(lowered.plan)

@@ -37,6 +37,10 @@ _MAX_RANK = 6  # of dimensions kept for their own sake; more are merged where no
 # Buffer axes that make up one physical dimension, slowest first; () is a dimension of size 1.
 AxisGroup = tuple[int, ...]
 
+# What a node's `meta["custom"]`, which torch.export keeps, has under this key: the `site` that it is of, or
+# True for `converts`; and where it is the first to hold a buffer in an order, `buffer` and `order`.
+ORIGIN = "dimorder"
+
 
 @dataclass(frozen=True)
 class Physical:
@@ -82,6 +86,8 @@ class Builder:
         assert runs is None or tuple(axis for run in runs for axis in run) == order
         self.memory[buffer, order] = Physical(node, order, runs)
         self.produced[buffer] = order
+        if "buffer" not in origin_of(node):
+            _mark(node, buffer=buffer, order=list(order))
 
     def fetch(self, buffer: int, order: AxisOrder) -> Physical:
         """The buffer in an order: as produced, or converted once and kept."""
@@ -98,11 +104,13 @@ class Builder:
         pairs = [pair for run in runs or () for pair in itertools.pairwise(run)]
         if runs is None or any(position[b] != position[a] + 1 for a, b in pairs):
             runs = _common_runs(source.order, order)
-        node = self.shaped(buffer, source, runs)
+        shaped = self.shaped(buffer, source, runs)
         slots = iter(sorted((i for i, run in enumerate(runs) if run), key=lambda i: position[runs[i][0]]))
         dims = [next(slots) if run else i for i, run in enumerate(runs)]
-        permuted = self.call(aten.permute.default, node, dims)
+        permuted = self.call(aten.permute.default, shaped, dims)
         dense = self.call(aten.clone.default, permuted, memory_format=torch.contiguous_format)
+        _mark(permuted, converts=True)
+        _mark(dense, converts=True, buffer=buffer, order=list(order))
         return Physical(dense, order, tuple(runs[d] for d in dims))
 
     def shaped(self, buffer: int, tensor: Physical, runs: Sequence[AxisGroup]) -> torch.fx.Node:
@@ -320,6 +328,15 @@ class Call:
 
     def constant(self, tensor: torch.Tensor | None, argument: int) -> torch.fx.Node | None:
         return None if tensor is None else self.b.constant(str(args_of(self.node)[argument].target), tensor)
+
+
+def origin_of(node: torch.fx.Node) -> dict[str, Any]:
+    """What made a node of a physical program, and what it holds; see `ORIGIN`."""
+    return dict(node.meta.get("custom", {}).get(ORIGIN, {}))
+
+
+def _mark(node: torch.fx.Node, **origin: Any) -> None:
+    node.meta["custom"] = {ORIGIN: {**origin_of(node), **origin}}
 
 
 def _same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:

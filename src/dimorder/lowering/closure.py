@@ -43,7 +43,7 @@ class Closure:
         self.sites, self.buffers, self.seeds = sites, buffers, seeds
         self.candidates: list[dict[AxisOrder, None]] = [{} for _ in buffers]
         self.per_site = [Proposal(absorbed=[{} for _ in site.views]) for site in sites]
-        self.defaults = [_default_tokens(site) for site in sites]
+        self.defaults = [default_tokens(site) for site in sites]
         self.readers: list[list[tuple[int, int]]] = [[] for _ in buffers]
         self.truncated = False
         self.queue: list[tuple[int, AxisOrder]] = []
@@ -60,7 +60,7 @@ class Closure:
                 self._add(site.views[0].buffer, order, seed=True)
                 continue
             for number, form in enumerate(site.forms):
-                self.per_site[index].tokens[number, _formed(self.defaults[index], form)] = None
+                self.per_site[index].tokens[number, formed(self.defaults[index], form)] = None
             for position in range(len(site.views)):
                 self.per_site[index].absorbed[position][self._absorbed(site, position, None)] = None
             self._expand(index, seed=True)
@@ -94,12 +94,12 @@ class Closure:
         slots = iter(mine)
         in_place = tuple(next(slots) if token in held else token for token in self.defaults[index])
         beside = _insert_before_successors(mine, self.defaults[index])
-        formed = dict.fromkeys(
-            (number, _formed(tokens, form))
+        sorted_in = dict.fromkeys(
+            (number, formed(tokens, form))
             for number, form in enumerate(site.forms)
             for tokens in (in_place, beside)
         )
-        new = [tokens for tokens in formed if tokens not in proposal.tokens]
+        new = [tokens for tokens in sorted_in if tokens not in proposal.tokens]
         absorbed = self._absorbed(site, position, rank)
         if new or absorbed not in proposal.absorbed[position]:
             proposal.tokens.update(dict.fromkeys(new))
@@ -126,7 +126,7 @@ class Closure:
                     self._add(view.buffer, layout_of(position, site, Arrangement(tokens, choice)), seed=seed)
 
 
-def _default_tokens(site: Site) -> tuple[Token, ...]:
+def default_tokens(site: Site) -> tuple[Token, ...]:
     """All tokens of a site in one order: the tensor with most tokens in logical order, the others merged in
     after their predecessors."""
     order: list[Token] = []
@@ -154,7 +154,7 @@ def _insert_before_successors(tokens: Sequence[Token], default: Sequence[Token])
     return tuple(order)
 
 
-def _formed(tokens: Iterable[Token], form: str) -> tuple[Token, ...]:
+def formed(tokens: Iterable[Token], form: str) -> tuple[Token, ...]:
     """Tokens stable-sorted into a form."""
     names = form.split()
 

@@ -6,13 +6,14 @@ The result is an `ExportedProgram` that runs in torch as it stands; nothing down
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
-from dimorder.lowering.building import AxisGroup, Builder, Call
+from dimorder.lowering.building import ORIGIN, AxisGroup, Builder, Call
 from dimorder.lowering.capture.tracing import SOURCE, shape_of
 from dimorder.lowering.extract import Extracted
 from dimorder.lowering.sites import Arrangement, AxisOrder, Site, layout_of
@@ -40,7 +41,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
     computed: list[_At] = []
     for index, site in enumerate(extracted.sites):
         arrangement = extracted.arrangements[index][plan.choice[index]]
-        b.source = {key: site.node.meta[key] for key in SOURCE if key in site.node.meta}
+        b.source = {**_source(site.node), "custom": {ORIGIN: {"site": index}}}
         if site.kind == "input":
             _input(b, _At(site, arrangement), next(inputs))
         elif site.kind == "output":
@@ -50,11 +51,16 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
     results: list[torch.fx.Node] = []
     left = iter(computed)
     for node, spec in zip(b.program.outputs, contract.outputs, strict=True):
+        b.source = {**_source(node), "custom": {ORIGIN: {}}}
         result = _constant_output(b, node, spec) if node.op == "get_attr" else _output(b, next(left), spec)
         fresh = result.op == "call_function" and result not in results
         results.append(result if fresh else b.call(aten.clone.default, result))
     b.graph.output(tuple(results))
     return torch.fx.GraphModule(b.root, b.graph)
+
+
+def _source(node: torch.fx.Node) -> dict[str, Any]:
+    return {key: node.meta[key] for key in SOURCE if key in node.meta}
 
 
 def at_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

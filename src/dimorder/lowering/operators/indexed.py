@@ -213,7 +213,7 @@ def _is_stepped(c: Call) -> bool:
 
 
 def _stepped(c: Call) -> tuple[torch.fx.Node, list[list[Token]], int]:
-    lead = c.labelled("cut")
+    lead = c.labelled("cut", "step")  # "step" where a block holds it
     groups = c.split(leads=lead, alone=lead)
     position = next(d for d, group in enumerate(groups) if group and group[0] in lead)
     return c.take(0, groups), groups, position

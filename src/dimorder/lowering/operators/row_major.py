@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,13 +50,9 @@ def _lower(c: Call) -> None:
     several = isinstance(c.node.meta["val"], (list, tuple))
     for index, value in enumerate(results(c.node)):
         view = c.site.writes[index]
-        picked = c.b.call(_getitem, node, index) if several else node
+        picked = c.b.call(operator.getitem, node, index) if several else node
         dense = c.b.call(aten.clone.default, picked, memory_format=torch.contiguous_format)
         c.b.store(view.buffer, c.orders[c.result + index], dense, tuple(c.b.dimensions(view, value.shape)))
-
-
-def _getitem(value: Any, index: int) -> Any:
-    return value[index]
 
 
 ROW_MAJOR = Implementation("row-major", "*", _lower, ())
