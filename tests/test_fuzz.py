@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,59 +17,6 @@ FAST = {"physical": 60, "torch": 8, "xnnpack": 16, "tosa": 16}
 FULL = {"physical": 1200, "torch": 100, "xnnpack": 350, "tosa": 350}
 AT_ONCE = 50  # networks per slow test
 
-# Defects that the fuzzer has found and that are still there, each as small as it gets. A fault of such a kind
-# is let pass for its target; a defect that is mended fails its own test below, and its row goes.
-IN_FILE = "more conversions in the file"
-
-
-@dataclass(frozen=True)
-class Known:
-    target: str
-    kind: str
-    reason: str
-    case: fuzz.Case
-
-
-def _alone(source: str, shape: tuple[int, ...], order: fuzz.Order = "contiguous", **attributes) -> fuzz.Case:
-    """One operator on `x0`; `self.c0` is a constant of shape (3, 5)."""
-    reads = ("self.c0", "x0") if source == "matmul_left" else ("x0",)
-    constants = {"self.c0": fuzz.Given((3, 5), seed=9)} if "self.c0" in reads else {}
-    step = fuzz.Step("v0", source, reads, attributes)
-    return fuzz.Case({"x0": fuzz.Given(shape, order=order)}, constants, (step,), (("v0", "contiguous"),))
-
-
-SHUFFLED = "opaque to the plan; ExecuTorch's decomposition of it permutes"
-KNOWN = {
-    "channel_shuffle": Known("xnnpack", IN_FILE, SHUFFLED, _alone("channel_shuffle", (2, 6, 5, 7), groups=3)),
-    "pixel_shuffle": Known("xnnpack", IN_FILE, SHUFFLED, _alone("pixel_shuffle", (2, 4, 5, 7))),
-    "pixel_unshuffle": Known("xnnpack", IN_FILE, SHUFFLED, _alone("pixel_unshuffle", (2, 3, 4, 6), by=2)),
-    "unfold": Known("xnnpack", IN_FILE, SHUFFLED, _alone("unfold", (2, 3, 5, 7))),
-    "resize": Known(
-        "xnnpack",
-        IN_FILE,
-        SHUFFLED,
-        _alone("resize", (2, 3, 5, 7), size=(3, 2), mode="nearest", corners=None),
-    ),
-    "matmul_left": Known(
-        "xnnpack",
-        IN_FILE,
-        "a constant times a value whose last dimension is not innermost: the emitter transposes it",
-        _alone("matmul_left", (2, 5, 7), "channels_last"),
-    ),
-    "refused_matmul": Known(
-        "xnnpack",
-        "fewer conversions in the file",
-        "what the target refuses is planned row-major, but written as if it were not refused",
-        fuzz.Case(
-            {"x0": fuzz.Given((3, 5))},
-            {},
-            (fuzz.Step("v0", "matmul_transposed", ("x0", "x0"), {}),),
-            (("v0", "contiguous"),),
-            refused=("matmul",),
-        ),
-    ),
-}
-
 
 def _all_are_right(target: str, seeds: range) -> None:
     if target in NEEDS:
@@ -78,8 +25,7 @@ def _all_are_right(target: str, seeds: range) -> None:
     for seed in seeds:
         case = fuzz.generate(seed, target)
         outcome = fuzz.examine(case, target)
-        known = any((row.target, row.kind) == (target, outcome.kind) for row in KNOWN.values())
-        if outcome.is_fault and not known:
+        if outcome.is_fault:
             small = fuzz.shrink(case, lambda c, kind=outcome.kind: fuzz.examine(c, target).kind == kind)
             pytest.fail(fuzz.script(small, target, fuzz.examine(small, target), seed), pytrace=False)
         counts[outcome.kind] += 1
@@ -98,14 +44,6 @@ def test_random_networks_are_lowered_right(target):
 )
 def test_two_thousand_random_networks_are_lowered_right(target, first):
     _all_are_right(target, range(first, min(first + AT_ONCE, FULL[target])))
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_known_defects_are_still_there(name):
-    row = KNOWN[name]
-    pytest.importorskip(NEEDS[row.target])
-    assert fuzz.is_sound(row.case)
-    assert fuzz.examine(row.case, row.target).kind == row.kind, f"mended: take {name} out of KNOWN"
 
 
 # -- the fuzzer itself

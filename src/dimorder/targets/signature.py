@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Node, map_arg
+from torch.fx import Node
 
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.capture.tracing import is_random
+from dimorder.lowering.capture.fold import evaluated
 
 
 @dataclass
@@ -49,7 +48,7 @@ def read_signature(program: ExportedProgram) -> Signature:
         if result.arg.name not in nodes:
             raise UnsupportedError(f"output {result.arg.name!r}", "no tensor", "return tensors only")
         signature.outputs.append(nodes[result.arg.name])
-    _evaluate(program, signature.constants)
+    signature.constants |= evaluated(program.graph, signature.constants)
     return signature
 
 
@@ -63,15 +62,3 @@ def _static(node: Node | None, name: str) -> Node:
         found = f"the symbolic shape {tuple(value.shape)}"
         raise UnsupportedError(f"input {name!r}", found, "lower it once for each fixed shape that you need")
     return node
-
-
-def _evaluate(program: ExportedProgram, constants: dict[Node, Tensor]) -> None:
-    for node in program.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        random = is_random(node.target, node.args, node.kwargs)
-        if random or not isinstance(node.meta.get("val"), Tensor):
-            continue
-        if all(operand in constants for operand in node.all_input_nodes):
-            arguments = map_arg((node.args, node.kwargs), constants.__getitem__)
-            constants[node] = node.target(*arguments[0], **arguments[1])

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from dimorder.lowering.capture.tracing import bound
+
 aten = torch.ops.aten
 
 
@@ -136,15 +138,11 @@ class Table:
 
 def bind(node: Node, resolve: Callable[[Node], Any]) -> Arguments:
     """The arguments of `node` by name, each node among them replaced by what `resolve` says."""
-    arguments = {}
-    for position, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]  # an OpOverload
-        given = node.kwargs.get(parameter.name, parameter.default_value)
-        if position < len(node.args):
-            given = node.args[position]
-        arguments[parameter.name] = torch.fx.map_arg(given, resolve)
+    given = bound(node.target, node.args, node.kwargs)
     values = results(node)
     shapes = [tuple(value.shape) for value in values]
-    return SimpleNamespace(**{**arguments, "shape": shapes[0], "shapes": shapes, "dtype": values[0].dtype})
+    told = {"shape": shapes[0], "shapes": shapes, "dtype": values[0].dtype}
+    return SimpleNamespace(**{**torch.fx.map_arg(given, resolve), **told})
 
 
 def results(node: Node) -> list[Tensor]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node, map_arg
+from torch.fx import Graph, GraphModule, Node, map_arg
 
 from dimorder.lowering.capture.tracing import is_random
 
@@ -26,9 +28,13 @@ def fold_constants(program: ExportedProgram) -> ExportedProgram:
     """
     module = program.module(check_guards=False)
     assert isinstance(module, GraphModule)
-    for node in module.graph.nodes:
-        if node.op == "call_function" and _is_constant(node):
-            _replace(module, node)
+    held = {node: _held(module, node) for node in module.graph.nodes if node.op == "get_attr"}
+    for node, value in evaluated(module.graph, held).items():
+        name = f"folded_{node.name}"
+        module.register_buffer(name, value.detach().contiguous())
+        with module.graph.inserting_before(node):
+            constant = module.graph.get_attr(name)
+        node.replace_all_uses_with(constant)
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     module.recompile()
@@ -37,23 +43,21 @@ def fold_constants(program: ExportedProgram) -> ExportedProgram:
         return torch.export.export(module, args, kwargs)
 
 
-def _is_constant(node: Node) -> bool:
-    """Whether each call gives the same, and each operand is a constant by now."""
-    operands = node.all_input_nodes
-    random = is_random(node.target, node.args, node.kwargs)
-    return bool(operands) and not random and all(operand.op == "get_attr" for operand in operands)
-
-
-def _replace(module: GraphModule, node: Node) -> None:
-    values = map_arg((node.args, node.kwargs), lambda operand: _held(module, operand))
-    with torch.no_grad():
-        value = node.target(*values[0], **values[1])  # type: ignore[operator]
-    name = f"folded_{node.name}"
-    module.register_buffer(name, value.detach().contiguous())
-    with module.graph.inserting_before(node):
-        constant = module.graph.get_attr(name)
-    node.replace_all_uses_with(constant)
-    module.graph.erase_node(node)
+def evaluated(graph: Graph, constants: Mapping[Node, torch.Tensor]) -> dict[Node, torch.Tensor]:
+    """The value of every call that reads constants alone, and gives the same each time."""
+    found: dict[Node, torch.Tensor] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        known = {n: found[n] if n in found else constants.get(n) for n in node.all_input_nodes}
+        if any(value is None for value in known.values()) or is_random(node.target, node.args, node.kwargs):
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+        with torch.no_grad():
+            value = node.target(*args, **kwargs)
+        if isinstance(value, torch.Tensor):
+            found[node] = value
+    return found
 
 
 def _held(module: GraphModule, node: Node) -> torch.Tensor:

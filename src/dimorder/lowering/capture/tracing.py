@@ -101,7 +101,7 @@ class Tracer:
 
         with FakeTensorMode(), torch.no_grad():
             stand_ins = [torch.empty(shape_of(x), dtype=dtype_of(x)) for x in given]
-            graph = make_fx(run)(*stand_ins).graph
+            graph = make_fx(torch.func.functionalize(run))(*stand_ins).graph
         env: dict[torch.fx.Node, Value] = {}
         feed = iter(given)
         for node in graph.nodes:
@@ -186,12 +186,21 @@ def dtype_of(value: Value) -> torch.dtype:
     return tensor.dtype  # type: ignore[no-any-return]
 
 
+def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their schema's names, defaults filled in.
+
+    >>> bound(torch.ops.aten.softmax.int, ("x", 1), {})
+    {'self': 'x', 'dim': 1, 'dtype': None}
+    """
+    names = [argument.name for argument in target._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+
+
 def is_random(target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:
     """Whether a call draws random numbers: an LSTM without dropout, or any out of training, draws none."""
     if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
-    schema = target._schema.arguments
-    given = {argument.name: argument.default_value for argument in schema}
-    given.update(zip(given, args), **kwargs)  # noqa: B905 (the rest keep their defaults)
+    given = bound(target, args, kwargs)
     chances = [given[name] for name in ("p", "dropout", "dropout_p") if name in given]
     return given.get("train") is not False and chances != [0]

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.utils._pytree as pytree
+
+from dimorder.lowering.capture.tracing import bound
 
 if TYPE_CHECKING:
     from dimorder.lowering.building import Call
@@ -157,13 +158,6 @@ def results(node: torch.fx.Node) -> list[torch.Tensor]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-@cache
-def positions(target: Any, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Where some arguments stand in an operator's schema."""
-    order = [argument.name for argument in target._schema.arguments]
-    return tuple(order.index(name) for name in names)
-
-
 def tensor_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Every node that a call takes, in argument order."""
     leaves = pytree.tree_leaves((args_of(node), node.kwargs))
@@ -175,8 +169,8 @@ def operands(node: torch.fx.Node, weights: tuple[str, ...] = ()) -> list[torch.f
     found = tensor_arguments(node)
     if not weights:
         return found
-    given = args_of(node)
-    skipped = [given[i] for i in positions(node.target, weights) if i < len(given)]
+    given = bound(node.target, args_of(node), node.kwargs)
+    skipped = [given[name] for name in weights]
     if any(isinstance(w, torch.fx.Node) and w.op != "get_attr" for w in skipped):
         return found
     return [n for n in found if n not in skipped]
