@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,12 @@ import torch
 
 from dimorder.lowering.capture.tracing import Tracer, Value
 from dimorder.lowering.capture.tracing import shape_of as traced_shape
+from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import (
     Implementation,
     Operator,
     Relation,
+    Spell,
     args_of,
     dims_of,
     shape_of,
@@ -36,6 +39,71 @@ def _sum_of_all(n: Tracer, x: Value, *, dtype: torch.dtype | None = None) -> Val
     return n.emit(aten.sum.dim_IntList, x, list(range(len(traced_shape(x)))), False, **kept)
 
 
+def _var(
+    n: Tracer,
+    x: Value,
+    dim: Sequence[int] | int | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Value:
+    """The sum of squared distances from the mean, by their number less the correction."""
+    shape = traced_shape(x)
+    dims = [dim] if isinstance(dim, int) else list(dim or range(len(shape)))
+    count = math.prod(shape[d] for d in dims) - (1 if correction is None else correction)
+    centred = n.emit(aten.sub.Tensor, x, n.emit(aten.mean.dim, x, dims, True))
+    total = n.emit(aten.sum.dim_IntList, n.emit(aten.mul.Tensor, centred, centred), dims, keepdim)
+    return n.emit(aten.div.Tensor, total, float(max(count, 0)))
+
+
+def _var_of_dims(
+    n: Tracer, x: Value, dim: Sequence[int] | None, unbiased: bool = True, keepdim: bool = False
+) -> Value:
+    return _var(n, x, dim, correction=float(unbiased), keepdim=keepdim)
+
+
+def _var_of_all(n: Tracer, x: Value, unbiased: bool = True) -> Value:
+    return _var(n, x, correction=float(unbiased))
+
+
+def _root(variance: Spell) -> Spell:
+    """The standard deviation that belongs to a variance."""
+    return lambda n, *args, **kwargs: n.emit(aten.sqrt.default, variance(n, *args, **kwargs))
+
+
+def _truth(name: Any) -> Spell:
+    """any and all, which torch has over one dimension, several, or every one."""
+
+    def spell(n: Tracer, x: Value, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
+        if dim == []:
+            return n.emit(aten.ne.Scalar, x, 0)
+        dims = [dim] if isinstance(dim, int) else list(dim or range(len(traced_shape(x))))
+        return n.emit(name, x, dims, keepdim)
+
+    return spell
+
+
+def _index_of(name: Any) -> Spell:
+    """argmax and argmin; without a dimension, of the flattened tensor."""
+
+    def spell(n: Tracer, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        if dim is not None:
+            return n.emit(name, x, dim, keepdim)
+        index = n.emit(name, view(n, x, [-1]), 0, False)
+        return view(n, index, [1] * len(traced_shape(x))) if keepdim else index
+
+    return spell
+
+
+def _underscored(name: Any) -> Spell:
+    """softmax as core ATen has it."""
+
+    def spell(n: Tracer, x: Value, dim: int, half_to_float: bool) -> Value:
+        return n.emit(name, x, dim, *([torch.float32] if half_to_float else []))
+
+    return spell
+
+
 # -- which axes they reduce
 
 
@@ -55,8 +123,6 @@ def _relate_reduce(node: torch.fx.Node) -> Relation | str:
 
 def _relate_index_reduce(node: torch.fx.Node) -> Relation | str:
     """argmax and argmin: the result counts along the reduced dimension, so that is a block."""
-    if len(args_of(node)) < 2 or args_of(node)[1] is None:
-        return "an index into the flattened tensor"
     relation = _relate_reduce(node)
     return (
         relation
@@ -216,8 +282,9 @@ def _reduced_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
     ]
 
 
-def _reduction(name: Any, *others: Implementation) -> Operator:
-    return Operator((name,), _relate_reduce, (Implementation("any dims", "*", _reduce, (name,)), *others))
+def _reduction(name: Any, *others: Implementation, spelling: Spell | None = None) -> Operator:
+    implementations = (Implementation("any dims", "*", _reduce, (name,)), *others)
+    return Operator((name,), _relate_reduce, implementations, spelling)
 
 
 def _halving(combine: Any) -> Implementation:
@@ -225,7 +292,8 @@ def _halving(combine: Any) -> Implementation:
 
 
 def _index_reduction(name: Any) -> Operator:
-    return Operator((name,), _relate_index_reduce, (Implementation("one dim", "*", _index_reduce, (name,)),))
+    implementation = Implementation("one dim", "*", _index_reduce, (name,))
+    return Operator((name,), _relate_index_reduce, (implementation,), spelt=_index_of(name))
 
 
 def _along(name: Any, *parts: Any) -> Operator:
@@ -253,6 +321,8 @@ OPERATORS = (
     _reduction(aten.sum.dim_IntList),
     _reduction(aten.amax.default, _halving(aten.maximum.default)),
     _reduction(aten.amin.default, _halving(aten.minimum.default)),
+    _reduction(aten.any.dims, spelling=_truth(aten.any.dims)),
+    _reduction(aten.all.dims, spelling=_truth(aten.all.dims)),
     Operator(
         (aten.prod.dim_int,),
         _relate_reduce,
@@ -268,4 +338,14 @@ OPERATORS = (
     _running(aten.cumprod.default, aten.mul.Tensor, 1.0),
     spelt(_mean_of_all, aten.mean.default),
     spelt(_sum_of_all, aten.sum.default),
+    spelt(_truth(aten.any.dims), aten.any.default, aten.any.dim),
+    spelt(_truth(aten.all.dims), aten.all.default, aten.all.dim),
+    spelt(_var, aten.var.correction),
+    spelt(_var_of_dims, aten.var.dim),
+    spelt(_var_of_all, aten.var.default),
+    spelt(_root(_var), aten.std.correction),
+    spelt(_root(_var_of_dims), aten.std.dim),
+    spelt(_root(_var_of_all), aten.std.default),
+    spelt(_underscored(aten.softmax.int), aten._softmax.default),
+    spelt(_underscored(aten.log_softmax.int), aten._log_softmax.default),
 )
