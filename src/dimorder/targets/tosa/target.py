@@ -22,7 +22,7 @@ from dimorder.targets.base import FileSummary, Run, Target
 from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.graph import inspect_tosa
-from dimorder.targets.tosa.ops import OPERATORS
+from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
 from dimorder.targets.tosa.writer import MAX_RANK
 
 
@@ -107,7 +107,12 @@ TARGET = Target(
     "tosa",
     LISTING.suffix,
     emit,
-    Ability(OPERATORS.supports, declines=(frozenset(), _FIRST, _FIRST | _FROM_PARTS), max_rank=MAX_RANK),
+    Ability(
+        OPERATORS.supports,
+        declines=(frozenset(), _FIRST, _FIRST | _FROM_PARTS),
+        max_rank=MAX_RANK,
+        takes=unsupported_value,
+    ),
     # As for XNNPACK: an NPU's compiler writes short runs element by element too.
     counted(min_run=8),
     beside=(sidecar.SUFFIX,),
