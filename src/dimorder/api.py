@@ -53,7 +53,8 @@ def plan(
     """
     clock, chosen = Clock(progress), find(target)
     program = clock.step("capture", capture, model, args, kwargs)
-    return _plan(program, promise(program, input_orders, output_orders), chosen, objective, clock)
+    contract = promise(program, input_orders, output_orders, chosen.channels_last)
+    return _plan(program, contract, chosen, objective, clock)
 
 
 def lower(
@@ -83,7 +84,7 @@ def lower(
     """
     clock, chosen = Clock(progress), find(target)
     program = clock.step("capture", capture, model, args, kwargs)
-    contract = promise(program, input_orders, output_orders)
+    contract = promise(program, input_orders, output_orders, chosen.channels_last)
     planned = _plan(program, contract, chosen, objective, clock)
     extracted = planned.extracted
     physical = clock.step("rewrite", rewrite, extracted, planned.layout_plan, contract)

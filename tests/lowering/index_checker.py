@@ -540,7 +540,15 @@ _RULES: dict[Any, Rule] = {
     aten.permute.default: _relabel,
     aten.expand.default: _pointwise,
     **dict.fromkeys(
-        (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.prod.dim_int),
+        (
+            aten.mean.dim,
+            aten.sum.dim_IntList,
+            aten.amax.default,
+            aten.amin.default,
+            aten.any.dims,
+            aten.all.dims,
+            aten.prod.dim_int,
+        ),
         _reduce,
     ),
     **dict.fromkeys((aten.argmax.default, aten.argmin.default), _index_reduce),

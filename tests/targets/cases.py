@@ -1,4 +1,5 @@
-"""Calls of physical programs that every target computes: one per operator or more, dims that all differ."""
+"""What every target computes: calls of physical programs, emitted as they stand, and networks, which are
+lowered. One per operator or more, dims that all differ."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ D = torch.ops.dimorder
 aten = torch.ops.aten
 
 
-class Physical(torch.nn.Module):
-    """A physical module: a function of its inputs and of constants, which are its buffers."""
+class Net(torch.nn.Module):
+    """A function of its inputs and of constants, which are its buffers."""
 
     def __init__(self, function: Callable[..., Any], constants: tuple[Tensor, ...] = ()) -> None:
         super().__init__()
@@ -39,7 +40,16 @@ Case = tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor, ...]]
 X = r(2, 9, 11, 6)
 Y = r(2, 5, 7)
 
-SHARED: dict[str, Case] = {
+IMAGE = r(2, 6, 9, 11)
+
+
+def dense(x: Tensor, *dims: int) -> Tensor:
+    """A conversion, as a physical program has it."""
+    return x.permute(dims).clone(memory_format=torch.contiguous_format)
+
+
+# Operators that no network has, conversions, and views that ATen reads in any order.
+PHYSICAL: dict[str, Case] = {
     "conv": (
         lambda x, w, b: D.conv2d_nhwc(x, w, b, [1, 1], [1, 1, 2, 2], [1, 1], 1),
         (X,),
@@ -124,6 +134,66 @@ SHARED: dict[str, Case] = {
     ),
     "bilinear, scales": (lambda x: D.upsample_bilinear2d_nhwc(x, [18, 33], False, 2.0, 3.0), (X,), ()),
     "nearest, scales": (lambda x: D.upsample_nearest2d_nhwc(x, [18, 22], 2.0, 2.0), (X,), ()),
+    "prelu": (lambda x, w: D.prelu_last(x, w), (X,), (r(6),)),
+    "prelu, one slope": (lambda x, w: D.prelu_last(x, w), (X,), (r(1),)),
+    "conversion": (lambda x: (dense(x, 2, 0, 1) * 2, dense(x, 0, 2, 1)), (Y,), ()),
+    "conversion, rank 6": (lambda x: dense(x, 5, 1, 3, 0, 4, 2) * 2, (r(2, 3, 4, 5, 6, 7),), ()),
+    "conversion, sizes of 1": (lambda x: dense(x, 2, 0, 1, 3) * 2, (r(1, 4, 1, 5),), ()),
+    "conversion, then a view": (lambda x: dense(x, 2, 0, 1).view(14, 5) * 2, (Y,), ()),
+    "conversion and back": (lambda x: dense(dense(x * 2, 2, 0, 1), 1, 2, 0) + x, (Y,), ()),
+    "conversion, two readers": (lambda x: (lambda p: p.exp() + p)(dense(x * 2, 2, 0, 1)), (Y,), ()),
+    "conversion of a constant": (lambda x, c: x * dense(c, 1, 0), (Y,), (r(7, 5),)),
+    "relabel of sizes of 1": (lambda x: x.permute(2, 0, 1, 3) * 2, (r(1, 4, 1, 5),), ()),
+}
+
+SHARED: dict[str, Case] = {
+    "conv": (
+        lambda x, w, b: F.conv2d(x, w, b, (2, 1), (1, 3), (1, 2), 3),
+        (IMAGE,),
+        (r(12, 2, 3, 4), r(12)),
+    ),
+    "conv, depthwise, multiplier 2": (
+        lambda x, w: F.conv2d(x, w, None, 1, 1, 1, 6),
+        (IMAGE,),
+        (r(12, 1, 3, 2),),
+    ),
+    "conv1d": (lambda x, w, b: F.conv1d(x, w, b, 2, 4, 2), (r(2, 6, 23),), (r(5, 6, 5), r(5))),
+    "conv, transposed": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, 2, (1, 0), (0, 1), 3),
+        (IMAGE,),
+        (r(6, 4, 3, 4), r(12)),
+    ),
+    "max pool": (lambda x: F.max_pool2d(x, (3, 2), 2, (1, 0), ceil_mode=True), (IMAGE,), ()),
+    "max pool, 1-D": (lambda x: F.max_pool1d(x, 3, 2, 1), (r(2, 5, 12),), ()),
+    "max pool, dilated": (lambda x: F.max_pool2d(x, (3, 2), 2, 1, dilation=(2, 3)), (IMAGE,), ()),
+    "max pool, 3-D": (
+        lambda x: F.max_pool3d(x, (2, 3, 2), (1, 2, 3), (1, 0, 1)),
+        (r(2, 3, 5, 8, 11),),
+        (),
+    ),
+    "max pool, 3-D, dilated": (
+        lambda x: F.max_pool3d(x, 2, 1, 0, dilation=(2, 1, 3)),
+        (r(2, 3, 5, 8, 11),),
+        (),
+    ),
+    "average pool": (
+        lambda x: F.avg_pool2d(x, (3, 4), (2, 3), (1, 2), count_include_pad=False),
+        (IMAGE,),
+        (),
+    ),
+    "average pool, 3-D": (
+        lambda x: F.avg_pool3d(x, (2, 3, 2), (1, 2, 3), (1, 1, 0), ceil_mode=True, count_include_pad=False),
+        (r(2, 3, 5, 8, 11),),
+        (),
+    ),
+    "bilinear": (lambda x: F.interpolate(x, (14, 27), mode="bilinear"), (IMAGE,), ()),
+    "trilinear": (
+        lambda x: F.interpolate(x, (7, 9, 13), mode="trilinear", align_corners=True),
+        (r(2, 3, 5, 8, 11),),
+        (),
+    ),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=(2.0, 3.0)), (IMAGE,), ()),
+    "nearest, 3-D": (lambda x: F.interpolate(x, scale_factor=2.0), (r(2, 3, 5, 8, 11),), ()),
     "add, both broadcast": (lambda x, y: x + y, (r(2, 5, 1), r(1, 7)), ()),
     "add, alpha": (lambda x, y: torch.add(x, y, alpha=3), (Y, r(7)), ()),
     "add, scalar": (lambda x: aten.add.Scalar(x + 2.5, 3), (Y,), ()),
@@ -159,15 +229,24 @@ SHARED: dict[str, Case] = {
         (Y,),
         (),
     ),
-    "prelu": (lambda x, w: D.prelu_last(x, w), (X,), (r(6),)),
-    "prelu, one slope": (lambda x, w: D.prelu_last(x, w), (X,), (r(1),)),
+    "prelu": (F.prelu, (IMAGE,), (r(6),)),
+    "prelu, one slope": (F.prelu, (IMAGE,), (r(1),)),
     "exp": (torch.exp, (Y,), ()),
     "sin, cos": (lambda x: (torch.sin(x), torch.cos(x)), (Y,), ()),
     "square": (lambda x: torch.square(x) + x**2, (Y,), ()),
     "rank 0": (lambda x: x * 2 + 1, (r(),), ()),
     "linear, no bias, rank 4": (lambda x, w: F.linear(x, w), (X,), (r(4, 6),)),
+    "linear, weight given": (F.linear, (Y, r(3, 7)), ()),
+    "linear, weight and bias given": (F.linear, (Y, r(3, 7), r(3)), ()),
+    "linear, bias given": (lambda x, b, w: F.linear(x, w, b), (Y, r(3)), (r(3, 7),)),
+    "linear, features first": (lambda x, w, b: F.linear(x.t(), w, b).t(), (r(7, 40),), (r(3, 7), r(3))),
     "linear, rank 1": (F.linear, (r(7),), (r(3, 7), r(3))),
     "addmm": (lambda x, w, b: torch.addmm(b, x, w), (r(4, 7),), (r(7, 3), r(3))),
+    "addmm, matrix given": (
+        lambda b, x, w: torch.addmm(b, x, w, beta=0.5, alpha=2),
+        (r(4, 3), r(4, 7), r(7, 3)),
+        (),
+    ),
     "mm, constant": (torch.mm, (r(4, 7),), (r(7, 3),)),
     "mm": (torch.mm, (r(4, 7), r(7, 3)), ()),
     "bmm": (torch.bmm, (r(2, 4, 7), r(2, 7, 3)), ()),
@@ -181,6 +260,16 @@ SHARED: dict[str, Case] = {
     "mean, everything": (lambda x: x.mean(), (X,), ()),
     "mean, rank 6": (lambda x: x.mean((1, 3)), (r(2, 3, 4, 5, 6, 7),), ()),
     "mean, sizes of 1": (lambda x: x.mean((0, 1, 3)), (r(1, 4, 1, 5, 6),), ()),
+    "var": (
+        lambda x: (aten.var.correction(x, [1, 2]), x.var(-1, correction=0, keepdim=True), x.var(0, False)),
+        (X,),
+        (),
+    ),
+    "var of everything, standard deviation": (
+        lambda x: (x.var(), x.std(1), x.std(), aten.std.correction(x, [0, 3], correction=0)),
+        (X,),
+        (),
+    ),
     "sum": (lambda x: (x.sum((1, 2)), x.sum(-1, keepdim=True), x.sum((0, 2)), x.sum()), (X,), ()),
     "cat with a constant": (lambda x, c: torch.cat([x, c, x], 1), (Y,), (r(2, 3, 7),)),
     "slice": (lambda x: (x[:, 1:4], x[..., -3:], x[:, :-2], x[0:1]), (Y,), ()),

@@ -24,13 +24,14 @@ class Ability:
     outside of what the target computes, on dense tensors, else why it may not. `declines` names the
     implementations that are not offered, as `operator/implementation`: the fewest first; the next set is
     taken where the candidate orders are too many. `max_rank` is the highest rank of a transpose, once
-    dimensions that stay together count as one.
+    dimensions that stay together count as one. `takes(value)` is None for what may be an input, else why not.
     """
 
     computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
     leaves: Callable[[torch.fx.Node], str | None] | None = None
     declines: tuple[frozenset[str], ...] = (frozenset(),)
     max_rank: int | None = None
+    takes: Callable[[torch.Tensor], str | None] = lambda value: None
 
 
 class Verdicts:

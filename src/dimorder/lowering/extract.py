@@ -59,8 +59,13 @@ def extract(
 
     A call that the target computes in no configuration is left outside where the target leaves it: in any
     order if it then runs on dense tensors as it is, else row-major, which is annotated anew. Raises
-    `UnsupportedError` for a call that can run neither way.
+    `UnsupportedError` for a call that can run neither way, and for an input that the target does not take.
     """
+    for name, node in zip(annotated.program.input_names, annotated.program.inputs, strict=True):
+        reason = ability.takes(node.meta["val"])
+        if reason is not None:
+            fix = "change its type or shape, or choose another target"
+            raise UnsupportedError(f"input {name!r}", reason, fix)
     verdicts = Verdicts(ability)
     row_major: dict[torch.fx.Node, str] = {}
     while True:
@@ -71,7 +76,7 @@ def extract(
             if call in row_major or annotated.relations[call].kind == "opaque":
                 raise UnsupportedError(
                     f"{operator_name(call)} ({where(call)})",
-                    reason,
+                    row_major.get(call, reason),  # what was first in the way
                     "replace it in the module, or choose another target",
                 )
         row_major |= refused

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,21 +18,38 @@ Orders = (
 )
 
 
-def promise(program: Captured, input_orders: Orders, output_orders: Orders) -> Contract:
+def promise(
+    program: Captured,
+    input_orders: Orders,
+    output_orders: Orders,
+    channels_last: Collection[torch.dtype] | None = None,
+) -> Contract:
     """The contract of a program, contiguous where no order is asked for.
 
-    Raises `UsageError` for orders that are too few, too many, or that fit none of the tensors.
+    `channels_last` are the types of which the target's files hold a channels-last tensor in its logical
+    shape (None: all); of another type they hold it as the dense tensor that it is in memory. Raises
+    `UsageError` for orders that are too few, too many, or that fit none of the tensors.
 
     >>> from dimorder.lowering.capture.captured import capture
     >>> print(promise(capture(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),)), "NHWC", None))
     input   input    2 x 3 x 5 x 7  float32  NHWC (0, 2, 3, 1)
     output  output0  2 x 8 x 3 x 5  float32  NCHW (0, 1, 2, 3)
     """
-    outputs = [f"output{i}" for i in range(len(program.outputs))]
+    names = [f"output{i}" for i in range(len(program.outputs))]
+    inputs = _specs(program.input_names, program.inputs, input_orders, "input")
+    outputs = _specs(names, program.outputs, output_orders, "output")
     return Contract(
-        _specs(program.input_names, program.inputs, input_orders, "input"),
-        _specs(outputs, program.outputs, output_orders, "output"),
+        tuple(_held(spec, channels_last) for spec in inputs),
+        tuple(_held(spec, channels_last) for spec in outputs),
     )
+
+
+def _held(spec: TensorSpec, channels_last: Collection[torch.dtype] | None) -> TensorSpec:
+    """The promise for a tensor with the boundary that the target's files can hold."""
+    settled = spec.boundary == "physical" or spec.boundary_order.is_contiguous
+    if settled or channels_last is None or getattr(torch, spec.dtype) in channels_last:
+        return spec
+    return replace(spec, boundary="physical")
 
 
 def _specs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,12 +53,13 @@ class Target:
     """A target's side of the bargain.
 
     `ability` says what it computes (see `ability.Ability`), `costs` what a plan is charged, by objective (see
-    `costs.Costs`). `suffix` is what its files are called, `beside` what is put behind that name for the files
-    that lie beside one, and `load` reads them back: what the program promises, and how it runs. What
-    `runs_fast` is run once by `lower`, and compared with the network. `check`, from path and content, says
-    what a file holds; `install` what to install where a module is missing that one of these imports;
-    `runtime` is what errors call whatever runs a program. What is told of a target without importing it is in
-    its `Listing`.
+    `costs.Costs`). `channels_last` are the types of which its files hold a 4-D channels-last input or output
+    in its logical shape (None: all); of other types they hold the dense physical tensor. `suffix` is what its
+    files are called, `beside` what is put behind that name for the files that lie beside one, and `load`
+    reads them back: what the program promises, and how it runs. What `runs_fast` is run once by `lower`, and
+    compared with the network. `check`, from path and content, says what a file holds; `install` what to
+    install where a module is missing that one of these imports; `runtime` is what errors call whatever runs a
+    program. What is told of a target without importing it is in its `Listing`.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Target:
     emit: Callable[[ExportedProgram, Contract], Artifact]
     ability: Ability = field(default_factory=Ability)
     costs: Mapping[str, Costs] = field(default_factory=counted)
+    channels_last: Collection[torch.dtype] | None = None
     beside: tuple[str, ...] = ()
     load: Callable[[Path], tuple[Contract, Run]] | None = None
     runs_fast: bool = True

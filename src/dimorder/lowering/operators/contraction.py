@@ -10,7 +10,7 @@ import torch
 
 from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
 from dimorder.lowering.operators.dialect import OPS
-from dimorder.lowering.operators.moves import view
+from dimorder.lowering.operators.moves import permute, view
 from dimorder.lowering.operators.operator import (
     Dims,
     Implementation,
@@ -32,10 +32,21 @@ aten = torch.ops.aten
 _WEIGHTS = ("weight", "bias")
 
 
+def _linear_of(n: Tracer, x: Value, w: Value, bias: Value = None) -> Value:
+    """A weight that is computed multiplies as any matrix, and a bias that is computed is added."""
+    computed_weight, computed_bias = (isinstance(value, torch.fx.Node) for value in (w, bias))
+    if not (computed_weight or computed_bias) or min(len(shape_of(v)) for v in (x, w)) < 2:
+        return n.emit(aten.linear.default, x, w, *([] if bias is None else [bias]))
+    y = matmul(n, x, permute(n, w, [1, 0])) if computed_weight else n.emit(aten.linear.default, x, w)
+    return y if bias is None else n.emit(aten.add.Tensor, y, bias)
+
+
 def _addmm(n: Tracer, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Value:
-    if beta != 1 or alpha != 1 or isinstance(w, torch.fx.Node) or len(shape_of(bias)) != 1:
-        return n.emit(aten.addmm.default, bias, x, w, beta=beta, alpha=alpha)
-    return n.emit(aten.linear.default, x, w.t(), bias)
+    if (alpha, beta) == (1, 1) and len(shape_of(bias)) == 1 and isinstance(w, torch.Tensor):
+        return _linear_of(n, x, w.t(), bias)
+    y = matmul(n, x, w)
+    y = y if alpha == 1 else n.emit(aten.mul.Tensor, y, alpha)
+    return n.emit(aten.add.Tensor, y, bias if beta == 1 else n.emit(aten.mul.Tensor, bias, beta))
 
 
 def matmul(n: Tracer, a: Value, b: Value) -> Value:
@@ -91,14 +102,6 @@ def _dot(n: Tracer, a: Value, b: Value) -> Value:
 
 def _outer(n: Tracer, a: Value, b: Value) -> Value:
     return n.write(aten.mul.Tensor, view(n, a, [-1, 1]), view(n, b, [1, -1]))
-
-
-def linear(n: Tracer, x: Value, weight: Value, bias: Value = None) -> Value:
-    """A product, where the weight or the bias is computed."""
-    if not isinstance(weight, torch.fx.Node) and not isinstance(bias, torch.fx.Node):
-        return n.emit(aten.linear.default, x, weight, bias)
-    y = n.write(aten.matmul.default, x, n.write(aten.t.default, weight))
-    return y if bias is None else n.write(aten.add.Tensor, y, bias)
 
 
 def _relate_linear(node: torch.fx.Node) -> Relation | str:
@@ -185,7 +188,7 @@ def _linear_features_first(c: Call) -> None:
 
 
 def _matmul(c: Call) -> None:
-    _multiply(c, lambda node, position, heads: node)
+    _multiply(c)
 
 
 def _matmul_repeated(c: Call) -> None:
@@ -208,8 +211,11 @@ def _is_repeated(node: torch.fx.Node) -> bool:
     return shape_of(a)[:-2] != shape_of(b)[:-2]
 
 
-def _multiply(c: Call, prepared: Callable[[torch.fx.Node, int, list[list[Token]]], torch.fx.Node]) -> None:
-    """One batch dimension where both operands have the same batch, else one per axis so that they broadcast.
+def _multiply(
+    c: Call, prepared: Callable[[torch.fx.Node, int, list[list[Token]]], torch.fx.Node] | None = None
+) -> None:
+    """One batch dimension where both operands have the same batch, else one per axis so that they broadcast;
+    a batch that the right operand lacks is more rows of the left.
 
     Where the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
     """
@@ -224,13 +230,21 @@ def _multiply(c: Call, prepared: Callable[[torch.fx.Node, int, list[list[Token]]
 
     straight = precedes(m, n, True)
     a_first, b_first = precedes(m, k, straight), precedes(k, n, straight)
+    if (
+        prepared is None
+        and straight
+        and len(c.site.reads) == 2
+        and batch
+        and not any(c.has(t, 1) for t in batch)
+    ):
+        heads, m = [], [*batch, *m]
     sides = ([*heads, m, k] if a_first else [*heads, k, m], [*heads, k, n] if b_first else [*heads, n, k])
     taken, dynamic = [], 0
     for position, source in enumerate(tensor_arguments(c.node)):
         constant = source.op == "get_attr"
         side = sides[position]
         node = c.take_constant(position, side) if constant else c.take(dynamic, side)
-        taken.append(prepared(node, position, heads))
+        taken.append(node if prepared is None else prepared(node, position, heads))
         dynamic += not constant
     if not straight:
         taken, (a_first, b_first) = taken[::-1], (not b_first, not a_first)
@@ -257,7 +271,7 @@ OPERATORS = (
                 "features first", "k *", _linear_features_first, (aten.matmul.default, aten.add.Tensor)
             ),
         ),
-        spelt=linear,
+        spelt=_linear_of,
         weights=_WEIGHTS,
         fresh=True,
     ),

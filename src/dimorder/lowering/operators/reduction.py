@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import (
     Implementation,
     Operator,
     Relation,
+    Spell,
     args_of,
     dims_of,
     spelt,
@@ -59,6 +61,39 @@ def _extreme_and_where(several: Any, reduce: Any, search: Any) -> Callable[..., 
     return spell
 
 
+def _truth(name: Any) -> Spell:
+    """any and all, which torch has over one dimension, several, or every one."""
+
+    def spell(n: Tracer, x: Value, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
+        if dim == []:
+            return n.emit(aten.ne.Scalar, x, 0)
+        dims = [dim] if isinstance(dim, int) else list(dim or range(len(shape_of(x))))
+        return n.emit(name, x, dims, keepdim)
+
+    return spell
+
+
+def _index_of(name: Any) -> Spell:
+    """argmax and argmin; without a dimension, of the flattened tensor."""
+
+    def spell(n: Tracer, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        if dim is not None:
+            return n.emit(name, x, dim, keepdim)
+        index = n.emit(name, view(n, x, [-1]), 0, False)
+        return view(n, index, [1] * len(shape_of(x))) if keepdim else index
+
+    return spell
+
+
+def _underscored(name: Any) -> Spell:
+    """softmax as core ATen has it."""
+
+    def spell(n: Tracer, x: Value, dim: int, half_to_float: bool) -> Value:
+        return n.emit(name, x, dim, *([torch.float32] if half_to_float else []))
+
+    return spell
+
+
 # -- which axes they reduce
 
 
@@ -78,8 +113,6 @@ def _relate_reduce(node: torch.fx.Node) -> Relation | str:
 
 def _relate_index_reduce(node: torch.fx.Node) -> Relation | str:
     """argmax and argmin: the result counts along the reduced dimension, so that is a block."""
-    if len(args_of(node)) < 2 or args_of(node)[1] is None:
-        return "an index into the flattened tensor"
     relation = _relate_reduce(node)
     return (
         relation
@@ -239,8 +272,9 @@ def _reduced_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
     ]
 
 
-def _reduction(name: Any, *others: Implementation) -> Operator:
-    return Operator((name,), _relate_reduce, (Implementation("any dims", "*", _reduce, (name,)), *others))
+def _reduction(name: Any, *others: Implementation, spelling: Spell | None = None) -> Operator:
+    implementations = (Implementation("any dims", "*", _reduce, (name,)), *others)
+    return Operator((name,), _relate_reduce, implementations, spelling)
 
 
 def _halving(combine: Any) -> Implementation:
@@ -248,7 +282,8 @@ def _halving(combine: Any) -> Implementation:
 
 
 def _index_reduction(name: Any) -> Operator:
-    return Operator((name,), _relate_index_reduce, (Implementation("one dim", "*", _index_reduce, (name,)),))
+    implementation = Implementation("one dim", "*", _index_reduce, (name,))
+    return Operator((name,), _relate_index_reduce, (implementation,), spelt=_index_of(name))
 
 
 def _along(name: Any, *parts: Any) -> Operator:
@@ -276,6 +311,8 @@ OPERATORS = (
     _reduction(aten.sum.dim_IntList),
     _reduction(aten.amax.default, _halving(aten.maximum.default)),
     _reduction(aten.amin.default, _halving(aten.minimum.default)),
+    _reduction(aten.any.dims, spelling=_truth(aten.any.dims)),
+    _reduction(aten.all.dims, spelling=_truth(aten.all.dims)),
     Operator(
         (aten.prod.dim_int,),
         _relate_reduce,
@@ -295,4 +332,8 @@ OPERATORS = (
     spelt(_extreme(aten.min.default, aten.amin.default), aten.min.default),
     spelt(_extreme_and_where(aten.max.dim, aten.amax.default, aten.argmax.default), aten.max.dim),
     spelt(_extreme_and_where(aten.min.dim, aten.amin.default, aten.argmin.default), aten.min.dim),
+    spelt(_truth(aten.any.dims), aten.any.default, aten.any.dim),
+    spelt(_truth(aten.all.dims), aten.all.default, aten.all.dim),
+    spelt(_underscored(aten.softmax.int), aten._softmax.default),
+    spelt(_underscored(aten.log_softmax.int), aten._log_softmax.default),
 )

@@ -177,6 +177,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.amax.default: Row(_reduction("REDUCE_MAX")),
         aten.amin.default: Row(_reduction("REDUCE_MIN")),
         aten.any.dims: Row(_reduction("REDUCE_ANY")),
+        aten.all.dims: Row(_reduction("REDUCE_ALL")),
         aten.prod.dim_int: Row(_reduction("REDUCE_PRODUCT"), check_float),
         aten.argmax.default: Row(_arg(largest=True), _check_arg),
         aten.argmin.default: Row(_arg(largest=False), _check_arg),

@@ -24,7 +24,7 @@ from dimorder.targets.table import Table
 from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.graph import inspect_tosa
-from dimorder.targets.tosa.ops import OPERATORS
+from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
 from dimorder.targets.tosa.writer import MAX_RANK
 
 
@@ -112,7 +112,12 @@ def target(operators: Table = OPERATORS) -> Target:
         "tosa",
         LISTING.suffix,
         partial(emit, operators=operators),
-        Ability(operators.supports, declines=(frozenset(), _FIRST, _FIRST | _FROM_PARTS), max_rank=MAX_RANK),
+        Ability(
+            operators.supports,
+            declines=(frozenset(), _FIRST, _FIRST | _FROM_PARTS),
+            max_rank=MAX_RANK,
+            takes=unsupported_value,
+        ),
         # As for XNNPACK: an NPU's compiler writes short runs element by element too.
         counted(min_run=8),
         beside=(sidecar.SUFFIX,),

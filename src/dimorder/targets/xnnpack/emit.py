@@ -159,10 +159,13 @@ def _stages(called: Sequence[Node], outside: set[Node]) -> dict[Node, int]:
 
 
 def _at_border(plan: _Partition, group: Sequence[Node]) -> bool:
-    """Whether the group reads an input or gives an output of the program, whose order the delegate knows."""
+    """Whether the group brings an input or an output of the program into its order, or copies one to the
+    other. Other views and copies cost less outside."""
     nodes = set(group)
     reads = {operand for node in group for operand in node.all_input_nodes}
-    return bool(reads & set(plan.inputs)) or bool(nodes & set(plan.outputs))
+    touched = bool(reads & set(plan.inputs)), bool(nodes & set(plan.outputs))
+    moves = any(node.target is aten.permute.default for node in group)
+    return all(touched) or (any(touched) and moves)
 
 
 # The delegates
@@ -272,7 +275,8 @@ def _outer(plan: _Partition) -> tuple[GraphModule, int]:
 class _OuterBuilder:
     """The calls of delegates, and what runs beside them on dense tensors, one call for each node.
 
-    Edge dialect knows no views but copies: a clone that makes a view dense has nothing left to do.
+    Edge dialect knows no views but copies: a permute is one, and a clone that makes a view dense has nothing
+    left to do.
     """
 
     plan: _Partition
@@ -296,7 +300,8 @@ class _OuterBuilder:
             if node.target is aten.clone.default:
                 self.values[node] = self.value(node.all_input_nodes[0])
                 continue
-            self.values[node] = self.graph.call_function(node.target, arguments, keywords)  # type: ignore[arg-type]
+            target = aten.permute_copy.default if node.target is aten.permute.default else node.target
+            self.values[node] = self.graph.call_function(target, arguments, keywords)  # type: ignore[arg-type]
 
     def value(self, node: Node) -> Node:
         """What `node` is to a portable kernel, which is right in contiguous order alone."""
