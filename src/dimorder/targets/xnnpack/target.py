@@ -65,7 +65,7 @@ def target(operators: Table = OPERATORS) -> Target:
         Ability(operators.supports, wrong_outside, (_DECLINED,), MAX_RANK),
         # 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
         counted(min_run=8),
-        # A delegate reads these in NHWC. Others stay outside, on portable kernels, which want them contiguous:
+        # A delegate reads these in NHWC. Others stay on portable kernels outside, which want them contiguous:
         # in their logical shape a copy would come first that no plan holds.
         channels_last=frozenset({torch.float32}),
         load=pte.load,
