@@ -1,0 +1,130 @@
+"""The operators that move elements or name them anew, as XNNPACK nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dimorder.targets.table import Arguments, Row, View, is_conversion
+from dimorder.targets.xnnpack.pointwise import pair
+
+if TYPE_CHECKING:
+    from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
+
+aten = torch.ops.aten
+
+MAX_CONCATENATED = 5
+
+
+def _clone(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
+    return w.transposed(a.self) if is_conversion(a) else a.self
+
+
+def _permute(w: XnnWriter, a: Arguments) -> View[XnnValue]:
+    return a.self.permute([d % len(a.self.shape) for d in a.dims])  # type: ignore[no-any-return]
+
+
+def _view(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
+    if tuple(a.self.shape) == a.shape:
+        return a.self  # type: ignore[no-any-return]
+    return w.reshape(w.dense(a.self), a.shape)
+
+
+def _expand(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
+    """Broadcasting is a product with ones in the dimensions that grow."""
+    old = (1,) * (len(a.shape) - len(a.self.shape)) + tuple(a.self.shape)
+    if old == a.shape:
+        return _view(w, a)
+    ones = [new if new != size else 1 for new, size in zip(a.shape, old, strict=True)]
+    return pair(w, "Multiply", w.reshape(w.dense(a.self), old), w.constant(torch.ones(ones)))
+
+
+def slice_(w: XnnWriter, x: XnnValue, offsets: Sequence[int], sizes: Sequence[int]) -> XnnValue:
+    if tuple(sizes) == x.shape:
+        return x
+    return w.node(
+        "StaticSlice",
+        sizes,
+        num_dims=len(x.shape),
+        offsets=list(offsets),
+        sizes=list(sizes),
+        input_id=x.id,
+    )
+
+
+def _cut(w: XnnWriter, x: XnnValue, dim: int, start: int, length: int) -> XnnValue:
+    dim %= len(x.shape)
+    offsets = [start if d == dim else 0 for d in range(len(x.shape))]
+    return slice_(w, x, offsets, [length if d == dim else size for d, size in enumerate(x.shape)])
+
+
+def _slice_tensor(w: XnnWriter, a: Arguments) -> XnnValue:
+    x = w.dense(a.self)
+    size = x.shape[a.dim]
+    start = a.start or 0
+    start = min(max(start + size if start < 0 else start, 0), size)
+    return _cut(w, x, a.dim, start, a.shape[a.dim])
+
+
+def _check_slice(a: Arguments) -> str | None:
+    return None if a.step == 1 else f"a slice of step {a.step}; XNNPACK has step 1"
+
+
+def _cat(w: XnnWriter, a: Arguments) -> XnnValue:
+    values = [w.dense(operand) for operand in a.tensors]
+    axis = a.dim % len(a.shape)
+    while len(values) > 1:
+        values = [
+            _concatenate(w, values[i : i + MAX_CONCATENATED], axis)
+            for i in range(0, len(values), MAX_CONCATENATED)
+        ]
+    return values[0]
+
+
+def _concatenate(w: XnnWriter, values: Sequence[XnnValue], axis: int) -> XnnValue:
+    if len(values) == 1:
+        return values[0]
+    shape = list(values[0].shape)
+    shape[axis] = sum(value.shape[axis] for value in values)
+    ids = [value.id for value in values] + [None] * (MAX_CONCATENATED - len(values))
+    inputs: dict[str, Any] = {f"input{i}_id": index for i, index in enumerate(ids, start=1)}
+    return w.node(f"Concatenate{len(values)}", shape, axis=axis, **inputs)
+
+
+def _constant_pad(w: XnnWriter, a: Arguments) -> XnnValue:
+    x = w.dense(a.self)
+    before, after = [0] * len(x.shape), [0] * len(x.shape)
+    for i in range(len(a.pad) // 2):  # torch lists the last dimension first
+        before[-1 - i], after[-1 - i] = a.pad[2 * i], a.pad[2 * i + 1]
+    kept = [size + min(b, 0) + min(c, 0) for b, size, c in zip(before, x.shape, after, strict=True)]
+    x = slice_(w, x, [max(-b, 0) for b in before], kept)
+    return pad(w, x, [max(b, 0) for b in before], [max(c, 0) for c in after], float(a.value or 0))
+
+
+def pad(w: XnnWriter, x: XnnValue, before: Sequence[int], after: Sequence[int], value: float) -> XnnValue:
+    if not any(before) and not any(after):
+        return x
+    return w.node(
+        "StaticConstantPad",
+        [b + size + c for b, size, c in zip(before, x.shape, after, strict=True)],
+        pre_paddings=list(before),
+        post_paddings=list(after),
+        padding_value=value,
+        input_id=x.id,
+    )
+
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        aten.cat.default: Row(_cat),
+        aten.slice.Tensor: Row(_slice_tensor, _check_slice),
+        aten.constant_pad_nd.default: Row(_constant_pad),
+        aten.expand.default: Row(_expand),
+        aten.permute.default: Row(_permute, relabel=True),
+        aten.view.default: Row(_view, relabel=True),
+        aten.clone.default: Row(_clone, relabel=True),
+    }
+)

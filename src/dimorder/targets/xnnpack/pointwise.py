@@ -1,0 +1,187 @@
+"""Pointwise operators as XNNPACK nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from dimorder.lowering.operators.dialect import OPS
+from dimorder.targets.table import Arguments, Row, View
+
+if TYPE_CHECKING:
+    from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
+
+aten = torch.ops.aten
+
+Build: TypeAlias = "Callable[[XnnWriter, Arguments], XnnValue | View[XnnValue]]"
+
+
+def _unary(kind: str) -> Build:
+    return lambda w, a: apply(w, kind, w.dense(a.self))
+
+
+def apply(w: XnnWriter, kind: str, x: XnnValue, **fields: Any) -> XnnValue:
+    return w.node(kind, x.shape, input_id=x.id, **fields)
+
+
+def pair(w: XnnWriter, kind: str, x: XnnValue, y: XnnValue) -> XnnValue:
+    return w.node(kind, _broadcast(x.shape, y.shape), input1_id=x.id, input2_id=y.id)
+
+
+def _broadcast(x: Sequence[int], y: Sequence[int]) -> list[int]:
+    rank = max(len(x), len(y))
+    padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in (x, y)]
+    return [b if a == 1 else a for a, b in zip(*padded, strict=True)]
+
+
+def times(w: XnnWriter, x: XnnValue, factor: float) -> XnnValue:
+    return x if factor == 1 else pair(w, "Multiply", x, w.dense(factor))
+
+
+def plus(w: XnnWriter, x: XnnValue, term: float) -> XnnValue:
+    return pair(w, "Add", x, w.dense(term))
+
+
+def _binary(kind: str, *, reverse: bool = False) -> Build:
+    def build(w: XnnWriter, a: Arguments) -> XnnValue:
+        alpha = getattr(a, "alpha", 1)
+        x, y = w.dense(a.self), w.dense(a.other)
+        if reverse:
+            return pair(w, kind, y, times(w, x, alpha))
+        return pair(w, kind, x, times(w, y, alpha))
+
+    return build
+
+
+def _clamp(w: XnnWriter, a: Arguments) -> XnnValue:
+    low, high = getattr(a, "min", None), getattr(a, "max", None)
+    return w.clamp(w.dense(a.self), -math.inf if low is None else low, math.inf if high is None else high)
+
+
+def _check_clamp(a: Arguments) -> str | None:
+    low, high = getattr(a, "min", None), getattr(a, "max", None)
+    if low is not None and high is not None and low >= high:
+        return f"the empty range [{low}, {high}]"
+    return None
+
+
+def _hardsigmoid(w: XnnWriter, a: Arguments) -> XnnValue:
+    return w.clamp(plus(w, times(w, w.dense(a.self), 1 / 6), 0.5), 0, 1)
+
+
+def _silu(w: XnnWriter, a: Arguments) -> XnnValue:
+    x = w.dense(a.self)
+    return pair(w, "Multiply", x, apply(w, "Sigmoid", x))
+
+
+def _gelu(w: XnnWriter, a: Arguments) -> XnnValue:
+    x = w.dense(a.self)
+    if a.approximate == "none":
+        return apply(w, "Gelu", x)
+    # 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    cubic = plus(w, times(w, apply(w, "Square", x), 0.044715), 1)
+    inner = times(w, pair(w, "Multiply", x, cubic), math.sqrt(2 / math.pi))
+    gate = plus(w, times(w, apply(w, "Tanh", inner), 0.5), 0.5)
+    return pair(w, "Multiply", x, gate)
+
+
+def _elu(w: XnnWriter, a: Arguments) -> XnnValue:
+    return apply(w, "ELU", w.dense(a.self), alpha=float(a.alpha))
+
+
+def _check_elu(a: Arguments) -> str | None:
+    if (a.scale, a.input_scale) != (1, 1) or a.alpha <= 0:
+        return "elu with a scale, an input scale or an alpha that is not positive"
+    return None
+
+
+def _leaky_relu(w: XnnWriter, a: Arguments) -> XnnValue:
+    return apply(w, "LeakyReLU", w.dense(a.self), negative_slope=float(a.negative_slope))
+
+
+def _prelu_last(w: XnnWriter, a: Arguments) -> XnnValue:
+    return pair(w, "PReLU", w.dense(a.x), w.dense(a.weight))
+
+
+def _reciprocal(w: XnnWriter, a: Arguments) -> XnnValue:
+    return pair(w, "Div", w.dense(1.0), w.dense(a.self))
+
+
+def _power(w: XnnWriter, a: Arguments) -> XnnValue:
+    """Whole exponents by squaring, half ones by a root too, negative ones by a division."""
+    x, exponent = w.dense(a.self), abs(a.exponent)
+    if a.exponent == -0.5:
+        return apply(w, "ReciprocalSquareRoot", x)
+    whole, square, y = int(exponent), x, None
+    if exponent != whole:
+        y = apply(w, "SquareRoot", x)
+    while whole:
+        if whole % 2:
+            y = square if y is None else pair(w, "Multiply", y, square)
+        whole //= 2
+        if whole:
+            square = apply(w, "Square", square)
+    assert y is not None
+    return y if a.exponent > 0 else pair(w, "Div", w.dense(1.0), y)
+
+
+MAX_EXPONENT = 16  # beyond, rounding errors of products add up
+
+
+def _check_power(a: Arguments) -> str | None:
+    if a.exponent == 0 or (2 * a.exponent) % 1 or abs(a.exponent) > MAX_EXPONENT:
+        return f"the exponent {a.exponent}; XNNPACK has products and square roots"
+    return None
+
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        OPS.prelu_last.default: Row(_prelu_last),
+        aten.add.Tensor: Row(_binary("Add")),
+        aten.add.Scalar: Row(_binary("Add")),
+        aten.sub.Tensor: Row(_binary("Subtract")),
+        aten.sub.Scalar: Row(_binary("Subtract")),
+        aten.rsub.Tensor: Row(_binary("Subtract", reverse=True)),
+        aten.rsub.Scalar: Row(_binary("Subtract", reverse=True)),
+        aten.mul.Tensor: Row(_binary("Multiply")),
+        aten.mul.Scalar: Row(_binary("Multiply")),
+        aten.div.Tensor: Row(_binary("Div")),
+        aten.div.Scalar: Row(_binary("Div")),
+        aten.maximum.default: Row(_binary("Maximum")),
+        aten.minimum.default: Row(_binary("Minimum")),
+        aten.clamp.default: Row(_clamp, _check_clamp),
+        aten.clamp_min.default: Row(_clamp),
+        aten.clamp_max.default: Row(_clamp),
+        aten.hardswish.default: Row(_unary("Hardswish")),
+        aten.hardsigmoid.default: Row(_hardsigmoid),
+        aten.silu.default: Row(_silu),
+        aten.gelu.default: Row(_gelu),
+        aten.elu.default: Row(_elu, _check_elu),
+        aten.leaky_relu.default: Row(_leaky_relu),
+        aten.sigmoid.default: Row(_unary("Sigmoid")),
+        aten.tanh.default: Row(_unary("Tanh")),
+        aten.exp.default: Row(_unary("Exp")),
+        aten.log.default: Row(_unary("Log")),
+        aten.sin.default: Row(_unary("Sin")),
+        aten.cos.default: Row(_unary("Cos")),
+        aten.sqrt.default: Row(_unary("SquareRoot")),
+        aten.rsqrt.default: Row(_unary("ReciprocalSquareRoot")),
+        aten.abs.default: Row(_unary("Abs")),
+        aten.neg.default: Row(_unary("Negate")),
+        aten.floor.default: Row(_unary("Floor")),
+        aten.ceil.default: Row(_unary("Ceiling")),
+        aten.square.default: Row(_unary("Square")),
+        aten.pow.Tensor_Scalar: Row(_power, _check_power),
+        aten.reciprocal.default: Row(_reciprocal),
+        aten.relu.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, math.inf)),
+        aten.relu6.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, 6)),
+        aten.hardtanh.default: Row(
+            lambda w, a: w.clamp(w.dense(a.self), a.min_val, a.max_val),
+            lambda a: None if a.min_val < a.max_val else f"the empty range [{a.min_val}, {a.max_val}]",
+        ),
+    }
+)

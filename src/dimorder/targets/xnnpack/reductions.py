@@ -1,0 +1,152 @@
+"""Products, reductions and normalisations as XNNPACK nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dimorder.targets.table import Arguments, Row, View, is_transposed
+from dimorder.targets.xnnpack.pointwise import Build, apply, pair, times
+
+if TYPE_CHECKING:
+    from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
+
+aten = torch.ops.aten
+
+
+def full(w: XnnWriter, x: XnnValue, weight: XnnValue, bias: XnnValue | None) -> XnnValue:
+    """x (…, I) times weight (O, I), plus bias (O)."""
+    return w.node(
+        "FullyConnected",
+        (*x.shape[:-1], weight.shape[0]),
+        input1_id=x.id,
+        filter_id=weight.id,
+        bias_id=None if bias is None else bias.id,
+    )
+
+
+def _linear(w: XnnWriter, a: Arguments) -> XnnValue:
+    return full(w, w.dense(a.input), w.dense(a.weight), optional(w, a.bias))
+
+
+def _check_linear(a: Arguments) -> str | None:
+    return None if a.is_constant(a.bias) else "a bias that is not constant"
+
+
+def optional(w: XnnWriter, operand: Any) -> XnnValue | None:
+    return None if operand is None else w.dense(operand)
+
+
+def _matmul(w: XnnWriter, a: Arguments) -> XnnValue:
+    left, right = a.self, a.other
+    if isinstance(right, Tensor) and right.ndim == 2:
+        return full(w, w.dense(left), w.constant(right.t()), None)
+    x = w.dense(left)
+    batch, rows = (x.shape[:-2], x.shape[-2]) if len(right.shape) > 2 else ((1,), math.prod(x.shape[:-1]))
+    x = w.reshape(x, (*batch, rows, x.shape[-1]))
+    flags: tuple[str, ...] = ()
+    y, columns = None, right.shape[-1]
+    if isinstance(right, View) and right.order == _last_two_swapped(len(right.order)):
+        flags, y = ("TRANSPOSE_B",), right.value
+    y = y or w.dense(right)
+    y = w.reshape(y, (*batch, *y.shape[-2:]))
+    return w.node("BatchMatrixMultiply", (*batch, rows, columns), flags=flags, input1_id=x.id, input2_id=y.id)
+
+
+def _last_two_swapped(rank: int) -> tuple[int, ...]:
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _check_matmul(a: Arguments) -> str | None:
+    left, right = (tuple(operand.meta["val"].shape) for operand in (a.self, a.other))
+    if min(len(left), len(right)) < 2:
+        return "a product with a vector"
+    if is_transposed(a.self):
+        return "a product whose left operand lies transposed"
+    if len(right) > 2 and left[:-2] != right[:-2]:
+        return f"batches that broadcast: {left} by {right}"
+    return None
+
+
+def _softmax(w: XnnWriter, a: Arguments) -> XnnValue:
+    return apply(w, "Softmax", w.dense(a.self))
+
+
+def _check_softmax(a: Arguments) -> str | None:
+    rank = a.self.meta["val"].ndim
+    return None if a.dim % rank == rank - 1 else f"softmax over dimension {a.dim} of {rank}, not the last"
+
+
+def _layer_norm(w: XnnWriter, a: Arguments) -> XnnValue:
+    x = w.dense(a.input)
+    size = math.prod(a.normalized_shape)
+    x = w.reshape(x, (*x.shape[: len(x.shape) - len(a.normalized_shape)], size))
+    average = w.constant(torch.full((1, size), 1 / size))
+    centred = pair(w, "Subtract", x, full(w, x, average, None))
+    variance = full(w, apply(w, "Square", centred), average, w.constant(torch.tensor([a.eps])))
+    y = pair(w, "Multiply", centred, apply(w, "ReciprocalSquareRoot", variance))
+    if a.weight is not None:
+        y = pair(w, "Multiply", y, w.reshape(w.dense(a.weight), (size,)))
+    if a.bias is not None:
+        y = pair(w, "Add", y, w.reshape(w.dense(a.bias), (size,)))
+    return y
+
+
+def _reduce(mean: bool) -> Build:
+    def build(w: XnnWriter, a: Arguments) -> XnnValue:
+        x = w.dense(a.self)
+        reduced = {d % len(x.shape) for d in a.dim}
+        count = math.prod(x.shape[d] for d in reduced)
+        y = _mean(w, x, reduced)
+        return w.reshape(times(w, y, 1 if mean else count), a.shape)
+
+    return build
+
+
+def _mean(w: XnnWriter, x: XnnValue, dims: set[int]) -> XnnValue:
+    """The mean over `dims`, in some shape of the right order: one run of adjacent dimensions at a time."""
+    dims = {d for d in dims if x.shape[d] != 1}
+    if not dims:
+        return x
+    if len(x.shape) == 4 and dims == {1, 2}:
+        return _mean_over_space(w, x)
+    last = max(dims)
+    first = last
+    while first > 0 and (first - 1 in dims or x.shape[first - 1] == 1):
+        first -= 1
+    outer, size, inner = (
+        math.prod(x.shape[cut]) for cut in (slice(first), slice(first, last + 1), slice(last + 1, None))
+    )
+    if inner == 1:
+        if x.shape[-1] != size:
+            x = w.reshape(x, (*x.shape[:first], size))
+        y = full(w, x, w.constant(torch.full((1, size), 1 / size)), None)
+    else:
+        y = _mean_over_space(w, w.reshape(x, (outer, size, 1, inner)))
+    rest = {d for d in dims if d < first}
+    if not rest:
+        return y
+    y = w.reshape(y, (*x.shape[:first], inner))
+    return _mean(w, y, rest)
+
+
+def _mean_over_space(w: XnnWriter, x: XnnValue) -> XnnValue:
+    n, _, _, channels = x.shape
+    return w.node("GlobalAvgPooling2d", (n, 1, 1, channels), flags=("KEEP_DIMS",), input_id=x.id)
+
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        aten.linear.default: Row(_linear, _check_linear),
+        aten.matmul.default: Row(_matmul, _check_matmul),
+        aten.softmax.int: Row(_softmax, _check_softmax),
+        aten.layer_norm.default: Row(_layer_norm),
+        aten.mean.dim: Row(_reduce(mean=True)),
+        aten.sum.dim_IntList: Row(_reduce(mean=False)),
+    }
+)

@@ -1,0 +1,232 @@
+"""Convolution, pooling and resizing as XNNPACK nodes, NHWC.
+
+Weights are (O, KH, KW, I/groups), paddings (top, bottom, left, right).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dimorder.lowering.operators.convolution import PART_TAPS
+from dimorder.lowering.operators.dialect import OPS
+from dimorder.targets.table import Arguments, Row
+from dimorder.targets.xnnpack.moves import pad
+from dimorder.targets.xnnpack.pointwise import pair, times
+from dimorder.targets.xnnpack.reductions import optional
+
+if TYPE_CHECKING:
+    from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
+
+aten = torch.ops.aten
+
+
+def _conv2d(w: XnnWriter, a: Arguments) -> XnnValue:
+    x, weight, bias = w.dense(a.x), a.weight_ohwi, a.bias
+    if _is_depthwise(a.groups, weight.shape):
+        return _depthwise(w, x, weight.permute(3, 1, 2, 0), bias, a.stride, a.padding, a.dilation, a.shape)
+    return _convolve(w, "Conv2d", x, weight, bias, a.stride, a.padding, a.dilation, a.groups, a.shape)
+
+
+def _is_depthwise(groups: int, weight_ohwi: Sequence[int]) -> bool:
+    return groups > 1 and weight_ohwi[3] == 1
+
+
+def _depthwise(
+    w: XnnWriter,
+    x: XnnValue,
+    weight: Tensor,
+    bias: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    shape: Sequence[int],
+) -> XnnValue:
+    """Weight (1, KH, KW, O)."""
+    arguments = (stride, padding, dilation, x.shape[3], shape)
+    return _convolve(w, "DepthwiseConv2d", x, weight, bias, *arguments)
+
+
+def _conv_transpose2d(w: XnnWriter, a: Arguments) -> XnnValue:
+    (vertical, horizontal), x = a.padding, w.dense(a.x)
+    padding = (vertical, vertical, horizontal, horizontal)
+    arguments = (x, a.weight_ohwi, a.bias, a.stride, padding, a.dilation, a.groups, a.shape)
+    return _convolve(w, "ConvTranspose2d", *arguments, adjustment=a.output_padding)
+
+
+def _check_conv(a: Arguments) -> str | None:
+    if not (a.is_constant(a.weight_ohwi) and a.is_constant(a.bias)):
+        return "a weight or a bias that is not constant"
+    output_padding = getattr(a, "output_padding", (0, 0))
+    if any(added >= step for added, step in zip(output_padding, a.stride, strict=True) if added):
+        return f"an output padding {output_padding} that is not below the stride {a.stride}"
+    return None
+
+
+def _check_conv2d(a: Arguments) -> str | None:
+    """A depthwise kernel of many taps is computed, but by no fast kernel (see convolution.PART_TAPS)."""
+    weight = tuple(a.weight_ohwi.meta["val"].shape)
+    taps = math.prod(weight[1:3])
+    if _is_depthwise(a.groups, weight) and taps > PART_TAPS:
+        return f"a depthwise kernel of {taps} taps; XNNPACK is fast up to {PART_TAPS}"
+    return _check_conv(a)
+
+
+def _convolve(
+    w: XnnWriter,
+    kind: str,
+    x: XnnValue,
+    weight: Tensor,
+    bias: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    shape: Sequence[int],
+    adjustment: Sequence[int] = (0, 0),
+) -> XnnValue:
+    depthwise = kind == "DepthwiseConv2d"
+    bias_value = optional(w, bias)
+    return w.node(
+        kind,
+        shape,
+        padding_top=padding[0],
+        padding_bottom=padding[1],
+        padding_left=padding[2],
+        padding_right=padding[3],
+        kernel_height=weight.shape[1],
+        kernel_width=weight.shape[2],
+        subsampling_height=stride[0],
+        subsampling_width=stride[1],
+        dilation_height=dilation[0],
+        dilation_width=dilation[1],
+        group_input_channels=1 if depthwise else weight.shape[3],
+        group_output_channels=shape[3] // groups,
+        groups=groups,
+        adjustment_height=adjustment[0],
+        adjustment_width=adjustment[1],
+        input1_id=x.id,
+        filter_id=w.constant(weight).id,
+        bias_id=None if bias_value is None else bias_value.id,
+    )
+
+
+def _max_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
+    x = w.dense(a.x)
+    if list(a.kernel_size) == [1, 1]:
+        return _subsample(w, x, a.stride, a.shape)
+    return _pool(w, "MaxPooling2d", x, a, a.padding, a.dilation)
+
+
+def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
+    x, padding, taps = w.dense(a.x), tuple(a.padding), math.prod(a.kernel_size)
+    factor = 1.0 if a.divisor_override is None else taps / a.divisor_override
+    if taps == 1:
+        return times(w, _subsample(w, x, a.stride, a.shape), factor)
+    # XNNPACK divides by the taps inside the input: zeros that count are written out as part of it.
+    if a.divisor_override is not None:
+        over = _overhang(x, a, padding, (1, 1))
+        x = pad(w, x, (0, *padding, 0), (0, padding[0] + over[0], padding[1] + over[1], 0), 0.0)
+        padding = (0, 0)
+    elif a.count_include_pad:
+        x = pad(w, x, (0, *padding, 0), (0, *padding, 0), 0.0)
+        padding = (0, 0)
+    return times(w, _pool(w, "AvgPooling2d", x, a, padding, (1, 1)), factor)
+
+
+def _pool(
+    w: XnnWriter, kind: str, x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Sequence[int]
+) -> XnnValue:
+    below, beside = _overhang(x, a, padding, dilation)
+    return w.node(
+        kind,
+        a.shape,
+        flags=("KEEP_DIMS",) if kind == "AvgPooling2d" else (),
+        padding_top=padding[0],
+        padding_bottom=padding[0] + below,
+        padding_left=padding[1],
+        padding_right=padding[1] + beside,
+        pooling_height=a.kernel_size[0],
+        pooling_width=a.kernel_size[1],
+        stride_height=a.stride[0],
+        stride_width=a.stride[1],
+        dilation_height=dilation[0],
+        dilation_width=dilation[1],
+        input_id=x.id,
+    )
+
+
+def _overhang(x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """How far the last window of a ceil-mode pool reaches beyond the padded input, down and right."""
+    return [
+        max(0, (a.shape[d + 1] - 1) * a.stride[d] + dilation[d] * (a.kernel_size[d] - 1) + 1 - padded)
+        for d, padded in enumerate(x.shape[d + 1] + 2 * padding[d] for d in range(2))
+    ]
+
+
+def _subsample(w: XnnWriter, x: XnnValue, stride: Sequence[int], shape: Sequence[int]) -> XnnValue:
+    """Every stride-th pixel: XNNPACK refuses to pool over one."""
+    if list(stride) == [1, 1]:
+        return x
+    ones = torch.ones(1, 1, 1, x.shape[3])
+    return _depthwise(w, x, ones, None, stride, (0, 0, 0, 0), (1, 1), shape)
+
+
+def _check_subsample(a: Arguments) -> str | None:
+    if list(a.kernel_size) == [1, 1] and a.x.meta["val"].shape[3] == 1 and list(a.stride) != [1, 1]:
+        return "a pool of one pixel over one channel"
+    return None
+
+
+def _bilinear(w: XnnWriter, a: Arguments) -> XnnValue:
+    height, width = a.output_size
+    return w.node(
+        "StaticResizeBilinear2D",
+        a.shape,
+        flags=("ALIGN_CORNERS",) if a.align_corners else (),
+        new_height=height,
+        new_width=width,
+        input_id=w.dense(a.x).id,
+    )
+
+
+def _check_bilinear(a: Arguments) -> str | None:
+    sizes = zip(a.output_size, a.x.meta["val"].shape[1:3], (a.scales_h, a.scales_w), strict=True)
+    for new, old, scale in sizes:
+        if scale is not None and not a.align_corners and new != old * scale:
+            return f"the scale {scale} from {old} to {new}; XNNPACK takes the ratio of the sizes"
+    return None
+
+
+def _nearest(w: XnnWriter, a: Arguments) -> XnnValue:
+    """A whole multiple, as a product with ones over two more dimensions."""
+    x = w.dense(a.x)
+    n, height, width, channels = x.shape
+    down, across = a.output_size[0] // height, a.output_size[1] // width
+    spread = w.reshape(x, (n, height, 1, width, 1, channels))
+    return pair(w, "Multiply", spread, w.constant(torch.ones(1, 1, down, 1, across, 1)))
+
+
+def _check_nearest(a: Arguments) -> str | None:
+    sizes = zip(a.output_size, a.x.meta["val"].shape[1:3], (a.scales_h, a.scales_w), strict=True)
+    for new, old, scale in sizes:
+        if new % old or (scale is not None and scale != new / old):
+            return f"nearest from {old} to {new}, which is no whole multiple"
+    return None
+
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        OPS.conv2d_nhwc.default: Row(_conv2d, _check_conv2d),
+        OPS.conv_transpose2d_nhwc.default: Row(_conv_transpose2d, _check_conv),
+        OPS.max_pool2d_nhwc.default: Row(_max_pool2d, _check_subsample),
+        OPS.avg_pool2d_nhwc.default: Row(_avg_pool2d, _check_subsample),
+        OPS.upsample_bilinear2d_nhwc.default: Row(_bilinear, _check_bilinear),
+        OPS.upsample_nearest2d_nhwc.default: Row(_nearest, _check_nearest),
+    }
+)
