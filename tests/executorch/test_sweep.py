@@ -10,17 +10,8 @@ from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPar
 
 from dimorder.executorch import XNNPACK, guarded, sweep
 from dimorder.executorch.cases import Case, cases
-from dimorder.executorch.probe import (
-    BACKENDS,
-    TOGETHER,
-    Outcome,
-    attempt,
-    grouped,
-    outcomes,
-    run_bare,
-    stock,
-    tabulate,
-)
+from dimorder.executorch.probe import TOGETHER, Outcome, attempt, grouped, outcomes, tabulate
+from dimorder.executorch.routes import BACKENDS, run_bare, stock
 from dimorder.runtime.kernels import KernelCall
 
 RANKS = ("3", "4", "5")

@@ -1,4 +1,4 @@
-"""Operators that XNNPACK lacks are in the plan: their boundaries are priced, and explained by what is lacking."""
+"""What XNNPACK lacks is in the plan: its boundaries are priced, and explained by what is lacking."""
 
 from __future__ import annotations
 
