@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.emit import emit
 from dimorder.targets.xnnpack.ops import OPERATORS
 from tests.targets.cases import Net, aten, dense, r
-from tests.targets.test_xnnpack_ops import compare, compare_lowered, emitted
+from tests.targets.test_xnnpack_ops import assert_close, compare, compare_lowered, emitted
 
 D = torch.ops.dimorder
 NCHW, NHWC = [0, 1, 2, 3], [0, 2, 3, 1]
@@ -372,7 +373,7 @@ OTHER_TYPES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], Any, Any, d
 
 
 @pytest.mark.parametrize("name", OTHER_TYPES)
-def test_other_types_in_nhwc_cost_what_the_plan_says(name: str) -> None:
+def test_other_types_in_nhwc_cost_what_the_plan_says(name: str, tmp_path: Path) -> None:
     function, inputs, input_orders, output_orders, outside, conversions = OTHER_TYPES[name]
     lowered = compare_lowered(
         Net(function),
@@ -384,6 +385,7 @@ def test_other_types_in_nhwc_cost_what_the_plan_says(name: str) -> None:
         outside,
         conversions,
     )
+    assert_close(dimorder.load(lowered.save(tmp_path / "net.pte"))(*inputs), Net(function)(*inputs))
     for spec in (*lowered.contract.inputs, *lowered.contract.outputs):
         plain = spec.dtype == "float32" or spec.dim_order.is_contiguous
         assert spec.boundary == ("logical" if plain else "physical")

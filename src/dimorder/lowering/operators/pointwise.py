@@ -124,6 +124,9 @@ OPERATORS = (
     pointwise(aten.log_sigmoid.default),
     pointwise(aten.masked_fill.Tensor),
     pointwise(aten.rsub.Tensor),
+    pointwise(aten.where.Scalar),
+    pointwise(aten.where.ScalarOther),
+    pointwise(aten.where.ScalarSelf),
     pointwise(aten._to_copy.default, spelling=_to_copy),
     Operator(
         (aten._prelu_kernel.default,),

@@ -107,6 +107,6 @@ def opaque(node: torch.fx.Node, reason: str) -> Relation:
 def implementations(node: torch.fx.Node, relation: Relation) -> tuple[Implementation, ...]:
     """By what a call may run, aligned with the forms of its relation."""
     known = find(node.target)
-    if relation.kind == "opaque" or known is None:
+    if known is None or (relation.kind == "opaque" and known not in row_major.OPERATORS):
         return (row_major.ROW_MAJOR,)
     return known.implementations

@@ -1,0 +1,132 @@
+"""A target's rows and the operator table's implementations are of the same physical operators, both ways.
+
+Everything is found by lowering the targets' cases; only the operators of views and conversions are listed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("executorch")
+pytest.importorskip("tosa_serializer")
+
+import dimorder
+from dimorder.lowering.dry_run import physical_calls
+from dimorder.lowering.network_plan import NetworkPlan
+from dimorder.lowering.operators.operator import Implementation
+from dimorder.lowering.operators.row_major import ROW_MAJOR
+from dimorder.lowering.operators.table import OPERATORS, find
+from dimorder.targets.table import Table, is_getitem
+from dimorder.targets.tosa.ops import OPERATORS as TOSA
+from dimorder.targets.xnnpack.ops import OPERATORS as XNNPACK
+from tests.targets import test_tosa_ops, test_xnnpack_ops
+from tests.targets.cases import Case, Net, aten, r
+
+FREE = {aten.view.default, aten.permute.default, aten.clone.default}
+TABLES = {"xnnpack": (XNNPACK, test_xnnpack_ops), "tosa": (TOSA, test_tosa_ops)}
+
+# Networks of operators that neither table computes, and of those that only some orders call for.
+TORCH: dict[str, Case] = {
+    "running sum": (lambda x: torch.cumsum(x, 1), (r(2, 70, 7),), ()),
+    "floor division": (
+        lambda x, y: (aten.floor_divide(x, y), aten.floor_divide.Scalar(x, 2)),
+        (r(2, 5, 7), r(7) + 3),
+        (),
+    ),
+    "softmax over two dimensions with another between them": (
+        lambda x: apart(x, lambda y: y.softmax(2)),
+        (r(2, 7, 5, 10),),
+        (),
+    ),
+    "softmax and log_softmax over them, in another type": (
+        lambda x: (
+            apart(x, lambda y: y.softmax(2, dtype=torch.float64)),
+            apart(x, lambda y: y.log_softmax(2, dtype=torch.float64)),
+        ),
+        (r(2, 7, 5, 10),),
+        (),
+    ),
+}
+
+
+def apart(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function of (N, C, HW) on what lies in the order N, H, C, W."""
+    y = function(x.permute(0, 2, 1, 3).flatten(2))
+    return y.unflatten(2, (x.shape[1], x.shape[3])).permute(0, 2, 1, 3)
+
+
+@cache
+def plans() -> tuple[NetworkPlan, ...]:
+    """Of every case of either target for that target, and for torch, which computes any implementation."""
+    cases = {**test_xnnpack_ops.CASES, **test_tosa_ops.CASES, **TORCH}
+    return (
+        *(module.lowered(name).plan for _, module in TABLES.values() for name in module.CASES),
+        *(dimorder.plan(Net(f, constants), inputs) for f, inputs, constants in cases.values()),
+    )
+
+
+def called(nodes: Iterable[torch.fx.Node]) -> set[Any]:
+    return {node.target for node in nodes if node.op == "call_function" and not is_getitem(node)}
+
+
+def offered(plan: NetworkPlan) -> Iterator[tuple[Any, Implementation, set[Any]]]:
+    """Each operator of a network, each implementation it was offered, and what that emits."""
+    extracted = plan.extracted
+    program, buffers = extracted.annotated.program, extracted.buffers
+    for site, arrangements in zip(extracted.sites, extracted.arrangements, strict=True):
+        for arrangement in arrangements if site.implementations else ():
+            calls = physical_calls(site, arrangement, program, buffers)
+            yield site.node.target, site.implementations[arrangement.implementation], called(calls) - FREE
+
+
+def chosen(plan: NetworkPlan) -> Iterator[tuple[Any, str]]:
+    """Each operator of a network, and the implementation that the plan takes."""
+    extracted = plan.extracted
+    for site, arrangements, choice in zip(
+        extracted.sites, extracted.arrangements, plan.layout_plan.choice, strict=True
+    ):
+        if site.implementations:
+            yield site.node.target, site.implementations[arrangements[choice].implementation].name
+
+
+@pytest.mark.parametrize("target", TABLES)
+def test_each_row_is_what_an_implementation_is_made_of(target: str) -> None:
+    table: Table = TABLES[target][0]
+    declared = {p for operator in OPERATORS.values() for p in operator.physical} | FREE
+    declared |= {name for name in table.rows if (known := find(name)) and name in known.physical}
+    assert {str(name) for name in set(table.rows) - declared} == set()
+
+
+@pytest.mark.parametrize("target", TABLES)
+def test_each_row_is_reached_by_a_network(target: str) -> None:
+    table, module = TABLES[target]
+    reached = set().union(*(called(module.lowered(name).physical.graph.nodes) for name in module.CASES))
+    assert {str(name) for name in set(table.rows) - reached} == set()
+
+
+def test_each_implementation_of_the_table_is_taken_by_some_plan() -> None:
+    """All but that of a permute, which relabels a buffer's axes and is no operator of a plan."""
+    declared = {(n, i.name) for n, operator in OPERATORS.items() for i in operator.implementations}
+    taken = {pair for plan in plans() for pair in chosen(plan)}
+    missing = {f"{name}/{way}" for name, way in declared - taken}
+    assert missing == {"aten.permute.default/same memory"}
+
+
+def test_an_implementation_emits_what_it_declares() -> None:
+    """Over all networks, orders and plans: nothing else, and each of them."""
+    emitted: dict[tuple[Any, str], set[Any]] = defaultdict(set)
+    declared: dict[tuple[Any, str], set[Any]] = {}
+    for plan in plans():
+        for operator, implementation, calls in offered(plan):
+            emitted[operator, implementation.name] |= calls
+            itself = implementation is ROW_MAJOR  # of any operator that no table knows
+            declared[operator, implementation.name] = {operator} if itself else set(implementation.physical)
+    for way, operators in declared.items():
+        assert emitted[way] == operators, way
