@@ -120,17 +120,18 @@ def test_orders_that_executorch_cannot_be_given_are_held_physically(tmp_path, or
     assert program.contract.inputs[0].dim_order.name == order
 
 
-def test_a_wrong_emitter_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_emitter_is_caught() -> None:
     from dimorder.targets.table import Row
-    from dimorder.targets.xnnpack import emit
+    from dimorder.targets.xnnpack.ops import OPERATORS
+    from dimorder.targets.xnnpack.target import target
 
     wrong = {torch.ops.aten.relu.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, 0.5))}
-    monkeypatch.setattr(emit, "OPERATORS", replace(emit.OPERATORS, rows={**emit.OPERATORS.rows, **wrong}))
+    clamped = target(replace(OPERATORS, rows={**OPERATORS.rows, **wrong}))
     model, x = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU()), numbers(2, 3, 7, 9)
     with pytest.raises(VerificationError) as caught:
-        dimorder.lower(model, (x,), target="xnnpack")
+        dimorder.lower(model, (x,), target=clamped)
     assert str(caught.value).startswith("the .pte that was emitted\n  found: output 0 differs")
-    assert not dimorder.lower(model, (x,), target="xnnpack", run_artifact=False).verified.artifact_ran
+    assert not dimorder.lower(model, (x,), target=clamped, run_artifact=False).verified.artifact_ran
 
 
 def test_a_comparison_that_shows_little_says_so() -> None:

@@ -157,6 +157,12 @@ SHARED: dict[str, Case] = {
         (IMAGE,),
         (r(12, 1, 3, 2),),
     ),
+    "conv, 3-D": (
+        lambda x, w, b: F.conv3d(x, w, b, (2, 1, 2), (1, 0, 1), (1, 2, 1), 2),
+        (r(2, 4, 7, 8, 9),),
+        (r(6, 2, 3, 2, 3), r(6)),
+    ),
+    "matmul, left with less of a batch": (torch.matmul, (r(1, 5, 4, 7), r(2, 5, 7, 3)), ()),
     "conv1d": (lambda x, w, b: F.conv1d(x, w, b, 2, 4, 2), (r(2, 6, 23),), (r(5, 6, 5), r(5))),
     "conv, transposed": (
         lambda x, w, b: F.conv_transpose2d(x, w, b, 2, (1, 0), (0, 1), 3),

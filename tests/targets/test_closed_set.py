@@ -26,6 +26,7 @@ from dimorder.lowering.operators.table import OPERATORS, find
 from dimorder.targets.table import Table, is_getitem
 from dimorder.targets.tosa.ops import OPERATORS as TOSA
 from dimorder.targets.xnnpack.ops import OPERATORS as XNNPACK
+from dimorder.targets.xnnpack.target import target as xnnpack
 from tests.targets import test_tosa_ops, test_xnnpack_ops
 from tests.targets.cases import Case, Net, aten, r
 
@@ -65,10 +66,12 @@ def apart(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 @cache
 def plans() -> tuple[NetworkPlan, ...]:
     """Of every case of either target for that target, and for torch, which computes any implementation."""
+    without_linear = xnnpack(XNNPACK.without("linear", "conv2d_nhwc"))
     cases = {**test_xnnpack_ops.CASES, **test_tosa_ops.CASES, **TORCH}
     return (
         *(module.lowered(name).plan for _, module in TABLES.values() for name in module.CASES),
         *(dimorder.plan(Net(f, constants), inputs) for f, inputs, constants in cases.values()),
+        dimorder.plan(torch.nn.Linear(7, 3), (r(2, 7),), target=without_linear),
     )
 
 

@@ -57,7 +57,6 @@ class _DryRun(Builder):
     def _operand(self, buffer: int, runs: Sequence[AxisGroup]) -> torch.fx.Node:
         node = self.graph.placeholder("operand")
         shape = [self.extent(buffer, run) for run in runs]
-        value = self.buffers[buffer].root.meta["val"]
-        value = value[0] if isinstance(value, (list, tuple)) else value
+        value = self.buffers[buffer].value
         node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
         return node

@@ -223,7 +223,7 @@ class _Extractor:
         self, node: torch.fx.Node, tensor: AxedTensor, value: torch.Tensor | None = None
     ) -> BufferView:
         value = node.meta["val"] if value is None else value
-        info = BufferInfo(len(self.buffers), node, tensor, int(value.numel()) * value.element_size())
+        info = BufferInfo(len(self.buffers), node, tensor, value)
         self.buffers.append(info)
         view = BufferView(info.index, tuple(range(len(tensor.sizes))))
         self.views.setdefault(node, view)

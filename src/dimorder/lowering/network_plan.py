@@ -244,7 +244,7 @@ class NetworkPlan:
         consumers = dict.fromkeys(self._site_place(i) for i in conversion.consumers)
         return PlannedConversion(
             info.root.name,
-            _shape(info),
+            info.shape,
             order_name(info, conversion.from_order),  # type: ignore[arg-type]
             order_name(info, conversion.to_order),  # type: ignore[arg-type]
             info.nbytes,
@@ -316,7 +316,7 @@ def order_name(info: BufferInfo, order: Sequence[int]) -> str:
 
     The axes of a dimension that is cut are numbered from the outermost: `H W C1 C0, where C = 2·58`.
     """
-    shape, owner, sizes = _shape(info), info.tensor.dims, info.tensor.sizes
+    shape, owner, sizes = info.shape, info.tensor.dims, info.tensor.sizes
     dims = [owner[axis] for axis in order]
     runs = [d for i, d in enumerate(dims) if i == 0 or dims[i - 1] != d]
     in_order = all(a < b for a, b in itertools.pairwise(order) if owner[a] == owner[b])
@@ -339,11 +339,6 @@ def order_name(info: BufferInfo, order: Sequence[int]) -> str:
 def _counted(value: int, unit: str) -> str:
     """A cost in its unit's plural, or singular."""
     return f"{value:,} {unit.removesuffix('s') if value == 1 else unit}"
-
-
-def _shape(info: BufferInfo) -> tuple[int, ...]:
-    value = info.root.meta["val"]
-    return tuple(int(size) for size in (value[0] if isinstance(value, (list, tuple)) else value).shape)
 
 
 def _place(node: Any) -> Place:

@@ -33,7 +33,15 @@ class BufferInfo:
     index: int
     root: torch.fx.Node
     tensor: AxedTensor
-    nbytes: int
+    value: torch.Tensor  # its shape and type; no data
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(size) for size in self.value.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.value.numel()) * self.value.element_size()
 
 
 @dataclass(frozen=True)

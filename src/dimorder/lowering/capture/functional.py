@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from dimorder.lowering.capture.exported import keep_names, remade
+from dimorder.lowering.capture.tracing import out_of_place
 from dimorder.lowering.operators.operator import Operator
 
 aten = torch.ops.aten
@@ -96,8 +97,8 @@ def _replaced(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
     """Puts the functional operator where one writes to its first operand and nothing else sees that."""
     written: Any = node.args[0] if node.args else None
     target: Any = node.target
-    overload = getattr(getattr(aten, target._opname.removesuffix("_"), None), target._overloadname, None)
-    if overload is None or overload._schema.is_mutable or not isinstance(written, torch.fx.Node):
+    overload = out_of_place(target)
+    if overload is None or not isinstance(written, torch.fx.Node):
         return False
     if target._opname in _TRUTHS and written.meta["val"].dtype != torch.bool:
         return False

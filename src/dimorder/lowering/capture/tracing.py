@@ -101,7 +101,7 @@ class Tracer:
 
         with FakeTensorMode(), torch.no_grad():
             stand_ins = [torch.empty(shape_of(x), dtype=dtype_of(x)) for x in given]
-            graph = make_fx(torch.func.functionalize(run))(*stand_ins).graph
+            graph = make_fx(run)(*stand_ins).graph
         env: dict[torch.fx.Node, Value] = {}
         feed = iter(given)
         for node in graph.nodes:
@@ -109,7 +109,9 @@ class Tracer:
                 env[node] = next(feed)
             elif node.op == "call_function":
                 inner = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
-                env[node] = self.call(node.target, *inner)
+                env[node] = self.call(out_of_place(node.target) or node.target, *inner)
+                if out_of_place(node.target):  # what it wrote to is the result from here on
+                    env[node.args[0]] = env[node]
         return pytree.tree_map_only(torch.fx.Node, env.__getitem__, graph.output_node().args[0])
 
     def write(self, target: Any, *args: Value, **kwargs: Value) -> Value:
@@ -169,6 +171,19 @@ def decomposition_of(target: Any) -> Callable[..., Any] | None:
         return None
     decomposition: Callable[..., Any] = table[target]
     return decomposition
+
+
+def out_of_place(target: Any) -> Any:
+    """The functional operator of one that writes to its first operand; None for any other.
+
+    >>> out_of_place(torch.ops.aten.add_.Scalar)
+    <OpOverload(op='aten.add', overload='Scalar')>
+    """
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return None
+    packet = getattr(torch.ops.aten, target._opname.removesuffix("_"), None)
+    overload = getattr(packet, target._overloadname, None)
+    return None if overload is None or overload._schema.is_mutable else overload
 
 
 def without_data(tensor: torch.Tensor) -> torch.Tensor:

@@ -38,15 +38,15 @@ def _linear_of(n: Tracer, x: Value, w: Value, bias: Value = None) -> Value:
     if not (computed_weight or computed_bias) or min(len(shape_of(v)) for v in (x, w)) < 2:
         return n.emit(aten.linear.default, x, w, *([] if bias is None else [bias]))
     y = matmul(n, x, permute(n, w, [1, 0])) if computed_weight else n.emit(aten.linear.default, x, w)
-    return y if bias is None else n.emit(aten.add.Tensor, y, bias)
+    return y if bias is None else n.write(aten.add.Tensor, y, bias)
 
 
 def _addmm(n: Tracer, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Value:
     if (alpha, beta) == (1, 1) and len(shape_of(bias)) == 1 and isinstance(w, torch.Tensor):
         return _linear_of(n, x, w.t(), bias)
     y = matmul(n, x, w)
-    y = y if alpha == 1 else n.emit(aten.mul.Tensor, y, alpha)
-    return n.emit(aten.add.Tensor, y, bias if beta == 1 else n.emit(aten.mul.Tensor, bias, beta))
+    y = y if alpha == 1 else n.write(aten.mul.Tensor, y, alpha)
+    return n.write(aten.add.Tensor, y, bias if beta == 1 else n.write(aten.mul.Tensor, bias, beta))
 
 
 def matmul(n: Tracer, a: Value, b: Value) -> Value:

@@ -107,6 +107,7 @@ def opaque(node: torch.fx.Node, reason: str) -> Relation:
 def implementations(node: torch.fx.Node, relation: Relation) -> tuple[Implementation, ...]:
     """By what a call may run, aligned with the forms of its relation."""
     known = find(node.target)
-    if known is None or (relation.kind == "opaque" and known not in row_major.OPERATORS):
-        return (row_major.ROW_MAJOR,)
-    return known.implementations
+    offered = () if known is None else known.implementations
+    if relation.kind != "opaque":
+        return offered
+    return tuple(i for i in offered if i.lower is row_major.ROW_MAJOR.lower) or (row_major.ROW_MAJOR,)

@@ -44,7 +44,7 @@ def wrong_outside(node: Node) -> str | None:
     value = results(node)[0]
     if getattr(node.target, "namespace", None) == "dimorder":
         return f"ExecuTorch has no {node.target}"
-    if any(map(is_transposed, node.all_input_nodes)):
+    if node.target is not aten.clone.default and any(map(is_transposed, node.all_input_nodes)):
         return "portable kernels read no transposed operand"
     if node.target is aten.linear.default:
         return "ExecuTorch transposes the weight at each call"
