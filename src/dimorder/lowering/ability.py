@@ -55,7 +55,7 @@ class Verdicts:
             )
             for view, held in zip(site.views, site.tokens, strict=True)
         ]
-        key = (_described(site.node), implementation.name, arrangement.tokens, *sizes)
+        key = (_described(site.node), site.kind, implementation.name, arrangement.tokens, *sizes)
         if key not in self.known:
             self.known[key] = self._asked(physical_calls(site, arrangement, program, buffers))
         return self.known[key]

@@ -206,13 +206,17 @@ class Call:
     # -- physical dimensions
 
     def split(
-        self, leads: Iterable[Token] = (), alone: Iterable[Token] = (), together: Iterable[Token] = ()
+        self,
+        leads: Iterable[Token] = (),
+        alone: Iterable[Token] = (),
+        together: Iterable[Token] = (),
+        room: int = 0,
     ) -> list[list[Token]]:
         """The tokens in physical dimensions: as the largest operand has them, cut where operands or the call
         differ.
 
         A dimension starts at every token of `leads`; tokens of `alone` share no dimension with others; tokens
-        of `together` are one dimension.
+        of `together` are one dimension. There is `room` for so many dimensions of size 1 to be added.
         """
         order = list(self.arrangement.tokens)
         leads, alone, together = set(leads), set(alone), set(together)
@@ -227,7 +231,7 @@ class Call:
             ) or (before not in leads and any((before in tokens) != (after in tokens) for tokens in held)):
                 cuts.add(p)
         groups = self._as_they_are(order, cuts, together)
-        if groups is None or len(groups) > _MAX_RANK:
+        if groups is None or max(len(groups), sum(map(bool, groups)) + room) > _MAX_RANK:
             ends = [*sorted(cuts)[1:], len(order)]
             groups = [order[a:b] for a, b in zip(sorted(cuts), ends, strict=True)] if order else []
         return groups
@@ -238,7 +242,10 @@ class Call:
         """The physical dimensions of the largest operand (sizes of 1 included), cut further where needed."""
         if not self.dynamic:
             return None
-        largest = max(range(len(self.dynamic)), key=lambda i: len(self.site.tokens[i]))
+        largest = max(
+            range(len(self.dynamic)),
+            key=lambda i: (len(self.site.tokens[i]), len(self.dynamic[i].runs or ())),
+        )
         runs = self.dynamic[largest].runs
         if runs is None:
             return None
@@ -267,8 +274,15 @@ class Call:
     def ending_in(self, name: str) -> list[list[Token]]:
         """Physical dimensions of which the last is one label, whole (of size 1 where it has no axes)."""
         k = self.labelled(name)
+        if not k:
+            return self.with_unit(self.split(room=1))
         groups = self.split(alone=k, together=k)
-        return [*(group for group in groups if not (group and group[0] in k)), k] if k else [*groups, []]
+        return [*(group for group in groups if not (group and group[0] in k)), k]
+
+    def with_unit(self, groups: list[list[Token]]) -> list[list[Token]]:
+        """Physical dimensions of which the last has size 1: one that is there, or one more."""
+        units = [i for i, group in enumerate(groups) if not group]
+        return [*(group for i, group in enumerate(groups) if i not in units[-1:]), []]
 
     def runs(self, i: int, groups: Sequence[Sequence[Token]]) -> tuple[AxisGroup, ...]:
         return tuple(self.axes(i, group) for group in groups)

@@ -298,28 +298,28 @@ class _Extractor:
         if not inside:
             self.outside[site.node] = reasons[0]
         kept: dict[tuple[tuple[AxisOrder, ...], tuple[AxisOrder, ...]], tuple[Arrangement, Config]] = {}
-        count = 0
-        for implementation, tokens in offered:
-            for absorbed in itertools.product(*(list(orders) for orders in proposal.absorbed)):
-                count += 1
-                if count > MAX_CONFIGS:
-                    if self.give_up:
-                        raise TooManyCandidates
-                    self.truncated = True
-                    break
-                arrangement = Arrangement(tokens, absorbed, implementation)
-                layouts = [layout_of(i, site, arrangement) for i in range(len(site.views))]
-                if any(
-                    order not in candidates[view.buffer]
-                    for view, order in zip(site.views, layouts, strict=True)
-                ):
-                    continue
-                reads, writes = tuple(layouts[: len(site.reads)]), tuple(layouts[len(site.reads) :])
-                cost = self.costs.configuration(site, arrangement, self.buffers)
-                known = kept.get((reads, writes))
-                if known is None or cost < known[1].cost:
-                    kept[reads, writes] = (arrangement, Config(reads, writes, cost))
-        assert kept, f"{site.node} has no configuration"
+        choices = itertools.product(*(list(orders) for orders in proposal.absorbed))
+        first = [next(choices)]  # for each way before the cap counts: it has the defaults among it
+        ways = itertools.chain(itertools.product(first, offered), itertools.product(choices, offered))
+        for count, (absorbed, (implementation, tokens)) in enumerate(ways):
+            if count > max(MAX_CONFIGS, len(offered)):
+                if self.give_up:
+                    raise TooManyCandidates
+                self.truncated = True
+                break
+            arrangement = Arrangement(tokens, absorbed, implementation)
+            layouts = [layout_of(i, site, arrangement) for i in range(len(site.views))]
+            if any(
+                order not in candidates[view.buffer] for view, order in zip(site.views, layouts, strict=True)
+            ):
+                continue
+            reads, writes = tuple(layouts[: len(site.reads)]), tuple(layouts[len(site.reads) :])
+            cost = self.costs.configuration(site, arrangement, self.buffers)
+            known = kept.get((reads, writes))
+            if known is None or cost < known[1].cost:
+                kept[reads, writes] = (arrangement, Config(reads, writes, cost))
+        if not kept:
+            return reasons[0] if reasons else "its orders are beyond the candidates that are kept"
         return tuple(a for a, _ in kept.values()), tuple(c for _, c in kept.values())
 
     def _buffer(self, info: BufferInfo, layouts: Mapping[AxisOrder, None]) -> Buffer:

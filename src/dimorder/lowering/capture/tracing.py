@@ -173,6 +173,24 @@ def decomposition_of(target: Any) -> Callable[..., Any] | None:
     return decomposition
 
 
+def in_float32(spell: Callable[..., Value]) -> Callable[..., Value]:
+    """A spelling that computes what comes in half precision in float32, whose squares do not overflow."""
+
+    def widened(n: Tracer, x: Value, *args: Any, **kwargs: Any) -> Value:
+        given = dtype_of(x)
+        if given not in (torch.float16, torch.bfloat16):
+            return spell(n, x, *args, **kwargs)
+        wide = spell(n, n.write(torch.ops.aten._to_copy.default, x, dtype=torch.float32), *args, **kwargs)
+        several = isinstance(wide, list)
+        to = kwargs.get("dtype") or given
+        narrow = [
+            n.write(torch.ops.aten._to_copy.default, y, dtype=to) for y in (wide if several else [wide])
+        ]
+        return narrow if several else narrow[0]
+
+    return widened
+
+
 def out_of_place(target: Any) -> Any:
     """The functional operator of one that writes to its first operand; None for any other.
 

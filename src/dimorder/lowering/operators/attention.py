@@ -33,22 +33,26 @@ def _attention(
             "export in eval mode, repeat the keys",
         )
     factor = 1.0 / math.sqrt(shape_of(q)[-1]) if scale is None else scale
-    scores = n.call(
-        aten.matmul.default, (n.call(aten.mul.Tensor, (q, factor), {}), transpose(n, k, -2, -1)), {}
-    )
+    scaled = n.write(aten.mul.Tensor, q, factor)
+    scores = n.write(aten.matmul.default, scaled, transpose(n, k, -2, -1))
     if is_causal:
         mask = torch.ones(shape_of(q)[-2], shape_of(k)[-2], dtype=torch.bool).tril()
+    seen: Value = None  # by what the weights are multiplied, for rows that see nothing
     if mask is not None and dtype_of(mask) == torch.bool:
         if isinstance(mask, torch.fx.Node):
-            blocked = torch.tensor(float("-inf"), dtype=dtype_of(q))
-            scores = n.emit(aten.where.self, mask, scores, blocked)
-            mask = None
+            lowest = torch.tensor(torch.finfo(dtype_of(q)).min, dtype=dtype_of(q))
+            scores = n.write(aten.where.self, mask, scores, lowest)
+            seen, mask = n.write(aten._to_copy.default, mask, dtype=dtype_of(q)), None
         else:
-            mask = torch.zeros(mask.shape, dtype=dtype_of(q)).masked_fill(~mask, float("-inf"))
+            rows = mask.any(-1, keepdim=True)
+            seen = None if rows.all() else rows.to(dtype_of(q))
+            mask = torch.zeros(mask.shape, dtype=dtype_of(q)).masked_fill(~mask & rows, float("-inf"))
     if mask is not None:
-        scores = n.emit(aten.add.Tensor, scores, mask)
-    weights = n.emit(aten.softmax.int, scores, -1)
-    return n.call(aten.matmul.default, (weights, v), {})
+        scores = n.write(aten.add.Tensor, scores, mask)
+    weights = n.write(aten.softmax.int, scores, -1)
+    if seen is not None:  # torch gives 0 where a row of the mask is all False
+        weights = n.write(aten.mul.Tensor, weights, seen)
+    return n.write(aten.matmul.default, weights, v)
 
 
 OPERATORS = (spelt(_attention, aten.scaled_dot_product_attention.default),)

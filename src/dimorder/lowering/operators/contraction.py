@@ -45,6 +45,8 @@ def _addmm(n: Tracer, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha
     if (alpha, beta) == (1, 1) and len(shape_of(bias)) == 1 and isinstance(w, torch.Tensor):
         return _linear_of(n, x, w.t(), bias)
     y = matmul(n, x, w)
+    if beta == 0:  # what it adds is not read
+        return y if alpha == 1 else n.write(aten.mul.Tensor, y, alpha)
     y = y if alpha == 1 else n.write(aten.mul.Tensor, y, alpha)
     return n.write(aten.add.Tensor, y, bias if beta == 1 else n.write(aten.mul.Tensor, bias, beta))
 

@@ -6,6 +6,7 @@ free.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
+from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.lowering.operators.moves import squeeze, unsqueeze, view
 from dimorder.lowering.operators.operator import (
     Implementation,
@@ -80,6 +81,10 @@ def _getitem(n: Tracer, x: Value, index: int) -> Value:
 def cat(n: Tracer, tensors: Sequence[Value], dim: int = 0) -> Value:
     parts = [t for t in tensors if 0 not in shape_of(t)]
     dim = dim % len(shape_of(parts[0]))
+    dtypes = {dtype_of(t) for t in parts}
+    if len(dtypes) > 1:
+        common = functools.reduce(torch.promote_types, dtypes)
+        parts = [n.write(aten._to_copy.default, t, dtype=common) for t in parts]
     return parts[0] if len(parts) == 1 else n.emit(aten.cat.default, parts, dim)
 
 
@@ -106,6 +111,12 @@ def pad(
         return x
     if mode != "constant":
         return n.emit(aten.pad.default, x, amounts, mode, value)
+    pairs = list(zip(amounts[::2], amounts[1::2], strict=True))  # of the last dimension first
+    shape = list(shape_of(x))
+    if any(min(pair) <= -size for pair, size in zip(pairs, reversed(shape), strict=False)):
+        for i, pair in enumerate(pairs):
+            shape[-1 - i] += sum(pair)
+        return torch.full(shape, value or 0, dtype=dtype_of(x))  # nothing of x is left
     return n.emit(aten.constant_pad_nd.default, x, list(amounts), value or 0.0)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import spelt
 from dimorder.lowering.operators.reduction import dims_listed
@@ -150,23 +150,23 @@ def _of_all_by_bias(spell: Callable[..., Value]) -> Callable[..., Value]:
     return lambda n, x, unbiased=True: spell(n, x, None, correction=int(unbiased), keepdim=False)
 
 
-_VAR = _variance(aten.var.correction)
-_STD = _variance(aten.std.correction, root=True)
-_VAR_MEAN = _variance(aten.var_mean.correction, mean=True)
-_STD_MEAN = _variance(aten.std_mean.correction, root=True, mean=True)
+_VAR = in_float32(_variance(aten.var.correction))
+_STD = in_float32(_variance(aten.std.correction, root=True))
+_VAR_MEAN = in_float32(_variance(aten.var_mean.correction, mean=True))
+_STD_MEAN = in_float32(_variance(aten.std_mean.correction, root=True, mean=True))
 
 OPERATORS = (
-    spelt(_vector_norm, aten.linalg_vector_norm.default),
+    spelt(in_float32(_vector_norm), aten.linalg_vector_norm.default),
     spelt(
-        _norm,
+        in_float32(_norm),
         aten.norm.Scalar,
         aten.norm.ScalarOpt_dim,
         aten.norm.ScalarOpt_dtype,
         aten.norm.ScalarOpt_dim_dtype,
     ),
-    spelt(_frobenius, aten.frobenius_norm.dim),
-    spelt(_linalg_norm, aten.linalg_norm.default, aten.linalg_norm.ord_str),
-    spelt(_matrix_norm, aten.linalg_matrix_norm.str_ord),
+    spelt(in_float32(_frobenius), aten.frobenius_norm.dim),
+    spelt(in_float32(_linalg_norm), aten.linalg_norm.default, aten.linalg_norm.ord_str),
+    spelt(in_float32(_matrix_norm), aten.linalg_matrix_norm.str_ord),
     *(
         operator
         for name, spelling in (

@@ -53,11 +53,15 @@ def view(n: Tracer, x: Value, shape: Sequence[int]) -> Value:
 def permute(n: Tracer, x: Value, dims: Sequence[int]) -> Value:
     rank = len(shape_of(x))
     dims = [dim % rank for dim in dims]
+    if isinstance(x, torch.Tensor):
+        return x.permute(dims)
     return x if dims == list(range(rank)) else n.emit(aten.permute.default, x, dims)
 
 
 def transpose(n: Tracer, x: Value, dim0: int, dim1: int) -> Value:
     dims = list(range(len(shape_of(x))))
+    if not dims:
+        return x
     dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
     return permute(n, x, dims)
 
@@ -80,7 +84,7 @@ def squeeze(n: Tracer, x: Value, dim: int | Sequence[int] | None = None) -> Valu
 
 
 def _flatten(n: Tracer, x: Value, start: int = 0, end: int = -1) -> Value:
-    shape = list(shape_of(x))
+    shape = list(shape_of(x)) or [1]
     start, end = start % len(shape), end % len(shape)
     return view(n, x, [*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]])
 
@@ -103,7 +107,8 @@ def _as_strided(
 ) -> Value:
     dense = [math.prod(size[i + 1 :]) for i in range(len(size))]
     moved = [(s, d) for s, d, extent in zip(stride, dense, size, strict=True) if extent != 1]
-    if math.prod(size) == math.prod(shape_of(x)) and not offset and all(s == d for s, d in moved):
+    row_major = not offset and all(s == d for s, d in moved) and n.node.args[0].meta["val"].is_contiguous()
+    if row_major and math.prod(size) == math.prod(shape_of(x)):
         return view(n, x, size)
     raise UnsupportedError(
         "aten.as_strided",

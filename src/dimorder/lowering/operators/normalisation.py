@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dimorder.lowering.capture.tracing import SOURCE, Tracer, Value, dtype_of, shape_of
+from dimorder.lowering.capture.tracing import SOURCE, Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import (
     Implementation,
@@ -155,8 +155,8 @@ def _layer_norm_last(c: Call) -> None:
 def _layer_norm_from_parts(c: Call) -> None:
     weight, bias, eps = _affine(c)
     k = c.labelled("k")
-    groups = c.split(alone=k)
-    dims = [d for d, group in enumerate(groups) if group and group[0] in k]
+    groups = c.split(alone=k) if k else c.ending_in("k")
+    dims = [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
     shape = [c.size(0, group) if d in dims else 1 for d, group in enumerate(groups)]
     x = c.take(0, groups)
     centred = c.b.call(aten.sub.Tensor, x, c.b.call(aten.mean.dim, x, dims, True))
@@ -185,6 +185,6 @@ OPERATORS = (
     ),
     spelt(_batch_norm, aten._native_batch_norm_legit_no_training.default),
     spelt(_first_of_batch_norm, aten.batch_norm.default, fresh=True),
-    spelt(_group_norm, aten.group_norm.default),
-    spelt(_instance_norm, aten.instance_norm.default),
+    spelt(in_float32(_group_norm), aten.group_norm.default),
+    spelt(in_float32(_instance_norm), aten.instance_norm.default),
 )

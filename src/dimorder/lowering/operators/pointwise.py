@@ -45,13 +45,6 @@ def relate_pointwise(node: torch.fx.Node) -> Relation:
     return Relation("agnostic", tuple(reads), (dims_of(zip(labels, out, strict=True)),))
 
 
-def is_pointwise(node: torch.fx.Node) -> bool:
-    """Whether torch tags an operator as one that computes each element from those at the same place."""
-    return torch.Tag.pointwise in getattr(node.target, "tags", ()) and isinstance(
-        node.meta["val"], torch.Tensor
-    )
-
-
 def _elementwise(c: Call) -> None:
     groups = c.split()
     feed = iter(c.all_operands(groups))

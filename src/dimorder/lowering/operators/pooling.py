@@ -193,6 +193,11 @@ def _max_pool_by_taps(c: Call) -> None:
     c.give(x, dims)
 
 
+def _rounds_twice(node: torch.fx.Node) -> bool:
+    """Whether a mean of means is not the mean: of integers, which are rounded each time."""
+    return len(shape_of(node)) > 4 and not node.meta["val"].is_floating_point()
+
+
 def _is_dilated(node: torch.fx.Node) -> bool:
     return any(d != 1 for d in args_of(node)[4]) and node.meta["val"].is_floating_point()
 
@@ -206,7 +211,9 @@ _BY_TAPS = Implementation(
     (aten.constant_pad_nd.default, aten.slice.Tensor, aten.maximum.default),
     _is_dilated,
 )
-_AVG_POOL = Implementation("channels last", FORM, _avg_pool, (OPS.avg_pool2d_nhwc.default,))
+_AVG_POOL = Implementation(
+    "channels last", FORM, _avg_pool, (OPS.avg_pool2d_nhwc.default,), lambda node: not _rounds_twice(node)
+)
 
 _MAX_REST, _AVG_REST = (1, False), (False, True, None)
 

@@ -163,7 +163,10 @@ def _network(target: Any, kind: CellKind) -> Callable[..., Value]:
         for first in range(0, num_layers * directions, directions):
             outputs = []
             for k in range(first, first + directions):
-                layer = _arranged(n, kind, params[k * count : (k + 1) * count])
+                own = list(params[k * count : (k + 1) * count])
+                if count == 3:  # a projection without biases
+                    own[2:2] = [None, None]
+                layer = _arranged(n, kind, own)
                 start = tuple(_start(n, value, k, time) for value in given)
                 steps = list(_steps(n, kind, layer, x, start, time, reverse=k > first))
                 ends.append(steps[-1])

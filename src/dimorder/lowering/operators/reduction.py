@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def _mean_of_all(n: Tracer, x: Value, dtype: torch.dtype | None = None) -> Value:
-    return n.emit(aten.mean.dim, x, list(range(len(shape_of(x)))), False)
+def _mean_of_all(n: Tracer, x: Value, *, dtype: torch.dtype | None = None) -> Value:
+    kept = {} if dtype is None else {"dtype": dtype}
+    return n.emit(aten.mean.dim, x, list(range(len(shape_of(x)))), False, **kept)
 
 
 def _sum_of_all(n: Tracer, x: Value, *, dtype: torch.dtype | None = None) -> Value:
@@ -152,14 +153,14 @@ def _reduce(c: Call) -> None:
     c.give(node, [[] if d in dims else group for d, group in enumerate(groups)])
 
 
-def _or_size_1(groups: list[list[Token]], wanted: Iterable[Token]) -> list[list[Token]]:
-    """Physical dimensions with one more, of size 1, for an operator whose own dimension has no axes."""
-    return groups if any(wanted) else [*groups, []]
+def _apart(c: Call, tokens: Collection[Token], together: Collection[Token] = ()) -> list[list[Token]]:
+    """Physical dimensions of which some are of these tokens alone: one of size 1 where there are none."""
+    return c.split(alone=tokens, together=together) if tokens else c.with_unit(c.split(room=1))
 
 
 def _index_reduce(c: Call) -> None:
     reduced = c.labelled("r")
-    groups = _or_size_1(c.split(alone=reduced), reduced)
+    groups = _apart(c, reduced)
     dim = next((d for d, group in enumerate(groups) if group and group[0] in reduced), len(groups) - 1)
     c.give(
         c.b.call(c.target, c.take(0, groups), dim, True),
@@ -175,7 +176,7 @@ def _softmax_last(c: Call) -> None:
 def _softmax(c: Call) -> None:
     """The operator itself along one physical dimension; from parts where its dimension lies in several."""
     k = set(c.labelled("k"))
-    groups = _or_size_1(c.split(alone=k), k)
+    groups = _apart(c, k)
     dims = [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
     x, log = c.take(0, groups), c.target is aten.log_softmax.int
     if len(dims) == 1:
@@ -196,7 +197,7 @@ def _softmax(c: Call) -> None:
 
 def _cumulative(c: Call) -> None:
     k = c.labelled("k")
-    groups = _or_size_1(c.split(alone=k, together=k), k)
+    groups = _apart(c, k, together=k)
     dim = next((d for d, group in enumerate(groups) if group and group[0] in k), len(groups) - 1)
     c.give(c.b.call(c.target, c.take(0, groups), dim, *args_of(c.node)[2:], **c.node.kwargs), groups)
 
@@ -266,7 +267,7 @@ def _is_floating(node: torch.fx.Node) -> bool:
 def _reduced_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
     """The physical dimensions of an operand, and which of them are reduced."""
     reduced = set(c.labelled("r"))
-    groups = _or_size_1(c.split(alone=reduced), reduced)
+    groups = _apart(c, reduced)
     return groups, [d for d, group in enumerate(groups) if group and set(group) <= reduced] or [
         len(groups) - 1
     ]

@@ -25,10 +25,10 @@ def _resize(c: Call, target: Any, *options: Any) -> None:
     scales = args_of(c.node)[-1] or [None] * (len(depth) + 2)
 
     def plane(x: torch.fx.Node, deep: bool) -> torch.fx.Node:
-        size, factors = (
-            ([*depth, height * width], [scales[0], None]) if deep else ([height, width], scales[-2:])
-        )
-        return c.b.call(target, x, size, *options, *factors)
+        if not deep:
+            return c.b.call(target, x, [height, width], *options, *scales[-2:])
+        along = None if scales[0] is None else 1.0  # a factor counts only if both dimensions have one
+        return c.b.call(target, x, [*depth, height * width], *options, scales[0], along)
 
     give_in_planes(c, plane)
 
