@@ -189,10 +189,6 @@ def _linear_features_first(c: Call) -> None:
     c.give(y, groups)
 
 
-def _matmul(c: Call) -> None:
-    _multiply(c)
-
-
 def _matmul_repeated(c: Call) -> None:
     """Both operands with the whole batch: what lacks some of it is repeated."""
 
@@ -281,9 +277,9 @@ OPERATORS = (
         (aten.matmul.default,),
         _relate_matmul,
         (
-            Implementation("row-major", "b m k n", _matmul, _MATMUL),
-            Implementation("right transposed", "b m n k", _matmul, _MATMUL),
-            Implementation("transposed", "b n k m", _matmul, _MATMUL),
+            Implementation("row-major", "b m k n", _multiply, _MATMUL),
+            Implementation("right transposed", "b m n k", _multiply, _MATMUL),
+            Implementation("transposed", "b n k m", _multiply, _MATMUL),
             Implementation(
                 "batch repeated", "b m k n", _matmul_repeated, (*_MATMUL, aten.expand.default), _is_repeated
             ),
