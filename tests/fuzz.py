@@ -542,14 +542,15 @@ def _faults(case: Case, module: nn.Module, lowered: Any) -> Outcome:
     if faults := check(plan.extracted, plan.layout_plan, plan.contract):
         return Outcome("index fault", "\n".join(faults))
     # Other values than those that `lower` compared, and in strides that the contract may not promise.
-    fed = [replace(each, seed=each.seed + 50).tensor for each in case.inputs.values()]
+    again = replace(case, inputs={n: replace(each, seed=each.seed + 50) for n, each in case.inputs.items()})
+    fed = [each.tensor for each in again.inputs.values()]
     with torch.no_grad():
         wanted = module(*fed)
     got = lowered.run(*map(_channels_last, fed))
     for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
         if g.dtype != w.dtype or g.shape != w.shape:
             return Outcome("wrong type", f"output {i}: {g.dtype} {g.shape} for {w.dtype} {w.shape}")
-        if not relative_error(g, w) <= TOLERANCE:
+        if not relative_error(g, w) <= TOLERANCE and is_sound(again):
             return Outcome("wrong numbers: unnoticed", f"output {i} differs by {relative_error(g, w):.1e}")
         promised = lowered.contract.outputs[i].dim_order.strides(tuple(w.shape))
         if any(a != b for a, b, size in zip(g.stride(), promised, w.shape, strict=True) if size > 1):
