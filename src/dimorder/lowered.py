@@ -86,7 +86,7 @@ class Lowered:
         >>> [n.target._opname for n in program.graph.nodes if n.op == "call_function"]
         ['permute', 'clone', 'permute', 'conv2d', 'permute', 'permute', 'clone', 'relu']
         """
-        return fold_constants(decompose(self.physical))
+        return fold_constants(decompose(self.physical, taps_as_linear=True))
 
     def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
         """Run the artifact like the network, guarded by the contract; the result has its structure."""

@@ -37,7 +37,7 @@ EXPECTED = {
     "conv_flatten_linear": PLAIN,
     "tcn": PLAIN,
     "onet": PLAIN,
-    "conv3d": Expected(3, 2, ("aten.max_pool3d",)),  # 3-D pools run row-major
+    "conv3d": PLAIN,
     "unet": Expected(2, 0),
     "resnet18": PLAIN,
     "mobilenet_v2": PLAIN,

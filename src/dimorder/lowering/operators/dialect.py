@@ -28,8 +28,10 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
     return {getattr(torch.ops.dimorder, name).default: body for name, (_, body) in _DIALECT.items()}
 
 
-def decompose(program: ExportedProgram) -> ExportedProgram:
+def decompose(program: ExportedProgram, *, taps_as_linear: bool = False) -> ExportedProgram:
     """The same program with every dialect operator replaced by plain ATen; everything else stays whole.
+
+    `taps_as_linear` makes a `linear` of a convolution of one tap, which needs no permutes round it.
 
     >>> class Pool(torch.nn.Module):
     ...     def forward(self, x):
@@ -38,7 +40,10 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     >>> [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
     ['aten.permute.default', 'aten.max_pool2d.default', 'aten.permute.default']
     """
-    plain: ExportedProgram = program.run_decompositions(decomposition_table())
+    table = decomposition_table()
+    if taps_as_linear:
+        table[torch.ops.dimorder.conv2d_nhwc.default] = _conv2d_or_linear
+    plain: ExportedProgram = program.run_decompositions(table)
     return plain
 
 
@@ -73,6 +78,21 @@ def _conv2d(
         image, conv_padding = functional.pad(image, (left, right, top, bottom)), (0, 0)
     weight = _nchw(weight_ohwi)
     return _nhwc(torch.ops.aten.conv2d(image, weight, bias, stride, conv_padding, dilation, groups))
+
+
+def _conv2d_or_linear(
+    x: Tensor,
+    weight_ohwi: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    one_tap = tuple(weight_ohwi.shape[1:3]) == tuple(stride) == (1, 1)
+    if one_tap and groups == 1 and not any(padding):
+        return functional.linear(x, weight_ohwi.flatten(1), bias)
+    return _conv2d(x, weight_ohwi, bias, stride, padding, dilation, groups)
 
 
 def _conv3d(
