@@ -239,6 +239,9 @@ def test_dropout_that_is_off_draws_no_numbers() -> None:
 
 REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
     "random numbers": (Net(lambda m, x: x + torch.rand(5, 7)), X, "found: random numbers"),
+    "a generator": (
+        Net(lambda m, x: x + torch.randn(5, 7, generator=m.g), g=torch.Generator()), X, "found: a Generator"
+    ),
     "dropout in use": (Net(lambda m, x: nn.functional.dropout(x, 0.5, True)), X, "found: random numbers"),
     "a number of a tensor": (Net(lambda m, x: x * x.sum().item()), X, "is read out of a tensor"),
     "control flow": (

@@ -268,7 +268,14 @@ def _bind_inputs(tracer: Tracer, exported: ExportedProgram) -> tuple[dict[torch.
         node = placeholders[spec.arg.name]
         value = node.meta.get("val")
         if spec.kind != InputKind.USER_INPUT:
-            env[node] = tracer.named(spec.target.replace(".", "_"), state[spec.target].detach())
+            held = state[spec.target]
+            if not isinstance(held, torch.Tensor):
+                raise UnsupportedError(
+                    f"{spec.target}, which the network holds",
+                    f"a {type(held).__name__}",
+                    "keep tensors alone; random numbers can be an input",
+                )
+            env[node] = tracer.named(spec.target.replace(".", "_"), held.detach())
         elif not isinstance(value, torch.Tensor):
             env[node] = value
         elif value.numel() == 0:
