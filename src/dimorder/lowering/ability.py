@@ -40,6 +40,7 @@ class Verdicts:
     def __init__(self, ability: Ability) -> None:
         self.ability = ability
         self.known: dict[object, tuple[str | None, str | None]] = {}
+        self.described: dict[torch.fx.Node, object] = {}
 
     def of(
         self, site: Site, arrangement: Arrangement, program: Captured, buffers: Sequence[BufferInfo]
@@ -55,7 +56,9 @@ class Verdicts:
             )
             for view, held in zip(site.views, site.tokens, strict=True)
         ]
-        key = (_described(site.node), site.kind, implementation.name, arrangement.tokens, *sizes)
+        if site.node not in self.described:
+            self.described[site.node] = _described(site.node)
+        key = (self.described[site.node], site.kind, implementation.name, arrangement.tokens, *sizes)
         if key not in self.known:
             self.known[key] = self._asked(physical_calls(site, arrangement, program, buffers))
         return self.known[key]

@@ -80,19 +80,12 @@ def _conv2d(
     return _nhwc(torch.ops.aten.conv2d(image, weight, bias, stride, conv_padding, dilation, groups))
 
 
-def _conv2d_or_linear(
-    x: Tensor,
-    weight_ohwi: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
+def _conv2d_or_linear(x: Tensor, weight_ohwi: Tensor, bias: Tensor | None, *window: Any) -> Tensor:
+    stride, padding, _, groups = window
     one_tap = tuple(weight_ohwi.shape[1:3]) == tuple(stride) == (1, 1)
     if one_tap and groups == 1 and not any(padding):
         return functional.linear(x, weight_ohwi.flatten(1), bias)
-    return _conv2d(x, weight_ohwi, bias, stride, padding, dilation, groups)
+    return _conv2d(x, weight_ohwi, bias, *window)
 
 
 def _conv3d(

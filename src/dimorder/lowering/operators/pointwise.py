@@ -75,9 +75,9 @@ def _add_combined(combine: Any) -> Callable[..., Value]:
     """addcmul and addcdiv: x + value · combine(a, b)."""
 
     def spell(n: Tracer, x: Value, a: Value, b: Value, *, value: float = 1) -> Value:
-        combined = n.call(combine, (a, b), {})
-        scaled = combined if value == 1 else n.call(aten.mul.Tensor, (combined, value), {})
-        return n.call(aten.add.Tensor, (x, scaled), {})
+        combined = n.write(combine, a, b)
+        scaled = combined if value == 1 else n.write(aten.mul.Tensor, combined, value)
+        return n.write(aten.add.Tensor, x, scaled)
 
     return spell
 

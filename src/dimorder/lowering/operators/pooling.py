@@ -57,9 +57,10 @@ def _pool(rank: int, pools: dict[int, Any], defaults: tuple[Any, ...]) -> Callab
     return rewrite
 
 
-def _avg_pool1d(n: Tracer, x: Value, *given: Value) -> Value:
-    """avg_pool1d has no divisor."""
-    return _pool(1, _AVG, (False, True, None))(n, x, *given)
+def _dividing_kernel(x: Value, size: Sequence[int]) -> list[int] | None:
+    """The kernel, and stride, of a pool to a size that divides the last dimensions of `x`, else None."""
+    pairs = list(zip(shape_of(x)[-len(size) :], size, strict=True))
+    return None if any(full % part for full, part in pairs) else [full // part for full, part in pairs]
 
 
 def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
@@ -70,15 +71,12 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
     }[rank]
 
     def rewrite(n: Tracer, x: Value, size: Sequence[int]) -> Value:
-        spatial = shape_of(x)[-rank:]
         if all(s == 1 for s in size):
             return n.emit(aten.mean.dim, x, list(range(-rank, 0)), True)
-        if tuple(size) == tuple(spatial):
+        if tuple(size) == shape_of(x)[-rank:]:
             return x
-        if any(full % part for full, part in zip(spatial, size, strict=True)):
-            return n.emit(same, x, list(size))
-        kernel = [full // part for full, part in zip(spatial, size, strict=True)]
-        return n.call(_AVG[rank], (x, kernel, kernel), {})
+        kernel = _dividing_kernel(x, size)
+        return n.emit(same, x, list(size)) if kernel is None else n.write(_AVG[rank], x, kernel, kernel)
 
     return rewrite
 
@@ -104,11 +102,10 @@ def _adaptive_max_pool(rank: int) -> Callable[..., Value]:
     }[rank]
 
     def spell(n: Tracer, x: Value, size: Sequence[int]) -> Value:
-        spatial = shape_of(x)[-rank:]
-        if _reads_second(n) or any(full % part for full, part in zip(spatial, size, strict=True)):
+        kernel = _dividing_kernel(x, size)
+        if kernel is None or _reads_second(n):
             return n.emit(same, x, list(size))
-        kernel = [full // part for full, part in zip(spatial, size, strict=True)]
-        return [x if tuple(size) == spatial else n.write(_MAX[rank], x, kernel, kernel), None]
+        return [x if tuple(size) == shape_of(x)[-rank:] else n.write(_MAX[rank], x, kernel, kernel), None]
 
     return spell
 
@@ -223,7 +220,7 @@ OPERATORS = (
     Operator((_AVG[2],), relate_spatial, (_AVG_POOL,), spelt=_pool(2, _AVG, _AVG_REST)),
     Operator((_AVG[3],), relate_spatial, (_AVG_POOL,), spelt=_pool(3, _AVG, _AVG_REST)),
     spelt(_pool(1, _MAX, _MAX_REST), _MAX[1]),
-    spelt(_avg_pool1d, _AVG[1]),
+    spelt(_pool(1, _AVG, _AVG_REST), _AVG[1]),
     *(
         spelt(_without_indices(name, _MAX[rank]), name)
         for rank, name in (
