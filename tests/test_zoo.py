@@ -46,6 +46,6 @@ def test_the_same_seed_builds_the_same_network(name):
 
 
 def test_every_row_is_a_factory_of_the_module():
-    assert isinstance(zoo.tcn(), zoo.TCN)
+    assert isinstance(zoo.tcn(), zoo.own.TCN)
     with pytest.raises(AttributeError, match="no attribute 'alexnet'"):
         _ = zoo.alexnet

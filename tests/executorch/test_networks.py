@@ -25,7 +25,7 @@ NETWORKS = ("squeezenet1_1", "shufflenet_v2_x0_5", "mobilenet_v2", "mobilenet_v3
 
 
 def made(name):
-    row = zoo.Network(name, zoo._torchvision(name), (1, 3, 96, 96), frozenset())
+    row = zoo.Network(name, zoo.torchvision(name), (1, 3, 96, 96), frozenset())
     network, (x,) = row.build(), row.inputs()
     return network.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
 

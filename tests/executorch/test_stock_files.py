@@ -71,13 +71,13 @@ def example(shape):
 def network(name):
     if name == "pnet":
         return zoo.network(name).build()
-    make = functools.partial(_grey, name.split()[0]) if "grey" in name else zoo._torchvision(name.split()[0])
+    make = functools.partial(_grey, name.split()[0]) if "grey" in name else zoo.torchvision(name.split()[0])
     shape = (1, GREY[1] if "grey" in name else MAIN[1], 96, 96)
     return zoo.Network(name, make, shape, frozenset()).build()
 
 
 def _grey(name):
-    module = zoo._torchvision(name)()
+    module = zoo.torchvision(name)()
     module.conv1 = nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)
     return module
 

@@ -23,7 +23,7 @@ class Field(zoo.Field):
 
 def _transformers(name: str, field: str, argument: str, **options: object) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        zoo._torchvision_schemas()
+        zoo.load_torchvision()
         import transformers
 
         config = getattr(transformers, f"{name}Config")(**options)
@@ -35,34 +35,34 @@ def _transformers(name: str, field: str, argument: str, **options: object) -> Ca
 IMAGE = (1, 3, 64, 96)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     **{
-        name: (zoo._torchvision(name), IMAGE)
+        name: (zoo.torchvision(name), IMAGE)
         for name in (
             *("resnet18", "mobilenet_v2", "mobilenet_v3_small", "shufflenet_v2_x1_0", "convnext_tiny"),
             *("densenet121", "efficientnet_b0", "squeezenet1_1", "mnasnet0_5", "regnet_y_400mf", "vgg11"),
         )
     },
-    "swin_t": (zoo._torchvision("swin_t"), IMAGE),
-    "vit_b_16": (zoo._torchvision("vit_b_16", image_size=64, num_classes=10), (1, 3, 64, 64)),
-    "googlenet": (zoo._torchvision("googlenet", aux_logits=False, init_weights=False), IMAGE),
-    "deeplabv3": (zoo._deeplabv3, (2, *IMAGE[1:])),
-    "r3d_18": (zoo._torchvision("video.r3d_18"), (1, 3, 6, 32, 48)),
+    "swin_t": (zoo.torchvision("swin_t"), IMAGE),
+    "vit_b_16": (zoo.torchvision("vit_b_16", image_size=64, num_classes=10), (1, 3, 64, 64)),
+    "googlenet": (zoo.torchvision("googlenet", aux_logits=False, init_weights=False), IMAGE),
+    "deeplabv3": (zoo.vision.deeplabv3, (2, *IMAGE[1:])),
+    "r3d_18": (zoo.torchvision("video.r3d_18"), (1, 3, 6, 32, 48)),
     "lraspp": (
         lambda: zoo.Field(
-            zoo._torchvision("segmentation.lraspp_mobilenet_v3_large", weights_backbone=None)(), "out"
+            zoo.torchvision("segmentation.lraspp_mobilenet_v3_large", weights_backbone=None)(), "out"
         ),
         (2, *IMAGE[1:]),
     ),
     **{
-        name: (zoo._timm(name), IMAGE)
+        name: (zoo.timm(name), IMAGE)
         for name in (
             *("fastvit_t8", "ghostnet_100", "mobileone_s0", "convnextv2_atto", "poolformer_s12"),
             *("hardcorenas_a", "edgenext_xx_small"),
         )
     },
-    "mobilevit_xxs": (zoo._timm("mobilevit_xxs"), (1, 3, 64, 64)),
-    "vit_128": (zoo._vit_128, (1, 3, 64, 64)),
-    "segformer": (zoo._segformer, IMAGE),
-    "wav2vec2": (zoo._wav2vec2, (1, 3200)),
+    "mobilevit_xxs": (zoo.timm("mobilevit_xxs"), (1, 3, 64, 64)),
+    "vit_128": (zoo.vision.vit_128, (1, 3, 64, 64)),
+    "segformer": (zoo.hugging_face.segformer, IMAGE),
+    "wav2vec2": (zoo.hugging_face.wav2vec2, (1, 3200)),
     "resnet_hf": (
         _transformers("ResNet", "last_hidden_state", "pixel_values", depths=[1, 1, 1, 1], embedding_size=16),
         IMAGE,

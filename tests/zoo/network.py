@@ -1,0 +1,101 @@
+"""Decides what a network of the zoo is, and how one is made that hides no mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Shape = tuple[int, ...]
+SQUARE_224 = (1, 3, 224, 224)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of the zoo. `shape` is that of its one float32 input, batch first.
+
+    `make` gives the bare module; `build` the one to test with, in eval mode: seeded, and unless it is
+    pretrained, perturbed and calibrated.
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    shape: Shape
+    tags: frozenset[str]
+
+    def build(self, seed: int = 0) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self.make().eval()
+        if "pretrained" in self.tags:
+            return module
+        return calibrate(perturb(module, seed), *self.inputs(batch=2, seed=seed))
+
+    def inputs(self, batch: int = 1, seed: int = 1) -> tuple[Tensor]:
+        """One seeded standard-normal input of `shape`, with `batch` for its first dimension."""
+        generator = torch.Generator().manual_seed(seed)
+        return (torch.randn((batch, *self.shape[1:]), generator=generator),)
+
+
+def row(name: str, make: Callable[[], nn.Module], shape: Shape, tags: str) -> Network:
+    return Network(name, make, shape, frozenset(tags.split()))
+
+
+def perturb(module: nn.Module, seed: int = 0) -> nn.Module:
+    """Moves every value that an initialiser left constant, in place: a zero or a one hides mistakes.
+
+    Biases, scales, slopes and running statistics get noise of a tenth; a weight matrix that is constant
+    becomes a random one. Variances stay positive. The same seed moves the same module the same way.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, value in [*module.named_parameters(), *module.named_buffers()]:
+            if not value.is_floating_point() or value.numel() == 0:
+                continue
+            if name.endswith("running_var"):
+                value.mul_(1 + 0.4 * torch.rand(value.shape, generator=generator))
+            elif _is_vector(value) or name.endswith("running_mean"):
+                value.add_(0.1 * torch.randn(value.shape, generator=generator))
+            elif _is_constant(value):
+                fan_in = value[0].numel()
+                value.copy_(torch.randn(value.shape, generator=generator) / fan_in**0.5)
+    return module
+
+
+def calibrate(module: nn.Module, *inputs: Tensor) -> nn.Module:
+    """Sets every batch-norm's running statistics to those of `inputs` (batch of 2 or more), in place.
+
+    With the statistics of an initialiser the activations of a MobileNet die out on the way: its output would
+    be the same for every input, and a wrong program would pass for a right one.
+    """
+    norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.train().momentum = 1.0
+    with torch.no_grad():
+        module(*inputs)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval().momentum = momentum
+    return module
+
+
+def _is_vector(value: Tensor) -> bool:
+    return value.numel() == max(value.shape, default=1)
+
+
+def _is_constant(value: Tensor) -> bool:
+    return bool((value == value.flatten()[0]).all())
+
+
+class Field(nn.Module):
+    """One field of a network that returns a dictionary."""
+
+    def __init__(self, network: nn.Module, key: str) -> None:
+        super().__init__()
+        self.network = network
+        self.key = key
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)[self.key]
