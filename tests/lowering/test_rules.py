@@ -137,6 +137,8 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "matmul, 2-D by 3-D": case(lambda m, x, y: x @ y, (5, 7), (4, 7, 3)),
         "matmul, 3-D by 2-D": case(lambda m, x, y: x @ y, (4, 5, 7), (7, 3)),
         "matmul, 2-D": case(lambda m, x, y: x @ y, (5, 7), (7, 3)),
+        "matmul by a column": case(lambda m, x, y: x @ y, (2, 6, 5, 7), (2, 6, 7, 1)),
+        "row by matmul": case(lambda m, x, y: x @ y, (2, 6, 1, 7), (2, 6, 7, 5)),
         "matmul by a vector": case(lambda m, x, y: x @ y, (4, 5, 7), (7,)),
         "vector by matmul": case(lambda m, x, y: x @ y, (7,), (4, 7, 5)),
         "dot": case(lambda m, x, y: x @ y, (7,), (7,)),
