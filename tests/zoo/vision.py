@@ -118,8 +118,8 @@ CLIP = (1, 3, 4, 32, 48)
 _WITHOUT_AUXILIARY = {"aux_logits": False, "init_weights": False}
 
 # Where batch-norms see few pixels, deep networks make 1e-4 of a rounding error: resnet50, googlenet,
-# inception_v3 and mobileone_s0 are larger than 64 for that. mixer, levit, efficientformer and crossvit have one
-# size.
+# inception_v3 and mobileone_s0 are larger than 64 for that. mixer, levit, efficientformer and crossvit have
+# one size.
 NETWORKS: tuple[Network, ...] = (
     row("pnet", face.pnet, face.INPUT_SHAPES["pnet"], "face pretrained lower"),
     row("rnet", face.rnet, face.INPUT_SHAPES["rnet"], "face pretrained lower"),
