@@ -269,9 +269,19 @@ SHARED: dict[str, Case] = {
         (r(2, 7, 4), r(2, 3, 7)),
         (),
     ),
+    "matmul, by a column, of a transposed matrix": (
+        lambda x, y: torch.matmul(x.transpose(1, 2), y),
+        (r(2, 7, 4), r(2, 7, 1)),
+        (),
+    ),
     "matmul, rank 3 by 2": (torch.matmul, (r(2, 4, 7), r(7, 3)), ()),
     "matmul, rank 3 by 2, constant": (torch.matmul, (r(2, 4, 7),), (r(7, 3),)),
     "softmax, not the last": (lambda x: (torch.softmax(x, 1), torch.softmax(x, 0)), (Y,), ()),
+    "log_softmax": (
+        lambda x: (torch.log_softmax(x * 40, 1), torch.log_softmax(x, 0), x[..., :1].log_softmax(2)),
+        (Y,),
+        (),
+    ),
     "layer_norm of channels": (
         lambda x, w, b: F.layer_norm(x.permute(0, 2, 3, 1), (6,), w, b).permute(0, 3, 1, 2),
         (IMAGE,),

@@ -209,6 +209,10 @@ def _is_repeated(node: torch.fx.Node) -> bool:
     return shape_of(a)[:-2] != shape_of(b)[:-2]
 
 
+def _has_one_column(node: torch.fx.Node) -> bool:
+    return shape_of(node)[-1] == 1
+
+
 def _multiply(
     c: Call, prepared: Callable[[torch.fx.Node, int, list[list[Token]]], torch.fx.Node] | None = None
 ) -> None:
@@ -226,7 +230,7 @@ def _multiply(
     def precedes(a: list[Token], b: list[Token], unless: bool) -> bool:
         return place[a[0]] < place[b[0]] if a and b else unless
 
-    straight = precedes(m, n, True)
+    straight = precedes(m, n, precedes(m, k, True))  # without columns, a matrix that lies k m is turned
     a_first, b_first = precedes(m, k, straight), precedes(k, n, straight)
     if (
         prepared is None
@@ -280,6 +284,7 @@ OPERATORS = (
             Implementation("row-major", "b m k n", _multiply, _MATMUL),
             Implementation("right transposed", "b m n k", _multiply, _MATMUL),
             Implementation("transposed", "b n k m", _multiply, _MATMUL),
+            Implementation("one column transposed", "b k m", _multiply, _MATMUL, _has_one_column),
             Implementation(
                 "batch repeated", "b m k n", _matmul_repeated, (*_MATMUL, aten.expand.default), _is_repeated
             ),

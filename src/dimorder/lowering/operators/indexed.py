@@ -93,6 +93,36 @@ def stack(n: Tracer, tensors: Sequence[Value], dim: int = 0) -> Value:
     return cat(n, [unsqueeze(n, t, dim) for t in tensors], dim)
 
 
+def _slice_scatter(
+    n: Tracer,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Value:
+    """What is written to a slice, between what lies before and behind it."""
+    size = shape_of(x)[dim]
+    begin, stop, step = slice(start, end, step).indices(size)
+    if step != 1 or stop <= begin:
+        return n.emit(aten.slice_scatter.default, x, source, dim, start, end, step)
+    before, written, behind = (slice_(n, x, dim, *ends) for ends in ((0, begin), (begin, stop), (stop, size)))
+    return cat(n, [before, _copy(n, written, source), behind], dim)
+
+
+def _select_scatter(n: Tracer, x: Value, source: Value, dim: int, index: int) -> Value:
+    index = index % shape_of(x)[dim]
+    return _slice_scatter(n, x, unsqueeze(n, source, dim % len(shape_of(x))), dim, index, index + 1)
+
+
+def _copy(n: Tracer, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    """The source in the shape and type of what it is written to."""
+    if dtype_of(source) != dtype_of(x):
+        source = n.write(aten._to_copy.default, source, dtype=dtype_of(x))
+    return source if shape_of(source) == shape_of(x) else n.write(aten.expand.default, source, shape_of(x))
+
+
 def _roll(n: Tracer, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     if not dims:
         return view(n, _roll(n, view(n, x, [math.prod(shape_of(x))]), shifts, [0]), shape_of(x))
@@ -312,5 +342,8 @@ OPERATORS = (
     spelt(_chunk, aten.chunk.default),
     spelt(_getitem, operator.getitem),
     spelt(stack, aten.stack.default),
+    spelt(_slice_scatter, aten.slice_scatter.default),
+    spelt(_select_scatter, aten.select_scatter.default),
+    spelt(_copy, aten.copy.default),
     spelt(_roll, aten.roll.default),
 )
