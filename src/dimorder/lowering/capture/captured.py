@@ -211,7 +211,7 @@ def _export(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -
 
 
 def _told_apart(*call: Any) -> Any:
-    """A call in which no tensor is given twice: torch 2.13 takes two such arguments for one in what it exports."""
+    """A call in which no tensor is given twice: torch 2.13 exports two such arguments as one."""
     seen: set[int] = set()
 
     def another(leaf: torch.Tensor) -> torch.Tensor:
@@ -226,7 +226,7 @@ _EXPORTABLE = "make the module exportable, and check --input shapes"
 
 
 def _unknown_class(reason: str) -> tuple[str, str] | None:
-    """What was found and what to do where an input or output is of a class that torch.export cannot see into."""
+    """What was found and what to do where torch.export cannot see into an input or an output."""
     match = re.match(r"Found <class '([\w.]+)'> in (output|input)", reason)
     if match is None:
         return None

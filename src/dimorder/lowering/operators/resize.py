@@ -1,5 +1,5 @@
-"""Upsampling, channels-last. Three dimensions are two, and then one; and all that is linear is a product with a
-constant matrix for each dimension, for targets that have no such operator."""
+"""Upsampling, channels-last. Three dimensions are two, and then one; what is linear is a product with a
+constant matrix for each dimension, where a target has no operator for it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _in_aten(c: Call) -> None:
 
 
 def _by_products(c: Call) -> None:
-    """Each row of pixels, and then each column, times a matrix; the dimension that shrinks most comes first."""
+    """Each row of pixels and each column times a matrix; the dimension that shrinks most comes first."""
     *_, aligned, factors = args_of(c.node)
     dims = c.by_label(["n"], ["s.0"], ["s.1"], ["c"])
     sizes = [c.size(0, group) for group in dims]
@@ -143,7 +143,11 @@ _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest
 OPERATORS = (
     Operator((aten.upsample_bilinear2d.vec,), relate_spatial, (_BILINEAR, _BY_PRODUCTS)),
     *(
-        Operator((name,), relate_spatial, (Implementation("in ATen", "n c s.0 s.1", _in_aten, (name,)), _BY_PRODUCTS))
+        Operator(
+            (name,),
+            relate_spatial,
+            (Implementation("in ATen", "n c s.0 s.1", _in_aten, (name,)), _BY_PRODUCTS),
+        )
         for name in _SIZED
         if name is not aten.upsample_bilinear2d.vec
     ),

@@ -14,8 +14,8 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import CONTRACT_METHOD, Contract
 from dimorder.errors import ContractError, UsageError
-from dimorder.lowering.operators.dialect import decompose
 from dimorder.lowering.ability import Ability
+from dimorder.lowering.operators.dialect import decompose
 from dimorder.targets.base import Run, Target
 from dimorder.targets.torch import LISTING
 
@@ -80,7 +80,12 @@ def load(file: Path) -> tuple[Contract, Run]:
 # torch resizes by the few taps of each pixel itself.
 _DECLINED = frozenset(
     f"aten.{name}.vec/by products"
-    for name in ("upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+    for name in (
+        "upsample_bilinear2d",
+        "upsample_bicubic2d",
+        "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa",
+    )
 )
 
 TARGET = Target(
