@@ -450,6 +450,9 @@ def node_of(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.f
     return [node for node in program.graph.nodes if node.op == "call_function"][-1]
 
 
+FLOAT64 = "torch.float64 where this target computes in torch.float32; convert with .float()"
+
+
 @pytest.mark.parametrize(
     ("function", "x", "reason"),
     [
@@ -457,7 +460,7 @@ def node_of(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.f
         (lambda x: torch.cumsum(x, 1), r(3, 7), "XNNPACK has no aten.cumsum.default"),
         (lambda x: torch.softmax(x, 0), r(3, 7), "softmax over dimension 0 of 2, not the last"),
         (lambda x: x[::2], r(3, 7), "a slice of step 2; XNNPACK has step 1"),
-        (torch.relu, r(3, 7).double(), "torch.float64 where this target computes in torch.float32"),
+        (torch.relu, r(3, 7).double(), FLOAT64),
         (torch.relu, r(1, 2, 1, 2, 1, 2, 3), "7 dimensions where XNNPACK has at most 6"),
         (torch.relu, torch.empty(0, 3), "the empty shape (0, 3)"),
         (

@@ -103,7 +103,9 @@ def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
     if size > step:
         ends = range(size)
         taps = [n.write(aten.slice.Tensor, x, d, i, i + (count - 1) * step + 1, step) for i in ends]
-        return n.write(aten.cat.default, [view(n, tap, [*shape_of(tap), 1]) for tap in taps], len(shape_of(x)))
+        return n.write(
+            aten.cat.default, [view(n, tap, [*shape_of(tap), 1]) for tap in taps], len(shape_of(x))
+        )
     x = n.write(aten.slice.Tensor, x, d, 0, min(full, count * step))
     if full < count * step:  # the last window may end before its step does
         x = n.write(aten.constant_pad_nd.default, x, [0, 0] * len(after) + [0, count * step - full], 0)
@@ -112,9 +114,7 @@ def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
     return n.write(aten.permute.default, x, [*order, d + 1])
 
 
-def _im2col(
-    n: Tracer, x: Value, kernel: Value, dilation: Value, padding: Value, stride: Value
-) -> Value:
+def _im2col(n: Tracer, x: Value, kernel: Value, dilation: Value, padding: Value, stride: Value) -> Value:
     """The windows as columns: each tap a slice, or a view where windows lie side by side."""
     (kh, kw), (dh, dw), (ph, pw), (sh, sw) = (several(v, 2) for v in (kernel, dilation, padding, stride))
     *batch, channels, height, width = shape_of(x)
@@ -154,7 +154,9 @@ def _col2im(
     channels //= kh * kw
     x = view(n, x, [math.prod(batch), channels, kh, kw, rows, columns])
     if (kh, kw, dh, dw) == (sh, sw, 1, 1):
-        x = view(n, n.write(aten.permute.default, x, [0, 1, 4, 2, 5, 3]), [-1, channels, rows * sh, columns * sw])
+        x = view(
+            n, n.write(aten.permute.default, x, [0, 1, 4, 2, 5, 3]), [-1, channels, rows * sh, columns * sw]
+        )
         y = n.write(aten.constant_pad_nd.default, x, [0, width - columns * sw, 0, height - rows * sh], 0)
     else:
         y = None
