@@ -1,5 +1,5 @@
 """Zeros, infinities, NaN, subnormal and huge numbers through every operator that computes on numbers, on each
-target's runtime and in torch. Where they differ is listed with the reason; a list that is too long fails too."""
+target's runtime and in torch. Where they differ is listed with the reason; a list that is too long fails."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def calls(rows: Any) -> dict[str, Callable[..., Tensor]]:
 
 
 def _image() -> Tensor:
-    """NaN and infinities in a corner of an image each, two of them side by side, and each channel with others."""
+    """NaN and infinities in the corners of an image, and side by side, in each channel others."""
     x = torch.randn(1, 7, 8, 3, generator=torch.Generator().manual_seed(0))
     x[0, 0, 0], x[0, 6, 7] = (
         torch.tensor([math.inf, -math.inf, math.nan]),

@@ -112,7 +112,7 @@ def _reciprocal(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _rsqrt(w: XnnWriter, a: Arguments) -> XnnValue:
-    """By a division: the node for it makes NaN of 0 where torch makes infinity; 229 µs for its 165 at 56²×64."""
+    """By a division: the node for it makes NaN of 0, which is infinity; 229 µs for its 165 at 56²×64."""
     return pair(w, "Div", w.dense(1.0), apply(w, "SquareRoot", w.dense(a.self)))
 
 

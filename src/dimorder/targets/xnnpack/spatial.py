@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-# The taps of XNNPACK's depthwise kernels. Between them it reads other pixels, times 0: NaN if one is infinite.
+# The taps of XNNPACK's depthwise kernels. Between them other pixels are read, times 0: NaN of an infinity.
 _WHOLE_KERNELS = frozenset({3, 4, 9, 25})
 
 
@@ -149,7 +149,7 @@ def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
 def _avg_by_taps(w: XnnWriter, a: Arguments, x: XnnValue) -> XnnValue:
     """A depthwise convolution, whose sums keep NaN: on x86 XNNPACK's node for means gives -inf in its place.
 
-    56²×64, node and convolution: 3×3 by steps of 2 131 and 87 µs, 5×5 311 and 252, 2×2 by steps of 2 65 and 110.
+    56²×64, µs, node and convolution: 3×3, stride 2, 131 and 87, 5×5 311 and 252, 2×2, stride 2, 65 and 110.
     """
     (top, left), taps = a.padding, math.prod(a.kernel_size)
     below, beside = _overhang(x, a, a.padding, (1, 1))
@@ -236,8 +236,8 @@ def _check_bilinear(a: Arguments) -> str | None:
 
 @cache
 def _reads_alike(old: int, new: int, aligned: bool) -> bool:
-    """Whether XNNPACK weighs pixels as torch does. Where one reads exactly on a pixel and the other beside it by
-    a rounding, a neighbour counts by 5e-7, which is much if that is large.
+    """Whether XNNPACK weighs pixels as torch does. Where one reads exactly on a pixel and the other beside it
+    by a rounding, a neighbour counts by 5e-7, which is much if that is large.
 
     As XNNPACK's indirection.c computes it, with a fused multiply-add as on Arm and without one.
     """
