@@ -289,15 +289,6 @@ OUTSIDE: dict[str, Outside] = {
         {"aten::upsample_nearest2d.vec_out": 1},
         1,
     ),
-    "bilinear, by factors": (
-        lambda x: F.interpolate(x * 2, scale_factor=(1.47, 1.49), mode="bilinear"),
-        (IMAGE,),
-        {"input_orders": "NHWC"},
-        (),
-        1,
-        {"aten::upsample_bilinear2d.vec_out": 1},
-        1,
-    ),
     "a weight computed at run time": (
         lambda x, w: F.conv2d(x * 2, w + x.mean()),
         (IMAGE,),
