@@ -132,7 +132,7 @@ PHYSICAL: dict[str, Case] = {
         (r(2, 8, 11, 6),),
         (),
     ),
-    "bilinear, scales": (lambda x: D.upsample_bilinear2d_nhwc(x, [18, 33], False, 2.0, 3.0), (X,), ()),
+    "bilinear, scales": (lambda x: D.upsample_bilinear2d_nhwc(x, [18, 44], False, 2.0, 4.0), (X,), ()),
     "nearest, scales": (lambda x: D.upsample_nearest2d_nhwc(x, [18, 22], 2.0, 2.0), (X,), ()),
     "prelu": (lambda x, w: D.prelu_last(x, w), (X,), (r(6),)),
     "prelu, one slope": (lambda x, w: D.prelu_last(x, w), (X,), (r(1),)),
@@ -193,6 +193,49 @@ SHARED: dict[str, Case] = {
         (),
     ),
     "bilinear": (lambda x: F.interpolate(x, (14, 27), mode="bilinear"), (IMAGE,), ()),
+    "bilinear, where a pixel is read on the point": (
+        lambda x: F.interpolate(x, scale_factor=(1.5, 1.7), mode="bilinear", recompute_scale_factor=True),
+        (r(2, 6, 7, 13),),
+        (),
+    ),
+    "bilinear, by a factor": (lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"), (IMAGE,), ()),
+    "bicubic": (lambda x: F.interpolate(x, (14, 27), mode="bicubic"), (IMAGE,), ()),
+    "bicubic, aligned, by factors": (
+        lambda x: F.interpolate(x, scale_factor=(1.3, 0.6), mode="bicubic", align_corners=True),
+        (IMAGE,),
+        (),
+    ),
+    "bicubic, antialias": (
+        lambda x: F.interpolate(x, (5, 27), mode="bicubic", antialias=True),
+        (IMAGE,),
+        (),
+    ),
+    "bilinear, antialias": (
+        lambda x: F.interpolate(x, scale_factor=0.6, mode="bilinear", antialias=True),
+        (IMAGE,),
+        (),
+    ),
+    "windows as columns": (
+        lambda x: (F.unfold(x, 2, stride=2), F.unfold(x, (3, 2), (2, 1), (1, 0), (2, 3)), F.unfold(x[0], 2)),
+        (IMAGE,),
+        (),
+    ),
+    "columns as windows": (
+        lambda x, y: (F.fold(x, (9, 11), 2, 1, 0, 2), F.fold(y, (9, 11), (3, 2), (2, 1), (1, 0), (2, 3))),
+        (r(2, 24, 20), r(2, 36, 16)),
+        (),
+    ),
+    "windows of a dimension": (
+        lambda x: (
+            x.unfold(2, 3, 1) * 2,
+            x.unfold(-1, 3, 3) * 2,
+            x.unfold(-1, 2, 3) * 2,
+            x.unfold(1, 4, 2) * 2,
+        ),
+        (IMAGE,),
+        (),
+    ),
+    "matmul, either side with less of a batch": (torch.matmul, (r(2, 1, 4, 7), r(1, 5, 7, 3)), ()),
     "trilinear": (
         lambda x: F.interpolate(x, (7, 9, 13), mode="trilinear", align_corners=True),
         (r(2, 3, 5, 8, 11),),

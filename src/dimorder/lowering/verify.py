@@ -1,6 +1,7 @@
 """Decides whether a physical program is the network it was made from: same numbers on random inputs.
 
-Nothing is trusted that was not run; the error is relative to the largest value of each output.
+Nothing is trusted that was not run; the error is relative to the largest value of each output. One trial is
+on numbers of one magnitude, one on numbers of many, with zeros among them.
 """
 
 from __future__ import annotations
@@ -37,31 +38,67 @@ class Verified:
 class Trial:
     """A network's own outputs on random inputs: each stage of its lowering is compared with them.
 
+    On steep inputs, in which neighbours differ by up to six orders of magnitude, a network may amplify what a
+    rounding changes. So what counts there is how far it is from itself when its inputs change by a millionth.
+
     `model` is the network as it was given to `capture`, `program` what that made of it. `input_matters` says
     whether other inputs give other outputs; integers are not to be made up, for they may be ids or masks.
     """
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         self.contract = contract
-        self.inputs = random_like(program.example_inputs)
-        network, others = _flat(model, program), random_like(program.example_inputs, seed=1)
+        self.network, self.examples = _flat(model, program), program.example_inputs
+        self.inputs = random_like(self.examples)
+        others = random_like(self.examples, seed=1)
         with torch.no_grad():
-            self.wanted = network(*self.inputs)
+            self.wanted = self.network(*self.inputs)
             self.input_matters = True
             if any(map(torch.is_floating_point, self.inputs)):
-                self.input_matters = differ(network(*others), self.wanted)
+                self.input_matters = differ(self.network(*others), self.wanted)
+        self.steep: dict[int, tuple[Sequence[torch.Tensor], ...]] = {}
 
     def compare(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], what: str) -> float:
         """The relative error of `run`, which takes and gives tensors as the program's signature holds them.
 
         Raises as `verify` does.
         """
-        specs = self.contract.inputs
-        held = [at_boundary(tensor, spec) for tensor, spec in zip(self.inputs, specs, strict=True)]
+        error = verify(self._logical(run, self.inputs), self.wanted, what=what)
+        if any(map(torch.is_floating_point, self.inputs)):
+            # A number that is rounded to either side of a step differs once.
+            first = self._steep_faults(run, 2)
+            if first and self._steep_faults(run, 3):
+                found = f"{first[0]} on inputs of many magnitudes"
+                raise VerificationError(what, found, "report this network: a rule, or the target, is wrong")
+        return error
+
+    def _logical(
+        self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        held = [at_boundary(*pair) for pair in zip(inputs, self.contract.inputs, strict=True)]
         with torch.no_grad():
             got = run(held)
-        logical = [from_boundary(*pair) for pair in zip(got, self.contract.outputs, strict=True)]
-        return verify(logical, self.wanted, what=what)
+        return [from_boundary(*pair) for pair in zip(got, self.contract.outputs, strict=True)]
+
+    def _steep_faults(
+        self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], seed: int
+    ) -> list[str]:
+        """The outputs that differ by more than a small change of the inputs explains; whole numbers may."""
+        if seed not in self.steep:
+            inputs = steep_like(self.examples, seed)
+            with torch.no_grad():
+                self.steep[seed] = (
+                    inputs,
+                    self.network(*inputs),
+                    self.network(*slightly_changed(inputs, seed)),
+                )
+        fed, wanted, changed = self.steep[seed]
+        faults = []
+        for i, (g, w, c) in enumerate(zip(self._logical(run, fed), wanted, changed, strict=True)):
+            if w.is_floating_point():
+                rounding, error = 4 * torch.finfo(w.dtype).eps, _finite_error(g, w)
+                if not error <= max(TOLERANCE, rounding, 100 * _finite_error(c, w)):
+                    faults.append(f"output {i} differs from PyTorch's by {error:.2e} of its largest value")
+        return faults
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
         """The relative error of a physical program, run in torch; see `compare`."""
@@ -76,6 +113,35 @@ def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.
         torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x.clone()
         for x in examples
     )
+
+
+def steep_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Inputs of the examples' shapes: of either sign, from 1e-3 to 1e3, every eighth of them zero."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def steep(x: torch.Tensor) -> torch.Tensor:
+        magnitude = 10 ** (6 * torch.rand(x.shape, generator=generator) - 3)
+        value = torch.randn(x.shape, generator=generator).sign() * magnitude
+        return (value * (torch.rand(x.shape, generator=generator) > 1 / 8)).to(x.dtype)
+
+    return tuple(steep(x) if x.is_floating_point() else x.clone() for x in examples)
+
+
+def slightly_changed(inputs: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Each number by about a millionth of itself."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        (x * (1 + 1e-6 * torch.randn(x.shape, generator=generator))).to(x.dtype)
+        if x.is_floating_point()
+        else x
+        for x in inputs
+    )
+
+
+def _finite_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """`relative_error` over what the network makes finite numbers of; where it makes none, 0."""
+    finite = torch.isfinite(wanted)
+    return relative_error(got[finite], wanted[finite]) if finite.any() else 0.0
 
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -147,7 +147,11 @@ def pad(
         for i, pair in enumerate(pairs):
             shape[-1 - i] += sum(pair)
         return torch.full(shape, value or 0, dtype=dtype_of(x))  # nothing of x is left
-    return n.emit(aten.constant_pad_nd.default, x, list(amounts), value or 0.0)
+    for i, (low, high) in enumerate(pairs):  # portable kernels know no negative padding
+        dim = len(shape) - 1 - i
+        x = slice_(n, x, dim, max(-low, 0), shape[dim] + min(high, 0))
+    rest = [max(amount, 0) for amount in amounts]
+    return n.emit(aten.constant_pad_nd.default, x, rest, value or 0.0) if any(rest) else x
 
 
 def _constant_pad(n: Tracer, x: Value, amounts: Sequence[int], value: float = 0.0) -> Value:

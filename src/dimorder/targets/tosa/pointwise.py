@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.lowering.operators.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.calls import dtype_of
 from dimorder.targets.tosa.writer import DTYPES, WIDEST, TosaValue, TosaWriter
 
 aten = torch.ops.aten
-dimorder = torch.ops.dimorder
 
 _Unary = Callable[[TosaWriter, TosaValue], TosaValue]
 _Binary = Callable[[TosaWriter, TosaValue, TosaValue], TosaValue]
@@ -81,7 +81,8 @@ def truncate(w: TosaWriter, x: TosaValue) -> TosaValue:
 def nearest(w: TosaWriter, x: TosaValue) -> TosaValue:
     """To the nearest whole number, ties to even, as TOSA casts; a large number is whole already."""
     rounded = w.elementwise("CAST", w.elementwise("CAST", x, dtype="INT32"), dtype="FP32")
-    return w.elementwise("SELECT", greater(w, w.elementwise("ABS", x), _WHOLE), x, rounded)
+    small = w.elementwise("GREATER", w.number(_WHOLE, x.dtype), w.elementwise("ABS", x), dtype="BOOL")
+    return w.elementwise("SELECT", small, rounded, x)  # NaN is not small
 
 
 def hardsigmoid(w: TosaWriter, x: TosaValue) -> TosaValue:
@@ -124,6 +125,8 @@ def power(w: TosaWriter, x: TosaValue, exponent: float) -> TosaValue:
         return mul(w, mul(w, x, x), x)
     if exponent == 4:
         return power(w, mul(w, x, x), 2)
+    if exponent == 0.5:  # NaN of what is negative, where POW may do as it likes
+        return w.elementwise("RECIPROCAL", w.elementwise("RSQRT", x))
     kinds = {-1: "RECIPROCAL", -0.5: "RSQRT"}
     if exponent in kinds:
         return w.elementwise(kinds[exponent], x)
