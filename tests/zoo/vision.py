@@ -74,9 +74,9 @@ def deeplabv3() -> nn.Module:
 
 
 NETWORKS: tuple[Network, ...] = (
-    row("pnet", face.pnet, face.INPUT_SHAPES["pnet"], "face pretrained lower"),
-    row("rnet", face.rnet, face.INPUT_SHAPES["rnet"], "face pretrained lower"),
-    row("onet", face.onet, face.INPUT_SHAPES["onet"], "face pretrained lower"),
+    row("pnet", face.pnet, face.INPUT_SHAPES["pnet"], "face pretrained lower deployed"),
+    row("rnet", face.rnet, face.INPUT_SHAPES["rnet"], "face pretrained lower deployed"),
+    row("onet", face.onet, face.INPUT_SHAPES["onet"], "face pretrained lower deployed"),
     row("resnet18", torchvision("resnet18"), SQUARE_224, "torchvision lower"),
     row("mobilenet_v2", torchvision("mobilenet_v2"), SQUARE_224, "torchvision lower"),
     row("mobilenet_v3_small", torchvision("mobilenet_v3_small"), SQUARE_224, "torchvision lower"),
