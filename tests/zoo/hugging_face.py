@@ -245,7 +245,9 @@ NETWORKS: tuple[Network, ...] = (
     row("gpt2_step", gpt2_step, _cached(2, 4, 7, 12), DEPLOYED),
     row("llama", LLAMA, text(13), DEPLOYED),
     row("clip_text", CLIP_TEXT, _clip_text, DEPLOYED),
-    row("clip_vision", transformers("CLIPVisionModel", "CLIPVisionConfig", **VISION), (1, 3, 64, 64), DEPLOYED),
+    row(
+        "clip_vision", transformers("CLIPVisionModel", "CLIPVisionConfig", **VISION), (1, 3, 64, 64), DEPLOYED
+    ),
     row("whisper_encoder", whisper("encoder"), (1, 20, 30), DEPLOYED),
     row("whisper_decoder", whisper("decoder"), _decoder_step, DEPLOYED),
     row("vit", transformers("ViTModel", "ViTConfig", **VISION), (1, 3, 64, 64), DEPLOYED),

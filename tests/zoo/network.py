@@ -63,9 +63,7 @@ class Network:
             return [x for x in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(x, Tensor)]
 
 
-def row(
-    name: str, make: Callable[[], nn.Module], inputs: Shape | Draw, tags: str
-) -> Network:
+def row(name: str, make: Callable[[], nn.Module], inputs: Shape | Draw, tags: str) -> Network:
     """One network, with the shape of its one input, or what draws its inputs."""
     shape, draw = ((), inputs) if callable(inputs) else (inputs, None)
     return Network(name, make, shape, frozenset(tags.split()), draw)
