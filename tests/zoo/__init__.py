@@ -27,9 +27,9 @@ __all__ = [
     "torchvision",
 ]
 
-# Tags: `lower` goes through target xnnpack as one delegate; `plan` is planned, not yet emitted; `deployed` is what
-# people ship, at a small size; `pretrained` keeps its weights; `own` is small, with one mechanism; the others name
-# the library a network comes from.
+# Tags: `lower` goes through target xnnpack as one delegate; `plan` is planned, not yet emitted; `deployed` is
+# what people ship, at a small size; `pretrained` keeps its weights; `own` is small, with one mechanism; the
+# others name the library a network comes from.
 NETWORKS: tuple[Network, ...] = (
     *vision.NETWORKS,
     *hugging_face.NETWORKS,

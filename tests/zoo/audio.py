@@ -23,10 +23,9 @@ def _file(package: str, path: str) -> Path:
 
 
 class SileroVad(nn.Module):
-    """The voice activity detector of silero-vad, 16 kHz: 576 samples and a state in, a probability and a state
-    out.
+    """The voice activity detector of silero-vad, 16 kHz: from 576 samples, a probability.
 
-    Its spectrum is a convolution; the state is h and c of one LSTM cell.
+    Its spectrum is a convolution; its state, an input and an output, is h and c of one LSTM cell.
     """
 
     def __init__(self) -> None:

@@ -193,20 +193,10 @@ def _export(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -
             (line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__
         )
         raise UnsupportedError(
-            f"torch.export of {type(model).__name__}", f"{type(error).__name__}: {reason}", _remedy(reason)
+            f"torch.export of {type(model).__name__}",
+            f"{type(error).__name__}: {reason}",
+            "make the module exportable, and check --input shapes",
         ) from error
-
-
-def _remedy(reason: str) -> str:
-    """What to do about an export that failed."""
-    if "Cache'>" in reason and "known type" in reason:  # a cache of keys and values, as transformers has them
-        return (
-            "lower it without a cache: give use_cache=False, by name; or in a module that takes the keys and values"
-            " as tensors, makes the cache of them, and returns the new ones"
-        )
-    if "known type" in reason:
-        return "return tensors, or lists and dictionaries of them"
-    return "make the module exportable, and check --input shapes"
 
 
 def _refuse_state(exported: ExportedProgram) -> None:

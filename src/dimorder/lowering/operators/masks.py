@@ -1,7 +1,7 @@
 """Masks: truth values as the numbers 1 and 0, and choices that are made by arithmetic where that is exact.
 
-A target that knows floating-point numbers alone then computes a mask of ids or of truth values itself, after one
-cast of what the caller gives.
+A target that knows floating-point numbers alone then computes with a mask itself, after one cast of what the
+caller gives.
 """
 
 from __future__ import annotations
@@ -254,11 +254,10 @@ def between_constants(target: Any) -> Callable[..., Value]:
 
 
 def bounded(n: Tracer, x: Value) -> Value:
-    """Scores of which a mask puts some at one value, as the smaller of each and a bound, infinite or that value.
+    """Scores of which a mask puts some at one value, as the smaller of each and a bound: that value, or ∞.
 
-    The same for all scores that are numbers, infinite ones too. A score that is no number but may not be seen
-    stays none, which is right in front of a softmax alone: the mask of an attention hides keys, and what is no
-    number there is none in the product after it either.
+    The same for all scores that are numbers, infinite ones too. NaN that a mask hides stays NaN, which is
+    right in front of a softmax alone: the key that it comes from is NaN in the product after it as well.
     """
     if not isinstance(x, Node) or x.target not in _CHOICES:
         return x
