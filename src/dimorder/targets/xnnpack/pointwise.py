@@ -103,6 +103,21 @@ def _leaky_relu(w: XnnWriter, a: Arguments) -> XnnValue:
     return apply(w, "LeakyReLU", w.dense(a.self), negative_slope=float(a.negative_slope))
 
 
+def _softplus(w: XnnWriter, a: Arguments) -> XnnValue:
+    """max(x, 0) + log(1 + exp(-|x|)), whose power never overflows; of beta x, and divided by beta."""
+    x = times(w, w.dense(a.self), a.beta)
+    power = apply(w, "Exp", apply(w, "Negate", apply(w, "Abs", x)))
+    y = pair(w, "Add", w.clamp(x, 0, math.inf), apply(w, "Log", plus(w, power, 1)))
+    return times(w, y, 1 / a.beta)
+
+
+def _check_softplus(a: Arguments) -> str | None:
+    """Above its threshold torch gives x itself: from 17 on that is the nearest number to the sum."""
+    if a.beta <= 0 or a.threshold < 17:
+        return f"softplus with beta {a.beta} and threshold {a.threshold}"
+    return None
+
+
 def _prelu_last(w: XnnWriter, a: Arguments) -> XnnValue:
     return pair(w, "PReLU", w.dense(a.x), w.dense(a.weight))
 
@@ -161,6 +176,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.silu.default: Row(_silu),
         aten.gelu.default: Row(_gelu),
         aten.elu.default: Row(_elu, _check_elu),
+        aten.softplus.default: Row(_softplus, _check_softplus),
         aten.leaky_relu.default: Row(_leaky_relu),
         aten.sigmoid.default: Row(_unary("Sigmoid")),
         aten.tanh.default: Row(_unary("Tanh")),
