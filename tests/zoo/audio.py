@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 
 import torch
@@ -149,25 +150,45 @@ def _tokens(generator: torch.Generator, batch: int) -> tuple[Tensor]:
     return (torch.randint(97, (batch, 17), generator=generator),)
 
 
-class EncodecDecoder(nn.Module):
-    """The decoder of EnCodec: transposed convolutions after an LSTM."""
+class EncodecPart(nn.Module):
+    """The encoder or the decoder of EnCodec: convolutions round an LSTM, reflected at their ends.
 
-    def __init__(self) -> None:
+    transformers counts a convolution's padding in tensors, into which torch.export does not see: here it is
+    counted in numbers.
+    """
+
+    def __init__(self, part: str) -> None:
         super().__init__()
-        make = transformers(
-            "EncodecModel",
-            "EncodecConfig",
-            hidden_size=24,
-            num_filters=4,
-            upsampling_ratios=[4, 2],
-            codebook_size=32,
-        )
-        self.decoder = make().decoder
+        self.network = getattr(ENCODEC(), part)
+        for layer in self.network.modules():
+            if hasattr(layer, "_get_extra_padding_for_conv1d"):
+                _count_in_numbers(layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(x)
+        return self.network(x)
 
 
+def _count_in_numbers(layer: nn.Module) -> None:
+    kernel, stride, total = (int(getattr(layer, name)) for name in ("kernel_size", "stride", "padding_total"))
+    for name in ("kernel_size", "stride", "padding_total"):
+        delattr(layer, name)
+    layer.padding_total = total
+
+    def extra(x: Tensor) -> int:
+        frames = math.ceil((x.shape[-1] - kernel + total) / stride + 1) - 1
+        return frames * stride + kernel - total - x.shape[-1]
+
+    layer._get_extra_padding_for_conv1d = extra
+
+
+ENCODEC = transformers(
+    "EncodecModel",
+    "EncodecConfig",
+    hidden_size=24,
+    num_filters=4,
+    upsampling_ratios=[4, 2],
+    codebook_size=32,
+)
 HIFIGAN = transformers(
     "SpeechT5HifiGan",
     "SpeechT5HifiGanConfig",
@@ -183,7 +204,8 @@ NETWORKS: tuple[Network, ...] = (
     row("silero_vad", silero_vad, _heard, "pretrained deployed"),
     row("crepe_tiny", crepe_tiny, (1, 1024), "pretrained deployed"),
     row("hifigan", HIFIGAN, (1, 17, 20), FROM_TRANSFORMERS),
-    row("encodec_decoder", EncodecDecoder, (1, 24, 15), FROM_TRANSFORMERS),
+    row("encodec_encoder", lambda: EncodecPart("encoder"), (1, 1, 118), FROM_TRANSFORMERS),
+    row("encodec_decoder", lambda: EncodecPart("decoder"), (1, 24, 15), FROM_TRANSFORMERS),
     row("conv_tasnet", ConvTasNet, (1, 1, 400), "own deployed"),
     row("lstm_tagger", lambda: Tagger(nn.LSTM), _tokens, "own deployed"),
     row("gru_tagger", lambda: Tagger(nn.GRU), _tokens, "own deployed"),

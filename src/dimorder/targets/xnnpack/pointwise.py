@@ -103,12 +103,19 @@ def _leaky_relu(w: XnnWriter, a: Arguments) -> XnnValue:
     return apply(w, "LeakyReLU", w.dense(a.self), negative_slope=float(a.negative_slope))
 
 
-def _softplus(w: XnnWriter, a: Arguments) -> XnnValue:
-    """max(x, 0) + log(1 + exp(-|x|)), whose power never overflows; of beta x, and divided by beta."""
-    x = times(w, w.dense(a.self), a.beta)
+def _softened(w: XnnWriter, x: XnnValue) -> XnnValue:
+    """log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|)), whose power never overflows."""
     power = apply(w, "Exp", apply(w, "Negate", apply(w, "Abs", x)))
-    y = pair(w, "Add", w.clamp(x, 0, math.inf), apply(w, "Log", plus(w, power, 1)))
-    return times(w, y, 1 / a.beta)
+    return pair(w, "Add", w.clamp(x, 0, math.inf), apply(w, "Log", plus(w, power, 1)))
+
+
+def _softplus(w: XnnWriter, a: Arguments) -> XnnValue:
+    return times(w, _softened(w, times(w, w.dense(a.self), a.beta)), 1 / a.beta)
+
+
+def _mish(w: XnnWriter, a: Arguments) -> XnnValue:
+    x = w.dense(a.self)
+    return pair(w, "Multiply", x, apply(w, "Tanh", _softened(w, x)))
 
 
 def _check_softplus(a: Arguments) -> str | None:
@@ -176,6 +183,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.silu.default: Row(_silu),
         aten.gelu.default: Row(_gelu),
         aten.elu.default: Row(_elu, _check_elu),
+        aten.mish.default: Row(_mish),
         aten.softplus.default: Row(_softplus, _check_softplus),
         aten.leaky_relu.default: Row(_leaky_relu),
         aten.sigmoid.default: Row(_unary("Sigmoid")),
