@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 

@@ -1,4 +1,4 @@
-"""Masks of ids and truth values become numbers, and choices become bounds: nothing but a cast is left of them."""
+"""Masks of ids and truth values become numbers, and choices become bounds: a cast alone is left of them."""
 
 from __future__ import annotations
 

@@ -105,7 +105,8 @@ def _index(n: Tracer, x: Value, indices: Sequence[Value]) -> Value:
 
 
 def _own_dims(indices: Sequence[Value]) -> list[list[int]] | None:
-    """Along which dimensions of their common shape indices vary: None if two do along one, or one is computed.
+    """Along which dimensions of their common shape indices vary; None if two do along one, or one is
+    computed.
 
     A mask is no index: its export has no shape.
     """

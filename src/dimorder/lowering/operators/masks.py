@@ -20,7 +20,7 @@ from dimorder.lowering.operators.pointwise import pointwise
 
 aten = torch.ops.aten
 
-Number = Callable[[Tracer, torch.dtype, "dict[str, Any]"], Value]  # of a call's arguments by name
+_Number = Callable[[Tracer, torch.dtype, "dict[str, Any]"], Value]  # of a call's arguments by name
 
 # From here on a number of float32 may stand for several integers.
 EXACT_INTEGERS = 2**24
@@ -92,10 +92,10 @@ _MOVES = frozenset(
 )
 
 
-def _all_of(*operands: str) -> Callable[[Callable[..., Value]], Number]:
+def _all_of(*operands: str) -> Callable[[Callable[..., Value]], _Number]:
     """What is computed of operands that are truth values, each of which must be a number."""
 
-    def wrap(compute: Callable[..., Value]) -> Number:
+    def wrap(compute: Callable[..., Value]) -> _Number:
         def number(n: Tracer, dtype: torch.dtype, given: dict[str, Any]) -> Value | None:
             if any(dtype_of(given[name]) != torch.bool for name in operands):
                 return None
@@ -156,7 +156,7 @@ def _not_above(n: Tracer, difference: Value) -> Value:
     return _above(n, n.write(aten.rsub.Scalar, difference, 1.0))
 
 
-def _compared(compute: Callable[..., Value], mirrored: Callable[..., Value]) -> Number:
+def _compared(compute: Callable[..., Value], mirrored: Callable[..., Value]) -> _Number:
     """Of an integer less a known one, small enough that float32 tells it from every other integer."""
 
     def number(n: Tracer, dtype: torch.dtype, given: dict[str, Any]) -> Value | None:
@@ -187,7 +187,7 @@ _COMPARISONS = (
     (aten.le, _not_above, _not_below),
 )
 
-_NUMBERS: Mapping[Any, Number] = MappingProxyType(
+_NUMBERS: Mapping[Any, _Number] = MappingProxyType(
     {
         aten._to_copy.default: _truth_of_integer,
         aten.bitwise_and.Tensor: _and,
