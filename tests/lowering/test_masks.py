@@ -51,6 +51,15 @@ MASKED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         lambda s, n: s.masked_fill(over_keys(torch.arange(7) >= n[:, None]), LOWEST).softmax(-1),
         (SCORES, torch.tensor([3, 7])),
     ),
+    "hidden twice": (
+        lambda s, m: (
+            s[..., :5]
+            .masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+            .masked_fill(over_keys(m[:, :5]) == 0, LOWEST)
+            .softmax(-1)
+        ),
+        (SCORES, NOTHING),
+    ),
     "causal": (
         lambda s: s[..., :5].masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf).softmax(-1),
         (SCORES,),
@@ -61,7 +70,13 @@ MASKED: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     ),
     "comparisons": (
         lambda s, m: (
-            s + over_keys((m == 3).float() + 2 * (m != 2).float() + 4 * (m < 5).float() + 8 * (0 > m).float())
+            s
+            + over_keys(
+                (m == 3).float()
+                + 2 * (m != 2).float()
+                + 4 * (m < 5).float()
+                + 8 * torch.gt(torch.tensor(0), m).float()
+            )
         ),
         (SCORES, IDS),
     ),

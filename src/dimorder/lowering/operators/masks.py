@@ -24,7 +24,7 @@ _Number = Callable[[Tracer, torch.dtype, "dict[str, Any]"], Value]  # of a call'
 
 # From here on a number of float32 may stand for several integers.
 EXACT_INTEGERS = 2**24
-# What is added to or put in place of scores that nothing may see: so low that no score is lower.
+# So low that no product of matrices is lower.
 LOWEST = -1e30
 
 
@@ -40,7 +40,7 @@ def as_number(n: Tracer, x: Value, dtype: torch.dtype) -> Value | None:
 
 
 def _as_number(n: Tracer, x: Node, dtype: torch.dtype) -> Value | None:
-    if x.op == "placeholder":
+    if x in n.given:
         return n.emit(aten._to_copy.default, x, dtype=dtype)
     if x.target in _MOVES:
         source = as_number(n, args_of(x)[0], dtype)
@@ -271,23 +271,29 @@ def bounded(n: Tracer, x: Value) -> Value:
     mask = as_number(n, condition, dtype)
     if mask is None or not dtype.is_floating_point:
         return x
-    limit = float(value)
-    key = (bounded, condition, dtype, limit, inverted)
+    scores = bounded(n, scores)
+    limit, product = float(value), scores.target is aten.matmul.default
+    if math.isnan(limit):
+        return x
+    key = (bounded, condition, dtype, limit, inverted, product)
     if key not in n.remembered:
         log, other = (n.write(aten.log.default, m) for m in (mask, n.write(aten.rsub.Scalar, mask, 1.0)))
         free = n.write(aten.sub.Tensor, *((other, log) if inverted else (log, other)))
-        n.remembered[key] = free, *_bounds(n, free, limit)
-    _, upper, lower = n.remembered[key]
+        n.remembered[key] = _bounds(n, free, limit, product)
+    upper, lower = n.remembered[key]
     y = n.write(aten.minimum.default, upper, scores)
     y = y if lower is None else n.write(aten.maximum.default, y, lower)
     return y if shape_of(y) == shape_of(x) else x
 
 
-def _bounds(n: Tracer, free: Value, limit: float) -> tuple[Value, Value | None]:
-    """What a score may be at most and at least; `free` is ∞ where it is seen, else -∞."""
+def _bounds(n: Tracer, free: Value, limit: float, product: bool) -> tuple[Value, Value | None]:
+    """What a score may be at most and at least; `free` is ∞ where it is seen, else -∞.
+
+    One bound is enough where no score is lower than it: -∞, and the lowest numbers above a product's.
+    """
     if limit == -math.inf:
         return free, None
-    if limit <= LOWEST:
+    if product and limit <= LOWEST:
         return n.write(aten.clamp_min.default, free, limit), None
     return free, n.write(aten.clamp_max.default, n.write(aten.neg.default, free), limit)
 
