@@ -417,6 +417,7 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "unbind last": unary(lambda x: x.unbind(-1), *X),
         "qkv": unary(lambda x: x.reshape(2, 5, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0), 2, 5, 24),
         "narrow": unary(lambda x: x.narrow(2, 1, 3), *X),
+        "flip a prime": unary(lambda x: x.flip(1), 2, 37, 5),
         "flip C": unary(lambda x: x.flip(1), *X),
         "flip H, W": unary(lambda x: x.flip((2, -1)), *X),
         "flip size 1": unary(lambda x: x.flip(1), 2, 1, 5),

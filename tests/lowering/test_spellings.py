@@ -56,6 +56,15 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
     "index of one shape": (
         lambda m, x: x[:, [[0, 1, 2], [4, 5, 6]]], [X], counted(slice=2, cat=1, reshape=1)
     ),
+    "index by a grid": (
+        lambda m, x: x[torch.tensor([[1], [0]]), :, torch.tensor([[4, 2, 0, 1, 3, 5]])],
+        [X], counted(slice=7, cat=2, permute=1),
+    ),
+    "index by a grid of neighbours": (
+        lambda m, x: x[:, torch.tensor([3, 4]).view(2, 1, 1), torch.arange(6).view(6, 1, 1, 1)],
+        [X], counted(slice=1, reshape=1, permute=1),
+    ),
+    "index by pairs": (lambda m, x: x[:, [3, 4], [0, 5]], [X], counted(index=1)),
     "index at random": (
         lambda m, x: x[..., [0, 3, 1, 7, 2, 9, 4, 8, 5, 6, 0, 5, 3, 9, 7, 1, 4, 0]], [X], counted(index=1)
     ),

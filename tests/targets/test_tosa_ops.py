@@ -288,7 +288,7 @@ ELEMENTWISE: dict[str, Case] = {
     ),
     "where": (lambda c, x, y: torch.where(c, x, y), (B, Y, r(7)), ()),
     "where, numbers": (
-        lambda c, x: (torch.where(c, x, 0.5), torch.where(c, -1.5, x), torch.where(c, 2.0, 3.0)),
+        lambda c, x: (torch.where(c, x, 0.5), torch.where(c, -1.5, x), torch.where(x > 0, 2.0, 3.0)),
         (B, Y),
         (),
     ),

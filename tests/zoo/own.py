@@ -328,7 +328,7 @@ class PointNet(nn.Module):
 
 NETWORKS: tuple[Network, ...] = (
     row("unet", UNet, (1, 3, 64, 96), "own deployed"),
-    row("tcn", TCN, (1, 6, 200), "own"),
+    row("tcn", TCN, (1, 6, 200), "own deployed"),
     row("conv3d", VideoNet, (1, 2, 6, 20, 28), "own"),
     row("se_linear", LinearGate, (1, 16, 20, 28), "own"),
     row("groupnorm_residual", GroupNormResidual, (1, 24, 20, 28), "own"),

@@ -121,9 +121,9 @@ _WITHOUT_AUXILIARY = {"aux_logits": False, "init_weights": False}
 # inception_v3 and mobileone_s0 are larger than 64 for that. mixer, levit, efficientformer and crossvit have
 # one size.
 NETWORKS: tuple[Network, ...] = (
-    row("pnet", face.pnet, face.INPUT_SHAPES["pnet"], "face pretrained lower"),
-    row("rnet", face.rnet, face.INPUT_SHAPES["rnet"], "face pretrained lower"),
-    row("onet", face.onet, face.INPUT_SHAPES["onet"], "face pretrained lower"),
+    row("pnet", face.pnet, face.INPUT_SHAPES["pnet"], "face pretrained lower deployed"),
+    row("rnet", face.rnet, face.INPUT_SHAPES["rnet"], "face pretrained lower deployed"),
+    row("onet", face.onet, face.INPUT_SHAPES["onet"], "face pretrained lower deployed"),
     row("resnet18", torchvision("resnet18"), SQUARE_224, "torchvision lower"),
     row("mobilenet_v2", torchvision("mobilenet_v2"), SQUARE_224, "torchvision lower"),
     row("mobilenet_v3_small", torchvision("mobilenet_v3_small"), SQUARE_224, "torchvision lower"),

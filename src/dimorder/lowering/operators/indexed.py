@@ -306,6 +306,50 @@ def _lower_flip(c: Call) -> None:
     c.give(c.b.call(c.target, c.take(0, groups), dims), groups)
 
 
+# Digits of more single slices than this become those of a power of two, with padding.
+MAX_DIGITS = 16
+
+
+def _flip_by_digits(c: Call) -> None:
+    """Index 5 of 6 as the digits 1, 2 to the bases 2 and 3: whoever reverses each digit reverses them all."""
+    cuts = c.labelled("cut")
+    groups = c.split(leads=cuts, alone=cuts)
+    sizes, y = [c.size(0, group) for group in groups], c.take(0, groups)
+    for dim in (d for d, group in enumerate(groups) if group and group[0] in cuts):
+        y = _reversed(c, y, sizes, dim)
+    c.give(y, groups)
+
+
+def _reversed(c: Call, y: torch.fx.Node, sizes: Sequence[int], dim: int) -> torch.fx.Node:
+    size, bases = sizes[dim], _prime_factors(sizes[dim])
+    if sum(bases) > MAX_DIGITS:
+        bases = [2] * (size - 1).bit_length()
+    whole = math.prod(bases)
+    if whole != size:
+        pads = [0, 0] * (len(sizes) - 1 - dim) + [whole - size, 0]
+        y = c.b.call(aten.constant_pad_nd.default, y, pads, 0.0)
+    outer, inner = math.prod(sizes[:dim]), whole * math.prod(sizes[dim + 1 :])
+    for base in bases:
+        inner //= base
+        y = c.b.call(aten.view.default, y, [outer, base, inner])
+        digits = [c.b.slice(y, 1, digit, digit + 1) for digit in reversed(range(base))]
+        y = c.b.call(aten.cat.default, digits, 1)
+        outer *= base
+    y = c.b.call(aten.view.default, y, [*sizes[:dim], whole, *sizes[dim + 1 :]])
+    return y if whole == size else c.b.slice(y, dim, 0, size)
+
+
+def _prime_factors(size: int) -> list[int]:
+    factors, divisor = [], 2
+    while size > 1:
+        if size % divisor:
+            divisor += 1
+        else:
+            factors.append(divisor)
+            size //= divisor
+    return factors
+
+
 OPERATORS = (
     Operator(
         (aten.cat.default,),
@@ -337,7 +381,15 @@ OPERATORS = (
     Operator(
         (aten.flip.default,),
         _relate_flip,
-        (Implementation("of whole dimensions", "*", _lower_flip, (aten.flip.default,)),),
+        (
+            Implementation("of whole dimensions", "*", _lower_flip, (aten.flip.default,)),
+            Implementation(
+                "digit by digit",
+                "*",
+                _flip_by_digits,
+                (aten.slice.Tensor, aten.cat.default, aten.constant_pad_nd.default),
+            ),
+        ),
     ),
     spelt(select, aten.select.int),
     spelt(_unbind, aten.unbind.int),

@@ -78,16 +78,44 @@ def _index_select(n: Tracer, x: Value, dim: int, index: Value) -> Value:
 
 
 def _index(n: Tracer, x: Value, indices: Sequence[Value]) -> Value:
-    """One constant, of any shape, as the only index."""
-    given = [dim for dim, index in enumerate(indices) if index is not None]
-    if len(given) == 1:
-        (dim,) = given
-        before, size, after = around(x, dim)
-        listed = _constant_indices(indices[dim], size)
-        taken = None if listed is None else take(n, x, dim, listed)
+    """Constants that index each its own dimension, each by dimensions of the result that are its own."""
+    given = {dim: index for dim, index in enumerate(indices) if index is not None}
+    along = _own_dims(list(given.values()))
+    taken: Value | None = None if along is None else x
+    for dim, index in given.items():
         if taken is not None:
-            return view(n, taken, [*before, *indices[dim].shape, *after])
-    return n.emit(aten.index.Tensor, x, indices)
+            taken = take(n, taken, dim, [i % shape_of(x)[dim] for i in index.flatten().tolist()])
+    if taken is None or along is None:
+        return n.emit(aten.index.Tensor, x, indices)
+    cut = dict(zip(given, along, strict=True))
+    shape = torch.broadcast_shapes(*(index.shape for index in given.values()))
+    pieces = [
+        p
+        for dim in range(len(shape_of(x)))
+        for p in ([(0, d) for d in cut[dim]] if dim in cut else [(1, dim)])
+    ]
+    sizes = [shape[d] if kind == 0 else shape_of(x)[d] for kind, d in pieces]
+    adjacent = max(given) - min(given) + 1 == len(given)
+    front = [(1, dim) for dim in range(min(given) if adjacent else 0) if dim not in given]
+    behind = [piece for piece in pieces if piece[0] == 1 and piece not in front]
+    order = [*front, *sorted(piece for piece in pieces if piece[0] == 0), *behind]
+    moved = n.write(aten.permute.default, view(n, taken, sizes), [pieces.index(piece) for piece in order])
+    kept = [[shape_of(x)[dim] for _, dim in part] for part in (front, behind)]
+    return view(n, moved, [*kept[0], *shape, *kept[1]])
+
+
+def _own_dims(indices: Sequence[Value]) -> list[list[int]] | None:
+    """Along which dimensions of their common shape indices vary; None if two do along one, or one is
+    computed.
+
+    A mask is no index: its export has no shape.
+    """
+    if not all(isinstance(i, torch.Tensor) and i.dtype not in (torch.bool, torch.uint8) for i in indices):
+        return None
+    rank = max(index.dim() for index in indices)
+    along = [[d + rank - i.dim() for d, size in enumerate(i.shape) if size != 1] for i in indices]
+    listed = [d for dims in along for d in dims]
+    return along if len(set(listed)) == len(listed) else None
 
 
 def _gather(n: Tracer, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:

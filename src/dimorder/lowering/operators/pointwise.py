@@ -66,11 +66,6 @@ def _prelu(c: Call) -> None:
     c.give(c.b.call(aten.add.Tensor, c.b.call(aten.relu.default, x), negative), groups)
 
 
-def _to_copy(n: Tracer, x: Value, **kwargs: Value) -> Value:
-    dtype = kwargs.get("dtype")
-    return x if dtype in (None, dtype_of(x)) else n.emit(aten._to_copy.default, x, dtype=dtype)
-
-
 def _add_combined(combine: Any) -> Callable[..., Value]:
     """addcmul and addcdiv: x + value · combine(a, b)."""
 
@@ -115,12 +110,7 @@ OPERATORS = (
     pointwise(aten.floor_divide.Scalar),
     pointwise(aten.hardswish.default),
     pointwise(aten.log_sigmoid.default),
-    pointwise(aten.masked_fill.Tensor),
     pointwise(aten.rsub.Tensor),
-    pointwise(aten.where.Scalar),
-    pointwise(aten.where.ScalarOther),
-    pointwise(aten.where.ScalarSelf),
-    pointwise(aten._to_copy.default, spelling=_to_copy),
     Operator(
         (aten._prelu_kernel.default,),
         relate_pointwise,

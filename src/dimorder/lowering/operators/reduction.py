@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.lowering.operators.masks import bounded
 from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import (
     Implementation,
@@ -90,7 +91,16 @@ def _underscored(name: Any) -> Spell:
     """softmax as core ATen has it."""
 
     def spell(n: Tracer, x: Value, dim: int, half_to_float: bool) -> Value:
-        return n.emit(name, x, dim, *([torch.float32] if half_to_float else []))
+        return n.write(name, x, dim, *([torch.float32] if half_to_float else []))
+
+    return spell
+
+
+def _over_scores(name: Any) -> Spell:
+    """softmax and its like, in front of which a mask is a bound."""
+
+    def spell(n: Tracer, x: Value, *args: Value) -> Value:
+        return n.emit(name, bounded(n, x), *args)
 
     return spell
 
@@ -325,7 +335,7 @@ def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> O
         Implementation("any", "*", _softmax, (name, aten.sub.Tensor, aten.amax.default, *parts)),
         *others,
     )
-    return Operator((name,), _relate_along, implementations)
+    return Operator((name,), _relate_along, implementations, spelt=_over_scores(name))
 
 
 def _running(name: Any, combine: Any, neutral: float) -> Operator:

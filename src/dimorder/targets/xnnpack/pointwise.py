@@ -103,6 +103,28 @@ def _leaky_relu(w: XnnWriter, a: Arguments) -> XnnValue:
     return apply(w, "LeakyReLU", w.dense(a.self), negative_slope=float(a.negative_slope))
 
 
+def _softened(w: XnnWriter, x: XnnValue) -> XnnValue:
+    """log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|)), whose power never overflows."""
+    power = apply(w, "Exp", apply(w, "Negate", apply(w, "Abs", x)))
+    return pair(w, "Add", w.clamp(x, 0, math.inf), apply(w, "Log", plus(w, power, 1)))
+
+
+def _softplus(w: XnnWriter, a: Arguments) -> XnnValue:
+    return times(w, _softened(w, times(w, w.dense(a.self), a.beta)), 1 / a.beta)
+
+
+def _mish(w: XnnWriter, a: Arguments) -> XnnValue:
+    x = w.dense(a.self)
+    return pair(w, "Multiply", x, apply(w, "Tanh", _softened(w, x)))
+
+
+def _check_softplus(a: Arguments) -> str | None:
+    """Above its threshold torch gives x itself: from 17 on that is the nearest number to the sum."""
+    if a.beta <= 0 or a.threshold < 17:
+        return f"softplus with beta {a.beta} and threshold {a.threshold}"
+    return None
+
+
 def _prelu_last(w: XnnWriter, a: Arguments) -> XnnValue:
     return pair(w, "PReLU", w.dense(a.x), w.dense(a.weight))
 
@@ -164,6 +186,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.silu.default: Row(_silu),
         aten.gelu.default: Row(_gelu),
         aten.elu.default: Row(_elu, _check_elu),
+        aten.mish.default: Row(_mish),
+        aten.softplus.default: Row(_softplus, _check_softplus),
         aten.leaky_relu.default: Row(_leaky_relu),
         aten.sigmoid.default: Row(_unary("Sigmoid")),
         aten.tanh.default: Row(_unary("Tanh")),
