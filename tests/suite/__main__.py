@@ -41,7 +41,9 @@ def main() -> int:
                 counts[target, became.kind] += 1
                 results.setdefault(str(case), {})[target] = became.to_dict()
                 if became.kind != RIGHT:
-                    why = became.why or ", ".join(f"{name} ({why})" if why else name for name, why in became.outside)
+                    why = became.why or ", ".join(
+                        f"{name} ({why})" if why else name for name, why in became.outside
+                    )
                     print(f"{became.kind:8} {case} [{seconds:.1f} s]: {why}", flush=True)
                 if i % 50 == 0:
                     print(f"  {i} of {len(chosen)}, {time.perf_counter() - start:.0f} s", flush=True)
@@ -52,7 +54,9 @@ def main() -> int:
     return int(any(kind in (CRASHED, WRONG) for target, kind in counts if target != STOCK))
 
 
-def _is_wanted(case: Case, target: str, kind: str | None, results: dict[str, dict[str, dict[str, str]]]) -> bool:
+def _is_wanted(
+    case: Case, target: str, kind: str | None, results: dict[str, dict[str, dict[str, str]]]
+) -> bool:
     return kind is None or results.get(str(case), {}).get(target, {}).get("kind") == kind
 
 

@@ -137,10 +137,14 @@ def _embedding_bag(
     count, bags = shape_of(indices)[0], shape_of(offsets)[0] - with_end
     if not count:
         return [torch.zeros(bags, shape_of(weight)[1], dtype=dtype_of(weight)), None, None, None]
-    inside = _bags(n, offsets, count, bags, with_end)
-    if padding is not None and padding != -1:
+    # Where the end is not the last index, torch stops there in sums alone, but a mean divides by all the rest.
+    inside = members = _bags(n, offsets, count, bags, with_end=False)
+    padded = padding is not None and padding != -1
+    if with_end and mode != _MAX and not padded:
+        inside = _bags(n, offsets, count, bags, with_end)
+    if padded:
         others = n.write(aten.ne.Scalar, indices, padding % shape_of(weight)[0])
-        inside = n.write(aten.logical_and.default, inside, view(n, others, [1, count]))
+        inside = members = n.write(aten.logical_and.default, inside, view(n, others, [1, count]))
     rows = n.write(aten.embedding.default, weight, indices)
     if scales is not None:
         rows = n.write(aten.mul.Tensor, rows, view(n, scales, [count, 1]))
@@ -153,8 +157,9 @@ def _embedding_bag(
         each = n.write(aten.where.self, view(n, inside, [bags, count, 1]), unsqueeze(n, rows, 0), fill)
         bag = n.write(aten.amax.default if mode == _MAX else aten.sum.dim_IntList, each, [1], False)
     if mode == _MEAN:
-        members = n.write(aten.sum.dim_IntList, share, [1], True)
-        bag = n.write(aten.div.Tensor, bag, n.write(aten.clamp_min.default, members, 1.0))
+        listed = n.write(aten._to_copy.default, members, dtype=dtype_of(weight))
+        number = n.write(aten.sum.dim_IntList, listed, [1], True)
+        bag = n.write(aten.div.Tensor, bag, n.write(aten.clamp_min.default, number, 1.0))
     if mode == _MAX:
         some = n.write(aten.any.dims, inside, [1], True)
         bag = n.write(aten.where.self, some, bag, torch.zeros((), dtype=dtype_of(weight)))

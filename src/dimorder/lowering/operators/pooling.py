@@ -11,7 +11,7 @@ import torch
 
 from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
 from dimorder.lowering.operators.dialect import OPS
-from dimorder.lowering.operators.moves import squeeze, unsqueeze, view
+from dimorder.lowering.operators.moves import squeeze, unsqueeze
 from dimorder.lowering.operators.operator import (
     Implementation,
     Operator,
@@ -22,7 +22,7 @@ from dimorder.lowering.operators.operator import (
     several,
     spelt,
 )
-from dimorder.lowering.operators.rearranging import around
+from dimorder.lowering.operators.positions import MAX_WINDOWS, windows_of
 
 if TYPE_CHECKING:
     from dimorder.lowering.building import Call
@@ -31,11 +31,6 @@ aten = torch.ops.aten
 
 _MAX = {1: aten.max_pool1d.default, 2: aten.max_pool2d.default, 3: aten.max_pool3d.default}
 _ADAPTIVE_AVG = {2: aten.adaptive_avg_pool2d.default, 3: aten.adaptive_avg_pool3d.default}
-_WHERE = {
-    1: aten.max_pool1d_with_indices.default,
-    2: aten.max_pool2d_with_indices.default,
-    3: aten.max_pool3d_with_indices.default,
-}
 _AVG = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 
 # -- how they are spelt: with a batch, in two or three dimensions, every argument given
@@ -92,69 +87,10 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
     return rewrite
 
 
-def _windows(old: int, new: int) -> list[tuple[int, int]]:
-    """Where each window of an adaptive pool begins and ends: they overlap where `new` does not divide."""
-    return [(i * old // new, -(-(i + 1) * old // new)) for i in range(new)]
-
-
-def _repeats(old: int, new: int) -> int:
-    """How often the windows of a dimension repeat; the same ones are cut once for all."""
-    return math.gcd(old, new)
-
-
-MAX_WINDOWS = 16  # of a dimension that are cut apart: a bound on what the graph grows by
-
-
 def _has_few_windows(node: torch.fx.Node) -> bool:
     old, new = shape_of(args_of(node)[0])[2:], shape_of(node)[2:]
-    few = all(b // _repeats(a, b) <= MAX_WINDOWS and (a > 1 or b == 1) for a, b in zip(old, new, strict=True))
+    few = all(b // math.gcd(a, b) <= MAX_WINDOWS and (a > 1 or b == 1) for a, b in zip(old, new, strict=True))
     return few and bool(node.meta["val"].is_floating_point())
-
-
-def _without_indices(target: Any, pool: Any) -> Callable[..., Value]:
-    """A pool that also says where its maxima lie: the plain one, unless that is read."""
-
-    def spell(n: Tracer, x: Value, *args: Value) -> Value:
-        return n.emit(target, x, *args) if _reads_second(n) else [n.write(pool, x, *args), None]
-
-    return spell
-
-
-def _reads_second(n: Tracer) -> bool:
-    return any(user.args[1] == 1 and user.users for user in n.node.users)
-
-
-def _adaptive_max_pool(rank: int) -> Callable[..., Value]:
-    same = {
-        1: aten.adaptive_max_pool1d.default,
-        2: aten.adaptive_max_pool2d.default,
-        3: aten.adaptive_max_pool3d.default,
-    }[rank]
-
-    def spell(n: Tracer, x: Value, size: Sequence[int]) -> Value:
-        kernel = _dividing_kernel(x, size)
-        if _reads_second(n):
-            return n.emit(same, x, list(size)) if kernel is None else n.write(_WHERE[rank], x, kernel, kernel)
-        if kernel is not None:
-            return [x if tuple(size) == shape_of(x)[-rank:] else n.write(_MAX[rank], x, kernel, kernel), None]
-        if any(new // _repeats(old, new) > MAX_WINDOWS for old, new in zip(shape_of(x)[-rank:], size)):
-            return n.emit(same, x, list(size))
-        for dim, new in zip(range(len(shape_of(x)) - rank, len(shape_of(x))), size, strict=True):
-            x = _largest_of_windows(n, x, dim, new)
-        return [x, None]
-
-    return spell
-
-
-def _largest_of_windows(n: Tracer, x: Value, dim: int, new: int) -> Value:
-    before, old, after = around(x, dim)
-    often = _repeats(old, new)
-    rows = view(n, x, [*before, often, old // often, *after])
-    found = [
-        n.write(aten.amax.default, n.write(aten.slice.Tensor, rows, dim + 1, begin, end), [dim + 1], True)
-        for begin, end in _windows(old // often, new // often)
-    ]
-    return view(n, n.write(aten.cat.default, found, dim + 1), [*before, new, *after])
 
 
 # -- which axes they keep
@@ -246,10 +182,10 @@ def _adaptive_by_windows(c: Call) -> None:
         if not group or group[0] not in spatial:
             continue
         old, new = sizes[dim], c.size(c.result, group)
-        often = _repeats(old, new)
+        often = math.gcd(old, new)
         rows = [math.prod(sizes[:dim]) * often, old // often, math.prod(sizes[dim + 1 :])]
         x = c.b.call(aten.view.default, x, rows)
-        cut = [c.b.slice(x, 1, *window) for window in _windows(old // often, new // often)]
+        cut = [c.b.slice(x, 1, *window) for window in windows_of(old // often, new // often)]
         means = [c.b.call(aten.mean.dim, part, [1], True) for part in cut]
         x = means[0] if len(means) == 1 else c.b.call(aten.cat.default, means, 1)
         sizes[dim] = new
@@ -285,7 +221,6 @@ _AVG_POOL = Implementation(
 )
 
 
-
 def _adaptive(rank: int, *names: Any) -> Operator:
     implementations = (
         Implementation("channels first", "n c s.0 s.1 s.2", _adaptive_as_it_is, (_ADAPTIVE_AVG[rank],)),
@@ -309,10 +244,6 @@ OPERATORS = (
     Operator((_AVG[3],), relate_spatial, (_AVG_POOL,), spelt=_pool(3, _AVG, _AVG_REST)),
     spelt(_pool(1, _MAX, _MAX_REST), _MAX[1]),
     spelt(_pool(1, _AVG, _AVG_REST), _AVG[1]),
-    *(spelt(_without_indices(name, _MAX[rank]), name) for rank, name in _WHERE.items()),
-    spelt(_adaptive_max_pool(1), aten.adaptive_max_pool1d.default),
-    spelt(_adaptive_max_pool(2), aten.adaptive_max_pool2d.default),
-    spelt(_adaptive_max_pool(3), aten.adaptive_max_pool3d.default),
     spelt(_adaptive_avg_pool(1), aten.adaptive_avg_pool1d.default),
     _adaptive(2, aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default),
     _adaptive(3, aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default),

@@ -166,6 +166,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.tanh.default: Row(_unary("Tanh")),
         aten.exp.default: Row(_unary("Exp")),
         aten.log.default: Row(_unary("Log")),
+        aten.log2.default: Row(lambda w, a: times(w, apply(w, "Log", w.dense(a.self)), 1 / math.log(2))),
+        aten.log10.default: Row(lambda w, a: times(w, apply(w, "Log", w.dense(a.self)), 1 / math.log(10))),
         aten.sin.default: Row(_unary("Sin")),
         aten.cos.default: Row(_unary("Cos")),
         aten.sqrt.default: Row(_unary("SquareRoot")),
