@@ -184,6 +184,7 @@ _COMPUTED = "its elements are read by computed positions"
 OPERATORS: tuple[Operator, ...] = (
     row_major(aten.index_select.default, _COMPUTED, spelling=_index_select),
     row_major(aten.embedding.default, _COMPUTED, spelling=_embedding),
+    row_major(aten.index_put.default, "its elements are written at computed positions"),
     spelt(_index, aten.index.Tensor),
     spelt(_gather, aten.gather.default),
     spelt(_embedding_bag, aten.embedding_bag.default, aten.embedding_bag.padding_idx),

@@ -113,6 +113,8 @@ def _reciprocal(w: XnnWriter, a: Arguments) -> XnnValue:
 
 def _power(w: XnnWriter, a: Arguments) -> XnnValue:
     """Whole exponents by squaring, half ones by a root too, negative ones by a division."""
+    if a.exponent == 0:
+        return w.constant(torch.ones(a.shape))
     x, exponent = w.dense(a.self), abs(a.exponent)
     if a.exponent == -0.5:
         return apply(w, "ReciprocalSquareRoot", x)
@@ -133,7 +135,7 @@ MAX_EXPONENT = 16  # beyond, rounding errors of products add up
 
 
 def _check_power(a: Arguments) -> str | None:
-    if a.exponent == 0 or (2 * a.exponent) % 1 or abs(a.exponent) > MAX_EXPONENT:
+    if (2 * a.exponent) % 1 or abs(a.exponent) > MAX_EXPONENT:
         return f"the exponent {a.exponent}; XNNPACK has products and square roots"
     return None
 
