@@ -1,5 +1,6 @@
-"""`python -m tests.suite --target xnnpack [--source executorch] [--only PATTERN] [--out FILE.json]`: what becomes
-of each case, and the counts. Results in a file that is there are kept, except of what is run again.
+"""What becomes of each case, and the counts: `python -m tests.suite --target xnnpack --out FILE.json`.
+
+Results that are in the file already are kept, except of what is run again; `--page` writes the document.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from tests.suite.cases import Case, collect
 from tests.suite.outcomes import CRASHED, LIMIT_S, RIGHT, STOCK, TARGETS, WRONG, examine_all
+from tests.suite.page import page
 
 SOURCES = ("executorch", "torch")
 
@@ -26,9 +28,13 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=LIMIT_S, metavar="S", help="seconds a case may take")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="where the results go")
     parser.add_argument("--again", metavar="KIND", help="only what had this outcome in the file")
+    parser.add_argument("--page", type=Path, metavar="FILE.md", help="where the document goes, from --out")
     options = parser.parse_args()
     os.environ.setdefault("DIMORDER_CHECK", "1")
     results = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    if options.page and not (options.target or options.source):
+        options.page.write_text(page(results))
+        return 0
     targets = options.target or [*TARGETS, STOCK]
     counts: Counter[tuple[str, str]] = Counter()
     for source in options.source or SOURCES:

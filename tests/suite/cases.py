@@ -1,5 +1,7 @@
-"""Decides what a case is, and collects them: from ExecuTorch's backend suite, by running its own functions with
-a runner that keeps what it is given; and from the samples that PyTorch has of its operators.
+"""Decides what a case is, and collects them.
+
+ExecuTorch's backend suite runs its own functions with a runner, which here keeps what it is given. PyTorch
+has samples of its operators.
 """
 
 from __future__ import annotations
@@ -149,7 +151,7 @@ def _samples(op: Any, group: str) -> Iterator[Case]:
 
 
 def _belongs(op: Any, module: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
-    """Whether a sample can be exported, is not random, writes to nothing, and is of a core or a kept operator."""
+    """Whether a sample can be exported, is not random, writes to nothing, and is core or kept by export."""
     if not inputs or any(x.is_sparse or x.layout != torch.strided or x.is_complex() for x in inputs):
         return False
     try:

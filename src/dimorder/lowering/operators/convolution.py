@@ -224,8 +224,8 @@ def _depth_by_taps(c: Call) -> None:
 
 
 def _transposed_depth_by_taps(c: Call) -> None:
-    """A transposed convolution in three dimensions: each tap of depth writes its planes where they belong, with
-    zeros between them, and the planes of all taps are added."""
+    """A transposed convolution in three dimensions: each tap of depth writes its planes where they belong,
+    zeros between them; then those of all taps are added."""
     conv = _Convolution.of(c)
     batch, depth, *rest = (c.size(0, group) for group in conv.dims)
     _, new_depth, *plane = (c.size(c.result, group) for group in conv.dims)

@@ -137,13 +137,13 @@ def _embedding_bag(
     count, bags = shape_of(indices)[0], shape_of(offsets)[0] - with_end
     if not count:
         return [torch.zeros(bags, shape_of(weight)[1], dtype=dtype_of(weight)), None, None, None]
-    # Where the end is not the last index, torch stops there in sums alone, but a mean divides by all the rest.
+    # Where the end is not the last index, torch stops there in sums alone; a mean divides by all the rest.
     inside = members = _bags(n, offsets, count, bags, with_end=False)
-    padded = padding is not None and padding != -1
-    if with_end and mode != _MAX and not padded:
+    padded = -1 if padding is None else padding
+    if with_end and mode != _MAX and padded == -1:
         inside = _bags(n, offsets, count, bags, with_end)
-    if padded:
-        others = n.write(aten.ne.Scalar, indices, padding % shape_of(weight)[0])
+    if padded != -1:
+        others = n.write(aten.ne.Scalar, indices, padded % shape_of(weight)[0])
         inside = members = n.write(aten.logical_and.default, inside, view(n, others, [1, count]))
     rows = n.write(aten.embedding.default, weight, indices)
     if scales is not None:

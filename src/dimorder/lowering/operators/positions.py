@@ -1,4 +1,4 @@
-"""Operators that say where an element lies, written in comparisons and argmax: pools with indices, medians."""
+"""Operators that say where an element lies, by comparisons and argmax: pools with indices, medians."""
 
 from __future__ import annotations
 
@@ -153,9 +153,9 @@ def _can_rank(x: Value, count: int) -> bool:
 
 
 def _middle(n: Tracer, x: Value, dim: int) -> list[Value]:
-    """The lower median along a dimension, which stays, and the first place where it is; of what has a NaN, that.
+    """The lower median along a dimension, which stays, and its first place; a NaN where there is one.
 
-    It is the element than which at most `middle` are less, and at least as many are not greater.
+    At most `middle` elements are less than it, and more than `middle` are not greater.
     """
     before, count, after = around(x, dim)
     outer, inner, middle = math.prod(before), math.prod(after), (count - 1) // 2

@@ -1,5 +1,7 @@
-"""Quotients that are rounded to whole numbers, and remainders: TOSA has a reciprocal, whose product may round to
-the wrong side of a whole number, so what is left over is computed exactly.
+"""Quotients rounded to whole numbers, and remainders, as TOSA operators.
+
+TOSA has a reciprocal, whose product may round to the wrong side of a whole number: what is left over is
+computed exactly.
 """
 
 from __future__ import annotations

@@ -212,9 +212,10 @@ def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 def _is_compared(a: Arguments, count: int) -> bool:
-    """Whether each place is compared with each index. Else a SCATTER writes, whose indices must all differ, or
-    TOSA's result is unpredictable, as torch's is undefined."""
-    return a.dtype != torch.bool and math.prod(a.shape) * count <= MAX_SCATTERED
+    """Whether each place is compared with each index. Else a SCATTER writes, whose result is unpredictable where
+    indices are the same, as torch's is undefined."""
+    few: bool = a.dtype != torch.bool and math.prod(a.shape) * count <= MAX_SCATTERED
+    return few
 
 
 MAX_SCATTERED = 1 << 24  # elements: of each place by each index
