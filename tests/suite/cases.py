@@ -68,7 +68,8 @@ def _of_executorch(pattern: str) -> Iterator[Case]:
 
     for module in pkgutil.iter_modules(suite.__path__, f"{suite.__name__}."):
         group = module.name.rpartition(".test_")[2]
-        if module.name.rpartition(".")[2] != f"test_{group}":
+        elsewhere = "/" in pattern and not f"executorch:{group}/".endswith(pattern.partition("/")[0] + "/")
+        if module.name.rpartition(".")[2] != f"test_{group}" or elsewhere:
             continue
         tests = vars(importlib.import_module(module.name))
         for name in sorted(name for name in tests if name.startswith("test_") and callable(tests[name])):

@@ -1,5 +1,5 @@
-"""Decides what the document says of the results: counts, a table for each target by operator, and every reason
-for which a case is refused or has an operator outside."""
+"""Decides what the document says of the results: counts, a table for each target by operator, and each reason
+why a case is refused or has an operator outside."""
 
 from __future__ import annotations
 

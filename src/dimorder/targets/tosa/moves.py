@@ -212,8 +212,8 @@ def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 def _is_compared(a: Arguments, count: int) -> bool:
-    """Whether each place is compared with each index. Else a SCATTER writes, whose result is unpredictable where
-    indices are the same, as torch's is undefined."""
+    """Whether each place is compared with each index. Else a SCATTER writes, whose result is unpredictable
+    where indices are the same, as torch's is undefined."""
     few: bool = a.dtype != torch.bool and math.prod(a.shape) * count <= MAX_SCATTERED
     return few
 
