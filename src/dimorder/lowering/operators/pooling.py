@@ -221,7 +221,7 @@ _AVG_POOL = Implementation(
 )
 
 
-def _adaptive(rank: int, *names: Any) -> Operator:
+def _adaptive(rank: int) -> Operator:
     implementations = (
         Implementation("channels first", "n c s.0 s.1 s.2", _adaptive_as_it_is, (_ADAPTIVE_AVG[rank],)),
         Implementation(
@@ -232,7 +232,9 @@ def _adaptive(rank: int, *names: Any) -> Operator:
             _has_few_windows,
         ),
     )
-    return Operator(names, relate_spatial, implementations, _adaptive_avg_pool(rank), fresh=True)
+    return Operator(
+        (_ADAPTIVE_AVG[rank],), relate_spatial, implementations, _adaptive_avg_pool(rank), fresh=rank == 2
+    )
 
 
 _MAX_REST, _AVG_REST = (1, False), (False, True, None)
@@ -245,6 +247,8 @@ OPERATORS = (
     spelt(_pool(1, _MAX, _MAX_REST), _MAX[1]),
     spelt(_pool(1, _AVG, _AVG_REST), _AVG[1]),
     spelt(_adaptive_avg_pool(1), aten.adaptive_avg_pool1d.default),
-    _adaptive(2, aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default),
-    _adaptive(3, aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default),
+    _adaptive(2),
+    _adaptive(3),
+    spelt(_adaptive_avg_pool(2), aten._adaptive_avg_pool2d.default, fresh=True),
+    spelt(_adaptive_avg_pool(3), aten._adaptive_avg_pool3d.default),
 )
