@@ -96,6 +96,10 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "from one channel": conv(nn.Conv2d(1, 12, 3), 2, 1, 9, 7),
         "to one place": conv(nn.Conv2d(12, 10, (9, 7)), *IMAGE),
         "3-D": conv(nn.Conv3d(3, 4, (2, 3, 1), padding=(0, 1, 0)), 2, 3, 5, 6, 7),
+        "3-D, transposed": conv(
+            nn.ConvTranspose3d(4, 6, (3, 2, 4), (2, 3, 1), (1, 0, 2), (1, 2, 0), 2, dilation=(2, 3, 1)),
+            *(2, 4, 4, 5, 3),
+        ),
         "weight computed": case(lambda m, x, w: F.conv2d(x, w), IMAGE, (10, 12, 3, 2)),
         "bias computed": case(lambda m, x, b: F.conv2d(x, m.w, b), IMAGE, (10,), w=constant(10, 12, 3, 2)),
         "shared weight": case(
@@ -740,6 +744,13 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "adaptive avg pool up": conv(nn.AdaptiveAvgPool2d((18, 14)), *IMAGE),
         "adaptive avg pool 1-D": conv(nn.AdaptiveAvgPool1d(1), 2, 6, 11),
         "adaptive avg pool 3-D": conv(nn.AdaptiveAvgPool3d(1), 2, 3, 5, 6, 7),
+        "adaptive avg pool 3-D that does not divide": conv(nn.AdaptiveAvgPool3d((3, 1, 4)), 2, 3, 5, 6, 7),
+        "adaptive max pool with indices": unary(
+            lambda x: F.adaptive_max_pool2d(x, (3, 7), return_indices=True), *IMAGE
+        ),
+        "max pool with indices, ceil": unary(
+            lambda x: F.max_pool2d(x, (3, 2), 2, (1, 0), ceil_mode=True, return_indices=True), *IMAGE
+        ),
         "adaptive avg pool, one side": conv(nn.AdaptiveAvgPool2d((None, 1)), *IMAGE),
         "adaptive max pool": conv(nn.AdaptiveMaxPool2d((3, 2)), *IMAGE),
         "adaptive max pool 1": conv(nn.AdaptiveMaxPool2d(1), *IMAGE),
@@ -772,6 +783,13 @@ FAMILIES: dict[str, dict[str, Case]] = {
     },
     "opaque": {
         "embedding": case(lambda m, x: m.e(x), ints(2, 5), e=nn.Embedding(10, 6)),
+        "embedding bag": case(
+            lambda m, x, o: m.e(x, o),
+            ints(9),
+            torch.tensor([0, 4, 4]),
+            e=nn.EmbeddingBag(10, 6, mode="mean"),
+        ),
+        "median": unary(lambda x: (x.median(1), x.median()), 2, 5, 7),
         "embedding, then conv": case(
             lambda m, x: m.c(m.e(x).transpose(1, 2)), ints(2, 5), e=nn.Embedding(10, 6), c=nn.Conv1d(6, 4, 3)
         ),

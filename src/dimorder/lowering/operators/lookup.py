@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
-from dimorder.lowering.operators.moves import view
+from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.lowering.operators.moves import unsqueeze, view
 from dimorder.lowering.operators.operator import Operator, spelt
 from dimorder.lowering.operators.rearranging import around
 from dimorder.lowering.operators.row_major import row_major
@@ -142,11 +143,78 @@ def _embedding(n: Tracer, weight: Value, indices: Value, *options: Any) -> Value
     return n.emit(aten.embedding.default, weight, indices, *options)
 
 
+_SUM, _MEAN, _MAX = range(3)  # modes of an embedding bag
+
+
+def _embedding_bag(
+    n: Tracer,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    _scale_grad: bool = False,
+    mode: int = _SUM,
+    _sparse: bool = False,
+    scales: Value = None,
+    with_end: bool = False,
+    padding: int | None = None,
+) -> Value:
+    """The rows of every bag: a product with a matrix that says which index is in which."""
+    if any(user.args[1] > 0 and user.users for user in n.node.users):
+        options = (mode, _sparse, scales, with_end, -1 if padding is None else padding)
+        return n.emit(aten._embedding_bag_forward_only.default, weight, indices, offsets, False, *options)
+    count, bags = shape_of(indices)[0], shape_of(offsets)[0] - with_end
+    if not count:
+        return [torch.zeros(bags, shape_of(weight)[1], dtype=dtype_of(weight)), None, None, None]
+    # Where the end is not the last index, torch stops there in sums alone; a mean divides by all the rest.
+    inside = members = _bags(n, offsets, count, bags, with_end=False)
+    padded = -1 if padding is None else padding
+    if with_end and mode != _MAX and padded == -1:
+        inside = _bags(n, offsets, count, bags, with_end)
+    if padded != -1:
+        others = n.write(aten.ne.Scalar, indices, padded % shape_of(weight)[0])
+        inside = members = n.write(aten.logical_and.default, inside, view(n, others, [1, count]))
+    rows = n.write(aten.embedding.default, weight, indices)
+    if scales is not None:
+        rows = n.write(aten.mul.Tensor, rows, view(n, scales, [count, 1]))
+    finite = scales is None and isinstance(weight, torch.Tensor) and bool(weight.isfinite().all())
+    share = n.write(aten._to_copy.default, inside, dtype=dtype_of(weight))
+    if mode != _MAX and finite:
+        bag = n.write(aten.matmul.default, share, rows)
+    else:  # a product with 0 would make NaN of an infinity
+        fill = torch.tensor(-math.inf if mode == _MAX else 0.0, dtype=dtype_of(weight))
+        each = n.write(aten.where.self, view(n, inside, [bags, count, 1]), unsqueeze(n, rows, 0), fill)
+        bag = n.write(aten.amax.default if mode == _MAX else aten.sum.dim_IntList, each, [1], False)
+    if mode == _MEAN:
+        listed = n.write(aten._to_copy.default, members, dtype=dtype_of(weight))
+        number = n.write(aten.sum.dim_IntList, listed, [1], True)
+        bag = n.write(aten.div.Tensor, bag, n.write(aten.clamp_min.default, number, 1.0))
+    if mode == _MAX:
+        some = n.write(aten.any.dims, inside, [1], True)
+        bag = n.write(aten.where.self, some, bag, torch.zeros((), dtype=dtype_of(weight)))
+    return [bag, None, None, None]
+
+
+def _bags(n: Tracer, offsets: Value, count: int, bags: int, with_end: bool) -> Value:
+    """Which of `count` positions (dimension 1) each bag (dimension 0) has."""
+    positions = torch.arange(count).reshape(1, count)
+    starts = n.write(aten.slice.Tensor, offsets, 0, 0, bags)
+    ends = n.write(aten.slice.Tensor, offsets, 0, 1, bags + with_end)
+    if not with_end:
+        last = torch.tensor([count], dtype=dtype_of(offsets))
+        ends = n.write(aten.cat.default, [ends, last], 0)
+    begun = n.write(aten.le.Tensor, view(n, starts, [bags, 1]), positions)
+    open_ = n.write(aten.gt.Tensor, view(n, ends, [bags, 1]), positions)
+    return n.write(aten.logical_and.default, begun, open_)
+
+
 _COMPUTED = "its elements are read by computed positions"
 
 OPERATORS: tuple[Operator, ...] = (
     row_major(aten.index_select.default, _COMPUTED, spelling=_index_select),
     row_major(aten.embedding.default, _COMPUTED, spelling=_embedding),
+    row_major(aten.index_put.default, "its elements are written at computed positions"),
     spelt(_index, aten.index.Tensor),
     spelt(_gather, aten.gather.default),
+    spelt(_embedding_bag, aten.embedding_bag.default, aten.embedding_bag.padding_idx),
+    spelt(_embedding_bag, aten._embedding_bag.default),
 )

@@ -84,6 +84,13 @@ def _spell_prelu(n: Tracer, x: Value, w: Value) -> Value:
     return n.emit(aten._prelu_kernel.default, x, w)
 
 
+def _round_decimals(n: Tracer, x: Value, *, decimals: int) -> Value:
+    """As torch has it: to whole numbers of a power of ten."""
+    up, down = (aten.mul.Tensor, aten.div.Tensor) if decimals >= 0 else (aten.div.Tensor, aten.mul.Tensor)
+    power = float(10 ** abs(decimals))
+    return n.write(down, n.write(aten.round.default, n.write(up, x, power)), power)
+
+
 def pointwise(*names: Any, spelling: Spell | None = None) -> Operator:
     """Operators that are computed by themselves on physical tensors, in any order."""
     return Operator(
@@ -129,6 +136,7 @@ OPERATORS = (
             ),
         ),
     ),
+    spelt(_round_decimals, aten.round.decimals),
     spelt(_glu, aten.glu.default),
     spelt(_threshold, aten.threshold.default),
     spelt(_spell_prelu, aten.prelu.default),

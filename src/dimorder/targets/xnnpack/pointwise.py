@@ -140,6 +140,8 @@ def _rsqrt(w: XnnWriter, a: Arguments) -> XnnValue:
 
 def _power(w: XnnWriter, a: Arguments) -> XnnValue:
     """Whole exponents by squaring, half ones by a root too, negative ones by a division."""
+    if a.exponent == 0:
+        return w.constant(torch.ones(a.shape))
     x, exponent = w.dense(a.self), abs(a.exponent)
     whole, square, y = int(exponent), x, None
     if exponent != whole:
@@ -158,7 +160,7 @@ MAX_EXPONENT = 16  # beyond, rounding errors of products add up
 
 
 def _check_power(a: Arguments) -> str | None:
-    if a.exponent == 0 or (2 * a.exponent) % 1 or abs(a.exponent) > MAX_EXPONENT:
+    if (2 * a.exponent) % 1 or abs(a.exponent) > MAX_EXPONENT:
         return f"the exponent {a.exponent}; XNNPACK has products and square roots"
     return None
 
@@ -193,6 +195,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.tanh.default: Row(_unary("Tanh")),
         aten.exp.default: Row(_unary("Exp")),
         aten.log.default: Row(_unary("Log")),
+        aten.log2.default: Row(lambda w, a: times(w, apply(w, "Log", w.dense(a.self)), 1 / math.log(2))),
+        aten.log10.default: Row(lambda w, a: times(w, apply(w, "Log", w.dense(a.self)), 1 / math.log(10))),
         aten.sin.default: Row(_unary("Sin")),
         aten.cos.default: Row(_unary("Cos")),
         aten.sqrt.default: Row(_unary("SquareRoot")),
