@@ -738,7 +738,7 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "adaptive max pool with indices": unary(
             lambda x: F.adaptive_max_pool2d(x, (3, 7), return_indices=True), *IMAGE
         ),
-        "max pool with indices": unary(
+        "max pool with indices, ceil": unary(
             lambda x: F.max_pool2d(x, (3, 2), 2, (1, 0), ceil_mode=True, return_indices=True), *IMAGE
         ),
         "adaptive avg pool, one side": conv(nn.AdaptiveAvgPool2d((None, 1)), *IMAGE),
