@@ -52,7 +52,9 @@ def compare_lowered(module: Net, inputs: tuple[Tensor, ...]) -> Lowered:
     assert_close(lowered.run(*inputs), outputs)
     planned, found = lowered.plan.conversions, inspect_tosa(lowered.artifact.data)
     assert found.transposes == len(planned)
-    if all(x.element_size() == 4 for x in (*inputs, *pytree.tree_leaves(outputs))):  # TOSA has 64-bit integers as INT32
+    if all(
+        x.element_size() == 4 for x in (*inputs, *pytree.tree_leaves(outputs))
+    ):  # TOSA has 64-bit integers as INT32
         assert found.transpose_bytes == sum(conversion.bytes for conversion in planned)
     return lowered
 
