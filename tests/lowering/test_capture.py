@@ -292,3 +292,8 @@ def test_a_broken_pt2_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(UsageError, match=r"dict is neither a torch\.nn\.Module nor an ExportedProgram"):
         capture({}, ())  # type: ignore[arg-type]
+
+
+def test_an_operator_without_a_rule_for_shapes_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="no rule for the shapes of its results"):
+        capture(Net(lambda m, x: torch.geqrf(x)[0]), (torch.randn(4, 3),))

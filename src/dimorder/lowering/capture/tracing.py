@@ -14,6 +14,8 @@ from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dimorder.errors import UnsupportedError
+
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
 SOURCE = ("stack_trace", "nn_module_stack")  # what of a node's meta says where in the user's source it is
 
@@ -122,8 +124,12 @@ class Tracer:
         """Copy one operator. What has no elements is a constant, whatever it was made from."""
         nodes = pytree.tree_map_only(torch.Tensor, self.as_node, (args, kwargs))
         metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
-        with torch.no_grad():
-            value = pytree.tree_map_only(torch.Tensor, without_data, target(*metas[0], **metas[1]))
+        try:
+            with torch.no_grad():
+                value = pytree.tree_map_only(torch.Tensor, without_data, target(*metas[0], **metas[1]))
+        except NotImplementedError as error:
+            found = "torch has no rule for the shapes of its results"
+            raise UnsupportedError(str(target), found, "replace it in the module") from error
         if isinstance(value, torch.Tensor) and value.numel() == 0:
             return torch.empty(tuple(value.shape), dtype=value.dtype)
         node = self.graph.call_function(target, *nodes)
