@@ -111,6 +111,9 @@ class Tracer:
                 env[node] = next(feed)
             elif node.op == "call_function":
                 inner = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
+                if isinstance(node.target, type):  # results with names
+                    env[node] = list(inner[0])
+                    continue
                 env[node] = self.call(out_of_place(node.target) or node.target, *inner)
                 if out_of_place(node.target):  # what it wrote to is the result from here on
                     env[node.args[0]] = env[node]
@@ -202,12 +205,19 @@ def out_of_place(target: Any) -> Any:
 
     >>> out_of_place(torch.ops.aten.add_.Scalar)
     <OpOverload(op='aten.add', overload='Scalar')>
+    >>> out_of_place(torch.ops.aten.transpose_.default)
+    <OpOverload(op='aten.transpose', overload='int')>
     """
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return None
     packet = getattr(torch.ops.aten, target._opname.removesuffix("_"), None)
-    overload = getattr(packet, target._overloadname, None)
-    return None if overload is None or overload._schema.is_mutable else overload
+    names = [] if packet is None else [target._overloadname, *packet.overloads()]
+    takes = [str(argument.real_type) for argument in target._schema.arguments]
+    for overload in (getattr(packet, name) for name in names if hasattr(packet, name)):
+        schema = overload._schema
+        if not schema.is_mutable and [str(argument.real_type) for argument in schema.arguments] == takes:
+            return overload
+    return None
 
 
 def without_data(tensor: torch.Tensor) -> torch.Tensor:
