@@ -172,8 +172,13 @@ def _belongs(op: Any, module: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
         return False
     called = [n.target for n in program.graph.nodes if n.op == "call_function"]
     overloads = [target for target in called if isinstance(target, torch._ops.OpOverload)]
-    if not overloads or any(
-        torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable for target in overloads
+    if (
+        not overloads
+        or "empty" in op.name
+        or any(  # what lies in memory is no result
+            torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable
+            for target in overloads
+        )
     ):
         return False
     packet = _packet(op)

@@ -442,6 +442,11 @@ MOVES: dict[str, Case] = {
         (r(300, 300), r(200, 300), torch.randperm(300, generator=torch.Generator().manual_seed(1))[:200]),
         (),
     ),
+    "reductions of a number": (
+        lambda x: (x.softmax(0), x.log_softmax(-1), x.amax(0), x.sum(0), x.mean(-1), x.argmax(0)),
+        (r(),),
+        (),
+    ),
     "median": (lambda x: (x.median(), *x.median(1), *x.median(2, True)), (Y,), ()),
     "max pools with indices": (
         lambda x, y: (

@@ -92,7 +92,7 @@ class Tracer:
         self, function: Callable[..., Any], args: Sequence[Value], kwargs: Mapping[str, Value]
     ) -> Value:
         """What torch itself makes of an operator that nothing else is known of, operator by operator."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = pytree.tree_flatten((_plain(args), _plain(kwargs)))
         given = [leaf for leaf in leaves if isinstance(leaf, (torch.fx.Node, torch.Tensor))]
 
         def run(*tensors: torch.Tensor) -> Any:
@@ -163,6 +163,15 @@ class Tracer:
             return make()
         with self.graph.inserting_before(first):
             return make()
+
+
+def _plain(value: Any) -> Any:
+    """The same in lists that may be written to: those of a graph may not, and a decomposition may write."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 _GRAPH_MODULE = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
