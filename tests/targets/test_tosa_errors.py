@@ -71,7 +71,7 @@ OPERATORS: dict[str, Case] = {
         "a mask instead of indices",
     ),
     "indices, not of every dimension": (
-        lambda x, i, y: torch.index_put(x, (None, i), y),
+        lambda x, i, y: torch.ops.aten.index_put(x, [None, i], y),
         (r(5, 3), torch.tensor([0, 2]), r(5, 2)),
         (),
         "aten.index_put",
