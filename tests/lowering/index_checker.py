@@ -601,9 +601,6 @@ _RULES: dict[Any, Rule] = {
             aten.max_pool2d.default,
             aten.avg_pool2d.default,
             aten.upsample_bilinear2d.vec,
-            aten.upsample_bicubic2d.vec,
-            aten._upsample_bilinear2d_aa.vec,
-            aten._upsample_bicubic2d_aa.vec,
             aten.upsample_nearest2d.vec,
             aten.max_pool3d.default,
             aten.avg_pool3d.default,
@@ -612,7 +609,16 @@ _RULES: dict[Any, Rule] = {
         ),
         _spatial,
     ),
-    **dict.fromkeys((aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool3d.default), _windowed),
+    **dict.fromkeys(
+        (
+            aten.adaptive_avg_pool2d.default,
+            aten.adaptive_avg_pool3d.default,
+            aten.upsample_bicubic2d.vec,
+            aten._upsample_bilinear2d_aa.vec,
+            aten._upsample_bicubic2d_aa.vec,
+        ),
+        _windowed,
+    ),
 }
 
 

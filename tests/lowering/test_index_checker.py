@@ -114,6 +114,10 @@ SPOILT: dict[str, tuple[Any, str, Callable[..., Any], tuple[Any, ...], str, set[
         aten.adaptive_avg_pool2d.default, "writes", lambda m, x: F.adaptive_avg_pool2d(x, (3, 4)), (X,),
         "indexed", set(),
     ),
+    "bicubic": (
+        aten.upsample_bicubic2d.vec, "reads", lambda m, x: F.interpolate(x, (3, 9), mode="bicubic"), (X,),
+        "indexed", set(),
+    ),
     "conv": (aten.convolution.default, "reads", lambda m, x: m.c(x), (X,), "contraction", set()),
     "conv's result": (aten.convolution.default, "writes", lambda m, x: m.c(x), (X,), "contraction", set()),
     "linear": (aten.linear.default, "reads", lambda m, x: m.l(x), (X,), "contraction", set()),
