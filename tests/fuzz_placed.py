@@ -278,7 +278,8 @@ PLACED = {
     "col2im": Operator(f"F.fold({{0}}, {{sizes}}, {_STRIDES})", _folded, range(2, 4), ("slice", "add")),
     "unfold_dim": Operator("{0}.unfold({dim}, {size}, {step})", _windowed, captured=("slice", "cat")),
     "median": along("{0}.median({dim}, keepdim={keep}).values", ("median", "where"), keep=[True, False]),
-    "median_place": along("{0}.median({dim}).indices.to({0}.dtype)", ("median", "argmax")),
+    # Whole numbers, which `lower` does not compare where elements are equal: any of them may be the median.
+    "median_place": along("{0}.median({dim}).indices", ("median", "argmax")),
     "median_all": plain("{0}.flatten()[:60].median()", range(1, 6), ("median",)),
     **{f"max_pool{space}d_places": _places_of_pool(space) for space in (1, 2, 3)},
     "adaptive_max_pool2d_places": Operator(

@@ -548,8 +548,9 @@ def _corner(place: Located, sizes: Shape) -> Tensor:
 
 
 def _has_one_tap(call: torch.fx.Node) -> bool:
-    weight, stride, padding = call.args[1].meta["val"], call.args[3], call.args[4]  # type: ignore[union-attr]
-    return math.prod(weight.shape[2:]) == 1 and set(stride) == {1} and set(padding) == {0}  # type: ignore[arg-type]
+    weight = call.args[1].meta["val"]  # type: ignore[union-attr]
+    stride, padding, output_padding = call.args[3], call.args[4], call.args[7]
+    return math.prod(weight.shape[2:]) == 1 and set(stride) == {1} and {*padding, *output_padding} == {0}  # type: ignore[arg-type,misc]
 
 
 def _pixels(place: Located) -> Tensor:

@@ -77,6 +77,7 @@ def found(extracted: Extracted, plan: LayoutPlan, text: str) -> bool:
 
 
 CONV = nn.Conv2d(6, 4, 3)
+WEIGHT = nn.Parameter(torch.randn(3, 5, 1))
 
 # For each: the operator, which of its tensors is laid otherwise, the network, what the checker must say, and
 # the layouts that are right too: a reduced axis anywhere, a matrix transposed, a cat in front of or behind.
@@ -152,6 +153,10 @@ def test_the_checker_knows_every_operator_that_runs_in_other_orders_than_row_maj
         and any(each.lower is not ROW_MAJOR.lower for each in operator.implementations)
     }
     assert ruled - KNOWN == set()
+
+
+def test_a_transposed_convolution_of_one_tap_that_adds_a_pixel_is_no_fault() -> None:
+    planned(lambda m, x: F.conv_transpose1d(x, m.w, output_padding=1, dilation=2), (2, 3, 4), w=WEIGHT)
 
 
 def test_a_relabel_with_wrong_axes_is_found() -> None:
