@@ -527,7 +527,7 @@ def _spatial(call: torch.fx.Node, reads: list[Located], writes: list[Located]) -
 
 
 def _windowed(call: torch.fx.Node, reads: list[Located], writes: list[Located]) -> Iterator[str]:
-    """Space in index order, wherever it lies; what both have of each dimension alike in operand and result."""
+    """Space in index order, wherever it lies; what both have of each dimension lies alike in both."""
     (x,), (out,) = reads, writes
     for place in (x, out):
         for dim in range(2, len(place.shape)):
@@ -549,8 +549,8 @@ def _corner(place: Located, sizes: Shape) -> Tensor:
 
 def _has_one_tap(call: torch.fx.Node) -> bool:
     weight = call.args[1].meta["val"]  # type: ignore[union-attr]
-    stride, padding, output_padding = call.args[3], call.args[4], call.args[7]
-    return math.prod(weight.shape[2:]) == 1 and set(stride) == {1} and {*padding, *output_padding} == {0}  # type: ignore[arg-type,misc]
+    stride, added = set(call.args[3]), {*call.args[4], *call.args[7]}  # type: ignore[arg-type,misc]
+    return math.prod(weight.shape[2:]) == 1 and stride == {1} and added == {0}
 
 
 def _pixels(place: Located) -> Tensor:
