@@ -278,8 +278,8 @@ PLACED = {
     "col2im": Operator(f"F.fold({{0}}, {{sizes}}, {_STRIDES})", _folded, range(2, 4), ("slice", "add")),
     "unfold_dim": Operator("{0}.unfold({dim}, {size}, {step})", _windowed, captured=("slice", "cat")),
     "median": along("{0}.median({dim}, keepdim={keep}).values", ("median", "where"), keep=[True, False]),
-    # Places are left whole numbers, which `lower` does not compare on inputs of many magnitudes: of elements that
-    # are equal, or differ by a rounding, any may be the median or the largest.
+    # Places are left whole numbers, which `lower` does not compare on inputs of many magnitudes: of elements
+    # that are equal, or differ by a rounding, any may be the median or the largest.
     "median_place": along("{0}.median({dim}).indices", ("median", "argmax")),
     "median_all": plain("{0}.flatten()[:60].median()", range(1, 6), ("median",)),
     **{f"max_pool{space}d_places": _places_of_pool(space) for space in (1, 2, 3)},
