@@ -433,6 +433,7 @@ MOVES: dict[str, Case] = {
             torch.index_put(x, (i, j), y[0, 0]),
             torch.index_put(x, (i, j), y[0, :1, :1], True),
             torch.index_put(x, (i - 5,), y[1, 2], True),
+            torch.ops.aten.index_put(x, [i, None], y[0, 0]),
         ),
         (r(5, 4, 7), r(2, 5, 7), torch.tensor([1, 4, 1]), torch.tensor([3, 0, 3])),
         (),
