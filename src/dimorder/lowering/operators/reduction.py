@@ -66,7 +66,7 @@ def _truth(name: Any) -> Spell:
     """any and all, which torch has over one dimension, several, or every one."""
 
     def spell(n: Tracer, x: Value, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
-        if dim == []:
+        if dim == [] or not shape_of(x):
             return n.emit(aten.ne.Scalar, x, 0)
         dims = [dim] if isinstance(dim, int) else list(dim or range(len(shape_of(x))))
         return n.emit(name, x, dims, keepdim)
@@ -90,7 +90,7 @@ def _underscored(name: Any) -> Spell:
     """softmax as core ATen has it."""
 
     def spell(n: Tracer, x: Value, dim: int, half_to_float: bool) -> Value:
-        return n.emit(name, x, dim, *([torch.float32] if half_to_float else []))
+        return n.write(name, x, dim, *([torch.float32] if half_to_float else []))
 
     return spell
 
@@ -170,7 +170,7 @@ def _index_reduce(c: Call) -> None:
 
 def _softmax_last(c: Call) -> None:
     groups = c.ending_in("k")
-    c.give(c.b.call(c.target, c.take(0, groups), len(groups) - 1, *args_of(c.node)[2:]), groups)
+    c.give(c.b.call(c.target, c.take(0, groups), len(groups) - 1), groups)
 
 
 def _softmax(c: Call) -> None:
@@ -180,10 +180,8 @@ def _softmax(c: Call) -> None:
     dims = [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
     x, log = c.take(0, groups), c.target is aten.log_softmax.int
     if len(dims) == 1:
-        c.give(c.b.call(c.target, x, dims[0], *args_of(c.node)[2:]), groups)
+        c.give(c.b.call(c.target, x, dims[0]), groups)
         return
-    if args_of(c.node)[2:] and args_of(c.node)[2] is not None:
-        x = c.b.call(aten._to_copy.default, x, dtype=args_of(c.node)[2])
     shifted = c.b.call(aten.sub.Tensor, x, c.b.call(aten.amax.default, x, dims, True))
     powers = c.b.call(aten.exp.default, shifted)
     total = c.b.call(aten.sum.dim_IntList, powers, dims, True)
@@ -293,7 +291,18 @@ def _along(name: Any, *parts: Any) -> Operator:
         Implementation("last", "* k", _softmax_last, (name,)),
         Implementation("any", "*", _softmax, (name, aten.sub.Tensor, aten.amax.default, *parts)),
     )
-    return Operator((name,), _relate_along, implementations)
+    return Operator((name,), _relate_along, implementations, _plain_along(name))
+
+
+def _plain_along(name: Any) -> Spell:
+    """In the type of the result, and of rank 1 where it is 0: not all kernels take others."""
+
+    def spell(n: Tracer, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+        if dtype is not None:
+            x = n.write(aten._to_copy.default, x, dtype=dtype)
+        return n.emit(name, x, dim) if shape_of(x) else view(n, n.emit(name, view(n, x, [1]), 0), [])
+
+    return spell
 
 
 def _running(name: Any, combine: Any, neutral: float) -> Operator:
@@ -305,7 +314,7 @@ def _running(name: Any, combine: Any, neutral: float) -> Operator:
     return Operator((name,), _relate_running, implementations)
 
 
-_SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)
+_SUMMED = (aten.exp.default, aten.sum.dim_IntList)
 
 OPERATORS = (
     _reduction(aten.mean.dim),
