@@ -68,7 +68,7 @@ def _is_wanted(
 
 def _save(out: Path | None, results: object) -> None:
     if out is not None:
-        out.write_text(json.dumps(results, indent=1) + "\n")
+        out.write_text(json.dumps(results, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -268,6 +268,7 @@ ELEMENTWISE: dict[str, Case] = {
         (WHOLE, WHOLE.flip(0).abs() + 1),
         (),
     ),
+    "isnan": (torch.isnan, (torch.tensor([1.0, math.nan, math.inf, -2.0]),), ()),
     "log1p": (lambda x: torch.log1p(x), (torch.tensor([1e-8, -3e-5, 0.0099, -0.0101, 2.5, 0.0]),), ()),
     "log1p of what is small": (lambda x: torch.log1p(x.abs() * 1e-9), (Y,), ()),
     "powers by squaring": (lambda x: (x**10, x**7, x**4, x**1), (Y,), ()),

@@ -525,6 +525,14 @@ def test_operator_without_any_kernel_is_refused_by_name_and_line() -> None:
             "the portable kernel convolves in one and two dimensions",
         ),
         (lambda i: i % 3, (torch.arange(-8, 9),), "aten.remainder.Scalar", "the sign that C gives it"),
+        (lambda x: x.unfold(0, 1, 1), (torch.tensor(3.0),), "aten.unfold.default", "ends the process"),
+        (lambda x: torch.fft.rfft(x).abs(), (torch.randn(2, 8),), "aten.fft_rfft.default", "complex numbers"),
+        (
+            lambda x: x.log_softmax(1, dtype=torch.float64),
+            (torch.randn(2, 8),),
+            "aten.log_softmax.int",
+            "refuses torch.float64",
+        ),
     ],
 )
 def test_operator_whose_kernel_is_wrong_is_refused(

@@ -67,7 +67,7 @@ def _truth(name: Any) -> Spell:
     """any and all, which torch has over one dimension, several, or every one."""
 
     def spell(n: Tracer, x: Value, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
-        if dim == []:
+        if dim == [] or not shape_of(x):
             return n.emit(aten.ne.Scalar, x, 0)
         dims = [dim] if isinstance(dim, int) else list(dim or range(len(shape_of(x))))
         return n.emit(name, x, dims, keepdim)
@@ -92,15 +92,6 @@ def _underscored(name: Any) -> Spell:
 
     def spell(n: Tracer, x: Value, dim: int, half_to_float: bool) -> Value:
         return n.write(name, x, dim, *([torch.float32] if half_to_float else []))
-
-    return spell
-
-
-def _over_scores(name: Any) -> Spell:
-    """softmax and its like, in front of which a mask is a bound."""
-
-    def spell(n: Tracer, x: Value, *args: Value) -> Value:
-        return n.emit(name, bounded(n, x), *args)
 
     return spell
 
@@ -180,14 +171,14 @@ def _index_reduce(c: Call) -> None:
 
 def _softmax_last(c: Call) -> None:
     groups = c.ending_in("k")
-    c.give(c.b.call(c.target, c.take(0, groups), len(groups) - 1, *args_of(c.node)[2:]), groups)
+    c.give(c.b.call(c.target, c.take(0, groups), len(groups) - 1), groups)
 
 
 def _softmax(c: Call) -> None:
     """The operator itself along one physical dimension; from parts where its dimension lies in several."""
     groups, dims = _along_groups(c)
     if len(dims) == 1:
-        c.give(c.b.call(c.target, c.take(0, groups), dims[0], *args_of(c.node)[2:]), groups)
+        c.give(c.b.call(c.target, c.take(0, groups), dims[0]), groups)
         return
     _softmax_from_parts(c, groups, dims, lambda x: c.b.call(aten.amax.default, x, dims, True))
 
@@ -218,8 +209,6 @@ def _softmax_from_parts(
     largest: Callable[[torch.fx.Node], torch.fx.Node],
 ) -> None:
     x, log = c.take(0, groups), c.target is aten.log_softmax.int
-    if args_of(c.node)[2:] and args_of(c.node)[2] is not None:
-        x = c.b.call(aten._to_copy.default, x, dtype=args_of(c.node)[2])
     shifted = c.b.call(aten.sub.Tensor, x, largest(x))
     powers = c.b.call(aten.exp.default, shifted)
     total = c.b.call(aten.sum.dim_IntList, powers, dims, True)
@@ -335,7 +324,20 @@ def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> O
         Implementation("any", "*", _softmax, (name, aten.sub.Tensor, aten.amax.default, *parts)),
         *others,
     )
-    return Operator((name,), _relate_along, implementations, spelt=_over_scores(name))
+    return Operator((name,), _relate_along, implementations, _plain_along(name))
+
+
+def _plain_along(name: Any) -> Spell:
+    """In the type of the result, and of rank 1 where it is 0, for not all kernels take others. A mask in
+    front is a bound."""
+
+    def spell(n: Tracer, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+        x = bounded(n, x)
+        if dtype is not None:
+            x = n.write(aten._to_copy.default, x, dtype=dtype)
+        return n.emit(name, x, dim) if shape_of(x) else view(n, n.emit(name, view(n, x, [1]), 0), [])
+
+    return spell
 
 
 def _running(name: Any, combine: Any, neutral: float) -> Operator:
@@ -347,7 +349,7 @@ def _running(name: Any, combine: Any, neutral: float) -> Operator:
     return Operator((name,), _relate_running, implementations)
 
 
-_SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)
+_SUMMED = (aten.exp.default, aten.sum.dim_IntList)
 _LOG_BY_HALVES = Implementation(
     "by halves",
     "*",

@@ -209,6 +209,11 @@ def _compare(kind: str, *, swap: bool = False, negated: bool = False) -> Row:
     return Row(build)
 
 
+def _isnan(w: TosaWriter, a: Arguments) -> TosaValue:
+    x = w.dense(a.self)
+    return w.elementwise("LOGICAL_NOT", w.elementwise("EQUAL", x, x, dtype="BOOL"))
+
+
 def _logical(kind: str) -> Row:
     return Row(lambda w, a: w.elementwise(kind, value(w, a.self, "BOOL"), value(w, a.other, "BOOL")))
 
@@ -333,6 +338,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.elu.default: _with(_elu),
         aten.leaky_relu.default: _with(lambda w, x, a: leaky(w, x, a.negative_slope)),
         dimorder.prelu_last.default: Row(_prelu),
+        aten.isnan.default: Row(_isnan),
         aten.eq.Tensor: _equal,
         aten.eq.Scalar: _equal,
         aten.ne.Tensor: _not_equal,

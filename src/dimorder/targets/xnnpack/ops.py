@@ -47,6 +47,13 @@ def wrong_outside(node: Node) -> str | None:
         return f"ExecuTorch has no {node.target}"
     if node.target is not aten.clone.default and any(map(is_transposed, node.all_input_nodes)):
         return "portable kernels read no transposed operand"
+    read = (value for operand in node.all_input_nodes for value in results(operand))
+    if any(isinstance(tensor, Tensor) and tensor.is_complex() for tensor in (value, *read)):
+        return "portable kernels refuse complex numbers when they run"
+    if node.target is aten.unfold.default and not node.all_input_nodes[0].meta["val"].dim():
+        return "the portable kernel ends the process where there is no dimension"
+    if node.target is aten.log_softmax.int and value.dtype == torch.float64:
+        return "the portable kernel refuses torch.float64 when it runs"
     if node.target is aten.linear.default:
         return "ExecuTorch transposes the weight at each call"
     if node.target is aten.convolution.default and value.ndim > 4:

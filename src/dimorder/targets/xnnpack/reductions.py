@@ -102,7 +102,7 @@ def _layer_norm(w: XnnWriter, a: Arguments) -> XnnValue:
 def _reduce(mean: bool) -> Build:
     def build(w: XnnWriter, a: Arguments) -> XnnValue:
         x = w.dense(a.self)
-        reduced = {d % len(x.shape) for d in a.dim}
+        reduced = {d % len(x.shape) for d in a.dim or range(len(x.shape)) if x.shape}
         count = math.prod(x.shape[d] for d in reduced)
         y = _mean(w, x, reduced)
         return w.reshape(times(w, y, 1 if mean else count), a.shape)
