@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.functional import functional
+from dimorder.lowering.capture.integers import simplify
 from dimorder.lowering.capture.tracing import Tracer, Value, is_random
 from dimorder.lowering.operators.table import OPERATORS, SPELLINGS, find
 
@@ -242,6 +243,7 @@ def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples:
                 "output", f"the network returns the constant {result!r}", "return tensors only"
             )
     module = tracer.module([env[result] for result in results])
+    simplify(module)
     _refuse_random(module)
     if not names:
         raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")

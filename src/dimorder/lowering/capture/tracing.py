@@ -14,6 +14,8 @@ from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dimorder.lowering.capture.scaled import bound, evaluate
+
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
 SOURCE = ("stack_trace", "nn_module_stack")  # what of a node's meta says where in the user's source it is
 
@@ -76,8 +78,7 @@ class Tracer:
         if not any(isinstance(leaf, torch.fx.Node) for leaf in leaves) and not is_random(
             target, args, kwargs
         ):
-            with torch.no_grad():
-                return target(*args, **kwargs)
+            return evaluate(target, args, kwargs)
         rewrite = self.spellings.get(target)
         if rewrite is not None:
             return rewrite(self, *args, **kwargs)
@@ -217,17 +218,6 @@ def shape_of(value: Value) -> tuple[int, ...]:
 def dtype_of(value: Value) -> torch.dtype:
     tensor = value.meta["val"] if isinstance(value, torch.fx.Node) else value
     return tensor.dtype  # type: ignore[no-any-return]
-
-
-def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their schema's names, defaults filled in.
-
-    >>> bound(torch.ops.aten.softmax.int, ("x", 1), {})
-    {'self': 'x', 'dim': 1, 'dtype': None}
-    """
-    names = [argument.name for argument in target._schema.arguments]
-    defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
-    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
 
 
 def is_random(target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:

@@ -27,7 +27,9 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 )
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 
+from dimorder.lowering.capture.scaled import Integers, Scaled
 from dimorder.targets.table import View
+from dimorder.targets.xnnpack.integers import IN_INT8, MOVES, WEIGHTS, Quantised
 
 BACKEND_ID = "XnnpackBackend"  # the name the stock runtime registers
 NONE_ID = XNN_INVALID_VALUE_ID
@@ -64,6 +66,10 @@ class XnnWriter:
         self._transposed: dict[View[XnnValue], XnnValue] = {}
         self._inputs: list[int] = []
         self._outputs: list[int] = []
+        self._types: dict[int, Quantised] = {}  # of int8 values
+        self._integers: dict[int, Integers] = {}  # of constants
+        self._in_integers: dict[int, int] = {}  # the values that hold these
+        self._weights: dict[int, Any] = {}  # their PerChannelQuant
 
     def input(self, shape: Sequence[int]) -> XnnValue:
         """The next external input, dense in `shape`."""
@@ -90,11 +96,26 @@ class XnnWriter:
             self._constant_data.append(schema.ConstantDataOffset(UINT64_MAX, len(data), key))
             self._store.add_named_data(key, data, CONSTANT_TENSOR_ALIGNMENT)
             self._constants[key, shape] = value
+            if isinstance(tensor, Scaled):
+                self._integers[value.id] = tensor.integers
         return self._constants[key, shape]
 
-    def node(self, kind: str, shape: Sequence[int], *, flags: Sequence[str] = (), **fields: Any) -> XnnValue:
-        """A node of the schema's class `XNN{kind}`; its one result has `shape`. An id may be None."""
-        result = self._value(shape)
+    def node(
+        self,
+        kind: str,
+        shape: Sequence[int],
+        *,
+        flags: Sequence[str] = (),
+        result_type: Quantised | None = None,
+        **fields: Any,
+    ) -> XnnValue:
+        """A node of the schema's class `XNN{kind}`; its one result has `shape`. An id may be None.
+
+        The result is of `result_type`; else of float32, or where elements are moved as they are.
+        """
+        if result_type is None and kind in MOVES:
+            result_type = self._types.get(next(v for k, v in fields.items() if k in ("input_id", "input1_id")))
+        result = self._value(shape, result_type)
         ids = {name: NONE_ID for name, value in fields.items() if value is None}
         bits = sum(getattr(xnnpack_constants, f"XNN_FLAG_{flag}") for flag in flags)
         made = getattr(schema, f"XNN{kind}")(**{**fields, **ids}, output_id=result.id, flags=bits)
@@ -153,13 +174,14 @@ class XnnWriter:
     def finish(self) -> tuple[bytes, NamedDataStoreOutput]:
         """The delegate's bytes and the constants that they name."""
         self._fuse_clamps()
+        self._fuse_integers()
         external = self._inputs + self._outputs
         for position, index in enumerate(external):
             self._values[index].external_id = position
         graph = schema.XNNGraph(
             version="0",
             xnodes=self._nodes,
-            xvalues=[schema.XValue(value) for value in self._values],
+            xvalues=[self._xvalue(index) for index in range(len(self._values))],
             num_externs=len(external),
             input_ids=self._inputs,
             output_ids=self._outputs,
@@ -167,11 +189,12 @@ class XnnWriter:
         )
         return serialize_xnnpack_binary(graph, bytearray()), self._store.get_named_data_store_output()
 
-    def _value(self, shape: Sequence[int]) -> XnnValue:
+    def _value(self, shape: Sequence[int], of: Quantised | None = None) -> XnnValue:
         value = XnnValue(len(self._values), tuple(int(size) for size in shape))
+        datatype = schema.XNNDatatype
         self._values.append(
             schema.XNNTensorValue(
-                datatype=schema.XNNDatatype.xnn_datatype_fp32,
+                datatype=datatype.xnn_datatype_fp32 if of is None else datatype.xnn_datatype_qint8,
                 num_dims=len(value.shape),
                 dims=list(value.shape),
                 constant_buffer_idx=0,
@@ -180,7 +203,102 @@ class XnnWriter:
                 id_out=value.id,
             )
         )
+        if of is not None:
+            self._types[value.id] = of
         return value
+
+    def _stored(self, tensor: torch.Tensor) -> int:
+        """The index of a constant's bytes, stored once per distinct data."""
+        data = tensor.detach().contiguous().numpy().tobytes()
+        key = hashlib.sha256(data).hexdigest()
+        self._constant_data.append(schema.ConstantDataOffset(UINT64_MAX, len(data), key))
+        self._store.add_named_data(key, data, CONSTANT_TENSOR_ALIGNMENT)
+        return len(self._constant_data) - 1
+
+    def _xvalue(self, index: int) -> Any:
+        value = self._values[index]
+        if index in self._types:
+            of = self._types[index]
+            params = schema.PerTensorQuant(scale=of.scale, zero_point=of.zero_point)
+            return schema.XValue(schema.XNNQuantizedTensorValue(tensor_value=value, quant_params=params))
+        if index in self._weights:
+            return schema.XValue(
+                schema.XNNQuantizedTensorValue(tensor_value=value, quant_params=self._weights[index])
+            )
+        return schema.XValue(value)
+
+    def _weight(self, index: int) -> int:
+        """The value of a constant's integers, with its scales."""
+        if index not in self._in_integers:
+            integers = self._integers[index]
+            held = integers.per_channel()
+            assert held is not None
+            value = self._value(self._values[index].dims)
+            wide = integers.values.dtype == torch.int32
+            scales, dim = held[0].expand(integers.values.shape[held[1]]), held[1]
+            datatype = schema.XNNDatatype
+            self._values[value.id].datatype = datatype.xnn_datatype_qcint32 if wide else datatype.xnn_datatype_qcint8
+            self._values[value.id].constant_buffer_idx = self._stored(integers.values)
+            self._weights[value.id] = schema.PerChannelQuant(
+                scale=[], channel_dim=dim, scale_buffer_idx=self._stored(scales), num_scales=scales.numel()
+            )
+            self._in_integers[index] = value.id
+        return self._in_integers[index]
+
+    def _fuse_integers(self) -> None:
+        """Let nodes between converts read and write the integers, where XNNPACK computes so."""
+        if not self._types:
+            return
+        readers: dict[int, list[Any]] = {}
+        for node in self._nodes:
+            for index in _reads(node.xnode_union):
+                readers.setdefault(index, []).append(node)
+        producers = {node.xnode_union.output_id: node for node in self._nodes}
+        for node in self._nodes:
+            union = node.xnode_union
+            condition = IN_INT8.get(type(union).__name__.removeprefix("XNN"))
+            quantise = readers.get(union.output_id, [])
+            if condition is None or len(quantise) != 1 or self._values[union.output_id].flags:
+                continue
+            result = self._types.get(quantise[0].xnode_union.output_id)
+            if not isinstance(quantise[0].xnode_union, schema.XNNConvert) or result is None:
+                continue
+            sources: dict[str, int] = {}
+            for name, index in vars(union).items():
+                if not name.endswith("_id") or name.startswith("output") or index == NONE_ID:
+                    continue
+                source = producers.get(index)
+                if name in WEIGHTS and index in self._integers:
+                    sources[name] = index
+                elif source is not None and isinstance(source.xnode_union, schema.XNNConvert):
+                    if source.xnode_union.input_id in self._types:
+                        sources[name] = source.xnode_union.input_id
+                else:
+                    break
+            else:
+                reads = [self._types[i] for name, i in sources.items() if name not in WEIGHTS]
+                scales = self._integers[sources["filter_id"]].scales if "filter_id" in sources else None
+                if condition(reads, result, scales) is not None:
+                    continue
+                for name, index in sources.items():
+                    setattr(union, name, self._weight(index) if name in WEIGHTS else index)
+                union.output_id = quantise[0].xnode_union.output_id
+                quantise[0].xnode_union.input_id = NONE_ID
+        self._nodes = [
+            node
+            for node in self._nodes
+            if not (isinstance(node.xnode_union, schema.XNNConvert) and node.xnode_union.input_id == NONE_ID)
+        ]
+        self._drop_unread()
+
+    def _drop_unread(self) -> None:
+        """Without the converts whose results nobody reads."""
+        read = {index for node in self._nodes for index in _reads(node.xnode_union)} | set(self._outputs)
+        self._nodes = [
+            node
+            for node in self._nodes
+            if not isinstance(node.xnode_union, schema.XNNConvert) or node.xnode_union.output_id in read
+        ]
 
     def _fuse_clamps(self) -> None:
         """Give the bounds of a clamp to the node that alone feeds it."""
