@@ -20,7 +20,13 @@ from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
 aten = torch.ops.aten
 
 _CLAMPS = frozenset(
-    (aten.relu.default, aten.hardtanh.default, aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
+    (
+        aten.relu.default,
+        aten.hardtanh.default,
+        aten.clamp.default,
+        aten.clamp_min.default,
+        aten.clamp_max.default,
+    )
 )
 # Each element of the result is one of the first operand, or of each operand of its list.
 _MOVES = frozenset(
@@ -91,11 +97,20 @@ def _clamped(quantize: Node) -> bool:
 def _scale_bias(module: GraphModule, product: Node) -> None:
     x, weight, bias, *rest = product.args
     held = [getattr(module, str(n.target), None) if isinstance(n, Node) else None for n in (weight, bias)]
-    if not isinstance(x, Node) or x.target is not DEQUANTIZE or not isinstance(held[0], Scaled) or held[1] is None:
+    if (
+        not isinstance(x, Node)
+        or x.target is not DEQUANTIZE
+        or not isinstance(held[0], Scaled)
+        or held[1] is None
+    ):
         return
     channels = held[0].integers.per_channel()
     transposed = product.target is aten.convolution.default and rest[3]
-    if channels is None or isinstance(held[1], Scaled) or (channels[0].numel() > 1 and (transposed or channels[1])):
+    if (
+        channels is None
+        or isinstance(held[1], Scaled)
+        or (channels[0].numel() > 1 and (transposed or channels[1]))
+    ):
         return
     scales = (channels[0] * x.args[1]).to(torch.float32)
     limit = float(2**31 - 128)  # float32 holds no integer nearer to the end of int32

@@ -68,7 +68,11 @@ class Scaled(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Sequence[Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*_plain(args), **_plain(kwargs or {}))

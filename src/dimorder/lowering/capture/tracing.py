@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dimorder.lowering.capture.scaled import bound, evaluate
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
+EXPORTED = "exported"  # of a node's meta: the name of the node of the exported program that it was made for
 SOURCE = ("stack_trace", "nn_module_stack")  # what of a node's meta says where in the user's source it is
 
 
@@ -45,7 +46,7 @@ class Tracer:
     def trace(self, node: torch.fx.Node, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
         """One call of the old graph, its arguments already traced."""
         self.node = node
-        self.meta = {key: node.meta[key] for key in SOURCE if key in node.meta}
+        self.meta = {key: node.meta[key] for key in SOURCE if key in node.meta} | {EXPORTED: node.name}
         return self.call(node.target, args, kwargs)
 
     def input(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:

@@ -30,6 +30,7 @@ from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDa
 from dimorder.lowering.capture.scaled import Integers, Scaled
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.integers import IN_INT8, MOVES, WEIGHTS, Quantised
+from dimorder.targets.xnnpack.model import XnnModel
 
 BACKEND_ID = "XnnpackBackend"  # the name the stock runtime registers
 NONE_ID = XNN_INVALID_VALUE_ID
@@ -70,6 +71,8 @@ class XnnWriter:
         self._integers: dict[int, Integers] = {}  # of constants
         self._in_integers: dict[int, int] = {}  # the values that hold these
         self._weights: dict[int, Any] = {}  # their PerChannelQuant
+        self._data: dict[int, torch.Tensor] = {}  # of constants
+        self._scales: dict[int, torch.Tensor] = {}  # of constants that are integers
 
     def input(self, shape: Sequence[int]) -> XnnValue:
         """The next external input, dense in `shape`."""
@@ -96,6 +99,7 @@ class XnnWriter:
             self._constant_data.append(schema.ConstantDataOffset(UINT64_MAX, len(data), key))
             self._store.add_named_data(key, data, CONSTANT_TENSOR_ALIGNMENT)
             self._constants[key, shape] = value
+            self._data[value.id] = tensor.detach().as_subclass(torch.Tensor).to(torch.float32).reshape(shape)
             if isinstance(tensor, Scaled):
                 self._integers[value.id] = tensor.integers
         return self._constants[key, shape]
@@ -114,7 +118,9 @@ class XnnWriter:
         The result is of `result_type`; else of float32, or where elements are moved as they are.
         """
         if result_type is None and kind in MOVES:
-            result_type = self._types.get(next(v for k, v in fields.items() if k in ("input_id", "input1_id")))
+            result_type = self._types.get(
+                next(v for k, v in fields.items() if k in ("input_id", "input1_id"))
+            )
         result = self._value(shape, result_type)
         ids = {name: NONE_ID for name, value in fields.items() if value is None}
         bits = sum(getattr(xnnpack_constants, f"XNN_FLAG_{flag}") for flag in flags)
@@ -215,6 +221,19 @@ class XnnWriter:
         self._store.add_named_data(key, data, CONSTANT_TENSOR_ALIGNMENT)
         return len(self._constant_data) - 1
 
+    def model(self) -> XnnModel:
+        """What this graph computes, once it is finished."""
+        nodes = []
+        for node in self._nodes:
+            bounds = (-math.inf, math.inf)
+            if node.output_min_max is not None:
+                bounds = (float(node.output_min_max.output_min), float(node.output_min_max.output_max))
+            nodes.append((type(node.xnode_union).__name__.removeprefix("XNN"), node.xnode_union, bounds))
+        shapes = {i: tuple(value.dims) for i, value in enumerate(self._values)}
+        return XnnModel(
+            nodes, shapes, self._types, self._data, self._scales, tuple(self._inputs), tuple(self._outputs)
+        )
+
     def _xvalue(self, index: int) -> Any:
         value = self._values[index]
         if index in self._types:
@@ -237,12 +256,15 @@ class XnnWriter:
             wide = integers.values.dtype == torch.int32
             scales, dim = held[0].expand(integers.values.shape[held[1]]), held[1]
             datatype = schema.XNNDatatype
-            self._values[value.id].datatype = datatype.xnn_datatype_qcint32 if wide else datatype.xnn_datatype_qcint8
+            self._values[value.id].datatype = (
+                datatype.xnn_datatype_qcint32 if wide else datatype.xnn_datatype_qcint8
+            )
             self._values[value.id].constant_buffer_idx = self._stored(integers.values)
             self._weights[value.id] = schema.PerChannelQuant(
                 scale=[], channel_dim=dim, scale_buffer_idx=self._stored(scales), num_scales=scales.numel()
             )
             self._in_integers[index] = value.id
+            self._data[value.id], self._scales[value.id] = integers.values, scales
         return self._in_integers[index]
 
     def _fuse_integers(self) -> None:

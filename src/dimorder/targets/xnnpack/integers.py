@@ -56,7 +56,21 @@ def _product(reads: Sequence[Quantised], result: Quantised, weights: Tensor | No
 
 
 _LINEAR = _ratio(2**-32, 256)
-_UNARY = ("Sigmoid", "Tanh", "Hardswish", "Gelu", "ELU", "Exp", "Abs", "Negate", "Floor", "Ceiling", "Square", "Sin", "Cos")
+_UNARY = (
+    "Sigmoid",
+    "Tanh",
+    "Hardswish",
+    "Gelu",
+    "ELU",
+    "Exp",
+    "Abs",
+    "Negate",
+    "Floor",
+    "Ceiling",
+    "Square",
+    "Sin",
+    "Cos",
+)
 
 # By the kind of node. Kinds that are not here compute in float alone: FACTS of the runtime, not of this table.
 IN_INT8: Mapping[str, Condition] = MappingProxyType(
