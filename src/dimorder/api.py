@@ -97,10 +97,11 @@ def lower(
         artifact = clock.step("emit", chosen.emit, physical, contract)
         runs = chosen.runs_fast if run_artifact is None else run_artifact
         if runs:
-            emitted = clock.step("run", trial.compare, artifact.run, f"the {chosen.suffix} that was emitted")
+            what = f"the {chosen.suffix} that was emitted"
+            emitted = clock.step("run", trial.compare, artifact.run, what, artifact.exactly)
             error = max(error, emitted)
     added = max(0, constant_bytes(physical) - program.constant_bytes)
-    verified = Verified(error, runs, trial.input_matters)
+    verified = Verified(error, runs, trial.input_matters, trial.quanta)
     return Lowered(planned, physical, artifact, program, verified, added, chosen, clock.seconds)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
 from dimorder.lowering.capture.scaled import bound
@@ -27,8 +28,8 @@ def run(
 ) -> tuple[list[Tensor], Differences]:
     """What a graph gives for inputs, floats computed in float64.
 
-    `forced` has integers by the names of nodes of the exported program: they are taken for what the node gives, and the
-    differences say by how many quanta that is off.
+    `forced` has integers by the names of nodes of the exported program: they are taken for what the node
+    gives, and the differences say by how many quanta that is off.
 
     >>> class Halves(torch.nn.Module):
     ...     def forward(self, x):
@@ -41,6 +42,28 @@ def run(
     with torch.no_grad():
         results = interpreter.run(*inputs)
     return [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor)], interpreter.differences
+
+
+def recorded(exported: ExportedProgram, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The integers that an exported program computes, by the names of the nodes that quantise."""
+    module = exported.module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    recorder = _Recorder(module)
+    with torch.no_grad():
+        recorder.run(*inputs)
+    return recorder.found
+
+
+class _Recorder(Interpreter):
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.found: dict[str, Tensor] = {}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if n.target is QUANTIZE:
+            self.found[n.name] = result
+        return result
 
 
 class Differences:

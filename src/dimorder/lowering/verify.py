@@ -15,10 +15,16 @@ from torch.utils import _pytree as pytree
 
 from dimorder.contract import Contract
 from dimorder.errors import VerificationError
+from dimorder.lowering import exactly
 from dimorder.lowering.capture.captured import Captured, eval_mode
+from dimorder.lowering.exactly import Differences
 from dimorder.lowering.rewrite import at_boundary, from_boundary
 
 TOLERANCE = 1e-4
+QUANTA = 1  # by which an integer may differ from the one that the network has, computed from the same values
+OFF = 1e-3  # the share of them that may
+
+Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -26,12 +32,15 @@ class Verified:
     """What runs on random inputs have shown.
 
     `max_rel_error` is the largest of any output, of the physical program and, where `artifact_ran`, of what
-    was emitted. Where other inputs give the same outputs, so that `input_matters` is false, it shows little.
+    was emitted. `quanta` are what the integers of a quantised network differ by, each computed from the
+    network's own. Where other inputs give the same outputs, so that `input_matters` is false, they show
+    little.
     """
 
     max_rel_error: float
     artifact_ran: bool
     input_matters: bool
+    quanta: Differences | None = None
 
 
 class Trial:
@@ -42,7 +51,7 @@ class Trial:
     """
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
-        self.contract = contract
+        self.program, self.contract = program, contract
         self.inputs = random_like(program.example_inputs)
         network, others = _flat(model, program), random_like(program.example_inputs, seed=1)
         with torch.no_grad():
@@ -50,23 +59,64 @@ class Trial:
             self.input_matters = True
             if any(map(torch.is_floating_point, self.inputs)):
                 self.input_matters = differ(network(*others), self.wanted)
+        self.quanta = self._quanta() if exactly.is_quantised(program.module) else None
 
-    def compare(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], what: str) -> float:
+    def compare(self, run: Run, what: str, exact: Run | None = None) -> float:
         """The relative error of `run`, which takes and gives tensors as the program's signature holds them.
 
-        Raises as `verify` does.
+        With `exact`, which takes and gives the same, both must give the same bits. Raises as `verify` does.
         """
         specs = self.contract.inputs
         held = [at_boundary(tensor, spec) for tensor, spec in zip(self.inputs, specs, strict=True)]
         with torch.no_grad():
             got = run(held)
+            if exact is not None:
+                _require_equal(got, exact(held), what)
         logical = [from_boundary(*pair) for pair in zip(got, self.contract.outputs, strict=True)]
-        return verify(logical, self.wanted, what=what)
+        tolerance = float("inf") if self.quanta else TOLERANCE
+        return verify(logical, self.wanted, what=what, tolerance=tolerance)
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
-        """The relative error of a physical program, run in torch; see `compare`."""
-        module = physical.module()
+        """The relative error of a physical program, run in torch; see `compare`.
+
+        A quantised one is compared in float64 with the captured network, whose integers it must have.
+        """
+        module = physical.module(check_guards=False)
+        if self.quanta:
+            specs = self.contract.inputs
+            held = [at_boundary(tensor, spec) for tensor, spec in zip(self.inputs, specs, strict=True)]
+            got, _ = exactly.run(module, held)
+            wanted, _ = exactly.run(self.program.module, self.inputs)
+            logical = [from_boundary(*pair) for pair in zip(got, self.contract.outputs, strict=True)]
+            verify(logical, wanted, what=what, tolerance=_SAME)
         return self.compare(lambda held: module(*held), what)
+
+    def _quanta(self) -> Differences:
+        """By what the captured form's integers differ from the network's, each computed from these."""
+        _, found = exactly.run(
+            self.program.module, self.inputs, exactly.recorded(self.program.exported, self.inputs)
+        )
+        if found.most > QUANTA or found.share > OFF:
+            raise VerificationError(
+                "the normal form of a quantised network",
+                f"integers differ from the network's by up to {found.most}, {found.share:.1e} of them at all",
+                "report this network: a rule is wrong",
+            )
+        return found
+
+
+_SAME = 1e-9  # of two sums in float64 of the same terms
+
+
+def _require_equal(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], what: str) -> None:
+    for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
+        if not torch.equal(g, w.reshape(g.shape)):
+            off = int((g != w.reshape(g.shape)).sum())
+            raise VerificationError(
+                what,
+                f"{off} of {g.numel()} elements of output {i} are not what its integer kernels should give",
+                "report this network, and on which processor",
+            )
 
 
 def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:

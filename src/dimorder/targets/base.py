@@ -38,6 +38,10 @@ class Artifact(Protocol):
     def beside(self) -> Mapping[str, bytes]:
         """The content of each of `Target.beside`."""
 
+    @property
+    def exactly(self) -> Run | None:
+        """What `run` gives bit for bit where it computes in integers, by other means; else None."""
+
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs for inputs as the program's own signature holds them."""
 

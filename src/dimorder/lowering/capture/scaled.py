@@ -1,4 +1,4 @@
-"""Decides how a constant that was dequantised keeps the integers that it was made of, however it is re-laid."""
+"""Decides how a constant that was dequantised keeps the integers it was made of, however it is re-laid."""
 
 from __future__ import annotations
 
@@ -10,11 +10,24 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-# Functions of torch that move, repeat or drop elements and compute none: by name, for a function, a method and
-# an ATen operator of one name do the same.
+# Functions of torch that move, repeat or drop elements and compute none. A function, a method and an ATen
+# operator of one name do the same.
 _MOVES = frozenset(
-    "__getitem__ alias clone contiguous detach expand flatten flip index_select lift_fresh_copy movedim narrow permute "
-    "repeat reshape select slice split squeeze swapaxes t transpose unflatten unsqueeze view".split()
+    (
+        *(
+            "__getitem__",
+            "alias",
+            "clone",
+            "contiguous",
+            "detach",
+            "expand",
+            "flatten",
+            "flip",
+            "index_select",
+        ),
+        *("lift_fresh_copy", "movedim", "narrow", "permute", "repeat", "reshape", "select", "slice", "split"),
+        *("squeeze", "swapaxes", "t", "transpose", "unflatten", "unsqueeze", "view"),
+    )
 )
 
 
@@ -48,7 +61,8 @@ class Scaled(torch.Tensor):
 
     What computes with it sees a float tensor, and gives one.
 
-    >>> weight = Scaled.of(torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int8), torch.tensor([[0.5], [0.25]]))
+    >>> integers = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int8)
+    >>> weight = Scaled.of(integers, torch.tensor([[0.5], [0.25]]))
     >>> moved = weight.permute(1, 0).reshape(3, 1, 2)
     >>> moved.flatten().tolist(), moved.integers.values.flatten().tolist()
     ([0.5, 1.0, 1.0, 1.25, 1.5, 1.5], [1, 4, 2, 5, 3, 6])

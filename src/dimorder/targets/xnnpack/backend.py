@@ -177,6 +177,11 @@ class XnnWriter:
         """How many transposes are written so far: the conversions that this graph makes."""
         return sum(isinstance(node.xnode_union, schema.XNNStaticTranspose) for node in self._nodes)
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether any value is int8."""
+        return bool(self._types)
+
     def finish(self) -> tuple[bytes, NamedDataStoreOutput]:
         """The delegate's bytes and the constants that they name."""
         self._fuse_clamps()

@@ -1,8 +1,7 @@
 """Decides which XNNPACK nodes compute in int8, and on which conditions: a node whose operands are dequantised
 and whose result is quantised reads and writes the integers themselves.
 
-The conditions are those that XNNPACK checks when it makes a runtime (subgraph/*.c), or on which its kernels are
-exact.
+The conditions are those that XNNPACK checks when it makes a runtime, or on which its kernels are exact.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _UNARY = (
     "Cos",
 )
 
-# By the kind of node. Kinds that are not here compute in float alone: FACTS of the runtime, not of this table.
+# By the kind of node. Other kinds compute in float alone, or in int8 by other arithmetic than the model's.
 IN_INT8: Mapping[str, Condition] = MappingProxyType(
     {
         **dict.fromkeys(("Conv2d", "DepthwiseConv2d", "ConvTranspose2d", "FullyConnected"), _LINEAR),

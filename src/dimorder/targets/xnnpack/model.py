@@ -1,8 +1,7 @@
-"""Decides what XNNPACK's int8 kernels give, element by element, in torch: the runtime is held to it bit for bit.
+"""Decides what XNNPACK's int8 kernels give, in torch: the runtime is held to it bit for bit.
 
-The arithmetic is that of the kernels' reference implementations (src/reference and src/qs8-*, XNNPACK of ExecuTorch
-1.5.1): products are summed in integers and scaled once in float32; sums have 20-bit multipliers; what has one
-operand is computed in float32 and quantised again.
+Products are summed in integers and scaled once in float32; sums have 20-bit multipliers; what has one operand
+is computed in float32 and quantised again (XNNPACK of ExecuTorch 1.5.1).
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
 class XnnModel:
     """A graph of XNNPACK nodes as it was written.
 
-    `nodes` have the schema's fields and the bounds of the result; `types` are those of int8 values; `shapes` of
-    all; `constants` are float32, or integers with the scales of their channels along the first dimension (the
-    last of a depthwise filter).
+    `nodes` have the schema's fields and the bounds of the result; `types` are those of int8 values, `shapes`
+    of all; `constants` are float32, or integers with the scales of their channels.
     """
 
     nodes: Sequence[tuple[str, Fields, tuple[float, float]]]
@@ -53,9 +51,7 @@ class XnnModel:
     def _node(
         self, kind: str, fields: Fields, bounds: tuple[float, float], held: Mapping[int, Tensor]
     ) -> Tensor:
-        names = [
-            name for name in ("input_id", *(f"input{i}_id" for i in range(1, 6)), "filter_id", "bias_id")
-        ]
+        names = ("input_id", *(f"input{i}_id" for i in range(1, 6)), "filter_id", "bias_id")
         ids = [getattr(fields, n) for n in names if getattr(fields, n, None) in held]
         result = self.types.get(fields.output_id)
         shape = self.shapes[fields.output_id]
