@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
-from dimorder.lowering.capture.scaled import bound
+from dimorder.lowering.capture.scaled import Scaled, bound
 from dimorder.lowering.capture.tracing import EXPORTED
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 
@@ -110,6 +110,8 @@ class _Exact(Interpreter):
 
 
 def _wide(value: Any) -> Any:
+    if isinstance(value, Scaled):
+        return value.integers.values.double() * value.integers.scales.double()
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 

@@ -2,9 +2,10 @@
 what it says about values, and no number changes by it.
 
 1. A quantised value is dequantised once.
-2. What moves elements between a dequantize and a quantize of the same scale moves the integers.
-3. What clamps there clamps before the value is quantised for the first time.
-4. The bias of a product of quantised values is a multiple of its scale: what integer kernels add.
+2. What moves elements of dequantised values moves the integers; each part of a cat is quantised by itself.
+3. What is quantised as it was before is left as it is.
+4. What clamps before that clamps before the value is quantised for the first time.
+5. The bias of a product of quantised values is a multiple of its scale: what integer kernels add.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ def simplify(module: GraphModule) -> None:
     if not any(node.target is QUANTIZE for node in graph.nodes):
         return
     for node in list(graph.nodes):
+        if node.target in _MOVES:
+            _move_integers(node)
+        elif node.target is QUANTIZE and not _is_parted(node):
+            _left_out(node) or _clamped(node)
+    for node in list(graph.nodes):
         if node.target is DEQUANTIZE:
             _join(node)
-    for node in list(graph.nodes):
-        if node.target is QUANTIZE:
-            _moved(node) or _clamped(node)
     for node in list(graph.nodes):
         if node.target in _PRODUCTS:
             _scale_bias(module, node)
@@ -62,19 +65,61 @@ def _join(dequantize: Node) -> None:
         dequantize.replace_all_uses_with(first)
 
 
-def _moved(quantize: Node) -> bool:
-    move = quantize.args[0]
-    if not isinstance(move, Node) or move.target not in _MOVES:
-        return False
+def _move_integers(move: Node) -> None:
+    """A move of dequantised values: the integers are moved, and dequantised afterwards."""
     sources = move.all_input_nodes if move.target is aten.cat.default else move.all_input_nodes[:1]
-    if not all(s.target is DEQUANTIZE and s.args[1:] == quantize.args[1:] for s in sources):
-        return False
+    if any(s.target is not DEQUANTIZE or s.args[1:] != sources[0].args[1:] for s in sources):
+        return
+    _, *scale = sources[0].args
+    integers: Any = [s.args[0] for s in sources]
     args: Any = torch.fx.map_arg(move.args, lambda n: n.args[0] if n in sources else n)
-    with move.graph.inserting_before(quantize):
+    with move.graph.inserting_before(move):
         moved = move.graph.call_function(move.target, args, move.kwargs)
-    moved.meta = {**move.meta, "val": quantize.meta["val"]}
-    quantize.replace_all_uses_with(moved)
+        real = move.graph.call_function(DEQUANTIZE, (moved, *scale))
+    moved.meta = {**move.meta, "val": _like(move, integers[0])}
+    real.meta = {**move.meta}
+    move.replace_all_uses_with(real)
+    move.graph.erase_node(move)
+
+
+def _is_parted(quantize: Node) -> bool:
+    """A quantised cat of dequantised values: each of these is quantised, and the integers are joined."""
+    cat = quantize.args[0]
+    if not isinstance(cat, Node) or cat.target is not aten.cat.default or len(cat.users) > 1:
+        return False
+    parts: Any = cat.args[0]
+    if not all(part.target is DEQUANTIZE for part in parts):
+        return False
+    with quantize.graph.inserting_before(quantize):
+        made = []
+        for part in parts:
+            made.append(quantize.graph.call_function(QUANTIZE, (part, *quantize.args[1:])))
+            made[-1].meta = {**part.meta, "val": _like(part, quantize)}
+        joined = quantize.graph.call_function(cat.target, (made, *cat.args[1:]))
+    joined.meta = {**cat.meta, "val": quantize.meta["val"]}
+    quantize.replace_all_uses_with(joined)
+    quantize.graph.erase_node(quantize)
+    for part in made:
+        _left_out(part)
     return True
+
+
+def _left_out(quantize: Node) -> bool:
+    """Without a quantize of what has just been dequantised from the same scale."""
+    source = quantize.args[0]
+    if (
+        not isinstance(source, Node)
+        or source.target is not DEQUANTIZE
+        or source.args[1:] != quantize.args[1:]
+    ):
+        return False
+    quantize.replace_all_uses_with(source.args[0])  # type: ignore[arg-type]
+    quantize.graph.erase_node(quantize)
+    return True
+
+
+def _like(shaped: Node, typed: Node) -> torch.Tensor:
+    return torch.empty_like(shaped.meta["val"], dtype=typed.meta["val"].dtype)
 
 
 def _clamped(quantize: Node) -> bool:
@@ -106,11 +151,10 @@ def _scale_bias(module: GraphModule, product: Node) -> None:
         return
     channels = held[0].integers.per_channel()
     transposed = product.target is aten.convolution.default and rest[3]
-    if (
-        channels is None
-        or isinstance(held[1], Scaled)
-        or (channels[0].numel() > 1 and (transposed or channels[1]))
-    ):
+    outputs = 1 if transposed and rest[5] == 1 else 0  # the weight's dimension of output channels
+    if channels is None or isinstance(held[1], Scaled):
+        return
+    if channels[0].numel() > 1 and channels[1] != outputs:
         return
     scales = (channels[0] * x.args[1]).to(torch.float32)
     limit = float(2**31 - 128)  # float32 holds no integer nearer to the end of int32

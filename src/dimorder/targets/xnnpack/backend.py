@@ -29,7 +29,7 @@ from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDa
 
 from dimorder.lowering.capture.scaled import Integers, Scaled
 from dimorder.targets.table import View
-from dimorder.targets.xnnpack.integers import IN_INT8, MOVES, WEIGHTS, Quantised
+from dimorder.targets.xnnpack.integers import IN_INT8, MOVES, Quantised
 from dimorder.targets.xnnpack.model import XnnModel
 
 BACKEND_ID = "XnnpackBackend"  # the name the stock runtime registers
@@ -45,6 +45,11 @@ _CLAMPED_BY_NODE = (
     schema.XNNMultiply,
     schema.XNNDiv,
 )
+
+
+_WEIGHTS = ("filter_id", "bias_id")
+_MOVED = ("input_id", *(f"input{i}_id" for i in range(1, 6)))  # what a node of MOVES reads
+_READ = (*_MOVED, *_WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class XnnWriter:
         self._inputs: list[int] = []
         self._outputs: list[int] = []
         self._types: dict[int, Quantised] = {}  # of int8 values
+        self._dequantised: dict[int, int] = {}  # the int8 value that a float32 one is converted from
         self._integers: dict[int, Integers] = {}  # of constants
         self._in_integers: dict[int, int] = {}  # the values that hold these
         self._weights: dict[int, Any] = {}  # their PerChannelQuant
@@ -117,11 +123,20 @@ class XnnWriter:
 
         The result is of `result_type`; else of float32, or where elements are moved as they are.
         """
-        if result_type is None and kind in MOVES:
-            result_type = self._types.get(
-                next(v for k, v in fields.items() if k in ("input_id", "input1_id"))
-            )
+        if kind in MOVES:
+            sources = {
+                n: self._dequantised.get(v) for n, v in fields.items() if n in _MOVED and v is not None
+            }
+            types = {None if source is None else self._types[source] for source in sources.values()}
+            if len(types) == 1 and None not in types:  # the integers are moved, and dequantised afterwards
+                moved = self.node(kind, shape, flags=flags, **{**fields, **sources})
+                return self.node("Convert", shape, input_id=moved.id)
+            result_type = self._types.get(next(v for n, v in fields.items() if n in _MOVED))
+        if kind == "Convert" and result_type is not None and fields["input_id"] in self._dequantised:
+            return self._requantised(self._dequantised[fields["input_id"]], shape, result_type)
         result = self._value(shape, result_type)
+        if kind == "Convert" and fields["input_id"] in self._types:
+            self._dequantised[result.id] = fields["input_id"]
         ids = {name: NONE_ID for name, value in fields.items() if value is None}
         bits = sum(getattr(xnnpack_constants, f"XNN_FLAG_{flag}") for flag in flags)
         made = getattr(schema, f"XNN{kind}")(**{**fields, **ids}, output_id=result.id, flags=bits)
@@ -133,6 +148,13 @@ class XnnWriter:
         result = self.node("Clamp", value.shape, input_id=value.id)
         self._nodes[-1].output_min_max = schema.OutputMinMax(_number(low), _number(high))
         return result
+
+    def _requantised(self, source: int, shape: Sequence[int], of: Quantised) -> XnnValue:
+        """Integers of another scale. A convert between two is off by 1 here and there, a clamp is not."""
+        value = self.node("Clamp", shape, input_id=source, result_type=of)
+        low, high = ((bound - of.zero_point) * of.scale for bound in (-128, 127))
+        self._nodes[-1].output_min_max = schema.OutputMinMax(low, high)
+        return value
 
     def dense(self, operand: View[XnnValue] | torch.Tensor | float) -> XnnValue:
         """`operand` dense in its own dimension order: a constant, or a value that lies so already.
@@ -279,53 +301,49 @@ class XnnWriter:
         readers: dict[int, list[Any]] = {}
         for node in self._nodes:
             for index in _reads(node.xnode_union):
-                readers.setdefault(index, []).append(node)
-        producers = {node.xnode_union.output_id: node for node in self._nodes}
+                readers.setdefault(index, []).append(node.xnode_union)
+        done = []
         for node in self._nodes:
             union = node.xnode_union
-            condition = IN_INT8.get(type(union).__name__.removeprefix("XNN"))
-            quantise = readers.get(union.output_id, [])
-            if condition is None or len(quantise) != 1 or self._values[union.output_id].flags:
-                continue
-            result = self._types.get(quantise[0].xnode_union.output_id)
-            if not isinstance(quantise[0].xnode_union, schema.XNNConvert) or result is None:
-                continue
-            sources: dict[str, int] = {}
-            for name, index in vars(union).items():
-                if not name.endswith("_id") or name.startswith("output") or index == NONE_ID:
-                    continue
-                source = producers.get(index)
-                if name in WEIGHTS and index in self._integers:
-                    sources[name] = index
-                elif source is not None and isinstance(source.xnode_union, schema.XNNConvert):
-                    if source.xnode_union.input_id in self._types:
-                        sources[name] = source.xnode_union.input_id
-                else:
-                    break
-            else:
-                reads = [self._types[i] for name, i in sources.items() if name not in WEIGHTS]
-                scales = self._integers[sources["filter_id"]].scales if "filter_id" in sources else None
-                if condition(reads, result, scales) is not None:
-                    continue
-                for name, index in sources.items():
-                    setattr(union, name, self._weight(index) if name in WEIGHTS else index)
-                union.output_id = quantise[0].xnode_union.output_id
-                quantise[0].xnode_union.input_id = NONE_ID
-        self._nodes = [
-            node
-            for node in self._nodes
-            if not (isinstance(node.xnode_union, schema.XNNConvert) and node.xnode_union.input_id == NONE_ID)
-        ]
+            read_by = readers.get(union.output_id, [])
+            if len(read_by) == 1 and not self._values[union.output_id].flags:
+                operands = self._integer_operands(union, self._types.get(read_by[0].output_id))
+                if operands is not None:
+                    vars(union).update(operands, output_id=read_by[0].output_id)
+                    done.append(read_by[0])
+        self._nodes = [node for node in self._nodes if not any(node.xnode_union is each for each in done)]
         self._drop_unread()
 
+    def _integer_operands(self, node: Any, result: Quantised | None) -> dict[str, int] | None:
+        """The integers that a node may read in place of what it reads, where its result is quantised next."""
+        condition = IN_INT8.get(type(node).__name__.removeprefix("XNN"))
+        if condition is None or result is None:
+            return None
+        read = {name: getattr(node, name) for name in _READ if getattr(node, name, NONE_ID) != NONE_ID}
+        held = self._integers if "filter_id" in read else {}
+        weights = {name: index for name, index in read.items() if name in _WEIGHTS}
+        sources = {n: self._dequantised.get(index) for n, index in read.items() if n not in _WEIGHTS}
+        if None in sources.values() or not all(index in held for index in weights.values()):
+            return None
+        scales = held[weights["filter_id"]].scales if weights else None
+        if condition([self._types[i] for i in sources.values() if i is not None], result, scales) is not None:
+            return None
+        return {
+            **{n: i for n, i in sources.items() if i is not None},
+            **{n: self._weight(i) for n, i in weights.items()},
+        }
+
     def _drop_unread(self) -> None:
-        """Without the converts whose results nobody reads."""
-        read = {index for node in self._nodes for index in _reads(node.xnode_union)} | set(self._outputs)
-        self._nodes = [
-            node
-            for node in self._nodes
-            if not isinstance(node.xnode_union, schema.XNNConvert) or node.xnode_union.output_id in read
-        ]
+        """Without the converts and moves whose results nobody reads."""
+        read = set(self._outputs)
+        kept = []
+        for node in reversed(self._nodes):
+            kind = type(node.xnode_union).__name__.removeprefix("XNN")
+            if (kind == "Convert" or kind in MOVES) and node.xnode_union.output_id not in read:
+                continue
+            kept.append(node)
+            read.update(_reads(node.xnode_union))
+        self._nodes = kept[::-1]
 
     def _fuse_clamps(self) -> None:
         """Give the bounds of a clamp to the node that alone feeds it."""

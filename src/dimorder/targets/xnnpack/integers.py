@@ -89,4 +89,3 @@ MOVES = frozenset(
         *(f"Concatenate{i}" for i in range(2, 6)),
     )
 )
-WEIGHTS = ("filter_id", "bias_id")

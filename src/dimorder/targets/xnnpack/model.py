@@ -139,6 +139,26 @@ def _conv(
     return y.permute(0, 2, 3, 1)
 
 
+def _conv_transpose(
+    fields: Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    f = fields
+    grouped = weight.reshape(f.groups, -1, *weight.shape[1:]).permute(0, 4, 1, 2, 3).flatten(0, 1)
+    y = functional.conv_transpose2d(
+        x.permute(0, 3, 1, 2),
+        grouped,
+        bias,
+        (f.subsampling_height, f.subsampling_width),
+        0,
+        (f.adjustment_height, f.adjustment_width),
+        f.groups,
+        (f.dilation_height, f.dilation_width),
+    )
+    _, rows, columns, _ = shape
+    y = y[:, :, f.padding_top : f.padding_top + rows, f.padding_left : f.padding_left + columns]
+    return y.permute(0, 2, 3, 1)
+
+
 def _depthwise(fields: Fields, shape: Sequence[int], x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
     return _conv(fields, shape, x, weight.permute(3, 1, 2, 0), *bias)
 
@@ -169,6 +189,7 @@ def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
         "Conv2d": _conv,
+        "ConvTranspose2d": _conv_transpose,
         "DepthwiseConv2d": _depthwise,
         "FullyConnected": lambda f, s, x, w, b=None: functional.linear(x, w, b),
         "GlobalAvgPooling2d": lambda f, s, x: x.sum((1, 2)) if x.dtype == torch.float64 else x.mean((1, 2)),
@@ -199,10 +220,10 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "Softmax": _elementwise(lambda x: x.softmax(-1)),
     }
 )
-_SUMS = frozenset(("Conv2d", "DepthwiseConv2d", "FullyConnected", "GlobalAvgPooling2d"))
-_MOVES = frozenset(
-    ("StaticTranspose", "StaticReshape", "StaticSlice", "Copy", "Clamp", "MaxPooling2d")
-) | frozenset(f"Concatenate{i}" for i in range(2, 6))
+_SUMS = frozenset(("Conv2d", "ConvTranspose2d", "DepthwiseConv2d", "FullyConnected", "GlobalAvgPooling2d"))
+_MOVES = frozenset(("StaticTranspose", "StaticReshape", "StaticSlice", "Copy", "MaxPooling2d")) | frozenset(
+    f"Concatenate{i}" for i in range(2, 6)
+)
 _EXACT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"Add": _added(1), "Subtract": _added(-1), "Multiply": _multiplied}
 )
