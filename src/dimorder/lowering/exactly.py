@@ -17,6 +17,8 @@ from dimorder.lowering.capture.scaled import Scaled, bound
 from dimorder.lowering.capture.tracing import EXPORTED
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 
+aten = torch.ops.aten
+
 
 def is_quantised(module: GraphModule) -> bool:
     """Whether a graph quantises any value."""
@@ -88,9 +90,6 @@ class _Exact(Interpreter):
         super().__init__(module)
         self.forced, self.differences = forced, Differences()
 
-    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return _wide(super().placeholder(target, args, kwargs))
-
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return _wide(super().get_attr(target, args, kwargs))
 
@@ -106,6 +105,8 @@ class _Exact(Interpreter):
         special = _SPECIAL.get(target)
         if special is not None:
             return special(**bound(target, args, kwargs))
+        if target not in _MOVES:  # an input is quantised in float32, as every kernel does it
+            args, kwargs = pytree.tree_map(_wide, (args, kwargs))
         return super().call_function(target, args, kwargs)
 
 
@@ -118,7 +119,8 @@ def _wide(value: Any) -> Any:
 def _quantize(
     input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Tensor:
-    return (input / scale).round().add(zero_point).clamp(quant_min, quant_max).to(dtype)
+    scaled = input * (1.0 / scale) if input.dtype == torch.float32 else input / scale
+    return scaled.round().add(zero_point).clamp(quant_min, quant_max).to(dtype)
 
 
 def _dequantize(input: Tensor, scale: float, zero_point: int, **_: Any) -> Tensor:
@@ -129,6 +131,7 @@ def _dequantize_channels(input: Tensor, scales: Tensor, axis: int, **_: Any) -> 
     return input.double() * scales.double().reshape([-1 if d == axis else 1 for d in range(input.dim())])
 
 
+_MOVES = (aten.permute.default, aten.view.default, aten.reshape.default, aten.clone.default)
 _SPECIAL: Mapping[Any, Callable[..., Tensor]] = {
     QUANTIZE: _quantize,
     DEQUANTIZE: _dequantize,
