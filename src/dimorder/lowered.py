@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
@@ -100,7 +99,7 @@ class Lowered:
                 raise UsageError("the arguments", found, "lower it again for that value")
         guarded = check(self.contract, fed, on_mismatch)
         outputs = restore(self.contract, self.artifact.run(guarded.tensors), on_mismatch).tensors
-        return pytree.tree_unflatten(list(outputs), self.program.out_spec)
+        return self.program.result(outputs)
 
     def to_dict(self) -> dict[str, Any]:
         """What `dimorder lower --json` writes; the keys are stable."""

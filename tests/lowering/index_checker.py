@@ -494,8 +494,10 @@ def _batched(place: Located) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def _convolution(call: torch.fx.Node, reads: list[Located], writes: list[Located]) -> Iterator[str]:
-    """Batch, space in index order, channels; groups alike on both sides, their channels as they like."""
-    orders = [_channels_last(place) for place in (*reads, *writes)]
+    """Batch, space in index order (for one tap in any, the same), channels; groups alike on both sides, their
+    channels as they like."""
+    pixels = _pixels(reads[0]) if _has_one_tap(call) else None
+    orders = [_channels_last(place, pixels) for place in (*reads, *writes)]
     if None in orders:
         yield "contraction: not batch, space, channels"
         return
@@ -524,13 +526,25 @@ def _spatial(call: torch.fx.Node, reads: list[Located], writes: list[Located]) -
         yield "indexed: batch or channels lie in two orders"
 
 
-def _channels_last(place: Located) -> tuple[Tensor, Tensor] | None:
-    """The orders of batch and channels, where memory is batch, space in index order, channels."""
+def _has_one_tap(call: torch.fx.Node) -> bool:
+    weight, stride, padding = call.args[1].meta["val"], call.args[3], call.args[4]  # type: ignore[union-attr]
+    return math.prod(weight.shape[2:]) == 1 and set(stride) == {1} and set(padding) == {0}  # type: ignore[arg-type]
+
+
+def _pixels(place: Located) -> Tensor:
+    """The order of the pixels, where memory is batch, space, channels."""
+    count, channels, *space = place.shape
+    return place.memory.reshape(count, math.prod(space), channels)[0, :, 0] % math.prod(space)
+
+
+def _channels_last(place: Located, pixels: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+    """The orders of batch and channels, where memory is batch, space in index order or that of `pixels`,
+    channels."""
     count, channels, *space = place.shape
     area = math.prod(space)
     numbers = place.memory.reshape(count, area, channels)
     batch, channel = numbers[:, 0, 0] // (channels * area), numbers[0, 0] // area % channels
-    index = torch.arange(area, dtype=torch.int32)
+    index = torch.arange(area, dtype=torch.int32) if pixels is None else pixels
     wanted = (batch[:, None, None] * channels + channel) * area + index[:, None]
     return (batch, channel) if torch.equal(wanted, numbers) else None
 
@@ -566,6 +580,9 @@ _RULES: dict[Any, Rule] = {
             aten.max_pool2d.default,
             aten.avg_pool2d.default,
             aten.upsample_bilinear2d.vec,
+            aten.upsample_bicubic2d.vec,
+            aten._upsample_bilinear2d_aa.vec,
+            aten._upsample_bicubic2d_aa.vec,
             aten.upsample_nearest2d.vec,
             aten.max_pool3d.default,
             aten.avg_pool3d.default,

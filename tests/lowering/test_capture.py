@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import dimorder
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.captured import capture, eval_mode
 from dimorder.lowering.verify import relative_error
@@ -19,6 +20,10 @@ from tests.lowering.lowering import Net
 from tests.zoo import perturb
 
 X = (2, 6, 5, 7)
+
+
+def r(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def operators(model: nn.Module | torch.export.ExportedProgram, *inputs: Tensor) -> list[str]:
@@ -255,7 +260,9 @@ REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
     "memory that is read directly": (
         Net(lambda m, x: torch.as_strided(x, (3, 2), (7, 2))), X, "sizes [3, 2], strides [7, 2] read memory"
     ),
-    "a constant returned": (Net(lambda m, x: (x + 1, 3)), X, "the network returns the constant 3"),
+    "constants alone returned": (
+        Net(lambda m, x: (None, x.shape[1])), X, "no tensor in what the network returns: None, 6"
+    ),
     "no elements": (Net(lambda m, x: x + 1), (2, 0, 5), "shape (2, 0, 5) has no elements"),
     "a branch on data": (
         Net(lambda m, x: x + 1 if x.sum() > 0 else x - 1), X, "torch.export of Net"
@@ -287,6 +294,53 @@ def test_a_broken_pt2_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(UsageError, match="not a readable exported program"):
         capture(path)
+
+
+@pytest.mark.parametrize("device", ["the network", "an input", "a program"])
+def test_what_has_no_data_is_refused_and_what_to_do_is_said(device: str) -> None:
+    """A tensor on the meta device would be compared with nothing."""
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 5, 7)
+    if device == "the network":
+        layer.weight = nn.Parameter(layer.weight.to("meta"))
+        model: Any = nn.Sequential(layer)
+    elif device == "a program":
+        model, x = torch.export.export(layer.to("meta"), (x.to("meta"),)), torch.randn(2, 3, 5, 7)
+    else:
+        model, x = layer, x.to("meta")
+    with pytest.raises(UsageError) as caught:
+        capture(model, (x,))
+    name = {"the network": "0.weight", "an input": "0", "a program": "weight and 1 more"}[device]
+    assert caught.value.found.startswith(f"no data in {name}: on the meta device")
+    assert ("torch.randn" if device == "an input" else "to_empty(device='cpu')") in caught.value.fix
+
+
+def test_one_tensor_given_twice_is_two_inputs() -> None:
+    """torch 2.13 exports `x - y` as `y - y` where one tensor is given for both."""
+    x = r(2, 3)
+    program = capture(Net(lambda m, x, y: (x, x - y)), (x, x))
+    first, difference = program.module(x, x + 1)
+    assert torch.equal(first, x) and torch.allclose(difference, torch.tensor(-1.0))
+
+
+class Cache:
+    """A class into which torch.export does not see."""
+
+
+def test_a_cache_in_the_result_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        capture(Net(lambda m, x: (x * 2, Cache())), (r(2, 3),))
+    assert caught.value.found == "a Cache in its output, into which torch.export cannot see"
+    assert "use_cache=False" in caught.value.fix
+
+
+def test_what_is_no_tensor_in_the_result_keeps_its_place() -> None:
+    net = Net(lambda m, x, k, n: {"a": None, "b": (x * k, 3, x.shape[1]), "c": n, "d": x + 1})
+    x = r(2, 5)
+    lowered = dimorder.lower(net, (x, 2.5, None), target="torch", run_artifact=False)
+    result = lowered.run(x, 2.5, None)
+    assert result.keys() == {"a", "b", "c", "d"}
+    assert (result["a"], result["b"][1:], result["c"]) == (None, (3, 5), None)
+    torch.testing.assert_close((result["b"][0], result["d"]), (x * 2.5, x + 1))
 
 
 def test_what_is_no_model_is_refused() -> None:

@@ -22,6 +22,11 @@ def nhwc(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous()
 
 
+def volumes(weight: Tensor) -> Tensor:
+    """A transposed weight in two dimensions and two groups as (O, D, H, W, I / groups): thrice in depth."""
+    return ohwi_of_transposed(weight, 2).unsqueeze(1).expand(-1, 3, -1, -1, -1).contiguous()
+
+
 def ohwi_of_transposed(weight: Tensor, groups: int) -> Tensor:
     """torch's (I, O/groups, KH, KW) as (O, KH, KW, I/groups)."""
     per_group = weight.unflatten(0, (groups, weight.shape[0] // groups))
@@ -52,6 +57,21 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
             x, ohwi_of_transposed(TRANSPOSED, 2), B8, [3, 2], [1, 0], [2, 1], [1, 2], 2
         ),
         lambda x: F.conv_transpose2d(x, TRANSPOSED, B8, (3, 2), (1, 0), (2, 1), 2, (1, 2)),
+    ),
+    "transposed conv, 3-D": (
+        lambda x: OPS.conv_transpose3d_ndhwc(
+            x.unsqueeze(1), volumes(TRANSPOSED), B8, [3, 1, 2], [1, 1, 0], [2, 0, 1], [1, 1, 2], 2
+        )[:, 1],
+        lambda x: F.conv_transpose3d(
+            x.unsqueeze(2),
+            TRANSPOSED.unsqueeze(2).expand(-1, -1, 3, -1, -1),
+            B8,
+            (3, 1, 2),
+            (1, 1, 0),
+            (2, 0, 1),
+            2,
+            (1, 1, 2),
+        )[:, :, 1],
     ),
     "max pool": (
         lambda x: OPS.max_pool2d_nhwc(x, [3, 2], [2, 3], [1, 0], [1, 2], True),

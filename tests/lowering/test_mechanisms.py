@@ -54,6 +54,12 @@ def conv(inputs: int, outputs: int, **options: Any) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, padding=1, **options)
 
 
+def _pooled_by_context(x: Tensor, mask: nn.Module) -> Tensor:
+    """The mean of all pixels, weighed by a softmax over a mask."""
+    weights = mask(x).flatten(2).softmax(-1)
+    return x.flatten(2) @ weights.transpose(1, 2)
+
+
 def _shuffled(m: Any, x: Tensor) -> Tensor:
     y = m.a(x)
     y = y.unflatten(1, (2, 3)).transpose(1, 2).flatten(1, 2)
@@ -119,6 +125,20 @@ MECHANISMS = {
         output0   2×9×7×8  NHWC  add
         """,
         None,
+        "NHWC",
+    ),
+    "a matrix by a vector is turned where the matrix lies transposed": Mechanism(
+        Net(lambda m, x: _pooled_by_context(m.conv(x), m.mask), conv=conv(3, 8), mask=nn.Conv2d(8, 1, 1)),
+        (2, 3, 9, 7),
+        "xnnpack",
+        """
+        x         2×9×7×3  NHWC  input
+        conv2d    2×9×7×8  NHWC  conv2d_nhwc(x, conv_weight[8×3×3×3], conv_bias[8], padding 1)
+        conv2d_2  2×9×7×1  NCHW  conv2d_nhwc(conv2d, mask_weight[1×1×1×8], mask_bias[1])
+        softmax   2×1×63   NCL   softmax(conv2d_2 as 2×1×63, dim 2)
+        matmul    2×1×8    NCL   matmul(softmax, conv2d as 2×63×8)
+        output0   2×8×1    NCL   matmul
+        """,
         "NHWC",
     ),
     "cuts that conflict make a block: 14 = 2·7 = 7·2 stays together, and may lie innermost": Mechanism(

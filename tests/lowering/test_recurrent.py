@@ -110,6 +110,15 @@ def test_without_a_batch() -> None:
     lower_everywhere(network("lstm, both ways"), [random(STEPS, INPUT)], count=1)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("sizes", [(1, 1, 7, 3), (1, 2, 1, 1), (5, 1, 1, 3)])
+def test_sizes_of_one(kind: type[nn.RNNBase], sizes: tuple[int, int, int, int]) -> None:
+    steps, batch, size, hidden = sizes
+    layer = perturb(kind(size, hidden, bidirectional=True))
+    lower_everywhere(layer, [random(steps, batch, size)], count=1)
+    lower_everywhere(layer, [random(steps, size)], count=1)
+
+
 def test_double_keeps_its_type() -> None:
     assert (
         capture(network("lstm").double(), (random(STEPS, BATCH, INPUT).double(),))

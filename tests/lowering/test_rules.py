@@ -96,6 +96,10 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "from one channel": conv(nn.Conv2d(1, 12, 3), 2, 1, 9, 7),
         "to one place": conv(nn.Conv2d(12, 10, (9, 7)), *IMAGE),
         "3-D": conv(nn.Conv3d(3, 4, (2, 3, 1), padding=(0, 1, 0)), 2, 3, 5, 6, 7),
+        "3-D, transposed": conv(
+            nn.ConvTranspose3d(4, 6, (3, 2, 4), (2, 3, 1), (1, 0, 2), (1, 2, 0), 2, dilation=(2, 3, 1)),
+            *(2, 4, 4, 5, 3),
+        ),
         "weight computed": case(lambda m, x, w: F.conv2d(x, w), IMAGE, (10, 12, 3, 2)),
         "bias computed": case(lambda m, x, b: F.conv2d(x, m.w, b), IMAGE, (10,), w=constant(10, 12, 3, 2)),
         "shared weight": case(
@@ -137,6 +141,8 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "matmul, 2-D by 3-D": case(lambda m, x, y: x @ y, (5, 7), (4, 7, 3)),
         "matmul, 3-D by 2-D": case(lambda m, x, y: x @ y, (4, 5, 7), (7, 3)),
         "matmul, 2-D": case(lambda m, x, y: x @ y, (5, 7), (7, 3)),
+        "matmul by a column": case(lambda m, x, y: x @ y, (2, 6, 5, 7), (2, 6, 7, 1)),
+        "row by matmul": case(lambda m, x, y: x @ y, (2, 6, 1, 7), (2, 6, 7, 5)),
         "matmul by a vector": case(lambda m, x, y: x @ y, (4, 5, 7), (7,)),
         "vector by matmul": case(lambda m, x, y: x @ y, (7,), (4, 7, 5)),
         "dot": case(lambda m, x, y: x @ y, (7,), (7,)),
@@ -415,10 +421,18 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "unbind last": unary(lambda x: x.unbind(-1), *X),
         "qkv": unary(lambda x: x.reshape(2, 5, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0), 2, 5, 24),
         "narrow": unary(lambda x: x.narrow(2, 1, 3), *X),
+        "flip a prime": unary(lambda x: x.flip(1), 2, 37, 5),
         "flip C": unary(lambda x: x.flip(1), *X),
         "flip H, W": unary(lambda x: x.flip((2, -1)), *X),
         "flip size 1": unary(lambda x: x.flip(1), 2, 1, 5),
         "flip size 1 and another": unary(lambda x: x.flip((1, 2)), 2, 1, 5),
+        "slice_scatter": case(lambda m, x, y: torch.slice_scatter(x, y, 1, -5, 4), X, (2, 3, 5, 7)),
+        "slice_scatter to the end": case(lambda m, x, y: torch.slice_scatter(x, y, 3, 3), X, (2, 6, 5, 4)),
+        "slice_scatter, all": case(lambda m, x, y: torch.slice_scatter(x, y, 2), X, X),
+        "slice_scatter, step": case(lambda m, x, y: torch.slice_scatter(x, y, 1, 1, 6, 2), X, (2, 3, 5, 7)),
+        "select_scatter": case(lambda m, x, y: torch.select_scatter(x, y, -2, -3), X, (2, 6, 7)),
+        "copy of another shape": case(lambda m, x, y: torch.ops.aten.copy(x, y) + 1, X, (5, 1)),
+        "copy of another type": case(lambda m, x, y: torch.ops.aten.copy(x, y.double()) + 1, X, X),
         "roll": unary(lambda x: x.roll((2, -3), (2, 3)), *X),
         "roll last": unary(lambda x: x.roll(1, -1), *X),
         "roll everything": unary(lambda x: x.roll(11), 2, 6, 5),
@@ -730,6 +744,13 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "adaptive avg pool up": conv(nn.AdaptiveAvgPool2d((18, 14)), *IMAGE),
         "adaptive avg pool 1-D": conv(nn.AdaptiveAvgPool1d(1), 2, 6, 11),
         "adaptive avg pool 3-D": conv(nn.AdaptiveAvgPool3d(1), 2, 3, 5, 6, 7),
+        "adaptive avg pool 3-D that does not divide": conv(nn.AdaptiveAvgPool3d((3, 1, 4)), 2, 3, 5, 6, 7),
+        "adaptive max pool with indices": unary(
+            lambda x: F.adaptive_max_pool2d(x, (3, 7), return_indices=True), *IMAGE
+        ),
+        "max pool with indices, ceil": unary(
+            lambda x: F.max_pool2d(x, (3, 2), 2, (1, 0), ceil_mode=True, return_indices=True), *IMAGE
+        ),
         "adaptive avg pool, one side": conv(nn.AdaptiveAvgPool2d((None, 1)), *IMAGE),
         "adaptive max pool": conv(nn.AdaptiveMaxPool2d((3, 2)), *IMAGE),
         "adaptive max pool 1": conv(nn.AdaptiveMaxPool2d(1), *IMAGE),
@@ -762,6 +783,13 @@ FAMILIES: dict[str, dict[str, Case]] = {
     },
     "opaque": {
         "embedding": case(lambda m, x: m.e(x), ints(2, 5), e=nn.Embedding(10, 6)),
+        "embedding bag": case(
+            lambda m, x, o: m.e(x, o),
+            ints(9),
+            torch.tensor([0, 4, 4]),
+            e=nn.EmbeddingBag(10, 6, mode="mean"),
+        ),
+        "median": unary(lambda x: (x.median(1), x.median()), 2, 5, 7),
         "embedding, then conv": case(
             lambda m, x: m.c(m.e(x).transpose(1, 2)), ints(2, 5), e=nn.Embedding(10, 6), c=nn.Conv1d(6, 4, 3)
         ),

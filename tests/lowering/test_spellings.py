@@ -56,6 +56,15 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
     "index of one shape": (
         lambda m, x: x[:, [[0, 1, 2], [4, 5, 6]]], [X], counted(slice=2, cat=1, reshape=1)
     ),
+    "index by a grid": (
+        lambda m, x: x[torch.tensor([[1], [0]]), :, torch.tensor([[4, 2, 0, 1, 3, 5]])],
+        [X], counted(slice=7, cat=2, permute=1),
+    ),
+    "index by a grid of neighbours": (
+        lambda m, x: x[:, torch.tensor([3, 4]).view(2, 1, 1), torch.arange(6).view(6, 1, 1, 1)],
+        [X], counted(slice=1, reshape=1, permute=1),
+    ),
+    "index by pairs": (lambda m, x: x[:, [3, 4], [0, 5]], [X], counted(index=1)),
     "index at random": (
         lambda m, x: x[..., [0, 3, 1, 7, 2, 9, 4, 8, 5, 6, 0, 5, 3, 9, 7, 1, 4, 0]], [X], counted(index=1)
     ),
@@ -173,10 +182,13 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
     ),
     "an adaptive max-pool with indices": (
         lambda m, x: list(F.adaptive_max_pool2d(x, (3, 5), return_indices=True)), [X],
-        counted(adaptive_max_pool2d=1, getitem=2),
+        counted(
+            max_pool2d=1, constant_pad_nd=1, slice=4, reshape=4, cat=1, argmax=1, div=2, mul=4, sub=2, add=2
+        ),
     ),
     "adaptive pools that do not divide": (
-        lambda m, x: F.adaptive_max_pool2d(x, (4, 5)), [X], counted(adaptive_max_pool2d=1, getitem=1)
+        lambda m, x: F.adaptive_max_pool2d(x, (4, 5)), [X],
+        counted(reshape=3, slice=3, amax=3, cat=2),
     ),
     "adaptive pools of lines": (
         lambda m, x: F.adaptive_max_pool1d(x, 4) + F.adaptive_avg_pool1d(x, 4), [(2, 6, 12)],

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from dimorder.errors import VerificationError
-from dimorder.lowering.verify import relative_error, verify
+from dimorder.lowering.capture.captured import capture
+from dimorder.lowering.promise import promise
+from dimorder.lowering.verify import Trial, relative_error, verify
 
 INF, NAN = math.inf, math.nan
 
@@ -45,6 +47,40 @@ def test_a_wrong_program_is_refused_with_its_output() -> None:
         verify([x, x + 0.5], [x, x], what="the program", tolerance=0.1)
     assert "output 1 differs from PyTorch's by 2.50e-01" in str(caught.value)
     assert str(caught.value).startswith("the program\n")
+
+
+class Clamped(torch.nn.Module):
+    """What no standard normal input reaches."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(x, max=self.bound)
+
+
+def trial(network: torch.nn.Module) -> Trial:
+    x = torch.randn(30, 50)
+    program = capture(network, (x,))
+    return Trial(network, program, promise(program, None, None, None))
+
+
+def test_a_fault_among_large_numbers_is_found() -> None:
+    with pytest.raises(VerificationError, match="on inputs of many magnitudes"):
+        trial(Clamped(math.inf)).compare(lambda held: [torch.clamp(held[0], max=50.0)], "the program")
+
+
+class Waves(torch.nn.Module):
+    """Of large numbers, whose last digits decide."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x * 10)
+
+
+def test_what_a_network_amplifies_itself_is_no_fault() -> None:
+    network = Waves()
+    trial(network).compare(lambda held: [network.double()(held[0].double()).float()], "the program")
 
 
 def test_another_type_is_never_the_same() -> None:

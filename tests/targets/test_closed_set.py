@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 pytest.importorskip("executorch")
@@ -40,6 +41,16 @@ TORCH: dict[str, Case] = {
         lambda x, y: (aten.floor_divide(x, y), aten.floor_divide.Scalar(x, 2)),
         (r(2, 5, 7), r(7) + 3),
         (),
+    ),
+    "adaptive pools": (
+        lambda x, v: (F.adaptive_avg_pool2d(x, 4), F.adaptive_avg_pool3d(v, 4)),
+        (r(2, 3, 5, 7), r(2, 3, 5, 6, 7)),
+        (),
+    ),
+    "transposed convolution in three dimensions": (
+        lambda x, w: F.conv_transpose3d(x, w),
+        (r(2, 3, 5, 6, 7),),
+        (r(3, 4, 2, 3, 1),),
     ),
     "softmax over two dimensions with another between them": (
         lambda x: apart(x, lambda y: y.softmax(2)),

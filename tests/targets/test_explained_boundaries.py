@@ -57,3 +57,27 @@ def test_the_plan_and_its_json_name_what_runs_outside(lowered: dimorder.Lowered)
     (call,) = lowered.to_dict()["outside_calls"]
     assert call["operator"] == "aten.topk" and call["reason"] == "XNNPACK has no aten.topk.default"
     assert "outside of what xnnpack computes\n  aten.topk" in str(lowered.plan)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_network_of_another_type_runs_row_major_beside_the_delegates(dtype: torch.dtype) -> None:
+    """No permute round any of its convolutions, and the way out is said."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1), nn.MaxPool2d(2)).eval().to(dtype)
+    lowered = dimorder.lower(net, (torch.randn(2, 3, 9, 7).to(dtype),), target="xnnpack")
+    assert (lowered.artifact.delegates, len(lowered.plan.conversions)) == (0, 0)
+    assert not [name for name in lowered.artifact.outside if "permute" in name]
+    reasons = {call["reason"] for call in lowered.to_dict()["outside_calls"]}
+    assert reasons == {f"{dtype} where this target computes in torch.float32; convert with .float()"}
+
+
+def test_a_negative_padding_runs_beside_the_delegate() -> None:
+    """ExecuTorch's portable kernel of constant_pad_nd takes no negative one."""
+
+    class Padded(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.pad(x, (2, -1, -1, 0), value=7)
+
+    x = torch.arange(30).view(2, 3, 5)
+    lowered = dimorder.lower(Padded(), (x,), target="xnnpack")
+    assert torch.equal(lowered.run(x), Padded()(x))

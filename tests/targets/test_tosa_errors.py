@@ -63,12 +63,26 @@ OPERATORS: dict[str, Case] = {
         "1999 resized to 2100 as 2099/1998, where RESIZE has a numerator up to 2048 and a factor between "
         "1/16 and 256",
     ),
-    "division, of integers": (
-        lambda x: torch.div(x, 3, rounding_mode="floor"),
-        (torch.arange(5),),
+    "indices, a mask": (
+        lambda x, mask, y: torch.index_put(x, (mask,), y),
+        (r(5), torch.tensor([True, False, True, True, False]), r(1)),
         (),
-        "aten.div.Tensor_mode",
-        "integers divided with rounding_mode='floor'; TOSA rounds towards zero",
+        "aten.index_put",
+        "a mask instead of indices",
+    ),
+    "indices, not of every dimension": (
+        lambda x, i, y: torch.index_put(x, (None, i), y),
+        (r(5, 3), torch.tensor([0, 2]), r(5, 2)),
+        (),
+        "aten.index_put",
+        "a dimension without indices among those that have some",
+    ),
+    "an exponent": (
+        lambda x: x**17,
+        (r(5, 3),),
+        (),
+        "aten.pow.Tensor_Scalar",
+        "the exponent 17: TOSA's POW takes no negative base, and torch does",
     ),
     "padding beyond the kernel": (
         lambda x, w: F.conv_transpose2d(x, w, padding=3),

@@ -211,6 +211,8 @@ P = Y.abs() + 0.1
 I = torch.arange(-35, 35).reshape(2, 5, 7)  # noqa: E741
 B = Y > 0.3
 HALVES = torch.tensor([-2.5, -1.5, -0.5, 0.5, 0.49999997, 1.5, 2.5, 8388609.0, -3e9, 0.0])
+WHOLE = torch.randint(-500, 500, (8, 50), generator=torch.Generator().manual_seed(2)).float()
+
 ELEMENTWISE: dict[str, Case] = {
     "add": (lambda x, y: x + y, (Y, r(2, 5, 7) + 1), ()),
     "add, broadcast": (lambda x, y: x + y, (Y, r(5, 1)), ()),
@@ -238,6 +240,34 @@ ELEMENTWISE: dict[str, Case] = {
         (I, torch.arange(1, 8)),
         (),
     ),
+    "floor division": (
+        lambda x, y: (aten.floor_divide(x, y), aten.floor_divide.Scalar(x, 49.0), x // -0.1),
+        (WHOLE, WHOLE.flip(0).abs() / 10 + 0.1),
+        (),
+    ),
+    "floor division by 0 and by infinity": (
+        lambda x, y: aten.floor_divide(x, y),
+        (torch.tensor([3.0, -3.0, 0.0, -2.0, 2.0]), torch.tensor([0.0, 0.0, 4.0, math.inf, math.inf])),
+        (),
+    ),
+    "floor division, integers": (
+        lambda x, y: (x // y, aten.floor_divide.Scalar(x, -3), torch.div(x, 4, rounding_mode="floor")),
+        (I, torch.arange(1, 8)),
+        (),
+    ),
+    "remainders": (
+        lambda x, y: (torch.fmod(x, y), x % y, torch.fmod(x, 0.7), x % -0.7),
+        (WHOLE, WHOLE.flip(0) / 10 + 0.05),
+        (),
+    ),
+    "quotients that are whole": (
+        lambda x, y: (torch.div(x * y, y, rounding_mode="floor"), torch.div(x * y, y, rounding_mode="trunc")),
+        (WHOLE, WHOLE.flip(0).abs() + 1),
+        (),
+    ),
+    "log1p": (lambda x: torch.log1p(x), (torch.tensor([1e-8, -3e-5, 0.0099, -0.0101, 2.5, 0.0]),), ()),
+    "log1p of what is small": (lambda x: torch.log1p(x.abs() * 1e-9), (Y,), ()),
+    "powers": (lambda x: (x**10, x**7, x**4, x**1), (Y,), ()),
     "maximum, integers": (torch.maximum, (I, I.flip(2)), ()),
     "relu, integers": (lambda x: torch.relu(x), (I,), ()),
     "clamp, crossed": (lambda x: torch.clamp(x, 0.9, -0.2), (Y,), ()),
@@ -260,7 +290,7 @@ ELEMENTWISE: dict[str, Case] = {
         (),
     ),
     "round": (torch.round, (HALVES,), ()),
-    "powers": (lambda x: x**3 + x**4 + x**1, (Y,), ()),
+    "powers, added": (lambda x: x**3 + x**4 + x**1, (Y,), ()),
     "powers of positive numbers": (lambda x: x**0.5 + x**-0.5 + x**-1 + x**1.7, (P,), ()),
     "reciprocal": (torch.reciprocal, (P,), ()),
     "comparisons": (
@@ -288,7 +318,7 @@ ELEMENTWISE: dict[str, Case] = {
     ),
     "where": (lambda c, x, y: torch.where(c, x, y), (B, Y, r(7)), ()),
     "where, numbers": (
-        lambda c, x: (torch.where(c, x, 0.5), torch.where(c, -1.5, x), torch.where(c, 2.0, 3.0)),
+        lambda c, x: (torch.where(c, x, 0.5), torch.where(c, -1.5, x), torch.where(x > 0, 2.0, 3.0)),
         (B, Y),
         (),
     ),
@@ -394,6 +424,41 @@ MOVES: dict[str, Case] = {
     "flip": (lambda x: (x.flip(1), x.flip(0, 2)), (Y,), ()),
     "embedding": (lambda i, w: F.embedding(i, w), (INDICES,), (r(5, 7),)),
     "embedding, constant indices": (lambda w, i: F.embedding(i, w), (r(5, 7),), (INDICES,)),
+    "index_put": (
+        lambda x, y, i, j: (
+            torch.index_put(x, (i,), y[0, 0]),
+            torch.index_put(x, (i, j), y[0, 0]),
+            torch.index_put(x, (i, j), y[0, :1, :1], True),
+            torch.index_put(x, (i - 5,), y[1, 2], True),
+        ),
+        (r(5, 4, 7), r(2, 5, 7), torch.tensor([1, 4, 1]), torch.tensor([3, 0, 3])),
+        (),
+    ),
+    "index_put, large": (
+        lambda x, y, i: torch.index_put(x, (i,), y),
+        (r(300, 300), r(200, 300), torch.randperm(300, generator=torch.Generator().manual_seed(1))[:200]),
+        (),
+    ),
+    "median": (lambda x: (x.median(), *x.median(1), *x.median(2, True)), (Y,), ()),
+    "max pools with indices": (
+        lambda x, y: (
+            *F.max_pool2d(x, (3, 2), 2, (1, 0), return_indices=True),
+            *F.max_pool2d(x, 2, 1, 1, (2, 3), return_indices=True),
+            *F.max_pool1d(y, 3, 2, 1, return_indices=True),
+            *F.adaptive_max_pool2d(x, (3, 11), return_indices=True),
+        ),
+        (IMAGE, r(2, 5, 12)),
+        (),
+    ),
+    "embedding bags": (
+        lambda i, o, w: (
+            F.embedding_bag(i, w, o, mode="sum"),
+            F.embedding_bag(i, w, o, mode="mean", padding_idx=2),
+            F.embedding_bag(i, w, o, mode="max"),
+        ),
+        (torch.tensor([3, 1, 2, 2, 4, 0, 1]), torch.tensor([0, 3, 3, 5])),
+        (r(5, 7),),
+    ),
     "index_select": (
         lambda x, i: (x.index_select(1, i), x.index_select(0, i[:2] - i[:2]), x.index_select(-1, i)),
         (Y, INDICES[0]),

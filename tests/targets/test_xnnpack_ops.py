@@ -132,6 +132,11 @@ ELEMENTWISE: dict[str, Case] = {
         (Y,),
         (),
     ),
+    "softplus, mish": (
+        lambda x: (F.softplus(x * 9), F.softplus(x * 9, 3.0, 18.0), F.mish(x * 9)),
+        (Y,),
+        (),
+    ),
     "reciprocal": (lambda x: torch.reciprocal(x.abs() + 1), (Y,), ()),
 }
 
@@ -181,6 +186,10 @@ MOVES: dict[str, Case] = {
             (),
         )
         for n, dim in [(1, 0), (2, 1), (3, -1), (4, 0), (5, 1), (6, 2), (27, 1)]
+    },
+    **{
+        f"flip of {size}": (lambda x: x.flip(1) * 2 + x.flip((0, 3, 1)), (r(2, size, 3, 5),), ())
+        for size in (1, 2, 12, 37)
     },
     "narrow": (lambda x: aten.narrow(x, 1, -3, 2) * 2, (Y,), ()),
     "pad, infinite": (lambda x: torch.clamp(F.pad(x, (1, 2), value=float("-inf")), min=-9.0), (Y,), ()),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from . import hugging_face, own, vision
+from . import audio, hugging_face, own, vision
 from .network import SQUARE_224, Field, Network, calibrate, perturb
 from .vision import load_torchvision, timm, torchvision
 
@@ -27,16 +27,22 @@ __all__ = [
     "torchvision",
 ]
 
-# Tags: `lower` goes through target xnnpack as one delegate; `plan` is planned, not yet emitted; `pretrained`
-# keeps its weights; `own` is small, with one mechanism; the others name the library a network comes from.
-NETWORKS: tuple[Network, ...] = (*vision.NETWORKS, *hugging_face.NETWORKS, *own.NETWORKS)
+# Tags: `lower` goes through target xnnpack as one delegate; `plan` is planned, not yet emitted; `deployed` is
+# what people ship, at a small size; `pretrained` keeps its weights; `own` is small, with one mechanism; the
+# others name the library a network comes from.
+NETWORKS: tuple[Network, ...] = (
+    *vision.NETWORKS,
+    *hugging_face.NETWORKS,
+    *audio.NETWORKS,
+    *own.NETWORKS,
+)
 
 
 def networks(tag: str | None = None) -> list[Network]:
     """The rows that carry `tag`, or all of them.
 
     >>> [network.name for network in networks("pretrained")]
-    ['pnet', 'rnet', 'onet']
+    ['pnet', 'rnet', 'onet', 'silero_vad', 'crepe_tiny']
     """
     return [network for network in NETWORKS if tag is None or tag in network.tags]
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 Shape = tuple[int, ...]
+# What a network is fed, from a generator and a batch: a tuple by position, or a dictionary by name.
+Draw = Callable[[torch.Generator, int], "tuple[Any, ...] | dict[str, Any]"]
 SQUARE_224 = (1, 3, 224, 224)
 
 
@@ -17,13 +21,15 @@ class Network:
     """A network of the zoo. `shape` is that of its one float32 input, batch first.
 
     `make` gives the bare module; `build` the one to test with, in eval mode: seeded, and unless it is
-    pretrained, perturbed and calibrated.
+    pretrained, perturbed and calibrated. `draw` makes the inputs of one that takes several, or integers; its
+    `shape` is empty.
     """
 
     name: str
     make: Callable[[], nn.Module]
     shape: Shape
     tags: frozenset[str]
+    draw: Draw | None = None
 
     def build(self, seed: int = 0) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -31,16 +37,36 @@ class Network:
             module = self.make().eval()
         if "pretrained" in self.tags:
             return module
-        return calibrate(perturb(module, seed), *self.inputs(batch=2, seed=seed))
+        perturb(module, seed)
+        args, kwargs = self.call(batch=2, seed=seed)
+        return calibrate(module, *args, **kwargs)
 
-    def inputs(self, batch: int = 1, seed: int = 1) -> tuple[Tensor]:
-        """One seeded standard-normal input of `shape`, with `batch` for its first dimension."""
+    def call(self, batch: int = 1, seed: int = 1) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Seeded inputs by position and by name, with `batch` for their first dimension: standard normal, or
+        as they are drawn."""
         generator = torch.Generator().manual_seed(seed)
-        return (torch.randn((batch, *self.shape[1:]), generator=generator),)
+        if self.draw is None:
+            return (torch.randn((batch, *self.shape[1:]), generator=generator),), {}
+        drawn = self.draw(generator, batch)
+        return ((), drawn) if isinstance(drawn, dict) else (drawn, {})
+
+    def inputs(self, batch: int = 1, seed: int = 1) -> tuple[Any, ...]:
+        """The inputs by position, of a network that takes none by name."""
+        args, kwargs = self.call(batch, seed)
+        assert not kwargs, f"{self.name} takes {', '.join(kwargs)} by name"
+        return args
+
+    def run(self, module: nn.Module, batch: int = 1, seed: int = 1) -> list[Tensor]:
+        """The tensors that a network of this row gives for these inputs."""
+        args, kwargs = self.call(batch, seed)
+        with torch.no_grad():
+            return [x for x in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(x, Tensor)]
 
 
-def row(name: str, make: Callable[[], nn.Module], shape: Shape, tags: str) -> Network:
-    return Network(name, make, shape, frozenset(tags.split()))
+def row(name: str, make: Callable[[], nn.Module], inputs: Shape | Draw, tags: str) -> Network:
+    """One network, with the shape of its one input, or what draws its inputs."""
+    shape, draw = ((), inputs) if callable(inputs) else (inputs, None)
+    return Network(name, make, shape, frozenset(tags.split()), draw)
 
 
 def perturb(module: nn.Module, seed: int = 0) -> nn.Module:
@@ -64,7 +90,7 @@ def perturb(module: nn.Module, seed: int = 0) -> nn.Module:
     return module
 
 
-def calibrate(module: nn.Module, *inputs: Tensor) -> nn.Module:
+def calibrate(module: nn.Module, *inputs: Any, **named: Any) -> nn.Module:
     """Sets every batch-norm's running statistics to those of `inputs` (batch of 2 or more), in place.
 
     With the statistics of an initialiser the activations of a MobileNet die out on the way: its output would
@@ -75,7 +101,7 @@ def calibrate(module: nn.Module, *inputs: Tensor) -> nn.Module:
     for norm in norms:
         norm.train().momentum = 1.0
     with torch.no_grad():
-        module(*inputs)
+        module(*inputs, **named)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval().momentum = momentum
     return module

@@ -68,7 +68,7 @@ class Factors:
         leaves, groups = list(self.leaves(factor)), []
         for size in sizes:
             group: list[int] = []
-            while math.prod(self._size[leaf] for leaf in group) < size:
+            while math.prod(self._size[leaf] for leaf in group) != size:
                 group.append(leaves.pop(0))
             groups.append(tuple(group))
         return groups

@@ -4,7 +4,7 @@ the operators that share axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dimorder.lowering.sites import Arrangement, AxisOrder, BufferInfo, Site, Token, layout_of
@@ -44,6 +44,9 @@ class Closure:
         self.candidates: list[dict[AxisOrder, None]] = [{} for _ in buffers]
         self.per_site = [Proposal(absorbed=[{} for _ in site.views]) for site in sites]
         self.defaults = [default_tokens(site) for site in sites]
+        self.seen: list[set[tuple[int, int, tuple[Token, ...]]]] = [
+            set() for _ in sites
+        ]  # tensor, form, order
         self.readers: list[list[tuple[int, int]]] = [[] for _ in buffers]
         self.truncated = False
         self.queue: list[tuple[int, AxisOrder]] = []
@@ -59,8 +62,8 @@ class Closure:
                 self.per_site[index].absorbed[0][()] = None
                 self._add(site.views[0].buffer, order, seed=True)
                 continue
-            for number, form in enumerate(site.forms):
-                self.per_site[index].tokens[number, formed(self.defaults[index], form)] = None
+            defaults = self.defaults[index]
+            self._offer(index, [(number, formed(defaults, form)) for number, form in enumerate(site.forms)])
             for position in range(len(site.views)):
                 self.per_site[index].absorbed[position][self._absorbed(site, position, None)] = None
             self._expand(index, seed=True)
@@ -85,26 +88,32 @@ class Closure:
         self.queue.append((buffer, order))
 
     def _propose(self, index: int, position: int, order: AxisOrder) -> None:
-        """Take a tensor's order into a site: its tokens in that order, the others where they were or beside
-        their neighbour in logical order, sorted into each form."""
+        """Take a tensor's order into a site: its tokens in that order, the others beside their neighbour in
+        logical order, sorted into each form.
+
+        A form in which the site has the order already needs no other: where the tensor lacks tokens, each
+        would come with new places for those, and their number would grow with every site on the way.
+        """
         site, proposal = self.sites[index], self.per_site[index]
         rank = {axis: i for i, axis in enumerate(order)}
         held = site.tokens[position]
         mine = sorted(held, key=lambda token: rank[held[token][0]])
-        slots = iter(mine)
-        in_place = tuple(next(slots) if token in held else token for token in self.defaults[index])
-        beside = _insert_before_successors(mine, self.defaults[index])
-        sorted_in = dict.fromkeys(
-            (number, formed(tokens, form))
-            for number, form in enumerate(site.forms)
-            for tokens in (in_place, beside)
-        )
-        new = [tokens for tokens in sorted_in if tokens not in proposal.tokens]
+        tokens = _insert_before_successors(mine, self.defaults[index])
+        sorted_in = [(number, formed(tokens, form)) for number, form in enumerate(site.forms)]
+        new = [way for way in sorted_in if (position, *_seen_by(held, way)) not in self.seen[index]]
         absorbed = self._absorbed(site, position, rank)
         if new or absorbed not in proposal.absorbed[position]:
-            proposal.tokens.update(dict.fromkeys(new))
+            self._offer(index, new)
             proposal.absorbed[position][absorbed] = None
             self._expand(index)
+
+    def _offer(self, index: int, ways: Iterable[tuple[int, tuple[Token, ...]]]) -> None:
+        self.per_site[index].tokens.update(dict.fromkeys(ways))
+        self.seen[index].update(
+            (position, *_seen_by(held, way))
+            for way in ways
+            for position, held in enumerate(self.sites[index].tokens)
+        )
 
     def _absorbed(
         self, site: Site, position: int, rank: Mapping[int, int] | None
@@ -142,6 +151,12 @@ def default_tokens(site: Site) -> tuple[Token, ...]:
                 previous += 1
                 order.insert(previous, token)
     return tuple(order)
+
+
+def _seen_by(held: Collection[Token], way: tuple[int, tuple[Token, ...]]) -> tuple[int, tuple[Token, ...]]:
+    """A form and its tokens, as far as one tensor has them."""
+    number, tokens = way
+    return number, tuple(token for token in tokens if token in held)
 
 
 def _insert_before_successors(tokens: Sequence[Token], default: Sequence[Token]) -> tuple[Token, ...]:

@@ -70,8 +70,9 @@ def extract(
     row_major: dict[torch.fx.Node, str] = {}
     while True:
         refused = _extract(annotated, input_orders, output_orders, costs, ability, verdicts)
-        if isinstance(refused, Extracted):
-            return refused
+        if isinstance(refused, Extracted):  # told with what was first in the way
+            outside = {call: row_major.get(call, reason) for call, reason in refused.outside.items()}
+            return replace(refused, outside=outside)
         for call, reason in refused.items():
             if call in row_major or annotated.relations[call].kind == "opaque":
                 raise UnsupportedError(

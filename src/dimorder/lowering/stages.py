@@ -110,6 +110,7 @@ def _spelt_again(program: Captured, node: Node) -> list[Any]:
         else tracer.input(operand.name, operand.meta["val"])
         for operand in node.all_input_nodes
     }
+    tracer.given.clear()  # they stand for any values
     args, kwargs = pytree.tree_map_only(Node, stand_ins.__getitem__, (node.args, node.kwargs))
     tracer.trace(node, args, kwargs)
     return [call.target for call in tracer.graph.nodes if call.op == "call_function"]

@@ -6,6 +6,7 @@ Constant subgraphs are evaluated, batch-norms folded, reshapes spelt `reshape` a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,15 +32,23 @@ class Captured:
     attributes.
 
     `examples` are the leaves of the call it was captured with, in the sequence of `exported`; `out_spec`
-    restores the structure of the result. `exported` is the program as it was exported, which is what "the
-    same numbers" means.
+    restores the structure of the result, and `fixed_results` are the leaves of it that are no tensors, by
+    position. `exported` is the program as it was exported, which is what "the same numbers" means.
     """
 
     module: torch.fx.GraphModule
     examples: tuple[Any, ...]
     input_names: tuple[str, ...]
     out_spec: pytree.TreeSpec
+    fixed_results: Mapping[int, Any]
     exported: ExportedProgram
+
+    def result(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the network returns where these are the tensors in it."""
+        feed = iter(tensors)
+        held = range(self.out_spec.num_leaves)
+        leaves = [self.fixed_results[i] if i in self.fixed_results else next(feed) for i in held]
+        return pytree.tree_unflatten(leaves, self.out_spec)
 
     @property
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
@@ -78,7 +87,9 @@ def capture(
     """
     if not isinstance(args, (tuple, list)):
         raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
+    _refuse_meta("the arguments", args, kwargs)
     exported = _export(model, args, kwargs)
+    _refuse_meta("the network", exported.state_dict, exported.constants)
     plain = functional(exported, OPERATORS)
     _refuse_state(plain)  # only this form's signature tells every write
     return _normal_form(plain, exported, _examples(exported, args, kwargs or {}))
@@ -184,9 +195,10 @@ def _export(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -
             f"{type(model).__name__} is neither a torch.nn.Module nor an ExportedProgram",
             "pass one of these",
         )
+    _refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
         with torch.no_grad(), eval_mode(model):
-            return torch.export.export(model, tuple(args), dict(kwargs or {}))
+            return torch.export.export(model, *_told_apart(tuple(args), dict(kwargs or {})))
     except UnsupportedError:
         raise
     except Exception as error:
@@ -195,9 +207,53 @@ def _export(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -
         )
         raise UnsupportedError(
             f"torch.export of {type(model).__name__}",
-            f"{type(error).__name__}: {reason}",
-            "make the module exportable, and check --input shapes",
+            *(_unknown_class(reason) or (f"{type(error).__name__}: {reason}", _EXPORTABLE)),
         ) from error
+
+
+def _told_apart(*call: Any) -> Any:
+    """A call in which no tensor is given twice: torch 2.13 exports two such arguments as one."""
+    seen: set[int] = set()
+
+    def another(leaf: torch.Tensor) -> torch.Tensor:
+        again = id(leaf) in seen
+        seen.add(id(leaf))
+        return leaf.clone() if again else leaf
+
+    return pytree.tree_map_only(torch.Tensor, another, call)
+
+
+_EXPORTABLE = "make the module exportable, and check --input shapes"
+
+
+def _unknown_class(reason: str) -> tuple[str, str] | None:
+    """What was found and what to do where torch.export cannot see into an input or an output."""
+    match = re.match(r"Found <class '([\w.]+)'> in (output|input)", reason)
+    if match is None:
+        return None
+    name, side = match[1].rsplit(".", 1)[-1], match[2]
+    found = f"a {name} in its {side}, into which torch.export cannot see"
+    if "Cache" not in name:
+        return found, "give and return tensors, in tuples, lists and dicts"
+    one_call = "call it with use_cache=False"
+    return found, f"{one_call}; for a cache, wrap it so that the cache's tensors are inputs and outputs"
+
+
+def _refuse_meta(where: str, *trees: Any) -> None:
+    """What lies on the meta device has a shape and no numbers: nothing could be compared with them."""
+    leaves, _ = pytree.tree_flatten_with_path(trees)
+    empty = [path for path, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_meta]
+    if empty:
+        first = pytree.keystr(empty[0][1:]).strip("[]'\"")
+        more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        raise UsageError(
+            where,
+            f"no data in {first}{more}: on the meta device a tensor is a shape alone",
+            "load the weights (load_state_dict(..., assign=True)), or make room by "
+            "to_empty(device='cpu') and fill it"
+            if where == "the network"
+            else "give tensors with data, such as torch.randn of the same shape",
+        )
 
 
 def _refuse_state(exported: ExportedProgram) -> None:
@@ -237,17 +293,16 @@ def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples:
             args, kwargs = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
             env[node] = tracer.trace(node, args, kwargs)
     results: Any = exported.graph.output_node().args[0]
-    for result in results:
-        if not isinstance(result, torch.fx.Node):
-            raise UnsupportedError(
-                "output", f"the network returns the constant {result!r}", "return tensors only"
-            )
-    module = tracer.module([env[result] for result in results])
+    fixed = {i: result for i, result in enumerate(results) if not isinstance(result, torch.fx.Node)}
+    if len(fixed) == len(results):
+        found = f"no tensor in what the network returns: {', '.join(map(repr, fixed.values())) or 'nothing'}"
+        raise UnsupportedError("output", found, "return what it computes")
+    module = tracer.module([env[result] for result in results if isinstance(result, torch.fx.Node)])
     simplify(module)
     _refuse_random(module)
     if not names:
         raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")
-    return Captured(module, examples, tuple(names), exported.call_spec.out_spec, original)
+    return Captured(module, examples, tuple(names), exported.call_spec.out_spec, fixed, original)
 
 
 def _refuse_random(module: torch.fx.GraphModule) -> None:

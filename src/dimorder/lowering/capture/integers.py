@@ -71,10 +71,11 @@ def _move_integers(move: Node) -> None:
     if any(s.target is not DEQUANTIZE or s.args[1:] != sources[0].args[1:] for s in sources):
         return
     _, *scale = sources[0].args
+    operator: Any = move.target
     integers: Any = [s.args[0] for s in sources]
     args: Any = torch.fx.map_arg(move.args, lambda n: n.args[0] if n in sources else n)
     with move.graph.inserting_before(move):
-        moved = move.graph.call_function(move.target, args, move.kwargs)
+        moved = move.graph.call_function(operator, args, move.kwargs)
         real = move.graph.call_function(DEQUANTIZE, (moved, *scale))
     moved.meta = {**move.meta, "val": _like(move, integers[0])}
     real.meta = {**move.meta}
@@ -140,7 +141,8 @@ def _clamped(quantize: Node) -> bool:
 
 
 def _scale_bias(module: GraphModule, product: Node) -> None:
-    x, weight, bias, *rest = product.args
+    arguments: tuple[Any, ...] = product.args
+    x, weight, bias, *rest = arguments
     held = [getattr(module, str(n.target), None) if isinstance(n, Node) else None for n in (weight, bias)]
     if (
         not isinstance(x, Node)
@@ -149,6 +151,7 @@ def _scale_bias(module: GraphModule, product: Node) -> None:
         or held[1] is None
     ):
         return
+    scale: Any = x.args[1]
     channels = held[0].integers.per_channel()
     transposed = product.target is aten.convolution.default and rest[3]
     outputs = 1 if transposed and rest[5] == 1 else 0  # the weight's dimension of output channels
@@ -156,12 +159,12 @@ def _scale_bias(module: GraphModule, product: Node) -> None:
         return
     if channels[0].numel() > 1 and channels[1] != outputs:
         return
-    scales = (channels[0] * x.args[1]).to(torch.float32)
+    scales = (channels[0] * scale).to(torch.float32)
     limit = float(2**31 - 128)  # float32 holds no integer nearer to the end of int32
     multiples = (held[1].double() / scales.double()).round().clamp(-limit, limit).to(torch.int32)
-    name = f"{bias.target}_of_{product.name}"  # type: ignore[union-attr]
+    name = f"{bias.target}_of_{product.name}"
     module.register_buffer(name, Scaled.of(multiples, scales))
     with module.graph.inserting_before(product):
         made = module.graph.get_attr(name)
-    made.meta = dict(bias.meta)  # type: ignore[union-attr]
-    product.replace_input_with(bias, made)  # type: ignore[arg-type]
+    made.meta = dict(bias.meta)
+    product.replace_input_with(bias, made)

@@ -27,7 +27,8 @@ class Tracer:
     `spellings` maps an operator to the function that writes it in other operators, and `is_known` says which
     ones stay whole; others are decomposed as far as torch has a decomposition. `node` is the one being
     traced, and `meta` its place in the source, which whatever is written for it inherits. `remembered` is
-    what a spelling keeps for the next call of its operator: constants that several calls share.
+    what a spelling keeps for the next call of its operator: constants that several calls share. `given` are
+    the program's inputs.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Tracer:
         self.kept: list[torch.Tensor] = []  # keeps ids of constants unique while tracing
         self.names: dict[int, str] = {}
         self.remembered: dict[Any, Any] = {}
+        self.given: set[torch.fx.Node] = set()
         self.node: Any = None
         self.meta: dict[str, Any] = {}
 
@@ -52,6 +54,7 @@ class Tracer:
     def input(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
         node = self.graph.placeholder(name)
         node.meta["val"] = without_data(tensor)
+        self.given.add(node)
         return node
 
     def named(self, name: str, constant: torch.Tensor) -> torch.Tensor:

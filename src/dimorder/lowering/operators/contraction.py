@@ -22,7 +22,7 @@ from dimorder.lowering.operators.operator import (
     spelt,
     tensor_arguments,
 )
-from dimorder.lowering.sites import Token, token_axes
+from dimorder.lowering.sites import Token
 
 if TYPE_CHECKING:
     from dimorder.lowering.building import Call
@@ -189,29 +189,11 @@ def _linear_features_first(c: Call) -> None:
     c.give(y, groups)
 
 
-def _matmul_repeated(c: Call) -> None:
-    """Both operands with the whole batch: what lacks some of it is repeated."""
-
-    def whole(node: torch.fx.Node, position: int, heads: list[list[Token]]) -> torch.fx.Node:
-        held = token_axes(c.tensors[position], c.relation)
-        if all(token in held for head in heads for token in head):
-            return node
-        batch = [c.size(c.result, head) for head in heads]
-        expanded = c.b.call(aten.expand.default, node, [*batch, -1, -1])
-        return c.b.call(aten.clone.default, expanded, memory_format=torch.contiguous_format)
-
-    _multiply(c, whole)
+def _has_one_column(node: torch.fx.Node) -> bool:
+    return shape_of(node)[-1] == 1
 
 
-def _is_repeated(node: torch.fx.Node) -> bool:
-    """Whether the batches of a product differ."""
-    a, b = args_of(node)
-    return shape_of(a)[:-2] != shape_of(b)[:-2]
-
-
-def _multiply(
-    c: Call, prepared: Callable[[torch.fx.Node, int, list[list[Token]]], torch.fx.Node] | None = None
-) -> None:
+def _multiply(c: Call) -> None:
     """One batch dimension where both operands have the same batch, else one per axis so that they broadcast;
     a batch that the right operand lacks is more rows of the left.
 
@@ -226,23 +208,16 @@ def _multiply(
     def precedes(a: list[Token], b: list[Token], unless: bool) -> bool:
         return place[a[0]] < place[b[0]] if a and b else unless
 
-    straight = precedes(m, n, True)
+    straight = precedes(m, n, precedes(m, k, True))  # without columns, a matrix that lies k m is turned
     a_first, b_first = precedes(m, k, straight), precedes(k, n, straight)
-    if (
-        prepared is None
-        and straight
-        and len(c.site.reads) == 2
-        and batch
-        and not any(c.has(t, 1) for t in batch)
-    ):
+    if straight and len(c.site.reads) == 2 and batch and not any(c.has(t, 1) for t in batch):
         heads, m = [], [*batch, *m]
     sides = ([*heads, m, k] if a_first else [*heads, k, m], [*heads, k, n] if b_first else [*heads, n, k])
     taken, dynamic = [], 0
     for position, source in enumerate(tensor_arguments(c.node)):
         constant = source.op == "get_attr"
         side = sides[position]
-        node = c.take_constant(position, side) if constant else c.take(dynamic, side)
-        taken.append(node if prepared is None else prepared(node, position, heads))
+        taken.append(c.take_constant(position, side) if constant else c.take(dynamic, side))
         dynamic += not constant
     if not straight:
         taken, (a_first, b_first) = taken[::-1], (not b_first, not a_first)
@@ -280,9 +255,7 @@ OPERATORS = (
             Implementation("row-major", "b m k n", _multiply, _MATMUL),
             Implementation("right transposed", "b m n k", _multiply, _MATMUL),
             Implementation("transposed", "b n k m", _multiply, _MATMUL),
-            Implementation(
-                "batch repeated", "b m k n", _matmul_repeated, (*_MATMUL, aten.expand.default), _is_repeated
-            ),
+            Implementation("one column transposed", "b k m", _multiply, _MATMUL, _has_one_column),
         ),
         spelt=matmul,
     ),

@@ -90,8 +90,6 @@ def _relate_convolution(node: torch.fx.Node) -> Relation | str:
     if len(operands(node, _WEIGHTS)) != 1:
         return "a weight or a bias that is computed"
     source, out = shape_of(x), shape_of(node)
-    if transposed and len(source) > 4:
-        return "3-D transposed convolution has no channels-last form"
     spatial = [f"s.{i}" for i in range(len(source) - 2)]
     kernel = shape_of(weight)[2:]
     pointwise = (
@@ -158,7 +156,8 @@ def _channels_last(c: Call) -> None:
     operands_ = c.take(0, conv.dims), c.constant(conv.weight, 1), c.constant(conv.bias, 2)
     if args_of(c.node)[6]:
         rest = (conv.stride, conv.padding, conv.output_padding, conv.dilation, conv.groups)
-        c.give(c.b.call(OPS.conv_transpose2d_nhwc.default, *operands_, *rest), conv.dims)
+        transpose = OPS.conv_transpose2d_nhwc if len(conv.stride) == 2 else OPS.conv_transpose3d_ndhwc
+        c.give(c.b.call(transpose.default, *operands_, *rest), conv.dims)
         return
     sides = [side for amount in conv.padding for side in (amount, amount)]
     target = OPS.conv2d_nhwc.default if len(conv.stride) == 2 else OPS.conv3d_ndhwc.default
@@ -224,9 +223,48 @@ def _depth_by_taps(c: Call) -> None:
     c.give(c.b.call(aten.view.default, total, [batch, depth, *plane]), conv.dims)
 
 
+def _transposed_depth_by_taps(c: Call) -> None:
+    """A transposed convolution in three dimensions: each tap of depth writes its planes where they belong,
+    zeros between them; then those of all taps are added."""
+    conv = _Convolution.of(c)
+    batch, depth, *rest = (c.size(0, group) for group in conv.dims)
+    _, new_depth, *plane = (c.size(c.result, group) for group in conv.dims)
+    images = c.b.call(aten.view.default, c.take(0, conv.dims), [batch * depth, *rest])
+    step, total = conv.stride[0], None
+    for tap in range(conv.weight.shape[1]):
+        y = c.b.call(
+            OPS.conv_transpose2d_nhwc.default,
+            images,
+            c.constant(conv.weight[:, tap], 1),
+            None,
+            conv.stride[1:],
+            conv.padding[1:],
+            conv.output_padding[1:],
+            conv.dilation[1:],
+            conv.groups,
+        )
+        if step > 1:
+            rows = c.b.call(aten.view.default, y, [batch * depth, 1, math.prod(plane)])
+            y = c.b.call(aten.constant_pad_nd.default, rows, [0, 0, 0, step - 1], 0.0)
+        y = c.b.call(aten.view.default, y, [batch, depth * step, *plane])
+        before = tap * conv.dilation[0] - conv.padding[0]
+        after = new_depth - before - depth * step
+        y = c.b.slice(y, 1, max(-before, 0), depth * step - max(-after, 0))
+        if before > 0 or after > 0:
+            y = c.b.call(aten.constant_pad_nd.default, y, [0] * 6 + [max(before, 0), max(after, 0)], 0.0)
+        total = y if total is None else c.b.call(aten.add.Tensor, total, y)
+    if conv.bias is not None:
+        total = c.b.call(aten.add.Tensor, total, c.constant(conv.bias, 2))
+    c.give(total, conv.dims)  # type: ignore[arg-type]  # a kernel has at least one tap
+
+
 def _is_deep(node: torch.fx.Node) -> bool:
     """Whether a call convolves in three dimensions."""
     return len(shape_of(node)) == 5 and not args_of(node)[6]
+
+
+def _is_deep_transposed(node: torch.fx.Node) -> bool:
+    return len(shape_of(node)) == 5 and bool(args_of(node)[6])
 
 
 # A depthwise kernel of more taps has no fast XNNPACK kernel: 7 x 7 takes 10.1 ms at 56 x 56 x 96,
@@ -301,7 +339,12 @@ OPERATORS = (
                 "channels last",
                 _FORM,
                 _channels_last,
-                (OPS.conv2d_nhwc.default, OPS.conv3d_ndhwc.default, OPS.conv_transpose2d_nhwc.default),
+                (
+                    OPS.conv2d_nhwc.default,
+                    OPS.conv3d_ndhwc.default,
+                    OPS.conv_transpose2d_nhwc.default,
+                    OPS.conv_transpose3d_ndhwc.default,
+                ),
             ),
             Implementation(
                 "depthwise in parts",
@@ -316,6 +359,18 @@ OPERATORS = (
                 _depth_by_taps,
                 (OPS.conv2d_nhwc.default, aten.add.Tensor, aten.slice.Tensor, aten.constant_pad_nd.default),
                 _is_deep,
+            ),
+            Implementation(
+                "transposed depth tap by tap",
+                _FORM,
+                _transposed_depth_by_taps,
+                (
+                    OPS.conv_transpose2d_nhwc.default,
+                    aten.add.Tensor,
+                    aten.slice.Tensor,
+                    aten.constant_pad_nd.default,
+                ),
+                _is_deep_transposed,
             ),
         ),
         weights=_WEIGHTS,

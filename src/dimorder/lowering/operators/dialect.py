@@ -119,6 +119,22 @@ def _conv_transpose2d(
     return _nhwc(torch.ops.aten.conv_transpose2d(_nchw(x), *arguments))
 
 
+def _conv_transpose3d(
+    x: Tensor,
+    weight_odhwi: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    grouped = weight_odhwi.reshape(groups, -1, *weight_odhwi.shape[1:])
+    weight = grouped.permute(0, 5, 1, 2, 3, 4).flatten(0, 1)  # torch wants (I, O/groups, KD, KH, KW)
+    arguments = (weight, bias, stride, padding, output_padding, groups, dilation)
+    return _dense(torch.ops.aten.conv_transpose3d(x.movedim(-1, 1), *arguments).movedim(1, -1))
+
+
 def _max_pool2d(x: Tensor, *arguments: Any) -> Tensor:
     return _nhwc(torch.ops.aten.max_pool2d(_nchw(x), *arguments))
 
@@ -172,6 +188,11 @@ _DIALECT: dict[str, tuple[str, Callable[..., Tensor]]] = {
         "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[2] padding, int[2] output_padding, "
         "int[2] dilation, int groups) -> Tensor",
         _conv_transpose2d,
+    ),
+    "conv_transpose3d_ndhwc": (
+        "(Tensor x, Tensor weight_odhwi, Tensor? bias, int[3] stride, int[3] padding, int[3] output_padding, "
+        "int[3] dilation, int groups) -> Tensor",
+        _conv_transpose3d,
     ),
     "max_pool2d_nhwc": (
         "(Tensor x, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode) "

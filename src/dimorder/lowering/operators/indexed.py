@@ -93,6 +93,36 @@ def stack(n: Tracer, tensors: Sequence[Value], dim: int = 0) -> Value:
     return cat(n, [unsqueeze(n, t, dim) for t in tensors], dim)
 
 
+def _slice_scatter(
+    n: Tracer,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Value:
+    """What is written to a slice, between what lies before and behind it."""
+    size = shape_of(x)[dim]
+    begin, stop, step = slice(start, end, step).indices(size)
+    if step != 1 or stop <= begin:
+        return n.emit(aten.slice_scatter.default, x, source, dim, start, end, step)
+    before, written, behind = (slice_(n, x, dim, *ends) for ends in ((0, begin), (begin, stop), (stop, size)))
+    return cat(n, [before, _copy(n, written, source), behind], dim)
+
+
+def _select_scatter(n: Tracer, x: Value, source: Value, dim: int, index: int) -> Value:
+    index = index % shape_of(x)[dim]
+    return _slice_scatter(n, x, unsqueeze(n, source, dim % len(shape_of(x))), dim, index, index + 1)
+
+
+def _copy(n: Tracer, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    """The source in the shape and type of what it is written to."""
+    if dtype_of(source) != dtype_of(x):
+        source = n.write(aten._to_copy.default, source, dtype=dtype_of(x))
+    return source if shape_of(source) == shape_of(x) else n.write(aten.expand.default, source, shape_of(x))
+
+
 def _roll(n: Tracer, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     if not dims:
         return view(n, _roll(n, view(n, x, [math.prod(shape_of(x))]), shifts, [0]), shape_of(x))
@@ -117,7 +147,11 @@ def pad(
         for i, pair in enumerate(pairs):
             shape[-1 - i] += sum(pair)
         return torch.full(shape, value or 0, dtype=dtype_of(x))  # nothing of x is left
-    return n.emit(aten.constant_pad_nd.default, x, list(amounts), value or 0.0)
+    for i, (low, high) in enumerate(pairs):  # portable kernels know no negative padding
+        dim = len(shape) - 1 - i
+        x = slice_(n, x, dim, max(-low, 0), shape[dim] + min(high, 0))
+    rest = [max(amount, 0) for amount in amounts]
+    return n.emit(aten.constant_pad_nd.default, x, rest, value or 0.0) if any(rest) else x
 
 
 def _constant_pad(n: Tracer, x: Value, amounts: Sequence[int], value: float = 0.0) -> Value:
@@ -272,6 +306,50 @@ def _lower_flip(c: Call) -> None:
     c.give(c.b.call(c.target, c.take(0, groups), dims), groups)
 
 
+# Digits of more single slices than this become those of a power of two, with padding.
+MAX_DIGITS = 16
+
+
+def _flip_by_digits(c: Call) -> None:
+    """Index 5 of 6 as the digits 1, 2 to the bases 2 and 3: whoever reverses each digit reverses them all."""
+    cuts = c.labelled("cut")
+    groups = c.split(leads=cuts, alone=cuts)
+    sizes, y = [c.size(0, group) for group in groups], c.take(0, groups)
+    for dim in (d for d, group in enumerate(groups) if group and group[0] in cuts):
+        y = _reversed(c, y, sizes, dim)
+    c.give(y, groups)
+
+
+def _reversed(c: Call, y: torch.fx.Node, sizes: Sequence[int], dim: int) -> torch.fx.Node:
+    size, bases = sizes[dim], _prime_factors(sizes[dim])
+    if sum(bases) > MAX_DIGITS:
+        bases = [2] * (size - 1).bit_length()
+    whole = math.prod(bases)
+    if whole != size:
+        pads = [0, 0] * (len(sizes) - 1 - dim) + [whole - size, 0]
+        y = c.b.call(aten.constant_pad_nd.default, y, pads, 0.0)
+    outer, inner = math.prod(sizes[:dim]), whole * math.prod(sizes[dim + 1 :])
+    for base in bases:
+        inner //= base
+        y = c.b.call(aten.view.default, y, [outer, base, inner])
+        digits = [c.b.slice(y, 1, digit, digit + 1) for digit in reversed(range(base))]
+        y = c.b.call(aten.cat.default, digits, 1)
+        outer *= base
+    y = c.b.call(aten.view.default, y, [*sizes[:dim], whole, *sizes[dim + 1 :]])
+    return y if whole == size else c.b.slice(y, dim, 0, size)
+
+
+def _prime_factors(size: int) -> list[int]:
+    factors, divisor = [], 2
+    while size > 1:
+        if size % divisor:
+            divisor += 1
+        else:
+            factors.append(divisor)
+            size //= divisor
+    return factors
+
+
 OPERATORS = (
     Operator(
         (aten.cat.default,),
@@ -303,7 +381,15 @@ OPERATORS = (
     Operator(
         (aten.flip.default,),
         _relate_flip,
-        (Implementation("of whole dimensions", "*", _lower_flip, (aten.flip.default,)),),
+        (
+            Implementation("of whole dimensions", "*", _lower_flip, (aten.flip.default,)),
+            Implementation(
+                "digit by digit",
+                "*",
+                _flip_by_digits,
+                (aten.slice.Tensor, aten.cat.default, aten.constant_pad_nd.default),
+            ),
+        ),
     ),
     spelt(select, aten.select.int),
     spelt(_unbind, aten.unbind.int),
@@ -312,5 +398,8 @@ OPERATORS = (
     spelt(_chunk, aten.chunk.default),
     spelt(_getitem, operator.getitem),
     spelt(stack, aten.stack.default),
+    spelt(_slice_scatter, aten.slice_scatter.default),
+    spelt(_select_scatter, aten.select_scatter.default),
+    spelt(_copy, aten.copy.default),
     spelt(_roll, aten.roll.default),
 )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
-from dimorder.lowering.operators.moves import view
+from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.lowering.operators.moves import unsqueeze, view
 from dimorder.lowering.operators.operator import Operator, spelt
 from dimorder.lowering.operators.rearranging import around
 from dimorder.lowering.operators.row_major import row_major
@@ -78,16 +79,44 @@ def _index_select(n: Tracer, x: Value, dim: int, index: Value) -> Value:
 
 
 def _index(n: Tracer, x: Value, indices: Sequence[Value]) -> Value:
-    """One constant, of any shape, as the only index."""
-    given = [dim for dim, index in enumerate(indices) if index is not None]
-    if len(given) == 1:
-        (dim,) = given
-        before, size, after = around(x, dim)
-        listed = _constant_indices(indices[dim], size)
-        taken = None if listed is None else take(n, x, dim, listed)
+    """Constants that index each its own dimension, each by dimensions of the result that are its own."""
+    given = {dim: index for dim, index in enumerate(indices) if index is not None}
+    along = _own_dims(list(given.values()))
+    taken: Value | None = None if along is None else x
+    for dim, index in given.items():
         if taken is not None:
-            return view(n, taken, [*before, *indices[dim].shape, *after])
-    return n.emit(aten.index.Tensor, x, indices)
+            taken = take(n, taken, dim, [i % shape_of(x)[dim] for i in index.flatten().tolist()])
+    if taken is None or along is None:
+        return n.emit(aten.index.Tensor, x, indices)
+    cut = dict(zip(given, along, strict=True))
+    shape = torch.broadcast_shapes(*(index.shape for index in given.values()))
+    pieces = [
+        p
+        for dim in range(len(shape_of(x)))
+        for p in ([(0, d) for d in cut[dim]] if dim in cut else [(1, dim)])
+    ]
+    sizes = [shape[d] if kind == 0 else shape_of(x)[d] for kind, d in pieces]
+    adjacent = max(given) - min(given) + 1 == len(given)
+    front = [(1, dim) for dim in range(min(given) if adjacent else 0) if dim not in given]
+    behind = [piece for piece in pieces if piece[0] == 1 and piece not in front]
+    order = [*front, *sorted(piece for piece in pieces if piece[0] == 0), *behind]
+    moved = n.write(aten.permute.default, view(n, taken, sizes), [pieces.index(piece) for piece in order])
+    kept = [[shape_of(x)[dim] for _, dim in part] for part in (front, behind)]
+    return view(n, moved, [*kept[0], *shape, *kept[1]])
+
+
+def _own_dims(indices: Sequence[Value]) -> list[list[int]] | None:
+    """Along which dimensions of their common shape indices vary; None if two do along one, or one is
+    computed.
+
+    A mask is no index: its export has no shape.
+    """
+    if not all(isinstance(i, torch.Tensor) and i.dtype not in (torch.bool, torch.uint8) for i in indices):
+        return None
+    rank = max(index.dim() for index in indices)
+    along = [[d + rank - i.dim() for d, size in enumerate(i.shape) if size != 1] for i in indices]
+    listed = [d for dims in along for d in dims]
+    return along if len(set(listed)) == len(listed) else None
 
 
 def _gather(n: Tracer, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
@@ -114,11 +143,78 @@ def _embedding(n: Tracer, weight: Value, indices: Value, *options: Any) -> Value
     return n.emit(aten.embedding.default, weight, indices, *options)
 
 
+_SUM, _MEAN, _MAX = range(3)  # modes of an embedding bag
+
+
+def _embedding_bag(
+    n: Tracer,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    _scale_grad: bool = False,
+    mode: int = _SUM,
+    _sparse: bool = False,
+    scales: Value = None,
+    with_end: bool = False,
+    padding: int | None = None,
+) -> Value:
+    """The rows of every bag: a product with a matrix that says which index is in which."""
+    if any(user.args[1] > 0 and user.users for user in n.node.users):
+        options = (mode, _sparse, scales, with_end, -1 if padding is None else padding)
+        return n.emit(aten._embedding_bag_forward_only.default, weight, indices, offsets, False, *options)
+    count, bags = shape_of(indices)[0], shape_of(offsets)[0] - with_end
+    if not count:
+        return [torch.zeros(bags, shape_of(weight)[1], dtype=dtype_of(weight)), None, None, None]
+    # Where the end is not the last index, torch stops there in sums alone; a mean divides by all the rest.
+    inside = members = _bags(n, offsets, count, bags, with_end=False)
+    padded = -1 if padding is None else padding
+    if with_end and mode != _MAX and padded == -1:
+        inside = _bags(n, offsets, count, bags, with_end)
+    if padded != -1:
+        others = n.write(aten.ne.Scalar, indices, padded % shape_of(weight)[0])
+        inside = members = n.write(aten.logical_and.default, inside, view(n, others, [1, count]))
+    rows = n.write(aten.embedding.default, weight, indices)
+    if scales is not None:
+        rows = n.write(aten.mul.Tensor, rows, view(n, scales, [count, 1]))
+    finite = scales is None and isinstance(weight, torch.Tensor) and bool(weight.isfinite().all())
+    share = n.write(aten._to_copy.default, inside, dtype=dtype_of(weight))
+    if mode != _MAX and finite:
+        bag = n.write(aten.matmul.default, share, rows)
+    else:  # a product with 0 would make NaN of an infinity
+        fill = torch.tensor(-math.inf if mode == _MAX else 0.0, dtype=dtype_of(weight))
+        each = n.write(aten.where.self, view(n, inside, [bags, count, 1]), unsqueeze(n, rows, 0), fill)
+        bag = n.write(aten.amax.default if mode == _MAX else aten.sum.dim_IntList, each, [1], False)
+    if mode == _MEAN:
+        listed = n.write(aten._to_copy.default, members, dtype=dtype_of(weight))
+        number = n.write(aten.sum.dim_IntList, listed, [1], True)
+        bag = n.write(aten.div.Tensor, bag, n.write(aten.clamp_min.default, number, 1.0))
+    if mode == _MAX:
+        some = n.write(aten.any.dims, inside, [1], True)
+        bag = n.write(aten.where.self, some, bag, torch.zeros((), dtype=dtype_of(weight)))
+    return [bag, None, None, None]
+
+
+def _bags(n: Tracer, offsets: Value, count: int, bags: int, with_end: bool) -> Value:
+    """Which of `count` positions (dimension 1) each bag (dimension 0) has."""
+    positions = torch.arange(count).reshape(1, count)
+    starts = n.write(aten.slice.Tensor, offsets, 0, 0, bags)
+    ends = n.write(aten.slice.Tensor, offsets, 0, 1, bags + with_end)
+    if not with_end:
+        last = torch.tensor([count], dtype=dtype_of(offsets))
+        ends = n.write(aten.cat.default, [ends, last], 0)
+    begun = n.write(aten.le.Tensor, view(n, starts, [bags, 1]), positions)
+    open_ = n.write(aten.gt.Tensor, view(n, ends, [bags, 1]), positions)
+    return n.write(aten.logical_and.default, begun, open_)
+
+
 _COMPUTED = "its elements are read by computed positions"
 
 OPERATORS: tuple[Operator, ...] = (
     row_major(aten.index_select.default, _COMPUTED, spelling=_index_select),
     row_major(aten.embedding.default, _COMPUTED, spelling=_embedding),
+    row_major(aten.index_put.default, "its elements are written at computed positions"),
     spelt(_index, aten.index.Tensor),
     spelt(_gather, aten.gather.default),
+    spelt(_embedding_bag, aten.embedding_bag.default, aten.embedding_bag.padding_idx),
+    spelt(_embedding_bag, aten._embedding_bag.default),
 )

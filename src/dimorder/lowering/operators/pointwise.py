@@ -66,11 +66,6 @@ def _prelu(c: Call) -> None:
     c.give(c.b.call(aten.add.Tensor, c.b.call(aten.relu.default, x), negative), groups)
 
 
-def _to_copy(n: Tracer, x: Value, **kwargs: Value) -> Value:
-    dtype = kwargs.get("dtype")
-    return x if dtype in (None, dtype_of(x)) else n.emit(aten._to_copy.default, x, dtype=dtype)
-
-
 def _add_combined(combine: Any) -> Callable[..., Value]:
     """addcmul and addcdiv: x + value · combine(a, b)."""
 
@@ -87,6 +82,13 @@ def _spell_prelu(n: Tracer, x: Value, w: Value) -> Value:
     if rank > 1:
         w = view(n, w, [-1] + [1] * (rank - 2))
     return n.emit(aten._prelu_kernel.default, x, w)
+
+
+def _round_decimals(n: Tracer, x: Value, *, decimals: int) -> Value:
+    """As torch has it: to whole numbers of a power of ten."""
+    up, down = (aten.mul.Tensor, aten.div.Tensor) if decimals >= 0 else (aten.div.Tensor, aten.mul.Tensor)
+    power = float(10 ** abs(decimals))
+    return n.write(down, n.write(aten.round.default, n.write(up, x, power)), power)
 
 
 def pointwise(*names: Any, spelling: Spell | None = None) -> Operator:
@@ -115,12 +117,7 @@ OPERATORS = (
     pointwise(aten.floor_divide.Scalar),
     pointwise(aten.hardswish.default),
     pointwise(aten.log_sigmoid.default),
-    pointwise(aten.masked_fill.Tensor),
     pointwise(aten.rsub.Tensor),
-    pointwise(aten.where.Scalar),
-    pointwise(aten.where.ScalarOther),
-    pointwise(aten.where.ScalarSelf),
-    pointwise(aten._to_copy.default, spelling=_to_copy),
     Operator(
         (aten._prelu_kernel.default,),
         relate_pointwise,
@@ -139,6 +136,7 @@ OPERATORS = (
             ),
         ),
     ),
+    spelt(_round_decimals, aten.round.decimals),
     spelt(_glu, aten.glu.default),
     spelt(_threshold, aten.threshold.default),
     spelt(_spell_prelu, aten.prelu.default),

@@ -22,6 +22,7 @@ from dimorder.lowering.operators.operator import (
     several,
     spelt,
 )
+from dimorder.lowering.operators.positions import MAX_WINDOWS, windows_of
 
 if TYPE_CHECKING:
     from dimorder.lowering.building import Call
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 _MAX = {1: aten.max_pool1d.default, 2: aten.max_pool2d.default, 3: aten.max_pool3d.default}
+_ADAPTIVE_AVG = {2: aten.adaptive_avg_pool2d.default, 3: aten.adaptive_avg_pool3d.default}
 _AVG = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 
 # -- how they are spelt: with a batch, in two or three dimensions, every argument given
@@ -64,11 +66,7 @@ def _dividing_kernel(x: Value, size: Sequence[int]) -> list[int] | None:
 
 
 def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
-    same = {
-        1: aten.adaptive_avg_pool1d.default,
-        2: aten.adaptive_avg_pool2d.default,
-        3: aten.adaptive_avg_pool3d.default,
-    }[rank]
+    """In one dimension as in two, and with a batch, where the size does not divide."""
 
     def rewrite(n: Tracer, x: Value, size: Sequence[int]) -> Value:
         if all(s == 1 for s in size):
@@ -76,38 +74,23 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
         if tuple(size) == shape_of(x)[-rank:]:
             return x
         kernel = _dividing_kernel(x, size)
-        return n.emit(same, x, list(size)) if kernel is None else n.write(_AVG[rank], x, kernel, kernel)
+        if kernel is not None:
+            return n.write(_AVG[rank], x, kernel, kernel)
+        if rank == 1:
+            y = n.write(aten.adaptive_avg_pool2d.default, unsqueeze(n, x, -2), [1, *size])
+            return squeeze(n, y, -2)
+        unbatched = len(shape_of(x)) == rank + 1
+        batched = unsqueeze(n, x, 0) if unbatched else x
+        y = n.emit(_ADAPTIVE_AVG[rank], batched, list(size))
+        return squeeze(n, y, 0) if unbatched else y
 
     return rewrite
 
 
-def _without_indices(target: Any, pool: Any) -> Callable[..., Value]:
-    """A pool that also says where its maxima lie: the plain one, unless that is read."""
-
-    def spell(n: Tracer, x: Value, *args: Value) -> Value:
-        return n.emit(target, x, *args) if _reads_second(n) else [n.write(pool, x, *args), None]
-
-    return spell
-
-
-def _reads_second(n: Tracer) -> bool:
-    return any(user.args[1] == 1 and user.users for user in n.node.users)
-
-
-def _adaptive_max_pool(rank: int) -> Callable[..., Value]:
-    same = {
-        1: aten.adaptive_max_pool1d.default,
-        2: aten.adaptive_max_pool2d.default,
-        3: aten.adaptive_max_pool3d.default,
-    }[rank]
-
-    def spell(n: Tracer, x: Value, size: Sequence[int]) -> Value:
-        kernel = _dividing_kernel(x, size)
-        if kernel is None or _reads_second(n):
-            return n.emit(same, x, list(size))
-        return [x if tuple(size) == shape_of(x)[-rank:] else n.write(_MAX[rank], x, kernel, kernel), None]
-
-    return spell
+def _has_few_windows(node: torch.fx.Node) -> bool:
+    old, new = shape_of(args_of(node)[0])[2:], shape_of(node)[2:]
+    few = all(b // math.gcd(a, b) <= MAX_WINDOWS and (a > 1 or b == 1) for a, b in zip(old, new, strict=True))
+    return few and bool(node.meta["val"].is_floating_point())
 
 
 # -- which axes they keep
@@ -190,6 +173,31 @@ def _max_pool_by_taps(c: Call) -> None:
     c.give(x, dims)
 
 
+def _adaptive_by_windows(c: Call) -> None:
+    """A mean over a box is one of means: dimension by dimension, of a slice for each window that differs."""
+    spatial = c.labelled("s")
+    groups = c.split(leads=spatial, alone=spatial)
+    x, sizes = c.take(0, groups), [c.size(0, group) for group in groups]
+    for dim, group in enumerate(groups):
+        if not group or group[0] not in spatial:
+            continue
+        old, new = sizes[dim], c.size(c.result, group)
+        often = math.gcd(old, new)
+        rows = [math.prod(sizes[:dim]) * often, old // often, math.prod(sizes[dim + 1 :])]
+        x = c.b.call(aten.view.default, x, rows)
+        cut = [c.b.slice(x, 1, *window) for window in windows_of(old // often, new // often)]
+        means = [c.b.call(aten.mean.dim, part, [1], True) for part in cut]
+        x = means[0] if len(means) == 1 else c.b.call(aten.cat.default, means, 1)
+        sizes[dim] = new
+        x = c.b.call(aten.view.default, x, sizes)
+    c.give(x, groups)
+
+
+def _adaptive_as_it_is(c: Call) -> None:
+    dims = c.by_label(["n"], ["c"], *[[f"s.{i}"] for i in range(len(shape_of(c.node)) - 2)])
+    c.give(c.b.call(c.target, c.take(0, dims), args_of(c.node)[1]), dims)
+
+
 def _rounds_twice(node: torch.fx.Node) -> bool:
     """Whether a mean of means is not the mean: of integers, which are rounded each time."""
     return len(shape_of(node)) > 4 and not node.meta["val"].is_floating_point()
@@ -212,6 +220,23 @@ _AVG_POOL = Implementation(
     "channels last", FORM, _avg_pool, (OPS.avg_pool2d_nhwc.default,), lambda node: not _rounds_twice(node)
 )
 
+
+def _adaptive(rank: int) -> Operator:
+    implementations = (
+        Implementation("channels first", "n c s.0 s.1 s.2", _adaptive_as_it_is, (_ADAPTIVE_AVG[rank],)),
+        Implementation(
+            "window by window",
+            "*",
+            _adaptive_by_windows,
+            (aten.slice.Tensor, aten.mean.dim, aten.cat.default),
+            _has_few_windows,
+        ),
+    )
+    return Operator(
+        (_ADAPTIVE_AVG[rank],), relate_spatial, implementations, _adaptive_avg_pool(rank), fresh=rank == 2
+    )
+
+
 _MAX_REST, _AVG_REST = (1, False), (False, True, None)
 
 OPERATORS = (
@@ -221,20 +246,9 @@ OPERATORS = (
     Operator((_AVG[3],), relate_spatial, (_AVG_POOL,), spelt=_pool(3, _AVG, _AVG_REST)),
     spelt(_pool(1, _MAX, _MAX_REST), _MAX[1]),
     spelt(_pool(1, _AVG, _AVG_REST), _AVG[1]),
-    *(
-        spelt(_without_indices(name, _MAX[rank]), name)
-        for rank, name in (
-            (1, aten.max_pool1d_with_indices.default),
-            (2, aten.max_pool2d_with_indices.default),
-            (3, aten.max_pool3d_with_indices.default),
-        )
-    ),
-    spelt(_adaptive_max_pool(1), aten.adaptive_max_pool1d.default),
-    spelt(_adaptive_max_pool(2), aten.adaptive_max_pool2d.default),
-    spelt(_adaptive_max_pool(3), aten.adaptive_max_pool3d.default),
     spelt(_adaptive_avg_pool(1), aten.adaptive_avg_pool1d.default),
-    spelt(
-        _adaptive_avg_pool(2), aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default, fresh=True
-    ),
-    spelt(_adaptive_avg_pool(3), aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default),
+    _adaptive(2),
+    _adaptive(3),
+    spelt(_adaptive_avg_pool(2), aten._adaptive_avg_pool2d.default, fresh=True),
+    spelt(_adaptive_avg_pool(3), aten._adaptive_avg_pool3d.default),
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
 from dimorder.lowering.operators.moves import view
-from dimorder.lowering.operators.operator import spelt
+from dimorder.lowering.operators.operator import several, spelt
 
 aten = torch.ops.aten
 
@@ -95,6 +96,94 @@ def _repeat_each(
     return view(n, x, [*before, size * times, *after])
 
 
+def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
+    """The windows of a dimension, and their elements as a dimension behind all others."""
+    before, full, after = around(x, dim)
+    d, count = len(before), (full - size) // step + 1
+    if size > step:
+        ends = range(size)
+        taps = [n.write(aten.slice.Tensor, x, d, i, i + (count - 1) * step + 1, step) for i in ends]
+        return n.write(
+            aten.cat.default, [view(n, tap, [*shape_of(tap), 1]) for tap in taps], len(shape_of(x))
+        )
+    x = n.write(aten.slice.Tensor, x, d, 0, min(full, count * step))
+    if full < count * step:  # the last window may end before its step does
+        x = n.write(aten.constant_pad_nd.default, x, [0, 0] * len(after) + [0, count * step - full], 0)
+    x = n.write(aten.slice.Tensor, view(n, x, [*before, count, step, *after]), d + 1, 0, size)
+    order = [i for i in range(len(shape_of(x))) if i != d + 1]
+    return n.write(aten.permute.default, x, [*order, d + 1])
+
+
+def _im2col(n: Tracer, x: Value, kernel: Value, dilation: Value, padding: Value, stride: Value) -> Value:
+    """The windows as columns: each tap a slice, or a view where windows lie side by side."""
+    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = (several(v, 2) for v in (kernel, dilation, padding, stride))
+    *batch, channels, height, width = shape_of(x)
+    if ph or pw:
+        x = n.write(aten.constant_pad_nd.default, x, [pw, pw, ph, ph], 0)
+    rows, columns = _count(height + 2 * ph, kh, dh, sh), _count(width + 2 * pw, kw, dw, sw)
+    x = view(n, x, [math.prod(batch), channels, height + 2 * ph, width + 2 * pw])
+    if (kh, kw, dh, dw) == (sh, sw, 1, 1):
+        x = n.write(aten.slice.Tensor, n.write(aten.slice.Tensor, x, 2, 0, rows * sh), 3, 0, columns * sw)
+        x = view(n, x, [-1, channels, rows, sh, columns, sw])
+        x = n.write(aten.permute.default, x, [0, 1, 3, 5, 2, 4])
+    else:
+        taps = [
+            n.write(
+                aten.slice.Tensor,
+                n.write(aten.slice.Tensor, x, 2, i * dh, i * dh + (rows - 1) * sh + 1, sh),
+                3,
+                j * dw,
+                j * dw + (columns - 1) * sw + 1,
+                sw,
+            )
+            for i in range(kh)
+            for j in range(kw)
+        ]
+        x = n.write(aten.cat.default, [n.write(aten.unsqueeze.default, tap, 2) for tap in taps], 2)
+    return view(n, x, [*batch, channels * kh * kw, rows * columns])
+
+
+def _col2im(
+    n: Tracer, x: Value, size: Value, kernel: Value, dilation: Value, padding: Value, stride: Value
+) -> Value:
+    """Columns as windows, which are added where they overlap."""
+    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = (several(v, 2) for v in (kernel, dilation, padding, stride))
+    *batch, channels, _ = shape_of(x)
+    height, width = size[0] + 2 * ph, size[1] + 2 * pw
+    rows, columns = _count(height, kh, dh, sh), _count(width, kw, dw, sw)
+    channels //= kh * kw
+    x = view(n, x, [math.prod(batch), channels, kh, kw, rows, columns])
+    if (kh, kw, dh, dw) == (sh, sw, 1, 1):
+        x = view(
+            n, n.write(aten.permute.default, x, [0, 1, 4, 2, 5, 3]), [-1, channels, rows * sh, columns * sw]
+        )
+        y = n.write(aten.constant_pad_nd.default, x, [0, width - columns * sw, 0, height - rows * sh], 0)
+    else:
+        y = None
+        for i in range(kh):
+            for j in range(kw):
+                tap = n.write(aten.select.int, n.write(aten.select.int, x, 2, i), 2, j)
+                tap = _spread(n, _spread(n, tap, 2, sh, i * dh, height), 3, sw, j * dw, width)
+                y = tap if y is None else n.write(aten.add.Tensor, y, tap)
+    y = n.write(aten.slice.Tensor, n.write(aten.slice.Tensor, y, 2, ph, ph + size[0]), 3, pw, pw + size[1])
+    return view(n, y, [*batch, channels, *size])
+
+
+def _spread(n: Tracer, x: Value, dim: int, step: int, start: int, size: int) -> Value:
+    """A dimension of `size` with the elements of another at every `step`-th place from `start` on, else 0."""
+    before, count, after = around(x, dim)
+    if step > 1:
+        x = view(n, x, [*before, count, 1, *after])
+        x = n.write(aten.constant_pad_nd.default, x, [0, 0] * len(after) + [0, step - 1], 0)
+        x = view(n, x, [*before, count * step, *after])
+    pads = [0, 0] * len(after) + [start, size - start - count * step]
+    return n.write(aten.constant_pad_nd.default, x, pads, 0)
+
+
+def _count(size: int, kernel: int, dilation: int, stride: int) -> int:
+    return (size - dilation * (kernel - 1) - 1) // stride + 1
+
+
 def around(x: Value, dim: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
     shape = shape_of(x)
     dim = dim % len(shape)
@@ -102,6 +191,9 @@ def around(x: Value, dim: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
 
 
 OPERATORS = (
+    spelt(_windows, aten.unfold.default),
+    spelt(_im2col, aten.im2col.default),
+    spelt(_col2im, aten.col2im.default),
     spelt(_pixel_shuffle, aten.pixel_shuffle.default),
     spelt(_pixel_unshuffle, aten.pixel_unshuffle.default),
     spelt(_channel_shuffle, aten.channel_shuffle.default, aten.native_channel_shuffle.default),

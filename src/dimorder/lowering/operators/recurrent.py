@@ -3,6 +3,9 @@
 What is computed of the input is one `linear` for all steps; a step slices its part out of that, and adds one
 `linear` of the hidden state. Constants are free: the two biases are one, and the gates' weights are sorted so
 that the gates with a sigmoid lie side by side.
+
+XNNPACK packs a static weight once for each node that reads it; its weight cache shares them. Were the weight
+a computed value, each step would pack it at each call: 10.6 instead of 6.3 ms for 50 steps of 256 to 1024.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.lowering.operators.masks import bounded
 from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import (
     Implementation,
@@ -90,7 +91,16 @@ def _underscored(name: Any) -> Spell:
     """softmax as core ATen has it."""
 
     def spell(n: Tracer, x: Value, dim: int, half_to_float: bool) -> Value:
-        return n.emit(name, x, dim, *([torch.float32] if half_to_float else []))
+        return n.write(name, x, dim, *([torch.float32] if half_to_float else []))
+
+    return spell
+
+
+def _over_scores(name: Any) -> Spell:
+    """softmax and its like, in front of which a mask is a bound."""
+
+    def spell(n: Tracer, x: Value, *args: Value) -> Value:
+        return n.emit(name, bounded(n, x), *args)
 
     return spell
 
@@ -175,16 +185,42 @@ def _softmax_last(c: Call) -> None:
 
 def _softmax(c: Call) -> None:
     """The operator itself along one physical dimension; from parts where its dimension lies in several."""
+    groups, dims = _along_groups(c)
+    if len(dims) == 1:
+        c.give(c.b.call(c.target, c.take(0, groups), dims[0], *args_of(c.node)[2:]), groups)
+        return
+    _softmax_from_parts(c, groups, dims, lambda x: c.b.call(aten.amax.default, x, dims, True))
+
+
+def _softmax_by_halves(c: Call) -> None:
+    """From parts, the maximum by halves."""
+    groups, dims = _along_groups(c)
+
+    def largest(x: torch.fx.Node) -> torch.fx.Node:
+        for dim in dims:
+            x = _halved(c, x, dim, c.size(0, groups[dim]), aten.maximum.default)
+        return x
+
+    _softmax_from_parts(c, groups, dims, largest)
+
+
+def _along_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
+    """The physical dimensions of an operand, and which of them softmax runs along."""
     k = set(c.labelled("k"))
     groups = _apart(c, k)
-    dims = [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
+    return groups, [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
+
+
+def _softmax_from_parts(
+    c: Call,
+    groups: list[list[Token]],
+    dims: list[int],
+    largest: Callable[[torch.fx.Node], torch.fx.Node],
+) -> None:
     x, log = c.take(0, groups), c.target is aten.log_softmax.int
-    if len(dims) == 1:
-        c.give(c.b.call(c.target, x, dims[0], *args_of(c.node)[2:]), groups)
-        return
     if args_of(c.node)[2:] and args_of(c.node)[2] is not None:
         x = c.b.call(aten._to_copy.default, x, dtype=args_of(c.node)[2])
-    shifted = c.b.call(aten.sub.Tensor, x, c.b.call(aten.amax.default, x, dims, True))
+    shifted = c.b.call(aten.sub.Tensor, x, largest(x))
     powers = c.b.call(aten.exp.default, shifted)
     total = c.b.call(aten.sum.dim_IntList, powers, dims, True)
     scaled = (
@@ -217,18 +253,23 @@ def _by_halves(combine: Any) -> Callable[[Call], None]:
         groups, dims = _reduced_groups(c)
         y = c.take(0, groups)
         for dim in dims:
-            size, odd = c.size(0, groups[dim]), []
-            while size > 1:
-                half = size // 2
-                if size % 2:
-                    odd.append(c.b.slice(y, dim, size - 1, size))
-                y = c.b.call(combine, c.b.slice(y, dim, 0, half), c.b.slice(y, dim, half, 2 * half))
-                size = half
-            for rest in odd:
-                y = c.b.call(combine, y, rest)
+            y = _halved(c, y, dim, c.size(0, groups[dim]), combine)
         c.give(y, [[] if d in dims else group for d, group in enumerate(groups)])
 
     return lower
+
+
+def _halved(c: Call, y: torch.fx.Node, dim: int, size: int, combine: Any) -> torch.fx.Node:
+    odd = []
+    while size > 1:
+        half = size // 2
+        if size % 2:
+            odd.append(c.b.slice(y, dim, size - 1, size))
+        y = c.b.call(combine, c.b.slice(y, dim, 0, half), c.b.slice(y, dim, half, 2 * half))
+        size = half
+    for rest in odd:
+        y = c.b.call(combine, y, rest)
+    return y
 
 
 def _by_doubling(combine: Any, neutral: float) -> Callable[[Call], None]:
@@ -287,13 +328,14 @@ def _index_reduction(name: Any) -> Operator:
     return Operator((name,), _relate_index_reduce, (implementation,), spelt=_index_of(name))
 
 
-def _along(name: Any, *parts: Any) -> Operator:
+def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> Operator:
     """softmax and its like: the operator itself along the last dimension, or along any, or from parts."""
     implementations = (
         Implementation("last", "* k", _softmax_last, (name,)),
         Implementation("any", "*", _softmax, (name, aten.sub.Tensor, aten.amax.default, *parts)),
+        *others,
     )
-    return Operator((name,), _relate_along, implementations)
+    return Operator((name,), _relate_along, implementations, spelt=_over_scores(name))
 
 
 def _running(name: Any, combine: Any, neutral: float) -> Operator:
@@ -306,6 +348,13 @@ def _running(name: Any, combine: Any, neutral: float) -> Operator:
 
 
 _SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)
+_LOG_BY_HALVES = Implementation(
+    "by halves",
+    "*",
+    _softmax_by_halves,
+    (aten.slice.Tensor, aten.maximum.default, aten.sub.Tensor, aten.log.default, *_SUMMED),
+    _is_floating,
+)
 
 OPERATORS = (
     _reduction(aten.mean.dim),
@@ -324,7 +373,7 @@ OPERATORS = (
     ),
     *map(_index_reduction, (aten.argmax.default, aten.argmin.default)),
     _along(aten.softmax.int, aten.div.Tensor, *_SUMMED),
-    _along(aten.log_softmax.int, aten.log.default, *_SUMMED),
+    _along(aten.log_softmax.int, aten.log.default, *_SUMMED, others=(_LOG_BY_HALVES,)),
     _running(aten.cumsum.default, aten.add.Tensor, 0.0),
     _running(aten.cumprod.default, aten.mul.Tensor, 1.0),
     spelt(_mean_of_all, aten.mean.default),

@@ -1,7 +1,10 @@
-"""Upsampling, channels-last. Three dimensions are two, and then one."""
+"""Upsampling, channels-last. Three dimensions are two, and then one; what is linear is a product with a
+constant matrix for each dimension, where a target has no operator for it."""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +42,60 @@ def _bilinear(c: Call) -> None:
 
 def _nearest(c: Call) -> None:
     _resize(c, OPS.upsample_nearest2d_nhwc.default)
+
+
+# Of those that are linear and separable, the overload whose size and factors are both given.
+_SIZED = {
+    overloads.vec: overloads.default
+    for overloads in (
+        aten.upsample_bilinear2d,
+        aten.upsample_bicubic2d,
+        aten._upsample_bilinear2d_aa,
+        aten._upsample_bicubic2d_aa,
+    )
+}
+
+
+def _in_aten(c: Call) -> None:
+    """As torch has it, on planes of pixels."""
+    *_, aligned, factors = args_of(c.node)
+    dims = c.by_label(["n"], ["c"], ["s.0"], ["s.1"])
+    size = None if factors else list(shape_of(c.node)[2:])
+    c.give(c.b.call(c.target, c.take(0, dims), size, aligned, factors), dims)
+
+
+def _by_products(c: Call) -> None:
+    """Each row of pixels and each column times a matrix; the dimension that shrinks most comes first."""
+    *_, aligned, factors = args_of(c.node)
+    dims = c.by_label(["n"], ["s.0"], ["s.1"], ["c"])
+    sizes = [c.size(0, group) for group in dims]
+    x = c.take(0, dims)
+    new = shape_of(c.node)[2:]
+    for i in sorted((0, 1), key=lambda i: new[i] / sizes[i + 1]):
+        weights = resized_by(_SIZED[c.target], sizes[i + 1], new[i], aligned, (factors or (None, None))[i])
+        if weights.shape[0] == weights.shape[1] and torch.equal(weights, torch.eye(len(weights))):
+            continue
+        before, after = math.prod(sizes[: i + 1]), math.prod(sizes[i + 2 :])
+        x = c.b.call(aten.view.default, x, [before, sizes[i + 1], after])
+        matrix = c.b.constant(f"resize_{sizes[i + 1]}_to_{new[i]}", weights.unsqueeze(0))
+        x = c.b.call(aten.matmul.default, matrix, x)
+        sizes[i + 1] = new[i]
+    c.give(c.b.call(aten.view.default, x, sizes), dims)
+
+
+@functools.cache
+def resized_by(target: Any, old: int, new: int, aligned: bool, factor: float | None) -> torch.Tensor:
+    """The matrix (new, old) by which torch resizes one dimension: what it makes of the unit vectors.
+
+    >>> resized_by(aten.upsample_bilinear2d.default, 2, 4, False, None)[1]
+    tensor([0.7500, 0.2500])
+    """
+    units = torch.eye(old).view(old, 1, 1, old)
+    return target(units, [1, new], aligned, 1.0, factor).view(old, new).t().contiguous()  # type: ignore[no-any-return]
+
+
+def _is_float32(node: torch.fx.Node) -> bool:
+    return node.meta["val"].dtype == torch.float32  # type: ignore[no-any-return]
 
 
 def _along_a_line(n: Tracer, x: Value, flat: Callable[[Value], Value]) -> Value:
@@ -80,10 +137,20 @@ def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
 
 
 _BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
+_BY_PRODUCTS = Implementation("by products", FORM, _by_products, (aten.matmul.default,), _is_float32)
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
 
 OPERATORS = (
-    Operator((aten.upsample_bilinear2d.vec,), relate_spatial, (_BILINEAR,)),
+    Operator((aten.upsample_bilinear2d.vec,), relate_spatial, (_BILINEAR, _BY_PRODUCTS)),
+    *(
+        Operator(
+            (name,),
+            relate_spatial,
+            (Implementation("in ATen", "n c s.0 s.1", _in_aten, (name,)), _BY_PRODUCTS),
+        )
+        for name in _SIZED
+        if name is not aten.upsample_bilinear2d.vec
+    ),
     Operator((aten.upsample_trilinear3d.vec,), relate_spatial, (_BILINEAR,)),
     Operator((aten.upsample_nearest2d.vec,), relate_spatial, (_NEAREST,)),
     Operator((aten.upsample_nearest3d.vec,), relate_spatial, (_NEAREST,)),
@@ -98,6 +165,9 @@ OPERATORS = (
             aten.upsample_linear1d,
             aten.upsample_bilinear2d,
             aten.upsample_trilinear3d,
+            aten.upsample_bicubic2d,
+            aten._upsample_bilinear2d_aa,
+            aten._upsample_bicubic2d_aa,
         )
     ),
 )

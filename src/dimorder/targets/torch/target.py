@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import CONTRACT_METHOD, Contract
 from dimorder.errors import ContractError, UsageError
+from dimorder.lowering.ability import Ability
 from dimorder.lowering.operators.dialect import decompose
 from dimorder.targets.base import Run, Target
 from dimorder.targets.torch import LISTING
@@ -80,4 +81,17 @@ def load(file: Path) -> tuple[Contract, Run]:
     return contract, TorchArtifact(program, contract).run
 
 
-TARGET = Target("torch", LISTING.suffix, emit, load=load, install=LISTING.install)
+# torch resizes by the few taps of each pixel itself.
+_DECLINED = frozenset(
+    f"aten.{name}.vec/by products"
+    for name in (
+        "upsample_bilinear2d",
+        "upsample_bicubic2d",
+        "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa",
+    )
+)
+
+TARGET = Target(
+    "torch", LISTING.suffix, emit, Ability(declines=(_DECLINED,)), load=load, install=LISTING.install
+)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.lowering.operators.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.calls import dtype_of
 from dimorder.targets.tosa.writer import DTYPES, WIDEST, TosaValue, TosaWriter
 
 aten = torch.ops.aten
-dimorder = torch.ops.dimorder
 
 _Unary = Callable[[TosaWriter, TosaValue], TosaValue]
 _Binary = Callable[[TosaWriter, TosaValue, TosaValue], TosaValue]
@@ -81,7 +81,8 @@ def truncate(w: TosaWriter, x: TosaValue) -> TosaValue:
 def nearest(w: TosaWriter, x: TosaValue) -> TosaValue:
     """To the nearest whole number, ties to even, as TOSA casts; a large number is whole already."""
     rounded = w.elementwise("CAST", w.elementwise("CAST", x, dtype="INT32"), dtype="FP32")
-    return w.elementwise("SELECT", greater(w, w.elementwise("ABS", x), _WHOLE), x, rounded)
+    small = w.elementwise("GREATER", w.number(_WHOLE, x.dtype), w.elementwise("ABS", x), dtype="BOOL")
+    return w.elementwise("SELECT", small, rounded, x)  # NaN is not small
 
 
 def hardsigmoid(w: TosaWriter, x: TosaValue) -> TosaValue:
@@ -116,14 +117,28 @@ def softplus(w: TosaWriter, x: TosaValue) -> TosaValue:
     return add(w, clamp(w, x, 0), w.elementwise("LOG", add(w, small, 1.0)))
 
 
+def log1p(w: TosaWriter, x: TosaValue) -> TosaValue:
+    """log(1 + x); near 0, where the sum would lose x, x - x²/2 + x³/3 - x⁴/4."""
+    series: TosaValue | float = -1 / 4
+    for factor in (1 / 3, -1 / 2, 1.0):
+        series = add(w, mul(w, x, series), factor)
+    near = greater(w, w.number(0.01, "FP32"), w.elementwise("ABS", x))
+    return w.elementwise("SELECT", near, mul(w, x, series), w.elementwise("LOG", add(w, x, 1.0)))
+
+
+def _logarithm(base: float) -> _Unary:
+    return lambda w, x: mul(w, w.elementwise("LOG", x), 1 / math.log(base))
+
+
 def power(w: TosaWriter, x: TosaValue, exponent: float) -> TosaValue:
-    """POW wants a base that is not negative: small whole exponents are products."""
-    if exponent == 2:
-        return mul(w, x, x)
-    if exponent == 3:
-        return mul(w, mul(w, x, x), x)
-    if exponent == 4:
-        return power(w, mul(w, x, x), 2)
+    """POW wants a base that is not negative: whole exponents are products, by squaring."""
+    if exponent == 0:
+        return w.constant(torch.ones(x.shape))
+    if exponent == int(exponent) and exponent > 1:
+        half = power(w, mul(w, x, x), exponent // 2)
+        return mul(w, half, x) if exponent % 2 else half
+    if exponent == 0.5:  # NaN of what is negative, where POW may do as it likes
+        return w.elementwise("RECIPROCAL", w.elementwise("RSQRT", x))
     kinds = {-1: "RECIPROCAL", -0.5: "RSQRT"}
     if exponent in kinds:
         return w.elementwise(kinds[exponent], x)
@@ -150,7 +165,7 @@ def check_float(a: Arguments) -> str | None:
     return None if a.dtype == torch.float32 else f"{a.dtype}, where TOSA computes this in torch.float32"
 
 
-def _check_number(a: Arguments) -> str | None:
+def check_number(a: Arguments) -> str | None:
     wide = a.dtype in (torch.float32, torch.int32, torch.int64)
     return None if wide else f"arithmetic on {a.dtype}, which TOSA does in torch.float32 or torch.int32"
 
@@ -160,7 +175,7 @@ def _unary(function: _Unary) -> Row:
 
 
 def _unary_number(function: _Unary) -> Row:
-    return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), _check_number)
+    return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), check_number)
 
 
 def _with(
@@ -177,7 +192,7 @@ def _binary(function: _Binary, *, reverse: bool = False) -> Row:
         x, y = (y, x) if reverse else (x, y)
         return function(w, x, mul(w, y, getattr(a, "alpha", 1)))
 
-    return Row(build, _check_number)
+    return Row(build, check_number)
 
 
 def _kind2(kind: str) -> _Binary:
@@ -200,19 +215,6 @@ def _logical(kind: str) -> Row:
 
 def _check_bool(a: Arguments) -> str | None:
     return None if a.dtype == torch.bool else f"bits of {a.dtype}"
-
-
-def _div_mode(w: TosaWriter, a: Arguments) -> TosaValue:
-    y = div(w, *(value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.other)))
-    if y.dtype != "FP32" or a.rounding_mode is None:
-        return y
-    return w.elementwise("FLOOR", y) if a.rounding_mode == "floor" else truncate(w, y)
-
-
-def _check_div_mode(a: Arguments) -> str | None:
-    if a.dtype == torch.float32 or a.rounding_mode == "trunc":
-        return None
-    return f"integers divided with rounding_mode={a.rounding_mode!r}; TOSA rounds towards zero"
 
 
 def _bounds(a: Arguments) -> tuple[float, float]:
@@ -244,8 +246,12 @@ def _softplus(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     return w.elementwise("SELECT", greater(w, scaled, a.threshold), x, smooth)
 
 
+MAX_EXPONENT = 16  # beyond, rounding errors of products add up
+
+
 def _check_power(a: Arguments) -> str | None:
-    if a.exponent in (0.5, 1, 2, 3, 4, -1, -0.5) or a.exponent != int(a.exponent):
+    whole = a.exponent == int(a.exponent)
+    if not whole or a.exponent == -1 or 0 <= a.exponent <= MAX_EXPONENT:
         return check_float(a)
     return f"the exponent {a.exponent}: TOSA's POW takes no negative base, and torch does"
 
@@ -287,8 +293,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.mul.Scalar: _binary(mul),
         aten.div.Tensor: _binary(div),
         aten.div.Scalar: _binary(div),
-        aten.div.Tensor_mode: Row(_div_mode, _check_div_mode),
-        aten.div.Scalar_mode: Row(_div_mode, _check_div_mode),
         aten.maximum.default: _binary(_kind2("MAXIMUM")),
         aten.minimum.default: _binary(_kind2("MINIMUM")),
         aten.pow.Tensor_Scalar: _with(lambda w, x, a: power(w, x, a.exponent), _check_power),
@@ -300,6 +304,9 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.rsqrt.default: _unary(_kind("RSQRT")),
         aten.exp.default: _unary(_kind("EXP")),
         aten.log.default: _unary(_kind("LOG")),
+        aten.log2.default: _unary(_logarithm(2)),
+        aten.log10.default: _unary(_logarithm(10)),
+        aten.log1p.default: _unary(log1p),
         aten.sin.default: _unary(_kind("SIN")),
         aten.cos.default: _unary(_kind("COS")),
         aten.erf.default: _unary(_kind("ERF")),
@@ -312,10 +319,10 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.relu.default: _unary_number(lambda w, x: clamp(w, x, 0)),
         aten.relu6.default: _unary(lambda w, x: clamp(w, x, 0, 6)),
         aten.hardtanh.default: _with(lambda w, x, a: clamp(w, x, a.min_val, a.max_val)),
-        aten.clamp.default: _with(_clamped, _check_number),
-        aten.clamp.Tensor: _with(_clamp_tensor, _check_number),
-        aten.clamp_min.default: _with(_clamped, _check_number),
-        aten.clamp_max.default: _with(_clamped, _check_number),
+        aten.clamp.default: _with(_clamped, check_number),
+        aten.clamp.Tensor: _with(_clamp_tensor, check_number),
+        aten.clamp_min.default: _with(_clamped, check_number),
+        aten.clamp_max.default: _with(_clamped, check_number),
         aten.hardsigmoid.default: _unary(hardsigmoid),
         aten.hardswish.default: _unary(lambda w, x: mul(w, x, hardsigmoid(w, x))),
         aten.silu.default: _unary(lambda w, x: mul(w, x, w.elementwise("SIGMOID", x))),

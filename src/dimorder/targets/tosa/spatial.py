@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.lowering.operators.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row
 from dimorder.targets.tosa.calls import size
 from dimorder.targets.tosa.moves import concat, pad, slice_, take
@@ -23,7 +24,6 @@ from dimorder.targets.tosa.pointwise import check_float, mul
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 aten = torch.ops.aten
-dimorder = torch.ops.dimorder
 
 MAX_NUMERATOR = 2048  # RESIZE, spec 1.0: scale_y_n <= 1 << 11
 MAX_SHRINK = 16  # scale_y_d < 16 * scale_y_n

@@ -106,7 +106,14 @@ def check(path: str, data: bytes) -> FileSummary:
 
 # What is built from reductions takes any order, and a constant weight multiplies from either side; where the
 # candidate orders would be too many, fewer of these are offered: swin_t takes the second.
-_FROM_PARTS = frozenset({"aten.softmax.int/any", "aten.log_softmax.int/any", "aten.layer_norm/any"})
+_FROM_PARTS = frozenset(
+    {
+        "aten.softmax.int/any",
+        "aten.log_softmax.int/any",
+        "aten.log_softmax.int/by halves",
+        "aten.layer_norm/any",
+    }
+)
 _FIRST = frozenset({"aten.linear/features first"})
 
 

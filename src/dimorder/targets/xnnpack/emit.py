@@ -133,7 +133,8 @@ def is_channels_last(value: Tensor) -> bool:
 
 
 def _partition(program: ExportedProgram, operators: Table) -> _Partition:
-    """Stages: a node's is the first of its kind (delegate or outside) not before its operands' stages."""
+    """Stages: a node's is the first of its kind (delegate or outside) not before its operands' stages; a
+    delegate for which nothing outside waits is part of the next one."""
     signature = read_signature(program)
     plan = _Partition(program, operators, signature.inputs, signature.outputs, signature.constants)
     called = [
@@ -158,6 +159,10 @@ def _stages(called: Sequence[Node], outside: set[Node]) -> dict[Node, int]:
         parity = int(node in outside)
         earliest = max((stage[operand] for operand in node.all_input_nodes if operand in stage), default=0)
         stage[node] = earliest if earliest % 2 == parity else earliest + 1
+    for early in range(0, max(stage.values(), default=0) - 1, 2):
+        group = [node for node in stage if stage[node] == early]
+        if not any(stage.get(user) == early + 1 for node in group for user in node.users):
+            stage.update(dict.fromkeys(group, early + 2))
     return stage
 
 

@@ -26,7 +26,8 @@ def _unfit(value: Any, is_constant: bool) -> str | None:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__} where XNNPACK wants a tensor"
     if value.dtype != torch.float32:
-        return f"{value.dtype} where this target computes in torch.float32"
+        way_out = "; convert with .float()" if value.is_floating_point() else ""
+        return f"{value.dtype} where this target computes in torch.float32{way_out}"
     if not all(isinstance(size, int) for size in value.shape):
         return f"the symbolic shape {tuple(value.shape)}"
     if value.ndim > MAX_RANK:

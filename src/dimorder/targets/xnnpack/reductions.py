@@ -46,16 +46,16 @@ def _matmul(w: XnnWriter, a: Arguments) -> XnnValue:
     left, right = a.self, a.other
     if isinstance(right, Tensor) and right.ndim == 2:
         return full(w, w.dense(left), w.constant(right.t()), None)
-    x = w.dense(left)
-    batch, rows = (x.shape[:-2], x.shape[-2]) if len(right.shape) > 2 else ((1,), math.prod(x.shape[:-1]))
-    x = w.reshape(x, (*batch, rows, x.shape[-1]))
+    x, y = w.dense(left), None
     flags: tuple[str, ...] = ()
-    y, columns = None, right.shape[-1]
     if isinstance(right, View) and right.order == _last_two_swapped(len(right.order)):
         flags, y = ("TRANSPOSE_B",), right.value
     y = y or w.dense(right)
-    y = w.reshape(y, (*batch, *y.shape[-2:]))
-    return w.node("BatchMatrixMultiply", (*batch, rows, columns), flags=flags, input1_id=x.id, input2_id=y.id)
+    shape = a.shape
+    if len(right.shape) == 2:
+        rows = math.prod(x.shape[:-1])
+        x, y, shape = w.reshape(x, (1, rows, x.shape[-1])), w.reshape(y, (1, *y.shape)), (1, rows, shape[-1])
+    return w.node("BatchMatrixMultiply", shape, flags=flags, input1_id=x.id, input2_id=y.id)
 
 
 def _last_two_swapped(rank: int) -> tuple[int, ...]:
@@ -68,8 +68,8 @@ def _check_matmul(a: Arguments) -> str | None:
         return "a product with a vector"
     if is_transposed(a.self):
         return "a product whose left operand lies transposed"
-    if len(right) > 2 and left[:-2] != right[:-2]:
-        return f"batches that broadcast: {left} by {right}"
+    if len(right) > 2 and len(left) != len(right):
+        return f"matrices of two ranks: {left} by {right}"
     return None
 
 

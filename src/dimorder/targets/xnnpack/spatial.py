@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from dimorder.lowering.operators.convolution import PART_TAPS
 from dimorder.lowering.operators.dialect import OPS
+from dimorder.lowering.operators.resize import resized_by
 from dimorder.targets.table import Arguments, Row
-from dimorder.targets.xnnpack.moves import pad
+from dimorder.targets.xnnpack.moves import pad, slice_
 from dimorder.targets.xnnpack.pointwise import pair, times
 from dimorder.targets.xnnpack.reductions import optional
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
 
 aten = torch.ops.aten
+
+# The taps of XNNPACK's depthwise kernels. Between them other pixels are read, times 0: NaN of an infinity.
+_WHOLE_KERNELS = frozenset({3, 4, 9, 25})
 
 
 def _conv2d(w: XnnWriter, a: Arguments) -> XnnValue:
@@ -128,6 +133,8 @@ def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
     factor = 1.0 if a.divisor_override is None else taps / a.divisor_override
     if taps == 1:
         return times(w, _subsample(w, x, a.stride, a.shape), factor)
+    if taps in _WHOLE_KERNELS and x.shape[3] > 1:
+        return _avg_by_taps(w, a, x)
     # XNNPACK divides by the taps inside the input: zeros that count are written out as part of it.
     if a.divisor_override is not None:
         over = _overhang(x, a, padding, (1, 1))
@@ -137,6 +144,27 @@ def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
         x = pad(w, x, (0, *padding, 0), (0, *padding, 0), 0.0)
         padding = (0, 0)
     return times(w, _pool(w, "AvgPooling2d", x, a, padding, (1, 1)), factor)
+
+
+def _avg_by_taps(w: XnnWriter, a: Arguments, x: XnnValue) -> XnnValue:
+    """A depthwise convolution, whose sums keep NaN: on x86 XNNPACK's node for means gives -inf in its place.
+
+    56²×64, µs, node and convolution: 3×3, stride 2, 131 and 87, 5×5 311 and 252, 2×2, stride 2, 65 and 110.
+    """
+    (top, left), taps = a.padding, math.prod(a.kernel_size)
+    below, beside = _overhang(x, a, a.padding, (1, 1))
+    padding = (top, top + below, left, left + beside)
+    weight = torch.full((1, *a.kernel_size, x.shape[3]), 1 / taps)
+    y = _depthwise(w, x, weight, None, a.stride, padding, (1, 1), a.shape)
+    # What is divided by may change from place to place: the mean of ones tells.
+    ones = torch.ones(1, *x.shape[1:3], 1)
+    options = (a.kernel_size, a.stride, a.padding, a.ceil_mode, a.count_include_pad, a.divisor_override)
+    inside = torch.nn.functional.pad(ones, (0, 0, left, left + beside, top, top + below))
+    counted = OPS.avg_pool2d_nhwc(inside, a.kernel_size, a.stride, [0, 0], False, True, None)
+    factors = OPS.avg_pool2d_nhwc(ones, *options) / counted
+    return (
+        y if torch.equal(factors, torch.ones_like(factors)) else pair(w, "Multiply", y, w.constant(factors))
+    )
 
 
 def _pool(
@@ -170,17 +198,18 @@ def _overhang(x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Seque
 
 
 def _subsample(w: XnnWriter, x: XnnValue, stride: Sequence[int], shape: Sequence[int]) -> XnnValue:
-    """Every stride-th pixel: XNNPACK refuses to pool over one."""
-    if list(stride) == [1, 1]:
-        return x
-    ones = torch.ones(1, 1, 1, x.shape[3])
-    return _depthwise(w, x, ones, None, stride, (0, 0, 0, 0), (1, 1), shape)
-
-
-def _check_subsample(a: Arguments) -> str | None:
-    if list(a.kernel_size) == [1, 1] and a.x.meta["val"].shape[3] == 1 and list(a.stride) != [1, 1]:
-        return "a pool of one pixel over one channel"
-    return None
+    """Every stride-th pixel, each the first of a row of pixels: XNNPACK refuses to pool over one, and a
+    depthwise convolution of one tap multiplies others by zero, which makes NaN of an infinity."""
+    for d, step in enumerate(stride, start=1):
+        sizes, count = list(x.shape), shape[d]
+        kept = [*sizes[:d], min(sizes[d], count * step), *sizes[d + 1 :]]
+        x = slice_(w, x, [0] * 4, kept)
+        after = [count * step - kept[d] if i == d else 0 for i in range(4)]
+        rows = (math.prod(sizes[:d]) * count, step, math.prod(sizes[d + 1 :]))
+        x = w.reshape(pad(w, x, [0] * 4, after, 0.0), rows)
+        x = slice_(w, x, [0] * 3, (rows[0], 1, rows[2]))
+        x = w.reshape(x, (*sizes[:d], count, *sizes[d + 1 :]))
+    return x
 
 
 def _bilinear(w: XnnWriter, a: Arguments) -> XnnValue:
@@ -200,7 +229,33 @@ def _check_bilinear(a: Arguments) -> str | None:
     for new, old, scale in sizes:
         if scale is not None and not a.align_corners and new != old * scale:
             return f"the scale {scale} from {old} to {new}; XNNPACK takes the ratio of the sizes"
+        if not _reads_alike(old, new, a.align_corners):
+            return f"bilinear from {old} to {new}, where XNNPACK rounds onto another pixel than torch"
     return None
+
+
+@cache
+def _reads_alike(old: int, new: int, aligned: bool) -> bool:
+    """Whether XNNPACK weighs pixels as torch does. Where one reads exactly on a pixel and the other beside it
+    by a rounding, a neighbour counts by 5e-7, which is much if that is large.
+
+    As XNNPACK's indirection.c computes it, with a fused multiply-add as on Arm and without one.
+    """
+    fewer = 1 if aligned and new > 1 else 0
+    scale = torch.tensor((old - fewer) / (new - fewer), dtype=torch.float32)
+    offset = torch.zeros(()) if aligned else 0.5 * scale - 0.5
+    steps = torch.arange(new, dtype=torch.float32)
+    fused = (steps.double() * scale.double() + offset.double()).float()
+    wanted = resized_by(aten.upsample_bilinear2d.default, old, new, aligned, None)
+    for positions in (steps * scale + offset, fused):
+        positions = positions.clamp(0, old - 1)
+        low = positions.floor().long()
+        beside = ((low + 1).clamp(max=old - 1), positions - low)
+        read = torch.zeros(new, old).index_put((steps.long(), low), 1 - beside[1])
+        read = read.index_put((steps.long(), beside[0]), beside[1], accumulate=True)
+        if not torch.allclose(read, wanted, rtol=1e-3, atol=0):
+            return False
+    return True
 
 
 def _nearest(w: XnnWriter, a: Arguments) -> XnnValue:
@@ -224,8 +279,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         OPS.conv2d_nhwc.default: Row(_conv2d, _check_conv2d),
         OPS.conv_transpose2d_nhwc.default: Row(_conv_transpose2d, _check_conv),
-        OPS.max_pool2d_nhwc.default: Row(_max_pool2d, _check_subsample),
-        OPS.avg_pool2d_nhwc.default: Row(_avg_pool2d, _check_subsample),
+        OPS.max_pool2d_nhwc.default: Row(_max_pool2d),
+        OPS.avg_pool2d_nhwc.default: Row(_avg_pool2d),
         OPS.upsample_bilinear2d_nhwc.default: Row(_bilinear, _check_bilinear),
         OPS.upsample_nearest2d_nhwc.default: Row(_nearest, _check_nearest),
     }

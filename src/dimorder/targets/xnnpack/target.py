@@ -13,8 +13,7 @@ from dimorder.contract import Contract, constant_methods, seal
 from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
-from dimorder.lowering.verify import Run
-from dimorder.targets.base import FileSummary, Target
+from dimorder.targets.base import FileSummary, Run, Target
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.ops import MAX_RANK, OPERATORS, wrong_outside
@@ -49,7 +48,7 @@ def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERAT
         seal(emitted.pte),
         emitted.delegates,
         dict(emitted.outside),
-        None if model is None else lambda inputs: model(*inputs),
+        None if model is None else lambda inputs: list(model(*inputs)),
     )
 
 
