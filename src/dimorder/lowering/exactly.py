@@ -116,15 +116,20 @@ def _wide(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
+def _in_float32(scale: float) -> float:
+    """A scale as tensors of float32 are multiplied by it: its product with an integer is exact in float64."""
+    return float(torch.tensor(scale, dtype=torch.float32))
+
+
 def _quantize(
     input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Tensor:
-    scaled = input * (1.0 / scale) if input.dtype == torch.float32 else input / scale
+    scaled = input * (1.0 / scale) if input.dtype == torch.float32 else input / _in_float32(scale)
     return scaled.round().add(zero_point).clamp(quant_min, quant_max).to(dtype)
 
 
 def _dequantize(input: Tensor, scale: float, zero_point: int, **_: Any) -> Tensor:
-    return (input.double() - zero_point) * scale
+    return (input.double() - zero_point) * _in_float32(scale)
 
 
 def _dequantize_channels(input: Tensor, scales: Tensor, axis: int, **_: Any) -> Tensor:

@@ -74,6 +74,7 @@ class XnnWriter:
         self._outputs: list[int] = []
         self._types: dict[int, Quantised] = {}  # of int8 values
         self._dequantised: dict[int, int] = {}  # the int8 value that a float32 one is converted from
+        self._reshaped: dict[int, XnnValue] = {}  # what a value is another shape of
         self._integers: dict[int, Integers] = {}  # of constants
         self._in_integers: dict[int, int] = {}  # the values that hold these
         self._weights: dict[int, Any] = {}  # their PerChannelQuant
@@ -132,8 +133,14 @@ class XnnWriter:
                 moved = self.node(kind, shape, flags=flags, **{**fields, **sources})
                 return self.node("Convert", shape, input_id=moved.id)
             result_type = self._types.get(next(v for n, v in fields.items() if n in _MOVED))
-        if kind == "Convert" and result_type is not None and fields["input_id"] in self._dequantised:
-            return self._requantised(self._dequantised[fields["input_id"]], shape, result_type)
+        if kind == "Convert" and result_type is not None:
+            index = fields["input_id"]
+            if index in self._dequantised:
+                return self._requantised(self._dequantised[index], shape, result_type)
+            if index in self._reshaped:  # the integers are reshaped, so that what computed them may give them
+                source = self._reshaped[index]
+                made = self.node(kind, source.shape, result_type=result_type, input_id=source.id)
+                return self.reshape(made, shape)
         result = self._value(shape, result_type)
         if kind == "Convert" and fields["input_id"] in self._types:
             self._dequantised[result.id] = fields["input_id"]
@@ -190,9 +197,11 @@ class XnnWriter:
         assert math.prod(shape) == math.prod(value.shape), (value.shape, shape)
         if shape == value.shape:
             return value
-        return self.node(
+        made = self.node(
             "StaticReshape", shape, num_dims=len(shape), new_shape=list(shape), input_id=value.id
         )
+        self._reshaped[made.id] = value
+        return made
 
     @property
     def transposes(self) -> int:
@@ -298,6 +307,7 @@ class XnnWriter:
         """Let nodes between converts read and write the integers, where XNNPACK computes so."""
         if not self._types:
             return
+        self._drop_unread()
         readers: dict[int, list[Any]] = {}
         for node in self._nodes:
             for index in _reads(node.xnode_union):

@@ -72,18 +72,19 @@ class XnnModel:
                 *(each.double() for each in operands[1:]),
             ]
             sums = _FLOAT[kind](fields, shape, *centred)
-            scales = self.scales[ids[1]] if len(ids) > 1 else torch.tensor(_mean_factor(kind, operands[0]))
-            quanta = _scaled(sums, types[0].scale * scales / result.scale, result)
+            quanta = _scaled(sums, types[0].scale * self.scales[ids[1]] / result.scale, result)
+        elif kind == "GlobalAvgPooling2d":
+            sums = (operands[0].double() - types[0].zero_point).sum((1, 2))
+            taps = math.prod(operands[0].shape[1:3])
+            factor = torch.tensor(types[0].scale / (result.scale * taps), dtype=torch.float32)
+            quanta = (
+                sums.to(torch.float32) * factor + result.zero_point
+            ).round()  # rounded with the zero point
         elif kind in _MOVES:
             quanta = _FLOAT[kind](fields, shape, *(x.double() for x in operands))
         else:
             quanta = _quantised(_FLOAT[kind](fields, shape, _value(operands[0], types[0])), result)
         return quanta.clamp(lowest, highest).to(torch.int8).reshape(shape)
-
-
-def _mean_factor(kind: str, x: Tensor) -> float:
-    """What the sum of a mean is divided by."""
-    return 1.0 / (x.shape[1] * x.shape[2]) if kind == "GlobalAvgPooling2d" else 1.0
 
 
 def _value(x: Tensor, of: Quantised) -> Tensor:
@@ -192,7 +193,7 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "ConvTranspose2d": _conv_transpose,
         "DepthwiseConv2d": _depthwise,
         "FullyConnected": lambda f, s, x, w, b=None: functional.linear(x, w, b),
-        "GlobalAvgPooling2d": lambda f, s, x: x.sum((1, 2)) if x.dtype == torch.float64 else x.mean((1, 2)),
+        "GlobalAvgPooling2d": lambda f, s, x: x.mean((1, 2)),
         "MaxPooling2d": _max_pool,
         "StaticTranspose": lambda f, s, x: x.permute(f.perm),
         "StaticReshape": lambda f, s, x: x,
@@ -220,7 +221,7 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "Softmax": _elementwise(lambda x: x.softmax(-1)),
     }
 )
-_SUMS = frozenset(("Conv2d", "ConvTranspose2d", "DepthwiseConv2d", "FullyConnected", "GlobalAvgPooling2d"))
+_SUMS = frozenset(("Conv2d", "ConvTranspose2d", "DepthwiseConv2d", "FullyConnected"))
 _MOVES = frozenset(("StaticTranspose", "StaticReshape", "StaticSlice", "Copy", "MaxPooling2d")) | frozenset(
     f"Concatenate{i}" for i in range(2, 6)
 )
