@@ -34,17 +34,8 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.lowering.ability import Ability
 from dimorder.targets.base import Target
-from tests.fuzz_operators import (
-    FAMILIES,
-    LEFT_OUT,
-    MAX_ELEMENTS,
-    MAX_RANK,
-    OPERATORS,
-    VIEWS,
-    WEIGHTS,
-    Draw,
-    Shape,
-)
+from tests.fuzz_draw import MAX_ELEMENTS, MAX_RANK, Draw, Shape
+from tests.fuzz_operators import FAMILIES, LEFT_OUT, OPERATORS, VIEWS, WEIGHTS
 
 TARGETS = ("physical", "torch", "xnnpack", "tosa")  # physical: target torch, where nothing is emitted
 TOLERANCE = 1e-4  # as `lower` itself has it
@@ -61,7 +52,8 @@ _MISFIT = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, Zero
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor that is not computed: "normal" values, "positive" ones, a "mask", an "index" below `high`."""
+    """A tensor that is not computed: "normal" values, "positive" ones, a "mask", an "index" below `high`, or
+    "places", of which none comes twice."""
 
     shape: Shape
     kind: str = "normal"
@@ -145,6 +137,8 @@ def given(shape: Sequence[int], kind: str = "normal", high: int = 0, seed: int =
     generator = torch.Generator().manual_seed(seed)
     if kind == "index":
         return torch.randint(high, shape, generator=generator)
+    if kind == "places":
+        return torch.randperm(high, generator=generator)[: math.prod(shape)].reshape(tuple(shape))
     if kind == "mask":
         return torch.rand(shape, generator=generator) > 0.4
     if kind == "positive":
@@ -302,18 +296,22 @@ def _inputs(rng: random.Random) -> dict[str, Given]:
     shape = _shape(rng, rank)
     found = {"x0": Given(shape, seed=1, order=_order(rng, rank))}
     for number in range(1, rng.choice([1, 1, 1, 2, 2, 3])):
-        kind = rng.choice(["same", "broadcasts", "channels", "other", "index"])
+        kind = rng.choice(["same", "broadcasts", "channels", "other", "index", "mask", "ids"])
+        some = tuple(1 if rng.random() < 0.4 else size for size in shape)
         if kind == "index":
-            each = Given((rng.randint(1, 3), rng.randint(2, 5)), "index", 3)
-            each = replace(each, high=rng.randint(3, 7))
+            each = Given((rng.randint(1, 3), rng.randint(2, 5)), "index", rng.randint(3, 7))
+        elif kind == "mask":
+            each = Given(some[rng.choice([0, 0, 1, 2]) :], "mask")
+        elif kind == "ids":
+            each = Given(some[: rng.choice([rank, rank - 1])], "index", rng.randint(3, 7))
         elif kind == "broadcasts":
-            each = Given(tuple(1 if rng.random() < 0.4 else size for size in shape))
+            each = Given(some)
         elif kind == "channels":
             place = rng.randrange(rank)
             each = Given((*shape[:place], rng.randint(1, 9), *shape[place + 1 :]))
         else:
             each = Given(shape if kind == "same" else _shape(rng, rng.choice([2, 3, 4])))
-        order = "contiguous" if kind == "index" else _order(rng, len(each.shape))
+        order = "contiguous" if kind in ("index", "ids", "mask") else _order(rng, len(each.shape))
         found[f"x{number}"] = replace(each, seed=number + 1, order=order)
     return found
 
@@ -360,7 +358,7 @@ def _with_step(rng: random.Random, case: Case, left_out: Collection[str]) -> Cas
     read = {expression for step in case.steps for expression in step.reads}
     unread = [name for name in indices if name not in read]
     name = f"v{len(case.steps)}"
-    if unread and rng.random() < 0.4 and "embedding" not in left_out:
+    if unread and rng.random() < 0.3 and "embedding" not in left_out:
         table = constant((case.inputs[unread[0]].high, rng.randint(3, 6)))
         step = Step(name, "embedding", (table, unread[0]), {})
     else:
@@ -371,7 +369,9 @@ def _with_step(rng: random.Random, case: Case, left_out: Collection[str]) -> Cas
         if not fitting:
             return None
         operator = rng.choice(fitting)
-        drawn = OPERATORS[operator].draw(Draw(rng, x, shapes, constant))
+        masks = {name: each.shape for name, each in case.inputs.items() if each.kind == "mask"}
+        ids = {name: case.inputs[name].shape for name in indices}
+        drawn = OPERATORS[operator].draw(Draw(rng, x, shapes, constant, masks, ids))
         if drawn is None:
             return None
         step = Step(name, operator, tuple(drawn[0]), dict(drawn[1]))

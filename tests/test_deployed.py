@@ -1,6 +1,7 @@
-"""Networks that people deploy, through each target: one delegate, eager's numbers, a plan that is proven.
+"""Networks that see, as people deploy them: one delegate, eager's numbers, a plan that is proven.
 
-A row of the zoo takes part by its tag `deployed`.
+A row of the zoo takes part by its tag `deployed`. Those of language, speech and audio are in
+`test_deployed_language.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dimorder
 from dimorder.lowered import Lowered
 from dimorder.lowering.verify import relative_error
 from tests import zoo
+from tests.zoo import own, vision
 
 pytest.importorskip("executorch")
 
@@ -41,7 +43,8 @@ BOUNDARIES = {
 
 NAMES = [
     network.name if network.name in QUICK else pytest.param(network.name, marks=pytest.mark.slow)
-    for network in zoo.networks("deployed")
+    for network in (*vision.NETWORKS, *own.NETWORKS)
+    if "deployed" in network.tags
 ]
 
 

@@ -526,9 +526,31 @@ def _spatial(call: torch.fx.Node, reads: list[Located], writes: list[Located]) -
         yield "indexed: batch or channels lie in two orders"
 
 
+def _windowed(call: torch.fx.Node, reads: list[Located], writes: list[Located]) -> Iterator[str]:
+    """Space in index order, wherever it lies; what both have of each dimension lies alike in both."""
+    (x,), (out,) = reads, writes
+    for place in (x, out):
+        for dim in range(2, len(place.shape)):
+            yield from _in_order(place, dim)
+    corner = tuple(map(min, x.shape, out.shape))
+    if not torch.equal(_corner(x, corner), _corner(out, corner)):
+        yield "indexed: the result does not lie as the operand"
+
+
+def _corner(place: Located, sizes: Shape) -> Tensor:
+    """In the order of memory, the elements of a corner of these sizes, numbered anew."""
+    along = [place.coordinate(dim) for dim in range(len(sizes))]
+    number = torch.zeros_like(place.memory)
+    for index, size in zip(along, sizes, strict=True):
+        number = number * size + index
+    inside = torch.stack([index < size for index, size in zip(along, sizes, strict=True)]).all(0)
+    return number[inside]
+
+
 def _has_one_tap(call: torch.fx.Node) -> bool:
-    weight, stride, padding = call.args[1].meta["val"], call.args[3], call.args[4]  # type: ignore[union-attr]
-    return math.prod(weight.shape[2:]) == 1 and set(stride) == {1} and set(padding) == {0}  # type: ignore[arg-type]
+    weight = call.args[1].meta["val"]  # type: ignore[union-attr]
+    stride, added = set(call.args[3]), {*call.args[4], *call.args[7]}  # type: ignore[arg-type,misc]
+    return math.prod(weight.shape[2:]) == 1 and stride == {1} and added == {0}
 
 
 def _pixels(place: Located) -> Tensor:
@@ -580,9 +602,6 @@ _RULES: dict[Any, Rule] = {
             aten.max_pool2d.default,
             aten.avg_pool2d.default,
             aten.upsample_bilinear2d.vec,
-            aten.upsample_bicubic2d.vec,
-            aten._upsample_bilinear2d_aa.vec,
-            aten._upsample_bicubic2d_aa.vec,
             aten.upsample_nearest2d.vec,
             aten.max_pool3d.default,
             aten.avg_pool3d.default,
@@ -591,7 +610,20 @@ _RULES: dict[Any, Rule] = {
         ),
         _spatial,
     ),
+    **dict.fromkeys(
+        (
+            aten.adaptive_avg_pool2d.default,
+            aten.adaptive_avg_pool3d.default,
+            aten.upsample_bicubic2d.vec,
+            aten._upsample_bilinear2d_aa.vec,
+            aten._upsample_bicubic2d_aa.vec,
+        ),
+        _windowed,
+    ),
 }
+
+
+KNOWN = frozenset(_RULES)
 
 
 def _rule(call: torch.fx.Node) -> Rule:

@@ -346,3 +346,19 @@ def test_what_is_no_tensor_in_the_result_keeps_its_place() -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(UsageError, match=r"dict is neither a torch\.nn\.Module nor an ExportedProgram"):
         capture({}, ())  # type: ignore[arg-type]
+
+
+def test_an_operator_without_a_rule_for_shapes_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="no rule for the shapes of its results"):
+        capture(Net(lambda m, x: torch.geqrf(x)[0]), (torch.randn(4, 3),))
+
+
+def test_a_decomposition_that_transposes_in_place() -> None:
+    model = Net(lambda m, x: torch.quantile(x, torch.tensor([0.3, 0.8]), 2, True, interpolation="midpoint"))
+    assert not any("_." in str(node.target) for node in capture(model, (torch.randn(3, 2, 5),)).nodes)
+
+
+def test_a_decomposition_whose_results_have_names() -> None:
+    model = Net(lambda m, x: (*torch.aminmax(x, dim=1), F.binary_cross_entropy_with_logits(x, x.sigmoid())))
+    names = {str(node.target) for node in capture(model, (torch.randn(3, 5),)).nodes}
+    assert {"aten.amin.default", "aten.amax.default"} <= names

@@ -61,7 +61,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
     "transposed conv, 3-D": (
         lambda x: OPS.conv_transpose3d_ndhwc(
             x.unsqueeze(1), volumes(TRANSPOSED), B8, [3, 1, 2], [1, 1, 0], [2, 0, 1], [1, 1, 2], 2
-        )[:, 1],
+        )[:, 1].contiguous(),
         lambda x: F.conv_transpose3d(
             x.unsqueeze(2),
             TRANSPOSED.unsqueeze(2).expand(-1, -1, 3, -1, -1),

@@ -53,6 +53,7 @@ EDGES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], dict[str, Any]]] 
     "mean in another type": (lambda m, x: x.mean(dtype=torch.float64), (r(4, 7),), {}),
     "mean of integers": (lambda m, x: x.mean(dtype=torch.float32), (torch.arange(28).view(4, 7),), {}),
     "scalar by a half": (lambda m, x, y: x * y, (r(), r(1, dtype=torch.half)), {}),
+    "scalar by a constant": (lambda m, x, y: (m.w + x) * y, (r(), r(4, 7)), {"w": r(4, 7)}),
     "cat of two types": (lambda m, x, y: torch.cat([x, y], 1), (r(2, 3), torch.arange(8).view(2, 4)), {}),
     "mean of integers in a volume": (
         lambda m, x: F.avg_pool3d(x, 2),

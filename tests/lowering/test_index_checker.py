@@ -14,8 +14,11 @@ from torch.nn import functional as F
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract
 from dimorder.lowering.extract import BufferView, Extracted
+from dimorder.lowering.operators.pointwise import relate_pointwise
+from dimorder.lowering.operators.row_major import ROW_MAJOR
+from dimorder.lowering.operators.table import OPERATORS
 from dimorder.planning.plan import LayoutPlan
-from tests.lowering.index_checker import check
+from tests.lowering.index_checker import KNOWN, check
 from tests.lowering.lowering import Net, contract_of, lowering
 
 aten = torch.ops.aten
@@ -74,6 +77,7 @@ def found(extracted: Extracted, plan: LayoutPlan, text: str) -> bool:
 
 
 CONV = nn.Conv2d(6, 4, 3)
+WEIGHT = nn.Parameter(torch.randn(3, 5, 1))
 
 # For each: the operator, which of its tensors is laid otherwise, the network, what the checker must say, and
 # the layouts that are right too: a reduced axis anywhere, a matrix transposed, a cat in front of or behind.
@@ -103,6 +107,18 @@ SPOILT: dict[str, tuple[Any, str, Callable[..., Any], tuple[Any, ...], str, set[
     ),
     "flip": (aten.flip.default, "writes", lambda m, x: x.flip(2), (X,), "indexed", set()),
     "pool": (aten.max_pool2d.default, "reads", lambda m, x: F.max_pool2d(x, 2), (X,), "indexed", set()),
+    "adaptive pool": (
+        aten.adaptive_avg_pool2d.default, "reads", lambda m, x: F.adaptive_avg_pool2d(x, (3, 4)), (X,),
+        "indexed", set(),
+    ),
+    "adaptive pool's result": (
+        aten.adaptive_avg_pool2d.default, "writes", lambda m, x: F.adaptive_avg_pool2d(x, (3, 4)), (X,),
+        "indexed", set(),
+    ),
+    "bicubic": (
+        aten.upsample_bicubic2d.vec, "reads", lambda m, x: F.interpolate(x, (3, 9), mode="bicubic"), (X,),
+        "indexed", set(),
+    ),
     "conv": (aten.convolution.default, "reads", lambda m, x: m.c(x), (X,), "contraction", set()),
     "conv's result": (aten.convolution.default, "writes", lambda m, x: m.c(x), (X,), "contraction", set()),
     "linear": (aten.linear.default, "reads", lambda m, x: m.l(x), (X,), "contraction", set()),
@@ -127,6 +143,20 @@ def test_two_axes_swapped_on_one_tensor_are_found(name: str) -> None:
     others = [swapped(right, i, j) for i in range(len(right)) for j in range(i)]
     spoilt = {layout: relaid(extracted, plan, index, **{side: {0: layout}}) for layout in others}
     assert {layout for layout, wrong in spoilt.items() if not found(wrong, plan, text)} == right_too
+
+
+def test_the_checker_knows_every_operator_that_runs_in_other_orders_than_row_major() -> None:
+    ruled = {
+        name
+        for name, operator in OPERATORS.items()
+        if operator.relate not in (None, relate_pointwise)
+        and any(each.lower is not ROW_MAJOR.lower for each in operator.implementations)
+    }
+    assert ruled - KNOWN == set()
+
+
+def test_a_transposed_convolution_of_one_tap_that_adds_a_pixel_is_no_fault() -> None:
+    planned(lambda m, x: F.conv_transpose1d(x, m.w, output_padding=1, dilation=2), (2, 3, 4), w=WEIGHT)
 
 
 def test_a_relabel_with_wrong_axes_is_found() -> None:

@@ -425,6 +425,7 @@ SHARED: dict[str, Case] = {
         (r(1, 5, 7),),
         (),
     ),
+    "expand of rank 0": (lambda x: x.expand(2, 5, 7) * 2, (r(),), ()),
     "no-ops": (
         lambda x: F.dropout(aten.alias(aten.detach(x.clone().contiguous())), 0.5, False) * 2,
         (Y,),

@@ -55,14 +55,6 @@ OPERATORS: dict[str, Case] = {
         "aten.add.Tensor",
         "7 dimensions (2, 3, 3, 2, 4, 2, 5), where TOSA has at most 6",
     ),
-    "division, of a resize": (
-        lambda x: F.interpolate(x, size=(7, 2100), mode="bilinear", align_corners=True),
-        (r(1, 2, 3, 1999),),
-        (),
-        "aten.upsample_bilinear2d.vec",
-        "1999 resized to 2100 as 2099/1998, where RESIZE has a numerator up to 2048 and a factor between "
-        "1/16 and 256",
-    ),
     "indices, a mask": (
         lambda x, mask, y: torch.index_put(x, (mask,), y),
         (r(5), torch.tensor([True, False, True, True, False]), r(1)),
@@ -71,7 +63,7 @@ OPERATORS: dict[str, Case] = {
         "a mask instead of indices",
     ),
     "indices, not of every dimension": (
-        lambda x, i, y: torch.index_put(x, (None, i), y),
+        lambda x, i, y: torch.ops.aten.index_put(x, [None, i], y),
         (r(5, 3), torch.tensor([0, 2]), r(5, 2)),
         (),
         "aten.index_put",

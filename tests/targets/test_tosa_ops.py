@@ -48,10 +48,13 @@ def compare(module: Net, inputs: tuple[Tensor, ...]) -> TosaArtifact:
 def compare_lowered(module: Net, inputs: tuple[Tensor, ...]) -> Lowered:
     """Lower, run, compare as above; the graph's TRANSPOSEs are the plan's conversions."""
     lowered = dimorder.lower(module, inputs, target="tosa")
-    assert_close(lowered.run(*inputs), module(*inputs))
+    outputs = module(*inputs)
+    assert_close(lowered.run(*inputs), outputs)
     planned, found = lowered.plan.conversions, inspect_tosa(lowered.artifact.data)
     assert found.transposes == len(planned)
-    if all(x.element_size() == 4 for x in inputs):  # TOSA has 64-bit integers as INT32
+    if all(
+        x.element_size() == 4 for x in (*inputs, *pytree.tree_leaves(outputs))
+    ):  # TOSA has 64-bit integers as INT32
         assert found.transpose_bytes == sum(conversion.bytes for conversion in planned)
     return lowered
 
@@ -267,7 +270,7 @@ ELEMENTWISE: dict[str, Case] = {
     ),
     "log1p": (lambda x: torch.log1p(x), (torch.tensor([1e-8, -3e-5, 0.0099, -0.0101, 2.5, 0.0]),), ()),
     "log1p of what is small": (lambda x: torch.log1p(x.abs() * 1e-9), (Y,), ()),
-    "powers": (lambda x: (x**10, x**7, x**4, x**1), (Y,), ()),
+    "powers by squaring": (lambda x: (x**10, x**7, x**4, x**1), (Y,), ()),
     "maximum, integers": (torch.maximum, (I, I.flip(2)), ()),
     "relu, integers": (lambda x: torch.relu(x), (I,), ()),
     "clamp, crossed": (lambda x: torch.clamp(x, 0.9, -0.2), (Y,), ()),
@@ -430,6 +433,7 @@ MOVES: dict[str, Case] = {
             torch.index_put(x, (i, j), y[0, 0]),
             torch.index_put(x, (i, j), y[0, :1, :1], True),
             torch.index_put(x, (i - 5,), y[1, 2], True),
+            torch.ops.aten.index_put(x, [i, None], y[0, 0]),
         ),
         (r(5, 4, 7), r(2, 5, 7), torch.tensor([1, 4, 1]), torch.tensor([3, 0, 3])),
         (),
@@ -437,6 +441,11 @@ MOVES: dict[str, Case] = {
     "index_put, large": (
         lambda x, y, i: torch.index_put(x, (i,), y),
         (r(300, 300), r(200, 300), torch.randperm(300, generator=torch.Generator().manual_seed(1))[:200]),
+        (),
+    ),
+    "reductions of a number": (
+        lambda x: (x.softmax(0), x.log_softmax(-1), x.amax(0), x.sum(0), x.mean(-1), x.argmax(0)),
+        (r(),),
         (),
     ),
     "median": (lambda x: (x.median(), *x.median(1), *x.median(2, True)), (Y,), ()),

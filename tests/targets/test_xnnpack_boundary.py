@@ -203,7 +203,7 @@ OUTSIDE: dict[str, Outside] = {
         (r(3, 70, 7),),
         {},
         (),
-        2,
+        1,
         {"aten::cumsum.out": 1},
         0,
     ),

@@ -259,7 +259,7 @@ class Call:
             key=lambda i: (len(self.site.tokens[i]), len(self.dynamic[i].runs or ())),
         )
         runs = self.dynamic[largest].runs
-        if runs is None:
+        if not runs:  # none, or a scalar beside a constant that is larger
             return None
         dimension = {axis: d for d, run in enumerate(runs) for axis in run}
         homes: list[int] = []

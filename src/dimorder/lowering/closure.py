@@ -30,23 +30,28 @@ class Proposal:
 
 
 class Closure:
-    """Carries candidate orders from tensor to tensor through every site until nothing new appears."""
+    """Carries candidate orders from tensor to tensor through every site until nothing new appears.
+
+    A `sparing` one takes an order into a site only where the site has it in no way yet: where a tensor lacks
+    tokens, each order would come with new places for those, and their number would grow with every site on
+    the way. `give_up` raises `TooManyCandidates` where a cap is reached.
+    """
 
     def __init__(
         self,
         sites: Sequence[Site],
         buffers: Sequence[BufferInfo],
         seeds: Mapping[int, AxisOrder],
+        sparing: bool,
         give_up: bool,
     ) -> None:
-        self.give_up = give_up
+        self.sparing, self.give_up = sparing, give_up
         self.sites, self.buffers, self.seeds = sites, buffers, seeds
         self.candidates: list[dict[AxisOrder, None]] = [{} for _ in buffers]
         self.per_site = [Proposal(absorbed=[{} for _ in site.views]) for site in sites]
         self.defaults = [default_tokens(site) for site in sites]
-        self.seen: list[set[tuple[int, int, tuple[Token, ...]]]] = [
-            set() for _ in sites
-        ]  # tensor, form, order
+        # Per site, the orders of each tensor's tokens in each form that it has in some way.
+        self.seen: list[set[tuple[int, int, tuple[Token, ...]]]] = [set() for _ in sites]
         self.readers: list[list[tuple[int, int]]] = [[] for _ in buffers]
         self.truncated = False
         self.queue: list[tuple[int, AxisOrder]] = []
@@ -88,19 +93,24 @@ class Closure:
         self.queue.append((buffer, order))
 
     def _propose(self, index: int, position: int, order: AxisOrder) -> None:
-        """Take a tensor's order into a site: its tokens in that order, the others beside their neighbour in
-        logical order, sorted into each form.
-
-        A form in which the site has the order already needs no other: where the tensor lacks tokens, each
-        would come with new places for those, and their number would grow with every site on the way.
-        """
+        """Take a tensor's order into a site: its tokens in that order, the others where they were or beside
+        their neighbour in logical order, sorted into each form."""
         site, proposal = self.sites[index], self.per_site[index]
         rank = {axis: i for i, axis in enumerate(order)}
         held = site.tokens[position]
         mine = sorted(held, key=lambda token: rank[held[token][0]])
-        tokens = _insert_before_successors(mine, self.defaults[index])
-        sorted_in = [(number, formed(tokens, form)) for number, form in enumerate(site.forms)]
-        new = [way for way in sorted_in if (position, *_seen_by(held, way)) not in self.seen[index]]
+        slots = iter(mine)
+        in_place = tuple(next(slots) if token in held else token for token in self.defaults[index])
+        beside = _insert_before_successors(mine, self.defaults[index])
+        ways = dict.fromkeys(
+            (number, formed(tokens, form))
+            for number, form in enumerate(site.forms)
+            for tokens in ((beside,) if self.sparing else (in_place, beside))
+        )
+        if self.sparing:
+            new = [way for way in ways if (position, *_seen_by(held, way)) not in self.seen[index]]
+        else:
+            new = [way for way in ways if way not in proposal.tokens]
         absorbed = self._absorbed(site, position, rank)
         if new or absorbed not in proposal.absorbed[position]:
             self._offer(index, new)

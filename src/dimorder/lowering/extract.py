@@ -93,13 +93,11 @@ def _extract(
     verdicts: Verdicts,
 ) -> Extracted | dict[torch.fx.Node, str]:
     """The problem, or the calls that have no configuration and why."""
-    *richer, plainest = ability.declines
-    for declined in richer:
+    given = (annotated, input_orders, output_orders, costs)
+    for declined in ability.declines:
         with suppress(TooManyCandidates):
-            return _Extractor(
-                annotated, input_orders, output_orders, costs, declined, verdicts, give_up=True
-            ).run()
-    return _Extractor(annotated, input_orders, output_orders, costs, plainest, verdicts, give_up=False).run()
+            return _Extractor(*given, declined, verdicts, sparing=False, give_up=True).run()
+    return _Extractor(*given, ability.declines[-1], verdicts, sparing=True, give_up=False).run()
 
 
 class _Extractor:
@@ -112,9 +110,10 @@ class _Extractor:
         declined: Collection[str],
         verdicts: Verdicts,
         *,
+        sparing: bool,
         give_up: bool,
     ) -> None:
-        self.annotated, self.give_up = annotated, give_up
+        self.annotated, self.sparing, self.give_up = annotated, sparing, give_up
         self.input_orders, self.output_orders = input_orders, output_orders
         self.costs, self.declined, self.verdicts = costs, declined, verdicts
         self.buffers: list[BufferInfo] = []
@@ -124,7 +123,7 @@ class _Extractor:
 
     def run(self) -> Extracted | dict[torch.fx.Node, str]:
         sites = self._sites()
-        proposals = Closure(sites, self.buffers, self._seeds(sites), self.give_up).run()
+        proposals = Closure(sites, self.buffers, self._seeds(sites), self.sparing, self.give_up).run()
         steps, arrangements = [], []
         refused: dict[torch.fx.Node, str] = {}
         for site, proposal in zip(sites, proposals.per_site, strict=True):

@@ -44,7 +44,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "swin_t": (zoo.torchvision("swin_t"), IMAGE),
     "vit_b_16": (zoo.torchvision("vit_b_16", image_size=64, num_classes=10), (1, 3, 64, 64)),
     "googlenet": (zoo.torchvision("googlenet", aux_logits=False, init_weights=False), IMAGE),
-    "deeplabv3": (zoo.vision.deeplabv3, (2, *IMAGE[1:])),
+    "deeplabv3": (zoo.vision.segmentation("deeplabv3_mobilenet_v3_large"), (2, *IMAGE[1:])),
     "r3d_18": (zoo.torchvision("video.r3d_18"), (1, 3, 6, 32, 48)),
     "lraspp": (
         lambda: zoo.Field(

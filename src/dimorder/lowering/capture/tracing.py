@@ -14,6 +14,7 @@ from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.scaled import bound, evaluate
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
@@ -95,7 +96,7 @@ class Tracer:
         self, function: Callable[..., Any], args: Sequence[Value], kwargs: Mapping[str, Value]
     ) -> Value:
         """What torch itself makes of an operator that nothing else is known of, operator by operator."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = pytree.tree_flatten((_plain(args), _plain(kwargs)))
         given = [leaf for leaf in leaves if isinstance(leaf, (torch.fx.Node, torch.Tensor))]
 
         def run(*tensors: torch.Tensor) -> Any:
@@ -114,6 +115,9 @@ class Tracer:
                 env[node] = next(feed)
             elif node.op == "call_function":
                 inner = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
+                if isinstance(node.target, type):  # results with names
+                    env[node] = list(inner[0])
+                    continue
                 env[node] = self.call(out_of_place(node.target) or node.target, *inner)
                 if out_of_place(node.target):  # what it wrote to is the result from here on
                     env[node.args[0]] = env[node]
@@ -127,8 +131,12 @@ class Tracer:
         """Copy one operator. What has no elements is a constant, whatever it was made from."""
         nodes = pytree.tree_map_only(torch.Tensor, self.as_node, (args, kwargs))
         metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
-        with torch.no_grad():
-            value = pytree.tree_map_only(torch.Tensor, without_data, target(*metas[0], **metas[1]))
+        try:
+            with torch.no_grad():
+                value = pytree.tree_map_only(torch.Tensor, without_data, target(*metas[0], **metas[1]))
+        except NotImplementedError as error:
+            found = "torch has no rule for the shapes of its results"
+            raise UnsupportedError(str(target), found, "replace it in the module") from error
         if isinstance(value, torch.Tensor) and value.numel() == 0:
             return torch.empty(tuple(value.shape), dtype=value.dtype)
         node = self.graph.call_function(target, *nodes)
@@ -159,6 +167,15 @@ class Tracer:
             return make()
         with self.graph.inserting_before(first):
             return make()
+
+
+def _plain(value: Any) -> Any:
+    """The same in lists that may be written to: those of a graph may not, and a decomposition may write."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 _GRAPH_MODULE = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
@@ -201,12 +218,19 @@ def out_of_place(target: Any) -> Any:
 
     >>> out_of_place(torch.ops.aten.add_.Scalar)
     <OpOverload(op='aten.add', overload='Scalar')>
+    >>> out_of_place(torch.ops.aten.transpose_.default)
+    <OpOverload(op='aten.transpose', overload='int')>
     """
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return None
     packet = getattr(torch.ops.aten, target._opname.removesuffix("_"), None)
-    overload = getattr(packet, target._overloadname, None)
-    return None if overload is None or overload._schema.is_mutable else overload
+    names = [] if packet is None else [target._overloadname, *packet.overloads()]
+    takes = [str(argument.real_type) for argument in target._schema.arguments]
+    for overload in (getattr(packet, name) for name in names if hasattr(packet, name)):
+        schema = overload._schema
+        if not schema.is_mutable and [str(argument.real_type) for argument in schema.arguments] == takes:
+            return overload
+    return None
 
 
 def without_data(tensor: torch.Tensor) -> torch.Tensor:

@@ -119,6 +119,16 @@ def _own_dims(indices: Sequence[Value]) -> list[list[int]] | None:
     return along if len(set(listed)) == len(listed) else None
 
 
+def _index_put(
+    n: Tracer, x: Value, indices: Sequence[Value], values: Value, accumulate: bool = False
+) -> Value:
+    """A dimension behind those with indices needs none."""
+    given = list(indices)
+    while given and given[-1] is None:
+        given.pop()
+    return n.emit(aten.index_put.default, x, given, values, accumulate)
+
+
 def _gather(n: Tracer, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     """What takes the same indices everywhere; along other dimensions, the first elements."""
     if isinstance(index, torch.Tensor) and index.dim() and index.numel():
@@ -212,7 +222,7 @@ _COMPUTED = "its elements are read by computed positions"
 OPERATORS: tuple[Operator, ...] = (
     row_major(aten.index_select.default, _COMPUTED, spelling=_index_select),
     row_major(aten.embedding.default, _COMPUTED, spelling=_embedding),
-    row_major(aten.index_put.default, "its elements are written at computed positions"),
+    row_major(aten.index_put.default, "its elements are written at computed positions", spelling=_index_put),
     spelt(_index, aten.index.Tensor),
     spelt(_gather, aten.gather.default),
     spelt(_embedding_bag, aten.embedding_bag.default, aten.embedding_bag.padding_idx),

@@ -99,10 +99,10 @@ def normalised(w: TosaWriter, x: TosaValue, dims: Collection[int], eps: float) -
 
 
 def _dims(a: Arguments) -> set[int]:
-    """The dimensions that a call reduces: all where it names none."""
+    """The dimensions that a call reduces: all where it names none, none of a number."""
     rank, given = len(a.self.shape), getattr(a, "dim", None)
     given = [given] if isinstance(given, int) else given
-    return {d % rank for d in given} if given else set(range(rank))
+    return {d % rank for d in given} if given and rank else set(range(rank))
 
 
 def _reduction(kind: str) -> Callable[[TosaWriter, Arguments], TosaValue]:
@@ -119,6 +119,7 @@ def _mean(w: TosaWriter, a: Arguments) -> TosaValue:
 def _arg(largest: bool) -> Callable[[TosaWriter, Arguments], TosaValue]:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
         x = w.dense(a.self)
+        x = w.reshape(x, x.shape or (1,))
         x = x if largest else negate(w, x)
         dim = a.dim % len(x.shape)
         outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])

@@ -80,6 +80,8 @@ def _softmax(w: XnnWriter, a: Arguments) -> XnnValue:
 
 def _check_softmax(a: Arguments) -> str | None:
     rank = a.self.meta["val"].ndim
+    if not rank:
+        return "softmax of a number"
     return None if a.dim % rank == rank - 1 else f"softmax over dimension {a.dim} of {rank}, not the last"
 
 
