@@ -21,7 +21,7 @@ from dimorder.lowering.rewrite import at_boundary, from_boundary
 
 TOLERANCE = 1e-4
 
-Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True)

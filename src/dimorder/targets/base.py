@@ -14,8 +14,7 @@ from dimorder.contract import Contract
 from dimorder.errors import UsageError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import Costs, counted
-
-Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+from dimorder.lowering.verify import Run
 
 
 class Artifact(Protocol):

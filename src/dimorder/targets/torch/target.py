@@ -16,7 +16,8 @@ from dimorder.contract import CONTRACT_METHOD, Contract
 from dimorder.errors import ContractError, UsageError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.operators.dialect import decompose
-from dimorder.targets.base import Run, Target
+from dimorder.lowering.verify import Run
+from dimorder.targets.base import Target
 from dimorder.targets.torch import LISTING
 
 

@@ -258,7 +258,7 @@ class _StandIn(torch.nn.Module):
         ]
 
 
-class _Model(torch.nn.Module):
+class _Computed(torch.nn.Module):
     """What a delegate computes, in torch; `nhwc` says which of its operands and results are NHWC to it."""
 
     def __init__(self, graph: XnnModel, nhwc: tuple[Sequence[bool], Sequence[bool]]) -> None:
@@ -320,7 +320,7 @@ class _OuterBuilder:
         self.is_quantised |= writer.is_quantised
         name = f"delegate_{len(list(self.root.children()))}"
         is_nhwc = self.plan.is_nhwc
-        self.models[name] = _Model(writer.model(), ([*map(is_nhwc, read)], [*map(is_nhwc, given)]))
+        self.models[name] = _Computed(writer.model(), ([*map(is_nhwc, read)], [*map(is_nhwc, given)]))
         self.root.add_module(name, module)
         results = self.graph.call_module(name, tuple(self.values[node] for node in read))
         for position, node in enumerate(given):

@@ -24,7 +24,7 @@ class Quantised:
 
 # What the operands that are no weights stand for, what the result does, and the scales of the weights: None
 # where the node computes that in int8, else why not.
-Condition: TypeAlias = Callable[[Sequence[Quantised], Quantised, "Tensor | None"], "str | None"]
+_Condition: TypeAlias = Callable[[Sequence[Quantised], Quantised, "Tensor | None"], "str | None"]
 
 
 def _any(reads: Sequence[Quantised], result: Quantised, weights: Tensor | None) -> str | None:
@@ -35,7 +35,7 @@ def _same(reads: Sequence[Quantised], result: Quantised, weights: Tensor | None)
     return None if all(each == result for each in reads) else "operands and a result of different scales"
 
 
-def _ratio(low: float, high: float) -> Condition:
+def _ratio(low: float, high: float) -> _Condition:
     """Every operand's scale, or with weights the product with theirs, over the result's is in [low, high)."""
 
     def condition(reads: Sequence[Quantised], result: Quantised, weights: Tensor | None) -> str | None:
@@ -72,7 +72,7 @@ _UNARY = (
 )
 
 # By the kind of node. Other kinds compute in float alone, or in int8 by other arithmetic than the model's.
-IN_INT8: Mapping[str, Condition] = MappingProxyType(
+IN_INT8: Mapping[str, _Condition] = MappingProxyType(
     {
         **dict.fromkeys(("Conv2d", "DepthwiseConv2d", "ConvTranspose2d", "FullyConnected"), _LINEAR),
         **dict.fromkeys(("Add", "Subtract"), _ratio(2**-10, 2**8)),

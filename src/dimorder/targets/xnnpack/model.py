@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dimorder.targets.xnnpack.integers import Quantised
 
-Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
+_Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class XnnModel:
     of all; `constants` are float32, or integers with the scales of their channels.
     """
 
-    nodes: Sequence[tuple[str, Fields, tuple[float, float]]]
+    nodes: Sequence[tuple[str, _Fields, tuple[float, float]]]
     shapes: Mapping[int, tuple[int, ...]]
     types: Mapping[int, Quantised]
     constants: Mapping[int, Tensor]
@@ -49,7 +49,7 @@ class XnnModel:
         return [held[i] for i in self.outputs]
 
     def _node(
-        self, kind: str, fields: Fields, bounds: tuple[float, float], held: Mapping[int, Tensor]
+        self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Tensor]
     ) -> Tensor:
         names = ("input_id", *(f"input{i}_id" for i in range(1, 6)), "filter_id", "bias_id")
         ids = [getattr(fields, n) for n in names if getattr(fields, n, None) in held]
@@ -124,7 +124,7 @@ def _multiplied(types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor)
 
 
 def _conv(
-    fields: Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None
+    fields: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     f = fields
     pads = (f.padding_left, f.padding_right, f.padding_top, f.padding_bottom)
@@ -141,7 +141,7 @@ def _conv(
 
 
 def _conv_transpose(
-    fields: Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None
+    fields: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     f = fields
     grouped = weight.reshape(f.groups, -1, *weight.shape[1:]).permute(0, 4, 1, 2, 3).flatten(0, 1)
@@ -160,11 +160,11 @@ def _conv_transpose(
     return y.permute(0, 2, 3, 1)
 
 
-def _depthwise(fields: Fields, shape: Sequence[int], x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
+def _depthwise(fields: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
     return _conv(fields, shape, x, weight.permute(3, 1, 2, 0), *bias)
 
 
-def _max_pool(fields: Fields, shape: Sequence[int], x: Tensor) -> Tensor:
+def _max_pool(fields: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
     f = fields
     pads = (f.padding_left, f.padding_right, f.padding_top, f.padding_bottom)
     y = functional.max_pool2d(
@@ -177,7 +177,7 @@ def _max_pool(fields: Fields, shape: Sequence[int], x: Tensor) -> Tensor:
     return y.permute(0, 2, 3, 1)
 
 
-def _cut(fields: Fields, shape: Sequence[int], x: Tensor) -> Tensor:
+def _cut(fields: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
     for dim, (start, size) in enumerate(zip(fields.offsets, fields.sizes, strict=True)):
         x = x.narrow(dim, start, size)
     return x

@@ -13,7 +13,8 @@ from dimorder.contract import Contract, constant_methods, seal
 from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
-from dimorder.targets.base import FileSummary, Run, Target
+from dimorder.lowering.verify import Run
+from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.ops import MAX_RANK, OPERATORS, wrong_outside
