@@ -113,8 +113,8 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm2d(8)
         self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
         self.point = nn.Conv2d(8, 8, 1)
-        self.up = nn.ConvTranspose2d(8, 6, 2, 2)
-        self.last = nn.Linear(14, 5)
+        self.up = nn.ConvTranspose2d(8, 8, 2, 2)
+        self.last = nn.Linear(16, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.norm(self.first(x)))
