@@ -23,7 +23,8 @@ from dimorder.lowering.extract import extract
 from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.lowering.promise import Orders, promise
 from dimorder.lowering.rewrite import constant_bytes, rewrite
-from dimorder.lowering.verify import Trial, Verified
+from dimorder.lowering.verify import Verified
+from dimorder.lowering.verify_integers import trial_of
 from dimorder.runtime.guard import OnMismatch
 from dimorder.runtime.program import Program
 from dimorder.targets import find, target_for_suffix
@@ -91,13 +92,14 @@ def lower(
     stages.require_ability(physical, extracted, chosen.ability, chosen.name)
     faults = stages.physical_faults(physical, extracted, planned.layout_plan, contract, chosen.ability)
     stages.require("the physical program", faults)
-    trial = clock.step("verify", Trial, model, program, contract)
+    trial = clock.step("verify", trial_of, model, program, contract)
     error = clock.step("verify", trial.compare_program, physical, f"the physical program for {chosen.name}")
     with installed(chosen.name, chosen.install):
         artifact = clock.step("emit", chosen.emit, physical, contract)
         runs = chosen.runs_fast if run_artifact is None else run_artifact
         if runs:
-            emitted = clock.step("run", trial.compare, artifact.run, f"the {chosen.suffix} that was emitted")
+            what = f"the {chosen.suffix} that was emitted"
+            emitted = clock.step("run", trial.compare, artifact.run, what, artifact.exactly)
             error = max(error, emitted)
     added = max(0, constant_bytes(physical) - program.constant_bytes)
     verified = Verified(error, runs, trial.input_matters)

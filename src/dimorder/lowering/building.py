@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from dimorder.lowering.capture.captured import Captured
+from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.capture.tracing import shape_of
 from dimorder.lowering.operators.operator import args_of
+from dimorder.lowering.operators.quantisation import DEQUANTIZE_CHANNELS
 from dimorder.lowering.operators.table import operands
 from dimorder.lowering.sites import (
     Arrangement,
@@ -121,7 +123,17 @@ class Builder:
         return self.call(aten.view.default, tensor.node, shape)
 
     def constant(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
-        """A constant as it is needed here; one that was re-laid the same way before is not stored twice."""
+        """A constant as it is needed here; one that was re-laid the same way before is not stored twice.
+
+        One with integers is these, dequantised: along one dimension at most, or else it is what it is.
+        """
+        held = tensor.integers.per_channel() if isinstance(tensor, Scaled) else None
+        if held is not None:
+            values, (scales, dim) = tensor.integers.values, held  # type: ignore[attr-defined]
+            limits = torch.iinfo(values.dtype)
+            scales = scales.expand(values.shape[dim])
+            made = [self.constant(f"{name}_integers", values), self.constant(f"{name}_scales", scales)]
+            return self.call(DEQUANTIZE_CHANNELS, *made, None, dim, limits.min, limits.max, values.dtype)
         versions = [n for n in self.constants if n == name or n.startswith(f"{name}__")]
         unique = next(
             (n for n in versions if _same_constant(self.constants[n], tensor)), f"{name}__{len(versions)}"

@@ -28,6 +28,7 @@ from dimorder.lowering.capture.tracing import Tracer, shape_of
 from dimorder.lowering.closure import default_tokens, formed
 from dimorder.lowering.extract import Extracted
 from dimorder.lowering.operators.operator import Relation, results
+from dimorder.lowering.operators.quantisation import DEQUANTIZE_CHANNELS
 from dimorder.lowering.operators.table import SPELLINGS, find, operands
 from dimorder.lowering.rewrite import at_boundary
 from dimorder.lowering.sites import Arrangement, AxedTensor, AxisOrder, Site, layout_of
@@ -310,7 +311,8 @@ def made_faults(nodes: Iterable[Node], extracted: Extracted, plan: LayoutPlan) -
         yield f"conversions {sorted(Counter(converted))}, where the plan has {sorted(planned)}"
 
 
-_MOVES = (aten.view.default, aten.permute.default, aten.clone.default)
+# Beside what operators declare: views, copies, and constants that are held as integers.
+_MOVES = (aten.view.default, aten.permute.default, aten.clone.default, DEQUANTIZE_CHANNELS)
 
 
 def _is_conversion(node: Node) -> bool:

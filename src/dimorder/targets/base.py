@@ -14,8 +14,7 @@ from dimorder.contract import Contract
 from dimorder.errors import UsageError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import Costs, counted
-
-Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+from dimorder.lowering.verify import Run
 
 
 class Artifact(Protocol):
@@ -37,6 +36,10 @@ class Artifact(Protocol):
     @property
     def beside(self) -> Mapping[str, bytes]:
         """The content of each of `Target.beside`."""
+
+    @property
+    def exactly(self) -> Run | None:
+        """What `run` gives bit for bit where it computes in integers, by other means; else None."""
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs for inputs as the program's own signature holds them."""

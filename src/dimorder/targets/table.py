@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dimorder.lowering.capture.tracing import bound
+from dimorder.lowering.capture.scaled import bound
 
 aten = torch.ops.aten
 
@@ -64,12 +64,14 @@ class Row:
     """How one operator is written, and what of it cannot be (None: nothing).
 
     `build` takes the target's writer and the arguments, and returns a dense value, a View, or a list of dense
-    values. `relabel` marks what moves no element, or only as part of a conversion.
+    values. `relabel` marks what moves no element, or only as part of a conversion, `integers` what takes int8
+    besides the target's own types.
     """
 
     build: Callable[[Any, Arguments], Any]
     check: Callable[[Arguments], str | None] = lambda arguments: None
     relabel: bool = False
+    integers: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Table:
         for tensor in (node, *node.all_input_nodes):
             for value in results(tensor):
                 reason = self.unfit(value, tensor in constants)
-                if reason:
+                if reason and not (row.integers and value.dtype == torch.int8):
                     return reason
         arguments = bind(node, lambda n: n)
         arguments.is_constant = lambda argument: argument is None or argument in constants

@@ -21,6 +21,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.functional import functional
+from dimorder.lowering.capture.integers import simplify
 from dimorder.lowering.capture.tracing import Tracer, Value, is_random
 from dimorder.lowering.operators.table import OPERATORS, SPELLINGS, find
 
@@ -297,6 +298,7 @@ def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples:
         found = f"no tensor in what the network returns: {', '.join(map(repr, fixed.values())) or 'nothing'}"
         raise UnsupportedError("output", found, "return what it computes")
     module = tracer.module([env[result] for result in results if isinstance(result, torch.fx.Node)])
+    simplify(module)
     _refuse_random(module)
     if not names:
         raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")

@@ -8,6 +8,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node, map_arg
 
+from dimorder.lowering.capture.scaled import evaluate
 from dimorder.lowering.capture.tracing import is_random
 
 
@@ -53,8 +54,7 @@ def evaluated(graph: Graph, constants: Mapping[Node, torch.Tensor]) -> dict[Node
         if any(value is None for value in known.values()) or is_random(node.target, node.args, node.kwargs):
             continue
         args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
-        with torch.no_grad():
-            value = node.target(*args, **kwargs)
+        value = evaluate(node.target, args, kwargs)
         if isinstance(value, torch.Tensor):
             found[node] = value
     return found

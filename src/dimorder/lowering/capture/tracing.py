@@ -15,8 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder.errors import UnsupportedError
+from dimorder.lowering.capture.scaled import bound, evaluate
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
+EXPORTED = "exported"  # of a node's meta: the name of the node of the exported program that it was made for
 SOURCE = ("stack_trace", "nn_module_stack")  # what of a node's meta says where in the user's source it is
 
 
@@ -47,7 +49,7 @@ class Tracer:
     def trace(self, node: torch.fx.Node, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
         """One call of the old graph, its arguments already traced."""
         self.node = node
-        self.meta = {key: node.meta[key] for key in SOURCE if key in node.meta}
+        self.meta = {key: node.meta[key] for key in SOURCE if key in node.meta} | {EXPORTED: node.name}
         return self.call(node.target, args, kwargs)
 
     def input(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
@@ -81,8 +83,7 @@ class Tracer:
         if not any(isinstance(leaf, torch.fx.Node) for leaf in leaves) and not is_random(
             target, args, kwargs
         ):
-            with torch.no_grad():
-                return target(*args, **kwargs)
+            return evaluate(target, args, kwargs)
         rewrite = self.spellings.get(target)
         if rewrite is not None:
             return rewrite(self, *args, **kwargs)
@@ -245,17 +246,6 @@ def shape_of(value: Value) -> tuple[int, ...]:
 def dtype_of(value: Value) -> torch.dtype:
     tensor = value.meta["val"] if isinstance(value, torch.fx.Node) else value
     return tensor.dtype  # type: ignore[no-any-return]
-
-
-def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their schema's names, defaults filled in.
-
-    >>> bound(torch.ops.aten.softmax.int, ("x", 1), {})
-    {'self': 'x', 'dim': 1, 'dtype': None}
-    """
-    names = [argument.name for argument in target._schema.arguments]
-    defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
-    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
 
 
 def is_random(target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:

@@ -16,7 +16,8 @@ from dimorder.contract import CONTRACT_METHOD, Contract
 from dimorder.errors import ContractError, UsageError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.operators.dialect import decompose
-from dimorder.targets.base import Run, Target
+from dimorder.lowering.verify import Run
+from dimorder.targets.base import Target
 from dimorder.targets.torch import LISTING
 
 
@@ -45,6 +46,10 @@ class TorchArtifact:
     @cached_property
     def _module(self) -> torch.nn.Module:
         return self.program.module()
+
+    @property
+    def exactly(self) -> None:
+        return None
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():

@@ -25,6 +25,7 @@ from dimorder.lowering.capture.captured import where
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack.backend import BACKEND_ID, XnnValue, XnnWriter
+from dimorder.targets.xnnpack.model import XnnModel
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 
 aten = torch.ops.aten
@@ -37,13 +38,15 @@ class Emitted:
     """A `.pte` and what is in it.
 
     `delegates` is the number of XNNPACK delegates, `outside` how often each portable operator is called; both
-    are read from the finished file. `transposes` counts the conversions that the delegates make.
+    are read from the finished file. `transposes` counts the conversions that the delegates make. `model`
+    computes what the file does, its int8 kernels bit for bit; None where it has none.
     """
 
     pte: bytes
     delegates: int
     outside: dict[str, int]
     transposes: int
+    model: GraphModule | None = None
 
 
 def emit(
@@ -74,7 +77,7 @@ def emit(
         reason = wrong_outside(node)
         if reason:
             raise _no_kernel(plan, [node], reason)
-    module, transposes = _outer(plan)
+    module, transposes, model = _outer(plan)
     outer = torch.export.export(module, plan.example_inputs())
     texts, config = dict(constant_methods or {}), EdgeCompileConfig(_check_ir_validity=False)
     if plan.outside():
@@ -83,7 +86,7 @@ def emit(
         pte = bytes(EdgeProgramManager({"forward": outer}, texts, config).to_executorch().buffer)
     delegates, outside = _calls(pte)
     _require_kernels(outside, plan)
-    return Emitted(pte, delegates, outside, transposes)
+    return Emitted(pte, delegates, outside, transposes, model)
 
 
 # Which operators go where
@@ -178,8 +181,8 @@ def _at_border(plan: _Partition, group: Sequence[Node]) -> bool:
 
 def _delegate(
     plan: _Partition, group: Sequence[Node]
-) -> tuple[LoweredBackendModule, list[Node], list[Node], int]:
-    """The delegate of `group`, the nodes that it reads, those that it gives, and its transposes."""
+) -> tuple[LoweredBackendModule, list[Node], list[Node], XnnWriter]:
+    """The delegate of `group`, the nodes that it reads, those that it gives, and its graph."""
     members = set(group)
     operands: dict[Node, Any] = dict(plan.constants)
     writer, read = XnnWriter(), list[Node]()
@@ -212,7 +215,7 @@ def _delegate(
         _StandIn([_empty(node.meta["val"], plan.is_nhwc(node)) for node in given]),
         tuple(_empty(node.meta["val"], plan.is_nhwc(node)) for node in read),
     )
-    return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants), read, given, writer.transposes
+    return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants), read, given, writer
 
 
 def _read(writer: XnnWriter, value: Tensor, nhwc: bool) -> View[XnnValue]:
@@ -255,6 +258,23 @@ class _StandIn(torch.nn.Module):
         ]
 
 
+class _Computed(torch.nn.Module):
+    """What a delegate computes, in torch; `nhwc` says which of its operands and results are NHWC to it."""
+
+    def __init__(self, graph: XnnModel, nhwc: tuple[Sequence[bool], Sequence[bool]]) -> None:
+        super().__init__()
+        self.graph, self.nhwc = graph, nhwc
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        held = [
+            x.permute(_TO_NHWC) if is_nhwc else x for x, is_nhwc in zip(inputs, self.nhwc[0], strict=True)
+        ]
+        results = self.graph.run(held)
+        return [
+            y.permute(_TO_NCHW) if is_nhwc else y for y, is_nhwc in zip(results, self.nhwc[1], strict=True)
+        ]
+
+
 def _empty(value: Tensor, channels_last: bool) -> Tensor:
     """A real tensor of the value's shape, in one of the two orders that a boundary has."""
     dense = torch.empty(tuple(value.shape), dtype=value.dtype)
@@ -264,8 +284,9 @@ def _empty(value: Tensor, channels_last: bool) -> Tensor:
 # The program around the delegates
 
 
-def _outer(plan: _Partition) -> tuple[GraphModule, int]:
-    """The program as calls of delegates and portable operators, and the transposes in its delegates."""
+def _outer(plan: _Partition) -> tuple[GraphModule, int, GraphModule | None]:
+    """The program as calls of delegates and portable operators, the transposes in its delegates, and the same
+    program with a model for each delegate where one computes in int8."""
     root, graph = torch.nn.Module(), Graph()
     values: dict[Node, Node] = {node: graph.placeholder(node.name) for node in plan.inputs}
     build = _OuterBuilder(plan, root, graph, values)
@@ -273,7 +294,8 @@ def _outer(plan: _Partition) -> tuple[GraphModule, int]:
         group = [node for node, s in plan.stage.items() if s == stage]
         build.delegate(group) if stage % 2 == 0 else build.outside(group)
     graph.output(tuple(build.result(node) for node in plan.outputs))
-    return GraphModule(root, graph), build.transposes
+    model = GraphModule({**dict(root.named_buffers()), **build.models}, graph) if build.is_quantised else None
+    return GraphModule(root, graph), build.transposes, model
 
 
 @dataclass
@@ -289,11 +311,16 @@ class _OuterBuilder:
     graph: Graph
     values: dict[Node, Node]
     transposes: int = 0
+    is_quantised: bool = False
+    models: dict[str, Any] = field(default_factory=dict)
 
     def delegate(self, group: Sequence[Node]) -> None:
-        module, read, given, transposes = _delegate(self.plan, group)
-        self.transposes += transposes
+        module, read, given, writer = _delegate(self.plan, group)
+        self.transposes += writer.transposes
+        self.is_quantised |= writer.is_quantised
         name = f"delegate_{len(list(self.root.children()))}"
+        is_nhwc = self.plan.is_nhwc
+        self.models[name] = _Computed(writer.model(), ([*map(is_nhwc, read)], [*map(is_nhwc, given)]))
         self.root.add_module(name, module)
         results = self.graph.call_module(name, tuple(self.values[node] for node in read))
         for position, node in enumerate(given):

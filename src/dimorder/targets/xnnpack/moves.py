@@ -119,12 +119,12 @@ def pad(w: XnnWriter, x: XnnValue, before: Sequence[int], after: Sequence[int], 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.cat.default: Row(_cat),
-        aten.slice.Tensor: Row(_slice_tensor, _check_slice),
+        aten.cat.default: Row(_cat, integers=True),
+        aten.slice.Tensor: Row(_slice_tensor, _check_slice, integers=True),
         aten.constant_pad_nd.default: Row(_constant_pad),
         aten.expand.default: Row(_expand),
-        aten.permute.default: Row(_permute, relabel=True),
-        aten.view.default: Row(_view, relabel=True),
-        aten.clone.default: Row(_clone, relabel=True),
+        aten.permute.default: Row(_permute, relabel=True, integers=True),
+        aten.view.default: Row(_view, relabel=True, integers=True),
+        aten.clone.default: Row(_clone, relabel=True, integers=True),
     }
 )

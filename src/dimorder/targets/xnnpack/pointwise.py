@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from dimorder.lowering.operators.dialect import OPS
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
 from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.xnnpack.integers import Quantised
 
 if TYPE_CHECKING:
     from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
@@ -87,6 +89,20 @@ def _gelu(w: XnnWriter, a: Arguments) -> XnnValue:
     inner = times(w, pair(w, "Multiply", x, cubic), math.sqrt(2 / math.pi))
     gate = plus(w, times(w, apply(w, "Tanh", inner), 0.5), 0.5)
     return pair(w, "Multiply", x, gate)
+
+
+def _quantize(w: XnnWriter, a: Arguments) -> XnnValue:
+    return apply(w, "Convert", w.dense(a.input), result_type=Quantised(a.scale, a.zero_point))
+
+
+def _dequantize(w: XnnWriter, a: Arguments) -> XnnValue:
+    return apply(w, "Convert", w.dense(a.input))
+
+
+def _check_quantize(a: Arguments) -> str | None:
+    if (a.quant_min, a.quant_max) != (-128, 127):
+        return f"integers from {a.quant_min} to {a.quant_max}; XNNPACK has those from -128 to 127"
+    return None
 
 
 def _elu(w: XnnWriter, a: Arguments) -> XnnValue:
@@ -168,6 +184,8 @@ def _check_power(a: Arguments) -> str | None:
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         OPS.prelu_last.default: Row(_prelu_last),
+        QUANTIZE: Row(_quantize, _check_quantize, integers=True),
+        DEQUANTIZE: Row(_dequantize, _check_quantize, integers=True),
         aten.add.Tensor: Row(_binary("Add")),
         aten.add.Scalar: Row(_binary("Add")),
         aten.sub.Tensor: Row(_binary("Subtract")),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dimorder.lowering.capture.scaled import Scaled
 from dimorder.targets.table import Arguments, Row, View, is_transposed
 from dimorder.targets.xnnpack.pointwise import Build, apply, pair, times
 
@@ -127,7 +128,8 @@ def _mean(w: XnnWriter, x: XnnValue, dims: set[int]) -> XnnValue:
     if inner == 1:
         if x.shape[-1] != size:
             x = w.reshape(x, (*x.shape[:first], size))
-        y = full(w, x, w.constant(torch.full((1, size), 1 / size)), None)
+        ones = Scaled.of(torch.ones(1, size, dtype=torch.int8), torch.tensor(1 / size))
+        y = full(w, x, w.constant(ones), None)
     else:
         y = _mean_over_space(w, w.reshape(x, (outer, size, 1, inner)))
     rest = {d for d in dims if d < first}

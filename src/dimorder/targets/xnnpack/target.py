@@ -13,6 +13,7 @@ from dimorder.contract import Contract, constant_methods, seal
 from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
+from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import LISTING
@@ -26,6 +27,7 @@ class Pte:
     data: bytes
     delegates: int
     outside: Mapping[str, int]
+    exactly: Run | None = None
 
     @property
     def beside(self) -> Mapping[str, bytes]:
@@ -42,7 +44,13 @@ def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERAT
     from dimorder.targets.xnnpack.emit import emit as emit_pte
 
     emitted = emit_pte(program, constant_methods=constant_methods(contract), operators=operators)
-    return Pte(seal(emitted.pte), emitted.delegates, dict(emitted.outside))
+    model = emitted.model
+    return Pte(
+        seal(emitted.pte),
+        emitted.delegates,
+        dict(emitted.outside),
+        None if model is None else lambda inputs: list(model(*inputs)),
+    )
 
 
 def check(path: str, data: bytes) -> FileSummary:

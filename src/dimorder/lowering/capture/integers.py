@@ -1,0 +1,170 @@
+"""Decides the normal form of a quantised network: what quantizers insert round every operator is reduced to
+what it says about values, and no number changes by it.
+
+1. A quantised value is dequantised once.
+2. What moves elements of dequantised values moves the integers; each part of a cat is quantised by itself.
+3. What is quantised as it was before is left as it is.
+4. What clamps before that clamps before the value is quantised for the first time.
+5. The bias of a product of quantised values is a multiple of its scale: what integer kernels add.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dimorder.lowering.capture.scaled import Scaled
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+
+aten = torch.ops.aten
+
+_CLAMPS = frozenset(
+    (
+        aten.relu.default,
+        aten.hardtanh.default,
+        aten.clamp.default,
+        aten.clamp_min.default,
+        aten.clamp_max.default,
+    )
+)
+# Each element of the result is one of the first operand, or of each operand of its list.
+_MOVES = frozenset(
+    (
+        *(aten.reshape.default, aten.permute.default, aten.slice.Tensor, aten.cat.default, aten.flip.default),
+        *(aten.expand.default, aten.repeat.default, aten.roll.default, aten.index_select.default),
+    )
+)
+_PRODUCTS = frozenset((aten.convolution.default, aten.linear.default))
+
+
+def simplify(module: GraphModule) -> None:
+    """Bring a captured graph into that normal form, in place."""
+    graph = module.graph
+    if not any(node.target is QUANTIZE for node in graph.nodes):
+        return
+    for node in list(graph.nodes):
+        if node.target in _MOVES:
+            _move_integers(node)
+        elif node.target is QUANTIZE and not _is_parted(node):
+            _left_out(node) or _clamped(node)
+    for node in list(graph.nodes):
+        if node.target is DEQUANTIZE:
+            _join(node)
+    for node in list(graph.nodes):
+        if node.target in _PRODUCTS:
+            _scale_bias(module, node)
+    graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _join(dequantize: Node) -> None:
+    first = next(u for u in dequantize.args[0].users if u.target is DEQUANTIZE and u.args == dequantize.args)  # type: ignore[union-attr]
+    if first is not dequantize:
+        dequantize.replace_all_uses_with(first)
+
+
+def _move_integers(move: Node) -> None:
+    """A move of dequantised values: the integers are moved, and dequantised afterwards."""
+    sources = move.all_input_nodes if move.target is aten.cat.default else move.all_input_nodes[:1]
+    if any(s.target is not DEQUANTIZE or s.args[1:] != sources[0].args[1:] for s in sources):
+        return
+    _, *scale = sources[0].args
+    operator: Any = move.target
+    integers: Any = [s.args[0] for s in sources]
+    args: Any = torch.fx.map_arg(move.args, lambda n: n.args[0] if n in sources else n)
+    with move.graph.inserting_before(move):
+        moved = move.graph.call_function(operator, args, move.kwargs)
+        real = move.graph.call_function(DEQUANTIZE, (moved, *scale))
+    moved.meta = {**move.meta, "val": _like(move, integers[0])}
+    real.meta = {**move.meta}
+    move.replace_all_uses_with(real)
+    move.graph.erase_node(move)
+
+
+def _is_parted(quantize: Node) -> bool:
+    """A quantised cat of dequantised values: each of these is quantised, and the integers are joined."""
+    cat = quantize.args[0]
+    if not isinstance(cat, Node) or cat.target is not aten.cat.default or len(cat.users) > 1:
+        return False
+    parts: Any = cat.args[0]
+    if not all(part.target is DEQUANTIZE for part in parts):
+        return False
+    with quantize.graph.inserting_before(quantize):
+        made = []
+        for part in parts:
+            made.append(quantize.graph.call_function(QUANTIZE, (part, *quantize.args[1:])))
+            made[-1].meta = {**part.meta, "val": _like(part, quantize)}
+        joined = quantize.graph.call_function(cat.target, (made, *cat.args[1:]))
+    joined.meta = {**cat.meta, "val": quantize.meta["val"]}
+    quantize.replace_all_uses_with(joined)
+    quantize.graph.erase_node(quantize)
+    for part in made:
+        _left_out(part)
+    return True
+
+
+def _left_out(quantize: Node) -> bool:
+    """Without a quantize of what has just been dequantised from the same scale."""
+    source = quantize.args[0]
+    if (
+        not isinstance(source, Node)
+        or source.target is not DEQUANTIZE
+        or source.args[1:] != quantize.args[1:]
+    ):
+        return False
+    quantize.replace_all_uses_with(source.args[0])  # type: ignore[arg-type]
+    quantize.graph.erase_node(quantize)
+    return True
+
+
+def _like(shaped: Node, typed: Node) -> torch.Tensor:
+    return torch.empty_like(shaped.meta["val"], dtype=typed.meta["val"].dtype)
+
+
+def _clamped(quantize: Node) -> bool:
+    """With q for quantising: q(clamp(q⁻¹(q(x)))) is q(clamp(x)), for both never decrease."""
+    clamp = quantize.args[0]
+    if not isinstance(clamp, Node) or clamp.target not in _CLAMPS or len(clamp.users) > 1:
+        return False
+    again = clamp.args[0]
+    if not isinstance(again, Node) or again.target is not DEQUANTIZE or len(again.users) > 1:
+        return False
+    first = again.args[0]
+    if not isinstance(first, Node) or first.target is not QUANTIZE or len(first.users) > 1:
+        return False
+    if first.args[1:] != quantize.args[1:]:
+        return False
+    clamp.args = (first.args[0], *clamp.args[1:])
+    return True
+
+
+def _scale_bias(module: GraphModule, product: Node) -> None:
+    arguments: tuple[Any, ...] = product.args
+    x, weight, bias, *rest = arguments
+    held = [getattr(module, str(n.target), None) if isinstance(n, Node) else None for n in (weight, bias)]
+    if (
+        not isinstance(x, Node)
+        or x.target is not DEQUANTIZE
+        or not isinstance(held[0], Scaled)
+        or held[1] is None
+    ):
+        return
+    scale: Any = x.args[1]
+    channels = held[0].integers.per_channel()
+    transposed = product.target is aten.convolution.default and rest[3]
+    outputs = 1 if transposed and rest[5] == 1 else 0  # the weight's dimension of output channels
+    if channels is None or isinstance(held[1], Scaled):
+        return
+    if channels[0].numel() > 1 and channels[1] != outputs:
+        return
+    scales = (channels[0] * scale).to(torch.float32)
+    limit = float(2**31 - 128)  # float32 holds no integer nearer to the end of int32
+    multiples = (held[1].double() / scales.double()).round().clamp(-limit, limit).to(torch.int32)
+    name = f"{bias.target}_of_{product.name}"
+    module.register_buffer(name, Scaled.of(multiples, scales))
+    with module.graph.inserting_before(product):
+        made = module.graph.get_attr(name)
+    made.meta = dict(bias.meta)
+    product.replace_input_with(bias, made)

@@ -1,0 +1,154 @@
+"""Decides how a constant that was dequantised keeps the integers it was made of, however it is re-laid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+# Functions of torch that move, repeat or drop elements and compute none. A function, a method and an ATen
+# operator of one name do the same.
+_MOVES = frozenset(
+    (
+        *(
+            "__getitem__",
+            "alias",
+            "clone",
+            "contiguous",
+            "detach",
+            "expand",
+            "flatten",
+            "flip",
+            "index_select",
+        ),
+        *("lift_fresh_copy", "movedim", "narrow", "permute", "repeat", "reshape", "select", "slice", "split"),
+        *("squeeze", "swapaxes", "t", "transpose", "unflatten", "unsqueeze", "view"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Integers:
+    """What a constant is made of: `values`, and the `scales` by which they were multiplied.
+
+    Both have the constant's shape; the zero point is 0.
+    """
+
+    values: Tensor
+    scales: Tensor
+
+    def per_channel(self) -> tuple[Tensor, int] | None:
+        """The scales along the one dimension in which they differ, and that dimension; one scale is along
+        dimension 0. None where they differ in more.
+
+        >>> scales = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
+        >>> Integers(torch.ones(2, 2, dtype=torch.int8), scales).per_channel()
+        (tensor([1., 2.]), 0)
+        """
+        for dim in range(self.scales.dim()):
+            along = self.scales.movedim(dim, 0).reshape(self.scales.shape[dim], -1)
+            if bool((along == along[:, :1]).all()):
+                return along[:, 0].contiguous(), dim
+        return None
+
+
+class Scaled(torch.Tensor):
+    """A float constant with the integers that it was made of, which follow it through moves.
+
+    What computes with it sees a float tensor, and gives one.
+
+    >>> integers = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int8)
+    >>> weight = Scaled.of(integers, torch.tensor([[0.5], [0.25]]))
+    >>> moved = weight.permute(1, 0).reshape(3, 1, 2)
+    >>> moved.flatten().tolist(), moved.integers.values.flatten().tolist()
+    ([0.5, 1.0, 1.0, 1.25, 1.5, 1.5], [1, 4, 2, 5, 3, 6])
+    >>> type(moved + 1).__name__
+    'Tensor'
+    """
+
+    integers: Integers
+
+    @staticmethod
+    def of(values: Tensor, scales: Tensor) -> Scaled:
+        """`values` · `scales`, which broadcast to the shape of `values`."""
+        values, scales = values.detach(), scales.detach().to(torch.float32).expand(values.shape)
+        made = (values.to(torch.float32) * scales).as_subclass(Scaled)
+        made.integers = Integers(values, scales)
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*_plain(args), **_plain(kwargs or {}))
+            first = args[0] if args else None
+            if not isinstance(first, Scaled) or _name(func) not in _MOVES:
+                return result
+            parts = [
+                func(part, *_plain(args[1:]), **_plain(kwargs or {}))
+                for part in (first.integers.values, first.integers.scales)
+            ]
+            return pytree.tree_map(_joined, result, *parts)
+
+
+def _joined(value: Any, values: Any, scales: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    made = value.as_subclass(Scaled)
+    made.integers = Integers(values, scales)
+    return made
+
+
+def _plain(arguments: Any) -> Any:
+    return pytree.tree_map_only(Scaled, lambda x: x.as_subclass(Tensor), arguments)
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "_opname", None) or getattr(func, "__name__", ""))
+
+
+def evaluate(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator gives for constants; one that dequantises keeps the integers."""
+    with torch.no_grad():
+        made = _dequantised(target, args, kwargs)
+        return target(*args, **kwargs) if made is None else made
+
+
+def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """A zero point other than 0 is not kept: no target computes with one in a weight."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "quantized_decomposed":
+        return None
+    if target._opname not in ("dequantize_per_tensor", "dequantize_per_channel"):
+        return None
+    given = bound(target, args, kwargs)
+    values, dim = given["input"], given.get("axis")
+    if dim is None:
+        scales, zeros = torch.as_tensor(given["scale"]), torch.as_tensor(given["zero_point"])
+    else:
+        scales, zeros = given["scales"], given["zero_points"]
+    if zeros is not None and bool((zeros != 0).any()):
+        return None
+    shape = [1] * values.dim()
+    if scales.numel() > 1:
+        shape[dim or 0] = -1
+    return Scaled.of(values, scales.reshape(shape))
+
+
+def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their schema's names, defaults filled in.
+
+    >>> bound(torch.ops.aten.softmax.int, ("x", 1), {})
+    {'self': 'x', 'dim': 1, 'dtype': None}
+    """
+    names = [argument.name for argument in target._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}

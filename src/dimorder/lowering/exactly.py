@@ -1,0 +1,144 @@
+"""Decides how a quantised program is run so that its integers do not depend on the sequence of sums: between
+dequantize and quantize in float64, where a rounding of another sum moves no value across a half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Interpreter, Node
+
+from dimorder.lowering.capture.scaled import Scaled, bound
+from dimorder.lowering.capture.tracing import EXPORTED
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+
+aten = torch.ops.aten
+
+
+def is_quantised(module: GraphModule) -> bool:
+    """Whether a graph quantises any value."""
+    return any(node.target is QUANTIZE for node in module.graph.nodes)
+
+
+def run(
+    module: GraphModule, inputs: Sequence[Tensor], forced: Mapping[str, Tensor] | None = None
+) -> tuple[list[Tensor], Differences]:
+    """What a graph gives for inputs, floats computed in float64.
+
+    `forced` has integers by the names of nodes of the exported program: they are taken for what the node
+    gives, and the differences say by how many quanta that is off.
+
+    >>> class Halves(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return QUANTIZE(x / 3, 0.5, 0, -128, 127, torch.int8)
+    >>> program = torch.export.export(Halves(), (torch.tensor([1.0, 2.0]),)).module()
+    >>> run(program, (torch.tensor([3.0, 6.2]),))[0]
+    [tensor([2, 4], dtype=torch.int8)]
+    """
+    interpreter = _Exact(module, forced or {})
+    with torch.no_grad():
+        results = interpreter.run(*inputs)
+    return [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor)], interpreter.differences
+
+
+def recorded(exported: ExportedProgram, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The integers that an exported program computes, by the names of the nodes that quantise."""
+    module = exported.module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    recorder = _Recorder(module)
+    with torch.no_grad():
+        recorder.run(*inputs)
+    return recorder.found
+
+
+class _Recorder(Interpreter):
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.found: dict[str, Tensor] = {}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if n.target is QUANTIZE:
+            self.found[n.name] = result
+        return result
+
+
+class Differences:
+    """By how many quanta, and how many elements, values were off that were compared one by one."""
+
+    def __init__(self) -> None:
+        self.most, self.off, self.compared = 0, 0, 0
+
+    def add(self, got: Tensor, wanted: Tensor) -> None:
+        quanta = (got.to(torch.int64) - wanted.to(torch.int64)).abs()
+        self.most = max(self.most, int(quanta.max()))
+        self.off += int((quanta > 0).sum())
+        self.compared += quanta.numel()
+
+    @property
+    def share(self) -> float:
+        return self.off / self.compared if self.compared else 0.0
+
+
+class _Exact(Interpreter):
+    def __init__(self, module: GraphModule, forced: Mapping[str, Tensor]) -> None:
+        super().__init__(module)
+        self.forced, self.differences = forced, Differences()
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return _wide(super().get_attr(target, args, kwargs))
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        wanted = self.forced.get(n.meta.get(EXPORTED, "")) if n.target is QUANTIZE else None
+        if wanted is None:
+            return result
+        self.differences.add(result, wanted)
+        return wanted
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        special = _SPECIAL.get(target)
+        if special is not None:
+            return special(**bound(target, args, kwargs))
+        if target not in _MOVES:  # an input is quantised in float32, as every kernel does it
+            args, kwargs = pytree.tree_map(_wide, (args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, Scaled):
+        return value.integers.values.double() * value.integers.scales.double()
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _in_float32(scale: float) -> float:
+    """A scale as tensors of float32 are multiplied by it: its product with an integer is exact in float64."""
+    return float(torch.tensor(scale, dtype=torch.float32))
+
+
+def _quantize(
+    input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Tensor:
+    scaled = input * (1.0 / scale) if input.dtype == torch.float32 else input / _in_float32(scale)
+    return scaled.round().add(zero_point).clamp(quant_min, quant_max).to(dtype)
+
+
+def _dequantize(input: Tensor, scale: float, zero_point: int, **_: Any) -> Tensor:
+    return (input.double() - zero_point) * _in_float32(scale)
+
+
+def _dequantize_channels(input: Tensor, scales: Tensor, axis: int, **_: Any) -> Tensor:
+    return input.double() * scales.double().reshape([-1 if d == axis else 1 for d in range(input.dim())])
+
+
+_MOVES = (aten.permute.default, aten.view.default, aten.reshape.default, aten.clone.default)
+_SPECIAL: Mapping[Any, Callable[..., Tensor]] = {
+    QUANTIZE: _quantize,
+    DEQUANTIZE: _dequantize,
+    DEQUANTIZE_CHANNELS: _dequantize_channels,
+}

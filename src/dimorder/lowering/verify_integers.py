@@ -1,0 +1,74 @@
+"""Decides whether the program of a quantised network is that network. Roundings of floats move integers here
+and there, and a deep network carries that far; so each of three steps is compared with its own yardstick.
+
+1. The captured form computes the network's integers, each from those that the network has: but for a few, and
+   these by one quantum.
+2. The physical program has the captured form's integers, in float64, where no sum rounds across a half.
+3. The artifact gives what its integer kernels are defined to give, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from dimorder.contract import Contract
+from dimorder.errors import VerificationError
+from dimorder.lowering import exactly
+from dimorder.lowering.capture.captured import Captured
+from dimorder.lowering.verify import Run, Trial, relative_error, verify
+
+QUANTA = 1  # by which an integer may be off
+OFF = 1e-3  # the share of them that may be, and besides
+FEW = 8  # so many
+_SAME = 1e-9  # of two sums in float64 of the same terms
+
+
+def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
+    """The trial that a network asks for: of integers where it is quantised, else of floats."""
+    kind = QuantisedTrial if exactly.is_quantised(program.module) else Trial
+    return kind(model, program, contract)
+
+
+class QuantisedTrial(Trial):
+    """A quantised network's own integers on random inputs. `quanta` says what step 1 has found."""
+
+    def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
+        super().__init__(model, program, contract)
+        self.program = program
+        wanted = exactly.recorded(program.exported, self.inputs)
+        _, found = exactly.run(program.module, self.inputs, wanted)
+        if found.most > QUANTA or found.off > FEW + OFF * found.compared:
+            raise VerificationError(
+                "the normal form of a quantised network",
+                f"integers are off by up to {found.most}, {found.off} of {found.compared}",
+                "report this network: a rule is wrong",
+            )
+        self.quanta = found
+
+    def compare(self, run: Run, what: str, model: Run | None = None) -> float:
+        """The relative error of `run`, for information; it must give the bits that `model` does."""
+        got = self._logical(run, self.inputs)
+        if model is not None:
+            _require_equal(got, self._logical(model, self.inputs), what)
+        return max((relative_error(*pair) for pair in zip(got, self.wanted, strict=True)), default=0.0)
+
+    def compare_program(self, physical: ExportedProgram, what: str) -> float:
+        module = physical.module(check_guards=False)
+        wanted, _ = exactly.run(self.program.module, self.inputs)
+        got = self._logical(lambda held: exactly.run(module, held)[0], self.inputs)
+        return verify(got, wanted, what=what, tolerance=_SAME)
+
+
+def _require_equal(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], what: str) -> None:
+    for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
+        off = int((g != w.reshape(g.shape)).sum())
+        if off:
+            raise VerificationError(
+                what,
+                f"{off} of {g.numel()} elements of output {i} are not what its integer kernels should give",
+                "report this network, and on which processor",
+            )

@@ -1,0 +1,230 @@
+"""Decides what XNNPACK's int8 kernels give, in torch: the runtime is held to it bit for bit.
+
+Products are summed in integers and scaled once in float32; sums have 20-bit multipliers; what has one operand
+is computed in float32 and quantised again (XNNPACK of ExecuTorch 1.5.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from dimorder.targets.xnnpack.integers import Quantised
+
+_Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
+
+
+@dataclass(frozen=True)
+class XnnModel:
+    """A graph of XNNPACK nodes as it was written.
+
+    `nodes` have the schema's fields and the bounds of the result; `types` are those of int8 values, `shapes`
+    of all; `constants` are float32, or integers with the scales of their channels.
+    """
+
+    nodes: Sequence[tuple[str, _Fields, tuple[float, float]]]
+    shapes: Mapping[int, tuple[int, ...]]
+    types: Mapping[int, Quantised]
+    constants: Mapping[int, Tensor]
+    scales: Mapping[int, Tensor]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """What the runtime gives for these inputs; float32 nodes up to its own rounding."""
+        held: dict[int, Tensor] = {
+            **self.constants,
+            **{i: x.reshape(self.shapes[i]) for i, x in zip(self.inputs, inputs, strict=True)},
+        }
+        with torch.no_grad():
+            for kind, fields, bounds in self.nodes:
+                held[fields.output_id] = self._node(kind, fields, bounds, held)
+        return [held[i] for i in self.outputs]
+
+    def _node(
+        self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Tensor]
+    ) -> Tensor:
+        names = ("input_id", *(f"input{i}_id" for i in range(1, 6)), "filter_id", "bias_id")
+        ids = [getattr(fields, n) for n in names if getattr(fields, n, None) in held]
+        result = self.types.get(fields.output_id)
+        shape = self.shapes[fields.output_id]
+        if kind == "Convert":
+            return _converted(held[ids[0]], self.types.get(ids[0]), result)
+        operands = [held[i] for i in ids]
+        if result is None:
+            return _FLOAT[kind](fields, shape, *operands).clamp(*bounds).reshape(shape)
+        types = [self.types[i] for i in ids if i in self.types]
+        lowest, highest = (
+            round(min(max(bound / result.scale + result.zero_point, -128), 127)) for bound in bounds
+        )
+        if kind in _EXACT:
+            quanta = _EXACT[kind](types, result, *operands)
+        elif kind in _SUMS:
+            centred = [
+                (operands[0].double() - types[0].zero_point),
+                *(each.double() for each in operands[1:]),
+            ]
+            sums = _FLOAT[kind](fields, shape, *centred)
+            quanta = _scaled(sums, types[0].scale * self.scales[ids[1]] / result.scale, result)
+        elif kind == "GlobalAvgPooling2d":
+            sums = (operands[0].double() - types[0].zero_point).sum((1, 2))
+            taps = math.prod(operands[0].shape[1:3])
+            factor = torch.tensor(types[0].scale / (result.scale * taps), dtype=torch.float32)
+            quanta = (
+                sums.to(torch.float32) * factor + result.zero_point
+            ).round()  # rounded with the zero point
+        elif kind in _MOVES:
+            quanta = _FLOAT[kind](fields, shape, *(x.double() for x in operands))
+        else:
+            quanta = _quantised(_FLOAT[kind](fields, shape, _value(operands[0], types[0])), result)
+        return quanta.clamp(lowest, highest).to(torch.int8).reshape(shape)
+
+
+def _value(x: Tensor, of: Quantised) -> Tensor:
+    return (x.to(torch.float32) - of.zero_point) * of.scale
+
+
+def _quantised(x: Tensor, of: Quantised) -> Tensor:
+    inverse = torch.tensor(1.0 / of.scale, dtype=torch.float32)
+    return (x.to(torch.float32) * inverse).round().add(of.zero_point).clamp(-128, 127)
+
+
+def _scaled(sums: Tensor, scale: Tensor, of: Quantised) -> Tensor:
+    return (sums.to(torch.float32) * scale.to(torch.float32)).round().add(of.zero_point).clamp(-128, 127)
+
+
+def _converted(x: Tensor, source: Quantised | None, result: Quantised | None) -> Tensor:
+    real = x if source is None else _value(x, source)
+    return real if result is None else _quantised(real, result).to(torch.int8)
+
+
+def _added(sign: int) -> Callable[..., Tensor]:
+    def add(types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
+        scales = [torch.tensor(t.scale, dtype=torch.float32) / of.scale for t in types]
+        shift = 20 - (math.frexp(max(float(s) for s in scales))[1] - 1)
+        by = [int(torch.round(s.double() * 2**shift)) for s in scales]
+        centred = [x.to(torch.int64) - t.zero_point for x, t in zip((a, b), types, strict=True)]
+        total = by[0] * centred[0] + sign * by[1] * centred[1] + (1 << (shift - 1))
+        return (total >> shift) + of.zero_point
+
+    return add
+
+
+def _multiplied(types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
+    centred = [x.double() - t.zero_point for x, t in zip((a, b), types, strict=True)]
+    scale = torch.tensor(types[0].scale, dtype=torch.float32) * types[1].scale / of.scale
+    return _scaled(centred[0] * centred[1], scale, of)
+
+
+def _conv(
+    fields: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    f = fields
+    pads = (f.padding_left, f.padding_right, f.padding_top, f.padding_bottom)
+    y = functional.conv2d(
+        functional.pad(x.permute(0, 3, 1, 2), pads),
+        weight.permute(0, 3, 1, 2),
+        bias,
+        (f.subsampling_height, f.subsampling_width),
+        0,
+        (f.dilation_height, f.dilation_width),
+        f.groups,
+    )
+    return y.permute(0, 2, 3, 1)
+
+
+def _conv_transpose(
+    fields: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    f = fields
+    grouped = weight.reshape(f.groups, -1, *weight.shape[1:]).permute(0, 4, 1, 2, 3).flatten(0, 1)
+    y = functional.conv_transpose2d(
+        x.permute(0, 3, 1, 2),
+        grouped,
+        bias,
+        (f.subsampling_height, f.subsampling_width),
+        0,
+        (f.adjustment_height, f.adjustment_width),
+        f.groups,
+        (f.dilation_height, f.dilation_width),
+    )
+    _, rows, columns, _ = shape
+    y = y[:, :, f.padding_top : f.padding_top + rows, f.padding_left : f.padding_left + columns]
+    return y.permute(0, 2, 3, 1)
+
+
+def _depthwise(fields: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
+    return _conv(fields, shape, x, weight.permute(3, 1, 2, 0), *bias)
+
+
+def _max_pool(fields: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
+    f = fields
+    pads = (f.padding_left, f.padding_right, f.padding_top, f.padding_bottom)
+    y = functional.max_pool2d(
+        functional.pad(x.permute(0, 3, 1, 2), pads, value=-math.inf),
+        (f.pooling_height, f.pooling_width),
+        (f.stride_height, f.stride_width),
+        0,
+        (f.dilation_height, f.dilation_width),
+    )
+    return y.permute(0, 2, 3, 1)
+
+
+def _cut(fields: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
+    for dim, (start, size) in enumerate(zip(fields.offsets, fields.sizes, strict=True)):
+        x = x.narrow(dim, start, size)
+    return x
+
+
+def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda fields, shape, *operands: function(*operands)
+
+
+_FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "Conv2d": _conv,
+        "ConvTranspose2d": _conv_transpose,
+        "DepthwiseConv2d": _depthwise,
+        "FullyConnected": lambda f, s, x, w, b=None: functional.linear(x, w, b),
+        "GlobalAvgPooling2d": lambda f, s, x: x.mean((1, 2)),
+        "MaxPooling2d": _max_pool,
+        "StaticTranspose": lambda f, s, x: x.permute(f.perm),
+        "StaticReshape": lambda f, s, x: x,
+        "StaticSlice": _cut,
+        **{f"Concatenate{i}": lambda f, s, *x: torch.cat(x, f.axis) for i in range(2, 6)},
+        "Copy": _elementwise(lambda x: x),
+        "Clamp": _elementwise(lambda x: x),
+        "Add": _elementwise(torch.add),
+        "Subtract": _elementwise(torch.sub),
+        "Multiply": _elementwise(torch.mul),
+        "Div": _elementwise(torch.div),
+        "Sigmoid": _elementwise(torch.sigmoid),
+        "Tanh": _elementwise(torch.tanh),
+        "Hardswish": _elementwise(functional.hardswish),
+        "Gelu": _elementwise(functional.gelu),
+        "Exp": _elementwise(torch.exp),
+        "Abs": _elementwise(torch.abs),
+        "Negate": _elementwise(torch.neg),
+        "Floor": _elementwise(torch.floor),
+        "Ceiling": _elementwise(torch.ceil),
+        "Square": _elementwise(torch.square),
+        "Sin": _elementwise(torch.sin),
+        "Cos": _elementwise(torch.cos),
+        "ELU": lambda f, s, x: functional.elu(x, f.alpha),
+        "Softmax": _elementwise(lambda x: x.softmax(-1)),
+    }
+)
+_SUMS = frozenset(("Conv2d", "ConvTranspose2d", "DepthwiseConv2d", "FullyConnected"))
+_MOVES = frozenset(("StaticTranspose", "StaticReshape", "StaticSlice", "Copy", "MaxPooling2d")) | frozenset(
+    f"Concatenate{i}" for i in range(2, 6)
+)
+_EXACT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {"Add": _added(1), "Subtract": _added(-1), "Multiply": _multiplied}
+)
