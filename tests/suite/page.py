@@ -107,4 +107,5 @@ def _of(became: Mapping[str, object]) -> list[str]:
     if became["kind"] == OUTSIDE:
         return list(dict.fromkeys(f"`{operator}`: {why}" for operator, why in outside))
     why = re.sub(r" \([^()]*\.py:\d+[^()]*\)", "", str(became.get("why", "")))
-    return [why.replace(" | found:", ":").split(" | fix:")[0]]
+    told = why.replace(" | found:", ":").split(" | fix:")[0].split(" | While")[0]
+    return [told.translate({ord("["): "(", ord("]"): ")"})]
