@@ -97,10 +97,13 @@ def _underscored(name: Any) -> Spell:
 
 
 def _over_scores(name: Any) -> Spell:
-    """softmax and its like, in front of which a mask is a bound."""
+    """softmax and its like, in front of which a mask is a bound; another type is that of a cast before."""
 
-    def spell(n: Tracer, x: Value, *args: Value) -> Value:
-        return n.emit(name, bounded(n, x), *args)
+    def spell(n: Tracer, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+        x = bounded(n, x)
+        if dtype not in (None, dtype_of(x)):
+            x = n.write(aten._to_copy.default, x, dtype=dtype)
+        return n.emit(name, x, dim)
 
     return spell
 
@@ -180,14 +183,14 @@ def _index_reduce(c: Call) -> None:
 
 def _softmax_last(c: Call) -> None:
     groups = c.ending_in("k")
-    c.give(c.b.call(c.target, c.take(0, groups), len(groups) - 1, *args_of(c.node)[2:]), groups)
+    c.give(c.b.call(c.target, c.take(0, groups), len(groups) - 1), groups)
 
 
 def _softmax(c: Call) -> None:
     """The operator itself along one physical dimension; from parts where its dimension lies in several."""
     groups, dims = _along_groups(c)
     if len(dims) == 1:
-        c.give(c.b.call(c.target, c.take(0, groups), dims[0], *args_of(c.node)[2:]), groups)
+        c.give(c.b.call(c.target, c.take(0, groups), dims[0]), groups)
         return
     _softmax_from_parts(c, groups, dims, lambda x: c.b.call(aten.amax.default, x, dims, True))
 
@@ -218,8 +221,6 @@ def _softmax_from_parts(
     largest: Callable[[torch.fx.Node], torch.fx.Node],
 ) -> None:
     x, log = c.take(0, groups), c.target is aten.log_softmax.int
-    if args_of(c.node)[2:] and args_of(c.node)[2] is not None:
-        x = c.b.call(aten._to_copy.default, x, dtype=args_of(c.node)[2])
     shifted = c.b.call(aten.sub.Tensor, x, largest(x))
     powers = c.b.call(aten.exp.default, shifted)
     total = c.b.call(aten.sum.dim_IntList, powers, dims, True)
@@ -347,7 +348,7 @@ def _running(name: Any, combine: Any, neutral: float) -> Operator:
     return Operator((name,), _relate_running, implementations)
 
 
-_SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)
+_SUMMED = (aten.exp.default, aten.sum.dim_IntList)
 _LOG_BY_HALVES = Implementation(
     "by halves",
     "*",
