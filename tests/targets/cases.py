@@ -351,6 +351,14 @@ SHARED: dict[str, Case] = {
         (Y,),
         (),
     ),
+    "softmax in a type": (
+        lambda x: (
+            torch.softmax(x, 1, dtype=torch.float32),
+            torch.log_softmax(x, 1, dtype=torch.float32),
+        ),
+        (Y,),
+        (),
+    ),
     "layer_norm of channels": (
         lambda x, w, b: F.layer_norm(x.permute(0, 2, 3, 1), (6,), w, b).permute(0, 3, 1, 2),
         (IMAGE,),
