@@ -16,6 +16,7 @@ pytest.importorskip("executorch")
 import dimorder
 from dimorder.executorch import conversions_in
 from dimorder.lowered import Lowered
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.emit import Emitted, emit
 from tests.targets.cases import IMAGE, PHYSICAL, SHARED, Case, D, Net, X, Y, aten, dense, r
@@ -205,7 +206,14 @@ MOVES: dict[str, Case] = {
     "lift": (lambda x: aten.lift_fresh_copy(x) * 2, (Y,), ()),
 }
 
-CASES = {**SHARED, **CONVOLUTIONS, **ELEMENTWISE, **MATRICES, **REDUCTIONS, **MOVES}
+
+def quantised(x: Tensor) -> Tensor:
+    return DEQUANTIZE(QUANTIZE(x, 0.031, 5, -128, 127, torch.int8), 0.031, 5, -128, 127, torch.int8)
+
+
+INTEGERS: dict[str, Case] = {"quantised": (lambda x: quantised(quantised(x).abs()), (r(2, 5, 7),), ())}
+
+CASES = {**SHARED, **CONVOLUTIONS, **ELEMENTWISE, **MATRICES, **REDUCTIONS, **MOVES, **INTEGERS}
 
 
 @cache
