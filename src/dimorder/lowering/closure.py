@@ -119,6 +119,8 @@ class Closure:
 
     def _offer(self, index: int, ways: Iterable[tuple[int, tuple[Token, ...]]]) -> None:
         self.per_site[index].tokens.update(dict.fromkeys(ways))
+        if not self.sparing:
+            return
         self.seen[index].update(
             (position, *_seen_by(held, way))
             for way in ways

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
-from dimorder.lowering.capture.scaled import Scaled, bound
+from dimorder.lowering.capture.scaled import Scaled
+from dimorder.lowering.capture.schema import bound
 from dimorder.lowering.capture.tracing import EXPORTED
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 
@@ -79,10 +80,6 @@ class Differences:
         self.most = max(self.most, int(quanta.max()))
         self.off += int((quanta > 0).sum())
         self.compared += quanta.numel()
-
-    @property
-    def share(self) -> float:
-        return self.off / self.compared if self.compared else 0.0
 
 
 class _Exact(Interpreter):

@@ -34,7 +34,7 @@ def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
 
 
 class QuantisedTrial(Trial):
-    """A quantised network's own integers on random inputs. `quanta` says what step 1 has found."""
+    """A quantised network's own integers on random inputs; step 1 is done when it is made."""
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
@@ -47,7 +47,6 @@ class QuantisedTrial(Trial):
                 f"integers are off by up to {found.most}, {found.off} of {found.compared}",
                 "report this network: a rule is wrong",
             )
-        self.quanta = found
 
     def compare(self, run: Run, what: str, model: Run | None = None) -> float:
         """The relative error of `run`, for information; it must give the bits that `model` does."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dimorder.lowering.capture.scaled import bound
+from dimorder.lowering.capture.schema import bound
 
 aten = torch.ops.aten
 

@@ -47,7 +47,7 @@ def simplify(module: GraphModule) -> None:
     for node in list(graph.nodes):
         if node.target in _MOVES:
             _move_integers(node)
-        elif node.target is QUANTIZE and not _is_parted(node):
+        elif node.target is QUANTIZE and not _parted(node):
             _left_out(node) or _clamped(node)
     for node in list(graph.nodes):
         if node.target is DEQUANTIZE:
@@ -83,7 +83,7 @@ def _move_integers(move: Node) -> None:
     move.graph.erase_node(move)
 
 
-def _is_parted(quantize: Node) -> bool:
+def _parted(quantize: Node) -> bool:
     """A quantised cat of dequantised values: each of these is quantised, and the integers are joined."""
     cat = quantize.args[0]
     if not isinstance(cat, Node) or cat.target is not aten.cat.default or len(cat.users) > 1:

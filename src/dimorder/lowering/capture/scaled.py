@@ -10,6 +10,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from dimorder.lowering.capture.schema import bound
+
 # Functions of torch that move, repeat or drop elements and compute none. A function, a method and an ATen
 # operator of one name do the same.
 _MOVES = frozenset(
@@ -141,14 +143,3 @@ def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if scales.numel() > 1:
         shape[dim or 0] = -1
     return Scaled.of(values, scales.reshape(shape))
-
-
-def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their schema's names, defaults filled in.
-
-    >>> bound(torch.ops.aten.softmax.int, ("x", 1), {})
-    {'self': 'x', 'dim': 1, 'dtype': None}
-    """
-    names = [argument.name for argument in target._schema.arguments]
-    defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
-    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}

@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.capture.scaled import bound, evaluate
+from dimorder.lowering.capture.scaled import evaluate
+from dimorder.lowering.capture.schema import bound
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
 EXPORTED = "exported"  # of a node's meta: the name of the node of the exported program that it was made for

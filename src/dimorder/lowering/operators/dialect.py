@@ -113,9 +113,7 @@ def _conv_transpose2d(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    grouped = weight_ohwi.reshape(groups, -1, *weight_ohwi.shape[1:])
-    weight = grouped.permute(0, 4, 1, 2, 3).flatten(0, 1)  # torch wants (I, O/groups, KH, KW)
-    arguments = (weight, bias, stride, padding, output_padding, groups, dilation)
+    arguments = (_inputs_first(weight_ohwi, groups), bias, stride, padding, output_padding, groups, dilation)
     return _nhwc(torch.ops.aten.conv_transpose2d(_nchw(x), *arguments))
 
 
@@ -129,10 +127,14 @@ def _conv_transpose3d(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    grouped = weight_odhwi.reshape(groups, -1, *weight_odhwi.shape[1:])
-    weight = grouped.permute(0, 5, 1, 2, 3, 4).flatten(0, 1)  # torch wants (I, O/groups, KD, KH, KW)
-    arguments = (weight, bias, stride, padding, output_padding, groups, dilation)
+    arguments = (_inputs_first(weight_odhwi, groups), bias, stride, padding, output_padding, groups, dilation)
     return _dense(torch.ops.aten.conv_transpose3d(x.movedim(-1, 1), *arguments).movedim(1, -1))
+
+
+def _inputs_first(weight: Tensor, groups: int) -> Tensor:
+    """The weight of a transposed convolution as torch has it: (I, O/groups, *) of (O, *, I/groups)."""
+    y: Tensor = weight.unflatten(0, (groups, -1)).movedim(-1, 1).flatten(0, 1)
+    return y
 
 
 def _max_pool2d(x: Tensor, *arguments: Any) -> Tensor:

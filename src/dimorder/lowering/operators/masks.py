@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from dimorder.lowering.capture.scaled import bound
+from dimorder.lowering.capture.schema import bound
 from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.lowering.operators.operator import args_of, spelt
 from dimorder.lowering.operators.pointwise import pointwise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 import torch.utils._pytree as pytree
 
-from dimorder.lowering.capture.scaled import bound
+from dimorder.lowering.capture.schema import bound
 
 if TYPE_CHECKING:
     from dimorder.lowering.building import Call

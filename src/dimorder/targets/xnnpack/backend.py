@@ -97,16 +97,14 @@ class XnnWriter:
 
     def constant(self, tensor: torch.Tensor) -> XnnValue:
         """A constant of float32, stored once per distinct data; a scalar gets shape (1,)."""
-        data = tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
+        held = tensor.detach().as_subclass(torch.Tensor).to("cpu", torch.float32)
         shape = tuple(tensor.shape) or (1,)
-        key = hashlib.sha256(data).hexdigest()
+        key, data = _keyed(held)
         if (key, shape) not in self._constants:
             value = self._value(shape)
-            self._values[value.id].constant_buffer_idx = len(self._constant_data)
-            self._constant_data.append(schema.ConstantDataOffset(UINT64_MAX, len(data), key))
-            self._store.add_named_data(key, data, CONSTANT_TENSOR_ALIGNMENT)
+            self._values[value.id].constant_buffer_idx = self._stored(key, data)
             self._constants[key, shape] = value
-            self._data[value.id] = tensor.detach().as_subclass(torch.Tensor).to(torch.float32).reshape(shape)
+            self._data[value.id] = held.reshape(shape)
             if isinstance(tensor, Scaled):
                 self._integers[value.id] = tensor.integers
         return self._constants[key, shape]
@@ -249,10 +247,8 @@ class XnnWriter:
             self._types[value.id] = of
         return value
 
-    def _stored(self, tensor: torch.Tensor) -> int:
-        """The index of a constant's bytes, stored once per distinct data."""
-        data = tensor.detach().contiguous().numpy().tobytes()
-        key = hashlib.sha256(data).hexdigest()
+    def _stored(self, key: str, data: bytes) -> int:
+        """The index of a constant's bytes."""
         self._constant_data.append(schema.ConstantDataOffset(UINT64_MAX, len(data), key))
         self._store.add_named_data(key, data, CONSTANT_TENSOR_ALIGNMENT)
         return len(self._constant_data) - 1
@@ -295,9 +291,12 @@ class XnnWriter:
             self._values[value.id].datatype = (
                 datatype.xnn_datatype_qcint32 if wide else datatype.xnn_datatype_qcint8
             )
-            self._values[value.id].constant_buffer_idx = self._stored(integers.values)
+            self._values[value.id].constant_buffer_idx = self._stored(*_keyed(integers.values))
             self._weights[value.id] = schema.PerChannelQuant(
-                scale=[], channel_dim=dim, scale_buffer_idx=self._stored(scales), num_scales=scales.numel()
+                scale=[],
+                channel_dim=dim,
+                scale_buffer_idx=self._stored(*_keyed(scales)),
+                num_scales=scales.numel(),
             )
             self._in_integers[index] = value.id
             self._data[value.id], self._scales[value.id] = integers.values, scales
@@ -375,6 +374,12 @@ class XnnWriter:
             source.output_min_max = node.output_min_max
             source.xnode_union.output_id = clamp.output_id
         self._nodes = kept
+
+
+def _keyed(tensor: torch.Tensor) -> tuple[str, bytes]:
+    """A constant's bytes, and the name that distinct ones do not share."""
+    data = tensor.detach().contiguous().numpy().tobytes()
+    return hashlib.sha256(data).hexdigest(), data
 
 
 def _reads(node: Any) -> list[int]:

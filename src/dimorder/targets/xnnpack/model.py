@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from dimorder.targets.xnnpack.integers import Quantised
+from dimorder.lowering.operators.dialect import OPS
+from dimorder.targets.xnnpack.integers import MOVES, Quantised
 
 _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
 
@@ -77,9 +78,7 @@ class XnnModel:
             sums = (operands[0].double() - types[0].zero_point).sum((1, 2))
             taps = math.prod(operands[0].shape[1:3])
             factor = torch.tensor(types[0].scale / (result.scale * taps), dtype=torch.float32)
-            quanta = (
-                sums.to(torch.float32) * factor + result.zero_point
-            ).round()  # rounded with the zero point
+            quanta = (sums.to(torch.float32) * factor + result.zero_point).round()
         elif kind in _MOVES:
             quanta = _FLOAT[kind](fields, shape, *(x.double() for x in operands))
         else:
@@ -123,41 +122,20 @@ def _multiplied(types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor)
     return _scaled(centred[0] * centred[1], scale, of)
 
 
-def _conv(
-    fields: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    f = fields
-    pads = (f.padding_left, f.padding_right, f.padding_top, f.padding_bottom)
-    y = functional.conv2d(
-        functional.pad(x.permute(0, 3, 1, 2), pads),
-        weight.permute(0, 3, 1, 2),
-        bias,
-        (f.subsampling_height, f.subsampling_width),
-        0,
-        (f.dilation_height, f.dilation_width),
-        f.groups,
-    )
-    return y.permute(0, 2, 3, 1)
+def _conv(f: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    padding = [f.padding_top, f.padding_bottom, f.padding_left, f.padding_right]
+    window = ([f.subsampling_height, f.subsampling_width], padding, [f.dilation_height, f.dilation_width])
+    y: Tensor = OPS.conv2d_nhwc.default(x, weight, bias, *window, f.groups)
+    return y
 
 
 def _conv_transpose(
-    fields: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None
+    f: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    f = fields
-    grouped = weight.reshape(f.groups, -1, *weight.shape[1:]).permute(0, 4, 1, 2, 3).flatten(0, 1)
-    y = functional.conv_transpose2d(
-        x.permute(0, 3, 1, 2),
-        grouped,
-        bias,
-        (f.subsampling_height, f.subsampling_width),
-        0,
-        (f.adjustment_height, f.adjustment_width),
-        f.groups,
-        (f.dilation_height, f.dilation_width),
-    )
-    _, rows, columns, _ = shape
-    y = y[:, :, f.padding_top : f.padding_top + rows, f.padding_left : f.padding_left + columns]
-    return y.permute(0, 2, 3, 1)
+    window = ([f.subsampling_height, f.subsampling_width], [f.padding_top, f.padding_left])
+    added = ([f.adjustment_height, f.adjustment_width], [f.dilation_height, f.dilation_width])
+    y: Tensor = OPS.conv_transpose2d_nhwc.default(x, weight, bias, *window, *added, f.groups)
+    return y
 
 
 def _depthwise(fields: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
@@ -222,9 +200,7 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     }
 )
 _SUMS = frozenset(("Conv2d", "ConvTranspose2d", "DepthwiseConv2d", "FullyConnected"))
-_MOVES = frozenset(("StaticTranspose", "StaticReshape", "StaticSlice", "Copy", "MaxPooling2d")) | frozenset(
-    f"Concatenate{i}" for i in range(2, 6)
-)
+_MOVES = MOVES | {"MaxPooling2d"}
 _EXACT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"Add": _added(1), "Subtract": _added(-1), "Multiply": _multiplied}
 )
