@@ -169,7 +169,8 @@ class Builder:
         return self.call(aten.view.default, x, [*sizes[:dim], count, *sizes[dim + 1 :]])
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        node = self.graph.call_function(target, args, kwargs)
+        name = target.__name__.partition(".")[0]  # without the overload, as torch.export names calls
+        node = self.graph.create_node("call_function", target, args, kwargs, name)
         node.meta.update(self.source)
         return node
 

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
 from dimorder.lowering.building import ORIGIN, AxisGroup, Builder, Call
+from dimorder.lowering.capture.exported import exported
 from dimorder.lowering.capture.tracing import SOURCE, shape_of
 from dimorder.lowering.extract import Extracted
 from dimorder.lowering.sites import Arrangement, AxisOrder, Site, layout_of
@@ -30,8 +31,7 @@ def rewrite(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> Expor
         at_boundary(example, spec)
         for example, spec in zip(extracted.annotated.program.example_inputs, contract.inputs, strict=True)
     )
-    with torch.no_grad():
-        return torch.export.export(module, examples)
+    return exported(module, examples)
 
 
 def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.fx.GraphModule:
