@@ -13,7 +13,7 @@ from dimorder.lowering.operators.table import find
 from dimorder.targets.table import Table
 from dimorder.targets.tosa.ops import OPERATORS as TOSA
 from dimorder.targets.xnnpack.ops import OPERATORS as XNNPACK
-from tests.suite.outcomes import OUTSIDE, REFUSED, RIGHT, TARGETS
+from tests.suite.outcomes import CRASHED, OUTSIDE, REFUSED, RIGHT, TARGETS, WRONG
 from tests.suite.page import EXPORTED, Results, reason
 
 YES, PARTS = "yes", "parts"
@@ -27,13 +27,13 @@ What is known of each operator, and what each target makes of it. This page is w
 
     python -m tests.suite --operators docs/operators.md --out benchmarks/results/suite.json
 
-from the table of operators (`dimorder.lowering.operators`), the targets' tables, and the results that the suite
-left in that file ([coverage](coverage.md) says what the suite is). A case tells of an operator where export makes
-that operator of it alone, or where all of its program is computed.
+from the table of operators (`dimorder.lowering.operators`), the targets' tables, and the results that the
+suite left in that file ([coverage](coverage.md) says what the suite is). A case tells of an operator where
+export makes that operator of it alone, or where all of its program is computed.
 
-*Axes* is the rule by which an operator's operands and results share axes: *yes*, so that it runs in other orders
-than row-major; *of its parts*, for it is written in other operators before it is planned; *none*, so that it runs
-row-major.
+*Axes* is the rule by which an operator's operands and results share axes: *yes*, so that it runs in other
+orders than row-major; *of its parts*, for it is written in other operators before it is planned; *none*, so
+that it runs row-major.
 
 | target's word | meaning |
 | --- | --- |
@@ -57,8 +57,8 @@ def page(results: Results) -> str:
         f"\n## The core ATen set\n\n{len(core)} overloads, those that torch {torch.__version__.split('+')[0]}"
         " tags as core.\n",
         *_table(core, results),
-        f"\n## Composite operators that export keeps whole\n\n{len(kept)} overloads, which PyTorch could write"
-        " in others, met in the programs of the suite's cases.\n",
+        f"\n## Composite operators that export keeps whole\n\n{len(kept)} overloads, which PyTorch could"
+        " write in others, met in the programs of the suite's cases.\n",
         *_table(kept, results),
     ]
     return "\n".join(lines) + "\n"
@@ -77,9 +77,7 @@ def _overloads() -> Iterator[torch._ops.OpOverload]:
 
 def _is_composite(name: torch._ops.OpOverload, written: Container[Any]) -> bool:
     """Whether PyTorch itself can write it in other operators, by its kernel or by a table of such."""
-    return name in written or name.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
-    )
+    return name in written or name.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def _table(names: Sequence[str], results: Results) -> Iterable[str]:
@@ -103,16 +101,14 @@ def _axes(name: torch._ops.OpOverload) -> str:
 
 def _told(name: str, target: str, cases: Sequence[Any], table: Table | None, overload: Any) -> str:
     """What became of an operator on a target: of all its samples, or the best and that others did worse."""
-    found = {
-        word: why for by in cases if target in by for word, why in _of(name, by[target], by[EXPORTED])
-    }
-    words = [word for word in (YES, PARTS, OUTSIDE, REFUSED) if word in found]
+    found = {word: why for by in cases if target in by for word, why in _of(name, by[target], by[EXPORTED])}
+    words = [word for word in (YES, PARTS, OUTSIDE, REFUSED, CRASHED, WRONG) if word in found]
     if not words:
         return YES if table is not None and overload in table.rows else UNKNOWN
     best, worst = words[0], words[-1]
-    if best == worst:
-        return f"{best}: {found[best]}" if found[best] else best
-    return f"{best}, some {worst}"
+    if best != worst:
+        return f"{best}, some {worst}"
+    return f"{best}: {found[best]}".replace("|", "—") if found[best] else best
 
 
 def _of(name: str, became: Mapping[str, Any], exported: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -121,9 +117,11 @@ def _of(name: str, became: Mapping[str, Any], exported: Sequence[str]) -> Iterat
     if kind == RIGHT:
         yield (YES if became.get("operators", 0) <= len(exported) else PARTS), ""
     elif kind == OUTSIDE:
-        reasons = {operator: why for operator, why in became["outside"]}
+        reasons = dict(became["outside"])
         if exported == [name] or short in reasons:
             why = reasons.get(short, "") or next(iter(reasons.values()))
             yield OUTSIDE, "" if why.endswith(f"has no {name}") else why
     elif kind == REFUSED and (exported == [name] or str(became["why"]).startswith(f"{name} ")):
-        yield REFUSED, reason(became)
+        yield REFUSED, reason(became).partition(": ")[2]
+    elif kind in (CRASHED, WRONG) and exported == [name]:
+        yield kind, ""
