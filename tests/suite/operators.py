@@ -17,7 +17,7 @@ from tests.suite.outcomes import CRASHED, OUTSIDE, REFUSED, RIGHT, TARGETS, WRON
 from tests.suite.page import EXPORTED, Results, reason
 
 YES, PARTS = "yes", "parts"
-UNKNOWN = "no sample"
+UNKNOWN = "no result"
 
 TABLES: Mapping[str, Table] = {"xnnpack": XNNPACK, "tosa": TOSA}
 
@@ -42,7 +42,7 @@ that it runs row-major.
 | outside | a kernel of the runtime computes it, beside the target |
 | refused | no program: no kernel has it, or the reason that is told |
 | some … | so became some of its samples; [coverage](coverage.md) has the reasons |
-| no sample | neither the suite has a case of it, nor the target a row for it |
+| no result | the file has no result that tells of it, and the target no row for it |
 """
 
 

@@ -40,7 +40,7 @@ ROWS = (
             "torch": {"kind": "right", "operators": 4},
             "xnnpack": {"kind": "outside", "outside": [["aten.sigmoid", "torch.float64"]]},
         },
-        "| aten.glu.default | of its parts | parts | outside: torch.float64 | no sample |",
+        "| aten.glu.default | of its parts | parts | outside: torch.float64 | no result |",
     ),
     (
         {
@@ -49,11 +49,11 @@ ROWS = (
             "xnnpack": {"kind": "outside", "outside": [["aten.relu", "an integer"]]},
             "tosa": {"kind": "refused", "why": "aten.topk.default (a.py:1) | found: TOSA has none | fix: no"},
         },
-        "| aten.topk.default | none | yes | no sample | refused: TOSA has none |",
+        "| aten.topk.default | none | yes | no result | refused: TOSA has none |",
     ),
     (
         {"exported": ["aten.relu.default", "aten.acosh.default"], "xnnpack": {"kind": "wrong", "why": "off"}},
-        "| aten.acosh.default | yes | no sample | no sample | no sample |",
+        "| aten.acosh.default | yes | no result | no result | no result |",
     ),
 )
 
@@ -73,4 +73,4 @@ def test_a_row_tells_the_best_and_the_worst_of_its_cases() -> None:
             ]
         )
     }
-    assert "| aten.relu.default | yes | no sample | yes | yes, some refused |" in operators.page(cases)
+    assert "| aten.relu.default | yes | no result | yes | yes, some refused |" in operators.page(cases)
