@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from dimorder.errors import VerificationError
+from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.lowering.capture.captured import capture
 from dimorder.lowering.promise import promise
 from dimorder.lowering.verify import Trial, relative_error, verify
@@ -93,3 +93,69 @@ def test_half_precision_may_differ_by_its_rounding(dtype: torch.dtype) -> None:
     assert verify([x * (1 + torch.finfo(dtype).eps)], [x], what="it") > 0
     with pytest.raises(VerificationError):
         verify([x * 1.1], [x], what="it")
+
+
+class Root(torch.nn.Module):
+    """The lower triangular L, 5×5, of which L·Lᵀ = x."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky(x)
+
+
+class Angle(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.acos(x)
+
+
+class Nothing(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * math.nan
+
+
+class Negatives(torch.nn.Module):
+    """Its first output is NaN wherever any number of a row is negative, or above 1."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.log(x.amin(1)) + torch.log(1 - x.amax(1)), x
+
+
+def trial_on(network: torch.nn.Module, x: torch.Tensor) -> Trial:
+    program = capture(network, (x,))
+    return Trial(network, program, promise(program, None, None, None))
+
+
+def test_a_network_of_small_numbers_is_tried_on_these() -> None:
+    found = trial_on(Angle(), torch.tensor(0.25))  # the normal number is beyond 1, and its angle NaN
+    assert 0 < found.inputs[0] < 1 and found.input_matters
+    assert found.compare(lambda held: [torch.acos(held[0])], "the program") == 0
+    with pytest.raises(VerificationError):
+        found.compare(lambda held: [torch.acos(held[0] * 0.999)], "the program")
+
+
+def test_a_network_that_takes_few_inputs_is_tried_near_the_examples() -> None:
+    half = torch.randn(5, 5)
+    example = half @ half.T + 5 * torch.eye(5)
+    found = trial_on(Root(), example)  # no matrix of random numbers is positive definite
+    assert 0 < relative_error(found.inputs[0], example) < 0.1 and found.input_matters
+    assert found.compare(lambda held: [torch.linalg.cholesky(held[0])], "the program") == 0
+    with pytest.raises(VerificationError):
+        found.compare(lambda held: [torch.linalg.cholesky(held[0]).mT.contiguous()], "the program")
+
+
+def test_a_network_that_computes_nothing_of_its_examples_is_told() -> None:
+    with pytest.raises(UnsupportedError) as error:
+        trial_on(Root(), -torch.eye(5))
+    where, found, fix = str(error.value).splitlines()
+    assert where == "the network on its example inputs"
+    assert "LinAlgError: linalg.cholesky" in found and fix.startswith("  fix: give example inputs")
+
+
+def test_an_output_of_nan_alone_shows_nothing() -> None:
+    with pytest.raises(UnsupportedError, match="every element of output 0 is NaN"):
+        trial_on(Nothing(), torch.randn(3, 4))
+
+
+def test_what_is_nan_for_steep_inputs_hides_no_other_output() -> None:
+    found = trial_on(Negatives(), torch.rand(30, 50))
+    with pytest.raises(VerificationError, match="output 1 differs"):
+        found.compare(lambda held: [Negatives()(held[0])[0], held[0].clamp(max=50.0)], "the program")

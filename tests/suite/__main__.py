@@ -1,6 +1,7 @@
 """What becomes of each case, and the counts: `python -m tests.suite --target xnnpack --out FILE.json`.
 
-Results that are in the file already are kept, except of what is run again; `--page` writes the document.
+Results that are in the file already are kept, except of what is run again; `--page` and `--operators` write
+the documents.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from tests.suite import operators
 from tests.suite.cases import Case, collect
 from tests.suite.outcomes import CRASHED, LIMIT_S, RIGHT, STOCK, TARGETS, WRONG, examine_all
-from tests.suite.page import page
+from tests.suite.page import EXPORTED, page
 
 SOURCES = ("executorch", "torch")
 
@@ -29,16 +31,25 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="where the results go")
     parser.add_argument("--again", metavar="KIND", help="only what had this outcome in the file")
     parser.add_argument("--page", type=Path, metavar="FILE.md", help="where the document goes, from --out")
+    parser.add_argument("--operators", type=Path, metavar="FILE.md", help="where that of the operators goes")
     options = parser.parse_args()
     os.environ.setdefault("DIMORDER_CHECK", "1")
     results = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
-    if options.page and not (options.target or options.source):
-        options.page.write_text(page(results))
+    if (options.page or options.operators) and not (options.target or options.source):
+        if options.page:
+            options.page.write_text(page(results))
+        if options.operators:
+            options.operators.write_text(operators.page(results))
         return 0
     targets = options.target or [*TARGETS, STOCK]
     counts: Counter[tuple[str, str]] = Counter()
     for source in options.source or SOURCES:
         cases = list(collect(source, options.only))
+        if not options.only:  # of the whole source: what is a case no more is left out
+            known = set(map(str, cases))
+            gone = [case for case in results if case.startswith(f"{source}:") and case not in known]
+            for case in gone:
+                del results[case]
         for target in targets:
             chosen = [case for case in cases if _is_wanted(case, target, options.again, results)]
             print(f"{source} on {target}: {len(chosen)} cases", flush=True)
@@ -55,6 +66,10 @@ def main() -> int:
                     print(f"  {i} of {len(chosen)}, {time.perf_counter() - start:.0f} s", flush=True)
                     _save(options.out, results)
             _save(options.out, results)
+        for case in cases:
+            if EXPORTED not in results.get(str(case), {EXPORTED: []}):
+                results[str(case)][EXPORTED] = case.exported()
+        _save(options.out, results)
     for (target, kind), count in sorted(counts.items()):
         print(f"{target:8} {kind:8} {count}")
     return int(any(kind in (CRASHED, WRONG) for target, kind in counts if target != STOCK))

@@ -35,6 +35,22 @@ class Case:
     def __str__(self) -> str:
         return f"{self.source}:{self.group}/{self.name}"
 
+    def exported(self) -> list[str]:
+        """The operators that export makes of it; none where it makes no program."""
+        try:
+            return list(dict.fromkeys(map(str, called(*self.make()))))
+        except Exception:  # whatever export says of it
+            return []
+
+
+def called(module: torch.nn.Module, inputs: tuple[Any, ...]) -> list[torch._ops.OpOverload]:
+    """The operators that are called in the program that export makes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(module, inputs)
+    found = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    return [target for target in found if isinstance(target, torch._ops.OpOverload)]
+
 
 def collect(source: str, pattern: str = "") -> Iterator[Case]:
     """The cases of a source in which `pattern` occurs."""
@@ -165,13 +181,9 @@ def _belongs(op: Any, module: torch.nn.Module, inputs: tuple[Any, ...]) -> bool:
     if not inputs or any(x.is_sparse or x.layout != torch.strided or x.is_complex() for x in inputs):
         return False
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(module, inputs)
+        overloads = called(module, inputs)
     except Exception:  # whatever export says of it
         return False
-    called = [n.target for n in program.graph.nodes if n.op == "call_function"]
-    overloads = [target for target in called if isinstance(target, torch._ops.OpOverload)]
     if (
         not overloads
         or "empty" in op.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import multiprocessing
+import operator
 import signal
 import time
 import warnings
@@ -27,16 +28,19 @@ LIMIT_S = 300
 
 RIGHT, OUTSIDE, REFUSED, CRASHED, WRONG = KINDS = ("right", "outside", "refused", "crashed", "wrong")
 SKIPPED = "skipped"  # eager PyTorch refuses it
+MOVES = (torch.ops.aten.view.default, torch.ops.aten.permute.default, torch.ops.aten.clone.default)
 
 
 @dataclass(frozen=True)
 class Became:
-    """What became of a case: one of `KINDS`, the operators outside, why, and how many delegates there are."""
+    """What became of a case: one of `KINDS`, the operators outside, why, how many delegates there are, and of
+    how many operators the physical program is made, beside moves of memory."""
 
     kind: str
     why: str = ""
     outside: tuple[tuple[str, str], ...] = ()  # each with its reason; of stock, without
     delegates: int = 0
+    operators: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value}
@@ -68,7 +72,9 @@ def _ours(module: torch.nn.Module, inputs: Any, wanted: Sequence[torch.Tensor], 
     got = _tensors(lowered.run(*pytree.tree_map(_copied, inputs)))
     found = disagreement(got, wanted)
     kind = WRONG if found else OUTSIDE if outside else RIGHT
-    return Became(kind, found, outside, lowered.artifact.delegates)
+    called = [node.target for node in lowered.physical.graph.nodes if node.op == "call_function"]
+    computing = sum(name not in MOVES and name is not operator.getitem for name in called)
+    return Became(kind, found, outside, lowered.artifact.delegates, computing)
 
 
 def _stock(module: torch.nn.Module, inputs: Any, wanted: Sequence[torch.Tensor], _: str) -> Became:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from tests.suite.outcomes import CRASHED, KINDS, OUTSIDE, REFUSED, RIGHT, SKIPPED, STOCK, TARGETS, WRONG
 
 Results = Mapping[str, Mapping[str, Mapping[str, object]]]  # case → target → what became of it
+EXPORTED = "exported"  # beside the targets: the operators that export makes of a case
 
 SOURCES = {
     "executorch": "ExecuTorch's backend suite",
@@ -106,6 +107,11 @@ def _of(became: Mapping[str, object]) -> list[str]:
     outside: list[tuple[str, str]] = became.get("outside", [])  # type: ignore[assignment]
     if became["kind"] == OUTSIDE:
         return list(dict.fromkeys(f"`{operator}`: {why}" for operator, why in outside))
+    return [reason(became)]
+
+
+def reason(became: Mapping[str, object]) -> str:
+    """Why there is no program, in one line without the places of the source."""
     why = re.sub(r" \([^()]*\.py:\d+[^()]*\)", "", str(became.get("why", "")))
     told = why.replace(" | found:", ":").split(" | fix:")[0].split(" | While")[0]
-    return [told.translate({ord("["): "(", ord("]"): ")"})]
+    return told.translate({ord("["): "(", ord("]"): ")"})

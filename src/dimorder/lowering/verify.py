@@ -1,7 +1,9 @@
 """Decides whether a physical program is the network it was made from: same numbers on random inputs.
 
 Nothing is trusted that was not run; the error is relative to the largest value of each output. One trial is
-on numbers of one magnitude, one on numbers of many, with zeros among them.
+on numbers of one magnitude, one on numbers of many, with zeros among them. Where a network makes nothing of
+normal numbers (the logarithm of one that is negative, a factor of a matrix that has none), the first trial is
+on numbers between 0 and 1, else near the examples.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dimorder.contract import Contract
-from dimorder.errors import VerificationError
+from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.lowering.capture.captured import Captured, eval_mode
 from dimorder.lowering.rewrite import at_boundary, from_boundary
 
 TOLERANCE = 1e-4
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+Outputs = list[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,32 @@ class Trial:
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         self.contract = contract
         self.network, self.examples = _flat(model, program), program.example_inputs
-        self.inputs = random_like(self.examples)
-        others = random_like(self.examples, seed=1)
-        with torch.no_grad():
-            self.wanted = self.network(*self.inputs)
-            self.input_matters = True
-            if any(map(torch.is_floating_point, self.inputs)):
-                self.input_matters = differ(self.network(*others), self.wanted)
-        self.steep: dict[int, tuple[Sequence[torch.Tensor], ...]] = {}
+        self.inputs, self.wanted, others = self._computed()
+        self.input_matters = True
+        if any(map(torch.is_floating_point, self.inputs)):
+            told = self._outputs(others)
+            self.input_matters = not isinstance(told, str) and differ(told, self.wanted)
+        self.steep: dict[int, tuple[tuple[torch.Tensor, ...], Outputs, Outputs] | None] = {}
+
+    def _computed(self) -> tuple[tuple[torch.Tensor, ...], Outputs, tuple[torch.Tensor, ...]]:
+        """The first inputs of which the network makes numbers, these, and other inputs of their kind."""
+        why = ""
+        for like in (random_like, uniform_like, near, copied):
+            inputs = like(self.examples, seed=0)
+            wanted = self._outputs(inputs)
+            why = wanted if isinstance(wanted, str) else _void(wanted)
+            if not isinstance(wanted, str) and not why:
+                return inputs, wanted, like(self.examples, seed=1)
+        fix = "give example inputs of which it makes numbers"
+        raise UnsupportedError("the network on its example inputs", why, fix)
+
+    def _outputs(self, inputs: Sequence[torch.Tensor]) -> Outputs | str:
+        """The network's outputs, or the error that it raises."""
+        try:
+            with torch.no_grad():
+                return self.network(*inputs)
+        except Exception as error:  # whatever a network says of inputs that it does not take
+            return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
     def compare(self, run: Run, what: str, model: Run | None = None) -> float:
         """The relative error of `run`, which takes and gives tensors as the program's signature holds them.
@@ -83,15 +104,15 @@ class Trial:
         """The outputs that differ by more than a small change of the inputs explains; whole numbers may."""
         if seed not in self.steep:
             inputs = steep_like(self.examples, seed)
-            with torch.no_grad():
-                self.steep[seed] = (
-                    inputs,
-                    self.network(*inputs),
-                    self.network(*slightly_changed(inputs, seed)),
-                )
-        fed, wanted, changed = self.steep[seed]
+            wanted, beside = map(self._outputs, (inputs, changed(inputs, 1e-6, seed)))
+            self.steep[seed] = None
+            if not isinstance(wanted, str) and not isinstance(beside, str):
+                self.steep[seed] = (inputs, wanted, beside)
+        steep = self.steep[seed]
+        if steep is None:  # the network takes no such inputs
+            return []
         faults = []
-        for i, (g, w, c) in enumerate(zip(self._logical(run, fed), wanted, changed, strict=True)):
+        for i, (g, w, c) in enumerate(zip(self._logical(run, steep[0]), *steep[1:], strict=True)):
             if w.is_floating_point():
                 rounding, error = 4 * torch.finfo(w.dtype).eps, _finite_error(g, w)
                 if not error <= max(TOLERANCE, rounding, 100 * _finite_error(c, w)):
@@ -113,6 +134,25 @@ def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.
     )
 
 
+def uniform_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Inputs of the examples' shapes: between 0 and 1 where floating point, else the examples."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.rand(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x.clone()
+        for x in examples
+    )
+
+
+def copied(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """The examples themselves, whatever the seed."""
+    return tuple(x.clone() for x in examples)
+
+
+def near(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """The examples, each number changed by about a hundredth of itself."""
+    return changed(examples, 1e-2, seed)
+
+
 def steep_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
     """Inputs of the examples' shapes: of either sign, from 1e-3 to 1e3, every eighth of them zero."""
     generator = torch.Generator().manual_seed(seed)
@@ -125,15 +165,21 @@ def steep_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.T
     return tuple(steep(x) if x.is_floating_point() else x.clone() for x in examples)
 
 
-def slightly_changed(inputs: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Each number by about a millionth of itself."""
+def changed(inputs: Sequence[torch.Tensor], share: float, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Inputs, each number of which is changed by about this share of itself."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(
-        (x * (1 + 1e-6 * torch.randn(x.shape, generator=generator))).to(x.dtype)
+        (x * (1 + share * torch.randn(x.shape, generator=generator))).to(x.dtype)
         if x.is_floating_point()
         else x
         for x in inputs
     )
+
+
+def _void(outputs: Outputs) -> str:
+    """Which output shows nothing, for it is NaN throughout."""
+    void = (i for i, output in enumerate(outputs) if output.numel() and output.isnan().all())
+    return next((f"every element of output {i} is NaN" for i in void), "")
 
 
 def _finite_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
