@@ -15,6 +15,7 @@ import dimorder
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.verify import relative_error
 from tests import zoo
+from tests.test_deployed import conversions_in_own_orders
 from tests.zoo import audio, hugging_face
 
 TOLERANCE = 1e-4
@@ -54,6 +55,7 @@ def test_xnnpack(name: str, tmp_path: Path) -> None:
     assert (lowered.artifact.delegates, set(lowered.artifact.outside)) == (1, set(OUTSIDE.get(name, ())))
     told = lowered.to_dict()
     assert told["optimal"] and told["candidates"] == "complete"
+    assert told["conversion_count"] <= conversions_in_own_orders(lowered)
     args, kwargs = row.call(seed=2)  # other ids, other masks, than the network was lowered with
     assert error(lowered.run(*args, **kwargs), row.run(module, seed=2)) <= TOLERANCE
 
