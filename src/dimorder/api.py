@@ -102,7 +102,7 @@ def lower(
             emitted = clock.step("run", trial.compare, artifact.run, what, artifact.exactly)
             error = max(error, emitted)
     added = max(0, constant_bytes(physical) - program.constant_bytes)
-    verified = Verified(error, runs, trial.input_matters)
+    verified = Verified(error, trial.eager_error, runs, trial.input_matters)
     return Lowered(planned, physical, artifact, program, verified, added, chosen, clock.seconds)
 
 

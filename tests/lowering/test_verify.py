@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+import dimorder
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.lowering.capture.captured import capture
+from dimorder.lowering.operators import normalisation
 from dimorder.lowering.promise import promise
 from dimorder.lowering.verify import Trial, relative_error, verify
 
@@ -81,6 +83,69 @@ class Waves(torch.nn.Module):
 def test_what_a_network_amplifies_itself_is_no_fault() -> None:
     network = Waves()
     trial(network).compare(lambda held: [network.double()(held[0].double()).float()], "the program")
+
+
+class Offset(torch.nn.Sequential):
+    """A convolution of numbers about `offset`, which the batch-norm behind it takes away: eager rounds them
+    while they are large, and a folded batch-norm does not."""
+
+    def __init__(self, offset: float) -> None:
+        super().__init__(torch.nn.Conv2d(3, 5, (2, 3)), torch.nn.BatchNorm2d(5))
+        convolution, norm = self
+        with torch.no_grad():
+            convolution.bias.add_(offset)
+            norm.running_mean.add_(offset)
+            norm.weight.add_(0.1 * torch.randn(5))
+        self.eval()
+
+
+IMAGE = torch.randn(2, 3, 7, 9, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize("target", ["torch", "xnnpack"])
+def test_a_program_may_be_as_far_from_float64_as_its_network(target: str) -> None:
+    if target == "xnnpack":
+        pytest.importorskip("executorch")
+    network = Offset(1e4)
+    lowered = dimorder.lower(network, (IMAGE,), target=target)
+    verified = lowered.verified
+    assert verified.eager_error is not None and min(verified.max_rel_error, verified.eager_error) > 1e-4
+    exact = Offset(0.0).double()
+    exact.load_state_dict(network.state_dict())
+    with torch.no_grad():
+        wanted = exact(IMAGE.double()).float()
+        assert relative_error(lowered.run(IMAGE), wanted) < relative_error(network(IMAGE), wanted)
+
+
+def test_what_float32_is_worth_is_asked_only_above_the_tolerance() -> None:
+    assert dimorder.lower(Offset(3.0), (IMAGE,)).verified.eager_error is None
+
+
+@pytest.mark.parametrize("offset", [3.0, 1e4])
+def test_a_wrong_rule_is_refused_where_float32_is_inexact_too(
+    offset: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fold = normalisation._fold_into_conv
+    monkeypatch.setattr(normalisation, "_fold_into_conv", lambda n, x, w, b: fold(n, x, w, b + 0.02))
+    with pytest.raises(VerificationError, match="a rule, or the target, is wrong"):
+        dimorder.lower(Offset(offset), (IMAGE,))
+
+
+def test_a_network_that_is_all_rounding_is_refused_with_that_reason() -> None:
+    with pytest.raises(VerificationError, match=r"and PyTorch's own torch.float32 from float64 by \d"):
+        dimorder.lower(Offset(3e6), (IMAGE,))
+
+
+class Exported(torch.nn.Module):
+    """What computes otherwise once it is exported."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (2.0 if torch.compiler.is_exporting() else 2.01) + 1e4 - 1e4
+
+
+def test_an_export_that_is_another_network_is_refused() -> None:
+    with pytest.raises(VerificationError, match="a rule, or the target, is wrong"):
+        dimorder.lower(Exported(), (IMAGE,))
 
 
 def test_another_type_is_never_the_same() -> None:

@@ -298,6 +298,8 @@ SHARED: dict[str, Case] = {
     "sigmoid": (torch.sigmoid, (Y,), ()),
     "tanh": (torch.tanh, (Y,), ()),
     "elu": (lambda x: F.elu(x, 0.7), (Y,), ()),
+    "elu, scales": (lambda x: aten.elu(x, 0.7, 1.3, 0.6), (Y,), ()),
+    "selu, celu": (lambda x: (F.selu(x), F.celu(x, 0.7)), (Y,), ()),
     "leaky_relu": (lambda x: F.leaky_relu(x, 0.2), (Y,), ()),
     "leaky_relu, slopes": (
         lambda x: F.leaky_relu(x, -0.3) + F.leaky_relu(x, 1.5) + F.leaky_relu(x, 0.0),
@@ -397,6 +399,15 @@ SHARED: dict[str, Case] = {
         (),
     ),
     "slice beyond the end": (lambda x: aten.slice.Tensor(x, 1, 3, 99) * 2, (Y,), ()),
+    "written to every n-th": (
+        lambda x, y: (
+            torch.slice_scatter(x, y, 2, 1, 7, 3) * 2,
+            torch.slice_scatter(x, y[:, :3, :1].expand(2, 3, 7), -2, 0, None, 2) * 2,
+            torch.slice_scatter(x, y[:, :2, :1].expand(2, 2, 7), 1, 1, 4, 2) * 2,
+        ),
+        (Y, r(2, 5, 2)),
+        (),
+    ),
     "select": (lambda x: (x[:, 2], x[..., -1], aten.select.int(x, 0, 1)), (Y,), ()),
     "split": (lambda x: [p * 2 for p in torch.split(x, 3, 2)] + list(torch.split(x, [1, 4], -2)), (Y,), ()),
     "chunk": (lambda x: [p * 2 for p in torch.chunk(x, 3, -1)], (Y,), ()),

@@ -281,7 +281,6 @@ ELEMENTWISE: dict[str, Case] = {
     "mish": (lambda x: F.mish(x * 5), (Y,), ()),
     "softplus": (lambda x: (F.softplus(x * 9), F.softplus(x * 30, 2.0, 5.0)), (Y,), ()),
     "log_sigmoid": (lambda x: aten.log_sigmoid(x * 30), (Y,), ()),
-    "elu, input scale": (lambda x: aten.elu(x, 0.7, 1.3, 0.6), (Y,), ()),
     "prelu, slope given": (F.prelu, (IMAGE, r(6)), ()),
     "log": (torch.log, (P,), ()),
     "erf": (torch.erf, (Y,), ()),
@@ -294,6 +293,7 @@ ELEMENTWISE: dict[str, Case] = {
         (),
     ),
     "round": (torch.round, (HALVES,), ()),
+    "powers below 0": (lambda x: (x**-2, x**-5, x**-16), (Y.sign() * (Y.abs() + 0.5),), ()),
     "powers, added": (lambda x: x**3 + x**4 + x**1, (Y,), ()),
     "powers of positive numbers": (lambda x: x**0.5 + x**-0.5 + x**-1 + x**1.7, (P,), ()),
     "reciprocal": (torch.reciprocal, (P,), ()),
@@ -437,6 +437,40 @@ MOVES: dict[str, Case] = {
             torch.ops.aten.index_put(x, [i, None], y[0, 0]),
         ),
         (r(5, 4, 7), r(2, 5, 7), torch.tensor([1, 4, 1]), torch.tensor([3, 0, 3])),
+        (),
+    ),
+    "index_put behind a dimension": (
+        lambda x, y, i, j: (
+            aten.index_put(x, [None, i], y),
+            aten.index_put(x, [None, i, j], y[:, :, 0]),
+            aten.index_put(x, [None, None, i], y[:, :1, :3]),
+            aten.index_put(x, [None, i], y[0], True),
+        ),
+        (r(5, 4, 7), r(5, 3, 7), torch.tensor([1, -1, 1]), torch.tensor([3, 0, 3])),
+        (),
+    ),
+    "index_put behind a dimension, large": (
+        lambda x, y, i: aten.index_put(x, [None, i], y),
+        (
+            r(3, 300, 200),
+            r(3, 200, 200),
+            torch.randperm(300, generator=torch.Generator().manual_seed(1))[:200],
+        ),
+        (),
+    ),
+    "index": (
+        lambda x, i, j: (x[i], x[:, j], x[i, j[:, None]], x[..., j, i[:1]], aten.index(x, [i, None])),
+        (r(5, 4, 7), torch.tensor([1, -1, 4]), torch.tensor([3, 0, -4])),
+        (),
+    ),
+    "index, one of them constant": (
+        lambda x, j, i: x[i, j],
+        (r(5, 4, 7), torch.tensor([3, 0, -4])),
+        (torch.tensor([1, -1, 4]),),
+    ),
+    "gather": (
+        lambda x, i: (torch.gather(x, 0, i), torch.gather(x, 1, i), torch.gather(x, -1, i)),
+        (r(5, 4, 7), torch.randint(4, (3, 4, 6), generator=torch.Generator().manual_seed(3))),
         (),
     ),
     "index_put, large": (

@@ -84,6 +84,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     verified = lowered.verified
     what = "program and file" if verified.artifact_ran else "the physical program, before it was emitted"
     console.print(f"verified     {verified.max_rel_error:.1e} relative error on random inputs: {what}")
+    if verified.eager_error is not None:
+        console.print(f"             where PyTorch's own is {verified.eager_error:.1e} from float64")
     if not verified.input_matters:
         console.print(
             "             which shows little: other inputs give the same outputs; are the weights real?"

@@ -1,5 +1,7 @@
-"""Decides how a quantised program is run so that its integers do not depend on the sequence of sums: between
-dequantize and quantize in float64, where a rounding of another sum moves no value across a half.
+"""Decides how a program is run so that its numbers do not depend on the sequence of sums: in float64.
+
+Of a quantised one that is what lies between dequantize and quantize, where a rounding of another sum moves no
+value across a half.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
+from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.capture.schema import bound
 from dimorder.lowering.capture.tracing import EXPORTED
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.lowering.operators.table import OPERATORS
 
 aten = torch.ops.aten
 
@@ -45,6 +49,27 @@ def run(
     with torch.no_grad():
         results = interpreter.run(*inputs)
     return [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor)], interpreter.differences
+
+
+def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """What an exported program gives for the leaves of its inputs, as it stands, and computed in float64.
+
+    Each result of the second is of the type that the first has.
+
+    >>> class Thirds(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return (x + 1e6) - 1e6
+    >>> x = torch.tensor([1 / 3])
+    >>> twice(torch.export.export(Thirds(), (x,)), (x,))
+    ([tensor([0.3125])], [tensor([0.3333])])
+    """
+    module = functional(exported, OPERATORS).module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    with torch.no_grad():
+        plain = Interpreter(module).run(*leaves, enable_io_processing=False)
+        wide = _Exact(module, {}).run(*map(_wide, leaves), enable_io_processing=False)
+    pairs = [pair for pair in zip(plain, wide, strict=True) if isinstance(pair[0], Tensor)]
+    return [p for p, _ in pairs], [w.to(p.dtype) for p, w in pairs]
 
 
 def recorded(exported: ExportedProgram, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -110,6 +135,8 @@ class _Exact(Interpreter):
 def _wide(value: Any) -> Any:
     if isinstance(value, Scaled):
         return value.integers.values.double() * value.integers.scales.double()
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else value
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 

@@ -38,7 +38,6 @@ class QuantisedTrial(Trial):
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
-        self.program = program
         wanted = exactly.recorded(program.exported, self.inputs)
         _, found = exactly.run(program.module, self.inputs, wanted)
         if found.most > QUANTA or found.off > FEW + OFF * found.compared:

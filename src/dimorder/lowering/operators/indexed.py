@@ -103,12 +103,28 @@ def _slice_scatter(
     step: int = 1,
 ) -> Value:
     """What is written to a slice, between what lies before and behind it."""
-    size = shape_of(x)[dim]
+    dim, size = dim % len(shape_of(x)), shape_of(x)[dim]
     begin, stop, step = slice(start, end, step).indices(size)
-    if step != 1 or stop <= begin:
-        return n.emit(aten.slice_scatter.default, x, source, dim, start, end, step)
+    if stop <= begin:
+        return x
+    count = -(-(stop - begin) // step)
+    stop = min(begin + count * step, size)
     before, written, behind = (slice_(n, x, dim, *ends) for ends in ((0, begin), (begin, stop), (stop, size)))
-    return cat(n, [before, _copy(n, written, source), behind], dim)
+    if step == 1:
+        return cat(n, [before, _copy(n, written, source), behind], dim)
+    return cat(n, [before, _scattered(n, written, source, dim, count, step), behind], dim)
+
+
+def _scattered(n: Tracer, x: Value, source: Value, dim: int, count: int, step: int) -> Value:
+    """`x` with every `step`-th of its elements replaced: the first of each row of a view."""
+    shape = shape_of(x)
+    before, size, after = shape[:dim], shape[dim], shape[dim + 1 :]
+    added = [0, 0] * len(after) + [0, count * step - size]
+    whole = n.write(aten.constant_pad_nd.default, x, added) if any(added) else x
+    rows = view(n, whole, [*before, count, step, *after])
+    kept = slice_(n, rows, dim + 1, 1, step)
+    firsts = unsqueeze(n, _copy(n, slice_(n, x, dim, 0, size, step), source), dim + 1)
+    return slice_(n, view(n, cat(n, [firsts, kept], dim + 1), shape_of(whole)), dim, 0, size)
 
 
 def _select_scatter(n: Tracer, x: Value, source: Value, dim: int, index: int) -> Value:

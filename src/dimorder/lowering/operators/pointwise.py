@@ -111,6 +111,16 @@ def _threshold(n: Tracer, x: Value, threshold: float, value: float) -> Value:
     return n.write(aten.where.self, below, torch.tensor(value, dtype=dtype_of(x)), x)
 
 
+def _selu(n: Tracer, x: Value) -> Value:
+    """With the constants of Klambauer et al., 2017."""
+    return n.write(aten.elu.default, x, 1.6732632423543772, 1.0507009873554805)
+
+
+def _celu(n: Tracer, x: Value, alpha: float = 1.0) -> Value:
+    """max(x, 0) + alpha (exp(min(x, 0) / alpha) - 1)"""
+    return n.write(aten.elu.default, x, alpha, 1.0, 1 / alpha)
+
+
 # Those that torch 2.13 does not tag. What it tags has the same value (see table.find).
 OPERATORS = (
     pointwise(aten.floor_divide.default),
@@ -139,6 +149,8 @@ OPERATORS = (
     spelt(_round_decimals, aten.round.decimals),
     spelt(_glu, aten.glu.default),
     spelt(_threshold, aten.threshold.default),
+    spelt(_selu, aten.selu.default),
+    spelt(_celu, aten.celu.default),
     spelt(_spell_prelu, aten.prelu.default),
     spelt(_add_combined(aten.mul.Tensor), aten.addcmul.default),
     spelt(_add_combined(aten.div.Tensor), aten.addcdiv.default),

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dimorder.targets.table import Arguments, Row, View, is_conversion, whole
 from dimorder.targets.tosa.pointwise import cast
@@ -100,16 +99,6 @@ def tile(w: TosaWriter, x: TosaValue, shape: Sequence[int]) -> TosaValue:
     return w.reshape(y, shape)
 
 
-def take(w: TosaWriter, x: TosaValue, dim: int, indices: TosaValue | Tensor) -> TosaValue:
-    """The elements at `indices` (one dimension) of dimension `dim`: a GATHER from (outer, dim, inner)."""
-    if isinstance(indices, Tensor):
-        indices = w.constant(torch.where(indices < 0, indices + x.shape[dim], indices))
-    outer, inner, count = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :]), math.prod(indices.shape)
-    rows = tile(w, w.reshape(indices, (1, count)), (outer, count))
-    y = w.op("GATHER", [w.reshape(x, (outer, x.shape[dim], inner)), rows], (outer, count, inner))
-    return w.reshape(y, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
-
-
 # -- rows --------------------------------------------------------------------------------------------------
 
 
@@ -162,92 +151,6 @@ def _flip(w: TosaWriter, a: Arguments) -> TosaValue:
     return x
 
 
-def _embedding(w: TosaWriter, a: Arguments) -> TosaValue:
-    return w.reshape(take(w, w.dense(a.weight), 0, _indices(w, a.indices)), a.shape)
-
-
-def _index_select(w: TosaWriter, a: Arguments) -> TosaValue:
-    x = w.dense(a.self)
-    return w.reshape(take(w, x, a.dim % len(x.shape), _indices(w, a.index)), a.shape)
-
-
-def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
-    """One row for each index."""
-    x, given = w.dense(a.self), [_whole_indices(w, index) for index in a.indices]
-    places, rest = x.shape[: len(given)], x.shape[len(given) :]
-    at = None
-    for index, size in zip(given, places, strict=True):
-        negative = w.elementwise("GREATER", w.number(0, "INT32"), index, dtype="BOOL")
-        index = w.elementwise("SELECT", negative, w.elementwise("ADD", index, size), index)
-        if at is not None:
-            at = w.elementwise("MUL", at, size, extra=(w.number(0, "INT8"),))
-        at = index if at is None else w.elementwise("ADD", at, index)
-    assert at is not None
-    count, rows, inner = math.prod(at.shape), math.prod(places), math.prod(rest)
-    values = _cast_operand(w, a.values, x.dtype)
-    full = (*at.shape, *rest)
-    values = tile(w, w.reshape(values, (1,) * (len(full) - len(values.shape)) + values.shape), full)
-    x, values, at = (
-        w.reshape(v, shape)
-        for v, shape in ((x, (rows, 1, inner)), (values, (1, count, inner)), (at, (1, count, 1)))
-    )
-    if not _is_compared(a, count):
-        operands = [(x, (1, rows, inner)), (at, (1, count)), (values, (1, count, inner))]
-        y = w.op("SCATTER", [w.reshape(v, shape) for v, shape in operands], (1, rows, inner))
-        return w.reshape(y, a.shape)
-    each = w.constant(torch.arange(rows, dtype=torch.int32).reshape(rows, 1, 1))
-    here = w.elementwise("EQUAL", each, at, dtype="BOOL")
-    if not a.accumulate:  # of several that go to one place the last stays, as in torch on a CPU
-        again = w.elementwise("EQUAL", w.reshape(at, (count, 1)), w.reshape(at, (1, count)), dtype="BOOL")
-        later = w.constant(torch.ones(count, count, dtype=torch.bool).triu(1))
-        again = w.op("REDUCE_ANY", [w.elementwise("LOGICAL_AND", again, later)], (count, 1), axis=1)
-        last = w.elementwise("LOGICAL_NOT", w.reshape(again, (1, count, 1)))
-        here = w.elementwise("LOGICAL_AND", here, last)
-    there = w.elementwise("SELECT", here, values, w.number(0, x.dtype))
-    total = w.op("REDUCE_SUM", [there], (rows, 1, inner), axis=1)
-    if a.accumulate:
-        return w.reshape(w.elementwise("ADD", x, total), a.shape)
-    written = w.op("REDUCE_ANY", [here], (rows, 1, 1), axis=1)
-    return w.reshape(w.elementwise("SELECT", written, total, x), a.shape)
-
-
-def _is_compared(a: Arguments, count: int) -> bool:
-    """Whether each place is compared with each index. Else a SCATTER writes, whose result is unpredictable
-    where indices are the same, as torch's is undefined."""
-    few: bool = a.dtype != torch.bool and math.prod(a.shape) * count <= MAX_SCATTERED
-    return few
-
-
-MAX_SCATTERED = 1 << 24  # elements: of each place by each index
-
-
-def _check_index_put(a: Arguments) -> str | None:
-    if any(index is None for index in a.indices):
-        return "a dimension without indices among those that have some"
-    shapes = [index.meta["val"] for index in a.indices]
-    if any(index.dtype in (torch.bool, torch.uint8) for index in shapes):
-        return "a mask instead of indices"
-    count = math.prod(torch.broadcast_shapes(*(index.shape for index in shapes)))
-    if a.accumulate and not _is_compared(a, count):
-        return f"{count} indices added up in a {a.dtype} tensor of {math.prod(a.shape)} elements"
-    return None
-
-
-def _whole_indices(w: TosaWriter, operand: View[TosaValue] | Tensor) -> TosaValue:
-    return w.constant(operand.to(torch.int32)) if isinstance(operand, Tensor) else w.dense(operand)
-
-
-def _cast_operand(w: TosaWriter, operand: View[TosaValue] | Tensor, dtype: str) -> TosaValue:
-    return w.constant(operand) if isinstance(operand, Tensor) else cast(w, w.dense(operand), dtype)
-
-
-def _indices(w: TosaWriter, operand: View[TosaValue] | Tensor) -> TosaValue | Tensor:
-    if isinstance(operand, Tensor):
-        return operand.reshape(-1)
-    value = w.dense(operand)
-    return w.reshape(value, (math.prod(value.shape),))
-
-
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.cat.default: Row(_cat),
@@ -255,9 +158,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.constant_pad_nd.default: Row(_constant_pad),
         aten.expand.default: Row(_expand),
         aten.flip.default: Row(_flip),
-        aten.embedding.default: Row(_embedding),
-        aten.index_select.default: Row(_index_select),
-        aten.index_put.default: Row(_index_put, _check_index_put),
         aten.permute.default: Row(_permute),
         aten.view.default: Row(_view),
         aten.clone.default: Row(_clone),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dimorder.lowering.operators import dialect as dialect  # registers torch.ops.dimorder
 from dimorder.targets.table import Table
-from dimorder.targets.tosa import division, moves, pointwise, reductions, spatial
+from dimorder.targets.tosa import division, indices, moves, pointwise, reductions, spatial
 from dimorder.targets.tosa.writer import DTYPES
 
 
@@ -33,6 +33,15 @@ def _unfit(value: Any, is_constant: bool) -> str | None:
 
 OPERATORS = Table(
     "TOSA",
-    MappingProxyType({**pointwise.ROWS, **division.ROWS, **moves.ROWS, **reductions.ROWS, **spatial.ROWS}),
+    MappingProxyType(
+        {
+            **pointwise.ROWS,
+            **division.ROWS,
+            **moves.ROWS,
+            **indices.ROWS,
+            **reductions.ROWS,
+            **spatial.ROWS,
+        }
+    ),
     _unfit,
 )

@@ -134,14 +134,15 @@ def power(w: TosaWriter, x: TosaValue, exponent: float) -> TosaValue:
     """POW wants a base that is not negative: whole exponents are products, by squaring."""
     if exponent == 0:
         return w.constant(torch.ones(x.shape))
+    if exponent == int(exponent) and exponent < 0:
+        return w.elementwise("RECIPROCAL", power(w, x, -exponent))
     if exponent == int(exponent) and exponent > 1:
         half = power(w, mul(w, x, x), exponent // 2)
         return mul(w, half, x) if exponent % 2 else half
     if exponent == 0.5:  # NaN of what is negative, where POW may do as it likes
         return w.elementwise("RECIPROCAL", w.elementwise("RSQRT", x))
-    kinds = {-1: "RECIPROCAL", -0.5: "RSQRT"}
-    if exponent in kinds:
-        return w.elementwise(kinds[exponent], x)
+    if exponent == -0.5:
+        return w.elementwise("RSQRT", x)
     return x if exponent == 1 else w.elementwise("POW", x, exponent)
 
 
@@ -256,7 +257,7 @@ MAX_EXPONENT = 16  # beyond, rounding errors of products add up
 
 def _check_power(a: Arguments) -> str | None:
     whole = a.exponent == int(a.exponent)
-    if not whole or a.exponent == -1 or 0 <= a.exponent <= MAX_EXPONENT:
+    if not whole or abs(a.exponent) <= MAX_EXPONENT:
         return check_float(a)
     return f"the exponent {a.exponent}: TOSA's POW takes no negative base, and torch does"
 

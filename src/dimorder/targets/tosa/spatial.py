@@ -19,7 +19,8 @@ from torch import Tensor
 from dimorder.lowering.operators.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row
 from dimorder.targets.tosa.calls import size
-from dimorder.targets.tosa.moves import concat, pad, slice_, take
+from dimorder.targets.tosa.indices import take
+from dimorder.targets.tosa.moves import concat, pad, slice_
 from dimorder.targets.tosa.pointwise import check_float, mul
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 

@@ -106,13 +106,14 @@ def _check_quantize(a: Arguments) -> str | None:
 
 
 def _elu(w: XnnWriter, a: Arguments) -> XnnValue:
-    return apply(w, "ELU", w.dense(a.self), alpha=float(a.alpha))
+    """Of k·x with k·alpha, divided by k, where x is scaled by k."""
+    bent = apply(w, "ELU", times(w, w.dense(a.self), a.input_scale), alpha=float(a.alpha * a.input_scale))
+    return times(w, bent, a.scale / a.input_scale)
 
 
 def _check_elu(a: Arguments) -> str | None:
-    if (a.scale, a.input_scale) != (1, 1) or a.alpha <= 0:
-        return "elu with a scale, an input scale or an alpha that is not positive"
-    return None
+    positive = a.input_scale > 0 and a.alpha > 0
+    return None if positive else "elu with an input scale or an alpha that is not positive"
 
 
 def _leaky_relu(w: XnnWriter, a: Arguments) -> XnnValue:
