@@ -55,7 +55,7 @@ def _addmm(n: Tracer, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha
 
 
 def matmul(n: Tracer, a: Value, b: Value) -> Value:
-    """A constant matrix on the right is the weight of a linear, and a vector is a matrix of one row or column."""
+    """A constant matrix on the right is a linear's weight, and a vector a matrix of one row or column."""
     rank_a, rank_b = len(shape_of(a)), len(shape_of(b))
     if isinstance(b, torch.Tensor) and rank_b == 2:
         return n.emit(aten.linear.default, a, b.t())
