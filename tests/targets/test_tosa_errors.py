@@ -62,13 +62,6 @@ OPERATORS: dict[str, Case] = {
         "aten.index_put",
         "a mask instead of indices",
     ),
-    "indices, not of every dimension": (
-        lambda x, i, y: torch.ops.aten.index_put(x, [None, i], y),
-        (r(5, 3), torch.tensor([0, 2]), r(5, 2)),
-        (),
-        "aten.index_put",
-        "a dimension without indices among those that have some",
-    ),
     "an exponent": (
         lambda x: x**17,
         (r(5, 3),),

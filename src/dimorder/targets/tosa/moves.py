@@ -171,18 +171,70 @@ def _index_select(w: TosaWriter, a: Arguments) -> TosaValue:
     return w.reshape(take(w, x, a.dim % len(x.shape), _indices(w, a.index)), a.shape)
 
 
-def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
-    """One row for each index."""
-    x, given = w.dense(a.self), [_whole_indices(w, index) for index in a.indices]
-    places, rest = x.shape[: len(given)], x.shape[len(given) :]
+Indices = Sequence["View[TosaValue] | Tensor | None"]
+
+
+def _places(w: TosaWriter, sizes: Sequence[int], indices: Indices) -> TosaValue:
+    """Where each element lies that `indices` name, in their dimensions (of these `sizes`) laid out as one.
+
+    None is every index of its dimension, where torch puts that: in its place, or behind the other indices
+    where these are not neighbours.
+    """
+    if all(index is None or isinstance(index, Tensor) for index in indices):
+        named = tuple(slice(None) if index is None else index for index in indices)
+        return w.constant(torch.arange(math.prod(sizes), dtype=torch.int32).reshape(tuple(sizes))[named])
+    given = [dim for dim, index in enumerate(indices) if index is not None]
+    rank = max(len(index.shape) for index in indices if index is not None)
+    are_neighbours = given[-1] - given[0] + 1 == len(given)
+    front = list(range(given[0])) if are_neighbours else []
+    behind = [dim for dim, index in enumerate(indices) if index is None and dim not in front]
+    order = [*front, *given[:1], *behind]  # of the result, where the given ones have `rank` dimensions
     at = None
-    for index, size in zip(given, places, strict=True):
-        negative = w.elementwise("GREATER", w.number(0, "INT32"), index, dtype="BOOL")
-        index = w.elementwise("SELECT", negative, w.elementwise("ADD", index, size), index)
+    for dim, (index, size) in enumerate(zip(indices, sizes, strict=True)):
+        if index is None:
+            after = sum(rank if d in given else 1 for d in order[order.index(dim) + 1 :])
+            each = w.constant(torch.arange(size, dtype=torch.int32).reshape(size, *[1] * after))
+        else:
+            each = _whole_indices(w, index)
+            negative = w.elementwise("GREATER", w.number(0, "INT32"), each, dtype="BOOL")
+            each = w.elementwise("SELECT", negative, w.elementwise("ADD", each, size), each)
+            each = w.reshape(each, (*each.shape, *[1] * len(behind)))
         if at is not None:
             at = w.elementwise("MUL", at, size, extra=(w.number(0, "INT8"),))
-        at = index if at is None else w.elementwise("ADD", at, index)
+        at = each if at is None else w.elementwise("ADD", at, each)
     assert at is not None
+    return at
+
+
+def _index(w: TosaWriter, a: Arguments) -> TosaValue:
+    return _gathered(w, a, a.indices)
+
+
+def _gather(w: TosaWriter, a: Arguments) -> TosaValue:
+    """By an index of each dimension: along all but one, an element's own."""
+    rank = len(a.shape)
+    indices: list[View[TosaValue] | Tensor] = [
+        torch.arange(size).reshape([-1 if d == dim else 1 for d in range(rank)])
+        for dim, size in enumerate(a.shape)
+    ]
+    if rank:
+        indices[a.dim % rank] = a.index
+    return _gathered(w, a, indices)
+
+
+def _gathered(w: TosaWriter, a: Arguments, indices: Indices) -> TosaValue:
+    x = w.dense(a.self)
+    sizes, rest = x.shape[: len(indices)], x.shape[len(indices) :]
+    x = w.reshape(x, (math.prod(sizes), *rest))
+    at = _places(w, sizes, indices)
+    return w.reshape(take(w, x, 0, w.reshape(at, (math.prod(at.shape),))), a.shape)
+
+
+def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
+    """One row for each index."""
+    x = w.dense(a.self)
+    places, rest = x.shape[: len(a.indices)], x.shape[len(a.indices) :]
+    at = _places(w, places, a.indices)
     count, rows, inner = math.prod(at.shape), math.prod(places), math.prod(rest)
     values = _cast_operand(w, a.values, x.dtype)
     full = (*at.shape, *rest)
@@ -221,13 +273,24 @@ def _is_compared(a: Arguments, count: int) -> bool:
 MAX_SCATTERED = 1 << 24  # elements: of each place by each index
 
 
-def _check_index_put(a: Arguments) -> str | None:
-    if any(index is None for index in a.indices):
-        return "a dimension without indices among those that have some"
-    shapes = [index.meta["val"] for index in a.indices]
-    if any(index.dtype in (torch.bool, torch.uint8) for index in shapes):
+def _check_indices(a: Arguments) -> str | None:
+    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in a.indices if index is not None):
         return "a mask instead of indices"
-    count = math.prod(torch.broadcast_shapes(*(index.shape for index in shapes)))
+    return _check_gathered(a)
+
+
+def _check_gathered(a: Arguments) -> str | None:
+    return "truth values, which TOSA does not gather" if a.dtype == torch.bool else None
+
+
+def _check_index_put(a: Arguments) -> str | None:
+    shapes = [None if index is None else index.meta["val"] for index in a.indices]
+    if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in shapes):
+        return "a mask instead of indices"
+    sizes = a.self.meta["val"].shape
+    given = [index.shape for index in shapes if index is not None]
+    whole = [size for index, size in zip(shapes, sizes, strict=False) if index is None]
+    count = math.prod(torch.broadcast_shapes(*given)) * math.prod(whole)
     if a.accumulate and not _is_compared(a, count):
         return f"{count} indices added up in a {a.dtype} tensor of {math.prod(a.shape)} elements"
     return None
@@ -257,6 +320,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.flip.default: Row(_flip),
         aten.embedding.default: Row(_embedding),
         aten.index_select.default: Row(_index_select),
+        aten.index.Tensor: Row(_index, _check_indices),
+        aten.gather.default: Row(_gather, _check_gathered),
         aten.index_put.default: Row(_index_put, _check_index_put),
         aten.permute.default: Row(_permute),
         aten.view.default: Row(_view),
