@@ -897,7 +897,7 @@ def _reason(case: Case, refusal: Outcome) -> str:
     lacks = re.search(r"has no (?:aten|dimorder)\.(\w+)", found)
     if lacks and _is_named(lacks[1], case.refused):
         return "an operator that the fuzzer withholds from the target"
-    return re.sub(r"\d+", "n", found)
+    return re.sub(r"\d+", "n", found) + " (the fuzzer withholds some operators)" * bool(case.refused)
 
 
 def _tell(case: Case, target: str, outcome: Outcome, seed: int, options: argparse.Namespace) -> None:
