@@ -34,6 +34,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.lowering.ability import Ability
 from dimorder.targets.base import Target
+from tests import fuzz_record
 from tests.fuzz_draw import MAX_ELEMENTS, MAX_RANK, Draw, Shape
 from tests.fuzz_operators import FAMILIES, LEFT_OUT, OPERATORS, VIEWS, WEIGHTS
 
@@ -485,7 +486,11 @@ def _refused(call: torch.fx.Node, names: Sequence[str]) -> str | None:
 
 def _is_made_of(physical: Any, names: Sequence[str]) -> bool:
     """Whether an implementation of one of these ATen operators is, in some way, this physical operator."""
-    stem = getattr(physical, "_opname", "").removesuffix("_nhwc").removesuffix("_ndhwc")
+    return _is_named(getattr(physical, "_opname", ""), names)
+
+
+def _is_named(physical: str, names: Sequence[str]) -> bool:
+    stem = physical.removesuffix("_nhwc").removesuffix("_ndhwc")
     return stem in names or (stem.startswith("conv") and "convolution" in names)
 
 
@@ -823,19 +828,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out", type=Path, help="the folder for scripts of what fails; else they are printed"
     )
     parser.add_argument("--keep-going", action="store_true", help="after the first fault of a kind, too")
+    parser.add_argument(
+        "--record", type=Path, help="the file (JSON) that keeps what became of each seed; it is added to"
+    )
+    parser.add_argument("--again", action="store_true", help="those seeds that the record has as faults")
     parser.add_argument("--tries", type=int, default=200, help="lowerings that making one small may take")
     given_options = parser.parse_args(argv)
+    if given_options.again and given_options.record is None:
+        parser.error("--again needs --record")
     faults = 0
     for target in given_options.target or TARGETS:
         faults += _campaign(target, given_options)
     return min(faults, 1)
 
 
+RECORD_EVERY = 20  # networks
+
+
 def _campaign(target: str, options: argparse.Namespace) -> int:
     counts: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
+    unrecorded: dict[int, tuple[str, str]] = {}
     drawing = lowering = 0.0
-    for seed in range(options.seed, options.seed + options.count):
+    seeds = _seeds(target, options)
+    for number, seed in enumerate(seeds, 1):
         start = time.perf_counter()
         case = generate(seed, target)
         drawing += time.perf_counter() - start
@@ -843,17 +859,45 @@ def _campaign(target: str, options: argparse.Namespace) -> int:
         lowering += outcome.seconds
         counts[outcome.kind] += 1
         if outcome.kind == "refused":
-            refusals[re.sub(r"\d+", "n", outcome.detail.split("\n  ")[1])] += 1
+            refusals[_reason(case, outcome)] += 1
+        unrecorded[seed] = _recorded(case, outcome)
+        if options.record is not None and (number % RECORD_EVERY == 0 or number == len(seeds)):
+            fuzz_record.add(options.record, target, unrecorded)
+            unrecorded = {}
         if outcome.is_fault:
             print(f"{target} seed {seed}: {outcome.kind}", flush=True)
-            if counts[outcome.kind] == 1:
+            if options.keep_going or counts[outcome.kind] == 1:
                 _tell(case, target, outcome, seed, options)
-    print(f"\n{target}: {options.count} networks, {drawing / options.count:.2f} s to draw one, ", end="")
-    print(f"{lowering / options.count:.2f} s to lower and examine it")
+    each = max(len(seeds), 1)
+    print(f"\n{target}: {len(seeds)} networks, {drawing / each:.2f} s to draw one, ", end="")
+    print(f"{lowering / each:.2f} s to lower and examine it")
     for counted in (counts, refusals):
         for kind, count in counted.most_common():
             print(f"  {count:5} {kind}")
     return sum(count for kind, count in counts.items() if Outcome(kind).is_fault)
+
+
+def _seeds(target: str, options: argparse.Namespace) -> Sequence[int]:
+    if not options.again:
+        return range(options.seed, options.seed + options.count)
+    recorded = fuzz_record.read(options.record).get(target, {})
+    return [seed for seed, (kind, _) in recorded.items() if kind == "fault"]
+
+
+def _recorded(case: Case, outcome: Outcome) -> tuple[str, str]:
+    """What the record keeps of an outcome."""
+    if outcome.is_fault:
+        return "fault", outcome.kind
+    return outcome.kind, _reason(case, outcome) if outcome.kind == "refused" else ""
+
+
+def _reason(case: Case, refusal: Outcome) -> str:
+    """Why a case is refused, without figures."""
+    found = refusal.detail.split("\n  ")[1].removeprefix("found: ")
+    lacks = re.search(r"has no (?:aten|dimorder)\.(\w+)", found)
+    if lacks and _is_named(lacks[1], case.refused):
+        return "an operator that the fuzzer withholds from the target"
+    return re.sub(r"\d+", "n", found) + " (the fuzzer withholds some operators)" * bool(case.refused)
 
 
 def _tell(case: Case, target: str, outcome: Outcome, seed: int, options: argparse.Namespace) -> None:

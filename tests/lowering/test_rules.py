@@ -127,6 +127,8 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "linear from one": conv(nn.Linear(1, 7), 2, 6, 5, 1),
         "linear, weight computed": case(lambda m, x, w: F.linear(x, w), X, (4, 7)),
         "linear, bias computed": case(lambda m, x, b: F.linear(x, m.w, b), X, (4,), w=constant(4, 7)),
+        "linear, weight a vector": case(lambda m, x: F.linear(x, m.w), X, w=constant(7)),
+        "linear of a vector, weight computed": case(lambda m, x, w: F.linear(x, w), (7,), (4, 7)),
         "after flatten": case(lambda m, x: m.layer(x.flatten(1)), X, layer=nn.Linear(210, 11)),
         "after permute and flatten": case(
             lambda m, x: m.layer(x.permute(0, 3, 1, 2).flatten(1)), X, layer=nn.Linear(210, 11)
@@ -145,6 +147,9 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "row by matmul": case(lambda m, x, y: x @ y, (2, 6, 1, 7), (2, 6, 7, 5)),
         "matmul by a vector": case(lambda m, x, y: x @ y, (4, 5, 7), (7,)),
         "vector by matmul": case(lambda m, x, y: x @ y, (7,), (4, 7, 5)),
+        "vector by a constant matrix": case(lambda m, x: x @ m.right, (7,), right=constant(7, 5)),
+        "constant matrices by a vector": case(lambda m, x: m.left @ x, (5,), left=constant(4, 7, 5)),
+        "vector by a vector": case(lambda m, x, y: x * (x @ y), (7,), (7,)),
         "dot": case(lambda m, x, y: x @ y, (7,), (7,)),
         "matmul by a constant": case(lambda m, x: x @ m.w, (2, 6, 5, 7), w=constant(7, 3)),
         "constant by matmul": case(lambda m, x: m.w @ x, (2, 6, 5, 7), w=constant(4, 5)),
@@ -745,6 +750,9 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "adaptive avg pool 1-D": conv(nn.AdaptiveAvgPool1d(1), 2, 6, 11),
         "adaptive avg pool 3-D": conv(nn.AdaptiveAvgPool3d(1), 2, 3, 5, 6, 7),
         "adaptive avg pool 3-D that does not divide": conv(nn.AdaptiveAvgPool3d((3, 1, 4)), 2, 3, 5, 6, 7),
+        "adaptive avg pool along a size of 1": conv(nn.AdaptiveAvgPool3d((4, 3, 5)), 2, 3, 1, 6, 7),
+        "adaptive avg pool of one element": conv(nn.AdaptiveAvgPool2d((4, 3)), 2, 5, 1, 1),
+        "adaptive avg pool of a row": conv(nn.AdaptiveAvgPool1d(4), 2, 5, 1),
         "adaptive max pool with indices": unary(
             lambda x: F.adaptive_max_pool2d(x, (3, 7), return_indices=True), *IMAGE
         ),

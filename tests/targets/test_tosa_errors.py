@@ -62,13 +62,6 @@ OPERATORS: dict[str, Case] = {
         "aten.index_put",
         "a mask instead of indices",
     ),
-    "indices, with a dimension between them": (
-        lambda x, i, y: torch.ops.aten.index_put(x, [i, None, i], y),
-        (r(5, 2, 3), torch.tensor([0, 2]), r(2, 2)),
-        (),
-        "aten.index_put",
-        "a dimension without indices between those that have some",
-    ),
     "truth values at indices": (
         lambda x, i: (x > 0)[i],
         (r(5, 3), torch.tensor([0, 2])),

@@ -435,6 +435,8 @@ MOVES: dict[str, Case] = {
             torch.index_put(x, (i, j), y[0, :1, :1], True),
             torch.index_put(x, (i - 5,), y[1, 2], True),
             torch.ops.aten.index_put(x, [i, None], y[0, 0]),
+            torch.ops.aten.index_put(x, [None, j], y[0].unsqueeze(1)),
+            torch.ops.aten.index_put(x, [j[:1], None, i[:2]], y[:, :4, 1]),
         ),
         (r(5, 4, 7), r(2, 5, 7), torch.tensor([1, 4, 1]), torch.tensor([3, 0, 3])),
         (),
@@ -477,6 +479,28 @@ MOVES: dict[str, Case] = {
         lambda x, y, i: torch.index_put(x, (i,), y),
         (r(300, 300), r(200, 300), torch.randperm(300, generator=torch.Generator().manual_seed(1))[:200]),
         (),
+    ),
+    "index, every dimension that may have none": (
+        lambda x, i, j: (
+            x[i],
+            x[i - 5, j],
+            x[:, j],
+            x[i, :, j],
+            x[:, j, i.unsqueeze(1)],
+            torch.ops.aten.index.Tensor(x, [i, None, torch.tensor([[6], [2]])]),
+        ),
+        (r(5, 4, 7), torch.tensor([1, 4, 1]), torch.tensor([3, 0, 3])),
+        (),
+    ),
+    "index, constant indices": (
+        lambda x, i, j: (x[i, j], x[:, j, i], x[j, :, i.unsqueeze(1)]),
+        (r(5, 4, 7),),
+        (torch.tensor([1, 0, 2, 1]), torch.tensor([3, -4, 3, 1])),
+    ),
+    "gather, fewer than there are": (
+        lambda x, i, j: (x.gather(1, i), x.gather(0, i), x.gather(-1, j)),
+        (r(5, 4, 7), (torch.arange(36) * 7 % 11 % 4).reshape(3, 2, 6)),
+        ((torch.arange(40) * 9 % 13 % 7).reshape(4, 2, 5),),
     ),
     "reductions of a number": (
         lambda x: (x.softmax(0), x.log_softmax(-1), x.amax(0), x.sum(0), x.mean(-1), x.argmax(0)),

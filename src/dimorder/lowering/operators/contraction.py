@@ -33,11 +33,14 @@ _WEIGHTS = ("weight", "bias")
 
 
 def _linear_of(n: Tracer, x: Value, w: Value, bias: Value = None) -> Value:
-    """A weight that is computed multiplies as any matrix, and a bias that is computed is added."""
+    """A weight that is computed, or a vector, multiplies as any matrix; a bias that is computed is added."""
     computed_weight, computed_bias = (isinstance(value, torch.fx.Node) for value in (w, bias))
-    if not (computed_weight or computed_bias) or min(len(shape_of(v)) for v in (x, w)) < 2:
+    if len(shape_of(w)) == 1:
+        y = matmul(n, x, w)
+    elif not (computed_weight or computed_bias):
         return n.emit(aten.linear.default, x, w, *([] if bias is None else [bias]))
-    y = matmul(n, x, permute(n, w, [1, 0])) if computed_weight else n.emit(aten.linear.default, x, w)
+    else:
+        y = matmul(n, x, permute(n, w, [1, 0])) if computed_weight else n.emit(aten.linear.default, x, w)
     return y if bias is None else n.write(aten.add.Tensor, y, bias)
 
 
@@ -52,11 +55,18 @@ def _addmm(n: Tracer, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha
 
 
 def matmul(n: Tracer, a: Value, b: Value) -> Value:
+    """A constant matrix on the right is a linear's weight, and a vector a matrix of one row or column."""
     rank_a, rank_b = len(shape_of(a)), len(shape_of(b))
-    if isinstance(b, torch.Tensor) and rank_b == 2 and rank_a >= 2:
+    if isinstance(b, torch.Tensor) and rank_b == 2:
         return n.emit(aten.linear.default, a, b.t())
+    if rank_a == 2 and rank_b == 1:
+        return _matrix_vector(n, a, b)
     if min(rank_a, rank_b) < 2:
-        return n.emit(aten.matmul.default, a, b)
+        rows = view(n, a, [1, -1]) if rank_a == 1 else a
+        columns = view(n, b, [-1, 1]) if rank_b == 1 else b
+        batch = shape_of(a if rank_b == 1 else b)[:-2]
+        free = [*shape_of(rows)[-2:-1] * (rank_a > 1), *shape_of(columns)[-1:] * (rank_b > 1)]
+        return view(n, matmul(n, rows, columns), [*batch, *free])
     rank = max(rank_a, rank_b)
     a, b = (
         view(n, a, (1,) * (rank - rank_a) + shape_of(a)),
@@ -116,10 +126,8 @@ def _relate_linear(node: torch.fx.Node) -> Relation | str:
     return Relation("contraction", (reads,), (writes,), absorbed=frozenset({"k"}))
 
 
-def _relate_matmul(node: torch.fx.Node) -> Relation | str:
+def _relate_matmul(node: torch.fx.Node) -> Relation:
     a, b, out = shape_of(args_of(node)[0]), shape_of(args_of(node)[1]), shape_of(node)
-    if not len(a) == len(b) == len(out) or len(out) < 2:
-        return "a product with a vector"
     batch = [f"b.{i}" for i in range(len(out) - 2)]
 
     def dims(shape: tuple[int, ...], *last: str) -> Dims:

@@ -87,7 +87,7 @@ def _index(n: Tracer, x: Value, indices: Sequence[Value]) -> Value:
         if taken is not None:
             taken = take(n, taken, dim, [i % shape_of(x)[dim] for i in index.flatten().tolist()])
     if taken is None or along is None:
-        return n.emit(aten.index.Tensor, x, indices)
+        return n.emit(aten.index.Tensor, x, _without_last_nones(indices))
     cut = dict(zip(given, along, strict=True))
     shape = torch.broadcast_shapes(*(index.shape for index in given.values()))
     pieces = [
@@ -122,11 +122,15 @@ def _own_dims(indices: Sequence[Value]) -> list[list[int]] | None:
 def _index_put(
     n: Tracer, x: Value, indices: Sequence[Value], values: Value, accumulate: bool = False
 ) -> Value:
+    return n.emit(aten.index_put.default, x, _without_last_nones(indices), values, accumulate)
+
+
+def _without_last_nones(indices: Sequence[Value]) -> list[Value]:
     """A dimension behind those with indices needs none."""
     given = list(indices)
     while given and given[-1] is None:
         given.pop()
-    return n.emit(aten.index_put.default, x, given, values, accumulate)
+    return given
 
 
 def _gather(n: Tracer, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
@@ -223,8 +227,8 @@ OPERATORS: tuple[Operator, ...] = (
     row_major(aten.index_select.default, _COMPUTED, spelling=_index_select),
     row_major(aten.embedding.default, _COMPUTED, spelling=_embedding),
     row_major(aten.index_put.default, "its elements are written at computed positions", spelling=_index_put),
-    spelt(_index, aten.index.Tensor),
-    spelt(_gather, aten.gather.default),
+    row_major(aten.index.Tensor, _COMPUTED, spelling=_index),
+    row_major(aten.gather.default, _COMPUTED, spelling=_gather),
     spelt(_embedding_bag, aten.embedding_bag.default, aten.embedding_bag.padding_idx),
     spelt(_embedding_bag, aten._embedding_bag.default),
 )

@@ -66,12 +66,17 @@ def _dividing_kernel(x: Value, size: Sequence[int]) -> list[int] | None:
 
 
 def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
-    """In one dimension as in two, and with a batch, where the size does not divide."""
+    """In one dimension as in two, with a batch, where the size does not divide. A size of 1 is repeated."""
 
     def rewrite(n: Tracer, x: Value, size: Sequence[int]) -> Value:
+        old = shape_of(x)[-rank:]
+        pooled = [1 if length == 1 else new for length, new in zip(old, size, strict=True)]
+        if pooled != list(size):
+            y = rewrite(n, x, pooled)
+            return n.write(aten.expand.default, y, [*shape_of(x)[:-rank], *size])
         if all(s == 1 for s in size):
             return n.emit(aten.mean.dim, x, list(range(-rank, 0)), True)
-        if tuple(size) == shape_of(x)[-rank:]:
+        if tuple(size) == old:
             return x
         kernel = _dividing_kernel(x, size)
         if kernel is not None:
@@ -89,7 +94,7 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
 
 def _has_few_windows(node: torch.fx.Node) -> bool:
     old, new = shape_of(args_of(node)[0])[2:], shape_of(node)[2:]
-    few = all(b // math.gcd(a, b) <= MAX_WINDOWS and (a > 1 or b == 1) for a, b in zip(old, new, strict=True))
+    few = all(b // math.gcd(a, b) <= MAX_WINDOWS for a, b in zip(old, new, strict=True))
     return few and bool(node.meta["val"].is_floating_point())
 
 

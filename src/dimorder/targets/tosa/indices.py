@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 MAX_SCATTERED = 1 << 24  # elements: of each place by each index
 
-_Shape = tuple[int, ...]
+_Indices = Sequence["View[TosaValue] | Tensor | None"]
 
 
 # -- parts: values to values -------------------------------------------------------------------------------
@@ -31,30 +31,43 @@ _Shape = tuple[int, ...]
 
 def take(w: TosaWriter, x: TosaValue, dim: int, indices: TosaValue | Tensor) -> TosaValue:
     """The elements at `indices` (one dimension) of dimension `dim`: a GATHER from (outer, dim, inner)."""
+    outer, rows, inner = math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
     if isinstance(indices, Tensor):
-        indices = w.constant(torch.where(indices < 0, indices + x.shape[dim], indices))
-    y = _rows(w, x, (x.shape[:dim], x.shape[dim : dim + 1], x.shape[dim + 1 :]), indices)
-    return w.reshape(y, (*x.shape[:dim], math.prod(indices.shape), *x.shape[dim + 1 :]))
+        indices = w.constant(torch.where(indices < 0, indices + rows, indices))
+    count = math.prod(indices.shape)
+    at = tile(w, w.reshape(indices, (1, count)), (outer, count))
+    y = w.op("GATHER", [w.reshape(x, (outer, rows, inner)), at], (outer, count, inner))
+    return w.reshape(y, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
 
 
-def _rows(w: TosaWriter, x: TosaValue, cut: tuple[_Shape, _Shape, _Shape], at: TosaValue) -> TosaValue:
-    """The rows at `at` of `x`, the same for all of its first dimensions. `cut` is where the rows are."""
-    outer, rows, inner = map(math.prod, cut)
-    count = math.prod(at.shape)
-    repeated = tile(w, w.reshape(at, (1, count)), (outer, count))
-    return w.op("GATHER", [w.reshape(x, (outer, rows, inner)), repeated], (outer, count, inner))
+def _places(w: TosaWriter, sizes: Sequence[int], indices: _Indices) -> TosaValue:
+    """Where each element lies that `indices` name, in their dimensions (of these `sizes`) laid out as one.
 
-
-def _row_of(w: TosaWriter, indices: Sequence[View[TosaValue] | Tensor], sizes: _Shape) -> TosaValue:
-    """The indices of neighbouring dimensions, of these sizes, as one index of both; they may be negative."""
-    row: TosaValue | None = None
-    for operand, length in zip(indices, sizes, strict=True):
-        index = _whole(w, operand)
-        negative = w.elementwise("GREATER", w.number(0, "INT32"), index, dtype="BOOL")
-        index = w.elementwise("SELECT", negative, add(w, index, length), index)
-        row = index if row is None else add(w, mul(w, row, length), index)
-    assert row is not None
-    return row
+    None is every index of its dimension, where torch puts that: in its place, or behind the other indices
+    where these are not neighbours. Indices may be negative.
+    """
+    if all(index is None or isinstance(index, Tensor) for index in indices):
+        named = tuple(index if isinstance(index, Tensor) else slice(None) for index in indices)
+        return w.constant(torch.arange(math.prod(sizes), dtype=torch.int32).reshape(tuple(sizes))[named])
+    given = [dim for dim, index in enumerate(indices) if index is not None]
+    rank = max(len(index.shape) for index in indices if index is not None)
+    are_neighbours = given[-1] - given[0] + 1 == len(given)
+    front = list(range(given[0])) if are_neighbours else []
+    behind = [dim for dim, index in enumerate(indices) if index is None and dim not in front]
+    order = [*front, *given[:1], *behind]  # of the result, where the given ones have `rank` dimensions
+    at = None
+    for dim, (index, length) in enumerate(zip(indices, sizes, strict=True)):
+        if index is None:
+            after = sum(rank if d in given else 1 for d in order[order.index(dim) + 1 :])
+            each = w.constant(torch.arange(length, dtype=torch.int32).reshape(length, *[1] * after))
+        else:
+            each = _whole(w, index)
+            negative = w.elementwise("GREATER", w.number(0, "INT32"), each, dtype="BOOL")
+            each = w.elementwise("SELECT", negative, add(w, each, length), each)
+            each = w.reshape(each, (*each.shape, *[1] * len(behind)))
+        at = each if at is None else add(w, mul(w, at, length), each)
+    assert at is not None
+    return at
 
 
 def _whole(w: TosaWriter, operand: View[TosaValue] | Tensor) -> TosaValue:
@@ -80,29 +93,34 @@ def _flat(w: TosaWriter, operand: View[TosaValue] | Tensor) -> TosaValue | Tenso
     return w.reshape(value, (math.prod(value.shape),))
 
 
-def _cut(shape: _Shape, indices: Sequence[Any]) -> tuple[_Shape, _Shape, _Shape]:
-    """A shape's dimensions before, with and behind indices, which neighbours have."""
-    dims = [dim for dim, index in enumerate(indices) if index is not None]
-    return shape[: dims[0]], shape[dims[0] : dims[-1] + 1], shape[dims[-1] + 1 :]
+def _index(w: TosaWriter, a: Arguments) -> TosaValue:
+    return _gathered(w, a, a.indices)
 
 
-def _given(a: Arguments) -> list[Any]:
-    return [index for index in a.indices if index is not None]
+def _gather(w: TosaWriter, a: Arguments) -> TosaValue:
+    """By an index of each dimension: along all but one, an element's own."""
+    rank = len(a.shape)
+    indices: list[View[TosaValue] | Tensor] = [
+        torch.arange(length).reshape([-1 if d == dim else 1 for d in range(rank)])
+        for dim, length in enumerate(a.shape)
+    ]
+    if rank:
+        indices[a.dim % rank] = a.index
+    return _gathered(w, a, indices)
+
+
+def _gathered(w: TosaWriter, a: Arguments, indices: _Indices) -> TosaValue:
+    x = w.dense(a.self)
+    sizes, rest = x.shape[: len(indices)], x.shape[len(indices) :]
+    x = w.reshape(x, (math.prod(sizes), *rest))
+    at = _places(w, sizes, indices)
+    return w.reshape(take(w, x, 0, w.reshape(at, (math.prod(at.shape),))), a.shape)
 
 
 def _check_indices(a: Arguments) -> str | None:
-    dims = [dim for dim, index in enumerate(a.indices) if index is not None]
-    if len(dims) != dims[-1] + 1 - dims[0]:
-        return "a dimension without indices between those that have some"
-    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in _given(a)):
+    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in a.indices if index is not None):
         return "a mask instead of indices"
     return None
-
-
-def _index(w: TosaWriter, a: Arguments) -> TosaValue:
-    x = w.dense(a.self)
-    cut = _cut(x.shape, a.indices)
-    return w.reshape(_rows(w, x, cut, _row_of(w, _given(a), cut[1])), a.shape)
 
 
 def _check_index(a: Arguments) -> str | None:
@@ -113,45 +131,33 @@ def _check_gathered(a: Arguments) -> str | None:
     return "a GATHER of torch.bool" if a.dtype == torch.bool else None
 
 
-def _gather(w: TosaWriter, a: Arguments) -> TosaValue:
-    """From all elements in a row: an index is a step along `dim`, from where its own place is."""
-    x, index = w.dense(a.self), _whole(w, a.index)
-    if not x.shape:
-        return x
-    dim = a.dim % len(x.shape)
-    places = torch.arange(math.prod(x.shape), dtype=torch.int32).reshape(x.shape).narrow(dim, 0, 1)
-    starts = places[tuple(slice(length) for length in index.shape)]
-    at = add(w, mul(w, index, math.prod(x.shape[dim + 1 :])), w.constant(starts.contiguous()))
-    return w.reshape(_rows(w, x, ((), x.shape, ()), at), a.shape)
-
-
 def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
     """One row for each index."""
     x = w.dense(a.self)
-    before, places, behind = cut = _cut(x.shape, a.indices)
-    at = _row_of(w, _given(a), places)
-    outer, rows, inner = map(math.prod, cut)
-    count, full = math.prod(at.shape), (*before, *at.shape, *behind)
+    places, rest = x.shape[: len(a.indices)], x.shape[len(a.indices) :]
+    at = _places(w, places, a.indices)
+    count, rows, inner = math.prod(at.shape), math.prod(places), math.prod(rest)
     values = w.constant(a.values) if isinstance(a.values, Tensor) else cast(w, w.dense(a.values), x.dtype)
+    full = (*at.shape, *rest)
     values = tile(w, w.reshape(values, (1,) * (len(full) - len(values.shape)) + values.shape), full)
     if not _is_compared(a, count):
-        at = tile(w, w.reshape(at, (1, count)), (outer, count))
-        operands = [w.reshape(x, (outer, rows, inner)), at, w.reshape(values, (outer, count, inner))]
-        return w.reshape(w.op("SCATTER", operands, (outer, rows, inner)), a.shape)
-    x, values = w.reshape(x, (outer, rows, 1, inner)), w.reshape(values, (outer, 1, count, inner))
-    each = w.constant(torch.arange(rows, dtype=torch.int32).reshape(1, rows, 1, 1))
-    here = w.elementwise("EQUAL", each, w.reshape(at, (1, 1, count, 1)), dtype="BOOL")
+        operands = [(x, (1, rows, inner)), (at, (1, count)), (values, (1, count, inner))]
+        y = w.op("SCATTER", [w.reshape(v, shape) for v, shape in operands], (1, rows, inner))
+        return w.reshape(y, a.shape)
+    x, values = w.reshape(x, (rows, 1, inner)), w.reshape(values, (1, count, inner))
+    each = w.constant(torch.arange(rows, dtype=torch.int32).reshape(rows, 1, 1))
+    here = w.elementwise("EQUAL", each, w.reshape(at, (1, count, 1)), dtype="BOOL")
     if not a.accumulate:  # of several that go to one place the last stays, as in torch on a CPU
         again = w.elementwise("EQUAL", w.reshape(at, (count, 1)), w.reshape(at, (1, count)), dtype="BOOL")
         later = w.constant(torch.ones(count, count, dtype=torch.bool).triu(1))
         again = w.op("REDUCE_ANY", [w.elementwise("LOGICAL_AND", again, later)], (count, 1), axis=1)
-        last = w.elementwise("LOGICAL_NOT", w.reshape(again, (1, 1, count, 1)))
+        last = w.elementwise("LOGICAL_NOT", w.reshape(again, (1, count, 1)))
         here = w.elementwise("LOGICAL_AND", here, last)
     there = w.elementwise("SELECT", here, values, w.number(0, x.dtype))
-    total = w.op("REDUCE_SUM", [there], (outer, rows, 1, inner), axis=2)
+    total = w.op("REDUCE_SUM", [there], (rows, 1, inner), axis=1)
     if a.accumulate:
         return w.reshape(add(w, x, total), a.shape)
-    written = w.op("REDUCE_ANY", [here], (1, rows, 1, 1), axis=2)
+    written = w.op("REDUCE_ANY", [here], (rows, 1, 1), axis=1)
     return w.reshape(w.elementwise("SELECT", written, total, x), a.shape)
 
 
@@ -163,7 +169,10 @@ def _is_compared(a: Arguments, count: int) -> bool:
 
 
 def _check_index_put(a: Arguments) -> str | None:
-    count = math.prod(torch.broadcast_shapes(*map(size, _given(a))))
+    sizes = [None if index is None else size(index) for index in a.indices]
+    whole = [length for each, length in zip(sizes, size(a.self), strict=False) if each is None]
+    named = torch.broadcast_shapes(*(each for each in sizes if each is not None))
+    count = math.prod(named) * math.prod(whole)
     if a.accumulate and not _is_compared(a, count):
         return f"{count} indices added up in a {a.dtype} tensor of {math.prod(a.shape)} elements"
     return _check_indices(a)
