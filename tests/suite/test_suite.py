@@ -10,7 +10,8 @@ from tests.suite import outcomes
 from tests.suite.cases import Case, collect
 from tests.suite.outcomes import CRASHED, OUTSIDE, REFUSED, RIGHT, SKIPPED, STOCK, TARGETS, WRONG, Became
 
-# A case of each kind of operator; the whole suite is slow.
+EVERY = 8  # cases of a suite, of which one is run here; `python -m tests.suite` runs all, and keeps a record
+# A case of each kind of operator; more are slow.
 QUICK = (
     "adaptive_avgpool3d/adaptive_avgpool3d_input_sizes[2]",
     "adaptive_maxpool2d/adaptive_maxpool2d_return_indices",
@@ -71,7 +72,7 @@ def test_what_stock_delegates_whole_is_delegated_whole() -> None:
 
 
 def _all(source: str, target: str) -> dict[str, Became]:
-    found = outcomes.examine_all(list(collect(source)), [target])
+    found = outcomes.examine_all(list(collect(source))[::EVERY], [target])
     return {str(case): became for case, _, became, _ in found if became.kind != SKIPPED}
 
 

@@ -33,7 +33,7 @@ class Costs:
 def counted(*, min_run: int = 1) -> Mapping[str, Costs]:
     """The objectives `bytes` and `count`, each of which breaks the other's ties.
 
-    Cutting and joining in runs of fewer than `min_run` elements moves the result twice over.
+    A piece that is cut or joined in runs of fewer than `min_run` elements costs twice its bytes.
 
     >>> counted()["count"].units
     ('conversions', 'bytes')
@@ -44,12 +44,8 @@ def counted(*, min_run: int = 1) -> Mapping[str, Costs]:
             return order((buffer.nbytes, 1))
 
         def configuration(site: Site, arrangement: Arrangement, buffers: Buffers) -> Cost:
-            run = run_length(site, arrangement, buffers)
-            if run is None or run >= min_run:
-                return (0, 0)
-            return order(
-                (2 * max(buffers[view.buffer].nbytes for view in site.views), 0 if units[0] == "bytes" else 2)
-            )
+            moved = 2 * moved_in_short_runs(site, arrangement, buffers, min_run)
+            return order((moved, 0 if units[0] == "bytes" or not moved else 2))
 
         return Costs(units, conversion, configuration)
 
@@ -59,15 +55,21 @@ def counted(*, min_run: int = 1) -> Mapping[str, Costs]:
     }
 
 
-def run_length(site: Site, arrangement: Arrangement, buffers: Buffers) -> int | None:
-    """How many elements in a row an operator that cuts or joins moves; None where it does neither."""
+def moved_in_short_runs(site: Site, arrangement: Arrangement, buffers: Buffers, min_run: int) -> int:
+    """The bytes of the pieces that an operator cuts or joins in runs of fewer than `min_run` elements."""
     if site.kind != "indexed" or not any(_cuts(label) for tokens in site.tokens for label, _ in tokens):
-        return None
-    smaller = min(range(len(site.views)), key=lambda i: buffers[site.views[i].buffer].nbytes)
-    held, sizes = site.tokens[smaller], buffers[site.views[smaller].buffer].tensor.sizes
+        return 0
+    held = [buffers[view.buffer] for view in site.views]
+    whole = max(range(len(held)), key=lambda i: held[i].nbytes)
+    pieces = [i for i in range(len(held)) if i != whole]
+    return sum(held[i].nbytes for i in pieces if _run_length(site, arrangement, held[i], i) < min_run)
+
+
+def _run_length(site: Site, arrangement: Arrangement, piece: BufferInfo, i: int) -> int:
+    """How many elements of a piece lie in a row in the whole."""
     run = 1
     for token in reversed(arrangement.tokens):
-        run *= math.prod(sizes[a] for a in held.get(token, ()))
+        run *= math.prod(piece.tensor.sizes[a] for a in site.tokens[i].get(token, ()))
         if _cuts(token[0]):
             break
     return run
