@@ -180,8 +180,9 @@ def _places(w: TosaWriter, sizes: Sequence[int], indices: Indices) -> TosaValue:
     None is every index of its dimension, where torch puts that: in its place, or behind the other indices
     where these are not neighbours.
     """
-    if all(index is None or isinstance(index, Tensor) for index in indices):
-        named = tuple(slice(None) if index is None else index for index in indices)
+    constants = [index for index in indices if not isinstance(index, View)]
+    if len(constants) == len(indices):
+        named = tuple(slice(None) if index is None else index for index in constants)
         return w.constant(torch.arange(math.prod(sizes), dtype=torch.int32).reshape(tuple(sizes))[named])
     given = [dim for dim, index in enumerate(indices) if index is not None]
     rank = max(len(index.shape) for index in indices if index is not None)
