@@ -198,6 +198,7 @@ HIFIGAN = transformers(
     upsample_kernel_sizes=[8, 7],
     resblock_kernel_sizes=[3, 5],
     resblock_dilation_sizes=[[1, 3], [1, 3]],
+    initializer_range=0.06,  # with 0.01 the spectrum is lost on the way
 )
 
 NETWORKS: tuple[Network, ...] = (

@@ -213,6 +213,7 @@ DPT = transformers(
     neck_hidden_sizes=[12, 16, 24, 28],
     fusion_hidden_size=20,
     reassemble_factors=[4, 2, 1, 0.5],
+    initializer_range=0.1,  # with 0.02 the picture is lost on the way
     is_hybrid=False,
 )
 MOBILEVIT = transformers(

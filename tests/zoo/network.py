@@ -94,7 +94,8 @@ def calibrate(module: nn.Module, *inputs: Any, **named: Any) -> nn.Module:
     """Sets every batch-norm's running statistics to those of `inputs` (batch of 2 or more), in place.
 
     With the statistics of an initialiser the activations of a MobileNet die out on the way: its output would
-    be the same for every input, and a wrong program would pass for a right one.
+    be the same for every input, and a wrong program would pass for a right one. A channel that is nearly dead
+    gets a tenth of the others' variance: divided by its own, it would drown them in rounding.
     """
     norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
@@ -102,6 +103,8 @@ def calibrate(module: nn.Module, *inputs: Any, **named: Any) -> nn.Module:
         norm.train().momentum = 1.0
     with torch.no_grad():
         module(*inputs, **named)
+        for norm in norms:
+            norm.running_var.clamp_(min=norm.running_var.mean() / 10)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval().momentum = momentum
     return module
