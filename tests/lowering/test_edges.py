@@ -99,3 +99,11 @@ def test_what_the_target_was_asked_about_is_what_is_built() -> None:
     net = Net(lambda m, x: (x * 2).softmax(5) + 1).eval()
     lowered = dimorder.lower(net, (r(2, 3, 2, 3, 2, 1),), target="xnnpack")
     assert (lowered.artifact.delegates, dict(lowered.artifact.outside)) == (1, {})
+
+
+def test_weights_may_have_names_that_are_no_words_of_python() -> None:
+    net = nn.Sequential()
+    for name in ("block-1", "block_1", "2"):
+        net.add_module(name, nn.Linear(7, 7))
+    lowered = dimorder.lower(net.eval(), (r(4, 7),), target="torch")
+    assert lowered.max_rel_error < 1e-5

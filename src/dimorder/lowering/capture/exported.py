@@ -43,6 +43,8 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
     with graph.inserting_before(next(iter(graph.nodes))):
         names = dict.fromkeys(str(node.target) for node in read)
         held = {name: graph.placeholder(f"b_{name}") for name in names}
+    for node in held.values():
+        node.target = node.name  # a word of Python, which the name of a buffer need not be
     for node in read:
         node.replace_all_uses_with(held[str(node.target)])
         graph.erase_node(node)
