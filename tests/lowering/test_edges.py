@@ -66,6 +66,7 @@ EDGES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], dict[str, Any]]] 
         (r(5, 2, 7),),
         {"layer": nn.LSTM(7, 6, proj_size=3, bias=False)},
     ),
+    "window of a scalar": (lambda m, x: x.sum().unfold(0, 1, 1) * 2, (r(4, 7),), {}),
     "flatten of a scalar": (lambda m, x: x.sum().flatten() * 2, (r(4, 7),), {}),
     "six dimensions, the last of 1": (
         lambda m, x: ((x * 2).softmax(5), x.sum(5, True), F.layer_norm(x, (1,))),

@@ -98,6 +98,8 @@ def _repeat_each(
 
 def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
     """The windows of a dimension, and their elements as a dimension behind all others."""
+    if not shape_of(x):
+        return view(n, x, [1])
     before, full, after = around(x, dim)
     d, count = len(before), (full - size) // step + 1
     if size > step:
