@@ -224,3 +224,16 @@ def test_what_is_nan_for_steep_inputs_hides_no_other_output() -> None:
     found = trial_on(Negatives(), torch.rand(30, 50))
     with pytest.raises(VerificationError, match="output 1 differs"):
         found.compare(lambda held: [Negatives()(held[0])[0], held[0].clamp(max=50.0)], "the program")
+
+
+def test_a_tie_that_another_sequence_of_products_breaks_is_no_fault() -> None:
+    """Of inputs that are 0, factors are 1: products of neighbours are the same, but for their rounding."""
+
+    class Places(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            products = (x * 0.3 + 1).cumprod(2)
+            return torch.nn.functional.max_pool2d(products, 2, return_indices=True)[1].to(x.dtype)
+
+    pytest.importorskip("tosa_serializer")
+    lowered = dimorder.lower(Places(), (torch.randn(2, 4, 6, 4),), target="tosa")
+    assert lowered.max_rel_error == 0

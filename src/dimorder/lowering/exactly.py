@@ -72,6 +72,25 @@ def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor
     return [p for p, _ in pairs], [w.to(p.dtype) for p, w in pairs]
 
 
+def noisy(exported: ExportedProgram, leaves: Sequence[Any], seed: int = 0) -> list[Tensor]:
+    """What an exported program gives for the leaves of its inputs if each float that an operator computes is
+    off by a few roundings.
+
+    >>> class Ties(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return (x * 3).argmax()
+    >>> x = torch.ones(1000)
+    >>> program = torch.export.export(Ties(), (x,))
+    >>> program.module()(x), noisy(program, (x,))[0] == 0
+    (tensor(0), tensor(False))
+    """
+    module = functional(exported, OPERATORS).module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    with torch.no_grad():
+        results = _Noisy(module, seed).run(*leaves, enable_io_processing=False)
+    return [result for result in results if isinstance(result, Tensor)]
+
+
 def recorded(exported: ExportedProgram, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
     """The integers that an exported program computes, by the names of the nodes that quantise."""
     module = exported.module(check_guards=False)
@@ -105,6 +124,19 @@ class Differences:
         self.most = max(self.most, int(quanta.max()))
         self.off += int((quanta > 0).sum())
         self.compared += quanta.numel()
+
+
+class _Noisy(Interpreter):
+    def __init__(self, module: GraphModule, seed: int) -> None:
+        super().__init__(module)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        result = super().call_function(target, args, kwargs)
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return result
+        noise = torch.randn(result.shape, generator=self.generator).to(result.dtype)
+        return result * (1 + 4 * torch.finfo(result.dtype).eps * noise)
 
 
 class _Exact(Interpreter):
