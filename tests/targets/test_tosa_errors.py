@@ -173,6 +173,13 @@ BOUNDARIES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor
         "input 'args_0'",
         f"torch.complex64; {TYPES}",
     ),
+    "a constant of float64": (
+        lambda x: (x * 2, torch.ones_like(x, dtype=torch.float64)),
+        (r(3, 5),),
+        (),
+        "output 'output1'",
+        f"torch.float64; {TYPES}",
+    ),
     "a constant beyond 32 bits": (
         lambda x, c: (x * 2, c),
         (r(3, 5),),

@@ -56,6 +56,9 @@ def write(program: ExportedProgram, contract: Contract, operators: Table = OPERA
     for node, spec in zip(signature.outputs, contract.outputs, strict=True):
         writer.hint = spec.name
         held = values[node]
+        reason = None if isinstance(held, View) else unsupported_value(held)
+        if reason:
+            raise UnsupportedError(f"output {spec.name!r}", reason, BOUNDARY_FIX)
         with _blamed(f"output {spec.name!r}", BOUNDARY_FIX):
             view = held if isinstance(held, View) else whole(writer.constant(held))
             writer.output(
