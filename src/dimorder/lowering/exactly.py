@@ -13,12 +13,18 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
+from dimorder.errors import VerificationError
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.capture.schema import bound
 from dimorder.lowering.capture.tracing import EXPORTED
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 
 aten = torch.ops.aten
+
+
+QUANTA = 1  # by which a rounded integer may be off
+OFF = 1e-3  # the share of them that may be, and besides
+FEW = 8  # so many
 
 
 def is_quantised(module: GraphModule) -> bool:
@@ -81,6 +87,22 @@ class Differences:
         self.off += int((quanta > 0).sum())
         self.compared += quanta.numel()
 
+    def require_few(self, what: str) -> None:
+        """Raises `VerificationError` where more is off than rounding explains."""
+        if self.most > QUANTA or self.off > FEW + OFF * self.compared:
+            raise VerificationError(
+                what,
+                f"integers are off by up to {self.most}, {self.off} of {self.compared}",
+                "report this network: a rule is wrong",
+            )
+
+
+def require_close(got: Tensor, wanted: Tensor, what: str) -> None:
+    """Raises `VerificationError` where integers differ by more than rounding explains."""
+    differences = Differences()
+    differences.add(got, wanted)
+    differences.require_few(what)
+
 
 class _Exact(Interpreter):
     def __init__(self, module: GraphModule, forced: Mapping[str, Tensor]) -> None:
@@ -109,7 +131,8 @@ class _Exact(Interpreter):
 
 def _wide(value: Any) -> Any:
     if isinstance(value, Scaled):
-        return value.integers.values.double() * value.integers.scales.double()
+        held = value.integers
+        return (held.values.double() - held.zero_point) * held.scales.double()
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 

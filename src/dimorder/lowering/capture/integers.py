@@ -155,7 +155,7 @@ def _scale_bias(module: GraphModule, product: Node) -> None:
     channels = held[0].integers.per_channel()
     transposed = product.target is aten.convolution.default and rest[3]
     outputs = 1 if transposed and rest[5] == 1 else 0  # the weight's dimension of output channels
-    if channels is None or isinstance(held[1], Scaled):
+    if channels is None or held[0].integers.zero_point or isinstance(held[1], Scaled):
         return
     if channels[0].numel() > 1 and channels[1] != outputs:
         return

@@ -82,6 +82,15 @@ IN_INT8: Mapping[str, _Condition] = MappingProxyType(
         **dict.fromkeys(("Clamp", "MaxPooling2d", "StaticConstantPad"), _same),
     }
 )
+# Kinds whose int8 kernel does not give what is quantised next.
+IN_FLOAT: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(
+        ("LeakyReLU", "StaticResizeBilinear2D", "Div", "PReLU", "Log", "SquareRoot", "ReciprocalSquareRoot"),
+        "XNNPACK's int8 kernel rounds otherwise than what is quantised next",
+    )
+)
+WEIGHTS = ("filter_id", "bias_id")  # the fields of a node that name its weights
+OPERANDS = ("input_id", *(f"input{i}_id" for i in range(1, 6)))  # those that name what else it reads
 # Kinds that move elements and have the type of what they read.
 MOVES = frozenset(
     (
