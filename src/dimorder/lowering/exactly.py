@@ -114,8 +114,8 @@ class _Exact(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        wanted = self.forced.get(n.meta.get(EXPORTED, "")) if n.target is QUANTIZE else None
-        if wanted is None:
+        wanted = self.forced.get(n.meta.get(EXPORTED, ""))
+        if wanted is None or result.dtype != wanted.dtype:
             return result
         self.differences.add(result, wanted)
         return wanted
@@ -130,7 +130,7 @@ class _Exact(Interpreter):
 
 
 def _wide(value: Any) -> Any:
-    if isinstance(value, Scaled):
+    if isinstance(value, Scaled) and value.integers.per_channel():
         held = value.integers
         return (held.values.double() - held.zero_point) * held.scales.double()
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -152,8 +152,12 @@ def _dequantize(input: Tensor, scale: float, zero_point: int, **_: Any) -> Tenso
     return (input.double() - zero_point) * _in_float32(scale)
 
 
-def _dequantize_channels(input: Tensor, scales: Tensor, axis: int, **_: Any) -> Tensor:
-    return input.double() * scales.double().reshape([-1 if d == axis else 1 for d in range(input.dim())])
+def _dequantize_channels(
+    input: Tensor, scales: Tensor, zero_points: Tensor | None, axis: int, **_: Any
+) -> Tensor:
+    along = [-1 if d == axis else 1 for d in range(input.dim())]
+    centred = input.double() if zero_points is None else input.double() - zero_points.reshape(along)
+    return centred * scales.double().reshape(along)
 
 
 _MOVES = (aten.permute.default, aten.view.default, aten.reshape.default, aten.clone.default)

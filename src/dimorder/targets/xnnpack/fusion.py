@@ -5,6 +5,7 @@ between converts reads and writes integers where XNNPACK computes so. What is le
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
@@ -49,7 +50,7 @@ class XnnFusion(XnnGraph):
             reason = self._in_integers_by(node.xnode_union, readers)
             assert isinstance(reason, str), f"{kind} was not fused"
             found.setdefault(origin, []).append(reason)
-        return {origin: min(reasons, key=_BETWEEN.__contains__) for origin, reasons in found.items()}
+        return {origin: _told(reasons) for origin, reasons in found.items()}
 
     def _fuse_integers(self) -> None:
         """Let nodes between converts read and write the integers, where XNNPACK computes so."""
@@ -135,3 +136,9 @@ class XnnFusion(XnnGraph):
 
 # Of a node in the midst of others; another node of the same operator may say more.
 _BETWEEN = ("a result that is not quantised", "an operand that is not quantised")
+
+
+def _told(reasons: Sequence[str]) -> str:
+    """Why an operator is in float32, from the reasons of its nodes."""
+    first = min(reasons, key=_BETWEEN.__contains__)
+    return "no int8 kernel computes it alone" if first in _BETWEEN and len(reasons) > 1 else first

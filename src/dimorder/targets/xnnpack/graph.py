@@ -1,4 +1,4 @@
-"""Decides what an XNNPACK graph is made of: values with their types, nodes, constants, and the bytes of all."""
+"""Decides what an XNNPACK graph is made of: values with types, nodes, constants, and the bytes of all."""
 
 from __future__ import annotations
 
