@@ -120,12 +120,17 @@ class Explanation:
 @dataclass(frozen=True)
 class NetworkPlan:
     """A proven plan for one network, target and contract. `print(plan)` tells it; `plan.explain(i)` gives
-    reasons."""
+    reasons.
+
+    `float_islands` are the operators of a quantised network that are computed in float32, each with the
+    reason: known once it is emitted.
+    """
 
     target: str
     contract: Contract
     layout_plan: LayoutPlan
     extracted: Extracted
+    float_islands: tuple[tuple[Place, str], ...] = ()
 
     @property
     def certificate(self) -> Certificate:
@@ -237,6 +242,9 @@ class NetworkPlan:
         if self.outside:
             lines.append(f"outside of what {self.target} computes")
             lines += [f"  {place}: {reason}" for place, reason in self.outside]
+        if self.float_islands:
+            lines.append("in float32 between integers")
+            lines += [f"  {place}: {reason}" for place, reason in self.float_islands]
         if self.blocks:
             lines.append("cut across each other's dimensions, so kept in blocks")
             lines += [f"  {place}" for place in self.blocks]

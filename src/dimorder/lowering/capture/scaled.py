@@ -60,10 +60,15 @@ class Integers:
         (tensor([1., 2.]), 0)
         """
         for dim in range(self.scales.dim()):
-            along = self.scales.movedim(dim, 0).reshape(self.scales.shape[dim], -1)
-            if bool((along == along[:, :1]).all()):
-                return along[:, 0].contiguous(), dim
+            scales = self.along(dim)
+            if scales is not None:
+                return scales, dim
         return None
+
+    def along(self, dim: int) -> Tensor | None:
+        """The scales along a dimension, unless they differ in another one too."""
+        along = self.scales.movedim(dim, 0).reshape(self.scales.shape[dim], -1)
+        return along[:, 0].contiguous() if bool((along == along[:, :1]).all()) else None
 
 
 class Scaled(torch.Tensor):

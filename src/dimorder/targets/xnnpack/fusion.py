@@ -83,14 +83,14 @@ class XnnFusion(XnnGraph):
         if None in sources.values():
             return _BETWEEN[1]
         for index in weights.values():
-            reason = self._unfit_weight(index)
+            reason = self._unfit_weight(index, _outputs(kind, index == weights["filter_id"]))
             if reason is not None:
                 return reason
         scales = self._integers[weights["filter_id"]].scales if weights else None
         types = [self._type_of(i) for i in sources.values() if i is not None]
         return condition(types, result, scales) or {
             **{n: self._held(i) for n, i in sources.items() if i is not None},
-            **{n: self._weight(i) for n, i in weights.items()},
+            **{n: self._weight(i, _outputs(kind, n == "filter_id")) for n, i in weights.items()},
         }
 
     def _readers(self) -> dict[int, list[Any]]:
@@ -136,6 +136,11 @@ class XnnFusion(XnnGraph):
 
 # Of a node in the midst of others; another node of the same operator may say more.
 _BETWEEN = ("a result that is not quantised", "an operand that is not quantised")
+
+
+def _outputs(kind: str, is_filter: bool) -> int:
+    """The dimension of a weight's output channels, or of a bias's."""
+    return 3 if is_filter and kind == "DepthwiseConv2d" else 0
 
 
 def _told(reasons: Sequence[str]) -> str:

@@ -153,6 +153,10 @@ class XnnGraph:
         fits = integers is not None and integers.values.dtype == torch.int8 and integers.scale is not None
         return integers if fits else None
 
+    def holds_integers(self, value: XnnValue) -> bool:
+        """Whether a float32 value is converted from an int8 one."""
+        return value.id in self._dequantised
+
     def _type_of(self, integers: int | Integers) -> Quantised:
         if isinstance(integers, int):
             return self._types[integers]
@@ -168,24 +172,26 @@ class XnnGraph:
         self._data[value.id] = integers.values
         return value.id
 
-    def _unfit_weight(self, index: int) -> str | None:
-        """Why a constant cannot be the weight or the bias of an int8 node."""
+    def _unfit_weight(self, index: int, outputs: int) -> str | None:
+        """Why a constant cannot be the weight or the bias of an int8 node; `outputs` is the dimension of its
+        output channels."""
         integers = self._integers.get(index)
         if integers is None:
             return "a weight that is not quantised"
         if integers.zero_point:
             return f"a weight with the zero point {integers.zero_point}"
-        return None if integers.per_channel() else "a weight with scales along several dimensions"
+        if integers.along(outputs) is None:
+            return "a weight with scales along another dimension than its output channels"
+        return None
 
-    def _weight(self, index: int) -> int:
+    def _weight(self, index: int, outputs: int) -> int:
         """The value of a constant's integers, with its scales."""
         if index not in self._in_integers:
             integers = self._integers[index]
-            held = integers.per_channel()
-            assert held is not None
+            scales = integers.along(outputs)
+            assert scales is not None
             value = self._value(self._values[index].dims)
             wide = integers.values.dtype == torch.int32
-            scales, dim = held[0].expand(integers.values.shape[held[1]]), held[1]
             datatype = schema.XNNDatatype
             self._values[value.id].datatype = (
                 datatype.xnn_datatype_qcint32 if wide else datatype.xnn_datatype_qcint8
@@ -193,7 +199,7 @@ class XnnGraph:
             self._values[value.id].constant_buffer_idx = self._stored(*keyed(integers.values))
             self._weights[value.id] = schema.PerChannelQuant(
                 scale=[],
-                channel_dim=dim,
+                channel_dim=outputs,
                 scale_buffer_idx=self._stored(*keyed(scales)),
                 num_scales=scales.numel(),
             )

@@ -85,7 +85,7 @@ class XnnModel:
             round(min(max(bound / result.scale + result.zero_point, -128), 127)) for bound in bounds
         )
         if kind in _EXACT:
-            quanta = _EXACT[kind](types, result, *operands)
+            quanta = _EXACT[kind](fields, types, result, *operands)
         elif kind in _SUMS:
             centred = [
                 (operands[0].double() - types[0].zero_point),
@@ -101,7 +101,8 @@ class XnnModel:
         elif kind in _MOVES:
             quanta = _FLOAT[kind](fields, shape, *(x.double() for x in operands))
         else:
-            quanta = _quantised(_FLOAT[kind](fields, shape, _value(operands[0], types[0])), result)
+            values = [_value(x, of) for x, of in zip(operands, types, strict=True)]
+            quanta = _quantised(_FLOAT[kind](fields, shape, *values), result)
         return quanta.clamp(lowest, highest).to(torch.int8).reshape(shape)
 
 
@@ -124,7 +125,7 @@ def _converted(x: Tensor, source: Quantised | None, result: Quantised | None) ->
 
 
 def _added(sign: int) -> Callable[..., Tensor]:
-    def add(types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
+    def add(fields: _Fields, types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
         scales = [torch.tensor(t.scale, dtype=torch.float32) / of.scale for t in types]
         shift = 20 - (math.frexp(max(float(s) for s in scales))[1] - 1)
         by = [int(torch.round(s.double() * 2**shift)) for s in scales]
@@ -135,10 +136,13 @@ def _added(sign: int) -> Callable[..., Tensor]:
     return add
 
 
-def _multiplied(types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
-    centred = [x.double() - t.zero_point for x, t in zip((a, b), types, strict=True)]
-    scale = torch.tensor(types[0].scale, dtype=torch.float32) * types[1].scale / of.scale
-    return _scaled(centred[0] * centred[1], scale, of)
+def _multiplied(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def multiply(fields: _Fields, types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
+        centred = [x.double() - t.zero_point for x, t in zip((a, b), types, strict=True)]
+        scale = torch.tensor(types[0].scale, dtype=torch.float32) * types[1].scale / of.scale
+        return _scaled(product(fields, (), *centred), scale, of)
+
+    return multiply
 
 
 def _conv(f: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -258,5 +262,10 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
 _SUMS = frozenset(("Conv2d", "ConvTranspose2d", "DepthwiseConv2d", "FullyConnected"))
 _MOVES = MOVES | {"MaxPooling2d"}
 _EXACT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {"Add": _added(1), "Subtract": _added(-1), "Multiply": _multiplied}
+    {
+        "Add": _added(1),
+        "Subtract": _added(-1),
+        "Multiply": _multiplied(_FLOAT["Multiply"]),
+        "BatchMatrixMultiply": _multiplied(_product),
+    }
 )
