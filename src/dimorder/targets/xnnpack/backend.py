@@ -23,8 +23,6 @@ from dimorder.targets.xnnpack.fusion import XnnFusion
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed
 from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, Quantised
 
-BACKEND_ID = "XnnpackBackend"  # the name the stock runtime registers
-
 
 class XnnWriter(XnnFusion):
     """Grows one XNNPACK graph; `finish` gives its bytes and its named constants."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge
-from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.schema import DelegateCall, KernelCall
@@ -27,13 +26,12 @@ from dimorder.lowering.verify import Run
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack import run
-from dimorder.targets.xnnpack.backend import BACKEND_ID, XnnValue, XnnWriter
+from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
+from dimorder.targets.xnnpack.boundary import TO_NCHW, TO_NHWC, empty, is_channels_last, lowered
 from dimorder.targets.xnnpack.exact import Computed, exact_run
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 
 aten = torch.ops.aten
-
-_TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class _Partition:
     stage: dict[Node, int] = field(default_factory=dict)
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        return tuple(_empty(node.meta["val"], self.is_nhwc(node)) for node in self.inputs)
+        return tuple(empty(node.meta["val"], self.is_nhwc(node)) for node in self.inputs)
 
     def outside(self) -> list[Node]:
         return [node for node, stage in self.stage.items() if stage % 2]
@@ -136,16 +134,6 @@ class _Partition:
     def delegates(self) -> Iterator[tuple[int, list[Node]]]:
         for stage in sorted({s for s in self.stage.values() if s % 2 == 0}):
             yield stage, [node for node, s in self.stage.items() if s == stage]
-
-
-def is_channels_last(value: Tensor) -> bool:
-    """Whether a 4-D value is channels-last and its strides leave no doubt about it."""
-    if value.ndim != 4:
-        return False
-    _, c, h, w = value.shape
-    if c == 1 or h == w == 1:  # contiguous strides mean the same order
-        return False
-    return bool(value.is_contiguous(memory_format=torch.channels_last))
 
 
 def _partition(program: ExportedProgram, operators: Table) -> _Partition:
@@ -225,7 +213,7 @@ def _delegate(plan: _Partition, group: Sequence[Node]) -> tuple[list[Node], list
             operands[node] = plan.operators.build(writer, node, operands.__getitem__)
     for node in given:
         view = operands[node]
-        writer.output(writer.dense(view.permute(_TO_NHWC) if plan.is_nhwc(node) else view))
+        writer.output(writer.dense(view.permute(TO_NHWC) if plan.is_nhwc(node) else view))
     writer.finish()
     return read, given, writer
 
@@ -233,31 +221,8 @@ def _delegate(plan: _Partition, group: Sequence[Node]) -> tuple[list[Node], list
 def _read(writer: XnnWriter, value: Tensor, nhwc: bool, rounded: bool) -> View[XnnValue]:
     if not nhwc:
         return whole(writer.input(value.shape, is_rounded=rounded))
-    shape = [value.shape[d] for d in _TO_NHWC]
-    return whole(writer.input(shape, is_rounded=rounded)).permute(_TO_NCHW)
-
-
-def _lowered(
-    reads: Sequence[Tensor], gives: Sequence[Tensor], blob: bytes, constants: NamedDataStoreOutput
-) -> LoweredBackendModule:
-    stand_in = torch.export.export(_StandIn(gives), tuple(reads))
-    return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants)
-
-
-class _StandIn(torch.nn.Module):
-    """What ExecuTorch runs for a delegate while it traces: tensors of the right shapes, strides and types."""
-
-    def __init__(self, results: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.results = [(tuple(r.shape), is_channels_last(r), r.dtype) for r in results]
-
-    def forward(self, *_: Tensor) -> list[Tensor]:
-        return [
-            torch.zeros([shape[d] for d in _TO_NHWC], dtype=dtype).permute(_TO_NCHW)
-            if nhwc
-            else torch.zeros(shape, dtype=dtype)
-            for shape, nhwc, dtype in self.results
-        ]
+    shape = [value.shape[d] for d in TO_NHWC]
+    return whole(writer.input(shape, is_rounded=rounded)).permute(TO_NCHW)
 
 
 def _leaves(plan: _Partition, node: Node, members: set[Node]) -> bool:
@@ -278,12 +243,6 @@ def _is_fetched(plan: _Partition, permute: Node, members: set[Node]) -> bool:
         for user in permute.users
         if user not in members or is_permute(user)
     )
-
-
-def _empty(value: Tensor, channels_last: bool) -> Tensor:
-    """A real tensor of the value's shape, in one of the two orders that a boundary has."""
-    dense = torch.empty(tuple(value.shape), dtype=value.dtype)
-    return dense.to(memory_format=torch.channels_last) if channels_last else dense
 
 
 # The program around the delegates
@@ -325,15 +284,15 @@ class _OuterBuilder:
         self.float_islands.update(writer.islands())
         name = f"delegate_{len(self.computed)}"
         reads, gives = (
-            [_empty(node.meta["val"], self.plan.is_nhwc(node)) for node in nodes] for nodes in (read, given)
+            [empty(node.meta["val"], self.plan.is_nhwc(node)) for node in nodes] for nodes in (read, given)
         )
-        self.root.add_module(name, _lowered(reads, gives, *writer.serialise()))
+        self.root.add_module(name, lowered(reads, gives, *writer.serialise()))
         model, outputs = writer.model(), list(writer.outputs)
         more = [index for index in model.rounded if index not in outputs]
 
         def telling() -> LoweredBackendModule:
             integers = [torch.empty(model.shapes[index], dtype=torch.int8) for index in more]
-            return _lowered(reads, [*gives, *integers], *writer.serialise(more))
+            return lowered(reads, [*gives, *integers], *writer.serialise(more))
 
         nhwc = [*map(self.plan.is_nhwc, read)], [*map(self.plan.is_nhwc, given)]
         rounded = [(outputs + more).index(index) for index in model.rounded]

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule
 
 from dimorder.lowering.verify import Run
+from dimorder.targets.xnnpack.boundary import TO_NCHW, TO_NHWC
 from dimorder.targets.xnnpack.model import XnnModel
-
-_TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,10 @@ class _Modelled(torch.nn.Module):
 
     def forward(self, *given: Tensor) -> list[Tensor]:
         model, (reads, gives) = self.computed.model, self.computed.nhwc
-        inputs = [x.permute(_TO_NHWC) if nhwc else x for x, nhwc in zip(given, reads, strict=False)]
+        inputs = [x.permute(TO_NHWC) if nhwc else x for x, nhwc in zip(given, reads, strict=False)]
         rounded = [
-            x.permute(_TO_NHWC) if i < len(gives) and gives[i] else x
+            x.permute(TO_NHWC) if i < len(gives) and gives[i] else x
             for i, x in zip(self.computed.rounded, given[len(reads) :], strict=True)
         ]
         results = model.run(inputs, rounded)
-        return [y.permute(_TO_NCHW) if nhwc else y for y, nhwc in zip(results, gives, strict=True)]
+        return [y.permute(TO_NCHW) if nhwc else y for y, nhwc in zip(results, gives, strict=True)]
