@@ -20,6 +20,7 @@ pytest.importorskip("torchao")
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.xnnpack.backend import XnnWriter
+from tests.targets.quantised import by_xnnpack
 
 INT8 = (-128, 127, torch.int8)
 
@@ -37,19 +38,6 @@ class Between(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return quantised(self.compute(*(quantised(x, 0.0247, 5) for x in inputs)), *self.result)
-
-
-def by_pt2e(model: nn.Module, x: Tensor) -> nn.Module:
-    """As XNNPACKQuantizer quantises it, per channel."""
-    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as quantizer
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    chosen = quantizer.XNNPACKQuantizer()
-    chosen.set_global(quantizer.get_symmetric_quantization_config(is_per_channel=True))
-    prepared = prepare_pt2e(torch.export.export(model.eval(), (x,)).module(), chosen)
-    prepared(x)
-    prepared(x.flip(-1) * 1.1)
-    return convert_pt2e(prepared)
 
 
 @pytest.fixture
@@ -259,7 +247,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize(("order", "conversions"), [("NCHW", 1), ("NHWC", 0)])
 def test_a_network_is_one_delegate_of_int8(order: str, conversions: int, kinds: Counter[str]) -> None:
     x = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(3))
-    lowered = dimorder.lower(by_pt2e(Net(), x), (x,), target="xnnpack", input_orders=order)
+    lowered = dimorder.lower(by_xnnpack(Net(), x), (x,), target="xnnpack", input_orders=order)
     told = lowered.to_dict()
     assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
     assert (told["optimal"], told["conversion_count"]) == (True, conversions)
@@ -272,7 +260,7 @@ def test_a_network_that_was_made_channels_last_is_one_too(kinds: Counter[str]) -
     """ExecuTorch 1.5.1 fails while it lowers such a one."""
     x = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(3))
     last = torch.channels_last
-    made = by_pt2e(Net().to(memory_format=last), x.to(memory_format=last))
+    made = by_xnnpack(Net().to(memory_format=last), x.to(memory_format=last))
     lowered = dimorder.lower(made, (x.to(memory_format=last),), target="xnnpack", input_orders="NHWC")
     assert (lowered.artifact.delegates, lowered.to_dict()["conversion_count"]) == (1, 0)
     assert (lowered.plan.float_islands, kinds["Convert"]) == ((), 2)

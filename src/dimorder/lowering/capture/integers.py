@@ -101,10 +101,12 @@ def _quantised_before(quantize: Node) -> list[Node]:
         return []
     sources = move.all_input_nodes if move.target is aten.cat.default else move.all_input_nodes[:1]
     scale = quantize.args[1:]
+    if any(source.op != "call_function" for source in sources):
+        return []
     if move.target is not aten.cat.default:
         others = [user for user in sources[0].users if user.target in _MOVES | _SELECTIONS]
         alike = all(u.target is QUANTIZE and u.args[1:] == scale for other in others for u in other.users)
-        if sources[0].op != "call_function" or sources[0].target is DEQUANTIZE or not alike:
+        if sources[0].target is DEQUANTIZE or not alike:
             return []
     made = {source: _quantised(source, quantize) for source in sources}
     with quantize.graph.inserting_before(quantize):
@@ -129,6 +131,7 @@ def _quantised(value: Node, alike: Node) -> Node:
     """`value` quantised as that node quantises."""
     for user in value.users:
         if user.target is QUANTIZE and user.args[1:] == alike.args[1:]:
+            value.append(user)  # before whatever reads it now
             return user
     with value.graph.inserting_after(value):
         made = value.graph.call_function(QUANTIZE, (value, *alike.args[1:]))

@@ -54,17 +54,19 @@ class XnnFusion(XnnGraph):
 
     def _fuse_integers(self) -> None:
         """Let nodes between converts read and write the integers, where XNNPACK computes so."""
-        self._drop_unread()
-        readers = self._readers()
-        done = set()
-        for node in self._nodes:
-            operands = self._in_integers_by(node.xnode_union, readers)
-            if not isinstance(operands, str):
-                (convert,) = readers[node.xnode_union.output_id]
-                vars(node.xnode_union).update(operands, output_id=convert.output_id)
-                done.add(id(convert))
-        self._nodes = [node for node in self._nodes if id(node.xnode_union) not in done]
-        self._drop_unread()
+        done: set[int] | None = None
+        while done is None or done:
+            self._drop_unread()
+            readers, done = self._readers(), set()
+            for node in self._nodes:
+                if node.xnode_union.output_id in self._types or kind_of(node) == "Convert":
+                    continue
+                operands = self._in_integers_by(node.xnode_union, readers)
+                if not isinstance(operands, str):
+                    (convert,) = readers[node.xnode_union.output_id]
+                    vars(node.xnode_union).update(operands, output_id=convert.output_id)
+                    done.add(id(convert))
+            self._nodes = [node for node in self._nodes if id(node.xnode_union) not in done]
 
     def _in_integers_by(self, node: Any, readers: dict[int, list[Any]]) -> dict[str, int] | str:
         """The integers that a node may read in place of what it reads, where its result is quantised next;
