@@ -1,4 +1,4 @@
-"""Networks that PT2E quantised, on target xnnpack: one delegate, as many conversions as the float network has,
+"""Networks that PT2E quantised, on target xnnpack: one delegate, as many conversions as the float network,
 and float32 where no int8 kernel is. `lower` holds each file to its kernels' arithmetic bit for bit.
 """
 

@@ -89,6 +89,8 @@ IN_INT8: dict[str, Any] = {
     "nearest": (lambda x: F.interpolate(x, scale_factor=2), (X,)),
     "reflect pad": (lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), (X,)),
     "transpose": (lambda x: x.transpose(1, 3), (X,)),
+    "repeat": (lambda x: x.repeat(1, 2, 1, 3), (X,)),
+    "index": (lambda x: x[:, [3, 0, 5, 0]], (X,)),
     "expand": (lambda x: x[:, :, :1].expand(-1, -1, 3, -1), (X,)),
 }
 
@@ -146,6 +148,11 @@ ISLANDS: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
     "silu": (Between(F.silu, (0.0311, -7)), (X,), "no int8 kernel computes it alone"),
     "layer norm": (
         Between(lambda x: F.layer_norm(x, (7,)), (0.0311, -7)),
+        (X,),
+        "no int8 kernel computes it alone",
+    ),
+    "leaky relu": (
+        Between(lambda x: F.leaky_relu(x, 0.13), (0.0311, -7)),
         (X,),
         "XNNPACK's int8 kernel rounds otherwise than what is quantised next",
     ),

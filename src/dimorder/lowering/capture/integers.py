@@ -36,11 +36,16 @@ _CLAMPS = frozenset(
 _MOVES = frozenset(
     (
         *(aten.reshape.default, aten.permute.default, aten.slice.Tensor, aten.cat.default, aten.flip.default),
-        *(aten.expand.default, aten.repeat.default, aten.roll.default, aten.index_select.default),
+        aten.roll.default,
     )
 )
-# The same, but torch has them for floats alone.
-_SELECTIONS = frozenset((aten.max_pool2d.default, aten.upsample_nearest2d.vec))
+# The same, but torch has them for floats alone, or targets compute them by products with ones.
+_SELECTIONS = frozenset(
+    (
+        *(aten.max_pool2d.default, aten.upsample_nearest2d.vec),
+        *(aten.expand.default, aten.repeat.default, aten.index_select.default),
+    )
+)
 _PRODUCTS = frozenset((aten.convolution.default, aten.linear.default))
 
 

@@ -38,7 +38,7 @@ class XnnFusion(XnnGraph):
 
     def islands(self) -> dict[Node, str]:
         """The program's nodes that are computed in float32, and why."""
-        found: dict[Node, list[str]] = {}
+        found: dict[Node, list[tuple[str, str]]] = {}
         if not self.is_quantised:
             return {}
         readers = self._readers()
@@ -49,7 +49,7 @@ class XnnFusion(XnnGraph):
                 continue
             reason = self._in_integers_by(node.xnode_union, readers)
             assert isinstance(reason, str), f"{kind} was not fused"
-            found.setdefault(origin, []).append(reason)
+            found.setdefault(origin, []).append((kind, reason))
         return {origin: _told(reasons) for origin, reasons in found.items()}
 
     def _fuse_integers(self) -> None:
@@ -145,7 +145,9 @@ def _outputs(kind: str, is_filter: bool) -> int:
     return 3 if is_filter and kind == "DepthwiseConv2d" else 0
 
 
-def _told(reasons: Sequence[str]) -> str:
-    """Why an operator is in float32, from the reasons of its nodes."""
-    first = min(reasons, key=_BETWEEN.__contains__)
-    return "no int8 kernel computes it alone" if first in _BETWEEN and len(reasons) > 1 else first
+def _told(reasons: Sequence[tuple[str, str]]) -> str:
+    """Why an operator is in float32, from the kinds and the reasons of its nodes."""
+    if len(reasons) == 1:
+        return reasons[0][1]
+    unmet = (reason for kind, reason in reasons if kind in IN_INT8 and reason not in _BETWEEN)
+    return next(unmet, "no int8 kernel computes it alone")

@@ -86,8 +86,8 @@ IN_INT8: Mapping[str, _Condition] = MappingProxyType(
         "BatchMatrixMultiply": _matrices,
         **dict.fromkeys(("Maximum", "Minimum"), _any),
         "GlobalAvgPooling2d": _ratio(2**-8, 2**8),
-        **dict.fromkeys(_UNARY, _any),
-        **dict.fromkeys(("Clamp", "MaxPooling2d", "StaticConstantPad"), _same),
+        **dict.fromkeys((*_UNARY, "Clamp"), _any),
+        **dict.fromkeys(("MaxPooling2d", "StaticConstantPad"), _same),
     }
 )
 # Kinds whose int8 kernel does not give what is quantised next.
