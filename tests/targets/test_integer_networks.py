@@ -19,7 +19,7 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 pytest.importorskip("timm")
 
-from tests.targets.quantised import by_xnnpack
+from tests.targets.quantised import by_arm, by_xnnpack
 
 Quantise = Callable[[nn.Module, Tensor], nn.Module]
 
@@ -45,6 +45,18 @@ SMALLER = {"vit_tiny": row("vit_tiny", timm("vit_tiny_patch16_224", img_size=64)
 def test_a_network_is_one_delegate_with_islands_where_no_kernel_is(name: str) -> None:
     shape, islands = BY_XNNPACK[name]
     check(name, shape, by_xnnpack, islands)
+
+
+BY_ARM: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
+    "squeezenet1_1": ((1, 3, 64, 96), {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_ARM)
+def test_so_is_one_that_another_quantizer_made(name: str) -> None:
+    shape, islands = BY_ARM[name]
+    check(name, shape, by_arm, islands)
 
 
 def check(name: str, shape: tuple[int, ...], quantise: Quantise, islands: dict[str, int]) -> None:
