@@ -49,6 +49,7 @@ def test_a_network_is_one_delegate_with_islands_where_no_kernel_is(name: str) ->
 
 BY_ARM: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "squeezenet1_1": ((1, 3, 64, 96), {}),
+    "onet": ((1, 3, 48, 48), {"aten.sum.dim_IntList": 1, "aten.reciprocal": 1}),
 }
 
 

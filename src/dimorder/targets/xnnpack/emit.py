@@ -26,9 +26,10 @@ from dimorder.lowering.verify import Run
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack import run
-from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
+from dimorder.targets.xnnpack.backend import XnnWriter
 from dimorder.targets.xnnpack.boundary import TO_NCHW, TO_NHWC, empty, is_channels_last, lowered
 from dimorder.targets.xnnpack.exact import Computed, exact_run
+from dimorder.targets.xnnpack.graph import XnnValue
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 
 aten = torch.ops.aten

@@ -24,7 +24,8 @@ from dimorder.targets.xnnpack.pointwise import pair, times
 from dimorder.targets.xnnpack.reductions import optional
 
 if TYPE_CHECKING:
-    from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
+    from dimorder.targets.xnnpack.backend import XnnWriter
+    from dimorder.targets.xnnpack.graph import XnnValue
 
 aten = torch.ops.aten
 
