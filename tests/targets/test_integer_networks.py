@@ -27,6 +27,8 @@ BY_XNNPACK: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "resnet18": ((1, 3, 64, 96), {}),
     "squeezenet1_1": ((1, 3, 64, 96), {}),
     "mobilenet_v3_large": ((1, 3, 64, 96), {"aten.hardsigmoid": 8}),
+    "regnet_y_400mf": ((1, 3, 64, 96), {}),
+    "mobilenetv4": ((1, 3, 64, 64), {}),
     "onet": ((1, 3, 48, 48), {"dimorder.prelu_last": 5, "aten.softmax.int": 1}),
     "yolo": (
         (1, 3, 64, 96),
@@ -37,7 +39,10 @@ BY_XNNPACK: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
         {"aten.layer_norm": 25, "aten.mul.Tensor": 12, "aten.matmul": 12, "aten.softmax.int": 12},
     ),
 }
-SMALLER = {"vit_tiny": row("vit_tiny", timm("vit_tiny_patch16_224", img_size=64), (1, 3, 64, 64), "")}
+SMALLER = {
+    "vit_tiny": row("vit_tiny", timm("vit_tiny_patch16_224", img_size=64), (1, 3, 64, 64), ""),
+    "mobilenetv4": row("mobilenetv4", timm("mobilenetv4_conv_small"), (1, 3, 64, 64), ""),
+}
 
 
 @pytest.mark.slow
