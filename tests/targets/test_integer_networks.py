@@ -28,6 +28,10 @@ BY_XNNPACK: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "squeezenet1_1": ((1, 3, 64, 96), {}),
     "mobilenet_v3_large": ((1, 3, 64, 96), {"aten.hardsigmoid": 8}),
     "regnet_y_400mf": ((1, 3, 64, 96), {}),
+    "convnext_tiny": (
+        (1, 3, 64, 96),
+        {"aten.layer_norm": 23, "dimorder.conv2d_nhwc": 18, "aten.add.Tensor": 18},
+    ),
     "efficientnet_b0": ((1, 3, 64, 96), {"aten.silu": 49}),
     "mobilenetv4": ((1, 3, 64, 64), {}),
     "onet": ((1, 3, 48, 48), {"dimorder.prelu_last": 5, "aten.softmax.int": 1}),
