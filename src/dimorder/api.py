@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def lower(
     error = clock.step("verify", trial.compare_program, physical, f"the physical program for {chosen.name}")
     with installed(chosen.name, chosen.install):
         artifact = clock.step("emit", chosen.emit, physical, contract)
+        planned = replace(planned, float_islands=tuple(artifact.float_islands))
         runs = chosen.runs_fast if run_artifact is None else run_artifact
         if runs:
             what = f"the {chosen.suffix} that was emitted"

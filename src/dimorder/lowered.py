@@ -108,6 +108,10 @@ class Lowered:
             "constant_bytes_added": self.constant_bytes_added,
             "delegates": self.artifact.delegates,
             "outside": dict(self.artifact.outside),
+            "float_islands": [
+                {"operator": place.operator, "source": place.source, "reason": reason}
+                for place, reason in self.artifact.float_islands
+            ],
             "verify": asdict(self.verified),
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
         }

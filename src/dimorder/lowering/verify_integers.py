@@ -21,9 +21,6 @@ from dimorder.lowering import exactly
 from dimorder.lowering.capture.captured import Captured
 from dimorder.lowering.verify import Run, Trial, relative_error, verify
 
-QUANTA = 1  # by which an integer may be off
-OFF = 1e-3  # the share of them that may be, and besides
-FEW = 8  # so many
 _SAME = 1e-9  # of two sums in float64 of the same terms
 
 
@@ -40,12 +37,7 @@ class QuantisedTrial(Trial):
         super().__init__(model, program, contract)
         wanted = exactly.recorded(program.exported, self.inputs)
         _, found = exactly.run(program.module, self.inputs, wanted)
-        if found.most > QUANTA or found.off > FEW + OFF * found.compared:
-            raise VerificationError(
-                "the normal form of a quantised network",
-                f"integers are off by up to {found.most}, {found.off} of {found.compared}",
-                "report this network: a rule is wrong",
-            )
+        found.require_few("the normal form of a quantised network")
 
     def compare(self, run: Run, what: str, model: Run | None = None) -> float:
         """The relative error of `run`, for information; it must give the bits that `model` does."""

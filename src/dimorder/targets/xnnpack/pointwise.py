@@ -15,7 +15,8 @@ from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.xnnpack.integers import Quantised
 
 if TYPE_CHECKING:
-    from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
+    from dimorder.targets.xnnpack.backend import XnnWriter
+    from dimorder.targets.xnnpack.graph import XnnValue
 
 aten = torch.ops.aten
 
