@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 def _normalisation(options: argparse.Namespace) -> Any:
     if options.mean is None and options.std is None:
         return None
-    from dimorder.cli.tensors import Normalisation
+    from dimorder.reading import Normalisation
 
     return Normalisation(options.mean or (0.0,), options.std or (1.0,))
 
