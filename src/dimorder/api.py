@@ -25,6 +25,7 @@ from dimorder.lowering.promise import Orders, promise
 from dimorder.lowering.rewrite import constant_bytes, rewrite
 from dimorder.lowering.verify import Verified
 from dimorder.lowering.verify_integers import trial_of
+from dimorder.quantisation.quantize import QuantisedNetwork
 from dimorder.runtime.guard import OnMismatch
 from dimorder.runtime.program import Program
 from dimorder.targets import find, target_for_suffix
@@ -33,9 +34,11 @@ from dimorder.targets.listing import installed
 
 __all__ = ["Lowered", "load", "lower", "plan"]
 
+_Network = torch.nn.Module | ExportedProgram | QuantisedNetwork | str | Path
+
 
 def plan(
-    model: torch.nn.Module | ExportedProgram | str | Path,
+    model: _Network,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -53,13 +56,14 @@ def plan(
     ((840, 1), 'NHWC (0, 2, 3, 1)')
     """
     clock, chosen = Clock(progress), find(target)
+    model, args, kwargs = _called(model, args, kwargs)
     program = clock.step("capture", capture, model, args, kwargs)
     contract = promise(program, input_orders, output_orders, chosen.channels_last)
     return _plan(program, contract, chosen, objective, clock)
 
 
 def lower(
-    model: torch.nn.Module | ExportedProgram | str | Path,
+    model: _Network,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -84,6 +88,7 @@ def lower(
     (0, True)
     """
     clock, chosen = Clock(progress), find(target)
+    model, args, kwargs = _called(model, args, kwargs)
     program = clock.step("capture", capture, model, args, kwargs)
     contract = promise(program, input_orders, output_orders, chosen.channels_last)
     planned = _plan(program, contract, chosen, objective, clock)
@@ -104,6 +109,16 @@ def lower(
     added = max(0, constant_bytes(physical) - program.constant_bytes)
     verified = Verified(error, runs, trial.input_matters)
     return Lowered(planned, physical, artifact, program, verified, added, chosen, clock.seconds)
+
+
+def _called(
+    model: _Network, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[torch.nn.Module | ExportedProgram | str | Path, Sequence[Any], Mapping[str, Any] | None]:
+    """A network and a call of it; a quantised one brings its own."""
+    if not isinstance(model, QuantisedNetwork):
+        return model, args, kwargs
+    own = model.examples[0]
+    return (model.module, args, kwargs) if args or kwargs else (model.module, own.args, own.kwargs)
 
 
 def _plan(program: Captured, contract: Contract, target: Target, objective: str, clock: Clock) -> NetworkPlan:

@@ -1,4 +1,4 @@
-"""Decides how tensors are read from files: arrays as they lie there, images as rows of pixels, channels last."""
+"""Decides how tensors are read from files: arrays as they lie there, images with channels last."""
 
 from __future__ import annotations
 

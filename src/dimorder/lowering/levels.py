@@ -1,4 +1,4 @@
-"""Decides how many levels of a quantised value are wasted: integers that a clamp beside it never lets through."""
+"""Decides how many levels of a quantised value are wasted: integers that a clamp beside it takes away."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.utils._pytree as pytree
@@ -17,6 +17,8 @@ from dimorder.contract import TensorSpec
 from dimorder.errors import UsageError
 from dimorder.lowering.capture.captured import arguments
 from dimorder.reading import Normalisation, is_array, read_arrays, read_image
+
+Calibration: TypeAlias = "Iterable[Any] | str | os.PathLike[str]"
 
 _FILES = (".npy", ".npz", ".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
@@ -41,7 +43,7 @@ def as_call(item: Any) -> CalibrationCall:
 
 
 def calls(
-    calibration: Iterable[Any] | str | os.PathLike[str],
+    calibration: Calibration,
     exported: ExportedProgram,
     normalisation: Normalisation | None = None,
 ) -> Iterator[CalibrationCall]:
@@ -49,15 +51,20 @@ def calls(
 
     Raises `UsageError` for one of another structure, shape or type, and where there is none at all.
     """
-    files = isinstance(calibration, (str, os.PathLike))
-    given = _read(Path(calibration), exported, normalisation) if files else map(as_call, calibration)  # type: ignore[arg-type]
+    if isinstance(calibration, (str, os.PathLike)):
+        where, given = f"calibration {calibration}", _read(Path(calibration), exported, normalisation)
+    else:
+        where, given = "calibration", map(as_call, calibration)
     count = -1
     for count, call in enumerate(given):
         _check(call, exported, count)
         yield call
     if count < 0:
-        where = f"calibration {calibration}" if files else "calibration"  # type: ignore[str-format]
-        raise UsageError(where, "no example", "give some inputs of the kind that the network will get")
+        raise no_example(where)
+
+
+def no_example(where: str) -> UsageError:
+    return UsageError(where, "no example", "give some inputs of the kind that the network will get")
 
 
 def _check(call: CalibrationCall, exported: ExportedProgram, index: int) -> None:
@@ -66,7 +73,7 @@ def _check(call: CalibrationCall, exported: ExportedProgram, index: int) -> None
         if (tuple(found.shape), found.dtype) != (spec.shape, getattr(torch, spec.dtype)):
             raise UsageError(
                 f"example {index} of the calibration, input {spec.name!r}",
-                f"shape {tuple(found.shape)} of {found.dtype}, where the network takes {spec.shape} of {spec.dtype}",
+                f"{tuple(found.shape)} of {found.dtype}, where it takes {spec.shape} of {spec.dtype}",
                 "give examples like those that it is lowered for",
             )
 
@@ -128,10 +135,10 @@ def _stacked(
 def _parts(array: torch.Tensor, spec: TensorSpec, where: str) -> Sequence[torch.Tensor]:
     shape = tuple(array.shape)
     if array.dim() == len(spec.shape) + 1 and shape[1:] == spec.shape:
-        return array.unbind(0)
+        return list(array.unbind(0))
     batch = int(spec.shape[0]) if spec.shape else 1
     if spec.shape and shape[1:] == spec.shape[1:] and shape[0] % batch == 0:
-        return array.split(batch)
+        return list(array.split(batch))
     raise UsageError(
         where,
         f"an array of shape {shape} for input {spec.name!r} of shape {spec.shape}",

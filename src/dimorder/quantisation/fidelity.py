@@ -1,4 +1,4 @@
-"""Decides how the nearness of a quantised network is told: to the float network in dB, to PT2E's in quanta."""
+"""Decides how near a quantised network is: to the float network in dB, to PT2E's in quanta."""
 
 from __future__ import annotations
 

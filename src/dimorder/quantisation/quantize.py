@@ -1,11 +1,11 @@
-"""Decides how a float network is quantised: exported, observed while it runs, and converted by torchao's PT2E."""
+"""Decides how a float network is quantised: exported, observed as it runs, converted by torchao's PT2E."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,13 @@ from dimorder.lowering.capture.captured import export
 from dimorder.lowering.clock import Progress
 from dimorder.lowering.exactly import is_quantised
 from dimorder.lowering.levels import WastedLevels, wasted_levels
-from dimorder.quantisation.calibration import CalibrationCall, as_call, calls
+from dimorder.quantisation.calibration import (
+    Calibration,
+    CalibrationCall,
+    as_call,
+    calls,
+    no_example,
+)
 from dimorder.quantisation.fidelity import OutputFidelity, fidelity
 from dimorder.quantisation.recipes import find
 from dimorder.reading import Normalisation
@@ -49,7 +55,7 @@ class QuantisedNetwork:
 
 def quantize(
     model: torch.nn.Module | ExportedProgram | str | Path,
-    calibration: Iterable[Any] | str | os.PathLike[str],
+    calibration: Calibration,
     recipe: str = "xnnpack",
     *,
     args: Sequence[Any] = (),
@@ -71,18 +77,13 @@ def quantize(
     (torch.Size([1, 8, 3, 5]), [0])
     """
     chosen = find(recipe)
-    is_file = isinstance(calibration, (str, os.PathLike))
-    if not is_file:
+    if not args and not kwargs and not isinstance(calibration, (str, os.PathLike)):
         items = iter(calibration)
-        if not args and not kwargs and isinstance(model, torch.nn.Module):
-            first = next(items, None)
-            if first is None:
-                raise UsageError(
-                    "calibration", "no example", "give some inputs of the kind that the network will get"
-                )
-            call = as_call(first)
-            args, kwargs, items = call.args, call.kwargs, chain((first,), items)
-        calibration = items
+        first = next(items, None)
+        if first is None:
+            raise no_example("calibration")
+        args, kwargs = as_call(first).args, as_call(first).kwargs
+        calibration = chain((first,), items)
     progress("exporting")
     exported = export(model, args, kwargs)
     original = exported.module(check_guards=False)
@@ -98,7 +99,7 @@ def quantize(
         observed = exported.module(check_guards=False)
         prepared = prepare_pt2e(observed, BehindClamps(chosen.quantizer()))
     progress("calibrating")
-    examples = []
+    examples: list[CalibrationCall] = []
     with torch.no_grad():
         for call in calls(calibration, exported, normalisation):
             prepared(*call.args, **call.kwargs)

@@ -178,7 +178,9 @@ def operator_name(node: torch.fx.Node) -> str:
 
 
 def export(
-    model: torch.nn.Module | ExportedProgram | str | Path, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    model: torch.nn.Module | ExportedProgram | str | Path,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
 ) -> ExportedProgram:
     """A network as an exported program; a module is exported in eval mode.
 

@@ -67,7 +67,7 @@ class XnnWriter:
         self._values: list[Any] = []  # XNNTensorValue, indexed by id
         self._nodes: list[Any] = []  # XNode
         self._constant_data = [schema.ConstantDataOffset(0, 0)]  # index 0 means "no constant"
-        self._store = NamedDataStore()
+        self._bytes: dict[str, bytes] = {}  # of constants, by their names
         self._constants: dict[tuple[str, tuple[int, ...]], XnnValue] = {}
         self._transposed: dict[View[XnnValue], XnnValue] = {}
         self._inputs: list[int] = []
@@ -215,6 +215,7 @@ class XnnWriter:
         """The delegate's bytes and the constants that they name."""
         self._fuse_clamps()
         self._fuse_integers()
+        named = self._named_data()
         external = self._inputs + self._outputs
         for position, index in enumerate(external):
             self._values[index].external_id = position
@@ -227,7 +228,7 @@ class XnnWriter:
             output_ids=self._outputs,
             constant_data=self._constant_data,
         )
-        return serialize_xnnpack_binary(graph, bytearray()), self._store.get_named_data_store_output()
+        return serialize_xnnpack_binary(graph, bytearray()), named
 
     def _value(self, shape: Sequence[int], of: Quantised | None = None) -> XnnValue:
         value = XnnValue(len(self._values), tuple(int(size) for size in shape))
@@ -250,8 +251,22 @@ class XnnWriter:
     def _stored(self, key: str, data: bytes) -> int:
         """The index of a constant's bytes."""
         self._constant_data.append(schema.ConstantDataOffset(UINT64_MAX, len(data), key))
-        self._store.add_named_data(key, data, CONSTANT_TENSOR_ALIGNMENT)
+        self._bytes[key] = data
         return len(self._constant_data) - 1
+
+    def _named_data(self) -> NamedDataStoreOutput:
+        """The bytes of the constants that a node reads: of a quantised weight not the floats besides."""
+        read = {index for node in self._nodes for index in _reads(node.xnode_union)}
+        store = NamedDataStore()
+        for index, value in enumerate(self._values):
+            if index not in read:
+                value.constant_buffer_idx = 0
+                continue
+            scales = self._weights[index].scale_buffer_idx if index in self._weights else 0
+            for place in filter(None, (value.constant_buffer_idx, scales)):
+                key = self._constant_data[place].named_key
+                store.add_named_data(key, self._bytes[key], CONSTANT_TENSOR_ALIGNMENT)
+        return store.get_named_data_store_output()
 
     def model(self) -> XnnModel:
         """What this graph computes, once it is finished."""
