@@ -17,6 +17,7 @@ from dimorder.lowered import Lowered
 from dimorder.lowering import stages
 from dimorder.lowering.annotate import annotate
 from dimorder.lowering.capture.captured import Captured, capture
+from dimorder.lowering.capture.typed import Types, with_types
 from dimorder.lowering.choose import choose
 from dimorder.lowering.clock import Clock, Progress
 from dimorder.lowering.extract import extract
@@ -45,6 +46,8 @@ def plan(
     target: str | Target = "torch",
     input_orders: Orders = None,
     output_orders: Orders = None,
+    input_types: Types = None,
+    output_types: Types = None,
     objective: str = "bytes",
     progress: Progress = lambda step: None,
 ) -> NetworkPlan:
@@ -58,6 +61,7 @@ def plan(
     clock, chosen = Clock(progress), find(target)
     model, args, kwargs = _called(model, args, kwargs)
     program = clock.step("capture", capture, model, args, kwargs)
+    program = with_types(program, input_types, output_types)
     contract = promise(program, input_orders, output_orders, chosen.channels_last)
     return _plan(program, contract, chosen, objective, clock)
 
@@ -70,6 +74,8 @@ def lower(
     target: str | Target = "torch",
     input_orders: Orders = None,
     output_orders: Orders = None,
+    input_types: Types = None,
+    output_types: Types = None,
     objective: str = "bytes",
     run_artifact: bool | None = None,
     progress: Progress = lambda step: None,
@@ -78,9 +84,11 @@ def lower(
 
     `args` and `kwargs` are example inputs (shapes are static). `input_orders` and `output_orders` are what
     the contract promises, contiguous by default: one order for all, or one per tensor. `objective` is "bytes"
-    moved by conversions, or their "count". The physical program is run and compared with the network before
-    it is emitted, and the artifact after that, unless its runtime is slow (tosa) or `run_artifact` says
-    otherwise. Raises a `DimorderError` that says what to do; a wrong program is never returned.
+    moved by conversions, or their "count". `input_types` and `output_types` are "int8" or "uint8" where the
+    caller of a quantised network passes or gets integers, one for all or one per tensor; the contract says
+    what they stand for. The physical program is run and compared with the network before it is emitted, and
+    the artifact after that, unless its runtime is slow (tosa) or `run_artifact` says otherwise. Raises a
+    `DimorderError` that says what to do; a wrong program is never returned.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
     >>> lowered = lower(conv, (torch.randn(2, 3, 5, 7),), input_orders="NHWC", output_orders="NHWC")
@@ -90,6 +98,7 @@ def lower(
     clock, chosen = Clock(progress), find(target)
     model, args, kwargs = _called(model, args, kwargs)
     program = clock.step("capture", capture, model, args, kwargs)
+    program = with_types(program, input_types, output_types)
     contract = promise(program, input_orders, output_orders, chosen.channels_last)
     planned = _plan(program, contract, chosen, objective, clock)
     extracted = planned.extracted

@@ -50,14 +50,26 @@ class Trial:
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         self.contract = contract
         self.network, self.examples = _flat(model, program), program.example_inputs
-        self.inputs = random_like(self.examples)
-        others = random_like(self.examples, seed=1)
+        self.inputs, self.taken = self._drawn(program)
         with torch.no_grad():
-            self.wanted = self.network(*self.inputs)
+            self.wanted = self.network(*self.taken)
             self.input_matters = True
-            if any(map(torch.is_floating_point, self.inputs)):
-                self.input_matters = differ(self.network(*others), self.wanted)
+            if any(
+                spec.scale or x.is_floating_point()
+                for spec, x in zip(contract.inputs, self.inputs, strict=True)
+            ):
+                self.input_matters = differ(self.network(*self._drawn(program, seed=1)[1]), self.wanted)
         self.steep: dict[int, tuple[Sequence[torch.Tensor], ...]] = {}
+
+    def _drawn(self, program: Captured, seed: int = 0) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """Random inputs as the program takes them, and as the network does: integers may stand for floats."""
+        specs = self.contract.inputs
+        reals = [spec.real(x) for spec, x in zip(specs, self.examples, strict=True)]
+        held = [spec.quantised(x) for spec, x in zip(specs, random_like(reals, seed), strict=True)]
+        return tuple(held), tuple(
+            spec.real(x) if takes_float else x
+            for spec, x, takes_float in zip(specs, held, _takes_floats(program.exported), strict=True)
+        )
 
     def compare(self, run: Run, what: str, model: Run | None = None) -> float:
         """The relative error of `run`, which takes and gives tensors as the program's signature holds them.
@@ -198,6 +210,13 @@ def differ(outputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> b
     False
     """
     return any(not relative_error(a, b) <= TOLERANCE for a, b in zip(outputs, others, strict=True))
+
+
+def _takes_floats(exported: ExportedProgram) -> list[bool]:
+    """Which of a program's tensors are floats."""
+    nodes = {node.name: node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder"}
+    values = [nodes.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)]
+    return [value.is_floating_point() for value in values if isinstance(value, torch.Tensor)]
 
 
 def _flat(model: Any, program: Captured) -> Callable[..., list[torch.Tensor]]:

@@ -39,7 +39,7 @@ class QuantisedTrial(Trial):
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
         self.program = program
-        wanted = exactly.recorded(program.exported, self.inputs)
+        wanted = exactly.recorded(program.exported, self.taken)
         _, found = exactly.run(program.module, self.inputs, wanted)
         if found.most > QUANTA or found.off > FEW + OFF * found.compared:
             raise VerificationError(
@@ -53,7 +53,12 @@ class QuantisedTrial(Trial):
         got = self._logical(run, self.inputs)
         if model is not None:
             _require_equal(got, self._logical(model, self.inputs), what)
-        return max((relative_error(*pair) for pair in zip(got, self.wanted, strict=True)), default=0.0)
+        specs = self.contract.outputs
+        real = [
+            spec.real(g) if w.is_floating_point() else g
+            for spec, g, w in zip(specs, got, self.wanted, strict=True)
+        ]
+        return max((relative_error(*pair) for pair in zip(real, self.wanted, strict=True)), default=0.0)
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
         module = physical.module(check_guards=False)

@@ -81,9 +81,9 @@ class XnnWriter:
         self._data: dict[int, torch.Tensor] = {}  # of constants
         self._scales: dict[int, torch.Tensor] = {}  # of constants that are integers
 
-    def input(self, shape: Sequence[int]) -> XnnValue:
-        """The next external input, dense in `shape`."""
-        value = self._value(shape)
+    def input(self, shape: Sequence[int], of: Quantised | None = None) -> XnnValue:
+        """The next external input, dense in `shape`; of integers, where `of` says what they stand for."""
+        value = self._value(shape, of)
         self._values[value.id].flags = XNN_VALUE_FLAG_EXTERNAL_INPUT
         self._inputs.append(value.id)
         return value
@@ -155,7 +155,12 @@ class XnnWriter:
         return result
 
     def _requantised(self, source: int, shape: Sequence[int], of: Quantised) -> XnnValue:
-        """Integers of another scale. A convert between two is off by 1 here and there, a clamp is not."""
+        """Integers of another scale. A convert between two is off by 1 here and there, a clamp is not.
+
+        Between signed and unsigned integers of one scale a convert is exact, and there is no clamp.
+        """
+        if self._types[source].least != of.least:
+            return self.node("Convert", shape, input_id=source, result_type=of)
         value = self.node("Clamp", shape, input_id=source, result_type=of)
         low, high = ((bound - of.zero_point) * of.scale for bound in (-128, 127))
         self._nodes[-1].output_min_max = schema.OutputMinMax(low, high)
@@ -232,10 +237,9 @@ class XnnWriter:
 
     def _value(self, shape: Sequence[int], of: Quantised | None = None) -> XnnValue:
         value = XnnValue(len(self._values), tuple(int(size) for size in shape))
-        datatype = schema.XNNDatatype
         self._values.append(
             schema.XNNTensorValue(
-                datatype=datatype.xnn_datatype_fp32 if of is None else datatype.xnn_datatype_qint8,
+                datatype=_datatype(of),
                 num_dims=len(value.shape),
                 dims=list(value.shape),
                 constant_buffer_idx=0,
@@ -349,8 +353,11 @@ class XnnWriter:
         sources = {n: self._dequantised.get(index) for n, index in read.items() if n not in _WEIGHTS}
         if None in sources.values() or not all(index in held for index in weights.values()):
             return None
+        types = [self._types[i] for i in sources.values() if i is not None]
+        if any(of.least == 0 for of in (*types, result)):  # uint8 is of boundaries alone
+            return None
         scales = held[weights["filter_id"]].scales if weights else None
-        if condition([self._types[i] for i in sources.values() if i is not None], result, scales) is not None:
+        if condition(types, result, scales) is not None:
             return None
         return {
             **{n: i for n, i in sources.items() if i is not None},
@@ -389,6 +396,13 @@ class XnnWriter:
             source.output_min_max = node.output_min_max
             source.xnode_union.output_id = clamp.output_id
         self._nodes = kept
+
+
+def _datatype(of: Quantised | None) -> Any:
+    datatype = schema.XNNDatatype
+    if of is None:
+        return datatype.xnn_datatype_fp32
+    return datatype.xnn_datatype_quint8 if of.least == 0 else datatype.xnn_datatype_qint8
 
 
 def _keyed(tensor: torch.Tensor) -> tuple[str, bytes]:

@@ -22,9 +22,11 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import where
+from dimorder.lowering.capture.typed import integer_type
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack.backend import BACKEND_ID, XnnValue, XnnWriter
+from dimorder.targets.xnnpack.integers import Quantised
 from dimorder.targets.xnnpack.model import XnnModel
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 
@@ -196,7 +198,7 @@ def _delegate(
             operands[node] = plan.operators.build(writer, node, operands.__getitem__)
         else:
             read.append(node)
-            operands[node] = _read(writer, node.meta["val"], plan.is_nhwc(node))
+            operands[node] = _read(writer, node, plan.is_nhwc(node))
 
     for node in group:
         for operand in node.all_input_nodes:
@@ -218,10 +220,15 @@ def _delegate(
     return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants), read, given, writer
 
 
-def _read(writer: XnnWriter, value: Tensor, nhwc: bool) -> View[XnnValue]:
+def _read(writer: XnnWriter, node: Node, nhwc: bool) -> View[XnnValue]:
+    value, of = node.meta["val"], None
+    if not value.is_floating_point():
+        held = integer_type(node)
+        assert held is not None, f"nothing says what the integers of {node} stand for"
+        of = Quantised(held.scale, held.zero_point, torch.iinfo(held.dtype).min)
     if not nhwc:
-        return whole(writer.input(value.shape))
-    return whole(writer.input([value.shape[d] for d in _TO_NHWC])).permute(_TO_NCHW)
+        return whole(writer.input(value.shape, of))
+    return whole(writer.input([value.shape[d] for d in _TO_NHWC], of)).permute(_TO_NCHW)
 
 
 def _leaves(plan: _Partition, node: Node, members: set[Node]) -> bool:
@@ -249,12 +256,14 @@ class _StandIn(torch.nn.Module):
 
     def __init__(self, results: Sequence[Tensor]) -> None:
         super().__init__()
-        self.results = [(tuple(r.shape), is_channels_last(r)) for r in results]
+        self.results = [(tuple(r.shape), is_channels_last(r), r.dtype) for r in results]
 
     def forward(self, *_: Tensor) -> list[Tensor]:
         return [
-            torch.zeros([shape[d] for d in _TO_NHWC]).permute(_TO_NCHW) if nhwc else torch.zeros(shape)
-            for shape, nhwc in self.results
+            torch.zeros([shape[d] for d in _TO_NHWC], dtype=dtype).permute(_TO_NCHW)
+            if nhwc
+            else torch.zeros(shape, dtype=dtype)
+            for shape, nhwc, dtype in self.results
         ]
 
 

@@ -16,10 +16,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Quantised:
-    """An int8 value of XNNPACK's stands for (integer − zero_point) · scale."""
+    """An integer of XNNPACK's stands for (integer − zero_point) · scale.
+
+    `least` is -128 for int8, and 0 for uint8, which the boundary of a program may have.
+    """
 
     scale: float
     zero_point: int
+    least: int = -128
 
 
 # What the operands that are no weights stand for, what the result does, and the scales of the weights: None

@@ -63,7 +63,8 @@ class XnnModel:
             return _FLOAT[kind](fields, shape, *operands).clamp(*bounds).reshape(shape)
         types = [self.types[i] for i in ids if i in self.types]
         lowest, highest = (
-            round(min(max(bound / result.scale + result.zero_point, -128), 127)) for bound in bounds
+            round(min(max(bound / result.scale + result.zero_point, result.least), result.least + 255))
+            for bound in bounds
         )
         if kind in _EXACT:
             quanta = _EXACT[kind](types, result, *operands)
@@ -83,7 +84,7 @@ class XnnModel:
             quanta = _FLOAT[kind](fields, shape, *(x.double() for x in operands))
         else:
             quanta = _quantised(_FLOAT[kind](fields, shape, _value(operands[0], types[0])), result)
-        return quanta.clamp(lowest, highest).to(torch.int8).reshape(shape)
+        return quanta.clamp(lowest, highest).to(torch.int8 if result.least else torch.uint8).reshape(shape)
 
 
 def _value(x: Tensor, of: Quantised) -> Tensor:
@@ -92,7 +93,7 @@ def _value(x: Tensor, of: Quantised) -> Tensor:
 
 def _quantised(x: Tensor, of: Quantised) -> Tensor:
     inverse = torch.tensor(1.0 / of.scale, dtype=torch.float32)
-    return (x.to(torch.float32) * inverse).round().add(of.zero_point).clamp(-128, 127)
+    return (x.to(torch.float32) * inverse).round().add(of.zero_point).clamp(of.least, of.least + 255)
 
 
 def _scaled(sums: Tensor, scale: Tensor, of: Quantised) -> Tensor:
@@ -101,7 +102,9 @@ def _scaled(sums: Tensor, scale: Tensor, of: Quantised) -> Tensor:
 
 def _converted(x: Tensor, source: Quantised | None, result: Quantised | None) -> Tensor:
     real = x if source is None else _value(x, source)
-    return real if result is None else _quantised(real, result).to(torch.int8)
+    if result is None:
+        return real
+    return _quantised(real, result).to(torch.int8 if result.least else torch.uint8)
 
 
 def _added(sign: int) -> Callable[..., Tensor]:
@@ -161,6 +164,11 @@ def _cut(fields: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
     return x
 
 
+def _padded(fields: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
+    pads = zip(reversed(fields.pre_paddings), reversed(fields.post_paddings), strict=True)
+    return functional.pad(x, [size for pair in pads for size in pair], value=fields.padding_value)
+
+
 def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda fields, shape, *operands: function(*operands)
 
@@ -196,6 +204,8 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "Sin": _elementwise(torch.sin),
         "Cos": _elementwise(torch.cos),
         "ELU": lambda f, s, x: functional.elu(x, f.alpha),
+        "PReLU": lambda f, s, x, slope: torch.where(x > 0, x, x * slope),
+        "StaticConstantPad": _padded,
         "Softmax": _elementwise(lambda x: x.softmax(-1)),
     }
 )
