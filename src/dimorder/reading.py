@@ -88,10 +88,10 @@ def read_image(file: str, spec: TensorSpec, normalisation: Normalisation | None,
     pixels = torch.from_numpy(np.array(image.resize((width, height), Image.Resampling.BILINEAR)))
     pixels = pixels.reshape(1, height, width, int(spec.shape[1]))
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or (spec.scale is not None and normalisation is not None):
         chosen = normalisation or Normalisation()
         mean, std = (_per_channel(values, spec) for values in (chosen.mean, chosen.std))
-        pixels = ((pixels / 255 - mean) / std).to(dtype)
+        pixels = spec.quantised((pixels / 255 - mean) / std).to(dtype)
     elif normalisation is not None or dtype != torch.uint8:
         raise UsageError(
             where, f"an image, for an input of {spec.dtype}", "give a .npy file, or raw pixels for uint8"

@@ -32,6 +32,7 @@ EXAMPLES = """\
   dimorder lower net.pt2 -o net.pte --input-order NHWC --report net.html
   dimorder lower net.pt2 --target tosa -o net.tosa
   dimorder lower net.pt2 -o net.pte --quantize int8 --calibrate photos/ --mean 0.5 --std 0.5
+  dimorder lower quantised.pt2 -o net.pte --input-type uint8 --input-order NHWC
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 --print physical
   dimorder lower mymodels:Ranker --arg width=64 --input ids=1x128:int64 -o ranker.pte --json ranker.json
 

@@ -73,6 +73,15 @@ def network_options(parser: CommandParser) -> None:
             help=f"what the contract promises of {kind}s, such as NHWC or 0,2,3,1 (default contiguous); "
             f"once for all, or once per {kind}",
         )
+    for kind, verb in (("input", "takes"), ("output", "gives")):
+        parser.add_argument(
+            f"--{kind}-type",
+            action="append",
+            default=[],
+            metavar="TYPE",
+            help=f"int8 or uint8: a quantised network {verb} these integers and no floats, as they are "
+            f"inside; once for all, or once per {kind}",
+        )
     parser.add_argument(
         "--objective",
         choices=("bytes", "count"),
@@ -223,8 +232,10 @@ def pipeline(
             args,
             kwargs,
             target=options.target,
-            input_orders=_orders(options.input_order),
-            output_orders=_orders(options.output_order),
+            input_orders=_one_or_each(options.input_order),
+            output_orders=_one_or_each(options.output_order),
+            input_types=_one_or_each(options.input_type),
+            output_types=_one_or_each(options.output_type),
             objective=options.objective,
             progress=progress,
             **more,
@@ -234,7 +245,7 @@ def pipeline(
         raise
 
 
-def _orders(given: Sequence[str]) -> Any:
+def _one_or_each(given: Sequence[str]) -> Any:
     return (given[0] if len(given) == 1 else list(given)) if given else None
 
 

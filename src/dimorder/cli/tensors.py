@@ -69,7 +69,7 @@ def summary(spec: TensorSpec, tensor: torch.Tensor) -> str:
       from -1 to 2, mean 0.5
     """
     shape = " x ".join(map(str, tensor.shape)) or "scalar"
-    lines = [f"{spec.name}  {shape}  {spec.dtype}  {describe(spec.dim_order)}"]
+    lines = [f"{spec.name}  {shape}  {spec.type_name}  {describe(spec.dim_order)}"]
     values = tensor.double().contiguous().flatten()
     finite = values[torch.isfinite(values)]
     if len(finite):

@@ -54,17 +54,27 @@ def fidelity(
     rows = []
     with torch.no_grad():
         for call in examples:
-            rows.append([_tensors(run(*call.args, **call.kwargs)) for run in (original, module, lowered.run)])
+            real, reference = (_tensors(run(*call.args, **call.kwargs)) for run in (original, module))
+            rows.append((real, reference, _run(lowered, call)))
     told = []
     for i, spec in enumerate(lowered.contract.outputs):
         real, reference, got = (torch.stack([row[which][i].double() for row in rows]) for which in range(3))
         node: Any = lowered.program.outputs[i]
+        scale = node.args[1] if node.target is DEQUANTIZE else spec.scale
         quanta, off = None, None
-        if node.target is DEQUANTIZE:
-            steps = ((got - reference) / node.args[1]).round().abs()
+        if scale is not None:
+            steps = ((got - reference) / scale).round().abs()
             quanta, off = int(steps.max()), float((steps > 0).double().mean())
         told.append(OutputFidelity(spec.name, _snr_db(got, real), _snr_db(reference, real), quanta, off))
     return tuple(told)
+
+
+def _run(lowered: Lowered, call: CalibrationCall) -> Sequence[Tensor]:
+    """A program's outputs as numbers, for inputs that are numbers."""
+    specs = iter(lowered.contract.inputs)
+    given = pytree.tree_map_only(Tensor, lambda x: next(specs).quantised(x), (call.args, dict(call.kwargs)))
+    outputs = _tensors(lowered.run(*given[0], **given[1]))
+    return [spec.real(x) for spec, x in zip(lowered.contract.outputs, outputs, strict=True)]
 
 
 def _tensors(result: Any) -> Sequence[Tensor]:

@@ -140,7 +140,7 @@ class XnnWriter:
                 made = self.node(kind, source.shape, result_type=result_type, input_id=source.id)
                 return self.reshape(made, shape)
         result = self._value(shape, result_type)
-        if kind == "Convert" and fields["input_id"] in self._types:
+        if kind == "Convert" and result_type is None and fields["input_id"] in self._types:
             self._dequantised[result.id] = fields["input_id"]
         ids = {name: NONE_ID for name, value in fields.items() if value is None}
         bits = sum(getattr(xnnpack_constants, f"XNN_FLAG_{flag}") for flag in flags)
@@ -159,10 +159,13 @@ class XnnWriter:
 
         Between signed and unsigned integers of one scale a convert is exact, and there is no clamp.
         """
-        if self._types[source].least != of.least:
-            return self.node("Convert", shape, input_id=source, result_type=of)
+        own = self._types[source]
+        if own.least != of.least:
+            same = Quantised(own.scale, own.zero_point + of.least - own.least, of.least)
+            converted = self.node("Convert", shape, input_id=source, result_type=same)
+            return converted if same == of else self._requantised(converted.id, shape, of)
         value = self.node("Clamp", shape, input_id=source, result_type=of)
-        low, high = ((bound - of.zero_point) * of.scale for bound in (-128, 127))
+        low, high = ((bound - of.zero_point) * of.scale for bound in (of.least, of.least + 255))
         self._nodes[-1].output_min_max = schema.OutputMinMax(low, high)
         return value
 
