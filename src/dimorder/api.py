@@ -62,7 +62,6 @@ def plan(
     model, args, kwargs = _called(model, args, kwargs)
     program = clock.step("capture", capture, model, args, kwargs)
     program = with_types(program, input_types, output_types)
-    program = with_types(program, input_types, output_types)
     contract = promise(program, input_orders, output_orders, chosen.channels_last)
     return _plan(program, contract, chosen, objective, clock)
 

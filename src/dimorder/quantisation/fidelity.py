@@ -12,6 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from dimorder.lowered import Lowered
+from dimorder.lowering.capture.captured import arguments
 from dimorder.lowering.operators.quantisation import DEQUANTIZE
 from dimorder.quantisation.calibration import CalibrationCall
 
@@ -54,8 +55,8 @@ def fidelity(
     rows = []
     with torch.no_grad():
         for call in examples:
-            real, reference = (_tensors(run(*call.args, **call.kwargs)) for run in (original, module))
-            rows.append((real, reference, _run(lowered, call)))
+            both = [_tensors(run(*call.args, **call.kwargs)) for run in (original, module)]
+            rows.append((*both, _run(lowered, call)))
     told = []
     for i, spec in enumerate(lowered.contract.outputs):
         real, reference, got = (torch.stack([row[which][i].double() for row in rows]) for which in range(3))
@@ -71,9 +72,13 @@ def fidelity(
 
 def _run(lowered: Lowered, call: CalibrationCall) -> Sequence[Tensor]:
     """A program's outputs as numbers, for inputs that are numbers."""
-    specs = iter(lowered.contract.inputs)
-    given = pytree.tree_map_only(Tensor, lambda x: next(specs).quantised(x), (call.args, dict(call.kwargs)))
-    outputs = _tensors(lowered.run(*given[0], **given[1]))
+    specs, exported = iter(lowered.contract.inputs), lowered.program.exported
+    leaves = [
+        next(specs).quantised(leaf) if isinstance(leaf, Tensor) else leaf
+        for leaf in arguments(exported, call.args, call.kwargs)
+    ]
+    args, kwargs = pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
+    outputs = _tensors(lowered.run(*args, **kwargs))
     return [spec.real(x) for spec, x in zip(lowered.contract.outputs, outputs, strict=True)]
 
 
