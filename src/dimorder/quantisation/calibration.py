@@ -138,7 +138,7 @@ def _parts(array: torch.Tensor, spec: TensorSpec, where: str) -> Sequence[torch.
         return list(array.unbind(0))
     batch = int(spec.shape[0]) if spec.shape else 1
     if spec.shape and shape[1:] == spec.shape[1:] and shape[0] % batch == 0:
-        return list(array.split(batch))
+        return list(array.split(batch)) if shape[0] else []
     raise UsageError(
         where,
         f"an array of shape {shape} for input {spec.name!r} of shape {spec.shape}",
