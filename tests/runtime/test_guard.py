@@ -257,7 +257,8 @@ REAL = torch.tensor([[0.5, -0.25, 0.0], [-0.9921875, 1.0, 0.0078125]])
         (REAL, "torch.float32, where torch.uint8, scale 0.0078125, zero point 127 is promised"),
         (
             torch.quantize_per_tensor(REAL, 1 / 64, 64, torch.quint8),
-            "torch.quint8 of scale 0.015625, zero point 64, where uint8, scale 0.0078125, zero point 127 is promised",
+            "torch.quint8 of scale 0.015625, zero point 64, "
+            "where uint8, scale 0.0078125, zero point 127 is promised",
         ),
         (
             torch.quantize_per_tensor(REAL, 1 / 128, 127, torch.quint8),
