@@ -197,6 +197,10 @@ def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tup
         given, lacks = ("--quantize", "--calibrate") if options.quantize else ("--calibrate", "--quantize")
         fix = "give --quantize int8 --calibrate PATH together"
         raise UsageError(given, f"no {lacks}", fix)
+    if not options.quantize and (options.mean or options.std):
+        raise UsageError(
+            "--mean and --std", "no pictures to calibrate with", "give --quantize and --calibrate"
+        )
     progress(f"loading {options.model}")
     model = models.load_model(options.model, dict(options.arg))
     args, kwargs = models.example_inputs(model, options.input)

@@ -77,7 +77,11 @@ def quantize(
     (torch.Size([1, 8, 3, 5]), [0])
     """
     chosen = find(recipe)
-    if not args and not kwargs and not isinstance(calibration, (str, os.PathLike)):
+    if not args and not kwargs and isinstance(calibration, (str, os.PathLike)):
+        if isinstance(model, torch.nn.Module):
+            found = "no example inputs, and files alone to calibrate with"
+            raise UsageError("args", found, "give args=(x,), of the shapes that the network takes")
+    elif not args and not kwargs:
         items = iter(calibration)
         first = next(items, None)
         if first is None:
