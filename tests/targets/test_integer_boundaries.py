@@ -208,3 +208,14 @@ def test_a_program_refuses_what_it_was_not_promised() -> None:
     held = {"x": X, "torch": torch}
     exec(refused.value.fix, held)
     assert torch.equal(held["x"], lowered.contract.inputs[0].quantised(X))
+
+
+def test_bytes_that_stand_for_themselves_are_no_quantised_value() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x.permute(0, 2, 1).float() - 3)
+
+    x = torch.arange(2 * 5 * 7).to(torch.uint8).reshape(2, 5, 7)
+    lowered = dimorder.lower(Scaled(), (x,), target="xnnpack")
+    assert lowered.contract.inputs[0].scale is None
+    assert torch.equal(lowered.run(x), Scaled()(x))

@@ -27,7 +27,7 @@ _RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 _MOVES = frozenset(
     (
         *(aten.reshape.default, aten.view.default, aten.permute.default, aten.clone.default),
-        *(aten.slice.Tensor, aten.flip.default, aten.expand.default, aten.repeat.default),
+        *(aten.slice.Tensor, aten.flip.default, aten.expand.default, aten.repeat.default, aten.cat.default),
     )
 )
 

@@ -142,7 +142,7 @@ def _partition(program: ExportedProgram, operators: Table) -> _Partition:
     called = [
         node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
     ]
-    outside = {node for node in called if operators.supports(node, plan.constants)}
+    outside = {node for node in called if operators.supports(node, plan.constants) or _counts(node)}
     while True:
         plan.stage = _stages(called, outside)
         idle = [
@@ -153,6 +153,14 @@ def _partition(program: ExportedProgram, operators: Table) -> _Partition:
         if not idle:
             return plan
         outside.update(node for group in idle for node in group)
+
+
+def _counts(node: Node) -> bool:
+    """Whether a call moves integers of 8 bits that stand for themselves: XNNPACK has none."""
+    read = (each for each in (node, *node.all_input_nodes) if isinstance(each.meta["val"], Tensor))
+    return any(
+        each.meta["val"].dtype in (torch.int8, torch.uint8) and integer_type(each) is None for each in read
+    )
 
 
 def _stages(called: Sequence[Node], outside: set[Node]) -> dict[Node, int]:
