@@ -29,7 +29,8 @@ TWO = torch.export.export(Two(), (torch.randn(2, 3, 5, 7), torch.randn(2, 1, 5, 
 
 def test_examples_are_tensors_tuples_or_dicts() -> None:
     image, mask = torch.randn(2, 3, 5, 7), torch.randn(2, 1, 5, 7)
-    found = [*calls([(image, mask), {"image": image, "mask": mask}], TWO)]
+    named = {"image": image, "mask": mask}
+    found = [*calls([(image, mask)], TWO), *calls([named], torch.export.export(Two(), (), named))]
     assert [(len(call.args), sorted(call.kwargs)) for call in found] == [(2, []), (0, ["image", "mask"])]
     (alone,) = calls([torch.ones(1, 3, 5, 7)], ONE)
     assert alone.args[0].sum() == 105
