@@ -88,16 +88,16 @@ def with_types(program: Captured, input_types: Types, output_types: Types) -> Ca
     """
     examples = list(program.examples)
     tensors = [i for i, leaf in enumerate(examples) if isinstance(leaf, Tensor)]
-    for place, node, dtype in zip(
-        tensors, program.inputs, _each(input_types, program.inputs, "input"), strict=True
-    ):
+    named = [f"input {name!r}" for name in program.input_names]
+    asked = _each(input_types, program.inputs, named, "input")
+    for place, node, called, dtype in zip(tensors, program.inputs, named, asked, strict=True):
         if dtype is not None:
-            taken = _take(node, dtype)
-            examples[place] = quantised(examples[place], taken)
+            examples[place] = quantised(examples[place], _take(node, called, dtype))
     results = program.outputs
-    for index, dtype in enumerate(_each(output_types, results, "output")):
+    named = [f"output 'output{index}'" for index in range(len(results))]
+    for index, dtype in enumerate(_each(output_types, results, named, "output")):
         if dtype is not None:
-            results[index] = _given(results[index], index, dtype)
+            results[index] = _given(results[index], named[index], dtype)
     output = program.module.graph.output_node()
     output.args = (tuple(results),)
     _make_signed(program)
@@ -111,7 +111,7 @@ def quantised(x: Tensor, of: IntegerType) -> Tensor:
     return (x * (1 / of.scale)).round().add(of.zero_point).clamp(*_RANGES[of.dtype]).to(of.dtype)
 
 
-def _each(types: Types, nodes: Sequence[Node], kind: str) -> list[torch.dtype | None]:
+def _each(types: Types, nodes: Sequence[Node], named: Sequence[str], kind: str) -> list[torch.dtype | None]:
     """The integers asked for, for each tensor; None where it stays as it is."""
     alone = not isinstance(types, (list, tuple))
     asked = [types] * len(nodes) if alone else list(types)
@@ -126,12 +126,12 @@ def _each(types: Types, nodes: Sequence[Node], kind: str) -> list[torch.dtype | 
                 f"{kind} type {name}", "no type for a boundary", f"say one of {', '.join(TYPES)}"
             )
     found = []
-    for node, name in zip(nodes, names, strict=True):
+    for node, called, name in zip(nodes, named, names, strict=True):
         is_float = node.meta["val"].is_floating_point()
         as_it_is = name in (None, "float32") or (not is_float and (alone or _is(node, name)))
         if not (as_it_is or is_float):
             raise UsageError(
-                f"{kind} {node.name}, asked for in {name}",
+                f"{called}, asked for in {name}",
                 f"it is of {node.meta['val'].dtype} in the network itself",
                 "ask for that type, or none",
             )
@@ -143,7 +143,7 @@ def _is(node: Node, name: str | None) -> bool:
     return str(node.meta["val"].dtype) == f"torch.{name}"
 
 
-def _take(node: Node, dtype: torch.dtype) -> IntegerType:
+def _take(node: Node, called: str, dtype: torch.dtype) -> IntegerType:
     """Let an input be the integers that its quantize gives."""
     readers = list(node.users)
     types = {_type_in(reader) if reader.target is QUANTIZE else None for reader in readers}
@@ -152,7 +152,7 @@ def _take(node: Node, dtype: torch.dtype) -> IntegerType:
         other = next((r for r in readers if r.target is not QUANTIZE), None)
         found = f"{operator_name(other)} ({where(other)}) reads it as floats" if other else "several scales"
         raise UnsupportedError(
-            f"input {node.name}, asked for in {dtype}",
+            f"{called}, asked for in {dtype}",
             found,
             "quantise it first thing, or leave its type out",
         )
@@ -171,12 +171,12 @@ def _take(node: Node, dtype: torch.dtype) -> IntegerType:
     return taken
 
 
-def _given(node: Node, index: int, dtype: torch.dtype) -> Node:
+def _given(node: Node, called: str, dtype: torch.dtype) -> Node:
     """The integers of an output that is dequantised last."""
     own = _type_in(node) if node.target is DEQUANTIZE else None
     if own is None:
         raise UnsupportedError(
-            f"output{index}, asked for in {dtype}",
+            f"{called}, asked for in {dtype}",
             f"{operator_name(node)} ({where(node)}) gives floats",
             "quantise it last thing, or leave its type out",
         )
