@@ -144,14 +144,14 @@ REFUSED: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
     "an input that is read as floats": (
         nn.Conv2d(3, 5, 3),
         {"input_types": "int8"},
-        "input 'input', asked for in torch.int8 found: aten.convolution (test_integer_boundaries.py) reads it "
-        "as floats fix: quantise it first thing, or leave its type out",
+        "input 'input', asked for in torch.int8 found: aten.convolution (test_integer_boundaries.py) reads "
+        "it as floats fix: quantise it first thing, or leave its type out",
     ),
     "an output that is computed in floats": (
         nn.Conv2d(3, 5, 3),
         {"output_types": "uint8"},
-        "output 'output0', asked for in torch.uint8 found: aten.convolution (test_integer_boundaries.py) gives floats "
-        "fix: quantise it last thing, or leave its type out",
+        "output 'output0', asked for in torch.uint8 found: aten.convolution (test_integer_boundaries.py) "
+        "gives floats fix: quantise it last thing, or leave its type out",
     ),
     "no such type": (
         Photo(),
