@@ -19,7 +19,7 @@ from dimorder.quantisation import recipes
 
 
 class Clamped(nn.Module):
-    """Convolutions whose results are clamped by a ReLU6, a ReLU and two bounds; one of them is read twice."""
+    """Convolutions whose results are clamped, by a ReLU6 and by two bounds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,8 +34,7 @@ class Clamped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu6(self.first(x))
         x = F.hardtanh(self.second(x), -0.5, 2.0)
-        y = self.third(x)
-        return F.relu(y) + y
+        return self.third(x)
 
 
 def inputs(count: int) -> list[Tensor]:

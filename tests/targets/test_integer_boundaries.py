@@ -96,7 +96,9 @@ def test_integers_at_the_boundary(
 
 
 def test_a_photo_goes_in_as_its_bytes(tmp_path: Path, kinds: Counter[str]) -> None:
-    lowered = dimorder.lower(Photo(), (X,), target="xnnpack", input_orders="NHWC", input_types="uint8")
+    orders = {"input_orders": "NHWC", "output_orders": "NHWC"}
+    lowered = dimorder.lower(Photo(), (X,), target="xnnpack", input_types="uint8", **orders)
+    assert lowered.plan.conversions == ()
     program = dimorder.load(lowered.save(tmp_path / "photo.pte"), on_mismatch="error")
     (x,) = program.contract.inputs
     assert (x.dtype, x.scale, x.zero_point) == ("uint8", 1 / 128, 127)
