@@ -77,17 +77,17 @@ def quantize(
     (torch.Size([1, 8, 3, 5]), [0])
     """
     chosen = find(recipe)
-    if not args and not kwargs and isinstance(calibration, (str, os.PathLike)):
-        if isinstance(model, torch.nn.Module):
+    if not args and not kwargs:
+        if not isinstance(calibration, (str, os.PathLike)):
+            items = iter(calibration)
+            first = next(items, None)
+            if first is None:
+                raise no_example("calibration")
+            args, kwargs = as_call(first).args, as_call(first).kwargs
+            calibration = chain((first,), items)
+        elif isinstance(model, torch.nn.Module):
             found = "no example inputs, and files alone to calibrate with"
             raise UsageError("args", found, "give args=(x,), of the shapes that the network takes")
-    elif not args and not kwargs:
-        items = iter(calibration)
-        first = next(items, None)
-        if first is None:
-            raise no_example("calibration")
-        args, kwargs = as_call(first).args, as_call(first).kwargs
-        calibration = chain((first,), items)
     progress("exporting")
     exported = export(model, args, kwargs)
     original = exported.module(check_guards=False)
