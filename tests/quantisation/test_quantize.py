@@ -59,7 +59,7 @@ def test_what_a_clamp_takes_away_has_no_levels() -> None:
     made = dimorder.quantize(net, inputs(4))
     assert [each.wasted for each in made.wasted] == [0, 0]
     stock = wasted_levels(as_the_quantizer_observes(net).graph)
-    assert len(stock) == 2 and all(each.wasted > 100 for each in stock)
+    assert max(each.wasted for each in stock) > 200
     real = net(inputs(1)[0])
     ours, theirs = (
         (real - each(inputs(1)[0])).square().sum() for each in (made.module, as_the_quantizer_observes(net))
