@@ -35,7 +35,7 @@ class QuantisedTrial(Trial):
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
-        wanted = exactly.recorded(program.exported, self.inputs)
+        wanted = exactly.recorded(program.exported, self.taken)
         _, found = exactly.run(program.module, self.inputs, wanted)
         found.require_few("the normal form of a quantised network")
 
@@ -44,7 +44,12 @@ class QuantisedTrial(Trial):
         got = self._logical(run, self.inputs)
         if model is not None:
             _require_equal(got, self._logical(model, self.inputs), what)
-        return max((relative_error(*pair) for pair in zip(got, self.wanted, strict=True)), default=0.0)
+        specs = self.contract.outputs
+        real = [
+            spec.real(g) if w.is_floating_point() else g
+            for spec, g, w in zip(specs, got, self.wanted, strict=True)
+        ]
+        return max((relative_error(*pair) for pair in zip(real, self.wanted, strict=True)), default=0.0)
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
         module = physical.module(check_guards=False)

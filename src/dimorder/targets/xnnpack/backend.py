@@ -25,11 +25,16 @@ from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, Quantised
 
 
 class XnnWriter(XnnFusion):
-    """Grows one XNNPACK graph; `finish` gives its bytes and its named constants."""
+    """Grows one XNNPACK graph; once it is finished, `serialise` gives its bytes and its named constants."""
 
-    def input(self, shape: Sequence[int], *, is_rounded: bool = False) -> XnnValue:
-        """The next external input, dense in `shape`; `is_rounded` if it was computed in floats."""
-        value = self._value(shape)
+    def input(
+        self, shape: Sequence[int], of: Quantised | None = None, *, is_rounded: bool = False
+    ) -> XnnValue:
+        """The next external input, dense in `shape`; of integers, where `of` says what they stand for.
+
+        `is_rounded` says that it was computed in floats.
+        """
+        value = self._value(shape, of)
         if is_rounded:
             self._rounded.add(value.id)
         self._values[value.id].flags = XNN_VALUE_FLAG_EXTERNAL_INPUT
@@ -88,7 +93,7 @@ class XnnWriter(XnnFusion):
                 made = self.node(kind, source.shape, result_type=result_type, input_id=source.id)
                 return self.reshape(made, shape)
         result = self._value(shape, result_type)
-        if kind == "Convert" and fields["input_id"] in self._types:
+        if kind == "Convert" and result_type is None and fields["input_id"] in self._types:
             self._dequantised[result.id] = fields["input_id"]
         ids = {name: NONE_ID for name, value in fields.items() if value is None}
         bits = sum(getattr(xnnpack_constants, f"XNN_FLAG_{flag}") for flag in flags)
@@ -103,9 +108,17 @@ class XnnWriter(XnnFusion):
         return result
 
     def _requantised(self, source: int, shape: Sequence[int], of: Quantised) -> XnnValue:
-        """Integers of another scale. A convert between two is off by 1 here and there, a clamp is not."""
+        """Integers of another scale. A convert between two is off by 1 here and there, a clamp is not.
+
+        Between signed and unsigned integers of one scale a convert is exact, and there is no clamp.
+        """
+        own = self._types[source]
+        if own.least != of.least:
+            same = Quantised(own.scale, own.zero_point + of.least - own.least, of.least)
+            converted = self.node("Convert", shape, input_id=source, result_type=same)
+            return converted if same == of else self._requantised(converted.id, shape, of)
         value = self.node("Clamp", shape, input_id=source, result_type=of)
-        low, high = ((bound - of.zero_point) * of.scale for bound in (-128, 127))
+        low, high = ((bound - of.zero_point) * of.scale for bound in (of.least, of.least + 255))
         self._nodes[-1].output_min_max = schema.OutputMinMax(low, high)
         return value
 

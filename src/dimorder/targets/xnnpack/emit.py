@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import where
+from dimorder.lowering.capture.typed import integer_type
 from dimorder.lowering.verify import Run
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
@@ -30,6 +31,7 @@ from dimorder.targets.xnnpack.backend import XnnWriter
 from dimorder.targets.xnnpack.boundary import TO_NCHW, TO_NHWC, empty, is_channels_last, lowered
 from dimorder.targets.xnnpack.exact import Computed, exact_run
 from dimorder.targets.xnnpack.graph import XnnValue
+from dimorder.targets.xnnpack.integers import Quantised
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 
 aten = torch.ops.aten
@@ -145,7 +147,7 @@ def _partition(program: ExportedProgram, operators: Table) -> _Partition:
     called = [
         node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
     ]
-    outside = {node for node in called if operators.supports(node, plan.constants)}
+    outside = {node for node in called if operators.supports(node, plan.constants) or _counts(node)}
     while True:
         plan.stage = _stages(called, outside)
         idle = [
@@ -156,6 +158,14 @@ def _partition(program: ExportedProgram, operators: Table) -> _Partition:
         if not idle:
             return plan
         outside.update(node for group in idle for node in group)
+
+
+def _counts(node: Node) -> bool:
+    """Whether a call moves integers of 8 bits that stand for themselves: XNNPACK has none."""
+    read = (each for each in (node, *node.all_input_nodes) if isinstance(each.meta["val"], Tensor))
+    return any(
+        each.meta["val"].dtype in (torch.int8, torch.uint8) and integer_type(each) is None for each in read
+    )
 
 
 def _stages(called: Sequence[Node], outside: set[Node]) -> dict[Node, int]:
@@ -199,8 +209,7 @@ def _delegate(plan: _Partition, group: Sequence[Node]) -> tuple[list[Node], list
             operands[node] = plan.operators.build(writer, node, operands.__getitem__)
         else:
             read.append(node)
-            rounded = node not in plan.inputs and node.meta["val"].is_floating_point()
-            operands[node] = _read(writer, node.meta["val"], plan.is_nhwc(node), rounded)
+            operands[node] = _read(writer, node, plan)
 
     for node in group:
         for operand in node.all_input_nodes:
@@ -219,11 +228,17 @@ def _delegate(plan: _Partition, group: Sequence[Node]) -> tuple[list[Node], list
     return read, given, writer
 
 
-def _read(writer: XnnWriter, value: Tensor, nhwc: bool, rounded: bool) -> View[XnnValue]:
-    if not nhwc:
-        return whole(writer.input(value.shape, is_rounded=rounded))
+def _read(writer: XnnWriter, node: Node, plan: _Partition) -> View[XnnValue]:
+    value, of = node.meta["val"], None
+    rounded = node not in plan.inputs and value.is_floating_point()
+    if not value.is_floating_point():
+        held = integer_type(node)
+        assert held is not None, f"nothing says what the integers of {node} stand for"
+        of = Quantised(held.scale, held.zero_point, torch.iinfo(held.dtype).min)
+    if not plan.is_nhwc(node):
+        return whole(writer.input(value.shape, of, is_rounded=rounded))
     shape = [value.shape[d] for d in TO_NHWC]
-    return whole(writer.input(shape, is_rounded=rounded)).permute(TO_NCHW)
+    return whole(writer.input(shape, of, is_rounded=rounded)).permute(TO_NCHW)
 
 
 def _leaves(plan: _Partition, node: Node, members: set[Node]) -> bool:
@@ -292,7 +307,7 @@ class _OuterBuilder:
         more = [index for index in model.rounded if index not in outputs]
 
         def telling() -> LoweredBackendModule:
-            integers = [torch.empty(model.shapes[index], dtype=torch.int8) for index in more]
+            integers = [torch.empty(model.shapes[index], dtype=model.types[index].dtype) for index in more]
             return lowered(reads, [*gives, *integers], *writer.serialise(more))
 
         nhwc = [*map(self.plan.is_nhwc, read)], [*map(self.plan.is_nhwc, given)]

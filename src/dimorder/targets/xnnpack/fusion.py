@@ -90,6 +90,8 @@ class XnnFusion(XnnGraph):
                 return reason
         scales = self._integers[weights["filter_id"]].scales if weights else None
         types = [self._type_of(i) for i in sources.values() if i is not None]
+        if any(of.least == 0 for of in (*types, result)):
+            return "unsigned integers, which only the boundary has"
         return condition(types, result, scales) or {
             **{n: self._held(i) for n, i in sources.items() if i is not None},
             **{n: self._weight(i, _outputs(kind, n == "filter_id")) for n, i in weights.items()},

@@ -49,12 +49,12 @@ class XnnGraph:
         self._values: list[Any] = []  # XNNTensorValue, indexed by id
         self._nodes: list[Any] = []  # XNode
         self._constant_data = [schema.ConstantDataOffset(0, 0)]  # index 0 means "no constant"
-        self._store = NamedDataStore()
+        self._bytes: dict[str, bytes] = {}  # of constants, by their names
         self._constants: dict[tuple[str, tuple[int, ...]], XnnValue] = {}
         self._transposed: dict[View[XnnValue], XnnValue] = {}
         self._inputs: list[int] = []
         self._outputs: list[int] = []
-        self._types: dict[int, Quantised] = {}  # of int8 values
+        self._types: dict[int, Quantised] = {}  # of values of integers
         self._dequantised: dict[int, int] = {}  # the int8 value that a float32 one is converted from
         self._reshaped: dict[int, XnnValue] = {}  # what a value is another shape of
         self._integers: dict[int, Integers] = {}  # of constants
@@ -75,10 +75,9 @@ class XnnGraph:
 
     def _value(self, shape: Sequence[int], of: Quantised | None = None) -> XnnValue:
         value = XnnValue(len(self._values), tuple(int(size) for size in shape))
-        datatype = schema.XNNDatatype
         self._values.append(
             schema.XNNTensorValue(
-                datatype=datatype.xnn_datatype_fp32 if of is None else datatype.xnn_datatype_qint8,
+                datatype=_datatype(of),
                 num_dims=len(value.shape),
                 dims=list(value.shape),
                 constant_buffer_idx=0,
@@ -96,7 +95,7 @@ class XnnGraph:
     def _stored(self, key: str, data: bytes) -> int:
         """The index of a constant's bytes."""
         self._constant_data.append(schema.ConstantDataOffset(UINT64_MAX, len(data), key))
-        self._store.add_named_data(key, data, CONSTANT_TENSOR_ALIGNMENT)
+        self._bytes[key] = data
         return len(self._constant_data) - 1
 
     def model(self) -> XnnModel:
@@ -209,6 +208,7 @@ class XnnGraph:
 
     def serialise(self, more: Sequence[int] = ()) -> tuple[bytes, NamedDataStoreOutput]:
         """The graph's bytes and the constants that they name; values of `more` are outputs besides."""
+        named = self._named_data()
         outputs = [*self._outputs, *more]
         external = self._inputs + outputs
         for position, index in enumerate(external):
@@ -227,7 +227,28 @@ class XnnGraph:
         data = serialize_xnnpack_binary(graph, bytearray())
         for index in more:
             self._values[index].flags, self._values[index].external_id = 0, NONE_ID
-        return data, self._store.get_named_data_store_output()
+        return data, named
+
+    def _named_data(self) -> NamedDataStoreOutput:
+        """The bytes of the constants that a node reads: of a quantised weight not the floats besides."""
+        read = {index for node in self._nodes for index in reads_of(node.xnode_union)}
+        store = NamedDataStore()
+        for index, value in enumerate(self._values):
+            if index not in read:
+                value.constant_buffer_idx = 0
+                continue
+            scales = self._weights[index].scale_buffer_idx if index in self._weights else 0
+            for place in filter(None, (value.constant_buffer_idx, scales)):
+                key = self._constant_data[place].named_key
+                store.add_named_data(key, self._bytes[key], CONSTANT_TENSOR_ALIGNMENT)
+        return store.get_named_data_store_output()
+
+
+def _datatype(of: Quantised | None) -> Any:
+    datatype = schema.XNNDatatype
+    if of is None:
+        return datatype.xnn_datatype_fp32
+    return datatype.xnn_datatype_quint8 if of.least == 0 else datatype.xnn_datatype_qint8
 
 
 def keyed(tensor: torch.Tensor) -> tuple[str, bytes]:

@@ -11,15 +11,24 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """An int8 value of XNNPACK's stands for (integer − zero_point) · scale."""
+    """An integer of XNNPACK's stands for (integer − zero_point) · scale.
+
+    `least` is -128 for int8, and 0 for uint8, which the boundary of a program may have.
+    """
 
     scale: float
     zero_point: int
+    least: int = -128
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8 if self.least == 0 else torch.int8
 
 
 # What the operands that are no weights stand for, what the result does, and the scales of the weights: None

@@ -82,7 +82,8 @@ class XnnModel:
             return _FLOAT[kind](fields, shape, *operands).clamp(*bounds).reshape(shape)
         types = [self.types[i] for i in ids if i in self.types]
         lowest, highest = (
-            round(min(max(bound / result.scale + result.zero_point, -128), 127)) for bound in bounds
+            round(min(max(bound / result.scale + result.zero_point, result.least), result.least + 255))
+            for bound in bounds
         )
         if kind in _EXACT:
             quanta = _EXACT[kind](fields, types, result, *operands)
@@ -103,7 +104,7 @@ class XnnModel:
         else:
             values = [_value(x, of) for x, of in zip(operands, types, strict=True)]
             quanta = _quantised(_FLOAT[kind](fields, shape, *values), result)
-        return quanta.clamp(lowest, highest).to(torch.int8).reshape(shape)
+        return quanta.clamp(lowest, highest).to(result.dtype).reshape(shape)
 
 
 def _value(x: Tensor, of: Quantised) -> Tensor:
@@ -112,7 +113,7 @@ def _value(x: Tensor, of: Quantised) -> Tensor:
 
 def _quantised(x: Tensor, of: Quantised) -> Tensor:
     inverse = torch.tensor(1.0 / of.scale, dtype=torch.float32)
-    return (x.to(torch.float32) * inverse).round().add(of.zero_point).clamp(-128, 127)
+    return (x.to(torch.float32) * inverse).round().add(of.zero_point).clamp(of.least, of.least + 255)
 
 
 def _scaled(sums: Tensor, scale: Tensor, of: Quantised) -> Tensor:
@@ -121,7 +122,9 @@ def _scaled(sums: Tensor, scale: Tensor, of: Quantised) -> Tensor:
 
 def _converted(x: Tensor, source: Quantised | None, result: Quantised | None) -> Tensor:
     real = x if source is None else _value(x, source)
-    return real if result is None else _quantised(real, result).to(torch.int8)
+    if result is None:
+        return real
+    return _quantised(real, result).to(result.dtype)
 
 
 def _added(sign: int) -> Callable[..., Tensor]:
