@@ -18,13 +18,13 @@ pytestmark = pytest.mark.usefixtures("at_root")
 NETWORK = ["tests.cli.networks:Tiny", "--input", "2x3x5x7"]
 
 
-def test_one_command_makes_an_int8_program(tmp_path: Path, capsys: Any) -> None:
+def test_one_command_makes_an_int8_program(tmp_path: Path, capfd: Any) -> None:
     examples = np.random.default_rng(0).normal(size=(8, 3, 5, 7)).astype(np.float32)
     np.savez(tmp_path / "examples.npz", examples)
     calibrated = ["--quantize", "int8", "--calibrate", str(tmp_path / "examples.npz")]
     written = ["-o", str(tmp_path / "net.pte"), "--json", str(tmp_path / "net.json")]
     assert main(["lower", *NETWORK, *calibrated, "--input-type", "uint8", *written]) == 0
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     assert "uint8, scale " in said and "\nfidelity     output0: " in said
     told = json.loads((tmp_path / "net.json").read_text())
     assert told["delegates"] == 1 and told["inputs"][0]["dtype"] == "uint8"
@@ -33,7 +33,7 @@ def test_one_command_makes_an_int8_program(tmp_path: Path, capsys: Any) -> None:
 
     np.save(tmp_path / "x.npy", examples[:2])
     assert main(["run", str(tmp_path / "net.pte"), "--input", str(tmp_path / "x.npy")]) == 1
-    assert "torch.clamp(torch.round(x / " in capsys.readouterr().err
+    assert "torch.clamp(torch.round(x / " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,6 @@ def test_one_command_makes_an_int8_program(tmp_path: Path, capsys: Any) -> None:
         ),
     ],
 )
-def test_what_belongs_together(options: list[str], said: str, capsys: Any) -> None:
+def test_what_belongs_together(options: list[str], said: str, capfd: Any) -> None:
     assert main(["plan", *NETWORK, *options]) == 2
-    assert said in capsys.readouterr().err
+    assert said in capfd.readouterr().err
