@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ class XnnGraph:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether any value is int8."""
+        """Whether any value is of integers."""
         return bool(self._types)
 
     def _value(self, shape: Sequence[int], of: Quantised | None = None) -> XnnValue:
@@ -107,7 +107,8 @@ class XnnGraph:
                 bounds = (float(node.output_min_max.output_min), float(node.output_min_max.output_max))
             nodes.append((kind_of(node), node.xnode_union, bounds))
         shapes = {i: tuple(value.dims) for i, value in enumerate(self._values)}
-        rounded = {i: _told(self._origins.get(i)) for i in self.rounded()}
+        producers = {node.xnode_union.output_id: node for node in self._nodes}
+        rounded = {i: _told(self._origins.get(_computed(i, producers))) for i in self.rounded()}
         external = tuple(self._inputs), tuple(self._outputs)
         return XnnModel(nodes, shapes, self._types, self._data, self._scales, *external, rounded)
 
@@ -281,6 +282,15 @@ def _uniform(constant: torch.Tensor) -> Integers | None:
 
 
 _UNIT = 64  # a power of 2, so that a scale times it is exact; large, so that sums of it have fine multipliers
+
+
+def _computed(index: int, producers: Mapping[int, Any]) -> int:
+    """The value that converts and moves alone lie behind."""
+    node = producers.get(index)
+    while node is not None and (kind_of(node) == "Convert" or kind_of(node) in MOVES):
+        index = reads_of(node.xnode_union)[0]
+        node = producers.get(index)
+    return index
 
 
 def _told(origin: Node | None) -> str:

@@ -29,9 +29,9 @@ _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schem
 class XnnModel:
     """A graph of XNNPACK nodes as it was written.
 
-    `nodes` have the schema's fields and the bounds of the result; `types` are those of int8 values, `shapes`
+    `nodes` have the schema's fields and the bounds of the result; `types` are those of integers, `shapes`
     of all; `constants` are float32, or integers with the scales of their channels. `rounded` are the values
-    that floats were rounded to, each with its place in the network.
+    that floats were rounded to, each with the place in the network of what computed these.
     """
 
     nodes: Sequence[tuple[str, _Fields, tuple[float, float]]]
