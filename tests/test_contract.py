@@ -166,3 +166,28 @@ def test_a_seal_tells_every_single_changed_byte():
 def test_what_has_no_room_for_a_seal_cannot_be_sealed(program):
     with pytest.raises(UsageError):
         seal(program)
+
+
+def test_a_contract_says_what_integers_stand_for():
+    photo = TensorSpec("x", (1, 3, 5, 7), "uint8", NHWC, None, 1 / 128, 127)
+    contract = Contract((photo,), (TensorSpec("y", (1, 4), "float32", DimOrder(0, 1)),))
+    assert Contract.from_json(contract.to_json()) == contract
+    told = contract.to_dict()
+    assert (told["inputs"][0]["scale"], told["inputs"][0]["zero_point"]) == (1 / 128, 127)
+    assert "scale" not in told["outputs"][0]
+    assert "uint8, scale 0.0078125, zero point 127" in str(contract)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "zero_point", "found"),
+    [
+        ("float32", 0.5, 0, "a scale, of float32"),
+        ("uint8", -0.5, 0, "scale -0.5, zero point 0 in uint8"),
+        ("uint8", 0.5, 256, "scale 0.5, zero point 256 in uint8"),
+        ("int8", None, 3, "a zero point without a scale"),
+    ],
+)
+def test_scales_that_nothing_can_stand_for_are_refused(dtype, scale, zero_point, found):
+    with pytest.raises(UsageError) as error:
+        TensorSpec("x", (2, 3), dtype, DimOrder(0, 1), None, scale, zero_point)
+    assert (error.value.where, error.value.found) == ("tensor 'x'", found)

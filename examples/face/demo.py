@@ -45,6 +45,7 @@ def main(out: Path = OUT) -> None:
     with torch.no_grad():
         show_lowering(out)
         show_results(image, out)
+        show_int8(image, out)
         show_wrong_order(image, out)
     print(f"\nDone in {time.perf_counter() - start:.0f} s.")
 
@@ -91,9 +92,37 @@ def show_results(image: photo.Image.Image, out: Path) -> None:
     print(f"\nThe box and the five landmarks that O-Net's program finds: {_shown(picture)}")
 
 
+def show_int8(image: photo.Image.Image, out: Path) -> None:
+    """Quantises each network on crops of photos, and runs it beside the float one."""
+    _heading("3. Quantise to int8")
+    print("Calibrated on 96 crops of four photos. Probability of a face, and size of the program:\n")
+    print("           the face                the helmet              bytes")
+    print("           float       int8        float       int8        float       int8")
+    for name, factory in NETWORKS:
+        path = _path(out, name, "int8")
+        with _quiet():
+            quantised = dimorder.quantize(factory(), photo.crops(networks.INPUT_SHAPES[name][-1]))
+            lowered = dimorder.lower(quantised, target="xnnpack", input_orders="NHWC")
+            lowered.save(path)
+        paths = (_path(out, name, "NHWC"), path)
+        runs = [_load(each) for each in paths]
+        with _quiet():
+            values = [face_probability(run, name, image, box) for box in CROPS for run in runs]
+        sizes = "   ".join(f"{each.stat().st_size:9,}" for each in paths)
+        print(f"  {TITLES[name]}    " + "   ".join(f"{value:.7f}" for value in values) + f"   {sizes}")
+
+    real, quantised_face = (
+        photo.finding(photo.FACE, run.run(photo.crop(image, photo.FACE, 48))) for run in runs
+    )
+    print("\nO-Net's box and landmarks, in pixels of the photo:\n")
+    for title, found in (("float", real), ("int8", quantised_face)):
+        places = (*found.box, *(value for point in found.landmarks for value in point))
+        print(f"  {title:5}    " + " ".join(f"{value:6.1f}" for value in places))
+
+
 def show_wrong_order(image: photo.Image.Image, out: Path) -> None:
     """Feeds NHWC to programs that were made for NCHW: a stock one, and ours."""
-    _heading("3. Feed the wrong order")
+    _heading("4. Feed the wrong order")
     print("O-Net made for an input in NCHW, fed the NHWC tensor that the image is. Probability of a face:\n")
     print("                                       the face    the helmet")
 

@@ -1,10 +1,11 @@
-"""Decides what the networks are shown, and how what they find is drawn.
+"""Decides what the networks are shown and calibrated on, and how what they find is drawn.
 
 Two crops of scikit-image's `astronaut.png`, taken and mapped back as MTCNN does it; a box and five landmarks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,21 @@ class Finding:
 def photo() -> Image.Image:
     """A portrait of the astronaut Eileen Collins, 512 × 512, RGB (NASA, public domain)."""
     return Image.fromarray(data.astronaut())
+
+
+def crops(size: int, count: int = 96, seed: int = 0) -> Iterator[Tensor]:
+    """Random squares of four of scikit-image's photos, and every fourth time the face, moved a little."""
+    choose = np.random.default_rng(seed)
+    photos = [Image.fromarray(taken()) for taken in (data.astronaut, data.chelsea, data.coffee, data.rocket)]
+    for index in range(count):
+        if index % 4 == 0:
+            left, top, right, bottom = np.array(FACE) + choose.uniform(-20, 20, 4)
+            yield crop(photos[0], (left, top, right, bottom), size)
+            continue
+        image = photos[index % len(photos)]
+        side = choose.uniform(0.2, 1.0) * min(image.size)
+        left, top = choose.uniform(0, (image.width - side, image.height - side))
+        yield crop(image, (left, top, left + side, top + side), size)
 
 
 def crop(image: Image.Image, box: Box, size: int) -> Tensor:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dimorder.eager.inspection.inspection import inspect
     from dimorder.errors import DimorderError
     from dimorder.lowered import Lowered
+    from dimorder.quantisation.quantize import QuantisedNetwork, quantize
     from dimorder.runtime.program import Program
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Layout",
     "Lowered",
     "Program",
+    "QuantisedNetwork",
     "convert",
     "empty",
     "expect_channels_last",
@@ -34,6 +36,7 @@ __all__ = [
     "load",
     "lower",
     "plan",
+    "quantize",
     "to_channels_last",
 ]
 
@@ -44,6 +47,7 @@ _HOMES = {
     "Layout": "dimorder.algebra.layout",
     "Lowered": "dimorder.lowered",
     "Program": "dimorder.runtime.program",
+    "QuantisedNetwork": "dimorder.quantisation.quantize",
     "convert": "dimorder.eager.conversion",
     "empty": "dimorder.eager.channels_last",
     "expect_channels_last": "dimorder.eager.inspection.expect",
@@ -52,6 +56,7 @@ _HOMES = {
     "load": "dimorder.api",
     "lower": "dimorder.api",
     "plan": "dimorder.api",
+    "quantize": "dimorder.quantisation.quantize",
     "to_channels_last": "dimorder.eager.channels_last",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dimorder.lowered import Lowered
 from dimorder.lowering import stages
 from dimorder.lowering.annotate import annotate
 from dimorder.lowering.capture.captured import Captured, capture
+from dimorder.lowering.capture.typed import Types, with_types
 from dimorder.lowering.choose import choose
 from dimorder.lowering.clock import Clock, Progress
 from dimorder.lowering.extract import extract
@@ -25,6 +27,7 @@ from dimorder.lowering.promise import Orders, promise
 from dimorder.lowering.rewrite import constant_bytes, rewrite
 from dimorder.lowering.verify import Verified
 from dimorder.lowering.verify_integers import trial_of
+from dimorder.quantisation.quantize import QuantisedNetwork
 from dimorder.runtime.guard import OnMismatch
 from dimorder.runtime.program import Program
 from dimorder.targets import find, target_for_suffix
@@ -33,15 +36,19 @@ from dimorder.targets.listing import installed
 
 __all__ = ["Lowered", "load", "lower", "plan"]
 
+_Network = torch.nn.Module | ExportedProgram | QuantisedNetwork | str | Path
+
 
 def plan(
-    model: torch.nn.Module | ExportedProgram | str | Path,
+    model: _Network,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     target: str | Target = "torch",
     input_orders: Orders = None,
     output_orders: Orders = None,
+    input_types: Types = None,
+    output_types: Types = None,
     objective: str = "bytes",
     progress: Progress = lambda step: None,
 ) -> NetworkPlan:
@@ -53,19 +60,23 @@ def plan(
     ((840, 1), 'NHWC (0, 2, 3, 1)')
     """
     clock, chosen = Clock(progress), find(target)
+    model, args, kwargs = _called(model, args, kwargs)
     program = clock.step("capture", capture, model, args, kwargs)
+    program = with_types(program, input_types, output_types)
     contract = promise(program, input_orders, output_orders, chosen.channels_last)
     return _plan(program, contract, chosen, objective, clock)
 
 
 def lower(
-    model: torch.nn.Module | ExportedProgram | str | Path,
+    model: _Network,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     target: str | Target = "torch",
     input_orders: Orders = None,
     output_orders: Orders = None,
+    input_types: Types = None,
+    output_types: Types = None,
     objective: str = "bytes",
     run_artifact: bool | None = None,
     progress: Progress = lambda step: None,
@@ -74,9 +85,11 @@ def lower(
 
     `args` and `kwargs` are example inputs (shapes are static). `input_orders` and `output_orders` are what
     the contract promises, contiguous by default: one order for all, or one per tensor. `objective` is "bytes"
-    moved by conversions, or their "count". The physical program is run and compared with the network before
-    it is emitted, and the artifact after that, unless its runtime is slow (tosa) or `run_artifact` says
-    otherwise. Raises a `DimorderError` that says what to do; a wrong program is never returned.
+    moved by conversions, or their "count". `input_types` and `output_types` are "int8" or "uint8" where the
+    caller of a quantised network passes or gets integers, one for all or one per tensor; the contract says
+    what they stand for. The physical program is run and compared with the network before it is emitted, and
+    the artifact after that, unless its runtime is slow (tosa) or `run_artifact` says otherwise. Raises a
+    `DimorderError` that says what to do; a wrong program is never returned.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
     >>> lowered = lower(conv, (torch.randn(2, 3, 5, 7),), input_orders="NHWC", output_orders="NHWC")
@@ -84,7 +97,9 @@ def lower(
     (0, True)
     """
     clock, chosen = Clock(progress), find(target)
+    model, args, kwargs = _called(model, args, kwargs)
     program = clock.step("capture", capture, model, args, kwargs)
+    program = with_types(program, input_types, output_types)
     contract = promise(program, input_orders, output_orders, chosen.channels_last)
     planned = _plan(program, contract, chosen, objective, clock)
     extracted = planned.extracted
@@ -96,6 +111,7 @@ def lower(
     error = clock.step("verify", trial.compare_program, physical, f"the physical program for {chosen.name}")
     with installed(chosen.name, chosen.install):
         artifact = clock.step("emit", chosen.emit, physical, contract)
+        planned = replace(planned, float_islands=tuple(artifact.float_islands))
         runs = chosen.runs_fast if run_artifact is None else run_artifact
         if runs:
             what = f"the {chosen.suffix} that was emitted"
@@ -104,6 +120,16 @@ def lower(
     added = max(0, constant_bytes(physical) - program.constant_bytes)
     verified = Verified(error, trial.eager_error, runs, trial.input_matters)
     return Lowered(planned, physical, artifact, program, verified, added, chosen, clock.seconds)
+
+
+def _called(
+    model: _Network, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[torch.nn.Module | ExportedProgram | str | Path, Sequence[Any], Mapping[str, Any] | None]:
+    """A network and a call of it; a quantised one brings its own."""
+    if not isinstance(model, QuantisedNetwork):
+        return model, args, kwargs
+    own = model.examples[0]
+    return (model.module, args, kwargs) if args or kwargs else (model.module, own.args, own.kwargs)
 
 
 def _plan(program: Captured, contract: Contract, target: Target, objective: str, clock: Clock) -> NetworkPlan:

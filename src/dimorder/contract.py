@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ CONTRACT_METHOD = "dimorder_contract"
 SEAL_METHOD = "dimorder_seal"
 _SEAL = b"dimorder sha256 "
 _UNSEALED = b"0" * 64
+_INTEGERS = ("int8", "uint8", "int16")  # that may stand for numbers
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class TensorSpec:
     logical where the order is contiguous or 4-D channels-last for this shape, which is all that the Python
     runtime of ExecuTorch 1.5 can be given.
 
+    Integers may stand for numbers: each for (itself − `zero_point`) · `scale`, where these are given.
+
     >>> spec = TensorSpec("x", (2, 3, 5), "float32", DimOrder(0, 2, 1))
     >>> spec.boundary, spec.boundary_shape
     ('physical', (2, 5, 3))
@@ -47,6 +51,8 @@ class TensorSpec:
     dtype: str
     dim_order: DimOrder
     boundary: Boundary | None = None
+    scale: float | None = None
+    zero_point: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
@@ -79,6 +85,46 @@ class TensorSpec:
             f"boundary {self.boundary!r}",
             "say logical or physical",
         )
+        if self.scale is None:
+            _require(
+                not self.zero_point, f"tensor {self.name!r}", "a zero point without a scale", "give both"
+            )
+            return
+        _require(
+            self.dtype in _INTEGERS,
+            f"tensor {self.name!r}",
+            f"a scale, of {self.dtype}",
+            f"quantise to {' or '.join(_INTEGERS)}",
+        )
+        least, most = self.integer_range
+        _require(
+            0 < self.scale < math.inf and least <= self.zero_point <= most,
+            f"tensor {self.name!r}",
+            f"scale {self.scale}, zero point {self.zero_point} in {self.dtype}",
+            f"give a positive scale, and a zero point from {least} to {most}",
+        )
+
+    @property
+    def integer_range(self) -> tuple[int, int]:
+        """The least and the largest integer of the type."""
+        held = torch.iinfo(getattr(torch, self.dtype))
+        return held.min, held.max
+
+    def quantised(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The integers that stand for numbers here; a tensor as it is where numbers stand for themselves.
+
+        >>> spec = TensorSpec("x", (2,), "uint8", DimOrder(0), scale=0.5, zero_point=127)
+        >>> spec.quantised(torch.tensor([1.0, -90.0])), spec.real(spec.quantised(torch.tensor([1.0, -90.0])))
+        (tensor([129,   0], dtype=torch.uint8), tensor([  1.0000, -63.5000]))
+        """
+        if self.scale is None:
+            return tensor
+        quanta = (tensor * (1 / self.scale)).round().add(self.zero_point)
+        return quanta.clamp(*self.integer_range).to(getattr(torch, self.dtype))
+
+    def real(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The numbers that integers stand for here."""
+        return tensor if self.scale is None else (tensor.float() - self.zero_point) * self.scale
 
     @property
     def boundary_shape(self) -> tuple[Size, ...]:
@@ -121,7 +167,15 @@ class TensorSpec:
             "dim_order": list(self.dim_order),
             "order": self.dim_order.name,
             "boundary": self.boundary,
+            **({} if self.scale is None else {"scale": self.scale, "zero_point": self.zero_point}),
         }
+
+    @property
+    def type_name(self) -> str:
+        """The type, with what its integers stand for: `int8, scale 0.021, zero point -3`."""
+        if self.scale is None:
+            return self.dtype
+        return f"{self.dtype}, scale {self.scale:.6g}, zero point {self.zero_point}"
 
 
 @dataclass(frozen=True)
@@ -231,7 +285,7 @@ class Contract:
                 kind,
                 spec.name,
                 " x ".join(map(str, spec.shape)) or "scalar",
-                spec.dtype,
+                spec.type_name,
                 describe(spec.dim_order),
             )
             for kind, spec in rows
@@ -285,7 +339,8 @@ def is_intact(pte: bytes) -> bool | None:
 
 def _spec(item: dict[str, Any]) -> TensorSpec:
     order = DimOrder(*item["dim_order"])
-    return TensorSpec(item["name"], tuple(item["shape"]), item["dtype"], order, item["boundary"])
+    quantised = item.get("scale"), item.get("zero_point", 0)
+    return TensorSpec(item["name"], tuple(item["shape"]), item["dtype"], order, item["boundary"], *quantised)
 
 
 def _require(holds: bool, where: str, found: str, fix: str) -> None:

@@ -16,6 +16,7 @@ from dimorder.errors import UsageError
 from dimorder.files import write_whole
 from dimorder.lowering.capture.captured import Captured, arguments
 from dimorder.lowering.capture.fold import fold_constants
+from dimorder.lowering.levels import WastedLevels, wasted_levels
 from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.lowering.operators.dialect import decompose
 from dimorder.lowering.printing import captured_text, physical_text
@@ -48,6 +49,11 @@ class Lowered:
     @property
     def max_rel_error(self) -> float:
         return self.verified.max_rel_error
+
+    @property
+    def wasted(self) -> list[WastedLevels]:
+        """The quantised values with a clamp beside them, and how many of their integers it takes away."""
+        return wasted_levels(self.program.module.graph)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the artifact, and what lies beside it: whole, or not at all.
@@ -108,6 +114,11 @@ class Lowered:
             "constant_bytes_added": self.constant_bytes_added,
             "delegates": self.artifact.delegates,
             "outside": dict(self.artifact.outside),
+            "float_islands": [
+                {"operator": place.operator, "source": place.source, "reason": reason}
+                for place, reason in self.artifact.float_islands
+            ],
             "verify": asdict(self.verified),
+            "wasted_levels": [each.to_dict() for each in self.wasted],
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
         }

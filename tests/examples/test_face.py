@@ -95,10 +95,30 @@ def test_the_demo_reaches_one_conversion_for_nchw_and_none_for_nhwc(demo_run, ti
 @pytest.mark.parametrize("title", ["P-Net", "R-Net", "O-Net"])
 def test_the_demo_programs_agree_with_eager(demo_run, title):
     _, printed = demo_run
-    eager_face, program_face, eager_other, program_other = _numbers(printed, f"{title}    0.")
+    row = next(line for line in printed.splitlines() if line.strip().startswith(f"{title}    0."))
+    eager_face, program_face, eager_other, program_other = map(float, row.split()[1:])
     assert eager_face == pytest.approx(program_face, abs=1e-6)
     assert eager_other == pytest.approx(program_other, abs=1e-6)
     assert eager_other < 0.04 < 0.99 < eager_face
+
+
+@pytest.mark.parametrize("title", ["P-Net", "R-Net", "O-Net"])
+def test_the_demo_int8_programs_tell_the_face_from_the_helmet(demo_run, title):
+    _, printed = demo_run
+    *_, row = [line for line in printed.splitlines() if line.strip().startswith(f"{title}    0.")]
+    face, int8_face, other, int8_other, size, int8_size = map(float, row.replace(",", "").split()[1:])
+    assert (int8_face, int8_other) == pytest.approx((face, other), abs=0.05)
+    assert int8_size < size or title == "P-Net"  # of which little is weights
+
+
+def test_the_demo_int8_program_finds_the_same_box_and_landmarks(demo_run):
+    _, printed = demo_run
+    real, quantised = (
+        [float(word) for word in line.split()[1:]]
+        for line in printed.splitlines()
+        if line.split()[:1] in (["float"], ["int8"]) and line.count(".") == 14
+    )
+    assert quantised == pytest.approx(real, abs=2)
 
 
 def test_the_demo_shows_the_wrong_order_silent_adapted_and_refused(demo_run):
@@ -116,5 +136,6 @@ def test_the_demo_shows_the_wrong_order_silent_adapted_and_refused(demo_run):
 def test_the_demo_writes_the_programs_and_the_drawing(demo_run):
     out, _ = demo_run
     assert (out / "astronaut.png").stat().st_size > 100_000
-    orders = [f"{name}-{order}.pte" for name in ("pnet", "rnet", "onet") for order in ("nchw", "nhwc")]
+    kinds = ("nchw", "nhwc", "int8")
+    orders = [f"{name}-{kind}.pte" for name in ("pnet", "rnet", "onet") for kind in kinds]
     assert sorted(file.name for file in out.glob("*.pte")) == sorted([*orders, "onet-stock.pte"])

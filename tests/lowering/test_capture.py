@@ -56,6 +56,11 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
     "a conv that is read twice keeps its batch-norm": (
         lambda m, x: (lambda y: m.n(y) + y)(m.c(x)), [X], counted(convolution=1, mul=1, add=2)
     ),
+    "copies of views": (
+        lambda m, x: torch.permute_copy(torch.ops.aten.slice_copy(x, 2, 1, 4), (0, 3, 1, 2)),
+        [X],
+        counted(slice=1, permute=1),
+    ),
     "batch-norm first": (lambda m, x: m.b(x), [X], counted(mul=1, add=1)),
     "conv1d without a batch": (lambda m, x: m.d(x), [(6, 11)], counted(reshape=2, convolution=1)),
     "same padding": (lambda m, x: m.s(x), [X], counted(constant_pad_nd=1, convolution=1)),

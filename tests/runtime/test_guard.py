@@ -245,3 +245,34 @@ def test_symbols_take_any_size_that_agrees():
 def test_on_mismatch_is_one_of_three():
     with pytest.raises(UsageError, match="adapt, error, warn"):
         check(one((2, 6, 5, 7), NCHW), [X], "ignore")
+
+
+PHOTO = TensorSpec("image", (2, 3), "uint8", DimOrder(0, 1), scale=1 / 128, zero_point=127)
+REAL = torch.tensor([[0.5, -0.25, 0.0], [-0.9921875, 1.0, 0.0078125]])
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (REAL, "torch.float32, where torch.uint8, scale 0.0078125, zero point 127 is promised"),
+        (
+            torch.quantize_per_tensor(REAL, 1 / 64, 64, torch.quint8),
+            "torch.quint8 of scale 0.015625, zero point 64, "
+            "where uint8, scale 0.0078125, zero point 127 is promised",
+        ),
+        (
+            torch.quantize_per_tensor(REAL, 1 / 128, 127, torch.quint8),
+            "torch.quint8, whose integers are promised",
+        ),
+    ],
+)
+def test_integers_of_another_type_or_scale_are_refused_with_the_line_that_mends_them(given, found):
+    with pytest.raises(ContractError) as error:
+        check(Contract((PHOTO,), ()), [given])
+    assert (error.value.where, error.value.found) == ("input 'image'", found)
+    held = {"image": given, "torch": torch}
+    exec(error.value.fix, held)
+    assert torch.equal(
+        check(Contract((PHOTO,), ()), [held["image"]]).tensors[0],
+        PHOTO.quantised(given.dequantize() if given.is_quantized else given),
+    )

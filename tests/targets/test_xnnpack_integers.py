@@ -18,8 +18,9 @@ import dimorder
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.xnnpack.backend import XnnWriter
+from tests.targets.quantised import by_xnnpack
 
 INT8 = (-128, 127, torch.int8)
 
@@ -37,19 +38,6 @@ class Between(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return quantised(self.compute(*(quantised(x, 0.0247, 5) for x in inputs)), *self.result)
-
-
-def by_pt2e(model: nn.Module, x: Tensor) -> nn.Module:
-    """As XNNPACKQuantizer quantises it, per channel."""
-    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as quantizer
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    chosen = quantizer.XNNPACKQuantizer()
-    chosen.set_global(quantizer.get_symmetric_quantization_config(is_per_channel=True))
-    prepared = prepare_pt2e(torch.export.export(model.eval(), (x,)).module(), chosen)
-    prepared(x)
-    prepared(x.flip(-1) * 1.1)
-    return convert_pt2e(prepared)
 
 
 @pytest.fixture
@@ -82,8 +70,28 @@ IN_INT8: dict[str, Any] = {
     "sub": (torch.sub, (X, Y)),
     "mul": (torch.mul, (X, Y)),
     "mul, broadcast": (torch.mul, (X, Y[:, :, :1, :1].contiguous())),
+    "neg": (torch.neg, (X,)),
+    "floor": (torch.floor, (X,)),
+    "ceil": (torch.ceil, (X,)),
+    "cos": (torch.cos, (X,)),
+    "hardtanh": (lambda x: F.hardtanh(x, -0.51, 0.77), (X,)),
+    "maximum": (torch.maximum, (X, Y)),
+    "minimum": (torch.minimum, (X, Y)),
+    "add a number": (lambda x: x + 0.37, (X,)),
+    "times a number": (lambda x: x * -1.83, (X,)),
     "mean over space": (lambda x: x.mean((2, 3)), (X,)),
+    "mean over space, kept": (lambda x: x.mean((2, 3), keepdim=True), (X,)),
+    "mean over the last": (lambda x: x.mean(-1), (X,)),
+    "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), (X,)),
+    "average pool of 6 taps": (lambda x: F.avg_pool2d(x, (2, 3)), (X,)),
     "requantised": (lambda x: x, (X,)),
+    "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (X,)),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=2), (X,)),
+    "reflect pad": (lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), (X,)),
+    "transpose": (lambda x: x.transpose(1, 3), (X,)),
+    "repeat": (lambda x: x.repeat(1, 2, 1, 3), (X,)),
+    "index": (lambda x: x[:, [3, 0, 5, 0]], (X,)),
+    "expand": (lambda x: x[:, :, :1].expand(-1, -1, 3, -1), (X,)),
 }
 
 
@@ -98,9 +106,129 @@ def test_an_operator_between_quantised_values_computes_in_int8(
     assert kinds["Convert"] == len(inputs) + 1  # each input's, and the output's
 
 
-def test_softmax_is_a_float_island(kinds: Counter[str]) -> None:
-    lowered = dimorder.lower(Between(lambda x: x.softmax(1), (1 / 256, -128)), (X,), target="xnnpack")
-    assert (lowered.artifact.delegates, kinds["Convert"]) == (1, 4)
+class Weighted(nn.Module):
+    """A product with int8 weights of a scale per output channel, between quantised values, and a clamp."""
+
+    def __init__(
+        self, compute: Callable[..., Tensor], shape: tuple[int, ...], dim: int = 0, zero_point: int = 0
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.compute, self.dim = compute, dim
+        self.integers = torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
+        self.scales = 0.002 + 0.004 * torch.rand(shape[dim], generator=generator)
+        self.zero_points = torch.full((shape[dim],), zero_point)
+        self.bias = nn.Parameter(torch.randn(12, generator=generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        how = (self.scales, self.zero_points, self.dim, -127, 127, torch.int8)
+        weight = DEQUANTIZE_CHANNELS(self.integers, *how)
+        product = self.compute(quantised(x, 0.0247, 5), weight, self.bias)
+        return quantised(F.hardtanh(product, -1.31, 1.87), 0.0151, -9)
+
+
+PRODUCTS: dict[str, Any] = {
+    "convolution": (lambda x, w, b: F.conv2d(x, w, b, (2, 1), (1, 2), (1, 2)), (12, 6, 3, 2)),
+    "grouped": (lambda x, w, b: F.conv2d(x, w, b, 1, (0, 1), 1, 2), (12, 3, 3, 5)),
+    "depthwise": (lambda x, w, b: F.conv2d(x, w, b, (1, 2), (1, 2), 1, 6), (12, 1, 3, 5)),
+    "transposed": (lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, (0, 1)), (6, 12, 3, 2), 1),
+    "linear": (F.linear, (12, 7)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_with_int8_weights_computes_in_int8(name: str, kinds: Counter[str]) -> None:
+    lowered = dimorder.lower(Weighted(*PRODUCTS[name]), (X,), target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
+    assert (kinds["Convert"], lowered.plan.float_islands) == (2, ())
+
+
+ISLANDS: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
+    "softmax": (Between(lambda x: x.softmax(1), (1 / 256, -128)), (X,), "XNNPACK has no int8 Softmax"),
+    "silu": (Between(F.silu, (0.0311, -7)), (X,), "no int8 kernel computes it alone"),
+    "layer norm": (
+        Between(lambda x: F.layer_norm(x, (7,)), (0.0311, -7)),
+        (X,),
+        "no int8 kernel computes it alone",
+    ),
+    "leaky relu": (
+        Between(lambda x: F.leaky_relu(x, 0.13), (0.0311, -7)),
+        (X,),
+        "XNNPACK's int8 kernel rounds otherwise than what is quantised next",
+    ),
+    "product": (
+        Between(torch.mul, (0.0247**2 / 300, -7)),
+        (X, Y),
+        "a ratio of scales of 300, outside of 2^-16 to 2^8",
+    ),
+    "sum": (
+        Between(torch.add, (0.0247 / 400, 0)),
+        (X, Y),
+        "a ratio of scales of 400, outside of 0.000976562 to 256",
+    ),
+    "zero point of a weight": (
+        Weighted(*PRODUCTS["linear"], 0, 3),
+        (X,),
+        "a weight with the zero point 3",
+    ),
+    "zero point of a matrix": (
+        Between(lambda x, y: x @ y.transpose(2, 3), (0.0911, -7)),
+        (X, Y),
+        "a right matrix with the zero point 5",
+    ),
+    "float weight": (
+        Between(lambda x: F.conv2d(x, Y[:, :, :3, :2]), (0.0911, -7)),
+        (X,),
+        "a weight that is not quantised",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ISLANDS)
+def test_what_no_int8_kernel_computes_is_a_float_island_with_its_reason(name: str) -> None:
+    module, inputs, reason = ISLANDS[name]
+    lowered = dimorder.lower(module, inputs, target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
+    assert [found for _, found in lowered.plan.float_islands] == [reason]
+    (told,) = lowered.to_dict()["float_islands"]
+    assert told["reason"] == reason and "test_xnnpack_integers.py:" in told["source"]
+    assert f"in float32 between integers\n  {told['operator']} (" in str(lowered.plan)
+
+
+class Symmetric(nn.Module):
+    """A product of matrices of which the right one has zero point 0."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        self.transposed = transposed
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = quantised(x, 0.0247, 5), quantised(y, 0.0313, 0)
+        y = y.transpose(2, 3) if self.transposed else y.reshape(2, 6, 7, 5)
+        return quantised(x @ y, 0.0911, -7)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_a_product_of_matrices_computes_in_int8(transposed: bool, kinds: Counter[str]) -> None:
+    lowered = dimorder.lower(Symmetric(transposed), (X, Y), target="xnnpack")
+    assert (lowered.plan.float_islands, kinds["Convert"]) == ((), 3)
+
+
+class Parted(nn.Module):
+    """Parts of other scales, of which ExecuTorch 1.5.1 writes a file that does not load (#21831), moved
+    between quantised values, and joined in a third scale."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = quantised(x, 0.0247, 5).chunk(2, dim=1)
+        first, second = quantised(first, 0.0131, -11), quantised(second, 0.0293, 4)
+        joined = torch.cat([first.transpose(2, 3), second.flip(2).reshape(2, 3, 7, 5)], 1)
+        return quantised(joined, 0.0311, -7)
+
+
+def test_parts_of_other_scales_are_moved_and_joined_in_int8(kinds: Counter[str]) -> None:
+    lowered = dimorder.lower(Parted(), (X,), target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
+    assert (lowered.plan.float_islands, kinds["Convert"]) == ((), 2)
 
 
 class Net(nn.Module):
@@ -126,13 +254,33 @@ class Net(nn.Module):
 @pytest.mark.parametrize(("order", "conversions"), [("NCHW", 1), ("NHWC", 0)])
 def test_a_network_is_one_delegate_of_int8(order: str, conversions: int, kinds: Counter[str]) -> None:
     x = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(3))
-    lowered = dimorder.lower(by_pt2e(Net(), x), (x,), target="xnnpack", input_orders=order)
+    lowered = dimorder.lower(by_xnnpack(Net(), x), (x,), target="xnnpack", input_orders=order)
     told = lowered.to_dict()
     assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
     assert (told["optimal"], told["conversion_count"]) == (True, conversions)
     assert kinds["Convert"] == 2
     if conversions:
         assert told["cost"] == x.numel()  # int8: a byte for each element
+
+
+def test_a_network_that_was_made_channels_last_is_one_too(kinds: Counter[str]) -> None:
+    """ExecuTorch 1.5.1 fails while it lowers such a one."""
+    x = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(3))
+    last = torch.channels_last
+    made = by_xnnpack(Net().to(memory_format=last), x.to(memory_format=last))
+    lowered = dimorder.lower(made, (x.to(memory_format=last),), target="xnnpack", input_orders="NHWC")
+    assert (lowered.artifact.delegates, lowered.to_dict()["conversion_count"]) == (1, 0)
+    assert (lowered.plan.float_islands, kinds["Convert"]) == ((), 2)
+
+
+def test_a_wrong_island_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dimorder.errors import VerificationError
+    from dimorder.targets.xnnpack import model
+
+    wrong = {**model._FLOAT, "Softmax": lambda fields, shape, x: x.softmax(-1) * 1.02}
+    monkeypatch.setattr(model, "_FLOAT", wrong)
+    with pytest.raises(VerificationError, match=r"aten.softmax.int .* in float32"):
+        dimorder.lower(Between(lambda x: x.softmax(1), (1 / 256, -128)), (X,), target="xnnpack")
 
 
 def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

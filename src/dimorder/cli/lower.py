@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dimorder.cli.console import Console
 from dimorder.cli.options import (
@@ -13,6 +14,7 @@ from dimorder.cli.options import (
     CommandParser,
     check_outputs,
     json_option,
+    network,
     network_options,
     pipeline,
     report_option,
@@ -21,10 +23,16 @@ from dimorder.cli.options import (
 )
 from dimorder.errors import UsageError
 
+if TYPE_CHECKING:
+    from dimorder.lowered import Lowered
+    from dimorder.quantisation.fidelity import OutputFidelity
+
 EXAMPLES = """\
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
   dimorder lower net.pt2 -o net.pte --input-order NHWC --report net.html
   dimorder lower net.pt2 --target tosa -o net.tosa
+  dimorder lower net.pt2 -o net.pte --quantize int8 --calibrate photos/ --mean 0.5 --std 0.5
+  dimorder lower quantised.pt2 -o net.pte --input-type uint8 --input-order NHWC
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 --print physical
   dimorder lower mymodels:Ranker --arg width=64 --input ids=1x128:int64 -o ranker.pte --json ranker.json
 
@@ -66,7 +74,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
         from dimorder import api, files
 
         _check_artifact_name(options, written)
-        lowered = pipeline(api.lower, options, progress, run_artifact=options.run)
+        named = network(options, progress)
+        lowered = pipeline(api.lower, named, options, progress, run_artifact=options.run)
+        told = lowered.to_dict()
+        if options.quantize:
+            progress("comparing with the float network")
+            fidelity = named[0].compare(lowered)
+            told["fidelity"] = [each.to_dict() for each in fidelity]
         data = lowered.artifact.data if options.output else b""
         report = report_page(options, lowered, progress)
         console.check_interrupt()
@@ -74,7 +88,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             files.write_whole(options.output, data, lowered.artifact.beside)
         if options.report:
             files.write_whole(options.report, report)
-        write_json(options.json, lowered.to_dict(), console)
+        write_json(options.json, told, console)
     if options.print:
         console.print(lowered.text(options.print))
     if options.json == "-" or options.print:
@@ -90,6 +104,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         console.print(
             "             which shows little: other inputs give the same outputs; are the weights real?"
         )
+    _print_quantised(lowered, fidelity if options.quantize else (), console)
     console.print(f"delegates    {lowered.artifact.delegates}, outside of them: {outside or 'nothing'}")
     console.print(f"constants    {lowered.constant_bytes_added:,} bytes added")
     if options.output:
@@ -97,6 +112,19 @@ def run(options: argparse.Namespace, console: Console) -> int:
         beside = "".join(f", beside it {options.output}{end}" for end in lowered.artifact.beside)
         console.print(f"written      {options.output}, {len(data):,} bytes, in {seconds:.1f} s{beside}")
     return DONE
+
+
+def _print_quantised(lowered: Lowered, fidelity: Sequence[OutputFidelity], console: Console) -> None:
+    """How near a quantised network is to its float one, and what its quantizer wastes."""
+    for title, each in zip(("fidelity", *[""] * len(fidelity)), fidelity, strict=False):
+        console.print(f"{title:13}{each}")
+    wasted = sorted((each for each in lowered.wasted if each.wasted), key=lambda each: -each.wasted)
+    if wasted:
+        worst = wasted[0]
+        console.print(
+            f"levels       {len(wasted)} values hold integers that a clamp takes away, {worst.value} most: "
+            f"{worst.wasted} of {worst.levels}; quantise with dimorder.quantize, which observes behind clamps"
+        )
 
 
 def _check_artifact_name(options: argparse.Namespace, written: Mapping[str, str | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from dimorder.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from dimorder.lowering.network_plan import NetworkPlan
+    from dimorder.reading import Normalisation
 
 # NO is for a check that failed, and for a tensor or a network that is refused.
 DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -71,12 +73,56 @@ def network_options(parser: CommandParser) -> None:
             help=f"what the contract promises of {kind}s, such as NHWC or 0,2,3,1 (default contiguous); "
             f"once for all, or once per {kind}",
         )
+    for kind, verb in (("input", "takes"), ("output", "gives")):
+        parser.add_argument(
+            f"--{kind}-type",
+            action="append",
+            default=[],
+            metavar="TYPE",
+            help=f"int8 or uint8: a quantised network {verb} these integers and no floats, as they are "
+            f"inside; once for all, or once per {kind}",
+        )
     parser.add_argument(
         "--objective",
         choices=("bytes", "count"),
         default="bytes",
         help="minimise bytes moved (default) or conversions",
     )
+    parser.add_argument(
+        "--quantize",
+        choices=("int8",),
+        help="quantise MODEL, a float network, as the target's own recipe has it",
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="PATH",
+        help="inputs like those that the network will get, for --quantize: a .npz (examples along the first "
+        "dimension), or a folder of .npy, .npz and pictures, which become (x / 255 - mean) / std",
+    )
+    normalisation_options(parser)
+
+
+def normalisation_options(parser: argparse.ArgumentParser) -> None:
+    """How an image becomes numbers: `normalisation` reads these."""
+    parser.add_argument(
+        "--mean", type=_numbers, metavar="A,B,C", help="of an image's channels, from 0 to 1 (default 0)"
+    )
+    parser.add_argument("--std", type=_numbers, metavar="A,B,C", help="of an image's channels (default 1)")
+
+
+def normalisation(options: argparse.Namespace) -> Normalisation | None:
+    """What --mean and --std say; None where neither is given."""
+    if options.mean is None and options.std is None:
+        return None
+    from dimorder.reading import Normalisation
+
+    return Normalisation(options.mean or (0.0,), options.std or (1.0,))
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    with contextlib.suppress(ValueError):
+        return tuple(float(part) for part in text.split(","))
+    raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 0.5,0.5,0.5")
 
 
 def model_options(parser: argparse.ArgumentParser) -> None:
@@ -137,29 +183,63 @@ def planned(options: argparse.Namespace, console: Console) -> NetworkPlan:
         progress("loading torch")
         from dimorder import api
 
-        found: NetworkPlan = pipeline(api.plan, options, progress)
+        found: NetworkPlan = pipeline(api.plan, network(options, progress), options, progress)
         console.check_interrupt()
     return found
 
 
-def pipeline(
-    step: Callable[..., Any], options: argparse.Namespace, progress: Callable[[str], None], **more: Any
-) -> Any:
-    """`api.lower` or `api.plan` of what the options name."""
+def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tuple[Any, Any, Any]:
+    """What MODEL and its options name, with a call of it: quantised, where --quantize asks for that."""
     from dimorder import targets
 
     targets.find(options.target)
+    if bool(options.quantize) != bool(options.calibrate):
+        given, lacks = ("--quantize", "--calibrate") if options.quantize else ("--calibrate", "--quantize")
+        fix = "give --quantize int8 --calibrate PATH together"
+        raise UsageError(given, f"no {lacks}", fix)
+    if not options.quantize and (options.mean or options.std):
+        raise UsageError(
+            "--mean and --std", "no pictures to calibrate with", "give --quantize and --calibrate"
+        )
     progress(f"loading {options.model}")
     model = models.load_model(options.model, dict(options.arg))
     args, kwargs = models.example_inputs(model, options.input)
+    if not options.quantize:
+        return model, args, kwargs
+    from dimorder.quantisation import recipes
+    from dimorder.quantisation.quantize import quantize
+
+    quantised = quantize(
+        model,
+        options.calibrate,
+        recipes.name_for(options.quantize, options.target),
+        args=args,
+        kwargs=kwargs,
+        normalisation=normalisation(options),
+        progress=progress,
+    )
+    return quantised, args, kwargs
+
+
+def pipeline(
+    step: Callable[..., Any],
+    named: tuple[Any, Any, Any],
+    options: argparse.Namespace,
+    progress: Callable[[str], None],
+    **more: Any,
+) -> Any:
+    """`api.lower` or `api.plan` of a network that the options name."""
+    model, args, kwargs = named
     try:
         return step(
             model,
             args,
             kwargs,
             target=options.target,
-            input_orders=_orders(options.input_order),
-            output_orders=_orders(options.output_order),
+            input_orders=_one_or_each(options.input_order),
+            output_orders=_one_or_each(options.output_order),
+            input_types=_one_or_each(options.input_type),
+            output_types=_one_or_each(options.output_type),
             objective=options.objective,
             progress=progress,
             **more,
@@ -169,7 +249,7 @@ def pipeline(
         raise
 
 
-def _orders(given: Sequence[str]) -> Any:
+def _one_or_each(given: Sequence[str]) -> Any:
     return (given[0] if len(given) == 1 else list(given)) if given else None
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import warnings
-from typing import Any
 
 from dimorder.cli.console import Console
-from dimorder.cli.options import DONE, Command, CommandParser, check_outputs
+from dimorder.cli.options import (
+    DONE,
+    Command,
+    CommandParser,
+    check_outputs,
+    normalisation,
+    normalisation_options,
+)
 
 EXAMPLES = """\
   dimorder run net.pte --input x.npy -o y.npy
@@ -40,10 +45,7 @@ def add_options(parser: CommandParser) -> None:
         default="adapt",
         help="an input in another order is converted (the default), refused, or converted with a warning",
     )
-    parser.add_argument(
-        "--mean", type=_numbers, metavar="A,B,C", help="of an image's channels, from 0 to 1 (default 0)"
-    )
-    parser.add_argument("--std", type=_numbers, metavar="A,B,C", help="of an image's channels (default 1)")
+    normalisation_options(parser)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -60,7 +62,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if options.output:
             tensors.check_output_name(options.output, program.contract)
         progress("reading inputs")
-        inputs = tensors.read_inputs(program.contract, options.input, _normalisation(options))
+        inputs = tensors.read_inputs(program.contract, options.input, normalisation(options))
         progress("running")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -79,20 +81,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for conversion in program.stats.last:
         console.print(f"  {conversion}")
     return DONE
-
-
-def _normalisation(options: argparse.Namespace) -> Any:
-    if options.mean is None and options.std is None:
-        return None
-    from dimorder.cli.tensors import Normalisation
-
-    return Normalisation(options.mean or (0.0,), options.std or (1.0,))
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    with contextlib.suppress(ValueError):
-        return tuple(float(part) for part in text.split(","))
-    raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 0.5,0.5,0.5")
 
 
 COMMAND = Command("run", "run a .pte, .tosa or .pt2, with its contract checked", EXAMPLES, add_options, run)

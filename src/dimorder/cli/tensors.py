@@ -7,28 +7,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from dimorder.contract import Contract, TensorSpec, describe
-from dimorder.errors import UnsupportedError, UsageError
+from dimorder.errors import UsageError
+from dimorder.reading import Normalisation, is_array, read_array, read_image
 
 TOP = 5  # the largest values of an output that are shown
-
-
-@dataclass(frozen=True)
-class Normalisation:
-    """Of an image's values: (x / 255 − mean) / std, per channel or one for all."""
-
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-
-    def __post_init__(self) -> None:
-        if 0 in self.std:
-            raise UsageError("--std", "a zero", "give the standard deviation of each channel")
 
 
 def read_inputs(
@@ -39,12 +27,12 @@ def read_inputs(
     Raises `UsageError` for files that cannot be read, names that are not promised, inputs that are missing.
     """
     chosen = _assign([spec.name for spec in contract.inputs], files)
-    if normalisation is not None and all(_is_array(file) for file in chosen.values()):
+    if normalisation is not None and all(is_array(file) for file in chosen.values()):
         raise UsageError("--mean and --std", "inputs that are no images", "leave them out")
     return [
-        _read_array(chosen[spec.name])
-        if _is_array(chosen[spec.name])
-        else _read_image(chosen[spec.name], spec, normalisation)
+        read_array(chosen[spec.name], f"--input {chosen[spec.name]}")
+        if is_array(chosen[spec.name])
+        else read_image(chosen[spec.name], spec, normalisation, f"--input {chosen[spec.name]}")
         for spec in contract.inputs
     ]
 
@@ -81,7 +69,7 @@ def summary(spec: TensorSpec, tensor: torch.Tensor) -> str:
       from -1 to 2, mean 0.5
     """
     shape = " x ".join(map(str, tensor.shape)) or "scalar"
-    lines = [f"{spec.name}  {shape}  {spec.dtype}  {describe(spec.dim_order)}"]
+    lines = [f"{spec.name}  {shape}  {spec.type_name}  {describe(spec.dim_order)}"]
     values = tensor.double().contiguous().flatten()
     finite = values[torch.isfinite(values)]
     if len(finite):
@@ -123,72 +111,3 @@ def _assign(names: Sequence[str], files: Sequence[str]) -> Mapping[str, str]:
             f"give --input FILE for each of {', '.join(names)}" if names else "leave --input out",
         )
     return {**chosen, **dict(zip(left, unnamed, strict=True))}
-
-
-def _is_array(file: str) -> bool:
-    return file.endswith((".npy", ".npz"))
-
-
-def _read_array(file: str) -> torch.Tensor:
-    where = f"--input {file}"
-    try:
-        array = np.load(file, allow_pickle=False)
-    except OSError as error:
-        raise UsageError(where, str(error.strerror or error), "give the path of a .npy file") from error
-    except (ValueError, EOFError) as error:
-        raise UsageError(where, f"no .npy file of numbers: {error}", "save it with numpy.save") from error
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise UsageError(where, "a .npz archive", "give one .npy file per input, as NAME=FILE")
-    if array.dtype.byteorder == ">":
-        array = array.astype(array.dtype.newbyteorder("="))
-    try:
-        return torch.from_numpy(array)
-    except TypeError as error:
-        raise UsageError(where, f"an array of {array.dtype}", "save an array of numbers") from error
-
-
-def _read_image(file: str, spec: TensorSpec, normalisation: Normalisation | None) -> torch.Tensor:
-    where = f"--input {file}"
-    if len(spec.shape) != 4 or spec.shape[0] != 1 or spec.shape[1] not in (1, 3):
-        raise UsageError(
-            where,
-            f"an image, for input {spec.name!r} of shape {' x '.join(map(str, spec.shape))}",
-            "give a .npy file; an image fits 1 x 3 x H x W and 1 x 1 x H x W",
-        )
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise UnsupportedError(
-            where, "Pillow is not installed", "pip install pillow, or give a .npy file"
-        ) from error
-    try:
-        with Image.open(file) as opened:
-            image = opened.convert("RGB" if spec.shape[1] == 3 else "L")
-    except (OSError, Image.DecompressionBombError) as error:
-        found = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UsageError(where, f"{found}", "give a .npy file or an image that Pillow can read") from error
-    height, width = (
-        size if isinstance(size, int) else own
-        for size, own in zip(spec.shape[2:], (image.height, image.width), strict=True)
-    )
-    pixels = torch.from_numpy(np.array(image.resize((width, height), Image.Resampling.BILINEAR)))
-    pixels = pixels.reshape(1, height, width, int(spec.shape[1]))
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    if dtype.is_floating_point:
-        chosen = normalisation or Normalisation()
-        mean, std = (_per_channel(values, spec) for values in (chosen.mean, chosen.std))
-        pixels = ((pixels / 255 - mean) / std).to(dtype)
-    elif normalisation is not None or dtype != torch.uint8:
-        raise UsageError(
-            where, f"an image, for an input of {spec.dtype}", "give a .npy file, or raw pixels for uint8"
-        )
-    return pixels.permute(0, 3, 1, 2)
-
-
-def _per_channel(values: tuple[float, ...], spec: TensorSpec) -> torch.Tensor:
-    if len(values) not in (1, spec.shape[1]):
-        raise UsageError(
-            "--mean and --std", f"{len(values)} values for {spec.shape[1]} channels", "give one, or one each"
-        )
-    return torch.tensor(values)

@@ -128,12 +128,14 @@ class Builder:
         One with integers is these, dequantised: along one dimension at most, or else it is what it is.
         """
         held = tensor.integers.per_channel() if isinstance(tensor, Scaled) else None
-        if held is not None:
-            values, (scales, dim) = tensor.integers.values, held  # type: ignore[attr-defined]
+        if isinstance(tensor, Scaled) and held is not None:
+            values, zero_point, (scales, dim) = tensor.integers.values, tensor.integers.zero_point, held
             limits = torch.iinfo(values.dtype)
             scales = scales.expand(values.shape[dim])
-            made = [self.constant(f"{name}_integers", values), self.constant(f"{name}_scales", scales)]
-            return self.call(DEQUANTIZE_CHANNELS, *made, None, dim, limits.min, limits.max, values.dtype)
+            made = [self.constant(f"{name}_integers", values), self.constant(f"{name}_scales", scales), None]
+            if zero_point:
+                made[2] = self.constant(f"{name}_zero", torch.full(scales.shape, zero_point))
+            return self.call(DEQUANTIZE_CHANNELS, *made, dim, limits.min, limits.max, values.dtype)
         versions = [n for n in self.constants if n == name or n.startswith(f"{name}__")]
         unique = next(
             (n for n in versions if _same_constant(self.constants[n], tensor)), f"{name}__{len(versions)}"

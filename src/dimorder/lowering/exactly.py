@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
+from dimorder.errors import VerificationError
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.capture.schema import bound
@@ -23,6 +24,11 @@ from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHAN
 from dimorder.lowering.operators.table import OPERATORS
 
 aten = torch.ops.aten
+
+
+QUANTA = 1  # by which a rounded integer may be off
+OFF = 1e-3  # the share of them that may be, and besides
+FEW = 8  # so many
 
 
 def is_quantised(module: GraphModule) -> bool:
@@ -125,6 +131,22 @@ class Differences:
         self.off += int((quanta > 0).sum())
         self.compared += quanta.numel()
 
+    def require_few(self, what: str) -> None:
+        """Raises `VerificationError` where more is off than rounding explains."""
+        if self.most > QUANTA or self.off > FEW + OFF * self.compared:
+            raise VerificationError(
+                what,
+                f"integers are off by up to {self.most}, {self.off} of {self.compared}",
+                "report this network: a rule is wrong",
+            )
+
+
+def require_close(got: Tensor, wanted: Tensor, what: str) -> None:
+    """Raises `VerificationError` where integers differ by more than rounding explains."""
+    differences = Differences()
+    differences.add(got, wanted)
+    differences.require_few(what)
+
 
 class _Noisy(Interpreter):
     def __init__(self, module: GraphModule, seed: int) -> None:
@@ -149,8 +171,8 @@ class _Exact(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        wanted = self.forced.get(n.meta.get(EXPORTED, "")) if n.target is QUANTIZE else None
-        if wanted is None:
+        wanted = self.forced.get(n.meta.get(EXPORTED, ""))
+        if wanted is None or result.dtype != wanted.dtype:
             return result
         self.differences.add(result, wanted)
         return wanted
@@ -165,8 +187,9 @@ class _Exact(Interpreter):
 
 
 def _wide(value: Any) -> Any:
-    if isinstance(value, Scaled):
-        return value.integers.values.double() * value.integers.scales.double()
+    if isinstance(value, Scaled) and value.integers.per_channel():
+        held = value.integers
+        return (held.values.double() - held.zero_point) * held.scales.double()
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -188,8 +211,12 @@ def _dequantize(input: Tensor, scale: float, zero_point: int, **_: Any) -> Tenso
     return (input.double() - zero_point) * _in_float32(scale)
 
 
-def _dequantize_channels(input: Tensor, scales: Tensor, axis: int, **_: Any) -> Tensor:
-    return input.double() * scales.double().reshape([-1 if d == axis else 1 for d in range(input.dim())])
+def _dequantize_channels(
+    input: Tensor, scales: Tensor, zero_points: Tensor | None, axis: int, **_: Any
+) -> Tensor:
+    along = [-1 if d == axis else 1 for d in range(input.dim())]
+    centred = input.double() if zero_points is None else input.double() - zero_points.reshape(along)
+    return centred * scales.double().reshape(along)
 
 
 _MOVES = (aten.permute.default, aten.view.default, aten.reshape.default, aten.clone.default)

@@ -31,6 +31,11 @@ class Place:
     operator: str
     source: str
 
+    @staticmethod
+    def of(node: Any) -> Place:
+        """That of an fx node."""
+        return Place(operator_name(node), where(node))
+
     @property
     def is_contract(self) -> bool:
         return self.operator == "contract"
@@ -115,12 +120,17 @@ class Explanation:
 @dataclass(frozen=True)
 class NetworkPlan:
     """A proven plan for one network, target and contract. `print(plan)` tells it; `plan.explain(i)` gives
-    reasons."""
+    reasons.
+
+    `float_islands` are the operators of a quantised network that are computed in float32, each with the
+    reason: known once it is emitted.
+    """
 
     target: str
     contract: Contract
     layout_plan: LayoutPlan
     extracted: Extracted
+    float_islands: tuple[tuple[Place, str], ...] = ()
 
     @property
     def certificate(self) -> Certificate:
@@ -144,7 +154,7 @@ class NetworkPlan:
         """Operators that run row-major for want of a rule or a kernel, each with the reason."""
         relations, outside = self.extracted.annotated.relations, self.extracted.outside
         return tuple(
-            (_place(node), outside.get(node, relation.reason))
+            (Place.of(node), outside.get(node, relation.reason))
             for node, relation in relations.items()
             if relation.kind == "opaque"
         )
@@ -152,12 +162,12 @@ class NetworkPlan:
     @property
     def outside(self) -> tuple[tuple[Place, str], ...]:
         """Operators that the target does not compute, which run beside it, each with the reason."""
-        return tuple((_place(node), reason) for node, reason in self.extracted.outside.items())
+        return tuple((Place.of(node), reason) for node, reason in self.extracted.outside.items())
 
     @property
     def blocks(self) -> tuple[Place, ...]:
         """Operators that had to keep dimensions together because cuts conflict; a user could avoid these."""
-        return tuple(_place(node) for node in self.extracted.annotated.blocked)
+        return tuple(Place.of(node) for node in self.extracted.annotated.blocked)
 
     def check(self) -> tuple[str, ...]:
         """The faults of the plan, none if it is right: validity, cost and bound recomputed without the
@@ -232,6 +242,9 @@ class NetworkPlan:
         if self.outside:
             lines.append(f"outside of what {self.target} computes")
             lines += [f"  {place}: {reason}" for place, reason in self.outside]
+        if self.float_islands:
+            lines.append("in float32 between integers")
+            lines += [f"  {place}: {reason}" for place, reason in self.float_islands]
         if self.blocks:
             lines.append("cut across each other's dimensions, so kept in blocks")
             lines += [f"  {place}" for place in self.blocks]
@@ -256,7 +269,7 @@ class NetworkPlan:
         site = self.extracted.sites[index]
         name = site.node.name
         told = {"input": Place("contract", name), "output": Place("contract", f"output {name}")}
-        return told.get(site.kind) or _place(site.node)
+        return told.get(site.kind) or Place.of(site.node)
 
     def _advice(self, conversion: Conversion, planned: PlannedConversion) -> str:
         """What forces the conversion: the nearest operators on either side that do not take any order."""
@@ -339,7 +352,3 @@ def order_name(info: BufferInfo, order: Sequence[int]) -> str:
 def _counted(value: int, unit: str) -> str:
     """A cost in its unit's plural, or singular."""
     return f"{value:,} {unit.removesuffix('s') if value == 1 else unit}"
-
-
-def _place(node: Any) -> Place:
-    return Place(operator_name(node), where(node))

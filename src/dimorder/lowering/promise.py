@@ -12,6 +12,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UsageError
 from dimorder.lowering.capture.captured import Captured
+from dimorder.lowering.capture.typed import integer_type
 
 Orders = (
     Any  # None, one order for all, or one per tensor; an order is "NHWC", a torch memory format or a DimOrder
@@ -70,7 +71,9 @@ def _specs(
             dim_order = DimOrder.contiguous(value.dim())
         else:
             dim_order = DimOrder.parse(order, value.dim())
-        specs.append(TensorSpec(name, tuple(int(s) for s in value.shape), str(value.dtype), dim_order))
+        shape, of = tuple(int(s) for s in value.shape), integer_type(node)
+        stands_for = (None, 0) if value.is_floating_point() or of is None else (of.scale, of.zero_point)
+        specs.append(TensorSpec(name, shape, str(value.dtype), dim_order, None, *stands_for))
     if (
         each is None
         and orders is not None

@@ -29,6 +29,7 @@ FACTOR = 4  # of the network's own distance from float64: sums are of other sequ
 MOST = 1e-2  # that any rounding excuses
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+Inputs = tuple[torch.Tensor, ...]
 Outputs = list[torch.Tensor]
 
 
@@ -62,22 +63,25 @@ class Trial:
         self.contract, self.program = contract, program
         self.eager_error: float | None = None
         self.network, self.examples = _flat(model, program), program.example_inputs
-        self.inputs, self.wanted, others = self._computed()
+        self.inputs, self.taken, self.wanted, others = self._computed()
         self.input_matters = True
-        if any(map(torch.is_floating_point, self.inputs)):
+        if any(
+            spec.scale or x.is_floating_point() for spec, x in zip(contract.inputs, self.inputs, strict=True)
+        ):
             told = self._outputs(others)
             self.input_matters = not isinstance(told, str) and differ(told, self.wanted)
-        self.steep: dict[int, tuple[tuple[torch.Tensor, ...], Outputs, Outputs] | None] = {}
+        self.steep: dict[int, tuple[Inputs, Outputs, Outputs] | None] = {}
 
-    def _computed(self) -> tuple[tuple[torch.Tensor, ...], Outputs, tuple[torch.Tensor, ...]]:
-        """The first inputs of which the network makes numbers, these, and other inputs of their kind."""
+    def _computed(self) -> tuple[Inputs, Inputs, Outputs, Inputs]:
+        """The first inputs of which the network makes numbers, as the program takes them and as the network
+        does, these numbers, and other inputs of their kind, as the network takes them."""
         why = ""
         for like in (random_like, uniform_like, near, copied):
-            inputs = like(self.examples, seed=0)
-            wanted = self._outputs(inputs)
+            inputs, taken = self._drawn(like, seed=0)
+            wanted = self._outputs(taken)
             why = wanted if isinstance(wanted, str) else _void(wanted)
             if not isinstance(wanted, str) and not why:
-                return inputs, wanted, like(self.examples, seed=1)
+                return inputs, taken, wanted, self._drawn(like, seed=1)[1]
         fix = "give example inputs of which it makes numbers"
         raise UnsupportedError("the network on its example inputs", why, fix)
 
@@ -88,6 +92,16 @@ class Trial:
                 return self.network(*inputs)
         except Exception as error:  # whatever a network says of inputs that it does not take
             return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+    def _drawn(self, like: Callable[..., Inputs], seed: int) -> tuple[Inputs, Inputs]:
+        """Inputs as the program takes them, and as the network does: integers may stand for floats."""
+        specs = self.contract.inputs
+        reals = [spec.real(x) for spec, x in zip(specs, self.examples, strict=True)]
+        held = [spec.quantised(x) for spec, x in zip(specs, like(reals, seed), strict=True)]
+        return tuple(held), tuple(
+            spec.real(x) if takes_float else x
+            for spec, x, takes_float in zip(specs, held, _takes_floats(self.program.exported), strict=True)
+        )
 
     def compare(self, run: Run, what: str, model: Run | None = None) -> float:
         """The relative error of `run`, which takes and gives tensors as the program's signature holds them.
@@ -132,7 +146,7 @@ class Trial:
 
     @cached_property
     def _twice(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        feed = iter(self.inputs)
+        feed = iter(self.taken)
         leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in self.program.examples]
         return exactly.twice(self.program.exported, leaves)
 
@@ -145,8 +159,8 @@ class Trial:
     def _steep_faults(self, run: Run, seed: int) -> list[str]:
         """The outputs that differ by more than a small change of the inputs explains; whole numbers may."""
         if seed not in self.steep:
-            inputs = steep_like(self.examples, seed)
-            wanted, beside = map(self._outputs, (inputs, changed(inputs, 1e-6, seed)))
+            inputs, taken = self._drawn(steep_like, seed)
+            wanted, beside = map(self._outputs, (taken, changed(taken, 1e-6, seed)))
             self.steep[seed] = None
             if not isinstance(wanted, str) and not isinstance(beside, str):
                 self.steep[seed] = (inputs, wanted, beside)
@@ -305,6 +319,13 @@ def differ(outputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> b
     False
     """
     return any(not relative_error(a, b) <= TOLERANCE for a, b in zip(outputs, others, strict=True))
+
+
+def _takes_floats(exported: ExportedProgram) -> list[bool]:
+    """Which of a program's tensors are floats."""
+    nodes = {node.name: node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder"}
+    values = [nodes.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)]
+    return [value.is_floating_point() for value in values if isinstance(value, torch.Tensor)]
 
 
 def _flat(model: Any, program: Captured) -> Callable[..., list[torch.Tensor]]:

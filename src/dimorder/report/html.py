@@ -76,7 +76,13 @@ def _contract(report: Report) -> str:
     rows = [("input", spec) for spec in report.contract.inputs]
     rows += [("output", spec) for spec in report.contract.outputs]
     cells = (
-        (kind, spec.name, " × ".join(map(str, spec.shape)) or "scalar", spec.dtype, describe(spec.dim_order))
+        (
+            kind,
+            spec.name,
+            " × ".join(map(str, spec.shape)) or "scalar",
+            spec.type_name,
+            describe(spec.dim_order),
+        )
         for kind, spec in rows
     )
     return _section(

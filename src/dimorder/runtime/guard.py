@@ -187,10 +187,43 @@ def _check_kind(spec: TensorSpec, tensor: object, device: str | None) -> None:
             f'{name} = {name}.to("{device}")',
         )
     dtype = getattr(torch, spec.dtype)
+    if tensor.is_quantized:
+        raise _quantised_error(spec, tensor)
     if tensor.dtype != dtype:
-        raise ContractError(
-            where, f"{tensor.dtype}, where {dtype} is promised", f"{name} = {name}.to({dtype})"
+        promised = f"{dtype}{spec.type_name.removeprefix(spec.dtype)}"
+        raise ContractError(where, f"{tensor.dtype}, where {promised} is promised", _type_fix(spec, tensor))
+
+
+def _type_fix(spec: TensorSpec, tensor: torch.Tensor) -> str:
+    """The line that makes of `tensor` one of the promised type."""
+    name, dtype = _variable(spec), getattr(torch, spec.dtype)
+    if spec.scale is None or not tensor.is_floating_point():
+        return f"{name} = {name}.to({dtype})" if spec.scale is None else _quantising(spec, f"{name}.float()")
+    return _quantising(spec, name)
+
+
+def _quantising(spec: TensorSpec, value: str) -> str:
+    low, high = spec.integer_range
+    quanta = f"torch.round({value} / {spec.scale}) + {spec.zero_point}"
+    return f"{_variable(spec)} = torch.clamp({quanta}, {low}, {high}).to(torch.{spec.dtype})"
+
+
+def _quantised_error(spec: TensorSpec, tensor: torch.Tensor) -> ContractError:
+    """Of a tensor of torch's own quantised types, whose integers have a scale with them."""
+    where, name = f"input {spec.name!r}", _variable(spec)
+    if tensor.qscheme() not in (torch.per_tensor_affine, torch.per_tensor_symmetric) or spec.scale is None:
+        found = f"{tensor.dtype}, where torch.{spec.type_name} is promised"
+        real = f"{name}.dequantize()"
+        return ContractError(
+            where, found, f"{name} = {real}" if spec.scale is None else _quantising(spec, real)
         )
+    own = tensor.q_scale(), tensor.q_zero_point(), tensor.int_repr().dtype
+    if own == (spec.scale, spec.zero_point, getattr(torch, spec.dtype)):
+        return ContractError(
+            where, f"{tensor.dtype}, whose integers are promised", f"{name} = {name}.int_repr()"
+        )
+    found = f"{tensor.dtype} of scale {own[0]:.6g}, zero point {own[1]}, where {spec.type_name} is promised"
+    return ContractError(where, found, _quantising(spec, f"{name}.dequantize()"))
 
 
 def _check_shape(

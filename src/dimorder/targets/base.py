@@ -14,6 +14,7 @@ from dimorder.contract import Contract
 from dimorder.errors import UsageError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import Costs, counted
+from dimorder.lowering.network_plan import Place
 from dimorder.lowering.verify import Run
 
 
@@ -21,7 +22,7 @@ class Artifact(Protocol):
     """What a target makes of a physical program: bytes to save, and a way to run them.
 
     `delegates` and `outside` (operator → calls) say what the target took and what it left to portable
-    kernels.
+    kernels, `float_islands` which operators between integers it computes in float32, and why.
     """
 
     @property
@@ -32,6 +33,9 @@ class Artifact(Protocol):
 
     @property
     def outside(self) -> Mapping[str, int]: ...
+
+    @property
+    def float_islands(self) -> Sequence[tuple[Place, str]]: ...
 
     @property
     def beside(self) -> Mapping[str, bytes]:

@@ -65,7 +65,7 @@ class Row:
 
     `build` takes the target's writer and the arguments, and returns a dense value, a View, or a list of dense
     values. `relabel` marks what moves no element, or only as part of a conversion, `integers` what takes int8
-    besides the target's own types.
+    and uint8 besides the target's own types.
     """
 
     build: Callable[[Any, Arguments], Any]
@@ -116,7 +116,7 @@ class Table:
         for tensor in (node, *node.all_input_nodes):
             for value in results(tensor):
                 reason = self.unfit(value, tensor in constants)
-                if reason and not (row.integers and value.dtype == torch.int8):
+                if reason and not (row.integers and value.dtype in (torch.int8, torch.uint8)):
                     return reason
         arguments = bind(node, lambda n: n)
         arguments.is_constant = lambda argument: argument is None or argument in constants

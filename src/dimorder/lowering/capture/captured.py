@@ -88,7 +88,7 @@ def capture(
     if not isinstance(args, (tuple, list)):
         raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
     _refuse_meta("the arguments", args, kwargs)
-    exported = _export(model, args, kwargs)
+    exported = export(model, args, kwargs)
     _refuse_meta("the network", exported.state_dict, exported.constants)
     plain = functional(exported, OPERATORS)
     _refuse_state(plain)  # only this form's signature tells every write
@@ -177,7 +177,15 @@ def operator_name(node: torch.fx.Node) -> str:
     return str(node.target).removesuffix(".default")
 
 
-def _export(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> ExportedProgram:
+def export(
+    model: torch.nn.Module | ExportedProgram | str | Path,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+) -> ExportedProgram:
+    """A network as an exported program; a module is exported in eval mode.
+
+    Raises `UsageError` for what is no network, `UnsupportedError` for one that cannot be exported.
+    """
     if isinstance(model, (str, Path)):
         try:
             model = torch.export.load(str(model))

@@ -2,10 +2,12 @@
 what it says about values, and no number changes by it.
 
 1. A quantised value is dequantised once.
-2. What moves elements of dequantised values moves the integers; each part of a cat is quantised by itself.
-3. What is quantised as it was before is left as it is.
-4. What clamps before that clamps before the value is quantised for the first time.
-5. The bias of a product of quantised values is a multiple of its scale: what integer kernels add.
+2. What is quantised after it was moved, or selected by a maximum, is quantised before that, once.
+3. What moves elements of dequantised values moves the integers.
+4. What was selected from dequantised values is quantised as they were.
+5. What is quantised as it was before is left as it is.
+6. What clamps before that clamps before the value is quantised for the first time.
+7. The bias of a product of quantised values is a multiple of its scale: what integer kernels add.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dimorder.lowering.capture.scaled import Scaled
+from dimorder.lowering.capture.tracing import EXPORTED
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
 
 aten = torch.ops.aten
@@ -33,7 +36,14 @@ _CLAMPS = frozenset(
 _MOVES = frozenset(
     (
         *(aten.reshape.default, aten.permute.default, aten.slice.Tensor, aten.cat.default, aten.flip.default),
-        *(aten.expand.default, aten.repeat.default, aten.roll.default, aten.index_select.default),
+        aten.roll.default,
+    )
+)
+# The same, but torch has them for floats alone, or targets compute them by products with ones.
+_SELECTIONS = frozenset(
+    (
+        *(aten.max_pool2d.default, aten.upsample_nearest2d.vec),
+        *(aten.expand.default, aten.repeat.default, aten.index_select.default),
     )
 )
 _PRODUCTS = frozenset((aten.convolution.default, aten.linear.default))
@@ -44,10 +54,15 @@ def simplify(module: GraphModule) -> None:
     graph = module.graph
     if not any(node.target is QUANTIZE for node in graph.nodes):
         return
+    pending = [node for node in graph.nodes if node.target is QUANTIZE]
+    while pending:
+        pending += _quantised_before(pending.pop())
     for node in list(graph.nodes):
         if node.target in _MOVES:
             _move_integers(node)
-        elif node.target is QUANTIZE and not _parted(node):
+        elif node.target in _SELECTIONS:
+            _quantise_after(node)
+        elif node.target is QUANTIZE:
             _left_out(node) or _clamped(node)
     for node in list(graph.nodes):
         if node.target is DEQUANTIZE:
@@ -83,26 +98,64 @@ def _move_integers(move: Node) -> None:
     move.graph.erase_node(move)
 
 
-def _parted(quantize: Node) -> bool:
-    """A quantised cat of dequantised values: each of these is quantised, and the integers are joined."""
-    cat = quantize.args[0]
-    if not isinstance(cat, Node) or cat.target is not aten.cat.default or len(cat.users) > 1:
-        return False
-    parts: Any = cat.args[0]
-    if not all(part.target is DEQUANTIZE for part in parts):
-        return False
+def _quantised_before(quantize: Node) -> list[Node]:
+    """A quantised move of floats: what it moves is quantised instead, and the integers are moved. The nodes
+    that do that."""
+    move: Any = quantize.args[0]
+    if not isinstance(move, Node) or move.target not in _MOVES | _SELECTIONS:
+        return []
+    sources = move.all_input_nodes if move.target is aten.cat.default else move.all_input_nodes[:1]
+    scale = quantize.args[1:]
+    if any(source.op != "call_function" for source in sources):
+        return []
+    if move.target is not aten.cat.default:
+        others = [user for user in sources[0].users if user.target in _MOVES | _SELECTIONS]
+        alike = all(u.target is QUANTIZE and u.args[1:] == scale for other in others for u in other.users)
+        if sources[0].target is DEQUANTIZE or not alike:
+            return []
+    made = {source: _quantised(source, quantize) for source in sources}
     with quantize.graph.inserting_before(quantize):
-        made = []
-        for part in parts:
-            made.append(quantize.graph.call_function(QUANTIZE, (part, *quantize.args[1:])))
-            made[-1].meta = {**part.meta, "val": _like(part, quantize)}
-        joined = quantize.graph.call_function(cat.target, (made, *cat.args[1:]))
-    joined.meta = {**cat.meta, "val": quantize.meta["val"]}
-    quantize.replace_all_uses_with(joined)
-    quantize.graph.erase_node(quantize)
-    for part in made:
-        _left_out(part)
-    return True
+        if move.target in _MOVES:
+            args = torch.fx.map_arg(move.args, lambda n: made.get(n, n))
+            moved = quantize.graph.call_function(move.target, args, move.kwargs)
+            moved.meta = {**move.meta, EXPORTED: quantize.meta.get(EXPORTED), "val": quantize.meta["val"]}
+            quantize.replace_all_uses_with(moved)
+            quantize.graph.erase_node(quantize)
+        else:
+            real = quantize.graph.call_function(DEQUANTIZE, (made[sources[0]], *scale))
+            real.meta = {**sources[0].meta}
+            chosen = quantize.graph.call_function(move.target, (real, *move.args[1:]), move.kwargs)
+            chosen.meta = {**move.meta}
+            quantize.replace_input_with(move, chosen)
+    if not move.users:
+        move.graph.erase_node(move)
+    return list(made.values())
+
+
+def _quantised(value: Node, alike: Node) -> Node:
+    """`value` quantised as that node quantises."""
+    for user in value.users:
+        if user.target is QUANTIZE and user.args[1:] == alike.args[1:]:
+            value.append(user)  # before whatever reads it now
+            return user
+    with value.graph.inserting_after(value):
+        made = value.graph.call_function(QUANTIZE, (value, *alike.args[1:]))
+    made.meta = {**value.meta, "val": _like(value, alike)}
+    return made
+
+
+def _quantise_after(selection: Node) -> None:
+    """What is selected from dequantised values: quantised as they were, which changes nothing."""
+    source = selection.all_input_nodes[0]
+    if source.target is not DEQUANTIZE:
+        return
+    with selection.graph.inserting_after(selection):
+        quantised = selection.graph.call_function(QUANTIZE, (selection, *source.args[1:]))
+    with selection.graph.inserting_after(quantised):
+        real = selection.graph.call_function(DEQUANTIZE, (quantised, *source.args[1:]))
+    quantised.meta = {**selection.meta, "val": _like(selection, source.args[0])}  # type: ignore[arg-type]
+    real.meta = {**selection.meta}
+    selection.replace_all_uses_with(real, delete_user_cb=lambda user: user is not quantised)
 
 
 def _left_out(quantize: Node) -> bool:
@@ -155,7 +208,7 @@ def _scale_bias(module: GraphModule, product: Node) -> None:
     channels = held[0].integers.per_channel()
     transposed = product.target is aten.convolution.default and rest[3]
     outputs = 1 if transposed and rest[5] == 1 else 0  # the weight's dimension of output channels
-    if channels is None or isinstance(held[1], Scaled):
+    if channels is None or held[0].integers.zero_point or isinstance(held[1], Scaled):
         return
     if channels[0].numel() > 1 and channels[1] != outputs:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,13 +36,20 @@ _MOVES = frozenset(
 
 @dataclass(frozen=True)
 class Integers:
-    """What a constant is made of: `values`, and the `scales` by which they were multiplied.
+    """What a constant is made of: `values` less the zero point, and the `scales` they were multiplied by.
 
-    Both have the constant's shape; the zero point is 0.
+    Both have the constant's shape.
     """
 
     values: Tensor
     scales: Tensor
+    zero_point: int = 0
+
+    @property
+    def scale(self) -> float | None:
+        """The scale of all values, if they have one."""
+        first = float(self.scales.flatten()[0])
+        return first if bool((self.scales == first).all()) else None
 
     def per_channel(self) -> tuple[Tensor, int] | None:
         """The scales along the one dimension in which they differ, and that dimension; one scale is along
@@ -52,10 +60,15 @@ class Integers:
         (tensor([1., 2.]), 0)
         """
         for dim in range(self.scales.dim()):
-            along = self.scales.movedim(dim, 0).reshape(self.scales.shape[dim], -1)
-            if bool((along == along[:, :1]).all()):
-                return along[:, 0].contiguous(), dim
+            scales = self.along(dim)
+            if scales is not None:
+                return scales, dim
         return None
+
+    def along(self, dim: int) -> Tensor | None:
+        """The scales along a dimension, unless they differ in another one too."""
+        along = self.scales.movedim(dim, 0).reshape(self.scales.shape[dim], -1)
+        return along[:, 0].contiguous() if bool((along == along[:, :1]).all()) else None
 
 
 class Scaled(torch.Tensor):
@@ -75,11 +88,11 @@ class Scaled(torch.Tensor):
     integers: Integers
 
     @staticmethod
-    def of(values: Tensor, scales: Tensor) -> Scaled:
-        """`values` · `scales`, which broadcast to the shape of `values`."""
+    def of(values: Tensor, scales: Tensor, zero_point: int = 0) -> Scaled:
+        """(`values` − `zero_point`) · `scales`, which broadcast to the shape of `values`."""
         values, scales = values.detach(), scales.detach().to(torch.float32).expand(values.shape)
-        made = (values.to(torch.float32) * scales).as_subclass(Scaled)
-        made.integers = Integers(values, scales)
+        made = ((values.to(torch.float32) - zero_point) * scales).as_subclass(Scaled)
+        made.integers = Integers(values, scales, zero_point)
         return made
 
     @classmethod
@@ -99,14 +112,15 @@ class Scaled(torch.Tensor):
                 func(part, *_plain(args[1:]), **_plain(kwargs or {}))
                 for part in (first.integers.values, first.integers.scales)
             ]
-            return pytree.tree_map(_joined, result, *parts)
+            joined = partial(_joined, first.integers.zero_point)
+            return pytree.tree_map(joined, result, *parts)
 
 
-def _joined(value: Any, values: Any, scales: Any) -> Any:
+def _joined(zero_point: int, value: Any, values: Any, scales: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     made = value.as_subclass(Scaled)
-    made.integers = Integers(values, scales)
+    made.integers = Integers(values, scales, zero_point)
     return made
 
 
@@ -126,7 +140,7 @@ def evaluate(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 
 
 def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """A zero point other than 0 is not kept: no target computes with one in a weight."""
+    """Several zero points of one constant are not kept: no target computes with them."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "quantized_decomposed":
         return None
     if target._opname not in ("dequantize_per_tensor", "dequantize_per_channel"):
@@ -137,9 +151,10 @@ def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         scales, zeros = torch.as_tensor(given["scale"]), torch.as_tensor(given["zero_point"])
     else:
         scales, zeros = given["scales"], given["zero_points"]
-    if zeros is not None and bool((zeros != 0).any()):
+    zero_point = 0 if zeros is None else int(zeros.flatten()[0])
+    if zeros is not None and bool((zeros != zero_point).any()):
         return None
     shape = [1] * values.dim()
     if scales.numel() > 1:
         shape[dim or 0] = -1
-    return Scaled.of(values, scales.reshape(shape))
+    return Scaled.of(values, scales.reshape(shape), zero_point)

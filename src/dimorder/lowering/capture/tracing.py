@@ -85,6 +85,8 @@ class Tracer:
             target, args, kwargs
         ):
             return evaluate(target, args, kwargs)
+        if target not in self.spellings and not self.is_known(target):
+            target = _as_view(target)
         rewrite = self.spellings.get(target)
         if rewrite is not None:
             return rewrite(self, *args, **kwargs)
@@ -168,6 +170,14 @@ class Tracer:
             return make()
         with self.graph.inserting_before(first):
             return make()
+
+
+def _as_view(target: Any) -> Any:
+    """The operator that views what this one copies, such as `slice` for `slice_copy`; else itself."""
+    if torch.Tag.view_copy not in getattr(target, "tags", ()):
+        return target
+    views = getattr(torch.ops.aten, target._opname.removesuffix("_copy"))
+    return getattr(views, target._overloadname, target)
 
 
 def _plain(value: Any) -> Any:

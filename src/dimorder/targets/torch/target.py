@@ -48,6 +48,10 @@ class TorchArtifact:
         return self.program.module()
 
     @property
+    def float_islands(self) -> tuple[()]:
+        return ()
+
+    @property
     def exactly(self) -> None:
         return None
 

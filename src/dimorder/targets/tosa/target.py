@@ -46,6 +46,10 @@ class TosaArtifact:
         return {sidecar.SUFFIX: sidecar.encode(self.data, self.contract)}
 
     @property
+    def float_islands(self) -> tuple[()]:
+        return ()
+
+    @property
     def exactly(self) -> None:
         return None
 

@@ -22,15 +22,19 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import where
+from dimorder.lowering.capture.typed import integer_type
+from dimorder.lowering.verify import Run
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
-from dimorder.targets.xnnpack.backend import BACKEND_ID, XnnValue, XnnWriter
-from dimorder.targets.xnnpack.model import XnnModel
+from dimorder.targets.xnnpack import run
+from dimorder.targets.xnnpack.backend import XnnWriter
+from dimorder.targets.xnnpack.boundary import TO_NCHW, TO_NHWC, empty, is_channels_last, lowered
+from dimorder.targets.xnnpack.exact import Computed, exact_run
+from dimorder.targets.xnnpack.graph import XnnValue
+from dimorder.targets.xnnpack.integers import Quantised
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 
 aten = torch.ops.aten
-
-_TO_NHWC, _TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,17 @@ class Emitted:
     """A `.pte` and what is in it.
 
     `delegates` is the number of XNNPACK delegates, `outside` how often each portable operator is called; both
-    are read from the finished file. `transposes` counts the conversions that the delegates make. `model`
-    computes what the file does, its int8 kernels bit for bit; None where it has none.
+    are read from the finished file. `transposes` counts the conversions that the delegates make. Of one with
+    int8 kernels, `exactly` gives the same bits as the file does by other means, and `float_islands` are the
+    operators that it computes in float32, each with the reason.
     """
 
     pte: bytes
     delegates: int
     outside: dict[str, int]
     transposes: int
-    model: GraphModule | None = None
+    exactly: Run | None = None
+    float_islands: tuple[tuple[Node, str], ...] = ()
 
 
 def emit(
@@ -77,16 +83,27 @@ def emit(
         reason = wrong_outside(node)
         if reason:
             raise _no_kernel(plan, [node], reason)
-    module, transposes, model = _outer(plan)
-    outer = torch.export.export(module, plan.example_inputs())
-    texts, config = dict(constant_methods or {}), EdgeCompileConfig(_check_ir_validity=False)
-    if plan.outside():
-        pte = _lower_outside(plan, outer, texts, config)
-    else:  # calls of delegates alone are edge dialect as they stand, and to_edge takes half a second
-        pte = bytes(EdgeProgramManager({"forward": outer}, texts, config).to_executorch().buffer)
+    build = _outer(plan)
+    pte = _file(plan, GraphModule(build.root, build.graph), constant_methods or {})
     delegates, outside = _calls(pte)
     _require_kernels(outside, plan)
-    return Emitted(pte, delegates, outside, transposes, model)
+    exactly = None
+    if build.is_quantised:
+
+        def run_module(module: GraphModule, inputs: Sequence[Tensor]) -> list[Tensor]:
+            return run(_file(plan, module, {}), inputs)
+
+        exactly = exact_run(build.graph, build.root, build.computed, run_module)
+    return Emitted(pte, delegates, outside, build.transposes, exactly, tuple(build.float_islands.items()))
+
+
+def _file(plan: _Partition, module: GraphModule, texts: Mapping[str, str]) -> bytes:
+    outer = torch.export.export(module, plan.example_inputs())
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    if plan.outside():
+        return _lower_outside(plan, outer, dict(texts), config)
+    # Calls of delegates alone are edge dialect as they stand, and to_edge takes half a second.
+    return bytes(EdgeProgramManager({"forward": outer}, dict(texts), config).to_executorch().buffer)
 
 
 # Which operators go where
@@ -103,7 +120,7 @@ class _Partition:
     stage: dict[Node, int] = field(default_factory=dict)
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        return tuple(_empty(node.meta["val"], self.is_nhwc(node)) for node in self.inputs)
+        return tuple(empty(node.meta["val"], self.is_nhwc(node)) for node in self.inputs)
 
     def outside(self) -> list[Node]:
         return [node for node, stage in self.stage.items() if stage % 2]
@@ -122,16 +139,6 @@ class _Partition:
             yield stage, [node for node, s in self.stage.items() if s == stage]
 
 
-def is_channels_last(value: Tensor) -> bool:
-    """Whether a 4-D value is channels-last and its strides leave no doubt about it."""
-    if value.ndim != 4:
-        return False
-    _, c, h, w = value.shape
-    if c == 1 or h == w == 1:  # contiguous strides mean the same order
-        return False
-    return bool(value.is_contiguous(memory_format=torch.channels_last))
-
-
 def _partition(program: ExportedProgram, operators: Table) -> _Partition:
     """Stages: a node's is the first of its kind (delegate or outside) not before its operands' stages; a
     delegate for which nothing outside waits is part of the next one."""
@@ -140,7 +147,7 @@ def _partition(program: ExportedProgram, operators: Table) -> _Partition:
     called = [
         node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
     ]
-    outside = {node for node in called if operators.supports(node, plan.constants)}
+    outside = {node for node in called if operators.supports(node, plan.constants) or _counts(node)}
     while True:
         plan.stage = _stages(called, outside)
         idle = [
@@ -151,6 +158,14 @@ def _partition(program: ExportedProgram, operators: Table) -> _Partition:
         if not idle:
             return plan
         outside.update(node for group in idle for node in group)
+
+
+def _counts(node: Node) -> bool:
+    """Whether a call moves integers of 8 bits that stand for themselves: XNNPACK has none."""
+    read = (each for each in (node, *node.all_input_nodes) if isinstance(each.meta["val"], Tensor))
+    return any(
+        each.meta["val"].dtype in (torch.int8, torch.uint8) and integer_type(each) is None for each in read
+    )
 
 
 def _stages(called: Sequence[Node], outside: set[Node]) -> dict[Node, int]:
@@ -179,10 +194,8 @@ def _at_border(plan: _Partition, group: Sequence[Node]) -> bool:
 # The delegates
 
 
-def _delegate(
-    plan: _Partition, group: Sequence[Node]
-) -> tuple[LoweredBackendModule, list[Node], list[Node], XnnWriter]:
-    """The delegate of `group`, the nodes that it reads, those that it gives, and its graph."""
+def _delegate(plan: _Partition, group: Sequence[Node]) -> tuple[list[Node], list[Node], XnnWriter]:
+    """The nodes that the delegate of `group` reads, those that it gives, and its graph."""
     members = set(group)
     operands: dict[Node, Any] = dict(plan.constants)
     writer, read = XnnWriter(), list[Node]()
@@ -196,32 +209,36 @@ def _delegate(
             operands[node] = plan.operators.build(writer, node, operands.__getitem__)
         else:
             read.append(node)
-            operands[node] = _read(writer, node.meta["val"], plan.is_nhwc(node))
+            operands[node] = _read(writer, node, plan)
 
     for node in group:
         for operand in node.all_input_nodes:
             fetch(operand)
     given = [node for node in group if isinstance(node.meta["val"], Tensor) and _leaves(plan, node, members)]
     for node in group:
+        writer.origin = node
         if is_getitem(node):
             operands[node] = operands[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
         else:
             operands[node] = plan.operators.build(writer, node, operands.__getitem__)
     for node in given:
         view = operands[node]
-        writer.output(writer.dense(view.permute(_TO_NHWC) if plan.is_nhwc(node) else view))
-    blob, constants = writer.finish()
-    stand_in = torch.export.export(
-        _StandIn([_empty(node.meta["val"], plan.is_nhwc(node)) for node in given]),
-        tuple(_empty(node.meta["val"], plan.is_nhwc(node)) for node in read),
-    )
-    return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants), read, given, writer
+        writer.output(writer.dense(view.permute(TO_NHWC) if plan.is_nhwc(node) else view))
+    writer.finish()
+    return read, given, writer
 
 
-def _read(writer: XnnWriter, value: Tensor, nhwc: bool) -> View[XnnValue]:
-    if not nhwc:
-        return whole(writer.input(value.shape))
-    return whole(writer.input([value.shape[d] for d in _TO_NHWC])).permute(_TO_NCHW)
+def _read(writer: XnnWriter, node: Node, plan: _Partition) -> View[XnnValue]:
+    value, of = node.meta["val"], None
+    rounded = node not in plan.inputs and value.is_floating_point()
+    if not value.is_floating_point():
+        held = integer_type(node)
+        assert held is not None, f"nothing says what the integers of {node} stand for"
+        of = Quantised(held.scale, held.zero_point, torch.iinfo(held.dtype).min)
+    if not plan.is_nhwc(node):
+        return whole(writer.input(value.shape, of, is_rounded=rounded))
+    shape = [value.shape[d] for d in TO_NHWC]
+    return whole(writer.input(shape, of, is_rounded=rounded)).permute(TO_NCHW)
 
 
 def _leaves(plan: _Partition, node: Node, members: set[Node]) -> bool:
@@ -244,49 +261,11 @@ def _is_fetched(plan: _Partition, permute: Node, members: set[Node]) -> bool:
     )
 
 
-class _StandIn(torch.nn.Module):
-    """What ExecuTorch runs for a delegate while it traces: tensors of the right shapes and strides."""
-
-    def __init__(self, results: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.results = [(tuple(r.shape), is_channels_last(r)) for r in results]
-
-    def forward(self, *_: Tensor) -> list[Tensor]:
-        return [
-            torch.zeros([shape[d] for d in _TO_NHWC]).permute(_TO_NCHW) if nhwc else torch.zeros(shape)
-            for shape, nhwc in self.results
-        ]
-
-
-class _Computed(torch.nn.Module):
-    """What a delegate computes, in torch; `nhwc` says which of its operands and results are NHWC to it."""
-
-    def __init__(self, graph: XnnModel, nhwc: tuple[Sequence[bool], Sequence[bool]]) -> None:
-        super().__init__()
-        self.graph, self.nhwc = graph, nhwc
-
-    def forward(self, *inputs: Tensor) -> list[Tensor]:
-        held = [
-            x.permute(_TO_NHWC) if is_nhwc else x for x, is_nhwc in zip(inputs, self.nhwc[0], strict=True)
-        ]
-        results = self.graph.run(held)
-        return [
-            y.permute(_TO_NCHW) if is_nhwc else y for y, is_nhwc in zip(results, self.nhwc[1], strict=True)
-        ]
-
-
-def _empty(value: Tensor, channels_last: bool) -> Tensor:
-    """A real tensor of the value's shape, in one of the two orders that a boundary has."""
-    dense = torch.empty(tuple(value.shape), dtype=value.dtype)
-    return dense.to(memory_format=torch.channels_last) if channels_last else dense
-
-
 # The program around the delegates
 
 
-def _outer(plan: _Partition) -> tuple[GraphModule, int, GraphModule | None]:
-    """The program as calls of delegates and portable operators, the transposes in its delegates, and the same
-    program with a model for each delegate where one computes in int8."""
+def _outer(plan: _Partition) -> _OuterBuilder:
+    """The program as calls of delegates and portable operators, and what is known of its delegates."""
     root, graph = torch.nn.Module(), Graph()
     values: dict[Node, Node] = {node: graph.placeholder(node.name) for node in plan.inputs}
     build = _OuterBuilder(plan, root, graph, values)
@@ -294,8 +273,7 @@ def _outer(plan: _Partition) -> tuple[GraphModule, int, GraphModule | None]:
         group = [node for node, s in plan.stage.items() if s == stage]
         build.delegate(group) if stage % 2 == 0 else build.outside(group)
     graph.output(tuple(build.result(node) for node in plan.outputs))
-    model = GraphModule({**dict(root.named_buffers()), **build.models}, graph) if build.is_quantised else None
-    return GraphModule(root, graph), build.transposes, model
+    return build
 
 
 @dataclass
@@ -312,16 +290,29 @@ class _OuterBuilder:
     values: dict[Node, Node]
     transposes: int = 0
     is_quantised: bool = False
-    models: dict[str, Any] = field(default_factory=dict)
+    computed: dict[str, Computed] = field(default_factory=dict)
+    float_islands: dict[Node, str] = field(default_factory=dict)
 
     def delegate(self, group: Sequence[Node]) -> None:
-        module, read, given, writer = _delegate(self.plan, group)
+        read, given, writer = _delegate(self.plan, group)
         self.transposes += writer.transposes
         self.is_quantised |= writer.is_quantised
-        name = f"delegate_{len(list(self.root.children()))}"
-        is_nhwc = self.plan.is_nhwc
-        self.models[name] = _Computed(writer.model(), ([*map(is_nhwc, read)], [*map(is_nhwc, given)]))
-        self.root.add_module(name, module)
+        self.float_islands.update(writer.islands())
+        name = f"delegate_{len(self.computed)}"
+        reads, gives = (
+            [empty(node.meta["val"], self.plan.is_nhwc(node)) for node in nodes] for nodes in (read, given)
+        )
+        self.root.add_module(name, lowered(reads, gives, *writer.serialise()))
+        model, outputs = writer.model(), list(writer.outputs)
+        more = [index for index in model.rounded if index not in outputs]
+
+        def telling() -> LoweredBackendModule:
+            integers = [torch.empty(model.shapes[index], dtype=model.types[index].dtype) for index in more]
+            return lowered(reads, [*gives, *integers], *writer.serialise(more))
+
+        nhwc = [*map(self.plan.is_nhwc, read)], [*map(self.plan.is_nhwc, given)]
+        rounded = [(outputs + more).index(index) for index in model.rounded]
+        self.computed[name] = Computed(model, nhwc, telling, rounded)
         results = self.graph.call_module(name, tuple(self.values[node] for node in read))
         for position, node in enumerate(given):
             self.values[node] = self.graph.call_function(operator.getitem, (results, position))

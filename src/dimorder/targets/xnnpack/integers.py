@@ -11,15 +11,24 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """An int8 value of XNNPACK's stands for (integer − zero_point) · scale."""
+    """An integer of XNNPACK's stands for (integer − zero_point) · scale.
+
+    `least` is -128 for int8, and 0 for uint8, which the boundary of a program may have.
+    """
 
     scale: float
     zero_point: int
+    least: int = -128
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8 if self.least == 0 else torch.int8
 
 
 # What the operands that are no weights stand for, what the result does, and the scales of the weights: None
@@ -47,6 +56,12 @@ def _ratio(low: float, high: float) -> _Condition:
         return None
 
     return condition
+
+
+def _matrices(reads: Sequence[Quantised], result: Quantised, weights: Tensor | None) -> str | None:
+    if reads[1].zero_point:
+        return f"a right matrix with the zero point {reads[1].zero_point}"
+    return _product(reads, result, weights)
 
 
 def _product(reads: Sequence[Quantised], result: Quantised, weights: Tensor | None) -> str | None:
@@ -77,11 +92,22 @@ IN_INT8: Mapping[str, _Condition] = MappingProxyType(
         **dict.fromkeys(("Conv2d", "DepthwiseConv2d", "ConvTranspose2d", "FullyConnected"), _LINEAR),
         **dict.fromkeys(("Add", "Subtract"), _ratio(2**-10, 2**8)),
         "Multiply": _product,
+        "BatchMatrixMultiply": _matrices,
+        **dict.fromkeys(("Maximum", "Minimum"), _any),
         "GlobalAvgPooling2d": _ratio(2**-8, 2**8),
-        **dict.fromkeys(_UNARY, _any),
-        **dict.fromkeys(("Clamp", "MaxPooling2d", "StaticConstantPad"), _same),
+        **dict.fromkeys((*_UNARY, "Clamp"), _any),
+        **dict.fromkeys(("MaxPooling2d", "StaticConstantPad"), _same),
     }
 )
+# Kinds whose int8 kernel does not give what is quantised next.
+IN_FLOAT: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(
+        ("LeakyReLU", "StaticResizeBilinear2D", "Div", "PReLU", "Log", "SquareRoot", "ReciprocalSquareRoot"),
+        "XNNPACK's int8 kernel rounds otherwise than what is quantised next",
+    )
+)
+WEIGHTS = ("filter_id", "bias_id")  # the fields of a node that name its weights
+OPERANDS = ("input_id", *(f"input{i}_id" for i in range(1, 6)))  # those that name what else it reads
 # Kinds that move elements and have the type of what they read.
 MOVES = frozenset(
     (

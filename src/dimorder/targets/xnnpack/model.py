@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch import Tensor
 
+from dimorder.lowering.exactly import require_close
 from dimorder.lowering.operators.dialect import OPS
+from dimorder.lowering.verify import verify
 from dimorder.targets.xnnpack.integers import MOVES, Quantised
 
 _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
@@ -26,8 +29,9 @@ _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schem
 class XnnModel:
     """A graph of XNNPACK nodes as it was written.
 
-    `nodes` have the schema's fields and the bounds of the result; `types` are those of int8 values, `shapes`
-    of all; `constants` are float32, or integers with the scales of their channels.
+    `nodes` have the schema's fields and the bounds of the result; `types` are those of integers, `shapes`
+    of all; `constants` are float32, or integers with the scales of their channels. `rounded` are the values
+    that floats were rounded to, each with the place in the network of what computed these.
     """
 
     nodes: Sequence[tuple[str, _Fields, tuple[float, float]]]
@@ -37,17 +41,32 @@ class XnnModel:
     scales: Mapping[int, Tensor]
     inputs: Sequence[int]
     outputs: Sequence[int]
+    rounded: Mapping[int, str]
 
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What the runtime gives for these inputs; float32 nodes up to its own rounding."""
+    def run(self, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+        """What the runtime gives for these inputs, where it gives `given` for the values of `rounded`.
+
+        Raises `VerificationError` where one of these is not what the model makes of what was before it.
+        """
         held: dict[int, Tensor] = {
             **self.constants,
             **{i: x.reshape(self.shapes[i]) for i, x in zip(self.inputs, inputs, strict=True)},
         }
+        found = dict(zip(self.rounded, given, strict=True))
         with torch.no_grad():
             for kind, fields, bounds in self.nodes:
-                held[fields.output_id] = self._node(kind, fields, bounds, held)
+                index = fields.output_id
+                made = self._node(kind, fields, bounds, held)
+                held[index] = self._agreed(made, found[index], index) if index in found else made
         return [held[i] for i in self.outputs]
+
+    def _agreed(self, made: Tensor, found: Tensor, index: int) -> Tensor:
+        what = f"{self.rounded[index]} in float32"
+        if made.is_floating_point():
+            verify([found.reshape(made.shape)], [made], what=what)
+        else:
+            require_close(made, found.reshape(made.shape), what)
+        return found.reshape(made.shape)
 
     def _node(
         self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Tensor]
@@ -63,10 +82,11 @@ class XnnModel:
             return _FLOAT[kind](fields, shape, *operands).clamp(*bounds).reshape(shape)
         types = [self.types[i] for i in ids if i in self.types]
         lowest, highest = (
-            round(min(max(bound / result.scale + result.zero_point, -128), 127)) for bound in bounds
+            round(min(max(bound / result.scale + result.zero_point, result.least), result.least + 255))
+            for bound in bounds
         )
         if kind in _EXACT:
-            quanta = _EXACT[kind](types, result, *operands)
+            quanta = _EXACT[kind](fields, types, result, *operands)
         elif kind in _SUMS:
             centred = [
                 (operands[0].double() - types[0].zero_point),
@@ -82,8 +102,9 @@ class XnnModel:
         elif kind in _MOVES:
             quanta = _FLOAT[kind](fields, shape, *(x.double() for x in operands))
         else:
-            quanta = _quantised(_FLOAT[kind](fields, shape, _value(operands[0], types[0])), result)
-        return quanta.clamp(lowest, highest).to(torch.int8).reshape(shape)
+            values = [_value(x, of) for x, of in zip(operands, types, strict=True)]
+            quanta = _quantised(_FLOAT[kind](fields, shape, *values), result)
+        return quanta.clamp(lowest, highest).to(result.dtype).reshape(shape)
 
 
 def _value(x: Tensor, of: Quantised) -> Tensor:
@@ -92,7 +113,7 @@ def _value(x: Tensor, of: Quantised) -> Tensor:
 
 def _quantised(x: Tensor, of: Quantised) -> Tensor:
     inverse = torch.tensor(1.0 / of.scale, dtype=torch.float32)
-    return (x.to(torch.float32) * inverse).round().add(of.zero_point).clamp(-128, 127)
+    return (x.to(torch.float32) * inverse).round().add(of.zero_point).clamp(of.least, of.least + 255)
 
 
 def _scaled(sums: Tensor, scale: Tensor, of: Quantised) -> Tensor:
@@ -101,11 +122,13 @@ def _scaled(sums: Tensor, scale: Tensor, of: Quantised) -> Tensor:
 
 def _converted(x: Tensor, source: Quantised | None, result: Quantised | None) -> Tensor:
     real = x if source is None else _value(x, source)
-    return real if result is None else _quantised(real, result).to(torch.int8)
+    if result is None:
+        return real
+    return _quantised(real, result).to(result.dtype)
 
 
 def _added(sign: int) -> Callable[..., Tensor]:
-    def add(types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
+    def add(fields: _Fields, types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
         scales = [torch.tensor(t.scale, dtype=torch.float32) / of.scale for t in types]
         shift = 20 - (math.frexp(max(float(s) for s in scales))[1] - 1)
         by = [int(torch.round(s.double() * 2**shift)) for s in scales]
@@ -116,10 +139,13 @@ def _added(sign: int) -> Callable[..., Tensor]:
     return add
 
 
-def _multiplied(types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
-    centred = [x.double() - t.zero_point for x, t in zip((a, b), types, strict=True)]
-    scale = torch.tensor(types[0].scale, dtype=torch.float32) * types[1].scale / of.scale
-    return _scaled(centred[0] * centred[1], scale, of)
+def _multiplied(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def multiply(fields: _Fields, types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
+        centred = [x.double() - t.zero_point for x, t in zip((a, b), types, strict=True)]
+        scale = torch.tensor(types[0].scale, dtype=torch.float32) * types[1].scale / of.scale
+        return _scaled(product(fields, (), *centred), scale, of)
+
+    return multiply
 
 
 def _conv(f: _Fields, shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -161,6 +187,32 @@ def _cut(fields: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
     return x
 
 
+def _avg_pool(f: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
+    """The mean of what lies inside of the input."""
+    pads = (f.padding_left, f.padding_right, f.padding_top, f.padding_bottom)
+    window = ((f.pooling_height, f.pooling_width), (f.stride_height, f.stride_width))
+    inside = functional.pad(torch.ones_like(x[:1, :, :, :1]).permute(0, 3, 1, 2), pads)
+    summed = functional.avg_pool2d(functional.pad(x.permute(0, 3, 1, 2), pads), *window, divisor_override=1)
+    y = summed / functional.avg_pool2d(inside, *window, divisor_override=1)
+    return y.permute(0, 2, 3, 1)
+
+
+def _bilinear(f: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
+    aligned = bool(f.flags & xnnpack_constants.XNN_FLAG_ALIGN_CORNERS)
+    y: Tensor = OPS.upsample_bilinear2d_nhwc.default(x, [f.new_height, f.new_width], aligned, None, None)
+    return y
+
+
+def _padded(f: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
+    pads = zip(reversed(f.pre_paddings), reversed(f.post_paddings), strict=True)
+    return functional.pad(x, [size for pair in pads for size in pair], value=f.padding_value)
+
+
+def _product(f: _Fields, shape: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+    transposed = bool(f.flags & xnnpack_constants.XNN_FLAG_TRANSPOSE_B)
+    return a @ (b.transpose(-1, -2) if transposed else b)
+
+
 def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda fields, shape, *operands: function(*operands)
 
@@ -183,6 +235,9 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "Subtract": _elementwise(torch.sub),
         "Multiply": _elementwise(torch.mul),
         "Div": _elementwise(torch.div),
+        "Maximum": _elementwise(torch.maximum),
+        "Minimum": _elementwise(torch.minimum),
+        "PReLU": lambda f, s, x, slope: torch.where(x > 0, x, x * slope),
         "Sigmoid": _elementwise(torch.sigmoid),
         "Tanh": _elementwise(torch.tanh),
         "Hardswish": _elementwise(functional.hardswish),
@@ -195,12 +250,25 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "Square": _elementwise(torch.square),
         "Sin": _elementwise(torch.sin),
         "Cos": _elementwise(torch.cos),
+        "Log": _elementwise(torch.log),
+        "SquareRoot": _elementwise(torch.sqrt),
+        "ReciprocalSquareRoot": _elementwise(torch.rsqrt),
         "ELU": lambda f, s, x: functional.elu(x, f.alpha),
+        "LeakyReLU": lambda f, s, x: functional.leaky_relu(x, f.negative_slope),
+        "BatchMatrixMultiply": _product,
+        "AvgPooling2d": _avg_pool,
+        "StaticResizeBilinear2D": _bilinear,
+        "StaticConstantPad": _padded,
         "Softmax": _elementwise(lambda x: x.softmax(-1)),
     }
 )
 _SUMS = frozenset(("Conv2d", "ConvTranspose2d", "DepthwiseConv2d", "FullyConnected"))
 _MOVES = MOVES | {"MaxPooling2d"}
 _EXACT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {"Add": _added(1), "Subtract": _added(-1), "Multiply": _multiplied}
+    {
+        "Add": _added(1),
+        "Subtract": _added(-1),
+        "Multiply": _multiplied(_FLOAT["Multiply"]),
+        "BatchMatrixMultiply": _multiplied(_product),
+    }
 )

@@ -12,7 +12,8 @@ from dimorder.targets.table import Arguments, Row, View, is_conversion
 from dimorder.targets.xnnpack.pointwise import pair
 
 if TYPE_CHECKING:
-    from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
+    from dimorder.targets.xnnpack.backend import XnnWriter
+    from dimorder.targets.xnnpack.graph import XnnValue
 
 aten = torch.ops.aten
 

@@ -15,7 +15,8 @@ from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.xnnpack.integers import Quantised
 
 if TYPE_CHECKING:
-    from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
+    from dimorder.targets.xnnpack.backend import XnnWriter
+    from dimorder.targets.xnnpack.graph import XnnValue
 
 aten = torch.ops.aten
 
@@ -92,7 +93,7 @@ def _gelu(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _quantize(w: XnnWriter, a: Arguments) -> XnnValue:
-    return apply(w, "Convert", w.dense(a.input), result_type=Quantised(a.scale, a.zero_point))
+    return apply(w, "Convert", w.dense(a.input), result_type=Quantised(a.scale, a.zero_point, a.quant_min))
 
 
 def _dequantize(w: XnnWriter, a: Arguments) -> XnnValue:
@@ -100,8 +101,8 @@ def _dequantize(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _check_quantize(a: Arguments) -> str | None:
-    if (a.quant_min, a.quant_max) != (-128, 127):
-        return f"integers from {a.quant_min} to {a.quant_max}; XNNPACK has those from -128 to 127"
+    if (a.quant_min, a.quant_max) not in ((-128, 127), (0, 255)):
+        return f"integers from {a.quant_min} to {a.quant_max}; XNNPACK has those of 8 bits"
     return None
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.operators.convolution import PART_TAPS
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.resize import resized_by
@@ -23,7 +24,8 @@ from dimorder.targets.xnnpack.pointwise import pair, times
 from dimorder.targets.xnnpack.reductions import optional
 
 if TYPE_CHECKING:
-    from dimorder.targets.xnnpack.backend import XnnValue, XnnWriter
+    from dimorder.targets.xnnpack.backend import XnnWriter
+    from dimorder.targets.xnnpack.graph import XnnValue
 
 aten = torch.ops.aten
 
@@ -133,7 +135,8 @@ def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
     factor = 1.0 if a.divisor_override is None else taps / a.divisor_override
     if taps == 1:
         return times(w, _subsample(w, x, a.stride, a.shape), factor)
-    if taps in _WHOLE_KERNELS and x.shape[3] > 1:
+    by_taps = taps in _WHOLE_KERNELS or (w.holds_integers(x) and taps <= PART_TAPS)  # no node in int8
+    if by_taps and x.shape[3] > 1:
         return _avg_by_taps(w, a, x)
     # XNNPACK divides by the taps inside the input: zeros that count are written out as part of it.
     if a.divisor_override is not None:
@@ -154,7 +157,7 @@ def _avg_by_taps(w: XnnWriter, a: Arguments, x: XnnValue) -> XnnValue:
     (top, left), taps = a.padding, math.prod(a.kernel_size)
     below, beside = _overhang(x, a, a.padding, (1, 1))
     padding = (top, top + below, left, left + beside)
-    weight = torch.full((1, *a.kernel_size, x.shape[3]), 1 / taps)
+    weight = Scaled.of(torch.ones(1, *a.kernel_size, x.shape[3], dtype=torch.int8), torch.tensor(1 / taps))
     y = _depthwise(w, x, weight, None, a.stride, padding, (1, 1), a.shape)
     # What is divided by may change from place to place: the mean of ones tells.
     ones = torch.ones(1, *x.shape[1:3], 1)

@@ -13,6 +13,7 @@ from dimorder.contract import Contract, constant_methods, seal
 from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
+from dimorder.lowering.network_plan import Place
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table
@@ -28,6 +29,7 @@ class Pte:
     delegates: int
     outside: Mapping[str, int]
     exactly: Run | None = None
+    float_islands: tuple[tuple[Place, str], ...] = ()
 
     @property
     def beside(self) -> Mapping[str, bytes]:
@@ -44,12 +46,13 @@ def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERAT
     from dimorder.targets.xnnpack.emit import emit as emit_pte
 
     emitted = emit_pte(program, constant_methods=constant_methods(contract), operators=operators)
-    model = emitted.model
+    islands = tuple((Place.of(node), reason) for node, reason in emitted.float_islands)
     return Pte(
         seal(emitted.pte),
         emitted.delegates,
         dict(emitted.outside),
-        None if model is None else lambda inputs: list(model(*inputs)),
+        emitted.exactly,
+        tuple(dict(islands).items()),
     )
 
 

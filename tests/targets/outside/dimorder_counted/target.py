@@ -47,6 +47,10 @@ class CountedArtifact:
         return counted_format.encode(head, buffer.getvalue())
 
     @property
+    def float_islands(self) -> tuple[()]:
+        return ()
+
+    @property
     def exactly(self) -> None:
         return None
 

@@ -1,0 +1,154 @@
+"""Decides what a calibration is: calls of a network, given one by one, or read from a file or a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.utils._pytree as pytree
+from torch.export import ExportedProgram
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import TensorSpec
+from dimorder.errors import UsageError
+from dimorder.lowering.capture.captured import arguments
+from dimorder.reading import Normalisation, is_array, read_arrays, read_image
+
+Calibration: TypeAlias = "Iterable[Any] | str | os.PathLike[str]"
+
+_FILES = (".npy", ".npz", ".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+@dataclass(frozen=True)
+class CalibrationCall:
+    """One call of the network, as a user writes it."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def as_call(item: Any) -> CalibrationCall:
+    """One item of a calibration: a tensor, a sequence of arguments, or keywords in a dict.
+
+    >>> as_call({"x": 3}), as_call((1, 2))
+    (CalibrationCall(args=(), kwargs={'x': 3}), CalibrationCall(args=(1, 2), kwargs={}))
+    """
+    if isinstance(item, Mapping):
+        return CalibrationCall((), dict(item))
+    return CalibrationCall(tuple(item) if isinstance(item, (tuple, list)) else (item,), {})
+
+
+def calls(
+    calibration: Calibration,
+    exported: ExportedProgram,
+    normalisation: Normalisation | None = None,
+) -> Iterator[CalibrationCall]:
+    """The calls of a calibration, each checked against the network's inputs.
+
+    Raises `UsageError` for one of another structure, shape or type, and where there is none at all.
+    """
+    if isinstance(calibration, (str, os.PathLike)):
+        where, given = f"calibration {calibration}", _read(Path(calibration), exported, normalisation)
+    else:
+        where, given = "calibration", map(as_call, calibration)
+    count = -1
+    for count, call in enumerate(given):
+        _check(call, exported, count)
+        yield call
+    if count < 0:
+        raise no_example(where)
+
+
+def no_example(where: str) -> UsageError:
+    return UsageError(where, "no example", "give some inputs of the kind that the network will get")
+
+
+def _check(call: CalibrationCall, exported: ExportedProgram, index: int) -> None:
+    leaves = arguments(exported, call.args, call.kwargs)
+    for spec, found in zip(tensor_specs(exported), filter(torch.is_tensor, leaves), strict=False):
+        if (tuple(found.shape), found.dtype) != (spec.shape, getattr(torch, spec.dtype)):
+            raise UsageError(
+                f"example {index} of the calibration, input {spec.name!r}",
+                f"{tuple(found.shape)} of {found.dtype}, where it takes {spec.shape} of {spec.dtype}",
+                "give examples like those that it is lowered for",
+            )
+
+
+def tensor_specs(exported: ExportedProgram) -> list[TensorSpec]:
+    """The tensors among a program's inputs, in the sequence of its arguments."""
+    nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    values = {name: nodes[name].meta["val"] for name in exported.graph_signature.user_inputs if name in nodes}
+    return [
+        TensorSpec(name, tuple(value.shape), str(value.dtype), DimOrder.contiguous(value.dim()))
+        for name, value in values.items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+# Files
+
+
+def _read(
+    path: Path, exported: ExportedProgram, normalisation: Normalisation | None
+) -> Iterator[CalibrationCall]:
+    specs = tensor_specs(exported)
+    if not path.exists():
+        raise UsageError(f"calibration {path}", "no such file or folder", "name a folder, or a .npz file")
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in _FILES)
+    for file in files:
+        where = f"calibration {file}"
+        if is_array(str(file)):
+            yield from _stacked(read_arrays(str(file), where), specs, exported, where)
+        elif len(specs) == 1:
+            yield _call([read_image(str(file), specs[0], normalisation, where)], exported)
+        else:
+            raise UsageError(
+                where, f"an image, for {len(specs)} inputs", "give .npz files with an array for each input"
+            )
+
+
+def _stacked(
+    arrays: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec], exported: ExportedProgram, where: str
+) -> Iterator[CalibrationCall]:
+    """The examples in arrays that hold several, one after another along the first dimension."""
+    names = [spec.name for spec in specs]
+    if len(specs) == 1 and len(arrays) == 1:
+        arrays = {names[0]: next(iter(arrays.values()))}
+    if set(arrays) != set(names):
+        raise UsageError(
+            where, f"arrays {', '.join(arrays)}", f"save one array for each of {', '.join(names)}, by name"
+        )
+    parted = [_parts(arrays[spec.name], spec, where) for spec in specs]
+    if len({len(parts) for parts in parted}) > 1:
+        counts = ", ".join(f"{len(parts)} of {name}" for name, parts in zip(names, parted, strict=True))
+        raise UsageError(where, counts, "save as many examples for each input")
+    for tensors in zip(*parted, strict=True):
+        yield _call(tensors, exported)
+
+
+def _parts(array: torch.Tensor, spec: TensorSpec, where: str) -> Sequence[torch.Tensor]:
+    shape = tuple(array.shape)
+    if array.dim() == len(spec.shape) + 1 and shape[1:] == spec.shape:
+        return list(array.unbind(0))
+    batch = int(spec.shape[0]) if spec.shape else 1
+    if spec.shape and shape[1:] == spec.shape[1:] and shape[0] % batch == 0:
+        return list(array.split(batch)) if shape[0] else []
+    raise UsageError(
+        where,
+        f"an array of shape {shape} for input {spec.name!r} of shape {spec.shape}",
+        "save the examples one after another along the first dimension",
+    )
+
+
+def _call(tensors: Sequence[torch.Tensor], exported: ExportedProgram) -> CalibrationCall:
+    """The call that gives these for the tensors of a network, and its own examples for what is no tensor."""
+    feed = iter(tensors)
+    assert exported.example_inputs is not None
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(feed), exported.example_inputs)
+    return CalibrationCall(args, kwargs)

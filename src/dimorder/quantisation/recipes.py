@@ -1,0 +1,58 @@
+"""Decides which ways of quantising there are: for each, whose quantizer says what is quantised, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from dimorder.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way of quantising.
+
+    `quantizer` makes torchao's `Quantizer` of it; `target` is what that was written for, and `scheme` the
+    name of the arithmetic.
+    """
+
+    target: str
+    scheme: str
+    quantizer: Callable[[], Any]
+
+
+def _xnnpack() -> Any:
+    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
+
+    config = xnnpack.get_symmetric_quantization_config(is_per_channel=True)
+    return xnnpack.XNNPACKQuantizer().set_global(config)
+
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType({"xnnpack": Recipe("xnnpack", "int8", _xnnpack)})
+SCHEMES = tuple(dict.fromkeys(recipe.scheme for recipe in RECIPES.values()))
+
+
+def find(name: str) -> Recipe:
+    """The recipe of that name; raises `UsageError` where there is none.
+
+    >>> find("xnnpack").scheme
+    'int8'
+    """
+    if name not in RECIPES:
+        raise UsageError(f"recipe {name}", "no such recipe", f"choose one of {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
+def name_for(scheme: str, target: str) -> str:
+    """The name of the first recipe of a scheme for a target; raises `UsageError` where there is none.
+
+    >>> name_for("int8", "xnnpack")
+    'xnnpack'
+    """
+    fits = [name for name, r in RECIPES.items() if (r.scheme, r.target) == (scheme, target)]
+    if not fits:
+        had = ", ".join(f"{recipe.scheme} for {recipe.target}" for recipe in RECIPES.values())
+        raise UsageError(f"quantising to {scheme}", f"no recipe for target {target}", f"there is {had}")
+    return fits[0]

@@ -1,0 +1,107 @@
+"""Decides how tensors are read from files: arrays as they lie there, images with channels last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+
+from dimorder.contract import TensorSpec
+from dimorder.errors import UnsupportedError, UsageError
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Of an image's values: (x / 255 − mean) / std, per channel or one for all."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if 0 in self.std:
+            raise UsageError("--std", "a zero", "give the standard deviation of each channel")
+
+
+def is_array(file: str) -> bool:
+    return file.endswith((".npy", ".npz"))
+
+
+def read_array(file: str, where: str) -> torch.Tensor:
+    """The array of a .npy; `where` names it in errors. Raises `UsageError` for a file that cannot be read."""
+    arrays = read_arrays(file, where)
+    if list(arrays) != [""]:
+        raise UsageError(where, "a .npz archive", "give one .npy file per input, as NAME=FILE")
+    return arrays[""]
+
+
+def read_arrays(file: str, where: str) -> dict[str, torch.Tensor]:
+    """The arrays of a .npz by name, or that of a .npy under the name ""."""
+    try:
+        held = np.load(file, allow_pickle=False)
+        arrays = {"": held} if isinstance(held, np.ndarray) else dict(held)
+    except OSError as error:
+        raise UsageError(where, str(error.strerror or error), "give the path of a .npy file") from error
+    except (ValueError, EOFError, BadZipFile) as error:
+        raise UsageError(where, f"no .npy file of numbers: {error}", "save it with numpy.save") from error
+    return {name: _tensor(array, where) for name, array in arrays.items()}
+
+
+def _tensor(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("="))
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise UsageError(where, f"an array of {array.dtype}", "save an array of numbers") from error
+
+
+def read_image(file: str, spec: TensorSpec, normalisation: Normalisation | None, where: str) -> torch.Tensor:
+    """An image as an input of 1 or 3 channels takes it, resized to its height and width.
+
+    Raises `UsageError` for an input of another kind, and for a file that is no image.
+    """
+    if len(spec.shape) != 4 or spec.shape[0] != 1 or spec.shape[1] not in (1, 3):
+        raise UsageError(
+            where,
+            f"an image, for input {spec.name!r} of shape {' x '.join(map(str, spec.shape))}",
+            "give a .npy file; an image fits 1 x 3 x H x W and 1 x 1 x H x W",
+        )
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UnsupportedError(
+            where, "Pillow is not installed", "pip install pillow, or give a .npy file"
+        ) from error
+    try:
+        with Image.open(file) as opened:
+            image = opened.convert("RGB" if spec.shape[1] == 3 else "L")
+    except (OSError, Image.DecompressionBombError) as error:
+        found = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UsageError(where, f"{found}", "give a .npy file or an image that Pillow can read") from error
+    height, width = (
+        size if isinstance(size, int) else own
+        for size, own in zip(spec.shape[2:], (image.height, image.width), strict=True)
+    )
+    pixels = torch.from_numpy(np.array(image.resize((width, height), Image.Resampling.BILINEAR)))
+    pixels = pixels.reshape(1, height, width, int(spec.shape[1]))
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point or (spec.scale is not None and normalisation is not None):
+        chosen = normalisation or Normalisation()
+        mean, std = (_per_channel(values, spec) for values in (chosen.mean, chosen.std))
+        pixels = spec.quantised((pixels / 255 - mean) / std).to(dtype)
+    elif normalisation is not None or dtype != torch.uint8:
+        raise UsageError(
+            where, f"an image, for an input of {spec.dtype}", "give a .npy file, or raw pixels for uint8"
+        )
+    return pixels.permute(0, 3, 1, 2)
+
+
+def _per_channel(values: tuple[float, ...], spec: TensorSpec) -> torch.Tensor:
+    if len(values) not in (1, spec.shape[1]):
+        raise UsageError(
+            "--mean and --std", f"{len(values)} values for {spec.shape[1]} channels", "give one, or one each"
+        )
+    return torch.tensor(values)

@@ -1,0 +1,56 @@
+"""Decides what ExecuTorch sees of a delegate: its bytes, and a stand-in that gives tensors like its results.
+
+A 4-D channels-last tensor keeps its logical shape there; to the delegate it is NHWC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from torch import Tensor
+
+BACKEND_ID = "XnnpackBackend"  # the name the stock runtime registers
+TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+
+
+def is_channels_last(value: Tensor) -> bool:
+    """Whether a 4-D value is channels-last and its strides leave no doubt about it."""
+    if value.ndim != 4:
+        return False
+    _, c, h, w = value.shape
+    if c == 1 or h == w == 1:  # contiguous strides mean the same order
+        return False
+    return bool(value.is_contiguous(memory_format=torch.channels_last))
+
+
+def empty(value: Tensor, channels_last: bool) -> Tensor:
+    """A real tensor of the value's shape, in one of the two orders that a boundary has."""
+    dense = torch.empty(tuple(value.shape), dtype=value.dtype)
+    return dense.to(memory_format=torch.channels_last) if channels_last else dense
+
+
+def lowered(
+    reads: Sequence[Tensor], gives: Sequence[Tensor], blob: bytes, constants: NamedDataStoreOutput
+) -> LoweredBackendModule:
+    """The delegate with these bytes, for operands and results like these."""
+    stand_in = torch.export.export(_StandIn(gives), tuple(reads))
+    return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants)
+
+
+class _StandIn(torch.nn.Module):
+    """What ExecuTorch runs for a delegate while it traces: tensors of the right shapes, strides and types."""
+
+    def __init__(self, results: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.results = [(tuple(r.shape), is_channels_last(r), r.dtype) for r in results]
+
+    def forward(self, *_: Tensor) -> list[Tensor]:
+        return [
+            torch.zeros([shape[d] for d in TO_NHWC], dtype=dtype).permute(TO_NCHW)
+            if nhwc
+            else torch.zeros(shape, dtype=dtype)
+            for shape, nhwc, dtype in self.results
+        ]

@@ -1,0 +1,155 @@
+"""Decides what of a written graph becomes one node: clamps vanish into the node before, and what stands
+between converts reads and writes integers where XNNPACK computes so. What is left over is a float island.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
+from torch.fx import Node
+
+from dimorder.targets.xnnpack.graph import NONE_ID, XnnGraph, kind_of, reads_of
+from dimorder.targets.xnnpack.integers import IN_FLOAT, IN_INT8, MOVES, OPERANDS, WEIGHTS
+
+_CLAMPED_BY_NODE = (
+    schema.XNNConv2d,
+    schema.XNNDepthwiseConv2d,
+    schema.XNNConvTranspose2d,
+    schema.XNNFullyConnected,
+    schema.XNNAdd,
+    schema.XNNSubtract,
+    schema.XNNMultiply,
+    schema.XNNDiv,
+)
+_READ = (*OPERANDS, *WEIGHTS)
+
+
+class XnnFusion(XnnGraph):
+    """A graph whose nodes are fused once it is written."""
+
+    def fuse(self) -> None:
+        """Write fewer nodes that compute the same."""
+        self._fuse_clamps()
+        if self.is_quantised:
+            self._fuse_integers()
+
+    def islands(self) -> dict[Node, str]:
+        """The program's nodes that are computed in float32, and why."""
+        found: dict[Node, list[tuple[str, str]]] = {}
+        if not self.is_quantised:
+            return {}
+        readers = self._readers()
+        for node in self._nodes:
+            result, origin = node.xnode_union.output_id, self._origins.get(node.xnode_union.output_id)
+            kind = kind_of(node)
+            if origin is None or result in self._types or kind == "Convert" or kind in MOVES:
+                continue
+            reason = self._in_integers_by(node.xnode_union, readers)
+            assert isinstance(reason, str), f"{kind} was not fused"
+            found.setdefault(origin, []).append((kind, reason))
+        return {origin: _told(reasons) for origin, reasons in found.items()}
+
+    def _fuse_integers(self) -> None:
+        """Let nodes between converts read and write the integers, where XNNPACK computes so."""
+        done: set[int] | None = None
+        while done is None or done:
+            self._drop_unread()
+            readers, done = self._readers(), set()
+            for node in self._nodes:
+                if node.xnode_union.output_id in self._types or kind_of(node) == "Convert":
+                    continue
+                operands = self._in_integers_by(node.xnode_union, readers)
+                if not isinstance(operands, str):
+                    (convert,) = readers[node.xnode_union.output_id]
+                    vars(node.xnode_union).update(operands, output_id=convert.output_id)
+                    done.add(id(convert))
+            self._nodes = [node for node in self._nodes if id(node.xnode_union) not in done]
+
+    def _in_integers_by(self, node: Any, readers: dict[int, list[Any]]) -> dict[str, int] | str:
+        """The integers that a node may read in place of what it reads, where its result is quantised next;
+        else why it computes in float32."""
+        kind = type(node).__name__.removeprefix("XNN")
+        condition = IN_INT8.get(kind)
+        if condition is None:
+            return IN_FLOAT.get(kind, f"XNNPACK has no int8 {kind}")
+        read_by = readers.get(node.output_id, [])
+        result = self._types.get(read_by[0].output_id) if len(read_by) == 1 else None
+        if result is None or self._values[node.output_id].flags:
+            return _BETWEEN[0]
+        read = {name: getattr(node, name) for name in _READ if getattr(node, name, NONE_ID) != NONE_ID}
+        weights = {n: index for n, index in read.items() if n in WEIGHTS and "filter_id" in read}
+        sources = {n: self._integers_of(index) for n, index in read.items() if n not in weights}
+        if None in sources.values():
+            return _BETWEEN[1]
+        for index in weights.values():
+            reason = self._unfit_weight(index, _outputs(kind, index == weights["filter_id"]))
+            if reason is not None:
+                return reason
+        scales = self._integers[weights["filter_id"]].scales if weights else None
+        types = [self._type_of(i) for i in sources.values() if i is not None]
+        if any(of.least == 0 for of in (*types, result)):
+            return "unsigned integers, which only the boundary has"
+        return condition(types, result, scales) or {
+            **{n: self._held(i) for n, i in sources.items() if i is not None},
+            **{n: self._weight(i, _outputs(kind, n == "filter_id")) for n, i in weights.items()},
+        }
+
+    def _readers(self) -> dict[int, list[Any]]:
+        readers: dict[int, list[Any]] = {}
+        for node in self._nodes:
+            for index in reads_of(node.xnode_union):
+                readers.setdefault(index, []).append(node.xnode_union)
+        return readers
+
+    def _drop_unread(self) -> None:
+        """Without the converts and moves whose results nobody reads."""
+        read = set(self._outputs)
+        kept = []
+        for node in reversed(self._nodes):
+            kind = kind_of(node)
+            if (kind == "Convert" or kind in MOVES) and node.xnode_union.output_id not in read:
+                continue
+            kept.append(node)
+            read.update(reads_of(node.xnode_union))
+        self._nodes = kept[::-1]
+
+    def _fuse_clamps(self) -> None:
+        """Give the bounds of a clamp to the node that alone feeds it."""
+        readers = Counter(index for node in self._nodes for index in reads_of(node.xnode_union))
+        producers = {node.xnode_union.output_id: node for node in self._nodes}
+        kept = []
+        for node in self._nodes:
+            clamp = node.xnode_union
+            source = producers.get(clamp.input_id) if isinstance(clamp, schema.XNNClamp) else None
+            if (
+                source is None
+                or not isinstance(source.xnode_union, _CLAMPED_BY_NODE)
+                or source.output_min_max is not None
+                or readers[clamp.input_id] != 1
+                or self._values[clamp.input_id].flags
+            ):
+                kept.append(node)
+                continue
+            source.output_min_max = node.output_min_max
+            source.xnode_union.output_id = clamp.output_id
+        self._nodes = kept
+
+
+# Of a node in the midst of others; another node of the same operator may say more.
+_BETWEEN = ("a result that is not quantised", "an operand that is not quantised")
+
+
+def _outputs(kind: str, is_filter: bool) -> int:
+    """The dimension of a weight's output channels, or of a bias's."""
+    return 3 if is_filter and kind == "DepthwiseConv2d" else 0
+
+
+def _told(reasons: Sequence[tuple[str, str]]) -> str:
+    """Why an operator is in float32, from the kinds and the reasons of its nodes."""
+    if len(reasons) == 1:
+        return reasons[0][1]
+    unmet = (reason for kind, reason in reasons if kind in IN_INT8 and reason not in _BETWEEN)
+    return next(unmet, "no int8 kernel computes it alone")

@@ -1,0 +1,297 @@
+"""Decides what an XNNPACK graph is made of: values with types, nodes, constants, and the bytes of all."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
+from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import (
+    CONSTANT_TENSOR_ALIGNMENT,
+    serialize_xnnpack_binary,
+)
+from executorch.backends.xnnpack.utils.xnnpack_constants import (
+    UINT64_MAX,
+    XNN_INVALID_VALUE_ID,
+    XNN_VALUE_FLAG_EXTERNAL_OUTPUT,
+)
+from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
+from torch.fx import Node
+
+from dimorder.lowering.capture.captured import operator_name, where
+from dimorder.lowering.capture.scaled import Integers
+from dimorder.targets.table import View
+from dimorder.targets.xnnpack.integers import MOVES, Quantised
+from dimorder.targets.xnnpack.model import XnnModel
+
+NONE_ID = XNN_INVALID_VALUE_ID
+
+
+@dataclass(frozen=True)
+class XnnValue:
+    """A dense XNNPACK value of `shape`, slowest dimension first."""
+
+    id: int
+    shape: tuple[int, ...]
+
+
+class XnnGraph:
+    """Values, nodes and constants. `origin` is the program's node for which the next nodes are written."""
+
+    def __init__(self) -> None:
+        self.origin: Node | None = None
+        self._origins: dict[int, Node] = {}  # by result
+        self._rounded: set[int] = set()  # inputs that were computed in floats
+        self._values: list[Any] = []  # XNNTensorValue, indexed by id
+        self._nodes: list[Any] = []  # XNode
+        self._constant_data = [schema.ConstantDataOffset(0, 0)]  # index 0 means "no constant"
+        self._bytes: dict[str, bytes] = {}  # of constants, by their names
+        self._constants: dict[tuple[str, tuple[int, ...]], XnnValue] = {}
+        self._transposed: dict[View[XnnValue], XnnValue] = {}
+        self._inputs: list[int] = []
+        self._outputs: list[int] = []
+        self._types: dict[int, Quantised] = {}  # of values of integers
+        self._dequantised: dict[int, int] = {}  # the int8 value that a float32 one is converted from
+        self._reshaped: dict[int, XnnValue] = {}  # what a value is another shape of
+        self._integers: dict[int, Integers] = {}  # of constants
+        self._in_integers: dict[int, int] = {}  # the values that hold these
+        self._weights: dict[int, Any] = {}  # their PerChannelQuant
+        self._data: dict[int, torch.Tensor] = {}  # of constants
+        self._scales: dict[int, torch.Tensor] = {}  # of constants that are integers
+
+    @property
+    def transposes(self) -> int:
+        """How many transposes are written so far: the conversions that this graph makes."""
+        return sum(isinstance(node.xnode_union, schema.XNNStaticTranspose) for node in self._nodes)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether any value is of integers."""
+        return bool(self._types)
+
+    def _value(self, shape: Sequence[int], of: Quantised | None = None) -> XnnValue:
+        value = XnnValue(len(self._values), tuple(int(size) for size in shape))
+        self._values.append(
+            schema.XNNTensorValue(
+                datatype=_datatype(of),
+                num_dims=len(value.shape),
+                dims=list(value.shape),
+                constant_buffer_idx=0,
+                external_id=NONE_ID,
+                flags=0,
+                id_out=value.id,
+            )
+        )
+        if of is not None:
+            self._types[value.id] = of
+        if self.origin is not None:
+            self._origins[value.id] = self.origin
+        return value
+
+    def _stored(self, key: str, data: bytes) -> int:
+        """The index of a constant's bytes."""
+        self._constant_data.append(schema.ConstantDataOffset(UINT64_MAX, len(data), key))
+        self._bytes[key] = data
+        return len(self._constant_data) - 1
+
+    def model(self) -> XnnModel:
+        """What this graph computes, once it is finished."""
+        nodes = []
+        for node in self._nodes:
+            bounds = (-math.inf, math.inf)
+            if node.output_min_max is not None:
+                bounds = (float(node.output_min_max.output_min), float(node.output_min_max.output_max))
+            nodes.append((kind_of(node), node.xnode_union, bounds))
+        shapes = {i: tuple(value.dims) for i, value in enumerate(self._values)}
+        producers = {node.xnode_union.output_id: node for node in self._nodes}
+        rounded = {i: _told(self._origins.get(_computed(i, producers))) for i in self.rounded()}
+        external = tuple(self._inputs), tuple(self._outputs)
+        return XnnModel(nodes, shapes, self._types, self._data, self._scales, *external, rounded)
+
+    @property
+    def outputs(self) -> Sequence[int]:
+        return self._outputs
+
+    def rounded(self) -> list[int]:
+        """The integers and outputs that floats were rounded to: another way to compute these may give others.
+
+        A float that was dequantised, or moved, is none of them.
+        """
+        floats, found = set(self._rounded), []
+        for node in self._nodes:
+            kind, result = kind_of(node), node.xnode_union.output_id
+            reads = floats.intersection(reads_of(node.xnode_union))
+            if result in self._types:
+                found += [result] if reads else []
+            elif reads or not (kind == "Convert" or kind in MOVES):
+                floats.add(result)
+        return found + [index for index in self._outputs if index in floats]
+
+    def _xvalue(self, index: int) -> Any:
+        value = self._values[index]
+        if index in self._types:
+            of = self._types[index]
+            params = schema.PerTensorQuant(scale=of.scale, zero_point=of.zero_point)
+            return schema.XValue(schema.XNNQuantizedTensorValue(tensor_value=value, quant_params=params))
+        if index in self._weights:
+            return schema.XValue(
+                schema.XNNQuantizedTensorValue(tensor_value=value, quant_params=self._weights[index])
+            )
+        return schema.XValue(value)
+
+    def _integers_of(self, index: int) -> int | Integers | None:
+        """The int8 value that a float32 one is made of, or those that a constant is."""
+        if index in self._dequantised:
+            return self._dequantised[index]
+        integers = self._integers.get(index)
+        if integers is None and index in self._data:
+            integers = _uniform(self._data[index])
+        fits = integers is not None and integers.values.dtype == torch.int8 and integers.scale is not None
+        return integers if fits else None
+
+    def holds_integers(self, value: XnnValue) -> bool:
+        """Whether a float32 value is converted from an int8 one."""
+        return value.id in self._dequantised
+
+    def _type_of(self, integers: int | Integers) -> Quantised:
+        if isinstance(integers, int):
+            return self._types[integers]
+        assert integers.scale is not None
+        return Quantised(integers.scale, integers.zero_point)
+
+    def _held(self, integers: int | Integers) -> int:
+        """The value of these integers."""
+        if isinstance(integers, int):
+            return integers
+        value = self._value(integers.values.shape, self._type_of(integers))
+        self._values[value.id].constant_buffer_idx = self._stored(*keyed(integers.values))
+        self._data[value.id] = integers.values
+        return value.id
+
+    def _unfit_weight(self, index: int, outputs: int) -> str | None:
+        """Why a constant cannot be the weight or the bias of an int8 node; `outputs` is the dimension of its
+        output channels."""
+        integers = self._integers.get(index)
+        if integers is None:
+            return "a weight that is not quantised"
+        if integers.zero_point:
+            return f"a weight with the zero point {integers.zero_point}"
+        if integers.along(outputs) is None:
+            return "a weight with scales along another dimension than its output channels"
+        return None
+
+    def _weight(self, index: int, outputs: int) -> int:
+        """The value of a constant's integers, with its scales."""
+        if index not in self._in_integers:
+            integers = self._integers[index]
+            scales = integers.along(outputs)
+            assert scales is not None
+            value = self._value(self._values[index].dims)
+            wide = integers.values.dtype == torch.int32
+            datatype = schema.XNNDatatype
+            self._values[value.id].datatype = (
+                datatype.xnn_datatype_qcint32 if wide else datatype.xnn_datatype_qcint8
+            )
+            self._values[value.id].constant_buffer_idx = self._stored(*keyed(integers.values))
+            self._weights[value.id] = schema.PerChannelQuant(
+                scale=[],
+                channel_dim=outputs,
+                scale_buffer_idx=self._stored(*keyed(scales)),
+                num_scales=scales.numel(),
+            )
+            self._in_integers[index] = value.id
+            self._data[value.id], self._scales[value.id] = integers.values, scales
+        return self._in_integers[index]
+
+    def serialise(self, more: Sequence[int] = ()) -> tuple[bytes, NamedDataStoreOutput]:
+        """The graph's bytes and the constants that they name; values of `more` are outputs besides."""
+        named = self._named_data()
+        outputs = [*self._outputs, *more]
+        external = self._inputs + outputs
+        for position, index in enumerate(external):
+            self._values[index].external_id = position
+        for index in more:
+            self._values[index].flags = XNN_VALUE_FLAG_EXTERNAL_OUTPUT
+        graph = schema.XNNGraph(
+            version="0",
+            xnodes=self._nodes,
+            xvalues=[self._xvalue(index) for index in range(len(self._values))],
+            num_externs=len(external),
+            input_ids=self._inputs,
+            output_ids=outputs,
+            constant_data=self._constant_data,
+        )
+        data = serialize_xnnpack_binary(graph, bytearray())
+        for index in more:
+            self._values[index].flags, self._values[index].external_id = 0, NONE_ID
+        return data, named
+
+    def _named_data(self) -> NamedDataStoreOutput:
+        """The bytes of the constants that a node reads: of a quantised weight not the floats besides."""
+        read = {index for node in self._nodes for index in reads_of(node.xnode_union)}
+        store = NamedDataStore()
+        for index, value in enumerate(self._values):
+            if index not in read:
+                value.constant_buffer_idx = 0
+                continue
+            scales = self._weights[index].scale_buffer_idx if index in self._weights else 0
+            for place in filter(None, (value.constant_buffer_idx, scales)):
+                key = self._constant_data[place].named_key
+                store.add_named_data(key, self._bytes[key], CONSTANT_TENSOR_ALIGNMENT)
+        return store.get_named_data_store_output()
+
+
+def _datatype(of: Quantised | None) -> Any:
+    datatype = schema.XNNDatatype
+    if of is None:
+        return datatype.xnn_datatype_fp32
+    return datatype.xnn_datatype_quint8 if of.least == 0 else datatype.xnn_datatype_qint8
+
+
+def keyed(tensor: torch.Tensor) -> tuple[str, bytes]:
+    """A constant's bytes, and the name that distinct ones do not share."""
+    data = tensor.detach().contiguous().numpy().tobytes()
+    return hashlib.sha256(data).hexdigest(), data
+
+
+def kind_of(node: Any) -> str:
+    """The kind of a node: `Conv2d` of an XNode that holds an XNNConv2d."""
+    return type(node.xnode_union).__name__.removeprefix("XNN")
+
+
+def reads_of(node: Any) -> list[int]:
+    """The values that a node reads."""
+    return [
+        index
+        for name, index in vars(node).items()
+        if name.endswith("_id") and not name.startswith("output") and index != NONE_ID
+    ]
+
+
+def _uniform(constant: torch.Tensor) -> Integers | None:
+    """A constant all of whose elements are one number or its negative, as exact integers."""
+    magnitude = float(constant.abs().max())
+    if not 0 < magnitude < math.inf or not bool((constant.abs() == magnitude).all()):
+        return None
+    values = (constant.sign() * _UNIT).to(torch.int8)
+    return Integers(values, torch.tensor(magnitude / _UNIT).expand(values.shape))
+
+
+_UNIT = 64  # a power of 2, so that a scale times it is exact; large, so that sums of it have fine multipliers
+
+
+def _computed(index: int, producers: Mapping[int, Any]) -> int:
+    """The value that converts and moves alone lie behind."""
+    node = producers.get(index)
+    while node is not None and (kind_of(node) == "Convert" or kind_of(node) in MOVES):
+        index = reads_of(node.xnode_union)[0]
+        node = producers.get(index)
+    return index
+
+
+def _told(origin: Node | None) -> str:
+    return "a value" if origin is None else f"{operator_name(origin)} ({where(origin)})"

@@ -1,0 +1,223 @@
+"""Contracts with integers: what a program takes and gives as int8 or uint8, on target xnnpack.
+
+Each lowering is verified bit for bit against the model of its kernels: a test looks at the boundary alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dimorder
+from dimorder.errors import ContractError, UnsupportedError, UsageError
+
+pytest.importorskip("executorch")
+pytest.importorskip("torchao")
+
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+from dimorder.targets.xnnpack.backend import XnnWriter
+
+INT8, UINT8 = (-128, 127, torch.int8), (0, 255, torch.uint8)
+PHOTO = (1 / 128, -1)  # in int8, of a byte b that stands for (b - 127) / 128
+
+
+class Photo(nn.Module):
+    """A network that quantises first and dequantises last, as PT2E's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randint(-127, 128, (5, 3, 3, 3)).to(torch.int8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = DEQUANTIZE(QUANTIZE(x, *PHOTO, *INT8), *PHOTO, *INT8)
+        weight = DEQUANTIZE(self.weight, 0.004, 0, -127, 127, torch.int8)
+        y = F.relu(F.conv2d(x, weight))
+        return DEQUANTIZE(QUANTIZE(y, 0.021, -128, *INT8), 0.021, -128, *INT8)
+
+
+X = torch.rand(1, 3, 7, 9, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The kinds of the nodes in the graphs that are written."""
+    found: Counter[str] = Counter()
+    finish = XnnWriter.finish
+
+    def finished(writer: XnnWriter) -> Any:
+        blob = finish(writer)
+        found.update(kind for kind, _, _ in writer.model().nodes)
+        return blob
+
+    monkeypatch.setattr(XnnWriter, "finish", finished)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("taken", "given", "converts", "order"),
+    [
+        ("int8", None, 1, "NCHW"),
+        (None, "uint8", 2, "NHWC"),
+        ("int8", torch.int8, 0, "NHWC"),
+        ("uint8", ["uint8"], 2, "NCHW"),
+    ],
+)
+def test_integers_at_the_boundary(
+    taken: Any, given: Any, converts: int, order: str, kinds: Counter[str]
+) -> None:
+    lowered = dimorder.lower(
+        Photo(),
+        (X,),
+        target="xnnpack",
+        input_orders=order,
+        output_orders="NHWC",
+        input_types=taken,
+        output_types=given,
+    )
+    assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
+    assert len(lowered.plan.conversions) == (order == "NCHW")
+    assert (kinds["Convert"], kinds["Conv2d"]) == (converts, 1)
+    (x,), (y,) = lowered.contract.inputs, lowered.contract.outputs
+    names = {None: "float32", torch.int8: "int8", ("uint8",): "uint8"}
+    asked = [tuple(each) if isinstance(each, list) else each for each in (taken, given)]
+    assert [x.dtype, y.dtype] == [names.get(each, each) for each in asked]
+    integers = x.quantised(X)
+    got = y.real(lowered.run(integers))
+    wanted = Photo()(x.real(integers))
+    assert (got - wanted).abs().max() <= 0.021 * 1.01
+
+
+def test_a_photo_goes_in_as_its_bytes(tmp_path: Path, kinds: Counter[str]) -> None:
+    orders = {"input_orders": "NHWC", "output_orders": "NHWC"}
+    lowered = dimorder.lower(Photo(), (X,), target="xnnpack", input_types="uint8", **orders)
+    assert lowered.plan.conversions == ()
+    program = dimorder.load(lowered.save(tmp_path / "photo.pte"), on_mismatch="error")
+    (x,) = program.contract.inputs
+    assert (x.dtype, x.scale, x.zero_point) == ("uint8", 1 / 128, 127)
+    assert str(program.contract).splitlines()[0] == (
+        "input   x        1 x 3 x 7 x 9  uint8, scale 0.0078125, zero point 127  NHWC (0, 2, 3, 1)"
+    )
+    photo = torch.arange(7 * 9 * 3).to(torch.uint8).reshape(7, 9, 3)  # rows of pixels, as a camera gives them
+    got = program(photo[None].permute(0, 3, 1, 2))
+    assert program.stats.conversions == 0
+    assert kinds["StaticTranspose"] == 0
+    real = (photo.float()[None].permute(0, 3, 1, 2) - 127) / 128
+    assert (got - Photo()(real)).abs().max() <= 0.021 * 1.01
+
+
+class Bytes(nn.Module):
+    """A network that takes unsigned integers of its own accord, and gives such."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 5, 3)
+        weight = torch.randint(-127, 128, (5, 3, 3, 3)).to(torch.int8)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = DEQUANTIZE(self.weight, 0.004, 0, -127, 127, torch.int8)
+        y = F.conv2d(DEQUANTIZE(x, 1 / 128, 127, *UINT8), weight)
+        return QUANTIZE(y, 0.043, 119, *UINT8)
+
+
+def test_a_network_may_take_and_give_unsigned_integers_itself(kinds: Counter[str]) -> None:
+    x = torch.randint(0, 256, (1, 3, 7, 9), generator=torch.Generator().manual_seed(2)).to(torch.uint8)
+    lowered = dimorder.lower(Bytes(), (x,), target="xnnpack", input_orders="NHWC", output_orders="NHWC")
+    assert (lowered.artifact.delegates, lowered.plan.outside, lowered.plan.conversions) == (1, (), ())
+    assert (kinds["Convert"], kinds["Conv2d"]) == (2, 1)
+    told = [
+        (spec.dtype, spec.scale, spec.zero_point)
+        for spec in (*lowered.contract.inputs, *lowered.contract.outputs)
+    ]
+    assert told == [("uint8", 1 / 128, 127), ("uint8", 0.043, 119)]
+    assert (lowered.run(x).int() - Bytes()(x).int()).abs().max() <= 1
+
+
+REFUSED: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
+    "an input that is read as floats": (
+        nn.Conv2d(3, 5, 3),
+        {"input_types": "int8"},
+        "input 'input', asked for in torch.int8 found: aten.convolution (test_integer_boundaries.py) reads "
+        "it as floats fix: quantise it first thing, or leave its type out",
+    ),
+    "an output that is computed in floats": (
+        nn.Conv2d(3, 5, 3),
+        {"output_types": "uint8"},
+        "output 'output0', asked for in torch.uint8 found: aten.convolution (test_integer_boundaries.py) "
+        "gives floats fix: quantise it last thing, or leave its type out",
+    ),
+    "no such type": (
+        Photo(),
+        {"input_types": "int4"},
+        "input type int4 found: no type for a boundary fix: say one of float32, int8, uint8",
+    ),
+    "too many": (
+        Photo(),
+        {"output_types": ["int8", "int8"]},
+        "output types found: 2 for 1 outputs fix: give one for all, or one per output",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_types_that_cannot_be_had(name: str) -> None:
+    network, types, text = REFUSED[name]
+    with pytest.raises((UnsupportedError, UsageError)) as refused:
+        dimorder.plan(network, (X,), target="xnnpack", **types)
+    told = " ".join(str(refused.value).split())
+    assert re.sub(r"\([^()]*\)", "(test_integer_boundaries.py)", told) == text
+
+
+class Narrow(nn.Module):
+    """Activations of 127 levels to either side, as some quantizers are set to have them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow = (-127, 127, torch.int8)
+        return DEQUANTIZE(
+            QUANTIZE(F.relu(DEQUANTIZE(QUANTIZE(x, 0.01, 0, *narrow), 0.01, 0, *narrow)), 0.01, 0, *narrow),
+            0.01,
+            0,
+            *narrow,
+        )
+
+
+def test_a_quantizer_with_unsupported_settings() -> None:
+    with pytest.raises(
+        UnsupportedError, match="integers from -127 to 127; XNNPACK has those of 8 bits"
+    ) as refused:
+        dimorder.lower(Narrow(), (X,), target="xnnpack")
+    assert str(refused.value).count("\n") == 2
+
+
+def test_a_program_refuses_what_it_was_not_promised() -> None:
+    lowered = dimorder.lower(Photo(), (X,), target="xnnpack", input_orders="NHWC", input_types="uint8")
+    with pytest.raises(ContractError) as refused:
+        lowered.run(X)
+    assert str(refused.value) == (
+        "input 'x'\n"
+        "  found: torch.float32, where torch.uint8, scale 0.0078125, zero point 127 is promised\n"
+        "  fix: x = torch.clamp(torch.round(x / 0.0078125) + 127, 0, 255).to(torch.uint8)"
+    )
+    held = {"x": X, "torch": torch}
+    exec(refused.value.fix, held)
+    assert torch.equal(held["x"], lowered.contract.inputs[0].quantised(X))
+
+
+def test_bytes_that_stand_for_themselves_are_no_quantised_value() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x.permute(0, 2, 1).float() - 3)
+
+    x = torch.arange(2 * 5 * 7).to(torch.uint8).reshape(2, 5, 7)
+    lowered = dimorder.lower(Scaled(), (x,), target="xnnpack")
+    assert lowered.contract.inputs[0].scale is None
+    assert torch.equal(lowered.run(x), Scaled()(x))
