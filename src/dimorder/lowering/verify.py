@@ -146,9 +146,7 @@ class Trial:
 
     @cached_property
     def _twice(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        feed = iter(self.taken)
-        leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in self.program.examples]
-        return exactly.twice(self.program.exported, leaves)
+        return exactly.twice(self.program.exported, self._leaves(self.taken))
 
     def _logical(self, run: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         held = [at_boundary(*pair) for pair in zip(inputs, self.contract.inputs, strict=True)]
@@ -172,15 +170,19 @@ class Trial:
             if w.is_floating_point():
                 rounding, error = 4 * torch.finfo(w.dtype).eps, _finite_error(g, w)
                 allowed = max(TOLERANCE, rounding, 100 * _finite_error(c, w))
-                if not error <= allowed and not error <= 100 * _finite_error(self._noisy(steep[0])[i], w):
+                if not error <= allowed and not error <= 100 * _finite_error(self._noisy(seed)[i], w):
                     faults.append(f"output {i} differs from PyTorch's by {error:.2e} of its largest value")
         return faults
 
-    def _noisy(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The network's outputs if each of its operators rounded otherwise: what was a tie may be none."""
-        feed = iter(inputs)
-        leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in self.program.examples]
-        return exactly.noisy(self.program.exported, leaves)
+    def _noisy(self, seed: int) -> list[torch.Tensor]:
+        """The network's outputs on steep inputs if its operators rounded otherwise: what was a tie may be
+        none."""
+        return exactly.noisy(self.program.exported, self._leaves(self._drawn(steep_like, seed)[1]))
+
+    def _leaves(self, taken: Sequence[torch.Tensor]) -> list[Any]:
+        """The arguments of the exported program, with these for its tensors."""
+        feed = iter(taken)
+        return [next(feed) if isinstance(x, torch.Tensor) else x for x in self.program.examples]
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
         """The relative error of a physical program, run in torch; see `compare`."""
