@@ -17,7 +17,6 @@ from tests.zoo.network import row
 
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
-pytest.importorskip("timm")
 
 from tests.targets.quantised import by_arm, by_xnnpack
 
