@@ -15,9 +15,8 @@ from dimorder.files import write_whole
 
 PACKAGES = ("dimorder", "torch", "executorch", "tosa-tools")
 
-Outcomes = Mapping[
-    int, tuple[str, str]
-]  # by seed: "right", "refused" or "fault", and the reason or the fault
+# By seed: "right", "refused" or "fault", and the reason or the fault.
+Outcomes = Mapping[int, tuple[str, str]]
 
 
 def read(path: Path) -> dict[str, Outcomes]:

@@ -22,7 +22,6 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
-from dimorder.targets.xnnpack.backend import XnnWriter
 
 INT8, UINT8 = (-128, 127, torch.int8), (0, 255, torch.uint8)
 PHOTO = (1 / 128, -1)  # in int8, of a byte b that stands for (b - 127) / 128
@@ -44,21 +43,6 @@ class Photo(nn.Module):
 
 
 X = torch.rand(1, 3, 7, 9, generator=torch.Generator().manual_seed(1)) * 2 - 1
-
-
-@pytest.fixture
-def kinds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The kinds of the nodes in the graphs that are written."""
-    found: Counter[str] = Counter()
-    finish = XnnWriter.finish
-
-    def finished(writer: XnnWriter) -> Any:
-        blob = finish(writer)
-        found.update(kind for kind, _, _ in writer.model().nodes)
-        return blob
-
-    monkeypatch.setattr(XnnWriter, "finish", finished)
-    return found
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
-from dimorder.targets.xnnpack.backend import XnnWriter
 from tests.targets.quantised import by_xnnpack
 
 INT8 = (-128, 127, torch.int8)
@@ -38,21 +37,6 @@ class Between(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return quantised(self.compute(*(quantised(x, 0.0247, 5) for x in inputs)), *self.result)
-
-
-@pytest.fixture
-def kinds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The kinds of the nodes in the graphs that are written."""
-    found: Counter[str] = Counter()
-    finish = XnnWriter.finish
-
-    def finished(writer: XnnWriter) -> Any:
-        blob = finish(writer)
-        found.update(kind for kind, _, _ in writer.model().nodes)
-        return blob
-
-    monkeypatch.setattr(XnnWriter, "finish", finished)
-    return found
 
 
 X, Y = (torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))

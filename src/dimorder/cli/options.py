@@ -64,24 +64,16 @@ def network_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--target", default="xnnpack", help="what to lower for, of the targets below (default xnnpack)"
     )
-    for kind in ("input", "output"):
-        parser.add_argument(
-            f"--{kind}-order",
-            action="append",
-            default=[],
-            metavar="ORDER",
-            help=f"what the contract promises of {kind}s, such as NHWC or 0,2,3,1 (default contiguous); "
-            f"once for all, or once per {kind}",
-        )
-    for kind, verb in (("input", "takes"), ("output", "gives")):
-        parser.add_argument(
-            f"--{kind}-type",
-            action="append",
-            default=[],
-            metavar="TYPE",
-            help=f"int8 or uint8: a quantised network {verb} these integers and no floats, as they are "
-            f"inside; once for all, or once per {kind}",
-        )
+    _tensor_options(
+        parser,
+        "order",
+        "what the contract promises of {kind}s, such as NHWC or 0,2,3,1 (default contiguous)",
+    )
+    _tensor_options(
+        parser,
+        "type",
+        "int8 or uint8: a quantised network {verb} these integers and no floats, as they are inside",
+    )
     parser.add_argument(
         "--objective",
         choices=("bytes", "count"),
@@ -100,6 +92,18 @@ def network_options(parser: CommandParser) -> None:
         "dimension), or a folder of .npy, .npz and pictures, which become (x / 255 - mean) / std",
     )
     normalisation_options(parser)
+
+
+def _tensor_options(parser: argparse.ArgumentParser, what: str, told: str) -> None:
+    """--input-WHAT and --output-WHAT, which `_one_or_each` reads."""
+    for kind, verb in (("input", "takes"), ("output", "gives")):
+        parser.add_argument(
+            f"--{kind}-{what}",
+            action="append",
+            default=[],
+            metavar=what.upper(),
+            help=f"{told.format(kind=kind, verb=verb)}; once for all, or once per {kind}",
+        )
 
 
 def normalisation_options(parser: argparse.ArgumentParser) -> None:

@@ -31,11 +31,6 @@ OFF = 1e-3  # the share of them that may be, and besides
 FEW = 8  # so many
 
 
-def is_quantised(module: GraphModule) -> bool:
-    """Whether a graph quantises any value."""
-    return any(node.target is QUANTIZE for node in module.graph.nodes)
-
-
 def run(
     module: GraphModule, inputs: Sequence[Tensor], forced: Mapping[str, Tensor] | None = None
 ) -> tuple[list[Tensor], Differences]:
@@ -69,8 +64,7 @@ def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor
     >>> twice(torch.export.export(Thirds(), (x,)), (x,))
     ([tensor([0.3125])], [tensor([0.3333])])
     """
-    module = functional(exported, OPERATORS).module(check_guards=False)
-    assert isinstance(module, GraphModule)
+    module = _functional(exported)
     with torch.no_grad():
         plain = Interpreter(module).run(*leaves, enable_io_processing=False)
         wide = _Exact(module, {}).run(*map(_wide, leaves), enable_io_processing=False)
@@ -90,11 +84,16 @@ def noisy(exported: ExportedProgram, leaves: Sequence[Any], seed: int = 0) -> li
     >>> program.module()(x), noisy(program, (x,))[0] == 0
     (tensor(0), tensor(False))
     """
+    with torch.no_grad():
+        results = _Noisy(_functional(exported), seed).run(*leaves, enable_io_processing=False)
+    return [result for result in results if isinstance(result, Tensor)]
+
+
+def _functional(exported: ExportedProgram) -> GraphModule:
+    """The program as a module that writes to nothing; it takes the leaves of its inputs."""
     module = functional(exported, OPERATORS).module(check_guards=False)
     assert isinstance(module, GraphModule)
-    with torch.no_grad():
-        results = _Noisy(module, seed).run(*leaves, enable_io_processing=False)
-    return [result for result in results if isinstance(result, Tensor)]
+    return module
 
 
 def recorded(exported: ExportedProgram, inputs: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from dimorder.contract import Contract
 from dimorder.errors import VerificationError
 from dimorder.lowering import exactly
 from dimorder.lowering.capture.captured import Captured
+from dimorder.lowering.operators.quantisation import is_quantised
 from dimorder.lowering.verify import Run, Trial, relative_error, verify
 
 _SAME = 1e-9  # of two sums in float64 of the same terms
@@ -26,7 +27,7 @@ _SAME = 1e-9  # of two sums in float64 of the same terms
 
 def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
     """The trial that a network asks for: of integers where it is quantised, else of floats."""
-    kind = QuantisedTrial if exactly.is_quantised(program.module) else Trial
+    kind = QuantisedTrial if is_quantised(program.module) else Trial
     return kind(model, program, contract)
 
 

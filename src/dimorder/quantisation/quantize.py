@@ -17,8 +17,8 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
 from dimorder.lowering.capture.captured import export
 from dimorder.lowering.clock import Progress
-from dimorder.lowering.exactly import is_quantised
 from dimorder.lowering.levels import WastedLevels, wasted_levels
+from dimorder.lowering.operators.quantisation import is_quantised
 from dimorder.quantisation.calibration import (
     Calibration,
     CalibrationCall,

@@ -31,7 +31,6 @@ def _xnnpack() -> Any:
 
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType({"xnnpack": Recipe("xnnpack", "int8", _xnnpack)})
-SCHEMES = tuple(dict.fromkeys(recipe.scheme for recipe in RECIPES.values()))
 
 
 def find(name: str) -> Recipe:

@@ -49,6 +49,18 @@ class Artifact(Protocol):
         """The outputs for inputs as the program's own signature holds them."""
 
 
+class FloatArtifact:
+    """What an `Artifact` has that computes nothing in integers."""
+
+    @property
+    def float_islands(self) -> tuple[()]:
+        return ()
+
+    @property
+    def exactly(self) -> None:
+        return None
+
+
 class FileSummary(Protocol):
     """What `dimorder check` found in a file: printed as it is, or written as JSON."""
 

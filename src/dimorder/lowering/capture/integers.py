@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.capture.tracing import EXPORTED
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE, is_quantised
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ _PRODUCTS = frozenset((aten.convolution.default, aten.linear.default))
 def simplify(module: GraphModule) -> None:
     """Bring a captured graph into that normal form, in place."""
     graph = module.graph
-    if not any(node.target is QUANTIZE for node in graph.nodes):
+    if not is_quantised(module):
         return
     pending = [node for node in graph.nodes if node.target is QUANTIZE]
     while pending:
@@ -80,9 +80,14 @@ def _join(dequantize: Node) -> None:
         dequantize.replace_all_uses_with(first)
 
 
+def _moved_by(move: Node) -> list[Node]:
+    """The values whose elements a move or a selection gives."""
+    return move.all_input_nodes if move.target is aten.cat.default else move.all_input_nodes[:1]
+
+
 def _move_integers(move: Node) -> None:
     """A move of dequantised values: the integers are moved, and dequantised afterwards."""
-    sources = move.all_input_nodes if move.target is aten.cat.default else move.all_input_nodes[:1]
+    sources = _moved_by(move)
     if any(s.target is not DEQUANTIZE or s.args[1:] != sources[0].args[1:] for s in sources):
         return
     _, *scale = sources[0].args
@@ -104,7 +109,7 @@ def _quantised_before(quantize: Node) -> list[Node]:
     move: Any = quantize.args[0]
     if not isinstance(move, Node) or move.target not in _MOVES | _SELECTIONS:
         return []
-    sources = move.all_input_nodes if move.target is aten.cat.default else move.all_input_nodes[:1]
+    sources = _moved_by(move)
     scale = quantize.args[1:]
     if any(source.op != "call_function" for source in sources):
         return []

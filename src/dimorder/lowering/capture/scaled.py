@@ -17,17 +17,8 @@ from dimorder.lowering.capture.schema import bound
 # operator of one name do the same.
 _MOVES = frozenset(
     (
-        *(
-            "__getitem__",
-            "alias",
-            "clone",
-            "contiguous",
-            "detach",
-            "expand",
-            "flatten",
-            "flip",
-            "index_select",
-        ),
+        *("__getitem__", "alias", "clone", "contiguous", "detach", "expand", "flatten", "flip"),
+        "index_select",
         *("lift_fresh_copy", "movedim", "narrow", "permute", "repeat", "reshape", "select", "slice", "split"),
         *("squeeze", "swapaxes", "t", "transpose", "unflatten", "unsqueeze", "view"),
     )

@@ -7,7 +7,7 @@ type is an unsigned value: inside of the network that is a signed one, of anothe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,14 +16,15 @@ from torch.fx import Node
 
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.captured import Captured, operator_name, where
+from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
 
 aten = torch.ops.aten
 
 TYPES = ("float32", "int8", "uint8")
+_INTEGERS = (torch.int8, torch.uint8)
 Types = Any  # None, one type for all, or one per tensor; a type is one of TYPES or a torch.dtype
 
-_RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 _MOVES = frozenset(
     (
         *(aten.reshape.default, aten.view.default, aten.permute.default, aten.clone.default),
@@ -32,33 +33,10 @@ _MOVES = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class IntegerType:
-    """Integers that stand for numbers: each for (itself − zero_point) · scale."""
-
-    dtype: torch.dtype
-    scale: float
-    zero_point: int
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """What quantize and dequantize take besides the value."""
-        return (self.scale, self.zero_point, *_RANGES[self.dtype], self.dtype)
-
-    def as_type(self, dtype: torch.dtype) -> IntegerType:
-        """Integers of another type for the same numbers.
-
-        >>> IntegerType(torch.int8, 0.5, -1).as_type(torch.uint8)
-        IntegerType(dtype=torch.uint8, scale=0.5, zero_point=127)
-        """
-        moved = _RANGES[dtype][0] - _RANGES[self.dtype][0]
-        return IntegerType(dtype, self.scale, self.zero_point + moved)
-
-
 def integer_type(node: Node) -> IntegerType | None:
     """What the integers of an input or of a result stand for: by what quantises or dequantises them, moves
     apart. None where nothing does, or several in different ways."""
-    while node.target in _MOVES and node.meta["val"].dtype in _RANGES:
+    while node.target in _MOVES and node.meta["val"].dtype in _INTEGERS:
         node = node.all_input_nodes[0]
     if node.target is QUANTIZE:
         return _type_in(node)
@@ -75,9 +53,10 @@ def _readers(node: Node) -> Iterator[Node]:
 
 def _type_in(node: Node) -> IntegerType | None:
     scale, zero_point, low, high, dtype = node.args[1:]
-    if not isinstance(dtype, torch.dtype) or _RANGES.get(dtype) != (low, high):
+    if dtype not in _INTEGERS:
         return None
-    return IntegerType(dtype, float(scale), int(zero_point))  # type: ignore[arg-type]
+    of = IntegerType(dtype, float(scale), int(zero_point))  # type: ignore[arg-type]
+    return of if (of.low, of.high) == (low, high) else None
 
 
 def with_types(program: Captured, input_types: Types, output_types: Types) -> Captured:
@@ -108,7 +87,7 @@ def with_types(program: Captured, input_types: Types, output_types: Types) -> Ca
 
 def quantised(x: Tensor, of: IntegerType) -> Tensor:
     """The integers for numbers."""
-    return (x * (1 / of.scale)).round().add(of.zero_point).clamp(*_RANGES[of.dtype]).to(of.dtype)
+    return (x * (1 / of.scale)).round().add(of.zero_point).clamp(of.low, of.high).to(of.dtype)
 
 
 def _each(types: Types, nodes: Sequence[Node], named: Sequence[str], kind: str) -> list[torch.dtype | None]:

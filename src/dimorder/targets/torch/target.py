@@ -17,12 +17,12 @@ from dimorder.errors import ContractError, UsageError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.operators.dialect import decompose
 from dimorder.lowering.verify import Run
-from dimorder.targets.base import Target
+from dimorder.targets.base import FloatArtifact, Target
 from dimorder.targets.torch import LISTING
 
 
 @dataclass(frozen=True)
-class TorchArtifact:
+class TorchArtifact(FloatArtifact):
     """An exported program without the dialect; it runs on any device, compiles, and is saved as a `.pt2`."""
 
     program: ExportedProgram
@@ -46,14 +46,6 @@ class TorchArtifact:
     @cached_property
     def _module(self) -> torch.nn.Module:
         return self.program.module()
-
-    @property
-    def float_islands(self) -> tuple[()]:
-        return ()
-
-    @property
-    def exactly(self) -> None:
-        return None
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():

@@ -20,7 +20,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.lowering.verify import Run
-from dimorder.targets.base import FileSummary, Target
+from dimorder.targets.base import FileSummary, FloatArtifact, Target
 from dimorder.targets.table import Table
 from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
@@ -30,7 +30,7 @@ from dimorder.targets.tosa.writer import MAX_RANK
 
 
 @dataclass(frozen=True)
-class TosaArtifact:
+class TosaArtifact(FloatArtifact):
     """A TOSA flatbuffer. Its contract lies beside it: `model.tosa` and `model.tosa.json`."""
 
     data: bytes
@@ -44,14 +44,6 @@ class TosaArtifact:
     @property
     def beside(self) -> Mapping[str, bytes]:
         return {sidecar.SUFFIX: sidecar.encode(self.data, self.contract)}
-
-    @property
-    def float_islands(self) -> tuple[()]:
-        return ()
-
-    @property
-    def exactly(self) -> None:
-        return None
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return run(self.data, self.contract, inputs)

@@ -1,6 +1,6 @@
-"""Writes one XNNPACK graph: its values, nodes, constants and the bytes of the delegate.
+"""Decides how one XNNPACK graph is written, value by value and node by node.
 
-This file decides which clamps vanish into the node before, and that nothing is transposed unasked.
+Nothing is transposed unasked, and what moves dequantised values moves the integers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 )
 
 from dimorder.lowering.capture.scaled import Scaled
+from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.fusion import XnnFusion
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed
-from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, Quantised
+from dimorder.targets.xnnpack.integers import MOVES, OPERANDS
 
 
 class XnnWriter(XnnFusion):
     """Grows one XNNPACK graph; once it is finished, `serialise` gives its bytes and its named constants."""
 
     def input(
-        self, shape: Sequence[int], of: Quantised | None = None, *, is_rounded: bool = False
+        self, shape: Sequence[int], of: IntegerType | None = None, *, is_rounded: bool = False
     ) -> XnnValue:
         """The next external input, dense in `shape`; of integers, where `of` says what they stand for.
 
@@ -68,7 +69,7 @@ class XnnWriter(XnnFusion):
         shape: Sequence[int],
         *,
         flags: Sequence[str] = (),
-        result_type: Quantised | None = None,
+        result_type: IntegerType | None = None,
         **fields: Any,
     ) -> XnnValue:
         """A node of the schema's class `XNN{kind}`; its one result has `shape`. An id may be None.
@@ -107,18 +108,18 @@ class XnnWriter(XnnFusion):
         self._nodes[-1].output_min_max = schema.OutputMinMax(_number(low), _number(high))
         return result
 
-    def _requantised(self, source: int, shape: Sequence[int], of: Quantised) -> XnnValue:
+    def _requantised(self, source: int, shape: Sequence[int], of: IntegerType) -> XnnValue:
         """Integers of another scale. A convert between two is off by 1 here and there, a clamp is not.
 
         Between signed and unsigned integers of one scale a convert is exact, and there is no clamp.
         """
         own = self._types[source]
-        if own.least != of.least:
-            same = Quantised(own.scale, own.zero_point + of.least - own.least, of.least)
+        if own.dtype != of.dtype:
+            same = own.as_type(of.dtype)
             converted = self.node("Convert", shape, input_id=source, result_type=same)
             return converted if same == of else self._requantised(converted.id, shape, of)
         value = self.node("Clamp", shape, input_id=source, result_type=of)
-        low, high = ((bound - of.zero_point) * of.scale for bound in (of.least, of.least + 255))
+        low, high = ((bound - of.zero_point) * of.scale for bound in (of.low, of.high))
         self._nodes[-1].output_min_max = schema.OutputMinMax(low, high)
         return value
 

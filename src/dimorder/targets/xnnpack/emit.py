@@ -31,7 +31,6 @@ from dimorder.targets.xnnpack.backend import XnnWriter
 from dimorder.targets.xnnpack.boundary import TO_NCHW, TO_NHWC, empty, is_channels_last, lowered
 from dimorder.targets.xnnpack.exact import Computed, exact_run
 from dimorder.targets.xnnpack.graph import XnnValue
-from dimorder.targets.xnnpack.integers import Quantised
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 
 aten = torch.ops.aten
@@ -232,9 +231,8 @@ def _read(writer: XnnWriter, node: Node, plan: _Partition) -> View[XnnValue]:
     value, of = node.meta["val"], None
     rounded = node not in plan.inputs and value.is_floating_point()
     if not value.is_floating_point():
-        held = integer_type(node)
-        assert held is not None, f"nothing says what the integers of {node} stand for"
-        of = Quantised(held.scale, held.zero_point, torch.iinfo(held.dtype).min)
+        of = integer_type(node)
+        assert of is not None, f"nothing says what the integers of {node} stand for"
     if not plan.is_nhwc(node):
         return whole(writer.input(value.shape, of, is_rounded=rounded))
     shape = [value.shape[d] for d in TO_NHWC]

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
 from torch.fx import Node
 
-from dimorder.targets.xnnpack.graph import NONE_ID, XnnGraph, kind_of, reads_of
-from dimorder.targets.xnnpack.integers import IN_FLOAT, IN_INT8, MOVES, OPERANDS, WEIGHTS
+from dimorder.targets.xnnpack.graph import NONE_ID, XnnGraph, kind_of, passes_on, reads_of
+from dimorder.targets.xnnpack.integers import IN_FLOAT, IN_INT8, OPERANDS, WEIGHTS
 
 _CLAMPED_BY_NODE = (
     schema.XNNConv2d,
@@ -45,9 +46,9 @@ class XnnFusion(XnnGraph):
         for node in self._nodes:
             result, origin = node.xnode_union.output_id, self._origins.get(node.xnode_union.output_id)
             kind = kind_of(node)
-            if origin is None or result in self._types or kind == "Convert" or kind in MOVES:
+            if origin is None or result in self._types or passes_on(node):
                 continue
-            reason = self._in_integers_by(node.xnode_union, readers)
+            reason = self._in_integers_by(node, readers)
             assert isinstance(reason, str), f"{kind} was not fused"
             found.setdefault(origin, []).append((kind, reason))
         return {origin: _told(reasons) for origin, reasons in found.items()}
@@ -61,17 +62,17 @@ class XnnFusion(XnnGraph):
             for node in self._nodes:
                 if node.xnode_union.output_id in self._types or kind_of(node) == "Convert":
                     continue
-                operands = self._in_integers_by(node.xnode_union, readers)
+                operands = self._in_integers_by(node, readers)
                 if not isinstance(operands, str):
                     (convert,) = readers[node.xnode_union.output_id]
                     vars(node.xnode_union).update(operands, output_id=convert.output_id)
                     done.add(id(convert))
             self._nodes = [node for node in self._nodes if id(node.xnode_union) not in done]
 
-    def _in_integers_by(self, node: Any, readers: dict[int, list[Any]]) -> dict[str, int] | str:
+    def _in_integers_by(self, xnode: Any, readers: dict[int, list[Any]]) -> dict[str, int] | str:
         """The integers that a node may read in place of what it reads, where its result is quantised next;
         else why it computes in float32."""
-        kind = type(node).__name__.removeprefix("XNN")
+        kind, node = kind_of(xnode), xnode.xnode_union
         condition = IN_INT8.get(kind)
         if condition is None:
             return IN_FLOAT.get(kind, f"XNNPACK has no int8 {kind}")
@@ -90,7 +91,7 @@ class XnnFusion(XnnGraph):
                 return reason
         scales = self._integers[weights["filter_id"]].scales if weights else None
         types = [self._type_of(i) for i in sources.values() if i is not None]
-        if any(of.least == 0 for of in (*types, result)):
+        if any(of.dtype == torch.uint8 for of in (*types, result)):
             return "unsigned integers, which only the boundary has"
         return condition(types, result, scales) or {
             **{n: self._held(i) for n, i in sources.items() if i is not None},
@@ -109,8 +110,7 @@ class XnnFusion(XnnGraph):
         read = set(self._outputs)
         kept = []
         for node in reversed(self._nodes):
-            kind = kind_of(node)
-            if (kind == "Convert" or kind in MOVES) and node.xnode_union.output_id not in read:
+            if passes_on(node) and node.xnode_union.output_id not in read:
                 continue
             kept.append(node)
             read.update(reads_of(node.xnode_union))

@@ -24,8 +24,9 @@ from torch.fx import Node
 
 from dimorder.lowering.capture.captured import operator_name, where
 from dimorder.lowering.capture.scaled import Integers
+from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.table import View
-from dimorder.targets.xnnpack.integers import MOVES, Quantised
+from dimorder.targets.xnnpack.integers import MOVES
 from dimorder.targets.xnnpack.model import XnnModel
 
 NONE_ID = XNN_INVALID_VALUE_ID
@@ -54,7 +55,7 @@ class XnnGraph:
         self._transposed: dict[View[XnnValue], XnnValue] = {}
         self._inputs: list[int] = []
         self._outputs: list[int] = []
-        self._types: dict[int, Quantised] = {}  # of values of integers
+        self._types: dict[int, IntegerType] = {}  # of values of integers
         self._dequantised: dict[int, int] = {}  # the int8 value that a float32 one is converted from
         self._reshaped: dict[int, XnnValue] = {}  # what a value is another shape of
         self._integers: dict[int, Integers] = {}  # of constants
@@ -73,7 +74,7 @@ class XnnGraph:
         """Whether any value is of integers."""
         return bool(self._types)
 
-    def _value(self, shape: Sequence[int], of: Quantised | None = None) -> XnnValue:
+    def _value(self, shape: Sequence[int], of: IntegerType | None = None) -> XnnValue:
         value = XnnValue(len(self._values), tuple(int(size) for size in shape))
         self._values.append(
             schema.XNNTensorValue(
@@ -123,11 +124,11 @@ class XnnGraph:
         """
         floats, found = set(self._rounded), []
         for node in self._nodes:
-            kind, result = kind_of(node), node.xnode_union.output_id
+            result = node.xnode_union.output_id
             reads = floats.intersection(reads_of(node.xnode_union))
             if result in self._types:
                 found += [result] if reads else []
-            elif reads or not (kind == "Convert" or kind in MOVES):
+            elif reads or not passes_on(node):
                 floats.add(result)
         return found + [index for index in self._outputs if index in floats]
 
@@ -157,11 +158,11 @@ class XnnGraph:
         """Whether a float32 value is converted from an int8 one."""
         return value.id in self._dequantised
 
-    def _type_of(self, integers: int | Integers) -> Quantised:
+    def _type_of(self, integers: int | Integers) -> IntegerType:
         if isinstance(integers, int):
             return self._types[integers]
         assert integers.scale is not None
-        return Quantised(integers.scale, integers.zero_point)
+        return IntegerType(integers.values.dtype, integers.scale, integers.zero_point)
 
     def _held(self, integers: int | Integers) -> int:
         """The value of these integers."""
@@ -245,11 +246,11 @@ class XnnGraph:
         return store.get_named_data_store_output()
 
 
-def _datatype(of: Quantised | None) -> Any:
+def _datatype(of: IntegerType | None) -> Any:
     datatype = schema.XNNDatatype
     if of is None:
         return datatype.xnn_datatype_fp32
-    return datatype.xnn_datatype_quint8 if of.least == 0 else datatype.xnn_datatype_qint8
+    return datatype.xnn_datatype_quint8 if of.dtype == torch.uint8 else datatype.xnn_datatype_qint8
 
 
 def keyed(tensor: torch.Tensor) -> tuple[str, bytes]:
@@ -261,6 +262,11 @@ def keyed(tensor: torch.Tensor) -> tuple[str, bytes]:
 def kind_of(node: Any) -> str:
     """The kind of a node: `Conv2d` of an XNode that holds an XNNConv2d."""
     return type(node.xnode_union).__name__.removeprefix("XNN")
+
+
+def passes_on(node: Any) -> bool:
+    """Whether a node computes nothing: it converts what it reads, or moves it."""
+    return kind_of(node) == "Convert" or kind_of(node) in MOVES
 
 
 def reads_of(node: Any) -> list[int]:
@@ -287,7 +293,7 @@ _UNIT = 64  # a power of 2, so that a scale times it is exact; large, so that su
 def _computed(index: int, producers: Mapping[int, Any]) -> int:
     """The value that converts and moves alone lie behind."""
     node = producers.get(index)
-    while node is not None and (kind_of(node) == "Convert" or kind_of(node) in MOVES):
+    while node is not None and passes_on(node):
         index = reads_of(node.xnode_union)[0]
         node = producers.get(index)
     return index

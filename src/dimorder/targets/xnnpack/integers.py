@@ -7,47 +7,30 @@ The conditions are those that XNNPACK checks when it makes a runtime, or on whic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Quantised:
-    """An integer of XNNPACK's stands for (integer − zero_point) · scale.
-
-    `least` is -128 for int8, and 0 for uint8, which the boundary of a program may have.
-    """
-
-    scale: float
-    zero_point: int
-    least: int = -128
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.uint8 if self.least == 0 else torch.int8
-
+from dimorder.lowering.integer_type import IntegerType
 
 # What the operands that are no weights stand for, what the result does, and the scales of the weights: None
 # where the node computes that in int8, else why not.
-_Condition: TypeAlias = Callable[[Sequence[Quantised], Quantised, "Tensor | None"], "str | None"]
+_Condition: TypeAlias = Callable[[Sequence[IntegerType], IntegerType, "Tensor | None"], "str | None"]
 
 
-def _any(reads: Sequence[Quantised], result: Quantised, weights: Tensor | None) -> str | None:
+def _any(reads: Sequence[IntegerType], result: IntegerType, weights: Tensor | None) -> str | None:
     return None
 
 
-def _same(reads: Sequence[Quantised], result: Quantised, weights: Tensor | None) -> str | None:
+def _same(reads: Sequence[IntegerType], result: IntegerType, weights: Tensor | None) -> str | None:
     return None if all(each == result for each in reads) else "operands and a result of different scales"
 
 
 def _ratio(low: float, high: float) -> _Condition:
     """Every operand's scale, or with weights the product with theirs, over the result's is in [low, high)."""
 
-    def condition(reads: Sequence[Quantised], result: Quantised, weights: Tensor | None) -> str | None:
+    def condition(reads: Sequence[IntegerType], result: IntegerType, weights: Tensor | None) -> str | None:
         for read in reads:
             ratio = read.scale / result.scale
             found = [ratio] if weights is None else [float(w) * ratio for w in (weights.min(), weights.max())]
@@ -58,13 +41,13 @@ def _ratio(low: float, high: float) -> _Condition:
     return condition
 
 
-def _matrices(reads: Sequence[Quantised], result: Quantised, weights: Tensor | None) -> str | None:
+def _matrices(reads: Sequence[IntegerType], result: IntegerType, weights: Tensor | None) -> str | None:
     if reads[1].zero_point:
         return f"a right matrix with the zero point {reads[1].zero_point}"
     return _product(reads, result, weights)
 
 
-def _product(reads: Sequence[Quantised], result: Quantised, weights: Tensor | None) -> str | None:
+def _product(reads: Sequence[IntegerType], result: IntegerType, weights: Tensor | None) -> str | None:
     ratio = reads[0].scale * reads[1].scale / result.scale
     return None if 2**-16 <= ratio < 2**8 else f"a ratio of scales of {ratio:g}, outside of 2^-16 to 2^8"
 

@@ -18,9 +18,10 @@ from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch import Tensor
 
 from dimorder.lowering.exactly import require_close
+from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.verify import verify
-from dimorder.targets.xnnpack.integers import MOVES, Quantised
+from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, WEIGHTS
 
 _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
 
@@ -36,7 +37,7 @@ class XnnModel:
 
     nodes: Sequence[tuple[str, _Fields, tuple[float, float]]]
     shapes: Mapping[int, tuple[int, ...]]
-    types: Mapping[int, Quantised]
+    types: Mapping[int, IntegerType]
     constants: Mapping[int, Tensor]
     scales: Mapping[int, Tensor]
     inputs: Sequence[int]
@@ -71,8 +72,7 @@ class XnnModel:
     def _node(
         self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Tensor]
     ) -> Tensor:
-        names = ("input_id", *(f"input{i}_id" for i in range(1, 6)), "filter_id", "bias_id")
-        ids = [getattr(fields, n) for n in names if getattr(fields, n, None) in held]
+        ids = [getattr(fields, n) for n in (*OPERANDS, *WEIGHTS) if getattr(fields, n, None) in held]
         result = self.types.get(fields.output_id)
         shape = self.shapes[fields.output_id]
         if kind == "Convert":
@@ -82,7 +82,7 @@ class XnnModel:
             return _FLOAT[kind](fields, shape, *operands).clamp(*bounds).reshape(shape)
         types = [self.types[i] for i in ids if i in self.types]
         lowest, highest = (
-            round(min(max(bound / result.scale + result.zero_point, result.least), result.least + 255))
+            round(min(max(bound / result.scale + result.zero_point, result.low), result.high))
             for bound in bounds
         )
         if kind in _EXACT:
@@ -107,20 +107,22 @@ class XnnModel:
         return quanta.clamp(lowest, highest).to(result.dtype).reshape(shape)
 
 
-def _value(x: Tensor, of: Quantised) -> Tensor:
+def _value(x: Tensor, of: IntegerType) -> Tensor:
     return (x.to(torch.float32) - of.zero_point) * of.scale
 
 
-def _quantised(x: Tensor, of: Quantised) -> Tensor:
+def _quantised(x: Tensor, of: IntegerType) -> Tensor:
     inverse = torch.tensor(1.0 / of.scale, dtype=torch.float32)
-    return (x.to(torch.float32) * inverse).round().add(of.zero_point).clamp(of.least, of.least + 255)
+    return (x.to(torch.float32) * inverse).round().add(of.zero_point).clamp(of.low, of.high)
 
 
-def _scaled(sums: Tensor, scale: Tensor, of: Quantised) -> Tensor:
-    return (sums.to(torch.float32) * scale.to(torch.float32)).round().add(of.zero_point).clamp(-128, 127)
+def _scaled(sums: Tensor, scale: Tensor, of: IntegerType) -> Tensor:
+    return (
+        (sums.to(torch.float32) * scale.to(torch.float32)).round().add(of.zero_point).clamp(of.low, of.high)
+    )
 
 
-def _converted(x: Tensor, source: Quantised | None, result: Quantised | None) -> Tensor:
+def _converted(x: Tensor, source: IntegerType | None, result: IntegerType | None) -> Tensor:
     real = x if source is None else _value(x, source)
     if result is None:
         return real
@@ -128,7 +130,7 @@ def _converted(x: Tensor, source: Quantised | None, result: Quantised | None) ->
 
 
 def _added(sign: int) -> Callable[..., Tensor]:
-    def add(fields: _Fields, types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
+    def add(fields: _Fields, types: Sequence[IntegerType], of: IntegerType, a: Tensor, b: Tensor) -> Tensor:
         scales = [torch.tensor(t.scale, dtype=torch.float32) / of.scale for t in types]
         shift = 20 - (math.frexp(max(float(s) for s in scales))[1] - 1)
         by = [int(torch.round(s.double() * 2**shift)) for s in scales]
@@ -140,7 +142,9 @@ def _added(sign: int) -> Callable[..., Tensor]:
 
 
 def _multiplied(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def multiply(fields: _Fields, types: Sequence[Quantised], of: Quantised, a: Tensor, b: Tensor) -> Tensor:
+    def multiply(
+        fields: _Fields, types: Sequence[IntegerType], of: IntegerType, a: Tensor, b: Tensor
+    ) -> Tensor:
         centred = [x.double() - t.zero_point for x, t in zip((a, b), types, strict=True)]
         scale = torch.tensor(types[0].scale, dtype=torch.float32) * types[1].scale / of.scale
         return _scaled(product(fields, (), *centred), scale, of)

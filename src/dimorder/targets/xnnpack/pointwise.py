@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
 from dimorder.targets.table import Arguments, Row, View
-from dimorder.targets.xnnpack.integers import Quantised
 
 if TYPE_CHECKING:
     from dimorder.targets.xnnpack.backend import XnnWriter
@@ -93,7 +93,7 @@ def _gelu(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _quantize(w: XnnWriter, a: Arguments) -> XnnValue:
-    return apply(w, "Convert", w.dense(a.input), result_type=Quantised(a.scale, a.zero_point, a.quant_min))
+    return apply(w, "Convert", w.dense(a.input), result_type=IntegerType(a.dtype, a.scale, a.zero_point))
 
 
 def _dequantize(w: XnnWriter, a: Arguments) -> XnnValue:

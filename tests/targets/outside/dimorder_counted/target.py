@@ -16,12 +16,12 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract
 from dimorder.errors import ContractError, UsageError
 from dimorder.lowering.operators.dialect import decompose
-from dimorder.targets.base import Run, Target
+from dimorder.targets.base import FloatArtifact, Run, Target
 from dimorder_counted import LISTING
 
 
 @dataclass(frozen=True)
-class CountedArtifact:
+class CountedArtifact(FloatArtifact):
     program: ExportedProgram
     contract: Contract
     delegates: int = 0
@@ -45,14 +45,6 @@ class CountedArtifact:
         torch.export.save(self.program, buffer)
         head = {"operators": self.operators, "contract": self.contract.to_json()}
         return counted_format.encode(head, buffer.getvalue())
-
-    @property
-    def float_islands(self) -> tuple[()]:
-        return ()
-
-    @property
-    def exactly(self) -> None:
-        return None
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():
