@@ -280,7 +280,11 @@ PLACED = {
     "median": along("{0}.median({dim}, keepdim={keep}).values", ("median", "where"), keep=[True, False]),
     # Places are left whole numbers, which `lower` does not compare on inputs of many magnitudes: of elements
     # that are equal, or differ by a rounding, any may be the median or the largest.
-    "median_place": along("{0}.median({dim}).indices", ("median", "argmax")),
+    # Of equal elements PyTorch names any: what is added leaves none equal that a clamp made so.
+    "median_place": along(
+        "({0} + torch.linspace(1, 2, {0}.numel()).view({0}.shape)).median({dim}).indices",
+        ("median", "argmax"),
+    ),
     "median_all": plain("{0}.flatten()[:60].median()", range(1, 6), ("median",)),
     **{f"max_pool{space}d_places": _places_of_pool(space) for space in (1, 2, 3)},
     "adaptive_max_pool2d_places": Operator(

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.exir.lowered_backend_module import LoweredBackendModule
+from executorch.exir.program._program import _generate_edge_program
 from executorch.exir.schema import DelegateCall, KernelCall
+from executorch.exir.tracer import _default_decomposition_table
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
@@ -347,8 +349,11 @@ def _lower_outside(
 ) -> bytes:
     """The file of a program with portable operators; ExecuTorch fails in many ways on one that it lacks."""
     try:
-        edge = to_edge(outer, constant_methods=texts, compile_config=config)
-        return bytes(edge.to_executorch().buffer)
+        # What is core ATen already is not decomposed, which would take longer than all the rest.
+        if not all(torch.Tag.core in getattr(node.target, "tags", ()) for node in plan.outside()):
+            outer = outer.run_decompositions(_default_decomposition_table())
+        edge = _generate_edge_program(config, outer)
+        return bytes(EdgeProgramManager({"forward": edge}, texts, config).to_executorch().buffer)
     except Exception as error:
         summary = (str(error).strip().splitlines() or [""])[0]
         raise _no_kernel(plan, plan.outside(), f"{type(error).__name__}: {summary}") from error
