@@ -51,6 +51,7 @@ bench: $(DEV) ## every benchmark, side by side with its peer (an hour; results i
 	$(PY) -m benchmarks.planner --out benchmarks/results/planner.json
 	$(PY) -m benchmarks.lowering --target xnnpack
 	$(PY) -m benchmarks.lowering --target tosa
+	$(PY) -m benchmarks.integers
 	$(PY) -m benchmarks.eager --out benchmarks/results/eager.json
 	$(PY) -m benchmarks.inspect --out benchmarks/results/inspect.json
 	$(PY) -m benchmarks.guarded --out benchmarks/results/guarded.json
