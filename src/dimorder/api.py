@@ -28,7 +28,7 @@ from dimorder.lowering.rewrite import constant_bytes, rewrite
 from dimorder.lowering.verify import Verified
 from dimorder.lowering.verify_integers import trial_of
 from dimorder.quantisation.quantize import QuantisedNetwork
-from dimorder.runtime.guard import OnMismatch
+from dimorder.runtime.guard import OnMismatch, require_choice
 from dimorder.runtime.program import Program
 from dimorder.targets import find, target_for_suffix
 from dimorder.targets.base import Target
@@ -153,13 +153,20 @@ def _plan(program: Captured, contract: Contract, target: Target, objective: str,
 
 
 def load(
-    path: str | os.PathLike[str], on_mismatch: OnMismatch = "adapt", *, target: str | Target | None = None
+    path: str | os.PathLike[str],
+    on_mismatch: OnMismatch = "adapt",
+    *,
+    target: str | Target | None = None,
+    threads: int | None = None,
 ) -> Program:
     """A saved program, ready to be called, with its guard: any `.pte`, or a `.tosa` or `.pt2` of ours.
 
-    `target` reads it, by default the one whose suffix it has. Raises `UsageError` where there is no such
-    file, `ContractError` where it is damaged or cut off, `UnsupportedError` where the runtime is not
-    installed or lacks what the program needs.
+    `target` reads it, by default the one whose suffix it has. `threads` is how many it has, by default as
+    many as the runtime thinks best; all programs of a process that have the same runtime share them.
+
+    Raises `UsageError` where there is no such file, or where threads cannot be chosen, `ContractError` where
+    it is damaged or cut off, `UnsupportedError` where the runtime is not installed or lacks what the program
+    needs.
 
     >>> load("missing.tosa")
     Traceback (most recent call last):
@@ -172,6 +179,17 @@ def load(
     if found.load is None:
         fix = "run it with what it was lowered for"
         raise UnsupportedError(f"loading {file}", f"target {found.name} reads no file back", fix)
+    require_choice(on_mismatch)
     with installed(found.name, found.install):
+        if threads is not None:
+            _set_threads(found, threads)
         contract, run = found.load(file)
     return Program(file, contract, run, on_mismatch, found.runtime or f"target {found.name}")
+
+
+def _set_threads(target: Target, count: int) -> None:
+    if count < 1:
+        raise UsageError(f"{count} threads", "no threads to run with", "say 1 or more")
+    if target.set_threads is None:
+        raise UsageError(f"{count} threads", f"target {target.name} has no choice of them", "leave it out")
+    target.set_threads(count)

@@ -146,6 +146,15 @@ class TensorSpec:
             return DimOrder.contiguous(len(self.shape))
         return self._named_order or self.dim_order
 
+    @cached_property
+    def memory(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...]] | None:
+        """The type, the shape and the strides of a tensor that lies exactly as the program holds it, logical
+        dims first to last; None where a size is a symbol."""
+        sizes = tuple(size for size in self.shape if isinstance(size, int))
+        if len(sizes) < len(self.shape):
+            return None
+        return getattr(torch, self.dtype), sizes, self.held_order.strides(sizes)
+
     @property
     def held_order(self) -> DimOrder:
         """The order of the dense tensor behind the boundary, over the logical dimensions."""

@@ -45,6 +45,9 @@ def add_options(parser: CommandParser) -> None:
         default="adapt",
         help="an input in another order is converted (the default), refused, or converted with a warning",
     )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads to run with (default: what the runtime thinks best)"
+    )
     normalisation_options(parser)
 
 
@@ -58,7 +61,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if options.output:
             tensors.check_output_name(options.output)
         progress(f"loading {options.program}")
-        program = api.load(options.program, options.on_mismatch)
+        program = api.load(options.program, options.on_mismatch, threads=options.threads)
         if options.output:
             tensors.check_output_name(options.output, program.contract)
         progress("reading inputs")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -32,10 +33,11 @@ _DTYPES = {
     "BOOL": "bool",
     "BFLOAT16": "bfloat16",
 }
+_LOADED: WeakSet[PteMethod] = WeakSet()  # whose delegates hold the pool of threads
 _METHOD = "forward"  # the one that a program is called by
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PteMethod:
     """A method of an open program, and what it reads as long as it lives."""
 
@@ -65,7 +67,29 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
             f"ExecuTorch: {error}",
             "see the line that ExecuTorch logged before: this build lacks an operator or a backend",
         ) from error
-    return contract, PteMethod(method, (data, native))
+    loaded = PteMethod(method, (data, native))
+    _LOADED.add(loaded)
+    return contract, loaded
+
+
+def set_threads(count: int) -> None:
+    """How many threads the programs of this process have: ExecuTorch has one pool of them for all.
+
+    Raises `UsageError` where that is another number than programs run with that are loaded already, for the
+    pool would be taken from under them.
+    """
+    from executorch.extension.pybindings import _C
+
+    found = _C._threadpool_get_thread_count()
+    if found == count:
+        return
+    if _LOADED:
+        raise UsageError(
+            f"{count} threads",
+            f"a program with {found} is loaded in this process, and all share one pool",
+            f"say threads={count} where the first is loaded, or load this one in another process",
+        )
+    _C._unsafe_reset_threadpool(count)
 
 
 def read_contract(path: str | os.PathLike[str]) -> Contract:

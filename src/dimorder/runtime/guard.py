@@ -18,6 +18,7 @@ from dimorder.contract import Contract, Symbol, TensorSpec, describe
 from dimorder.errors import ContractError, UsageError
 
 OnMismatch = Literal["adapt", "error", "warn"]
+_CHOICES = get_args(OnMismatch)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,10 @@ def check(
     >>> print(guarded.conversions[0])
     x: NCHW (0, 1, 2, 3) -> NHWC (0, 2, 3, 1), 840 bytes
     """
+    require_choice(on_mismatch)
     _check_count(contract.inputs, tensors, "input")
+    if all(_is_as_held(s, t, device) for s, t in zip(contract.inputs, tensors, strict=True)):
+        return Checked(tuple(map(_physical, contract.inputs, tensors)), ())
     sizes: dict[str, int] = {}
     for spec, tensor in zip(contract.inputs, tensors, strict=True):
         _check_kind(spec, tensor, device)
@@ -89,7 +93,34 @@ def restore(
         tensor.permute(spec.dim_order.inverse.dims) if spec.boundary == "physical" else tensor
         for spec, tensor in zip(contract.outputs, tensors, strict=True)
     ]
+    if all(map(_is_as_held, contract.outputs, logical)):
+        return Checked(tuple(logical), ())
     return _conform("output", contract.outputs, logical, on_mismatch)
+
+
+def require_choice(on_mismatch: str) -> None:
+    """Raises `UsageError` for what is no way to treat another order."""
+    if on_mismatch not in _CHOICES:
+        raise UsageError("on_mismatch", repr(on_mismatch), f"say one of {', '.join(_CHOICES)}")
+
+
+def _is_as_held(spec: TensorSpec, tensor: object, device: str | None = None) -> bool:
+    """Whether a tensor is to the letter what the program holds: the usual case, told in a microsecond."""
+    if (
+        type(tensor) is not torch.Tensor
+        or tensor.layout != torch.strided
+        or tensor.is_neg()
+        or tensor.is_conj()
+    ):
+        return False
+    is_here = device is None or tensor.device.type == device
+    return is_here and (tensor.dtype, tensor.shape, tensor.stride()) == spec.memory
+
+
+def _physical(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor:
+    """An input as the program's own signature shows it."""
+    tensor = tensor.detach()
+    return tensor.permute(spec.dim_order.dims) if spec.boundary == "physical" else tensor
 
 
 def _conform(
@@ -98,8 +129,6 @@ def _conform(
     tensors: Sequence[torch.Tensor],
     on_mismatch: OnMismatch,
 ) -> Checked:
-    if on_mismatch not in get_args(OnMismatch):
-        raise UsageError("on_mismatch", repr(on_mismatch), f"say one of {', '.join(get_args(OnMismatch))}")
     conversions = []
     result = []
     for spec, given in zip(specs, tensors, strict=True):
@@ -119,8 +148,7 @@ def _conform(
                 tensor.shape, canonical, dtype=tensor.dtype, device=tensor.device
             ).copy_(tensor)
             conversions.append(Adaptation(spec.name, found, spec.dim_order, tensor.nbytes))
-        physical = kind == "input" and spec.boundary == "physical"
-        result.append(tensor.permute(spec.dim_order.dims) if physical else tensor)
+        result.append(_physical(spec, tensor) if kind == "input" else tensor)
     return Checked(tuple(result), tuple(conversions))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -69,13 +69,8 @@ class Program:
             ) from error
         outputs = restore(self.contract, raw, self.on_mismatch)
         conversions = guarded.conversions + outputs.conversions
-        self.stats = replace(
-            self.stats,
-            calls=self.stats.calls + 1,
-            conversions=self.stats.conversions + len(conversions),
-            cost_bytes=self.stats.cost_bytes + guarded.cost_bytes + outputs.cost_bytes,
-            last=conversions,
-        )
+        cost = self.stats.cost_bytes + guarded.cost_bytes + outputs.cost_bytes
+        self.stats = Stats(self.stats.calls + 1, self.stats.conversions + len(conversions), cost, conversions)
         return outputs.tensors
 
     def _bind(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -90,5 +90,11 @@ _DECLINED = frozenset(
 )
 
 TARGET = Target(
-    "torch", LISTING.suffix, emit, Ability(declines=(_DECLINED,)), load=load, install=LISTING.install
+    "torch",
+    LISTING.suffix,
+    emit,
+    Ability(declines=(_DECLINED,)),
+    load=load,
+    install=LISTING.install,
+    set_threads=torch.set_num_threads,
 )

@@ -83,6 +83,7 @@ def target(operators: Table = OPERATORS) -> Target:
         check=check,
         install=LISTING.install,
         runtime="ExecuTorch",
+        set_threads=pte.set_threads,
     )
 
 
