@@ -66,8 +66,10 @@ IN_INT8: dict[str, Any] = {
     "mean over space": (lambda x: x.mean((2, 3)), (X,)),
     "mean over space, kept": (lambda x: x.mean((2, 3), keepdim=True), (X,)),
     "mean over the last": (lambda x: x.mean(-1), (X,)),
+    "sum over the last": (lambda x: x.sum(-1), (X,)),
     "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), (X,)),
     "average pool of 6 taps": (lambda x: F.avg_pool2d(x, (2, 3)), (X,)),
+    "average pool of the whole picture": (lambda x: F.avg_pool2d(x, (5, 7)), (X,)),
     "requantised": (lambda x: x, (X,)),
     "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (X,)),
     "nearest": (lambda x: F.interpolate(x, scale_factor=2), (X,)),
@@ -190,6 +192,11 @@ ISLANDS: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
     "leaky relu": (
         Between(lambda x: F.leaky_relu(x, 0.13), (0.0311, -7)),
         (X,),
+        "XNNPACK's int8 kernel rounds otherwise than what is quantised next",
+    ),
+    "bilinear, where halves are frequent": (
+        Between(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (0.0247, 5)),
+        (X.repeat(1, 1, 4, 3),),
         "XNNPACK's int8 kernel rounds otherwise than what is quantised next",
     ),
     "product": (
