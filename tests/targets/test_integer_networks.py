@@ -104,9 +104,7 @@ def check(name: str, shape: tuple[int, ...], quantise: Quantise, islands: dict[s
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     made = quantise(model, x)
     for order in ("NHWC", "NCHW"):
-        plans = [
-            dimorder.plan(each, (x,), target="xnnpack", input_orders=order) for each in (model, made)
-        ]
+        plans = [dimorder.plan(each, (x,), target="xnnpack", input_orders=order) for each in (model, made)]
         assert len({len(plan.conversions) for plan in plans}) == 1
     lowered = dimorder.lower(made, (x,), target="xnnpack")
     assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())

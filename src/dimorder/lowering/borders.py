@@ -1,4 +1,4 @@
-"""Decides which zeros round a picture are no tensor of their own: those that a convolution counts in itself."""
+"""Decides which zeros round a picture lie in no tensor: those that a convolution counts in by itself."""
 
 from __future__ import annotations
 
@@ -36,12 +36,10 @@ def absorb_borders(graph: Graph) -> None:
 
 def _border(pad: Node) -> tuple[int, int, int, int] | None:
     """Above, below, left and right of NHWC pictures; None where it pads with another number, or elsewhere."""
-    amounts: Any = pad.args[1]
+    amounts: list[int] = list(pad.args[1])  # type: ignore[arg-type]
     value = pad.args[2] if len(pad.args) > 2 else 0
-    if value != 0 or len(amounts) > 6:
-        return None
-    first, last, left, right, top, bottom = (*amounts, *[0] * (6 - len(amounts)))
-    return None if first or last else (top, bottom, left, right)
+    first, last, left, right, top, bottom, *beyond = amounts + [0] * (6 - len(amounts))
+    return None if value != 0 or first or last or any(beyond) else (top, bottom, left, right)
 
 
 def _readers(value: Node) -> Iterator[Node]:

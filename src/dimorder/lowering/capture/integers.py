@@ -40,8 +40,8 @@ _MOVES = frozenset(
         aten.roll.default,
     )
 )
-# The same, or a constant that is quantised alike. But torch has them for floats alone, or targets compute them
-# by products with ones, or know what to pad with as a float.
+# The same, or a number that is quantised alike. But torch has them for floats alone, or targets compute them
+# by products with ones, or pad with floats.
 _SELECTIONS = frozenset(
     (
         *(aten.max_pool2d.default, aten.upsample_nearest2d.vec),
@@ -154,7 +154,7 @@ def _quantised(value: Node, alike: Node) -> Node:
 
 def _last(value: Node) -> Node:
     """The node behind which a value can be read: of an input the last input."""
-    return value if value.op != "placeholder" else value.graph.find_nodes(op="placeholder")[-1]  # type: ignore[no-any-return]
+    return value if value.op != "placeholder" else value.graph.find_nodes(op="placeholder")[-1]
 
 
 def _quantise_after(selection: Node) -> None:

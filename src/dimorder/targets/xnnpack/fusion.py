@@ -76,8 +76,10 @@ class XnnFusion(XnnGraph):
             self._nodes = [node for node in self._nodes if id(node.xnode_union) not in done]
 
     def _keep_roundings(self) -> None:
-        """Take each clamp from one scale to another apart that XNNPACK would let the node before compute: that
-        rounds once, where two roundings are asked for. Of the converts it makes a table."""
+        """Take each clamp from one scale to another apart that XNNPACK would let the node before compute.
+
+        That would round once, where two roundings are asked for; of converts it makes a table.
+        """
         self.origin, readers, kept = None, self._readers(), list[Any]()
         kinds: dict[int, str] = {}  # by result
         for node in self._nodes:
