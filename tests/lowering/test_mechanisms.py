@@ -252,6 +252,18 @@ MECHANISMS = {
         "NDHWC",
         "NDHWC",
     ),
+    "zeros round a picture are the convolution's own": Mechanism(
+        Net(lambda m, x: m.a(F.pad(x, (0, 1, 2, 0))), a=conv(5, 8, stride=2)),
+        (2, 5, 11, 7),
+        "xnnpack",
+        """
+        x        2×11×7×5  NHWC  input
+        conv2d   2×7×4×8   NHWC  conv2d_nhwc(x, a_weight[8×3×3×5], a_bias[8], stride 2, padding [3, 1, 1, 2])
+        output0  2×7×4×8   NHWC  conv2d
+        """,
+        "NHWC",
+        "NHWC",
+    ),
     "a strided slice is the first column of a view": Mechanism(
         Net(lambda m, x: x[:, :, 1::3]),
         (2, 5, 11, 7),

@@ -6,6 +6,8 @@ Each lowering is verified bit for bit against the model of its kernels: a test l
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -30,15 +32,16 @@ PHOTO = (1 / 128, -1)  # in int8, of a byte b that stands for (b - 127) / 128
 class Photo(nn.Module):
     """A network that quantises first and dequantises last, as PT2E's do."""
 
-    def __init__(self) -> None:
+    def __init__(self, stride: int = 1) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.stride = stride
         self.weight = nn.Parameter(torch.randint(-127, 128, (5, 3, 3, 3)).to(torch.int8), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = DEQUANTIZE(QUANTIZE(x, *PHOTO, *INT8), *PHOTO, *INT8)
         weight = DEQUANTIZE(self.weight, 0.004, 0, -127, 127, torch.int8)
-        y = F.relu(F.conv2d(x, weight))
+        y = F.relu(F.conv2d(x, weight, stride=self.stride))
         return DEQUANTIZE(QUANTIZE(y, 0.021, -128, *INT8), 0.021, -128, *INT8)
 
 
@@ -95,6 +98,46 @@ def test_a_photo_goes_in_as_its_bytes(tmp_path: Path, kinds: Counter[str]) -> No
     assert kinds["StaticTranspose"] == 0
     real = (photo.float()[None].permute(0, 3, 1, 2) - 127) / 128
     assert (got - Photo()(real)).abs().max() <= 0.021 * 1.01
+
+
+HEIGHT, WIDTH = 1280, 1664
+RUN = """
+import sys
+from pathlib import Path
+import torch
+import dimorder
+
+def kilobytes(name):
+    return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
+
+photo = torch.randint(0, 256, (1, HEIGHT, WIDTH, 3), dtype=torch.uint8)
+x = (photo if sys.argv[3] == "uint8" else (photo.float() - 127) / 128).permute(0, 3, 1, 2)
+dimorder.load(sys.argv[1])(torch.zeros(1, 3, 7, 9))  # from here on the runtime itself is loaded
+before = kilobytes("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
+dimorder.load(sys.argv[2], on_mismatch="error")(x)
+print(1024 * (kilobytes("VmHWM") - before))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system tells no peak of memory")
+def test_no_run_holds_a_photos_bytes_as_floats(tmp_path: Path) -> None:
+    """What a program takes besides the photo is less than the photo as floats; that of the same network for
+    floats is more."""
+    small = dimorder.lower(Photo(), (X,), target="xnnpack").save(tmp_path / "small.pte")
+    x, grown = torch.rand(1, 3, HEIGHT, WIDTH) * 2 - 1, {}
+    for taken in ("uint8", "float32"):
+        orders = {"input_orders": "NHWC", "output_orders": "NHWC"}
+        lowered = dimorder.lower(Photo(16), (x,), target="xnnpack", input_types=taken, **orders)
+        assert lowered.plan.conversions == ()
+        path = lowered.save(tmp_path / f"{taken}.pte")
+        script = RUN.replace("HEIGHT", str(HEIGHT)).replace("WIDTH", str(WIDTH))
+        command = [sys.executable, "-c", script, str(small), str(path), taken]
+        told = subprocess.run(command, capture_output=True, text=True, check=True)
+        grown[taken] = int(told.stdout.split()[-1])
+    as_floats = 4 * x.numel()
+    assert grown["uint8"] < as_floats < grown["float32"], (grown, as_floats)
 
 
 class Bytes(nn.Module):

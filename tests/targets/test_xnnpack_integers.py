@@ -66,8 +66,10 @@ IN_INT8: dict[str, Any] = {
     "mean over space": (lambda x: x.mean((2, 3)), (X,)),
     "mean over space, kept": (lambda x: x.mean((2, 3), keepdim=True), (X,)),
     "mean over the last": (lambda x: x.mean(-1), (X,)),
+    "sum over the last": (lambda x: x.sum(-1), (X,)),
     "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), (X,)),
     "average pool of 6 taps": (lambda x: F.avg_pool2d(x, (2, 3)), (X,)),
+    "average pool of the whole picture": (lambda x: F.avg_pool2d(x, (5, 7)), (X,)),
     "requantised": (lambda x: x, (X,)),
     "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (X,)),
     "nearest": (lambda x: F.interpolate(x, scale_factor=2), (X,)),
@@ -103,11 +105,12 @@ class Weighted(nn.Module):
         self.scales = 0.002 + 0.004 * torch.rand(shape[dim], generator=generator)
         self.zero_points = torch.full((shape[dim],), zero_point)
         self.bias = nn.Parameter(torch.randn(12, generator=generator))
+        self.before: Callable[[Tensor], Tensor] = torch.clone
 
     def forward(self, x: Tensor) -> Tensor:
         how = (self.scales, self.zero_points, self.dim, -127, 127, torch.int8)
         weight = DEQUANTIZE_CHANNELS(self.integers, *how)
-        product = self.compute(quantised(x, 0.0247, 5), weight, self.bias)
+        product = self.compute(quantised(self.before(x), 0.0247, 5), weight, self.bias)
         return quantised(F.hardtanh(product, -1.31, 1.87), 0.0151, -9)
 
 
@@ -117,6 +120,7 @@ PRODUCTS: dict[str, Any] = {
     "depthwise": (lambda x, w, b: F.conv2d(x, w, b, (1, 2), (1, 2), 1, 6), (12, 1, 3, 5)),
     "transposed": (lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, (0, 1)), (6, 12, 3, 2), 1),
     "linear": (F.linear, (12, 7)),
+    "linear without bias": (lambda x, w, b: F.linear(x, w), (12, 7)),
 }
 
 
@@ -125,6 +129,56 @@ def test_a_product_with_int8_weights_computes_in_int8(name: str, kinds: Counter[
     lowered = dimorder.lower(Weighted(*PRODUCTS[name]), (X,), target="xnnpack")
     assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
     assert (kinds["Convert"], lowered.plan.float_islands) == (2, ())
+
+
+class Again(nn.Module):
+    """What a network quantises, perhaps clamped, quantised with another scale."""
+
+    def __init__(self, first: nn.Module, clamp: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.clamp = first, clamp
+
+    def forward(self, x: Tensor) -> Tensor:
+        return quantised(self.clamp(self.first(x)), 0.0201, 3)
+
+
+ONCE: dict[str, nn.Module] = {
+    **{name: Weighted(*product) for name, product in PRODUCTS.items()},
+    "max pool": Between(lambda x: F.max_pool2d(x, 2), (0.0247, 5)),
+}
+
+
+@pytest.mark.parametrize("clamp", [torch.clone, lambda x: F.hardtanh(x, -0.51, 0.77)], ids=["", "clamped"])
+@pytest.mark.parametrize("name", ONCE)
+def test_what_is_quantised_twice_is_rounded_twice(name: str, clamp: Callable[[Tensor], Tensor]) -> None:
+    """XNNPACK lets these nodes compute a clamp that follows, which would round once."""
+    made = Again(ONCE[name], clamp)
+    orders = {"input_orders": "NHWC", "output_orders": "NHWC"}
+    lowered = dimorder.lower(made, (X,), target="xnnpack", **orders)
+    assert (lowered.artifact.delegates, lowered.plan.outside, lowered.plan.float_islands) == (1, (), ())
+
+
+PADDED: dict[str, Any] = {
+    "above": (lambda x: F.pad(x, (2, 0, 0, 3)), 0),
+    "of a constant that is a quantised value": (lambda x: F.pad(x, (2, 0, 0, 3), value=0.0247 * 3), 1),
+    "of channels": (lambda x: F.pad(x, (0, 0, 0, 0, 0, 6))[:, 1:7], 1),
+}
+
+
+@pytest.mark.parametrize("taken", [None, "uint8"])
+@pytest.mark.parametrize("name", PADDED)
+def test_a_pad_is_of_integers_and_zeros_are_a_convolutions_own(
+    name: str, taken: str | None, kinds: Counter[str]
+) -> None:
+    """The network quantises behind the pad, as PT2E does."""
+    pad, pads = PADDED[name]
+    compute, shape = PRODUCTS["convolution"]
+    made = Weighted(compute, shape)
+    made.before = pad
+    lowered = dimorder.lower(made, (X,), target="xnnpack", input_orders="NHWC", input_types=taken)
+    assert (lowered.artifact.delegates, lowered.plan.outside, lowered.plan.float_islands) == (1, (), ())
+    assert (kinds["StaticConstantPad"], kinds["Convert"]) == (pads, 2)
+    assert lowered.contract.inputs[0].dtype == (taken or "float32")
 
 
 ISLANDS: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
@@ -138,6 +192,11 @@ ISLANDS: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
     "leaky relu": (
         Between(lambda x: F.leaky_relu(x, 0.13), (0.0311, -7)),
         (X,),
+        "XNNPACK's int8 kernel rounds otherwise than what is quantised next",
+    ),
+    "bilinear, where halves are frequent": (
+        Between(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (0.0247, 5)),
+        (X.repeat(1, 1, 4, 3),),
         "XNNPACK's int8 kernel rounds otherwise than what is quantised next",
     ),
     "product": (

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
+from dimorder.lowering.borders import absorb_borders
 from dimorder.lowering.building import ORIGIN, AxisGroup, Builder, Call
 from dimorder.lowering.capture.exported import exported
 from dimorder.lowering.capture.tracing import SOURCE, shape_of
@@ -56,6 +57,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
         fresh = result.op == "call_function" and result not in results
         results.append(result if fresh else b.call(aten.clone.default, result))
     b.graph.output(tuple(results))
+    absorb_borders(b.graph)
     return torch.fx.GraphModule(b.root, b.graph)
 
 

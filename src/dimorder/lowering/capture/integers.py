@@ -18,8 +18,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from dimorder.lowering.capture.scaled import Scaled
+from dimorder.lowering.capture.schema import bound
 from dimorder.lowering.capture.tracing import EXPORTED
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE, is_quantised
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE, is_quantised, left_out
 
 aten = torch.ops.aten
 
@@ -39,11 +40,13 @@ _MOVES = frozenset(
         aten.roll.default,
     )
 )
-# The same, but torch has them for floats alone, or targets compute them by products with ones.
+# The same, or a number that is quantised alike. But torch has them for floats alone, or targets compute them
+# by products with ones, or pad with floats.
 _SELECTIONS = frozenset(
     (
         *(aten.max_pool2d.default, aten.upsample_nearest2d.vec),
         *(aten.expand.default, aten.repeat.default, aten.index_select.default),
+        aten.constant_pad_nd.default,
     )
 )
 _PRODUCTS = frozenset((aten.convolution.default, aten.linear.default))
@@ -63,7 +66,7 @@ def simplify(module: GraphModule) -> None:
         elif node.target in _SELECTIONS:
             _quantise_after(node)
         elif node.target is QUANTIZE:
-            _left_out(node) or _clamped(node)
+            left_out(node) or _clamped(node)
     for node in list(graph.nodes):
         if node.target is DEQUANTIZE:
             _join(node)
@@ -111,7 +114,7 @@ def _quantised_before(quantize: Node) -> list[Node]:
         return []
     sources = _moved_by(move)
     scale = quantize.args[1:]
-    if any(source.op != "call_function" for source in sources):
+    if any(source.op == "get_attr" for source in sources):
         return []
     if move.target is not aten.cat.default:
         others = [user for user in sources[0].users if user.target in _MOVES | _SELECTIONS]
@@ -141,18 +144,23 @@ def _quantised(value: Node, alike: Node) -> Node:
     """`value` quantised as that node quantises."""
     for user in value.users:
         if user.target is QUANTIZE and user.args[1:] == alike.args[1:]:
-            value.append(user)  # before whatever reads it now
+            _last(value).append(user)  # before whatever reads it now
             return user
-    with value.graph.inserting_after(value):
+    with value.graph.inserting_after(_last(value)):
         made = value.graph.call_function(QUANTIZE, (value, *alike.args[1:]))
     made.meta = {**value.meta, "val": _like(value, alike)}
     return made
 
 
+def _last(value: Node) -> Node:
+    """The node behind which a value can be read: of an input the last input."""
+    return value if value.op != "placeholder" else value.graph.find_nodes(op="placeholder")[-1]
+
+
 def _quantise_after(selection: Node) -> None:
     """What is selected from dequantised values: quantised as they were, which changes nothing."""
     source = selection.all_input_nodes[0]
-    if source.target is not DEQUANTIZE:
+    if source.target is not DEQUANTIZE or not _holds(source, selection):
         return
     with selection.graph.inserting_after(selection):
         quantised = selection.graph.call_function(QUANTIZE, (selection, *source.args[1:]))
@@ -163,18 +171,13 @@ def _quantise_after(selection: Node) -> None:
     selection.replace_all_uses_with(real, delete_user_cb=lambda user: user is not quantised)
 
 
-def _left_out(quantize: Node) -> bool:
-    """Without a quantize of what has just been dequantised from the same scale."""
-    source = quantize.args[0]
-    if (
-        not isinstance(source, Node)
-        or source.target is not DEQUANTIZE
-        or source.args[1:] != quantize.args[1:]
-    ):
-        return False
-    quantize.replace_all_uses_with(source.args[0])  # type: ignore[arg-type]
-    quantize.graph.erase_node(quantize)
-    return True
+def _holds(dequantize: Node, selection: Node) -> bool:
+    """Whether what a selection adds to dequantised values is such a value too: a pad adds a number."""
+    if selection.target is not aten.constant_pad_nd.default:
+        return True
+    how: Any = dequantize.args[1:]
+    number = torch.tensor(float(selection.args[2]) if len(selection.args) > 2 else 0.0)  # type: ignore[arg-type]
+    return torch.equal(DEQUANTIZE(QUANTIZE(number, *how), *how), number)
 
 
 def _like(shaped: Node, typed: Node) -> torch.Tensor:
@@ -199,8 +202,9 @@ def _clamped(quantize: Node) -> bool:
 
 
 def _scale_bias(module: GraphModule, product: Node) -> None:
-    arguments: tuple[Any, ...] = product.args
-    x, weight, bias, *rest = arguments
+    target: Any = product.target
+    given = bound(target, product.args, product.kwargs)
+    x, weight, bias = given["input"], given["weight"], given["bias"]
     held = [getattr(module, str(n.target), None) if isinstance(n, Node) else None for n in (weight, bias)]
     if (
         not isinstance(x, Node)
@@ -211,8 +215,8 @@ def _scale_bias(module: GraphModule, product: Node) -> None:
         return
     scale: Any = x.args[1]
     channels = held[0].integers.per_channel()
-    transposed = product.target is aten.convolution.default and rest[3]
-    outputs = 1 if transposed and rest[5] == 1 else 0  # the weight's dimension of output channels
+    # The weight's dimension of output channels.
+    outputs = 1 if given.get("transposed") and given["groups"] == 1 else 0
     if channels is None or held[0].integers.zero_point or isinstance(held[1], Scaled):
         return
     if channels[0].numel() > 1 and channels[1] != outputs:

@@ -20,7 +20,7 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.table import View
-from dimorder.targets.xnnpack.fusion import XnnFusion
+from dimorder.targets.xnnpack.fusion import XnnFusion, whole_range
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed
 from dimorder.targets.xnnpack.integers import MOVES, OPERANDS
 
@@ -119,8 +119,7 @@ class XnnWriter(XnnFusion):
             converted = self.node("Convert", shape, input_id=source, result_type=same)
             return converted if same == of else self._requantised(converted.id, shape, of)
         value = self.node("Clamp", shape, input_id=source, result_type=of)
-        low, high = ((bound - of.zero_point) * of.scale for bound in (of.low, of.high))
-        self._nodes[-1].output_min_max = schema.OutputMinMax(low, high)
+        self._nodes[-1].output_min_max = whole_range(of)
         return value
 
     def dense(self, operand: View[XnnValue] | torch.Tensor | float) -> XnnValue:

@@ -12,6 +12,7 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
 from torch.fx import Node
 
+from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnGraph, kind_of, passes_on, reads_of
 from dimorder.targets.xnnpack.integers import IN_FLOAT, IN_INT8, OPERANDS, WEIGHTS
 
@@ -25,6 +26,10 @@ _CLAMPED_BY_NODE = (
     schema.XNNMultiply,
     schema.XNNDiv,
 )
+# Those that XNNPACK of ExecuTorch 1.5.1 gives the bounds and the result of a clamp that alone reads theirs.
+_CLAMPED_BY_XNNPACK = frozenset(
+    ("Conv2d", "DepthwiseConv2d", "ConvTranspose2d", "FullyConnected", "MaxPooling2d")
+)
 _READ = (*OPERANDS, *WEIGHTS)
 
 
@@ -36,6 +41,7 @@ class XnnFusion(XnnGraph):
         self._fuse_clamps()
         if self.is_quantised:
             self._fuse_integers()
+            self._keep_roundings()
 
     def islands(self) -> dict[Node, str]:
         """The program's nodes that are computed in float32, and why."""
@@ -68,6 +74,35 @@ class XnnFusion(XnnGraph):
                     vars(node.xnode_union).update(operands, output_id=convert.output_id)
                     done.add(id(convert))
             self._nodes = [node for node in self._nodes if id(node.xnode_union) not in done]
+
+    def _keep_roundings(self) -> None:
+        """Take each clamp from one scale to another apart that XNNPACK would let the node before compute.
+
+        That would round once, where two roundings are asked for; of converts it makes a table.
+        """
+        self.origin, readers, kept = None, self._readers(), list[Any]()
+        kinds: dict[int, str] = {}  # by result
+        for node in self._nodes:
+            before = reads_of(node.xnode_union)[0]
+            fused = kinds.get(before) in _CLAMPED_BY_XNNPACK and len(readers[before]) == 1
+            kept += self._apart(node, before) if fused and self._rescales(node, before) else [node]
+            kinds[node.xnode_union.output_id] = kind_of(kept[-1])
+        self._nodes = kept
+
+    def _rescales(self, node: Any, before: int) -> bool:
+        own, result = self._types.get(before), self._types.get(node.xnode_union.output_id)
+        return kind_of(node) == "Clamp" and own is not None and result is not None and own != result
+
+    def _apart(self, clamp: Any, before: int) -> list[Any]:
+        """The nodes of a clamp between integers: it is of floats, or left out where it takes nothing away."""
+        result, bounds = clamp.xnode_union.output_id, clamp.output_min_max
+        real = self._value(self._values[before].dims)
+        made = [schema.XNode(schema.XNNConvert(before, real.id, 0), clamp.debug_handle)]
+        if bounds != whole_range(self._types[result]):
+            held = self._value(real.shape)
+            made.append(schema.XNode(schema.XNNClamp(real.id, held.id, 0), clamp.debug_handle, bounds))
+            real = held
+        return [*made, schema.XNode(schema.XNNConvert(real.id, result, 0), clamp.debug_handle)]
 
     def _in_integers_by(self, xnode: Any, readers: dict[int, list[Any]]) -> dict[str, int] | str:
         """The integers that a node may read in place of what it reads, where its result is quantised next;
@@ -136,6 +171,11 @@ class XnnFusion(XnnGraph):
             source.output_min_max = node.output_min_max
             source.xnode_union.output_id = clamp.output_id
         self._nodes = kept
+
+
+def whole_range(of: IntegerType) -> Any:
+    """The bounds of a clamp that takes none of these values away."""
+    return schema.OutputMinMax(*((bound - of.zero_point) * of.scale for bound in (of.low, of.high)))
 
 
 # Of a node in the midst of others; another node of the same operator may say more.

@@ -58,15 +58,19 @@ class XnnModel:
             for kind, fields, bounds in self.nodes:
                 index = fields.output_id
                 made = self._node(kind, fields, bounds, held)
-                held[index] = self._agreed(made, found[index], index) if index in found else made
+                if index in found:
+                    real = held[fields.input_id] if kind == "Convert" else None
+                    made = self._agreed(made, found[index], index, real)
+                held[index] = made
         return [held[i] for i in self.outputs]
 
-    def _agreed(self, made: Tensor, found: Tensor, index: int) -> Tensor:
+    def _agreed(self, made: Tensor, found: Tensor, index: int, real: Tensor | None) -> Tensor:
         what = f"{self.rounded[index]} in float32"
         if made.is_floating_point():
             verify([found.reshape(made.shape)], [made], what=what)
         else:
-            require_close(made, found.reshape(made.shape), what)
+            rounded = None if real is None else real.double() / self.types[index].scale
+            require_close(made, found.reshape(made.shape), what, rounded)
         return found.reshape(made.shape)
 
     def _node(

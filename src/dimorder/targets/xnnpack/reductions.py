@@ -105,20 +105,19 @@ def _reduce(mean: bool) -> Build:
     def build(w: XnnWriter, a: Arguments) -> XnnValue:
         x = w.dense(a.self)
         reduced = {d % len(x.shape) for d in a.dim or range(len(x.shape)) if x.shape}
-        count = math.prod(x.shape[d] for d in reduced)
-        y = _mean(w, x, reduced)
-        return w.reshape(times(w, y, 1 if mean else count), a.shape)
+        return w.reshape(_reduced(w, x, reduced, mean), a.shape)
 
     return build
 
 
-def _mean(w: XnnWriter, x: XnnValue, dims: set[int]) -> XnnValue:
-    """The mean over `dims`, in some shape of the right order: one run of adjacent dimensions at a time."""
+def _reduced(w: XnnWriter, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:
+    """The mean over `dims`, or the sum, in some shape of the right order: one run of adjacent dimensions at a
+    time."""
     dims = {d for d in dims if x.shape[d] != 1}
     if not dims:
         return x
     if len(x.shape) == 4 and dims == {1, 2}:
-        return _mean_over_space(w, x)
+        return times(w, mean_over_space(w, x), 1 if mean else math.prod(x.shape[1:3]))
     last = max(dims)
     first = last
     while first > 0 and (first - 1 in dims or x.shape[first - 1] == 1):
@@ -129,18 +128,20 @@ def _mean(w: XnnWriter, x: XnnValue, dims: set[int]) -> XnnValue:
     if inner == 1:
         if x.shape[-1] != size:
             x = w.reshape(x, (*x.shape[:first], size))
-        ones = Scaled.of(torch.ones(1, size, dtype=torch.int8), torch.tensor(1 / size))
+        ones = Scaled.of(torch.ones(1, size, dtype=torch.int8), torch.tensor(1 / size if mean else 1.0))
         y = full(w, x, w.constant(ones), None)
     else:
-        y = _mean_over_space(w, w.reshape(x, (outer, size, 1, inner)))
+        y = mean_over_space(w, w.reshape(x, (outer, size, 1, inner)))
+        y = times(w, y, 1 if mean else size)
     rest = {d for d in dims if d < first}
     if not rest:
         return y
     y = w.reshape(y, (*x.shape[:first], inner))
-    return _mean(w, y, rest)
+    return _reduced(w, y, rest, mean)
 
 
-def _mean_over_space(w: XnnWriter, x: XnnValue) -> XnnValue:
+def mean_over_space(w: XnnWriter, x: XnnValue) -> XnnValue:
+    """The means over the rows and columns of NHWC, which both become 1."""
     n, _, _, channels = x.shape
     return w.node("GlobalAvgPooling2d", (n, 1, 1, channels), flags=("KEEP_DIMS",), input_id=x.id)
 

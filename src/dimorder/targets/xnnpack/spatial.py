@@ -21,7 +21,7 @@ from dimorder.lowering.operators.resize import resized_by
 from dimorder.targets.table import Arguments, Row
 from dimorder.targets.xnnpack.moves import pad, slice_
 from dimorder.targets.xnnpack.pointwise import pair, times
-from dimorder.targets.xnnpack.reductions import optional
+from dimorder.targets.xnnpack.reductions import mean_over_space, optional
 
 if TYPE_CHECKING:
     from dimorder.targets.xnnpack.backend import XnnWriter
@@ -135,6 +135,8 @@ def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
     factor = 1.0 if a.divisor_override is None else taps / a.divisor_override
     if taps == 1:
         return times(w, _subsample(w, x, a.stride, a.shape), factor)
+    if tuple(a.kernel_size) == x.shape[1:3] and not any(padding) and factor == 1:
+        return mean_over_space(w, x)
     by_taps = taps in _WHOLE_KERNELS or (w.holds_integers(x) and taps <= PART_TAPS)  # no node in int8
     if by_taps and x.shape[3] > 1:
         return _avg_by_taps(w, a, x)
