@@ -1,0 +1,188 @@
+"""Decides what must hold of the lowering of a random network."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import re
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dimorder
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.errors import UnsupportedError, VerificationError
+from dimorder.lowering.ability import Ability
+from dimorder.targets.base import Target
+from tests.fuzz.description import TOLERANCE, Case, is_sound, relative_error
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`kind` is "right", "refused", or what kind of fault was found; `detail` is for people."""
+
+    kind: str
+    detail: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def is_fault(self) -> bool:
+        return self.kind not in ("right", "refused")
+
+
+@dataclass(frozen=True)
+class Physical:
+    """What target "physical" emits: the physical program as it is, which takes a third of the time."""
+
+    module: Callable[..., Any]
+    data: bytes = b""
+    delegates: int = 0
+    outside: Mapping[str, int] = field(default_factory=dict)
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    float_islands: tuple[()] = ()
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return list(self.module(*inputs))
+
+
+def refusing(target: str, names: Sequence[str] = ()) -> Target:
+    """The target of that name, without the physical operators that these ATen operators are made of."""
+    from dimorder.targets import find
+
+    if target in ("physical", "torch"):
+        found = find("torch")
+        if target == "physical":
+            found = replace(found, emit=lambda program, contract: Physical(program.module()), runs_fast=False)
+        return replace(
+            found, ability=Ability(lambda call, constants: _refused(call, names), lambda call: None)
+        )
+    module = importlib.import_module(f"dimorder.targets.{target}.target")
+    rows = importlib.import_module(f"dimorder.targets.{target}.ops").OPERATORS.rows
+    left_out = [row._opname for row in rows if row._opname not in MOVES and _is_made_of(row, names)]
+    return module.target(module.OPERATORS.without(*left_out))
+
+
+MOVES = ("view", "permute", "clone")  # which every target has
+
+
+def _refused(call: torch.fx.Node, names: Sequence[str]) -> str | None:
+    return f"{call.target} is refused by the fuzzer" if _is_made_of(call.target, names) else None
+
+
+def _is_made_of(physical: Any, names: Sequence[str]) -> bool:
+    """Whether an implementation of one of these ATen operators is, in some way, this physical operator."""
+    return is_named(getattr(physical, "_opname", ""), names)
+
+
+def is_named(physical: str, names: Sequence[str]) -> bool:
+    stem = physical.removesuffix("_nhwc").removesuffix("_ndhwc")
+    return stem in names or (stem.startswith("conv") and "convolution" in names)
+
+
+def conversions_in_file(lowered: Any) -> int | None:
+    """How many conversions the emitted file holds; None where nobody can tell."""
+    if lowered.plan.target == "tosa":
+        from dimorder.targets.tosa.graph import inspect_tosa
+
+        return inspect_tosa(lowered.artifact.data).transposes
+    if lowered.plan.target == "xnnpack":
+        from dimorder.executorch import conversions_in
+
+        return conversions_in(lowered.artifact.data).conversion_count
+    return None
+
+
+def examine(case: Case, target: str) -> Outcome:
+    """Lower a case for a target, and say what is wrong with what comes back."""
+    start = time.perf_counter()
+    outcome = _examined(case, target)
+    return replace(outcome, seconds=time.perf_counter() - start)
+
+
+def _examined(case: Case, target: str) -> Outcome:
+    module, args = case.module(), case.args
+    inputs, outputs = case.orders()
+    try:
+        with _quiet():
+            lowered = dimorder.lower(
+                module,
+                args,
+                target=refusing(target, case.refused),
+                input_orders=inputs,
+                output_orders=outputs,
+                objective=case.objective,
+            )
+            return _faults(case, module, lowered)
+    except UnsupportedError as error:
+        return _refusal(error)
+    except VerificationError as error:
+        return Outcome(f"wrong numbers: {error.where}", str(error))
+    except Exception as error:
+        return _crash(error)
+
+
+def _faults(case: Case, module: nn.Module, lowered: Any) -> Outcome:
+    from tests.lowering.index_checker import check
+
+    plan = lowered.plan
+    if faults := plan.check():
+        return Outcome("plan fault", "\n".join(faults))
+    if not plan.certificate.optimal:
+        return Outcome("not optimal", str(plan))
+    if faults := check(plan.extracted, plan.layout_plan, plan.contract):
+        return Outcome("index fault", "\n".join(faults))
+    # Other values than those that `lower` compared, and in strides that the contract may not promise.
+    again = replace(case, inputs={n: replace(each, seed=each.seed + 50) for n, each in case.inputs.items()})
+    fed = [each.tensor for each in again.inputs.values()]
+    with torch.no_grad():
+        wanted = module(*fed)
+    got = lowered.run(*map(_channels_last, fed))
+    for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
+        if g.dtype != w.dtype or g.shape != w.shape:
+            return Outcome("wrong type", f"output {i}: {g.dtype} {g.shape} for {w.dtype} {w.shape}")
+        if not relative_error(g, w) <= TOLERANCE and is_sound(again):
+            return Outcome("wrong numbers: unnoticed", f"output {i} differs by {relative_error(g, w):.1e}")
+        promised = lowered.contract.outputs[i].dim_order.strides(tuple(w.shape))
+        if any(a != b for a, b, size in zip(g.stride(), promised, w.shape, strict=True) if size > 1):
+            return Outcome("broken promise", f"output {i} has strides {g.stride()}, not {promised}")
+    found = conversions_in_file(lowered)
+    if found is not None and found != len(plan.conversions):
+        more = "more" if found > len(plan.conversions) else "fewer"
+        return Outcome(
+            f"{more} conversions in the file", f"{found} in the file, {len(plan.conversions)} in\n{plan}"
+        )
+    return Outcome("right")
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    order = DimOrder.channels_last(x.dim()) if x.dim() > 2 else DimOrder.contiguous(x.dim())
+    return torch.empty_strided(x.shape, order.strides(tuple(x.shape)), dtype=x.dtype).copy_(x)
+
+
+def _refusal(error: UnsupportedError) -> Outcome:
+    """A refusal is clear if it says where, what was found, and something that the user can do."""
+    unclear = not (error.where and error.found and error.fix) or "report" in error.fix
+    return Outcome(f"unclear refusal: {error.where}" if unclear else "refused", str(error))
+
+
+def _crash(error: Exception) -> Outcome:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/dimorder/" in f.filename]
+    last = frames[-1] if frames else None
+    place = f"{Path(last.filename).name}:{last.name}" if last else "outside dimorder"
+    said = re.sub(r"\d+", "n", str(error).splitlines()[0] if str(error) else "")[:70]
+    return Outcome(f"{type(error).__name__} in {place}: {said}", "".join(traceback.format_exception(error)))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
