@@ -16,11 +16,13 @@ from pathlib import Path
 from tests import fuzz_record
 from tests.fuzz.description import Case
 from tests.fuzz.drawing import generate
-from tests.fuzz.examining import Outcome, examine, is_named
+from tests.fuzz.examining import examine, is_named
+from tests.fuzz.outcome import Outcome
 from tests.fuzz.scripts import script
 from tests.fuzz.shrinking import shrink
 
-TARGETS = ("physical", "torch", "xnnpack", "tosa")  # physical: target torch, where nothing is emitted
+# physical: target torch, where nothing is emitted; int8: quantised networks on xnnpack.
+TARGETS = ("physical", "torch", "xnnpack", "tosa", "int8")
 RECORD_EVERY = 20  # networks
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from dimorder.algebra.dim_order import DimOrder
 from tests.fuzz_draw import MAX_ELEMENTS, MAX_RANK, Shape
+from tests.fuzz_integers import HELPERS, INTEGERS
 from tests.fuzz_operators import OPERATORS
 
 TOLERANCE = 1e-4  # as `lower` itself has it
@@ -31,8 +32,8 @@ MISFIT = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ZeroD
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor that is not computed: "normal" values, "positive" ones, a "mask", an "index" below `high`, or
-    "places", of which none comes twice."""
+    """A tensor that is not computed: "normal" values, "positive" ones, a "mask", an "index" below `high`,
+    "places", of which none comes twice, or integers, "int8" or "uint8"."""
 
     shape: Shape
     kind: str = "normal"
@@ -56,12 +57,18 @@ class Step:
 
     @property
     def source(self) -> str:
-        return OPERATORS[self.operator].source.format(*self.reads, **self.attributes)
+        row = OPERATORS.get(self.operator) or INTEGERS[self.operator]
+        return row.source.format(*self.reads, **self.attributes)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, the contract it is lowered under, and the ATen operators (`softmax`) that are refused."""
+    """A network, the contract it is lowered under, and the ATen operators (`softmax`) that are refused.
+
+    `quantizer` is the function of `tests.targets.quantised` that quantises it, or "by_hand" where its steps
+    do; `types` are those of all inputs and all outputs in the contract, where these are other than the
+    network's.
+    """
 
     inputs: Mapping[str, Given]
     constants: Mapping[str, Given]
@@ -69,6 +76,8 @@ class Case:
     outputs: tuple[tuple[str, Order], ...]
     objective: str = "bytes"
     refused: tuple[str, ...] = ()
+    quantizer: str = ""
+    types: tuple[str | None, str | None] = (None, None)
 
     @property
     def args(self) -> tuple[Tensor, ...]:
@@ -97,7 +106,7 @@ class Case:
         )
 
     def module(self) -> nn.Module:
-        names = {"torch": torch, "F": F, "given": given}
+        names = {"torch": torch, "F": F, "given": given, **HELPERS}
         exec(compile(self.source, "<fuzz>", "exec"), names)
         network: nn.Module = names["Net"]().eval()
         return network
@@ -120,6 +129,9 @@ def given(shape: Sequence[int], kind: str = "normal", high: int = 0, seed: int =
         return torch.randperm(high, generator=generator)[: math.prod(shape)].reshape(tuple(shape))
     if kind == "mask":
         return torch.rand(shape, generator=generator) > 0.4
+    if kind in ("int8", "uint8"):
+        low, high = (-127, 128) if kind == "int8" else (0, 256)
+        return torch.randint(low, high, shape, generator=generator).to(getattr(torch, kind))
     if kind == "positive":
         return torch.rand(shape, generator=generator) + 0.5
     return torch.randn(shape, generator=generator) / math.prod(shape[1:]) ** (0.25)
@@ -168,13 +180,16 @@ def _names(expressions: Any) -> set[str]:
 
 
 def run(case: Case, noise: int | None = None) -> dict[str, Tensor]:
-    """Every value by its expression, in float64; with a seed, each computed one with relative `NOISE`."""
+    """Every value by its expression, in float64; with a seed, each computed one with relative `NOISE`.
+
+    What is quantised, or is to be, is computed in float32.
+    """
     generator = None if noise is None else torch.Generator().manual_seed(noise)
     held, values = types.SimpleNamespace(), {}
     for name, each in {**case.inputs, **case.constants}.items():
-        values[name] = _double(each.tensor)
+        values[name] = each.tensor if case.quantizer else _double(each.tensor)
         setattr(held, name.removeprefix("self."), values[name])
-    names: dict[str, Any] = {"torch": torch, "F": F, "self": held, **values}
+    names: dict[str, Any] = {"torch": torch, "F": F, "self": held, **HELPERS, **values}
     for step in case.steps:
         result = evaluate(step, names)
         results = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -203,10 +218,13 @@ def _noise(value: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def is_sound(case: Case) -> bool:
-    """Whether a case runs, fits its contract, depends on its inputs, and is not upset by rounding."""
+    """Whether a case runs, fits its contract, depends on its inputs, and is not upset by rounding.
+
+    Every rounding of a sum upsets some integers.
+    """
     try:
         case.orders()
-        exact, noisy = run(case), [run(case, seed) for seed in (1, 2)]
+        exact, noisy = run(case), [run(case, seed) for seed in (1, 2) if not case.quantizer]
         changed = {name: replace(each, seed=each.seed + 500) for name, each in case.inputs.items()}
         others = run(replace(case, inputs=changed))
     except MISFIT:
@@ -215,7 +233,7 @@ def is_sound(case: Case) -> bool:
         return False
     floating = any(each.kind == "normal" for each in case.inputs.values())
     return all(
-        max(relative_error(values[e], exact[e]) for values in noisy) < TOLERANCE / 4
+        max((relative_error(values[e], exact[e]) for values in noisy), default=0.0) < TOLERANCE / 4
         and (not floating or relative_error(others[e], exact[e]) > TOLERANCE)
         for e, _ in case.outputs
     )
@@ -225,9 +243,10 @@ def is_fit(value: Tensor) -> bool:
     """Whether a value is small enough, finite, and not the same everywhere."""
     if not (0 < value.numel() <= MAX_ELEMENTS and value.dim() <= MAX_RANK and torch.isfinite(value).all()):
         return False
+    value = _double(value) if value.is_floating_point() else value.long()
     largest = value.abs().max().item()
     flat = value.numel() > 1 and (value.max() - value.min()).item() < 1e-2 * largest
-    return 1e-3 < largest < 1e3 and not flat
+    return bool(1e-3 < largest < 1e3 and not flat)
 
 
 def relative_error(got: Tensor, wanted: Tensor) -> float:

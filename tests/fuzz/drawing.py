@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tests.fuzz.description import MISFIT, Case, Given, Order, Step, is_fit, is_sound, pruned, run
-from tests.fuzz_draw import Draw, Shape
+from tests.fuzz_draw import Draw, Operator, Shape
+from tests.fuzz_integers import MOVES, USUAL, WEIGHTED
 from tests.fuzz_operators import FAMILIES, LEFT_OUT, OPERATORS, VIEWS, WEIGHTS
 
 
@@ -21,14 +23,14 @@ def generate(seed: int, target: str = "physical") -> Case:
     """
     for attempt in range(1000):
         rng = random.Random(f"{target}.{seed}.{attempt}")
-        left_out = LEFT_OUT.get(target, frozenset()) if rng.random() < 0.85 else frozenset()
-        case = _drawn(rng, left_out)
+        case = _quantised(rng) if target == "int8" else _of_floats(rng, target)
         if case is not None and is_sound(case):
             return case
     raise AssertionError(f"no network fits seed {seed}")
 
 
-def _drawn(rng: random.Random, left_out: Collection[str]) -> Case | None:
+def _of_floats(rng: random.Random, target: str) -> Case | None:
+    left_out = LEFT_OUT.get(target, frozenset()) if rng.random() < 0.85 else frozenset()
     case = Case(_inputs(rng), {}, (), ())
     wanted = rng.randint(3, 12)
     for _ in range(12 * wanted):
@@ -102,7 +104,13 @@ def _order(rng: random.Random, rank: int) -> Order:
     return rng.choice(["contiguous", "channels_last"]) if rank > 2 else "contiguous"
 
 
-def _with_step(rng: random.Random, case: Case, left_out: Collection[str]) -> Case | None:
+def _with_step(
+    rng: random.Random,
+    case: Case,
+    left_out: Collection[str],
+    families: Sequence[Mapping[str, Operator]] = FAMILIES,
+    weights: Sequence[float] = WEIGHTS,
+) -> Case | None:
     """The case with one more step, or None where what was drawn does not fit."""
     values = run(case)
     shapes = {
@@ -129,7 +137,7 @@ def _with_step(rng: random.Random, case: Case, left_out: Collection[str]) -> Cas
         step = Step(name, "embedding", (table, unread[0]), {})
     else:
         x = list(shapes)[-1] if rng.random() < 0.6 else rng.choice(list(shapes))
-        family = rng.choices(FAMILIES, WEIGHTS)[0]
+        family = rng.choices(families, weights)[0]
         rank = len(shapes[x])
         fitting = [row for row, each in family.items() if rank in each.ranks and row not in left_out]
         if not fitting:
@@ -137,16 +145,21 @@ def _with_step(rng: random.Random, case: Case, left_out: Collection[str]) -> Cas
         operator = rng.choice(fitting)
         masks = {name: each.shape for name, each in case.inputs.items() if each.kind == "mask"}
         ids = {name: case.inputs[name].shape for name in indices}
-        drawn = OPERATORS[operator].draw(Draw(rng, x, shapes, constant, masks, ids))
+        drawn = family[operator].draw(Draw(rng, x, shapes, constant, masks, ids))
         if drawn is None:
             return None
         step = Step(name, operator, tuple(drawn[0]), dict(drawn[1]))
-    extended = replace(case, constants=constants, steps=(*case.steps, step))
+    return _fitting(replace(case, constants=constants, steps=(*case.steps, step)))
+
+
+def _fitting(case: Case) -> Case | None:
+    """The case, if what its last step computes is fit for another."""
+    name = case.steps[-1].name
     try:
-        results = [value for key, value in run(extended).items() if key not in values and key[0] == "v"]
+        results = [value for key, value in run(case).items() if key.split("[")[0] == name]
     except MISFIT:
         return None
-    return extended if results and all(map(is_fit, results)) else None
+    return case if results and all(map(is_fit, results)) else None
 
 
 def _outputs(rng: random.Random, case: Case) -> tuple[tuple[str, Order], ...]:
@@ -173,3 +186,131 @@ def _with_view_of_input(rng: random.Random, case: Case) -> Case:
         return case
     step = Step("view", operator, tuple(drawn[0]), dict(drawn[1]))
     return replace(case, steps=(*case.steps, step), outputs=(*case.outputs, ("view", "contiguous")))
+
+
+# -- networks of integers
+
+_LEFT_OUT = frozenset(("sort", "rnn"))
+QUANTIZERS = ("by_xnnpack", "by_xnnpack_per_tensor", "by_arm")
+
+
+def _quantised(rng: random.Random) -> Case | None:
+    """A network that a quantizer of PT2E makes one of integers, or whose steps do."""
+    case = _of_numbers(rng) if rng.random() < 0.6 else _by_hand(rng)
+    if len(case.steps) < 3:
+        return None
+    if rng.random() < 0.25:
+        taken, given = (rng.choice([None, "int8", "uint8"]) for _ in range(2))
+        case = replace(case, types=(taken, given))
+    return replace(case, objective=rng.choice(["bytes", "bytes", "count"]))
+
+
+def _of_numbers(rng: random.Random) -> Case:
+    rank = rng.choice([4, 4, 4, 4, 3, 2])
+    shape = _shape(rng, rank)
+    inputs = {"x0": Given(shape, seed=1, order=_order(rng, rank))}
+    if rng.random() < 0.3:
+        inputs["x1"] = Given(shape, seed=2, order=_order(rng, rank))
+    case = Case(inputs, {}, (), (), quantizer=rng.choice(QUANTIZERS))
+    wanted = rng.randint(3, 9)
+    for _ in range(12 * wanted):
+        if len(case.steps) == wanted:
+            break
+        case = (
+            _with_step(rng, case, _LEFT_OUT, (USUAL, VIEWS, *FAMILIES[:-1]), (12, 1, *WEIGHTS[:-1])) or case
+        )
+    return pruned(replace(case, outputs=_outputs(rng, case)))
+
+
+def _by_hand(rng: random.Random) -> Case:
+    """Steps, most of whose results are quantised and dequantised; here and there integers are moved."""
+    rank = rng.choice([4, 4, 4, 4, 3, 2])
+    shape = _shape(rng, rank)
+    inputs = {
+        f"x{i}": Given(shape, seed=i + 1, order=_order(rng, rank)) for i in range(rng.choice([1, 1, 2]))
+    }
+    if rng.random() < 0.3:
+        kind = rng.choice(["int8", "uint8"])
+        inputs["x0"] = replace(inputs["x0"], kind=kind)
+    case = Case(inputs, {}, (), (), quantizer="by_hand")
+    for name, each in inputs.items():
+        if each.kind != "normal":
+            zero = rng.randint(-20, 20) + 128 * (each.kind == "uint8")
+            case = _followed(case, "dequantised", name, scale=0.0173, zero=zero, dtype=each.kind) or case
+        elif rng.random() < 0.9:
+            case = _requantised(rng, case, name) or case
+    if not case.steps:
+        return case
+    wanted = len(case.steps) + rng.randint(4, 12)
+    for _ in range(12 * wanted):
+        if len(case.steps) >= wanted:
+            break
+        if rng.random() < 0.2:
+            case = _moved(rng, case) or case
+            continue
+        before = set(run(case))
+        case = _with_step(rng, case, _LEFT_OUT, (USUAL, WEIGHTED, VIEWS), (6, 3, 1.5)) or case
+        for name in [name for name in run(case) if name not in before and name[0] == "v"]:
+            if rng.random() < 0.75:
+                case = _requantised(rng, case, name) or case
+    case = replace(case, outputs=_outputs(rng, case))
+    if rng.random() < 0.25:
+        name, order = case.outputs[0]
+        if run(case)[name].is_floating_point():
+            last = _followed(case, "quantised", name, **_scale(rng, case, name))
+            if last is not None:
+                case = replace(last, outputs=((last.steps[-1].name, order), *case.outputs[1:]))
+    return pruned(case)
+
+
+def _followed(case: Case, operator: str, *reads: str, **attributes: Any) -> Case | None:
+    """The case with that step, or None where it does not fit."""
+    return _fitting(
+        replace(case, steps=(*case.steps, Step(f"v{len(case.steps)}", operator, reads, attributes)))
+    )
+
+
+def _scale(rng: random.Random, case: Case, name: str) -> dict[str, Any]:
+    """A scale for a value: one that another has, or one of which few values are clamped."""
+    held = [step.attributes for step in case.steps if "dtype" in step.attributes]
+    if held and rng.random() < 0.3:
+        return dict(rng.choice(held))
+    dtype = "uint8" if rng.random() < 0.04 else "int8"
+    value = run(case)[name]
+    low, high = min(float(value.min()), 0.0), max(float(value.max()), 0.0)
+    scale = float(f"{(high - low) / 255 * rng.choice([1.0, 0.8, 1.5, 3.0]):.4g}")
+    zero = round(-low / scale) + rng.choice([0, 0, -7, 11])
+    zero = rng.choice([zero, zero, zero, 128, 3])
+    zero = min(max(zero, 0), 255)
+    return {"scale": scale, "zero": zero - 128 * (dtype == "int8"), "dtype": dtype}
+
+
+def _requantised(rng: random.Random, case: Case, name: str) -> Case | None:
+    if not run(case)[name].is_floating_point():
+        return None
+    return _followed(case, "requantised", name, **_scale(rng, case, name))
+
+
+def _moved(rng: random.Random, case: Case) -> Case | None:
+    """A value is quantised, the integers are moved once or more, and dequantised."""
+    values = run(case)
+    x = rng.choice([n for n, value in values.items() if n[0] == "v" and value.is_floating_point()])
+    scale = _scale(rng, case, x)
+    made = _followed(case, "quantised", x, **scale)
+    last: list[str] = [made.steps[-1].name] if made else []
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        if made is None:
+            return None
+        values = run(made)
+        name = rng.choice(last)
+        row = rng.choice([row for row, each in MOVES.items() if values[name].dim() in each.ranks])
+        alike = {n: tuple(v.shape) for n, v in values.items() if v.dtype == values[name].dtype}
+        drawn = MOVES[row].draw(Draw(rng, name, alike, lambda *_: ""))
+        if drawn is None:
+            return None
+        made = _followed(made, row, *drawn[0], **drawn[1])
+        last = [n for n in run(made) if n not in values] if made else []
+    for name in last[: rng.choice([1, 2, 3])]:
+        other = _scale(rng, made, x) if rng.random() < 0.1 else scale
+        made = (made and _followed(made, "dequantised", name, **{**other, "dtype": scale["dtype"]})) or made
+    return made

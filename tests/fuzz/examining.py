@@ -18,24 +18,12 @@ import torch
 from torch import Tensor, nn
 
 import dimorder
-from dimorder.algebra.dim_order import DimOrder
-from dimorder.errors import UnsupportedError, VerificationError
+from dimorder.errors import DimorderError, UnsupportedError, UsageError, VerificationError
 from dimorder.lowering.ability import Ability
 from dimorder.targets.base import Target
 from tests.fuzz.description import TOLERANCE, Case, is_sound, relative_error
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """`kind` is "right", "refused", or what kind of fault was found; `detail` is for people."""
-
-    kind: str
-    detail: str = ""
-    seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def is_fault(self) -> bool:
-        return self.kind not in ("right", "refused")
+from tests.fuzz.integers import integer_faults
+from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
 
 @dataclass(frozen=True)
@@ -57,6 +45,8 @@ def refusing(target: str, names: Sequence[str] = ()) -> Target:
     """The target of that name, without the physical operators that these ATen operators are made of."""
     from dimorder.targets import find
 
+    if target == "int8":
+        return find("xnnpack")
     if target in ("physical", "torch"):
         found = find("torch")
         if target == "physical":
@@ -108,25 +98,47 @@ def examine(case: Case, target: str) -> Outcome:
 
 
 def _examined(case: Case, target: str) -> Outcome:
-    module, args = case.module(), case.args
     inputs, outputs = case.orders()
     try:
         with _quiet():
+            module = network(case)
             lowered = dimorder.lower(
                 module,
-                args,
+                case.args,
                 target=refusing(target, case.refused),
                 input_orders=inputs,
                 output_orders=outputs,
+                input_types=case.types[0],
+                output_types=case.types[1],
                 objective=case.objective,
             )
             return _faults(case, module, lowered)
-    except UnsupportedError as error:
+    except (UnsupportedError, UsageError) as error:
         return _refusal(error)
     except VerificationError as error:
         return Outcome(f"wrong numbers: {error.where}", str(error))
     except Exception as error:
         return _crash(error)
+
+
+def network(case: Case) -> nn.Module:
+    """A case's network as it is lowered: quantised, if it is to be.
+
+    Raises `UnsupportedError` where torch's tools do not quantise it.
+    """
+    module = case.module()
+    if case.quantizer in ("", "by_hand"):
+        return module
+    from tests.targets import quantised
+
+    try:
+        made: nn.Module = getattr(quantised, case.quantizer)(module, *case.args)
+        with torch.no_grad():
+            made(*case.args)
+    except Exception as error:
+        found = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        raise UnsupportedError(f"quantising {case.quantizer}", found, "give it another network") from error
+    return made
 
 
 def _faults(case: Case, module: nn.Module, lowered: Any) -> Outcome:
@@ -142,32 +154,38 @@ def _faults(case: Case, module: nn.Module, lowered: Any) -> Outcome:
     # Other values than those that `lower` compared, and in strides that the contract may not promise.
     again = replace(case, inputs={n: replace(each, seed=each.seed + 50) for n, each in case.inputs.items()})
     fed = [each.tensor for each in again.inputs.values()]
+    if case.quantizer:
+        outcome = integer_faults(module, fed, lowered)
+    else:
+        outcome = _number_faults(module, fed, lowered, again)
+    return outcome or _conversion_faults(lowered) or Outcome("right")
+
+
+def _number_faults(module: nn.Module, fed: Sequence[Tensor], lowered: Any, again: Case) -> Outcome | None:
     with torch.no_grad():
         wanted = module(*fed)
-    got = lowered.run(*map(_channels_last, fed))
+    got = lowered.run(*map(channels_last, fed))
     for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
-        if g.dtype != w.dtype or g.shape != w.shape:
-            return Outcome("wrong type", f"output {i}: {g.dtype} {g.shape} for {w.dtype} {w.shape}")
+        if fault := type_fault(i, g, w.shape, w.dtype):
+            return fault
         if not relative_error(g, w) <= TOLERANCE and is_sound(again):
             return Outcome("wrong numbers: unnoticed", f"output {i} differs by {relative_error(g, w):.1e}")
-        promised = lowered.contract.outputs[i].dim_order.strides(tuple(w.shape))
-        if any(a != b for a, b, size in zip(g.stride(), promised, w.shape, strict=True) if size > 1):
-            return Outcome("broken promise", f"output {i} has strides {g.stride()}, not {promised}")
-    found = conversions_in_file(lowered)
+        if fault := promise_fault(i, g, lowered.contract.outputs[i]):
+            return fault
+    return None
+
+
+def _conversion_faults(lowered: Any) -> Outcome | None:
+    found, plan = conversions_in_file(lowered), lowered.plan
     if found is not None and found != len(plan.conversions):
         more = "more" if found > len(plan.conversions) else "fewer"
         return Outcome(
             f"{more} conversions in the file", f"{found} in the file, {len(plan.conversions)} in\n{plan}"
         )
-    return Outcome("right")
+    return None
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    order = DimOrder.channels_last(x.dim()) if x.dim() > 2 else DimOrder.contiguous(x.dim())
-    return torch.empty_strided(x.shape, order.strides(tuple(x.shape)), dtype=x.dtype).copy_(x)
-
-
-def _refusal(error: UnsupportedError) -> Outcome:
+def _refusal(error: DimorderError) -> Outcome:
     """A refusal is clear if it says where, what was found, and something that the user can do."""
     unclear = not (error.where and error.found and error.fix) or "report" in error.fix
     return Outcome(f"unclear refusal: {error.where}" if unclear else "refused", str(error))

@@ -7,23 +7,31 @@ from collections.abc import Sequence
 
 from dimorder.algebra.dim_order import DimOrder
 from tests.fuzz.description import Case, given, given_source
-from tests.fuzz.examining import Outcome
+from tests.fuzz.outcome import Outcome
 
 
 def script(case: Case, target: str, outcome: Outcome, seed: int) -> str:
     """A program of its own that shows the fault."""
     inputs, outputs = case.orders()
+    lowered_for = "xnnpack" if target == "int8" else target
     args = "".join(f"{given_source(each)}, " for each in case.inputs.values())
     call = [
         "lowered = dimorder.lower(",
         "    network,",
         "    args,",
-        f"    target={target!r},",
+        f"    target={lowered_for!r},",
         f"    input_orders={_orders_source(inputs)},",
         f"    output_orders={_orders_source(outputs)},",
         f"    objective={case.objective!r},",
+        *(
+            f"    {side}_types={dtype!r},"
+            for side, dtype in zip(("input", "output"), case.types, strict=True)
+            if dtype
+        ),
         ")",
     ]
+    by_hand = case.quantizer == "by_hand"
+    by_tools = bool(case.quantizer) and not by_hand
     hooked = bool(case.refused) or target == "physical"
     if hooked:
         call[3] = f"    target=refusing({target!r}, {case.refused!r}),"
@@ -42,6 +50,12 @@ def script(case: Case, target: str, outcome: Outcome, seed: int) -> str:
             "import dimorder",
             "from dimorder import DimOrder",
             *(["from tests.fuzz import refusing"] if hooked else []),
+            *(
+                ["from tests.fuzz_integers import dequantised, quantised, requantised, weight"]
+                if by_hand
+                else []
+            ),
+            *([f"from tests.targets.quantised import {case.quantizer}"] if by_tools else []),
             "",
             "",
             inspect.getsource(given),
@@ -50,6 +64,7 @@ def script(case: Case, target: str, outcome: Outcome, seed: int) -> str:
             "",
             "",
             f"network, args = Net().eval(), ({args})",
+            *([f"network = {case.quantizer}(network, *args)"] if by_tools else []),
             *call,
             "print(lowered.plan)",
             "for got, wanted in zip(lowered.run(*args), network(*args), strict=True):",
