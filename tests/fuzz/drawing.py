@@ -217,7 +217,7 @@ def _of_numbers(rng: random.Random) -> Case:
         if len(case.steps) == wanted:
             break
         case = (
-            _with_step(rng, case, _LEFT_OUT, (USUAL, VIEWS, *FAMILIES[:-1]), (12, 1, *WEIGHTS[:-1])) or case
+            _with_step(rng, case, _LEFT_OUT, (USUAL, VIEWS, *FAMILIES[:-1]), (60, 5, *WEIGHTS[:-1])) or case
         )
     return pruned(replace(case, outputs=_outputs(rng, case)))
 

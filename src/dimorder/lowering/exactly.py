@@ -29,27 +29,36 @@ aten = torch.ops.aten
 QUANTA = 1  # by which a rounded integer may be off
 OFF = 1e-3  # the share of them that may be, and besides
 FEW = 8  # so many
+TIE = 1e-3  # quanta: so near to a half, float32 rounds to either side
 
 
-def run(
-    module: GraphModule, inputs: Sequence[Tensor], forced: Mapping[str, Tensor] | None = None
-) -> tuple[list[Tensor], Differences]:
+def run(module: GraphModule, inputs: Sequence[Tensor]) -> list[Tensor]:
     """What a graph gives for inputs, floats computed in float64.
-
-    `forced` has integers by the names of nodes of the exported program: they are taken for what the node
-    gives, and the differences say by how many quanta that is off.
 
     >>> class Halves(torch.nn.Module):
     ...     def forward(self, x):
     ...         return QUANTIZE(x / 3, 0.5, 0, -128, 127, torch.int8)
     >>> program = torch.export.export(Halves(), (torch.tensor([1.0, 2.0]),)).module()
-    >>> run(program, (torch.tensor([3.0, 6.2]),))[0]
+    >>> run(program, (torch.tensor([3.0, 6.2]),))
     [tensor([2, 4], dtype=torch.int8)]
     """
-    interpreter = _Exact(module, forced or {})
     with torch.no_grad():
-        results = interpreter.run(*inputs)
-    return [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor)], interpreter.differences
+        results = _Exact(module).run(*inputs)
+    return [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor)]
+
+
+def differences(module: GraphModule, inputs: Sequence[Tensor], wanted: Mapping[str, Tensor]) -> Differences:
+    """By how many quanta the integers of a graph are off `wanted`, those that the exported program has by the
+    names of its nodes. Each is computed from these; one that lies on a half may be rounded either way.
+    """
+    below, above = (_Exact(module, wanted, lean) for lean in (-TIE, TIE))
+    with torch.no_grad():
+        below.run(*inputs)
+        above.run(*inputs)
+    found = Differences()
+    for (low, integers), (high, _) in zip(below.compared, above.compared, strict=True):
+        found.add(low, high, integers)
+    return found
 
 
 def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -67,7 +76,7 @@ def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor
     module = _functional(exported)
     with torch.no_grad():
         plain = Interpreter(module).run(*leaves, enable_io_processing=False)
-        wide = _Exact(module, {}).run(*map(_wide, leaves), enable_io_processing=False)
+        wide = _Exact(module).run(*map(_wide, leaves), enable_io_processing=False)
     pairs = [pair for pair in zip(plain, wide, strict=True) if isinstance(pair[0], Tensor)]
     return [p for p, _ in pairs], [w.to(p.dtype) for p, w in pairs]
 
@@ -124,8 +133,10 @@ class Differences:
     def __init__(self) -> None:
         self.most, self.off, self.compared = 0, 0, 0
 
-    def add(self, got: Tensor, wanted: Tensor) -> None:
-        quanta = (got.to(torch.int64) - wanted.to(torch.int64)).abs()
+    def add(self, low: Tensor, high: Tensor, wanted: Tensor) -> None:
+        """Integers that should lie between two others."""
+        low, high, wanted = (x.to(torch.int64) for x in (low, high, wanted))
+        quanta = torch.maximum(low - wanted, wanted - high).clamp(min=0)
         self.most = max(self.most, int(quanta.max()))
         self.off += int((quanta > 0).sum())
         self.compared += quanta.numel()
@@ -142,9 +153,9 @@ class Differences:
 
 def require_close(got: Tensor, wanted: Tensor, what: str) -> None:
     """Raises `VerificationError` where integers differ by more than rounding explains."""
-    differences = Differences()
-    differences.add(got, wanted)
-    differences.require_few(what)
+    found = Differences()
+    found.add(got, got, wanted)
+    found.require_few(what)
 
 
 class _Noisy(Interpreter):
@@ -161,9 +172,15 @@ class _Noisy(Interpreter):
 
 
 class _Exact(Interpreter):
-    def __init__(self, module: GraphModule, forced: Mapping[str, Tensor]) -> None:
+    """`forced` are integers that are taken for what nodes give, by the names of those in the exported program;
+    `compared` has what these would give, beside them. What lies `lean` before a half is rounded up."""
+
+    def __init__(
+        self, module: GraphModule, forced: Mapping[str, Tensor] | None = None, lean: float = 0.0
+    ) -> None:
         super().__init__(module)
-        self.forced, self.differences = forced, Differences()
+        self.forced, self.lean = forced or {}, lean
+        self.compared: list[tuple[Tensor, Tensor]] = []
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return _wide(super().get_attr(target, args, kwargs))
@@ -173,13 +190,14 @@ class _Exact(Interpreter):
         wanted = self.forced.get(n.meta.get(EXPORTED, ""))
         if wanted is None or result.dtype != wanted.dtype:
             return result
-        self.differences.add(result, wanted)
+        self.compared.append((result, wanted))
         return wanted
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         special = _SPECIAL.get(target)
         if special is not None:
-            return special(**bound(target, args, kwargs))
+            leaning = {"lean": self.lean} if target is QUANTIZE else {}
+            return special(**bound(target, args, kwargs), **leaning)
         if target not in _MOVES:  # an input is quantised in float32, as every kernel does it
             args, kwargs = pytree.tree_map(_wide, (args, kwargs))
         return super().call_function(target, args, kwargs)
@@ -200,9 +218,17 @@ def _in_float32(scale: float) -> float:
 
 
 def _quantize(
-    input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+    input: Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    lean: float,
 ) -> Tensor:
     scaled = input * (1.0 / scale) if input.dtype == torch.float32 else input / _in_float32(scale)
+    if lean:
+        scaled = scaled.double() + lean
     return scaled.round().add(zero_point).clamp(quant_min, quant_max).to(dtype)
 
 

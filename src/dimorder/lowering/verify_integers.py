@@ -37,8 +37,7 @@ class QuantisedTrial(Trial):
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
         wanted = exactly.recorded(program.exported, self.taken)
-        _, found = exactly.run(program.module, self.inputs, wanted)
-        found.require_few("the normal form of a quantised network")
+        exactly.differences(program.module, self.inputs, wanted).require_few("the normal form of a quantised network")
 
     def compare(self, run: Run, what: str, model: Run | None = None) -> float:
         """The relative error of `run`, for information; it must give the bits that `model` does."""
@@ -54,8 +53,8 @@ class QuantisedTrial(Trial):
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
         module = physical.module(check_guards=False)
-        wanted, _ = exactly.run(self.program.module, self.inputs)
-        got = self._logical(lambda held: exactly.run(module, held)[0], self.inputs)
+        wanted = exactly.run(self.program.module, self.inputs)
+        got = self._logical(lambda held: exactly.run(module, held), self.inputs)
         return verify(got, wanted, what=what, tolerance=_SAME)
 
 
