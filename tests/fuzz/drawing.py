@@ -199,7 +199,7 @@ def _quantised(rng: random.Random) -> Case | None:
     case = _of_numbers(rng) if rng.random() < 0.6 else _by_hand(rng)
     if len(case.steps) < 3:
         return None
-    if rng.random() < 0.25:
+    if rng.random() < 0.12:
         taken, given = (rng.choice([None, "int8", "uint8"]) for _ in range(2))
         case = replace(case, types=(taken, given))
     return replace(case, objective=rng.choice(["bytes", "bytes", "count"]))

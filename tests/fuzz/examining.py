@@ -136,7 +136,7 @@ def network(case: Case) -> nn.Module:
         with torch.no_grad():
             made(*case.args)
     except Exception as error:
-        found = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        found = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '').split(':')[0]}"
         raise UnsupportedError(f"quantising {case.quantizer}", found, "give it another network") from error
     return made
 
@@ -188,6 +188,7 @@ def _conversion_faults(lowered: Any) -> Outcome | None:
 def _refusal(error: DimorderError) -> Outcome:
     """A refusal is clear if it says where, what was found, and something that the user can do."""
     unclear = not (error.where and error.found and error.fix) or "report" in error.fix
+    unclear |= "because: )" in error.found
     return Outcome(f"unclear refusal: {error.where}" if unclear else "refused", str(error))
 
 

@@ -43,3 +43,13 @@ def _converted(model: nn.Module, args: Sequence[Tensor], quantizer: Any) -> nn.M
         prepared(*(x.flip(-1) * 1.1 if x.is_floating_point() else x for x in args))
     converted: nn.Module = convert_pt2e(prepared)
     return converted
+
+
+def stock_pte(quantised: nn.Module, *args: Tensor) -> bytes:
+    """The file that ExecuTorch's own lowering to XNNPACK makes of a quantised network."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    exported = torch.export.export(quantised, args)
+    edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+    return bytes(edge.to_executorch().buffer)

@@ -37,7 +37,9 @@ class QuantisedTrial(Trial):
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
         wanted = exactly.recorded(program.exported, self.taken)
-        exactly.differences(program.module, self.inputs, wanted).require_few("the normal form of a quantised network")
+        exactly.differences(program.module, self.inputs, wanted).require_few(
+            "the normal form of a quantised network"
+        )
 
     def compare(self, run: Run, what: str, model: Run | None = None) -> float:
         """The relative error of `run`, for information; it must give the bits that `model` does."""
