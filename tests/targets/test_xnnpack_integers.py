@@ -163,7 +163,7 @@ ISLANDS: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
     "float weight": (
         Between(lambda x: F.conv2d(x, Y[:, :, :3, :2]), (0.0911, -7)),
         (X,),
-        "a weight that is not quantised",
+        "a weight that is not int8 with one scale per output channel and one zero point",
     ),
 }
 
