@@ -222,7 +222,7 @@ ISLANDS: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
     "float weight": (
         Between(lambda x: F.conv2d(x, Y[:, :, :3, :2]), (0.0911, -7)),
         (X,),
-        "a weight that is not quantised",
+        "a weight that is not int8 with one scale per output channel and one zero point",
     ),
 }
 
@@ -334,3 +334,59 @@ def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "_scaled", lambda sums, scale, of: right(sums, scale * 1.01, of))
     with pytest.raises(VerificationError, match="are not what its integer kernels should give"):
         dimorder.lower(Between(torch.mul, (0.0311, -7)), (X, Y), target="xnnpack")
+
+
+HALVES = torch.arange(-128, 128).to(torch.int8).reshape(1, 256)
+
+
+@pytest.mark.parametrize("result", [(0.0494, -8), (0.0494, -9), (0.0988, 2)])
+def test_integers_on_a_half_are_rounded_as_the_kernel_does_it(result: tuple[float, int]) -> None:
+    """Twice or four times the scale: half of the integers, or a quarter, lie on a half of the new one."""
+
+    class Coarser(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return QUANTIZE(DEQUANTIZE(x, 0.0247, 5, *INT8), *result, *INT8)
+
+    lowered = dimorder.lower(Coarser(), (HALVES,), target="xnnpack")
+    assert (lowered.run(HALVES).int() - Coarser()(HALVES).int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("scale", [0.028, 0.01055])  # whose inverse is another in float64 than in float32
+def test_numbers_on_a_half_are_rounded_as_the_kernel_does_it(scale: float) -> None:
+    class Rounded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return QUANTIZE(x, scale, -9, *INT8)
+
+    x = (HALVES.double() + 0.5).mul(scale).float()
+    lowered = dimorder.lower(Rounded(), (x,), target="xnnpack")
+    (wanted,) = lowered.artifact.exactly([x])
+    assert torch.equal(lowered.run(x), wanted)
+
+
+def test_a_mean_of_integers_of_one_scale_lies_on_halves() -> None:
+    x = torch.randn(2, 8, 6, 10, generator=torch.Generator().manual_seed(3))
+    lowered = dimorder.lower(Between(lambda x: F.avg_pool2d(x, 2), (0.0247, 5)), (x,), target="xnnpack")
+    assert lowered.plan.float_islands == ()
+
+
+def test_a_linear_may_have_no_bias(kinds: Counter[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 12, bias=False), nn.ReLU())
+    lowered = dimorder.lower(by_xnnpack(model, X), (X,), target="xnnpack")
+    assert (lowered.plan.float_islands, kinds["FullyConnected"]) == ((), 1)
+
+
+class Misread(nn.Module):
+    """Integers that are read as others than they were quantised as, and joined with others."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        fine, coarse = QUANTIZE(x, 0.0247, 5, *INT8), QUANTIZE(x, 0.0613, -9, *INT8)
+        joined = torch.cat([fine, coarse.flip(3)], 1)
+        return DEQUANTIZE(fine.transpose(1, 3), 0.0247, 48, *INT8), DEQUANTIZE(joined, 0.0247, 5, *INT8)
+
+
+def test_integers_may_be_read_as_others_than_they_are() -> None:
+    lowered = dimorder.lower(Misread(), (X,), target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
+    for got, wanted in zip(lowered.run(X), Misread()(X), strict=True):
+        assert torch.allclose(got, wanted, atol=1e-5)

@@ -29,7 +29,7 @@ aten = torch.ops.aten
 QUANTA = 1  # by which a rounded integer may be off
 OFF = 1e-3  # the share of them that may be, and besides
 FEW = 8  # so many
-HALF = 1e-4  # quanta from a half, within which float32 may round to either side
+HALF = 1e-3  # quanta from a half, within which float32 may round to either side
 
 
 def run(

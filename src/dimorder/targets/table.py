@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.lowering.capture.schema import bound
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
 
 aten = torch.ops.aten
 
@@ -113,13 +114,15 @@ class Table:
             constants = [
                 n for n in node.graph.nodes if n.op == "placeholder" and n.name[:2] in ("p_", "b_", "c_")
             ]
+        arguments = bind(node, lambda n: n)
+        arguments.is_constant = lambda argument: argument is None or argument in constants
+        if node.target in (QUANTIZE, DEQUANTIZE) and (reason := row.check(arguments)):
+            return reason  # which says more of integers than that they are no floats
         for tensor in (node, *node.all_input_nodes):
             for value in results(tensor):
                 reason = self.unfit(value, tensor in constants)
                 if reason and not (row.integers and value.dtype in (torch.int8, torch.uint8)):
                     return reason
-        arguments = bind(node, lambda n: n)
-        arguments.is_constant = lambda argument: argument is None or argument in constants
         return row.check(arguments)
 
     def build(self, writer: Any, node: Node, resolve: Callable[[Node], Any]) -> View[Any] | list[View[Any]]:

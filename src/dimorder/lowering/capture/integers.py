@@ -1,13 +1,15 @@
 """Decides the normal form of a quantised network: what quantizers insert round every operator is reduced to
 what it says about values, and no number changes by it.
 
-1. A quantised value is dequantised once.
-2. What is quantised after it was moved, or selected by a maximum, is quantised before that, once.
-3. What moves elements of dequantised values moves the integers.
-4. What was selected from dequantised values is quantised as they were.
-5. What is quantised as it was before is left as it is.
-6. What clamps before that clamps before the value is quantised for the first time.
-7. The bias of a product of quantised values is a multiple of its scale: what integer kernels add.
+1. Integers are read as what they were quantised as, or as their first reader has it: another reader computes
+   its numbers from those.
+2. A quantised value is dequantised once.
+3. What is quantised after it was moved, or selected by a maximum, is quantised before that, once.
+4. What moves elements of dequantised values moves the integers.
+5. What was selected from dequantised values is quantised as they were.
+6. What is quantised as it was before is left as it is.
+7. What clamps before that clamps before the value is quantised for the first time.
+8. The bias of a product of quantised values is a multiple of its scale: what integer kernels add.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.capture.schema import bound
@@ -55,6 +57,7 @@ _PRODUCTS = frozenset((aten.convolution.default, aten.linear.default))
 def simplify(module: GraphModule) -> None:
     """Bring a captured graph into that normal form, in place."""
     graph = module.graph
+    _agree(graph)
     if not is_quantised(module):
         return
     pending = [node for node in graph.nodes if node.target is QUANTIZE]
@@ -75,6 +78,57 @@ def simplify(module: GraphModule) -> None:
             _scale_bias(module, node)
     graph.eliminate_dead_code()
     module.recompile()
+
+
+def _agree(graph: Graph) -> None:
+    """Let integers stand for the same to all that read them, moves apart, and to all with which they are
+    joined."""
+    types: dict[Node, Any] = {}
+    for node in list(graph.nodes):
+        if node.target is QUANTIZE:
+            types[node] = node.args[1:]
+        elif node.target is DEQUANTIZE:
+            own = types.setdefault(_source(node.args[0]), node.args[1:])
+            if own[:2] != node.args[1:3]:
+                node.replace_all_uses_with(_read_as(node.args[0], own, node))
+        elif node.target is aten.cat.default:
+            first, *others = node.all_input_nodes
+            own = types.get(_source(first))
+            if own is None:
+                continue
+            for other in others:
+                found = types.get(_source(other), own)
+                if found[:2] != own[:2]:
+                    with graph.inserting_before(node):
+                        real = _read_as(other, found, other, own)
+                        same = graph.call_function(QUANTIZE, (real, *own))
+                    same.meta = dict(other.meta)
+                    node.replace_input_with(other, same)
+
+
+def _source(integers: Node) -> Node:
+    """What was moved to give these integers."""
+    while integers.target in _MOVES | _SELECTIONS:
+        integers = integers.all_input_nodes[0]
+    return integers
+
+
+def _read_as(integers: Node, own: Any, alike: Node, wanted: Any = None) -> Node:
+    """The numbers that integers are where they are read as `wanted`, or as `alike` does, computed from those
+    that they are as `own`."""
+    scale, zero_point, *_ = wanted or alike.args[1:]
+    graph, last = integers.graph, alike
+    shape = torch.empty_like(integers.meta["val"], dtype=torch.float32)
+    for target, *args in (
+        (DEQUANTIZE, integers, *own),
+        (aten.mul.Tensor, None, scale / own[0]),
+        (aten.add.Tensor, None, (own[1] - zero_point) * scale),
+    ):
+        with graph.inserting_after(last):
+            made = graph.call_function(target, tuple(last if each is None else each for each in args))
+        made.meta = {**alike.meta, "val": shape}
+        last = made
+    return last
 
 
 def _join(dequantize: Node) -> None:

@@ -178,7 +178,7 @@ class XnnGraph:
         output channels."""
         integers = self._integers.get(index)
         if integers is None:
-            return "a weight that is not quantised"
+            return "a weight that is not int8 with one scale per output channel and one zero point"
         if integers.zero_point:
             return f"a weight with the zero point {integers.zero_point}"
         if integers.along(outputs) is None:

@@ -107,7 +107,7 @@ class XnnModel:
             quanta = _FLOAT[kind](fields, shape, *(x.double() for x in operands))
         else:
             values = [_value(x, of) for x, of in zip(operands, types, strict=True)]
-            quanta = _quantised(_FLOAT[kind](fields, shape, *values), result)
+            quanta = _tabulated(_FLOAT[kind](fields, shape, *values), result)
         return quanta.clamp(lowest, highest).to(result.dtype).reshape(shape)
 
 
@@ -116,8 +116,18 @@ def _value(x: Tensor, of: IntegerType) -> Tensor:
 
 
 def _quantised(x: Tensor, of: IntegerType) -> Tensor:
-    inverse = torch.tensor(1.0 / of.scale, dtype=torch.float32)
-    return (x.to(torch.float32) * inverse).round().add(of.zero_point).clamp(of.low, of.high)
+    return (x.to(torch.float32) * _inverse(of)).round().add(of.zero_point).clamp(of.low, of.high)
+
+
+def _inverse(of: IntegerType) -> Tensor:
+    """One over a scale, both as float32."""
+    return 1 / torch.tensor(of.scale, dtype=torch.float32)
+
+
+def _tabulated(x: Tensor, of: IntegerType) -> Tensor:
+    """The same, as tables of integers have it: the zero point is added before the rounding, and halves to
+    which an odd one is added are rounded to the other side."""
+    return (x.to(torch.float32) * _inverse(of)).add(of.zero_point).round().clamp(of.low, of.high)
 
 
 def _scaled(sums: Tensor, scale: Tensor, of: IntegerType) -> Tensor:

@@ -45,6 +45,8 @@ def wrong_outside(node: Node) -> str | None:
     value = results(node)[0]
     if getattr(node.target, "namespace", None) == "dimorder":
         return f"ExecuTorch has no {node.target}"
+    if getattr(node.target, "namespace", None) == "quantized_decomposed":
+        return "ExecuTorch's kernels that quantise are no part of its runtime"
     if node.target is not aten.clone.default and any(map(is_transposed, node.all_input_nodes)):
         return "portable kernels read no transposed operand"
     read = (value for operand in node.all_input_nodes for value in results(operand))

@@ -102,7 +102,14 @@ def _dequantize(w: XnnWriter, a: Arguments) -> XnnValue:
 
 def _check_quantize(a: Arguments) -> str | None:
     if (a.quant_min, a.quant_max) not in ((-128, 127), (0, 255)):
-        return f"integers from {a.quant_min} to {a.quant_max}; XNNPACK has those of 8 bits"
+        return (
+            f"integers from {a.quant_min} to {a.quant_max}; XNNPACK has those of 8 bits, "
+            "as XNNPACKQuantizer makes them"
+        )
+    if not torch.finfo(torch.float32).tiny <= a.scale < math.inf:
+        return f"the scale {a.scale:g}; XNNPACK has positive ones, as XNNPACKQuantizer makes them"
+    if not a.quant_min <= a.zero_point <= a.quant_max:
+        return f"the zero point {a.zero_point}, outside of {a.quant_min} to {a.quant_max}"
     return None
 
 

@@ -1,0 +1,207 @@
+"""Decides what must hold of the lowering of a random network."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import re
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dimorder
+from dimorder.errors import DimorderError, UnsupportedError, UsageError, VerificationError
+from dimorder.lowering.ability import Ability
+from dimorder.targets.base import Target
+from tests.fuzz.description import TOLERANCE, Case, is_sound, relative_error
+from tests.fuzz.integers import integer_faults
+from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
+
+
+@dataclass(frozen=True)
+class Physical:
+    """What target "physical" emits: the physical program as it is, which takes a third of the time."""
+
+    module: Callable[..., Any]
+    data: bytes = b""
+    delegates: int = 0
+    outside: Mapping[str, int] = field(default_factory=dict)
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    float_islands: tuple[()] = ()
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return list(self.module(*inputs))
+
+
+def refusing(target: str, names: Sequence[str] = ()) -> Target:
+    """The target of that name, without the physical operators that these ATen operators are made of."""
+    from dimorder.targets import find
+
+    if target == "int8":
+        return find("xnnpack")
+    if target in ("physical", "torch"):
+        found = find("torch")
+        if target == "physical":
+            found = replace(found, emit=lambda program, contract: Physical(program.module()), runs_fast=False)
+        return replace(
+            found, ability=Ability(lambda call, constants: _refused(call, names), lambda call: None)
+        )
+    module = importlib.import_module(f"dimorder.targets.{target}.target")
+    rows = importlib.import_module(f"dimorder.targets.{target}.ops").OPERATORS.rows
+    left_out = [row._opname for row in rows if row._opname not in MOVES and _is_made_of(row, names)]
+    return module.target(module.OPERATORS.without(*left_out))
+
+
+MOVES = ("view", "permute", "clone")  # which every target has
+
+
+def _refused(call: torch.fx.Node, names: Sequence[str]) -> str | None:
+    return f"{call.target} is refused by the fuzzer" if _is_made_of(call.target, names) else None
+
+
+def _is_made_of(physical: Any, names: Sequence[str]) -> bool:
+    """Whether an implementation of one of these ATen operators is, in some way, this physical operator."""
+    return is_named(getattr(physical, "_opname", ""), names)
+
+
+def is_named(physical: str, names: Sequence[str]) -> bool:
+    stem = physical.removesuffix("_nhwc").removesuffix("_ndhwc")
+    return stem in names or (stem.startswith("conv") and "convolution" in names)
+
+
+def conversions_in_file(lowered: Any) -> int | None:
+    """How many conversions the emitted file holds; None where nobody can tell."""
+    if lowered.plan.target == "tosa":
+        from dimorder.targets.tosa.graph import inspect_tosa
+
+        return inspect_tosa(lowered.artifact.data).transposes
+    if lowered.plan.target == "xnnpack":
+        from dimorder.executorch import conversions_in
+
+        return conversions_in(lowered.artifact.data).conversion_count
+    return None
+
+
+def examine(case: Case, target: str) -> Outcome:
+    """Lower a case for a target, and say what is wrong with what comes back."""
+    start = time.perf_counter()
+    outcome = _examined(case, target)
+    return replace(outcome, seconds=time.perf_counter() - start)
+
+
+def _examined(case: Case, target: str) -> Outcome:
+    inputs, outputs = case.orders()
+    try:
+        with _quiet():
+            module = network(case)
+            lowered = dimorder.lower(
+                module,
+                case.args,
+                target=refusing(target, case.refused),
+                input_orders=inputs,
+                output_orders=outputs,
+                input_types=case.types[0],
+                output_types=case.types[1],
+                objective=case.objective,
+            )
+            return _faults(case, module, lowered)
+    except (UnsupportedError, UsageError) as error:
+        return _refusal(error)
+    except VerificationError as error:
+        return Outcome(f"wrong numbers: {error.where}", str(error))
+    except Exception as error:
+        return _crash(error)
+
+
+def network(case: Case) -> nn.Module:
+    """A case's network as it is lowered: quantised, if it is to be.
+
+    Raises `UnsupportedError` where torch's tools do not quantise it.
+    """
+    module = case.module()
+    if case.quantizer in ("", "by_hand"):
+        return module
+    from tests.targets import quantised
+
+    try:
+        made: nn.Module = getattr(quantised, case.quantizer)(module, *case.args)
+        with torch.no_grad():
+            made(*case.args)
+    except Exception as error:
+        found = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '').split(':')[0]}"
+        raise UnsupportedError(f"quantising {case.quantizer}", found, "give it another network") from error
+    return made
+
+
+def _faults(case: Case, module: nn.Module, lowered: Any) -> Outcome:
+    from tests.lowering.index_checker import check
+
+    plan = lowered.plan
+    if faults := plan.check():
+        return Outcome("plan fault", "\n".join(faults))
+    if not plan.certificate.optimal:
+        return Outcome("not optimal", str(plan))
+    if faults := check(plan.extracted, plan.layout_plan, plan.contract):
+        return Outcome("index fault", "\n".join(faults))
+    # Other values than those that `lower` compared, and in strides that the contract may not promise.
+    again = replace(case, inputs={n: replace(each, seed=each.seed + 50) for n, each in case.inputs.items()})
+    fed = [each.tensor for each in again.inputs.values()]
+    if case.quantizer:
+        outcome = integer_faults(module, fed, lowered)
+    else:
+        outcome = _number_faults(module, fed, lowered, again)
+    return outcome or _conversion_faults(lowered) or Outcome("right")
+
+
+def _number_faults(module: nn.Module, fed: Sequence[Tensor], lowered: Any, again: Case) -> Outcome | None:
+    with torch.no_grad():
+        wanted = module(*fed)
+    got = lowered.run(*map(channels_last, fed))
+    for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
+        if fault := type_fault(i, g, w.shape, w.dtype):
+            return fault
+        if not relative_error(g, w) <= TOLERANCE and is_sound(again):
+            return Outcome("wrong numbers: unnoticed", f"output {i} differs by {relative_error(g, w):.1e}")
+        if fault := promise_fault(i, g, lowered.contract.outputs[i]):
+            return fault
+    return None
+
+
+def _conversion_faults(lowered: Any) -> Outcome | None:
+    found, plan = conversions_in_file(lowered), lowered.plan
+    if found is not None and found != len(plan.conversions):
+        more = "more" if found > len(plan.conversions) else "fewer"
+        return Outcome(
+            f"{more} conversions in the file", f"{found} in the file, {len(plan.conversions)} in\n{plan}"
+        )
+    return None
+
+
+def _refusal(error: DimorderError) -> Outcome:
+    """A refusal is clear if it says where, what was found, and something that the user can do."""
+    unclear = not (error.where and error.found and error.fix) or "report" in error.fix
+    unclear |= "because: )" in error.found
+    return Outcome(f"unclear refusal: {error.where}" if unclear else "refused", str(error))
+
+
+def _crash(error: Exception) -> Outcome:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/dimorder/" in f.filename]
+    last = frames[-1] if frames else None
+    place = f"{Path(last.filename).name}:{last.name}" if last else "outside dimorder"
+    said = re.sub(r"\d+", "n", str(error).splitlines()[0] if str(error) else "")[:70]
+    return Outcome(f"{type(error).__name__} in {place}: {said}", "".join(traceback.format_exception(error)))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield

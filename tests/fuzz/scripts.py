@@ -1,0 +1,78 @@
+"""Decides how a fault is shown: as a program of its own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+from dimorder.algebra.dim_order import DimOrder
+from tests.fuzz.description import Case, given, given_source
+from tests.fuzz.outcome import Outcome
+
+
+def script(case: Case, target: str, outcome: Outcome, seed: int) -> str:
+    """A program of its own that shows the fault."""
+    inputs, outputs = case.orders()
+    lowered_for = "xnnpack" if target == "int8" else target
+    args = "".join(f"{given_source(each)}, " for each in case.inputs.values())
+    call = [
+        "lowered = dimorder.lower(",
+        "    network,",
+        "    args,",
+        f"    target={lowered_for!r},",
+        f"    input_orders={_orders_source(inputs)},",
+        f"    output_orders={_orders_source(outputs)},",
+        f"    objective={case.objective!r},",
+        *(
+            f"    {side}_types={dtype!r},"
+            for side, dtype in zip(("input", "output"), case.types, strict=True)
+            if dtype
+        ),
+        ")",
+    ]
+    by_hand = case.quantizer == "by_hand"
+    by_tools = bool(case.quantizer) and not by_hand
+    hooked = bool(case.refused) or target == "physical"
+    if hooked:
+        call[3] = f"    target=refusing({target!r}, {case.refused!r}),"
+    first = "\n".join(f"# {line}" for line in outcome.detail.strip().splitlines()[-12:])
+    return "\n".join(
+        [
+            f"# {outcome.kind} (target {target}, seed {seed})",
+            first,
+            "import math",
+            "from collections.abc import Sequence",
+            "",
+            "import torch",
+            "from torch import Tensor",
+            "from torch.nn import functional as F",
+            "",
+            "import dimorder",
+            "from dimorder import DimOrder",
+            *(["from tests.fuzz import refusing"] if hooked else []),
+            *(
+                ["from tests.fuzz_integers import dequantised, quantised, requantised, weight"]
+                if by_hand
+                else []
+            ),
+            *([f"from tests.targets.quantised import {case.quantizer}"] if by_tools else []),
+            "",
+            "",
+            inspect.getsource(given),
+            "",
+            case.source,
+            "",
+            "",
+            f"network, args = Net().eval(), ({args})",
+            *([f"network = {case.quantizer}(network, *args)"] if by_tools else []),
+            *call,
+            "print(lowered.plan)",
+            "for got, wanted in zip(lowered.run(*args), network(*args), strict=True):",
+            '    print("error", ((got - wanted).abs().max() / wanted.abs().max()).item())',
+            "",
+        ]
+    )
+
+
+def _orders_source(orders: Sequence[DimOrder]) -> str:
+    return f"[{', '.join(f'DimOrder{tuple(order)}' for order in orders)}]"
