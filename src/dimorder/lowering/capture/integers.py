@@ -200,6 +200,8 @@ def _clamped(quantize: Node) -> bool:
 
 def _scale_bias(module: GraphModule, product: Node) -> None:
     arguments: tuple[Any, ...] = product.args
+    if len(arguments) < 3:
+        return
     x, weight, bias, *rest = arguments
     held = [getattr(module, str(n.target), None) if isinstance(n, Node) else None for n in (weight, bias)]
     if (

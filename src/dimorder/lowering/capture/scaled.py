@@ -132,20 +132,36 @@ def evaluate(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 
 def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Several zero points of one constant are not kept: no target computes with them."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "quantized_decomposed":
+    if not isinstance(target, torch._ops.OpOverload):
         return None
-    if target._opname not in ("dequantize_per_tensor", "dequantize_per_channel"):
+    name = f"{target.namespace}.{target._opname}"
+    if name not in _DEQUANTIZES:
         return None
     given = bound(target, args, kwargs)
     values, dim = given["input"], given.get("axis")
-    if dim is None:
-        scales, zeros = torch.as_tensor(given["scale"]), torch.as_tensor(given["zero_point"])
-    else:
-        scales, zeros = given["scales"], given["zero_points"]
+    scales, zeros = (given.get(n, given.get(f"{n}s")) for n in ("scale", "zero_point"))
+    scales, zeros = (None if each is None else torch.as_tensor(each) for each in (scales, zeros))
     zero_point = 0 if zeros is None else int(zeros.flatten()[0])
-    if zeros is not None and bool((zeros != zero_point).any()):
+    if scales is None or values.is_floating_point() or (zeros is not None and bool((zeros != zero_point).any())):
         return None
+    if name == "torchao.dequantize_affine":
+        return Scaled.of(values, _of_blocks(scales, given["block_size"], values.shape), zero_point)
     shape = [1] * values.dim()
     if scales.numel() > 1:
         shape[dim or 0] = -1
     return Scaled.of(values, scales.reshape(shape), zero_point)
+
+
+def _of_blocks(scales: Tensor, block: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """One scale for each element, of those that each have a block of elements."""
+    counts = [size // each for size, each in zip(shape, block, strict=True)]
+    spread = scales.reshape([n for count in counts for n in (count, 1)])
+    return spread.expand([n for pair in zip(counts, block, strict=True) for n in pair]).reshape(*shape)
+
+
+_DEQUANTIZES = frozenset(
+    (
+        *("quantized_decomposed.dequantize_per_tensor", "quantized_decomposed.dequantize_per_channel"),
+        "torchao.dequantize_affine",
+    )
+)
