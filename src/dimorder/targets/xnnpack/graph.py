@@ -63,6 +63,9 @@ class XnnGraph:
         self._weights: dict[int, Any] = {}  # their PerChannelQuant
         self._data: dict[int, torch.Tensor] = {}  # of constants
         self._scales: dict[int, torch.Tensor] = {}  # of constants that are integers
+        # Floats to be quantised as they come: what they are, and which token each element is of.
+        self._dynamic: dict[int, tuple[int, torch.Tensor]] = {}
+        self._nonbatch: dict[int, int] = {}  # of values of dynamic integers: how many dimensions share a scale
 
     @property
     def transposes(self) -> int:
@@ -72,7 +75,7 @@ class XnnGraph:
     @property
     def is_quantised(self) -> bool:
         """Whether any value is of integers."""
-        return bool(self._types)
+        return bool(self._types or self._dynamic)
 
     def _value(self, shape: Sequence[int], of: IntegerType | None = None) -> XnnValue:
         value = XnnValue(len(self._values), tuple(int(size) for size in shape))
@@ -111,14 +114,16 @@ class XnnGraph:
         producers = {node.xnode_union.output_id: node for node in self._nodes}
         rounded = {i: _told(self._origins.get(_computed(i, producers))) for i in self.rounded()}
         external = tuple(self._inputs), tuple(self._outputs)
-        return XnnModel(nodes, shapes, self._types, self._data, self._scales, *external, rounded)
+        constants = self._data, self._scales, self._nonbatch
+        return XnnModel(nodes, shapes, self._types, *constants, *external, rounded)
 
     @property
     def outputs(self) -> Sequence[int]:
         return self._outputs
 
     def rounded(self) -> list[int]:
-        """The integers and outputs that floats were rounded to: another way to compute these may give others.
+        """The integers and outputs that floats were rounded to, and the floats that are quantised as they come:
+        another way to compute these may give others.
 
         A float that was dequantised, or moved, is none of them.
         """
@@ -128,9 +133,11 @@ class XnnGraph:
             reads = floats.intersection(reads_of(node.xnode_union))
             if result in self._types:
                 found += [result] if reads else []
+            elif result in self._nonbatch:
+                found += reads
             elif reads or not passes_on(node):
                 floats.add(result)
-        return found + [index for index in self._outputs if index in floats]
+        return list(dict.fromkeys(found + [index for index in self._outputs if index in floats]))
 
     def _xvalue(self, index: int) -> Any:
         value = self._values[index]
@@ -138,11 +145,12 @@ class XnnGraph:
             of = self._types[index]
             params = schema.PerTensorQuant(scale=of.scale, zero_point=of.zero_point)
             return schema.XValue(schema.XNNQuantizedTensorValue(tensor_value=value, quant_params=params))
-        if index in self._weights:
-            return schema.XValue(
-                schema.XNNQuantizedTensorValue(tensor_value=value, quant_params=self._weights[index])
-            )
-        return schema.XValue(value)
+        params = self._weights.get(index)
+        if index in self._nonbatch:
+            params = schema.PerTokenDynamicQuant(num_nonbatch_dims=self._nonbatch[index])
+        if params is None:
+            return schema.XValue(value)
+        return schema.XValue(schema.XNNQuantizedTensorValue(tensor_value=value, quant_params=params))
 
     def _integers_of(self, index: int) -> int | Integers | None:
         """The int8 value that a float32 one is made of, or those that a constant is."""
@@ -185,19 +193,34 @@ class XnnGraph:
             return "a weight with scales along another dimension than its output channels"
         return None
 
-    def _weight(self, index: int, outputs: int) -> int:
+    def _dynamic_integers(self, source: int, nonbatch: int) -> int:
+        """The value of a float32 one that is quantised as it comes, with one scale over so many dimensions."""
+        value = self._value(self._values[source].dims)
+        self._values[value.id].datatype = schema.XNNDatatype.xnn_datatype_qdint8
+        self._nonbatch[value.id] = nonbatch
+        return value.id
+
+    def _fits_4_bits(self, index: int) -> bool:
+        """Whether the integers of a constant are from -8 to 7."""
+        least, most = torch.aminmax(self._integers[index].values)
+        return bool(least >= -8) and bool(most <= 7)
+
+    def _weight(self, index: int, outputs: int, in_4_bits: bool = False) -> int:
         """The value of a constant's integers, with its scales."""
         if index not in self._in_integers:
             integers = self._integers[index]
             scales = integers.along(outputs)
             assert scales is not None
             value = self._value(self._values[index].dims)
-            wide = integers.values.dtype == torch.int32
             datatype = schema.XNNDatatype
-            self._values[value.id].datatype = (
-                datatype.xnn_datatype_qcint32 if wide else datatype.xnn_datatype_qcint8
-            )
-            self._values[value.id].constant_buffer_idx = self._stored(*keyed(integers.values))
+            kind = datatype.xnn_datatype_qcint8
+            if integers.values.dtype == torch.int32:
+                kind = datatype.xnn_datatype_qcint32
+            elif in_4_bits:
+                kind = datatype.xnn_datatype_qcint4
+            self._values[value.id].datatype = kind
+            held = _in_pairs(integers.values) if in_4_bits else integers.values
+            self._values[value.id].constant_buffer_idx = self._stored(*keyed(held))
             self._weights[value.id] = schema.PerChannelQuant(
                 scale=[],
                 channel_dim=outputs,
@@ -276,6 +299,12 @@ def reads_of(node: Any) -> list[int]:
         for name, index in vars(node).items()
         if name.endswith("_id") and not name.startswith("output") and index != NONE_ID
     ]
+
+
+def _in_pairs(values: torch.Tensor) -> torch.Tensor:
+    """Integers from -8 to 7, two in a byte: each plus 8, the first of a pair in the lower half."""
+    even = torch.nn.functional.pad(values, (0, values.shape[-1] % 2)).to(torch.int16) + 8
+    return (even[..., ::2] | even[..., 1::2] << 4).to(torch.uint8)
 
 
 def _uniform(constant: torch.Tensor) -> Integers | None:

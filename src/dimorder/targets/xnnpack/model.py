@@ -31,8 +31,9 @@ class XnnModel:
     """A graph of XNNPACK nodes as it was written.
 
     `nodes` have the schema's fields and the bounds of the result; `types` are those of integers, `shapes`
-    of all; `constants` are float32, or integers with the scales of their channels. `rounded` are the values
-    that floats were rounded to, each with the place in the network of what computed these.
+    of all; `constants` are float32, or integers with the scales of their channels. Over `nonbatch` dimensions
+    share a scale the elements of a value that is quantised as it comes. `rounded` are the values that floats
+    were rounded to, or will be as they come, each with the place in the network of what computed these.
     """
 
     nodes: Sequence[tuple[str, _Fields, tuple[float, float]]]
@@ -40,9 +41,14 @@ class XnnModel:
     types: Mapping[int, IntegerType]
     constants: Mapping[int, Tensor]
     scales: Mapping[int, Tensor]
+    nonbatch: Mapping[int, int]
     inputs: Sequence[int]
     outputs: Sequence[int]
     rounded: Mapping[int, str]
+
+    def dtype(self, index: int) -> torch.dtype:
+        """The type of a value's elements."""
+        return self.types[index].dtype if index in self.types else torch.float32
 
     def run(self, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
         """What the runtime gives for these inputs, where it gives `given` for the values of `rounded`.
@@ -75,6 +81,12 @@ class XnnModel:
         ids = [getattr(fields, n) for n in (*OPERANDS, *WEIGHTS) if getattr(fields, n, None) in held]
         result = self.types.get(fields.output_id)
         shape = self.shapes[fields.output_id]
+        if fields.output_id in self.nonbatch:
+            return _quantised_dynamically(held[ids[0]], self.nonbatch[fields.output_id])
+        if ids[0] in self.nonbatch:  # integers, each with its scale: what float64 holds of them is exact
+            weight = held[ids[1]].double() * _along_first(self.scales[ids[1]], held[ids[1]])
+            made = _FLOAT[kind](fields, shape, held[ids[0]], weight, *(held[i].double() for i in ids[2:]))
+            return made.to(torch.float32).clamp(*bounds).reshape(shape)
         if kind == "Convert":
             return _converted(held[ids[0]], self.types.get(ids[0]), result)
         operands = [held[i] for i in ids]
@@ -120,6 +132,31 @@ def _scaled(sums: Tensor, scale: Tensor, of: IntegerType) -> Tensor:
     return (
         (sums.to(torch.float32) * scale.to(torch.float32)).round().add(of.zero_point).clamp(of.low, of.high)
     )
+
+
+def _along_first(scales: Tensor, values: Tensor) -> Tensor:
+    return scales.double().reshape(-1, *[1] * (values.dim() - 1))
+
+
+def _quantised_dynamically(x: Tensor, nonbatch: int) -> Tensor:
+    """What the integers stand for to which XNNPACK quantises floats as they come, in float64.
+
+    Its quantization.h: one scale over the last `nonbatch` dimensions, such that the integers reach from the least
+    to the greatest number and 0; the zero point lies so that the one of these which is missed by more is exact.
+    """
+    rows = x.flatten(-nonbatch)
+    zero = torch.zeros(())
+    least, most = rows.amin(-1, keepdim=True).minimum(zero), rows.amax(-1, keepdim=True).maximum(zero)
+    scale = torch.where(least == most, torch.ones(()), 255 / (most - least))
+    below, above = least * scale, most * scale
+    zero_point = torch.where((below - 128) + (above + 127) > 0, -128 - below, 127 - above).clamp(-128, 127).round()
+    integers = ((rows * scale).round() + zero_point).clamp(-128, 127)
+    return ((integers - zero_point).double() * (1 / scale).double()).reshape(x.shape)
+
+
+def moved(kind: str, fields: _Fields, shape: Sequence[int], *operands: Tensor) -> Tensor:
+    """What a node gives that moves elements."""
+    return _FLOAT[kind](fields, shape, *operands).reshape(tuple(shape))
 
 
 def _converted(x: Tensor, source: IntegerType | None, result: IntegerType | None) -> Tensor:
