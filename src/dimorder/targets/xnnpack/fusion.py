@@ -94,10 +94,6 @@ class XnnFusion(XnnGraph):
             return "several scales within what XNNPACK quantises by one"
         return self._unfit_weight(node.filter_id, 0)
 
-    def _is_dynamic(self, xnode: Any) -> bool:
-        """Whether a node quantises what it reads as it comes."""
-        return any(getattr(xnode.xnode_union, name, NONE_ID) in self._nonbatch for name in OPERANDS)
-
     def _fuse_integers(self) -> None:
         """Let nodes between converts read and write the integers, where XNNPACK computes so."""
         done: set[int] | None = None

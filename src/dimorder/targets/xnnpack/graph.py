@@ -121,9 +121,13 @@ class XnnGraph:
     def outputs(self) -> Sequence[int]:
         return self._outputs
 
+    def _is_dynamic(self, xnode: Any) -> bool:
+        """Whether a node reads integers that are found as it runs."""
+        return any(index in self._nonbatch for index in reads_of(xnode.xnode_union))
+
     def rounded(self) -> list[int]:
-        """The integers and outputs that floats were rounded to, and the floats that are quantised as they come:
-        another way to compute these may give others.
+        """The integers and outputs that floats were rounded to, the floats that are quantised as they come, and the
+        products of these: another way to compute them may give others.
 
         A float that was dequantised, or moved, is none of them.
         """
@@ -135,6 +139,9 @@ class XnnGraph:
                 found += [result] if reads else []
             elif result in self._nonbatch:
                 found += reads
+            elif self._is_dynamic(node):
+                found.append(result)
+                floats.add(result)
             elif reads or not passes_on(node):
                 floats.add(result)
         return list(dict.fromkeys(found + [index for index in self._outputs if index in floats]))

@@ -17,6 +17,7 @@ import torch.nn.functional as functional
 from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch import Tensor
 
+from dimorder.errors import VerificationError
 from dimorder.lowering.exactly import require_close
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS
@@ -26,6 +27,33 @@ from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, WEIGHTS
 _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
 
 
+_SUM = 2e-6  # of the largest result: by how much one sum in float32 is off another
+
+
+@dataclass(frozen=True)
+class DynamicIntegers:
+    """What integers stand for to which XNNPACK quantises floats as they come, in float64; and the step between
+    two of them, with size 1 for the dimensions over which it is one."""
+
+    values: Tensor
+    steps: Tensor
+
+    @staticmethod
+    def of(x: Tensor, nonbatch: int) -> DynamicIntegers:
+        """As XNNPACK's quantization.h has it: one scale over the last `nonbatch` dimensions, such that the integers
+        reach from the least number to the greatest and to 0."""
+        dims = tuple(range(x.dim() - nonbatch, x.dim()))
+        zero = torch.zeros(())
+        least, most = x.amin(dims, keepdim=True).minimum(zero), x.amax(dims, keepdim=True).maximum(zero)
+        scale = torch.where(least == most, torch.ones(()), 255 / (most - least))
+        below, above = least * scale, most * scale
+        nearer = (below - 128) + (above + 127) > 0
+        zero_point = torch.where(nearer, -128 - below, 127 - above).clamp(-128, 127).round()
+        integers = ((x * scale).round() + zero_point).clamp(-128, 127)
+        steps = (1 / scale).double()
+        return DynamicIntegers((integers - zero_point) * steps, steps)
+
+
 @dataclass(frozen=True)
 class XnnModel:
     """A graph of XNNPACK nodes as it was written.
@@ -33,7 +61,8 @@ class XnnModel:
     `nodes` have the schema's fields and the bounds of the result; `types` are those of integers, `shapes`
     of all; `constants` are float32, or integers with the scales of their channels. Over `nonbatch` dimensions
     share a scale the elements of a value that is quantised as it comes. `rounded` are the values that floats
-    were rounded to, or will be as they come, each with the place in the network of what computed these.
+    were rounded to or that are to be quantised as they come, and the products of the latter, each with the place
+    in the network of what computed these.
     """
 
     nodes: Sequence[tuple[str, _Fields, tuple[float, float]]]
@@ -55,7 +84,7 @@ class XnnModel:
 
         Raises `VerificationError` where one of these is not what the model makes of what was before it.
         """
-        held: dict[int, Tensor] = {
+        held: dict[int, Any] = {
             **self.constants,
             **{i: x.reshape(self.shapes[i]) for i, x in zip(self.inputs, inputs, strict=True)},
         }
@@ -63,9 +92,38 @@ class XnnModel:
         with torch.no_grad():
             for kind, fields, bounds in self.nodes:
                 index = fields.output_id
-                made = self._node(kind, fields, bounds, held)
-                held[index] = self._agreed(made, found[index], index) if index in found else made
+                read = held.get(_reads_first(fields))
+                if index in self.nonbatch:
+                    held[index] = DynamicIntegers.of(read, self.nonbatch[index])
+                elif isinstance(read, DynamicIntegers):
+                    held[index] = self._product(kind, fields, bounds, held, found[index])
+                else:
+                    made = self._node(kind, fields, bounds, held)
+                    held[index] = self._agreed(made, found[index], index) if index in found else made
         return [held[i] for i in self.outputs]
+
+    def _product(
+        self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Any], found: Tensor
+    ) -> Tensor:
+        """What the runtime gives for a product of integers that were found as it came.
+
+        It is near the exact sum. Of a million integers XNNPACK rounds one otherwise than its formulas say, so
+        that a quantum of one operand is allowed besides.
+        """
+        read, values, shape = held[fields.input1_id], held[fields.filter_id], self.shapes[fields.output_id]
+        bias = [held[fields.bias_id].double()] if fields.bias_id in held else []
+        scales = self.scales[fields.filter_id].double().expand(values.shape[0])
+        weight = values.double() * scales.reshape(-1, *[1] * (values.dim() - 1))
+        made = _FLOAT[kind](fields, shape, read.values, weight, *bias).clamp(*bounds)
+        quantum = read.steps * weight.flatten(1).abs().amax(1)
+        found = found.reshape(made.shape)
+        if not bool(((found - made).abs() <= _SUM * made.abs().max() + quantum).all()):
+            raise VerificationError(
+                f"{self.rounded[fields.output_id]}, of integers that are found as it runs",
+                f"it is off by up to {float((found - made).abs().max()):.2e}, of {float(made.abs().max()):.2e}",
+                "report this network, and on which processor",
+            )
+        return found.reshape(shape)
 
     def _agreed(self, made: Tensor, found: Tensor, index: int) -> Tensor:
         what = f"{self.rounded[index]} in float32"
@@ -76,17 +134,11 @@ class XnnModel:
         return found.reshape(made.shape)
 
     def _node(
-        self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Tensor]
+        self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Any]
     ) -> Tensor:
         ids = [getattr(fields, n) for n in (*OPERANDS, *WEIGHTS) if getattr(fields, n, None) in held]
         result = self.types.get(fields.output_id)
         shape = self.shapes[fields.output_id]
-        if fields.output_id in self.nonbatch:
-            return _quantised_dynamically(held[ids[0]], self.nonbatch[fields.output_id])
-        if ids[0] in self.nonbatch:  # integers, each with its scale: what float64 holds of them is exact
-            weight = held[ids[1]].double() * _along_first(self.scales[ids[1]], held[ids[1]])
-            made = _FLOAT[kind](fields, shape, held[ids[0]], weight, *(held[i].double() for i in ids[2:]))
-            return made.to(torch.float32).clamp(*bounds).reshape(shape)
         if kind == "Convert":
             return _converted(held[ids[0]], self.types.get(ids[0]), result)
         operands = [held[i] for i in ids]
@@ -119,6 +171,11 @@ class XnnModel:
         return quanta.clamp(lowest, highest).to(result.dtype).reshape(shape)
 
 
+def _reads_first(fields: _Fields) -> int | None:
+    """The first value that a node reads."""
+    return next((getattr(fields, name) for name in OPERANDS if hasattr(fields, name)), None)
+
+
 def _value(x: Tensor, of: IntegerType) -> Tensor:
     return (x.to(torch.float32) - of.zero_point) * of.scale
 
@@ -132,26 +189,6 @@ def _scaled(sums: Tensor, scale: Tensor, of: IntegerType) -> Tensor:
     return (
         (sums.to(torch.float32) * scale.to(torch.float32)).round().add(of.zero_point).clamp(of.low, of.high)
     )
-
-
-def _along_first(scales: Tensor, values: Tensor) -> Tensor:
-    return scales.double().reshape(-1, *[1] * (values.dim() - 1))
-
-
-def _quantised_dynamically(x: Tensor, nonbatch: int) -> Tensor:
-    """What the integers stand for to which XNNPACK quantises floats as they come, in float64.
-
-    Its quantization.h: one scale over the last `nonbatch` dimensions, such that the integers reach from the least
-    to the greatest number and 0; the zero point lies so that the one of these which is missed by more is exact.
-    """
-    rows = x.flatten(-nonbatch)
-    zero = torch.zeros(())
-    least, most = rows.amin(-1, keepdim=True).minimum(zero), rows.amax(-1, keepdim=True).maximum(zero)
-    scale = torch.where(least == most, torch.ones(()), 255 / (most - least))
-    below, above = least * scale, most * scale
-    zero_point = torch.where((below - 128) + (above + 127) > 0, -128 - below, 127 - above).clamp(-128, 127).round()
-    integers = ((rows * scale).round() + zero_point).clamp(-128, 127)
-    return ((integers - zero_point).double() * (1 / scale).double()).reshape(x.shape)
 
 
 def moved(kind: str, fields: _Fields, shape: Sequence[int], *operands: Tensor) -> Tensor:
