@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from dimorder.lowering.capture.exported import keep_names, remade
 from dimorder.lowering.capture.schema import bound
@@ -56,6 +56,11 @@ def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
 def is_dynamic_dequantize(node: Node) -> bool:
     """Whether a node of an exported program gives floats that were quantised as it runs."""
     return _name(node) in _DEQUANTIZE and _source(node) is not None
+
+
+def quantises(module: GraphModule) -> bool:
+    """Whether a graph as it was exported quantises any value."""
+    return any(_name(node) in _QUANTIZE for node in module.graph.nodes)
 
 
 def _name(node: Node) -> str:
