@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +56,18 @@ class Integers:
             if scales is not None:
                 return scales, dim
         return None
+
+    def group_size(self) -> int | None:
+        """How many neighbours along the last dimension share a scale, at least; None for anything but a matrix.
+
+        >>> scales = torch.tensor([[1.0, 1.0, 2.0, 2.0], [3.0, 3.0, 3.0, 3.0]])
+        >>> Integers(torch.ones(2, 4, dtype=torch.int8), scales).group_size()
+        2
+        """
+        if self.scales.dim() != 2:
+            return None
+        changes = (self.scales[:, 1:] != self.scales[:, :-1]).any(0).nonzero().flatten() + 1
+        return math.gcd(self.scales.shape[1], *changes.tolist())
 
     def along(self, dim: int) -> Tensor | None:
         """The scales along a dimension, unless they differ in another one too."""

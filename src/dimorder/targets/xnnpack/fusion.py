@@ -80,8 +80,9 @@ class XnnFusion(XnnGraph):
                     integers[key] = self._dynamic_integers(*key)
                     convert = schema.XNNConvert(input_id=source, output_id=integers[key], flags=0)
                     fused.append(schema.XNode(convert, debug_handle=xnode.debug_handle))
-                in_4_bits = kind == "FullyConnected" and self._fits_4_bits(node.filter_id)
-                vars(node).update({name: integers[key], "filter_id": self._weight(node.filter_id, 0, in_4_bits)})
+                in_4_bits = kind == "FullyConnected" and self._unfit_4_bits(node.filter_id) is None
+                weight = self._in_4_bits(node.filter_id) if in_4_bits else self._weight(node.filter_id, 0)
+                vars(node).update({name: integers[key], "filter_id": weight})
             fused.append(xnode)
         self._nodes = fused
 
@@ -92,6 +93,8 @@ class XnnFusion(XnnGraph):
         rows = tokens.flatten(-DYNAMIC[kind])
         if not bool((rows == rows[..., :1]).all()):
             return "several scales within what XNNPACK quantises by one"
+        if kind == "FullyConnected" and self._unfit_4_bits(node.filter_id) is None:
+            return None
         return self._unfit_weight(node.filter_id, 0)
 
     def _fuse_integers(self) -> None:

@@ -197,7 +197,23 @@ class XnnGraph:
         if integers.zero_point:
             return f"a weight with the zero point {integers.zero_point}"
         if integers.along(outputs) is None:
-            return "a weight with scales along another dimension than its output channels"
+            groups = self._unfit_4_bits(index) if integers.group_size() else None
+            return groups or "a weight with scales along another dimension than its output channels"
+        return None
+
+    def _unfit_4_bits(self, index: int) -> str | None:
+        """Why a constant cannot be a matrix of integers of 4 bits."""
+        integers = self._integers.get(index)
+        size = None if integers is None else integers.group_size()
+        if integers is None or size is None or integers.zero_point:
+            return "a weight that is not quantised by rows"
+        if size % 32 and size != integers.values.shape[1]:
+            return f"a weight with a scale for every {size} inputs, where XNNPACK takes multiples of 32"
+        if integers.values.shape[1] % 2:
+            return "an odd number of inputs, of which XNNPACK's products with 4 bits are off by 3e-3"
+        least, most = torch.aminmax(integers.values)
+        if least < -8 or most > 7:
+            return f"a weight of 8 bits with a scale for every {size} inputs, which XNNPACK has for 4 bits"
         return None
 
     def _dynamic_integers(self, source: int, nonbatch: int) -> int:
@@ -207,35 +223,50 @@ class XnnGraph:
         self._nonbatch[value.id] = nonbatch
         return value.id
 
-    def _fits_4_bits(self, index: int) -> bool:
-        """Whether the integers of a constant are from -8 to 7."""
-        least, most = torch.aminmax(self._integers[index].values)
-        return bool(least >= -8) and bool(most <= 7)
-
-    def _weight(self, index: int, outputs: int, in_4_bits: bool = False) -> int:
+    def _weight(self, index: int, outputs: int) -> int:
         """The value of a constant's integers, with its scales."""
         if index not in self._in_integers:
             integers = self._integers[index]
             scales = integers.along(outputs)
             assert scales is not None
-            value = self._value(self._values[index].dims)
+            wide = integers.values.dtype == torch.int32
             datatype = schema.XNNDatatype
-            kind = datatype.xnn_datatype_qcint8
-            if integers.values.dtype == torch.int32:
-                kind = datatype.xnn_datatype_qcint32
-            elif in_4_bits:
+            kind = datatype.xnn_datatype_qcint32 if wide else datatype.xnn_datatype_qcint8
+            params = schema.PerChannelQuant([], outputs, self._stored(*keyed(scales)), scales.numel())
+            self._in_integers[index] = self._weight_of(index, kind, params, integers.values, scales)
+        return self._in_integers[index]
+
+    def _weight_of(
+        self, index: int, kind: Any, params: Any, stored: torch.Tensor, scales: torch.Tensor
+    ) -> int:
+        """A value for the integers of a constant, with these bytes; its scales broadcast over dimension 0 alone, or
+        have its shape."""
+        value = self._value(self._values[index].dims)
+        self._values[value.id].datatype = kind
+        self._values[value.id].constant_buffer_idx = self._stored(*keyed(stored))
+        self._weights[value.id] = params
+        self._data[value.id], self._scales[value.id] = self._integers[index].values, scales
+        return value.id
+
+    def _in_4_bits(self, index: int) -> int:
+        """The value of a matrix of integers from -8 to 7, two in a byte, with its scales: one for each output, or
+        for each group of inputs, which XNNPACK has as bfloat16."""
+        if index not in self._in_integers:
+            integers, datatype = self._integers[index], schema.XNNDatatype
+            size, scales = integers.group_size(), integers.scales
+            assert size is not None
+            held = scales[:, ::size]
+            if size == scales.shape[1]:
+                params = schema.PerChannelQuant([], 0, self._stored(*keyed(held)), held.numel())
                 kind = datatype.xnn_datatype_qcint4
-            self._values[value.id].datatype = kind
-            held = _in_pairs(integers.values) if in_4_bits else integers.values
-            self._values[value.id].constant_buffer_idx = self._stored(*keyed(held))
-            self._weights[value.id] = schema.PerChannelQuant(
-                scale=[],
-                channel_dim=outputs,
-                scale_buffer_idx=self._stored(*keyed(scales)),
-                num_scales=scales.numel(),
-            )
-            self._in_integers[index] = value.id
-            self._data[value.id], self._scales[value.id] = integers.values, scales
+            else:
+                held = held.to(torch.bfloat16)
+                scales = held.float().repeat_interleave(size, 1)
+                place = self._stored(*keyed(held.view(torch.int16)))
+                params = schema.PerChannelGroupQuant([], 0, size, None, place, held.numel())
+                kind = datatype.xnn_datatype_qbint4
+            stored = _in_pairs(integers.values)
+            self._in_integers[index] = self._weight_of(index, kind, params, stored, scales)
         return self._in_integers[index]
 
     def serialise(self, more: Sequence[int] = ()) -> tuple[bytes, NamedDataStoreOutput]:

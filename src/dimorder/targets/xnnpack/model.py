@@ -112,8 +112,10 @@ class XnnModel:
         """
         read, values, shape = held[fields.input1_id], held[fields.filter_id], self.shapes[fields.output_id]
         bias = [held[fields.bias_id].double()] if fields.bias_id in held else []
-        scales = self.scales[fields.filter_id].double().expand(values.shape[0])
-        weight = values.double() * scales.reshape(-1, *[1] * (values.dim() - 1))
+        scales = self.scales[fields.filter_id].double()
+        if scales.dim() < values.dim():
+            scales = scales.reshape(-1, *[1] * (values.dim() - 1))
+        weight = values.double() * scales
         made = _FLOAT[kind](fields, shape, read.values, weight, *bias).clamp(*bounds)
         quantum = read.steps * weight.flatten(1).abs().amax(1)
         found = found.reshape(made.shape)
