@@ -19,6 +19,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.lowering.capture.exported import keep_names, remade
+from dimorder.lowering.capture.integer_products import as_linear, name_of
 from dimorder.lowering.capture.schema import bound
 from dimorder.lowering.operators.quantisation import FAKE_QUANTIZE_DYNAMIC
 
@@ -40,32 +41,31 @@ def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
     >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     ['dimorder.fake_quantize_dynamic.default']
     """
-    names = {_name(node) for node in exported.graph.nodes}
-    if not names & (_DEQUANTIZE | {_INNER}):
+    if not {name_of(node) for node in exported.graph.nodes} & (_DEQUANTIZE | {_INNER}):
         return exported
     graph = copy.deepcopy(exported.graph)
     keep_names(graph, exported.graph)
     signature, state = _opened(graph, exported)
     for node in list(graph.nodes):
-        if _name(node) in _DEQUANTIZE:
+        if name_of(node) == _CHECK:  # of a type, which it keeps alive
+            graph.erase_node(node)
+    for node in list(graph.nodes):
+        if name_of(node) in _DEQUANTIZE:
             _join(node)
+        elif name_of(node) == _PRODUCT:
+            as_linear(node, _rounded)
     graph.eliminate_dead_code()
     return remade(exported, graph=graph, graph_signature=signature, state_dict=state)
 
 
 def is_dynamic_dequantize(node: Node) -> bool:
     """Whether a node of an exported program gives floats that were quantised as it runs."""
-    return _name(node) in _DEQUANTIZE and _source(node) is not None
+    return name_of(node) in _DEQUANTIZE and _source(node) is not None
 
 
 def quantises(module: GraphModule) -> bool:
     """Whether a graph as it was exported quantises any value."""
-    return any(_name(node) in _QUANTIZE for node in module.graph.nodes)
-
-
-def _name(node: Node) -> str:
-    target: Any = node.target
-    return f"{target.namespace}.{target._opname}" if isinstance(target, torch._ops.OpOverload) else ""
+    return any(name_of(node) in _QUANTIZE for node in module.graph.nodes)
 
 
 # -- tensors of tensors
@@ -77,7 +77,7 @@ def _opened(graph: Graph, exported: ExportedProgram) -> tuple[ExportGraphSignatu
     state, specs = dict(exported.state_dict), list(signature.input_specs)
     held = {spec.arg.name: str(spec.target) for spec in specs if spec.target in state}
     for node in list(graph.nodes):
-        if _name(node) != _INNER or node.args[0].name not in held:
+        if name_of(node) != _INNER or node.args[0].name not in held:
             continue
         owner, part = node.args
         name = f"{held[owner.name]}.{part}"
@@ -109,29 +109,44 @@ def _join(dequantize: Node) -> None:
     source = _source(dequantize)
     if source is None:
         return
-    x, tokens = source
-    with dequantize.graph.inserting_before(dequantize):
-        made = dequantize.graph.call_function(FAKE_QUANTIZE_DYNAMIC, (x, *tokens))
-    made.meta = {**dequantize.meta}
+    made = _written(dequantize, *source)
     name = dequantize.name
     dequantize.replace_all_uses_with(made)
     dequantize.graph.erase_node(dequantize)
     made.name = name  # by which what the exported program gives is known
 
 
+def _rounded(quantize: Node, scale: Node) -> Node | None:
+    """What stands for the integers of a quantize, whose zero points are 0."""
+    source = _chosen(quantize, scale, _arguments(quantize)[2] if name_of(quantize) in _QUANTIZE else None)
+    if source is None or source[1][-1] != "symmetric" or source[1][1:3] != (-128, 127):
+        return None
+    return _written(quantize, *source)
+
+
+def _written(place: Node, x: Node, tokens: _Tokens) -> Node:
+    with place.graph.inserting_before(place):
+        made = place.graph.call_function(FAKE_QUANTIZE_DYNAMIC, (x, *tokens))
+    made.meta = {**place.meta, "val": torch.empty_like(x.meta["val"])}
+    return made
+
+
 def _source(dequantize: Node) -> tuple[Node, _Tokens] | None:
+    """What a dequantize gives again, quantised by scales that are chosen from itself, and how."""
+    return _chosen(*_arguments(dequantize)[:3])
+
+
+def _chosen(quantize: Any, scale: Any, zero: Any) -> tuple[Node, _Tokens] | None:
     """What is quantised by scales that are chosen from itself, and how; None where it is not so."""
-    given = _arguments(dequantize)
-    quantize, scale, zero = given[0], given[1], given[2]
-    if not isinstance(quantize, Node) or _name(quantize) not in _QUANTIZE or not isinstance(scale, Node):
+    if not isinstance(quantize, Node) or name_of(quantize) not in _QUANTIZE or not isinstance(scale, Node):
         return None
     x, *same = _arguments(quantize)
     choose = scale.args[0] if scale.target is operator.getitem else None
-    if same[:2] != [scale, zero] or not isinstance(choose, Node) or _name(choose) not in _CHOOSE:
+    if same[:2] != [scale, zero] or not isinstance(choose, Node) or name_of(choose) not in _CHOOSE:
         return None
     if choose.args[0] is not x or zero is not None and getattr(zero, "args", None) != (choose, 1):
         return None
-    tokens = _CHOOSE[_name(choose)](x.meta["val"].shape, bound(choose.target, choose.args, choose.kwargs))
+    tokens = _CHOOSE[name_of(choose)](x.meta["val"].shape, bound(choose.target, choose.args, choose.kwargs))
     if tokens is None:
         return None
     low, high = (limit if limit is not None else own for limit, own in zip(same[2:], tokens[1:3], strict=True))
@@ -188,4 +203,7 @@ _KINDS = ("quantized_decomposed.{}quantize_per_tensor", "quantized_decomposed.{}
 _QUANTIZE, _DEQUANTIZE = (
     frozenset(kind.format(prefix) for kind in (*_KINDS, "torchao.{}quantize_affine")) for prefix in ("", "de")
 )
-_INNER = "export.access_subclass_inner_tensor"
+_INNER, _CHECK, _PRODUCT = (
+    *("export.access_subclass_inner_tensor", "aten._assert_tensor_metadata"),
+    "aten._int_mm",
+)
