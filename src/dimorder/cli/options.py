@@ -83,8 +83,8 @@ def network_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--quantize",
         choices=("int8", "int8-dynamic"),
-        help="quantise MODEL, a float network, as the target's own recipe has it: int8 with scales from --calibrate, "
-        "or int8-dynamic with those of activations found as it runs",
+        help="quantise MODEL, a float network, as the target's own recipe has it: int8 with scales that "
+        "--calibrate shows, int8-dynamic with activations' scales found as the program runs",
     )
     parser.add_argument(
         "--calibrate",

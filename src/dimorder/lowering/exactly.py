@@ -43,7 +43,7 @@ def run(
 ) -> tuple[list[Tensor], Differences]:
     """What a graph gives for inputs, floats computed in float64.
 
-    `forced` has integers, or floats that were quantised as they came, by the names of nodes of the exported
+    `forced` has integers, or floats that were quantised dynamically, by the names of nodes of the exported
     program: they are taken for what the node gives, and the differences say by how many quanta that is off.
 
     >>> class Halves(torch.nn.Module):
@@ -60,7 +60,7 @@ def run(
 
 
 def moved(module: GraphModule, inputs: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """What a graph gives in float64 where each value that is quantised as it comes is not rounded, but moved
+    """What a graph gives in float64 where each value that is quantised dynamically is not rounded, but moved
     at random by up to half of its step.
 
     >>> class Rounds(torch.nn.Module):
@@ -122,8 +122,8 @@ def _functional(exported: ExportedProgram) -> GraphModule:
 
 
 def recorded(exported: ExportedProgram, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The integers that an exported program computes, by the names of the nodes that quantise; and the floats
-    that it quantises as they come, by those that give them.
+    """The integers that an exported program computes, by the names of the nodes that quantise; and what it
+    quantises dynamically, by those that dequantise.
     """
     module = exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
@@ -220,14 +220,15 @@ class _Exact(Interpreter):
             args, kwargs = pytree.tree_map(_wide, (args, kwargs))
         return super().call_function(target, args, kwargs)
 
-
     def _dynamic(self, x: Tensor, *tokens: Any) -> Tensor:
         x = x.double()
         scale, zero = dynamic_type(x, *tokens)
         if self.noise is not None:
             return x + (torch.rand(x.shape, generator=self.noise, dtype=torch.float64) - 0.5) * scale
         _, low, high, *_ = tokens
-        ties = (x / scale * 2.0**30).round() / 2.0**30  # the least value may be one, whatever rounding made it
+        ties = (
+            x / scale * 2.0**30
+        ).round() / 2.0**30  # the least value may be one, whatever rounding made it
         return ((ties.round() + zero).clamp(low, high) - zero) * scale
 
 

@@ -6,9 +6,9 @@ and there, and a deep network carries that far; so each of three steps is compar
 2. The physical program has the captured form's integers, in float64, where no sum rounds across a half.
 3. The artifact gives what its integer kernels are defined to give, bit for bit.
 
-A network that quantises values by what it finds in them is computed otherwise by a target that takes smaller
-tokens, each with a smaller step. So the artifact is besides held to the network within a multiple of what it
-makes out if each such value is moved by up to half of the network's own step.
+A target may quantise dynamically by smaller tokens than the network does, which has smaller steps. So the
+artifact is besides held to the network, within a multiple of what it makes out if each value is moved by up
+to half of the network's own step.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class QuantisedTrial(Trial):
             if not error <= allowed:
                 raise VerificationError(
                     what,
-                    f"output {i} differs from the network's by {error:.2e} of its largest value, where half a "
-                    f"step of what is quantised dynamically makes {allowed / FACTOR:.2e}",
+                    f"output {i} differs from the network's by {error:.2e} of its largest value, and half a "
+                    f"step of what is quantised dynamically makes out {allowed / FACTOR:.2e}",
                     "report this network: a rule, or the target, is wrong",
                 )
         return max(errors, default=0.0)

@@ -65,8 +65,8 @@ def quantize(
 ) -> QuantisedNetwork:
     """A float network with int8 weights and activations, as `recipe` has it.
 
-    One whose activations are quantised as they come (recipe `xnnpack_dynamic`) needs no calibration but example
-    inputs, of which it takes the shapes; a calibration is then what the networks are compared on.
+    A dynamic recipe, `xnnpack_dynamic`, finds the scales of activations as the program runs: it needs example
+    inputs, of which it takes the shapes, and no calibration; one is then what the networks are compared on.
 
     `calibration` are inputs of the kind that the network will get: each a tensor, a tuple of arguments or a
     dict of keywords. Or it is the path of a .npz or .npy (examples along the first dimension; an array for
@@ -84,7 +84,9 @@ def quantize(
         if not chosen.dynamic:
             raise UsageError("calibration", "none", f"recipe {recipe} observes inputs: give some, [x, ...]")
         if isinstance(model, torch.nn.Module) and not (args or kwargs):
-            raise UsageError("args", "no example inputs", "give args=(x,), of the shapes that the network takes")
+            raise UsageError(
+                "args", "no example inputs", "give args=(x,), of the shapes that the network takes"
+            )
     elif not args and not kwargs:
         if not isinstance(calibration, (str, os.PathLike)):
             items = iter(calibration)

@@ -1,4 +1,4 @@
-"""Decides which values of an exported program are quantised as it runs: by a scale that is found in themselves.
+"""Decides which values of an exported program are quantised dynamically: by scales found in themselves.
 
 What quantizers write for that is three operators (choose, quantize, dequantize) of several families; here it
 becomes one. torchao's weights, which are tensors of tensors, become these.
@@ -29,7 +29,7 @@ _Tokens: TypeAlias = "tuple[list[int], int, int, float, str]"
 
 
 def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
-    """The program with `fake_quantize_dynamic` where it quantises as it runs; itself where it nowhere does.
+    """The program with `fake_quantize_dynamic` where it quantises dynamically; itself where it nowhere does.
 
     >>> from dimorder.lowering.operators.quantisation import quantized
     >>> class Rounds(torch.nn.Module):
@@ -59,7 +59,7 @@ def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
 
 
 def is_dynamic_dequantize(node: Node) -> bool:
-    """Whether a node of an exported program gives floats that were quantised as it runs."""
+    """Whether a node of an exported program gives floats that were quantised dynamically."""
     return name_of(node) in _DEQUANTIZE and _source(node) is not None
 
 
@@ -141,15 +141,18 @@ def _chosen(quantize: Any, scale: Any, zero: Any) -> tuple[Node, _Tokens] | None
     if not isinstance(quantize, Node) or name_of(quantize) not in _QUANTIZE or not isinstance(scale, Node):
         return None
     x, *same = _arguments(quantize)
+    assert isinstance(x, Node)
     choose = scale.args[0] if scale.target is operator.getitem else None
     if same[:2] != [scale, zero] or not isinstance(choose, Node) or name_of(choose) not in _CHOOSE:
         return None
-    if choose.args[0] is not x or zero is not None and getattr(zero, "args", None) != (choose, 1):
+    if choose.args[0] is not x or (zero is not None and getattr(zero, "args", None) != (choose, 1)):
         return None
     tokens = _CHOOSE[name_of(choose)](x.meta["val"].shape, bound(choose.target, choose.args, choose.kwargs))
     if tokens is None:
         return None
-    low, high = (limit if limit is not None else own for limit, own in zip(same[2:], tokens[1:3], strict=True))
+    low, high = (
+        limit if limit is not None else own for limit, own in zip(same[2:], tokens[1:3], strict=True)
+    )
     return (x, tokens) if low <= tokens[1] and high == tokens[2] else None
 
 

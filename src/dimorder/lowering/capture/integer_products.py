@@ -1,8 +1,8 @@
 """Decides which products of integers in an exported program are linear layers of quantised values.
 
-torchao computes with `_int_mm` where weights and activations are int8: (Q − 0) Wᵀ, each row times its scale, each
-column times its own. Where the processor multiplies unsigned integers, Q + 128 stands for Q, and what that adds
-is taken away again.
+torchao computes with `_int_mm` where weights and activations are int8: Q Wᵀ, each row times its scale, each
+column times its own. Where the processor multiplies unsigned integers, Q + 128 stands for Q, and what that
+adds is taken away again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def as_linear(product: Node, rounded: Callable[[Node, Node], Node | None]) -> No
     if name_of(left) == "aten.add":
         left, offset = _behind(left.args[0]), left.args[1]
     after = _after(product)
-    sums = next(after, None)
+    sums: Any = next(after, None)
     if offset:
         if name_of(sums) not in ("aten.sub", "aten.sub_") or not _is_offset(sums.args[1], right, offset):
             return

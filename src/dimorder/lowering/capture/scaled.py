@@ -58,7 +58,7 @@ class Integers:
         return None
 
     def group_size(self) -> int | None:
-        """How many neighbours along the last dimension share a scale, at least; None for anything but a matrix.
+        """How many neighbours along the last dimension of a matrix share a scale; None for anything else.
 
         >>> scales = torch.tensor([[1.0, 1.0, 2.0, 2.0], [3.0, 3.0, 3.0, 3.0]])
         >>> Integers(torch.ones(2, 4, dtype=torch.int8), scales).group_size()
@@ -155,7 +155,11 @@ def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     scales, zeros = (given.get(n, given.get(f"{n}s")) for n in ("scale", "zero_point"))
     scales, zeros = (None if each is None else torch.as_tensor(each) for each in (scales, zeros))
     zero_point = 0 if zeros is None else int(zeros.flatten()[0])
-    if scales is None or values.is_floating_point() or (zeros is not None and bool((zeros != zero_point).any())):
+    if (
+        scales is None
+        or values.is_floating_point()
+        or (zeros is not None and bool((zeros != zero_point).any()))
+    ):
         return None
     if name == "torchao.dequantize_affine":
         return Scaled.of(values, _of_blocks(scales, given["block_size"], values.shape), zero_point)

@@ -1,5 +1,5 @@
-"""The dialect of a physical program: the operators that ATen pins to NCHW, on contiguous NHWC tensors, and what
-ATen has no one operator for.
+"""The dialect of a physical program: the operators that ATen pins to NCHW, on contiguous NHWC tensors, and
+what ATen has no single operator for.
 
 This file decides their schemas and what each one means, as ATen between permute views.
 """
@@ -178,8 +178,8 @@ def dynamic_type(
     `mode` is `symmetric`; or `asymmetric`, where the least number that the integers stand for is the least
     value; or `balanced`, where it is that one of the least and the greatest which is missed by less.
     """
-    zero = torch.zeros((), dtype=x.dtype)
-    least, most = x.amin(dims, keepdim=True).minimum(zero), x.amax(dims, keepdim=True).maximum(zero)
+    zero, over = torch.zeros((), dtype=x.dtype), list(dims)
+    least, most = x.amin(over, keepdim=True).minimum(zero), x.amax(over, keepdim=True).maximum(zero)
     if mode == "symmetric":
         scale = torch.maximum(-least, most).div((high - low) / 2).clamp(min=eps)
         return scale, torch.full_like(scale, (high + low + 1) // 2)

@@ -1,6 +1,7 @@
-"""Quantising: with one scale each element by itself; with scales found as the network runs each by all of its token.
+"""Quantising: by a scale that is known, each element by itself; dynamically, each by all of its token.
 
-`dimorder::fake_quantize_dynamic` is the latter and its dequantising in one: floats in, floats out.
+A token is the elements that share a scale. `dimorder::fake_quantize_dynamic` quantises and dequantises in
+one: floats in, floats out.
 """
 
 from __future__ import annotations

@@ -88,10 +88,14 @@ class XnnWriter(XnnFusion):
             if len(types) == 1 and None not in types:  # the integers are moved, and dequantised afterwards
                 moved = self.node(kind, shape, flags=flags, **{**fields, **sources})
                 return self.node("Convert", shape, input_id=moved.id)
-            dynamic = {n: self._dynamic.get(v) for n, v in fields.items() if n in OPERANDS and v is not None}
-            if None not in dynamic.values():  # the floats are moved, and quantised afterwards
-                moved = self.node(kind, shape, flags=flags, **{**fields, **{n: d[0] for n, d in dynamic.items()}})
-                return self.dynamic(moved, _moved(kind, shape, fields, [d[1] for d in dynamic.values()]))
+            read = [v for n, v in fields.items() if n in OPERANDS and v is not None]
+            if all(v in self._dynamic for v in read):  # the floats are moved, and quantised afterwards
+                floats = {
+                    n: self._dynamic[v][0] if v in read else v for n, v in fields.items() if n in OPERANDS
+                }
+                moved_floats = self.node(kind, shape, flags=flags, **{**fields, **floats})
+                tokens = _moved(kind, shape, fields, [self._dynamic[v][1] for v in read])
+                return self.dynamic(moved_floats, tokens)
             result_type = self._types.get(next(v for n, v in fields.items() if n in OPERANDS))
         if kind == "Convert" and result_type is not None:
             index = fields["input_id"]
@@ -111,8 +115,9 @@ class XnnWriter(XnnFusion):
         return result
 
     def dynamic(self, value: XnnValue, tokens: torch.Tensor) -> XnnValue:
-        """Floats that a product may read as integers, with scales found as the program runs; whatever else
-        reads them reads the floats. `tokens` has the value's shape: elements of one number share a scale.
+        """Floats that a product may read as dynamically quantised integers, and all else as they are.
+
+        `tokens` has the value's shape: elements of one number share a scale.
         """
         result = self._value(value.shape)
         self._dynamic[result.id] = value.id, tokens

@@ -33,7 +33,7 @@ class XnnFusion(XnnGraph):
 
     def __init__(self) -> None:
         super().__init__()
-        self._undone: dict[int, str] = {}  # why no integers are read that were to be found, by result
+        self._undone: dict[int, str] = {}  # why a node reads floats that were to be quantised, by result
 
     def fuse(self) -> None:
         """Write fewer nodes that compute the same."""
@@ -43,8 +43,8 @@ class XnnFusion(XnnGraph):
             self._fuse_integers()
 
     def islands(self) -> dict[Node, str]:
-        """The program's nodes that are computed in float32, and why; where all integers are found as it runs, of
-        the products alone."""
+        """The program's nodes that are computed in float32, and why; of a network that is only quantised
+        dynamically these are products."""
         found: dict[Node, list[tuple[str, str]]] = {}
         readers = self._readers()
         for node in self._nodes:
@@ -60,7 +60,7 @@ class XnnFusion(XnnGraph):
         return {origin: _told(reasons) for origin, reasons in found.items()}
 
     def _fuse_dynamic(self) -> None:
-        """Let products read the integers to which floats are quantised as they come, and all else the floats."""
+        """Let products read dynamically quantised integers, and all else the floats."""
         integers: dict[tuple[int, int], int] = {}
         fused = []
         for xnode in self._nodes:
@@ -87,9 +87,9 @@ class XnnFusion(XnnGraph):
         self._nodes = fused
 
     def _not_dynamic(self, kind: str, node: Any, tokens: torch.Tensor) -> str | None:
-        """Why a node cannot quantise what it reads as it comes, by steps that are no larger than its tokens'."""
+        """Why a node cannot quantise dynamically by steps that are no larger than the tokens'."""
         if kind not in DYNAMIC:
-            return f"XNNPACK has no {kind} that quantises as it runs"
+            return f"XNNPACK has no {kind} that quantises dynamically"
         rows = tokens.flatten(-DYNAMIC[kind])
         if not bool((rows == rows[..., :1]).all()):
             return "several scales within what XNNPACK quantises by one"

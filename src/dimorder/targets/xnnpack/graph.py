@@ -63,9 +63,11 @@ class XnnGraph:
         self._weights: dict[int, Any] = {}  # their PerChannelQuant
         self._data: dict[int, torch.Tensor] = {}  # of constants
         self._scales: dict[int, torch.Tensor] = {}  # of constants that are integers
-        # Floats to be quantised as they come: what they are, and which token each element is of.
+        # Floats to be quantised dynamically: what they are, and which token each element is of.
         self._dynamic: dict[int, tuple[int, torch.Tensor]] = {}
-        self._nonbatch: dict[int, int] = {}  # of values of dynamic integers: how many dimensions share a scale
+        self._nonbatch: dict[
+            int, int
+        ] = {}  # of values of dynamic integers: how many dimensions share a scale
 
     @property
     def transposes(self) -> int:
@@ -122,12 +124,12 @@ class XnnGraph:
         return self._outputs
 
     def _is_dynamic(self, xnode: Any) -> bool:
-        """Whether a node reads integers that are found as it runs."""
+        """Whether a node reads dynamically quantised integers."""
         return any(index in self._nonbatch for index in reads_of(xnode.xnode_union))
 
     def rounded(self) -> list[int]:
-        """The integers and outputs that floats were rounded to, the floats that are quantised as they come, and the
-        products of these: another way to compute them may give others.
+        """The integers and outputs that floats were rounded to, the floats that are quantised dynamically,
+        and the products of these: another way to compute them may give others.
 
         A float that was dequantised, or moved, is none of them.
         """
@@ -217,7 +219,7 @@ class XnnGraph:
         return None
 
     def _dynamic_integers(self, source: int, nonbatch: int) -> int:
-        """The value of a float32 one that is quantised as it comes, with one scale over so many dimensions."""
+        """The value of a float32 one that is quantised dynamically, by one scale over so many dimensions."""
         value = self._value(self._values[source].dims)
         self._values[value.id].datatype = schema.XNNDatatype.xnn_datatype_qdint8
         self._nonbatch[value.id] = nonbatch
@@ -239,8 +241,7 @@ class XnnGraph:
     def _weight_of(
         self, index: int, kind: Any, params: Any, stored: torch.Tensor, scales: torch.Tensor
     ) -> int:
-        """A value for the integers of a constant, with these bytes; its scales broadcast over dimension 0 alone, or
-        have its shape."""
+        """A value for the integers of a constant, with these bytes; scales are along dimension 0, or all."""
         value = self._value(self._values[index].dims)
         self._values[value.id].datatype = kind
         self._values[value.id].constant_buffer_idx = self._stored(*keyed(stored))
@@ -249,8 +250,8 @@ class XnnGraph:
         return value.id
 
     def _in_4_bits(self, index: int) -> int:
-        """The value of a matrix of integers from -8 to 7, two in a byte, with its scales: one for each output, or
-        for each group of inputs, which XNNPACK has as bfloat16."""
+        """The value of a matrix of integers from -8 to 7, two in a byte, with its scales: for each
+        output, or for each group of inputs, which XNNPACK has as bfloat16."""
         if index not in self._in_integers:
             integers, datatype = self._integers[index], schema.XNNDatatype
             size, scales = integers.group_size(), integers.scales

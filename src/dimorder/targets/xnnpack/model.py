@@ -32,16 +32,16 @@ _SUM = 2e-6  # of the largest result: by how much one sum in float32 is off anot
 
 @dataclass(frozen=True)
 class DynamicIntegers:
-    """What integers stand for to which XNNPACK quantises floats as they come, in float64; and the step between
-    two of them, with size 1 for the dimensions over which it is one."""
+    """What the integers stand for to which XNNPACK quantises dynamically, in float64; and the steps
+    between them, of size 1 in the dimensions over which they are one."""
 
     values: Tensor
     steps: Tensor
 
     @staticmethod
     def of(x: Tensor, nonbatch: int) -> DynamicIntegers:
-        """As XNNPACK's quantization.h has it: one scale over the last `nonbatch` dimensions, such that the integers
-        reach from the least number to the greatest and to 0."""
+        """As XNNPACK's quantization.h has it: one scale over the last `nonbatch` dimensions, such that the
+        integers reach from the least number to the greatest and to 0."""
         dims = tuple(range(x.dim() - nonbatch, x.dim()))
         zero = torch.zeros(())
         least, most = x.amin(dims, keepdim=True).minimum(zero), x.amax(dims, keepdim=True).maximum(zero)
@@ -59,10 +59,10 @@ class XnnModel:
     """A graph of XNNPACK nodes as it was written.
 
     `nodes` have the schema's fields and the bounds of the result; `types` are those of integers, `shapes`
-    of all; `constants` are float32, or integers with the scales of their channels. Over `nonbatch` dimensions
-    share a scale the elements of a value that is quantised as it comes. `rounded` are the values that floats
-    were rounded to or that are to be quantised as they come, and the products of the latter, each with the place
-    in the network of what computed these.
+    of all; `constants` are float32, or integers with the scales of their channels. `nonbatch` says of values
+    that are quantised dynamically how many dimensions share a scale. `rounded` are the values that floats
+    were rounded to, those that are quantised dynamically and the products of these, each with the place in
+    the network of what computed it.
     """
 
     nodes: Sequence[tuple[str, _Fields, tuple[float, float]]]
@@ -92,7 +92,7 @@ class XnnModel:
         with torch.no_grad():
             for kind, fields, bounds in self.nodes:
                 index = fields.output_id
-                read = held.get(_reads_first(fields))
+                read = held[_reads_first(fields)]
                 if index in self.nonbatch:
                     held[index] = DynamicIntegers.of(read, self.nonbatch[index])
                 elif isinstance(read, DynamicIntegers):
@@ -105,10 +105,10 @@ class XnnModel:
     def _product(
         self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Any], found: Tensor
     ) -> Tensor:
-        """What the runtime gives for a product of integers that were found as it came.
+        """What the runtime gives for a product of dynamically quantised integers.
 
-        It is near the exact sum. Of a million integers XNNPACK rounds one otherwise than its formulas say, so
-        that a quantum of one operand is allowed besides.
+        It is near the exact sum. XNNPACK rounds one integer in a million otherwise than its formulas say, so
+        a quantum of one operand is allowed besides.
         """
         read, values, shape = held[fields.input1_id], held[fields.filter_id], self.shapes[fields.output_id]
         bias = [held[fields.bias_id].double()] if fields.bias_id in held else []
@@ -121,8 +121,8 @@ class XnnModel:
         found = found.reshape(made.shape)
         if not bool(((found - made).abs() <= _SUM * made.abs().max() + quantum).all()):
             raise VerificationError(
-                f"{self.rounded[fields.output_id]}, of integers that are found as it runs",
-                f"it is off by up to {float((found - made).abs().max()):.2e}, of {float(made.abs().max()):.2e}",
+                f"{self.rounded[fields.output_id]} of dynamically quantised integers",
+                f"off by up to {float((found - made).abs().max()):.2e} of {float(made.abs().max()):.2e}",
                 "report this network, and on which processor",
             )
         return found.reshape(shape)
@@ -173,9 +173,9 @@ class XnnModel:
         return quanta.clamp(lowest, highest).to(result.dtype).reshape(shape)
 
 
-def _reads_first(fields: _Fields) -> int | None:
+def _reads_first(fields: _Fields) -> int:
     """The first value that a node reads."""
-    return next((getattr(fields, name) for name in OPERANDS if hasattr(fields, name)), None)
+    return next(int(getattr(fields, name)) for name in OPERANDS if hasattr(fields, name))
 
 
 def _value(x: Tensor, of: IntegerType) -> Tensor:

@@ -115,7 +115,7 @@ def _fake_quantize_dynamic(w: XnnWriter, a: Arguments) -> XnnValue:
 def _check_dynamic(a: Arguments) -> str | None:
     """XNNPACK's own steps are then no larger."""
     if a.high - a.low > 255:
-        return f"integers from {a.low} to {a.high}, found as it runs; XNNPACK has those of 8 bits"
+        return f"integers from {a.low} to {a.high}, found dynamically; XNNPACK has those of 8 bits"
     return None
 
 
