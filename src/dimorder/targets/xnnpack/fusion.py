@@ -95,6 +95,8 @@ class XnnFusion(XnnGraph):
             return "several scales within what XNNPACK quantises by one"
         if kind == "FullyConnected" and self._unfit_4_bits(node.filter_id) is None:
             return None
+        if node.filter_id not in self._integers:
+            return "a weight that is not quantised, or by several zero points"
         return self._unfit_weight(node.filter_id, 0)
 
     def _fuse_integers(self) -> None:

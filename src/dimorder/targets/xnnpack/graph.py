@@ -199,7 +199,7 @@ class XnnGraph:
         if integers.zero_point:
             return f"a weight with the zero point {integers.zero_point}"
         if integers.along(outputs) is None:
-            groups = self._unfit_4_bits(index) if integers.group_size() else None
+            groups = None if integers.group_size() in (None, 1) else self._unfit_4_bits(index)
             return groups or "a weight with scales along another dimension than its output channels"
         return None
 
