@@ -27,3 +27,21 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(XnnWriter, "finish", finished)
     return found
+
+
+@pytest.fixture
+def datatypes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The types of the values that nodes read in the XNNPACK graphs that are written, each value once."""
+    from dimorder.targets.xnnpack.backend import XnnWriter
+    from dimorder.targets.xnnpack.graph import reads_of
+
+    found: Counter[str] = Counter()
+    finish = XnnWriter.finish
+
+    def finished(writer: Any) -> None:
+        finish(writer)
+        read = {index for node in writer._nodes for index in reads_of(node.xnode_union)}
+        found.update(writer._values[index].datatype.name.removeprefix("xnn_datatype_") for index in read)
+
+    monkeypatch.setattr(XnnWriter, "finish", finished)
+    return found

@@ -1,4 +1,4 @@
-"""Decides how the tests quantise a network: by PT2E and ExecuTorch's quantizers, statically."""
+"""Decides how the tests quantise a network: by PT2E and ExecuTorch's quantizers, or by torchao."""
 
 from __future__ import annotations
 
@@ -20,6 +20,22 @@ def by_xnnpack(model: nn.Module, *args: Tensor, is_per_channel: bool = True) -> 
 def by_xnnpack_per_tensor(model: nn.Module, *args: Tensor) -> nn.Module:
     """By XNNPACKQuantizer, one scale for a weight."""
     return by_xnnpack(model, *args, is_per_channel=False)
+
+
+def by_xnnpack_dynamically(model: nn.Module, *args: Tensor) -> nn.Module:
+    """By XNNPACKQuantizer, the scales of activations being found as the network runs."""
+    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as quantizer
+
+    config = quantizer.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
+    return _converted(model, args, quantizer.XNNPACKQuantizer().set_global(config))
+
+
+def by_torchao(model: nn.Module, config: Any) -> nn.Module:
+    """By torchao's `quantize_`, every linear layer."""
+    from torchao.quantization import quantize_
+
+    quantize_(model.eval(), config)
+    return model
 
 
 def by_arm(model: nn.Module, *args: Tensor) -> nn.Module:

@@ -82,8 +82,9 @@ def network_options(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--quantize",
-        choices=("int8",),
-        help="quantise MODEL, a float network, as the target's own recipe has it",
+        choices=("int8", "int8-dynamic"),
+        help="quantise MODEL, a float network, as the target's own recipe has it: int8 with scales that "
+        "--calibrate shows, int8-dynamic with activations' scales found as the program runs",
     )
     parser.add_argument(
         "--calibrate",
@@ -197,11 +198,14 @@ def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tup
     from dimorder import targets
 
     targets.find(options.target)
-    if bool(options.quantize) != bool(options.calibrate):
-        given, lacks = ("--quantize", "--calibrate") if options.quantize else ("--calibrate", "--quantize")
-        fix = "give --quantize int8 --calibrate PATH together"
-        raise UsageError(given, f"no {lacks}", fix)
-    if not options.quantize and (options.mean or options.std):
+    from dimorder.quantisation import recipes
+
+    fix = "give --quantize int8 --calibrate PATH together"
+    if options.calibrate and not options.quantize:
+        raise UsageError("--calibrate", "no --quantize", fix)
+    if options.quantize and not options.calibrate and recipes.needs_calibration(options.quantize):
+        raise UsageError("--quantize", "no --calibrate", f"{fix}, or --quantize int8-dynamic alone")
+    if not options.calibrate and (options.mean or options.std):
         raise UsageError(
             "--mean and --std", "no pictures to calibrate with", "give --quantize and --calibrate"
         )
@@ -210,7 +214,6 @@ def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tup
     args, kwargs = models.example_inputs(model, options.input)
     if not options.quantize:
         return model, args, kwargs
-    from dimorder.quantisation import recipes
     from dimorder.quantisation.quantize import quantize
 
     quantised = quantize(

@@ -16,11 +16,18 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
 
 from dimorder.errors import VerificationError
+from dimorder.lowering.capture.dynamic import is_dynamic_dequantize
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.capture.schema import bound
 from dimorder.lowering.capture.tracing import EXPORTED
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.lowering.operators.dialect import dynamic_type
+from dimorder.lowering.operators.quantisation import (
+    DEQUANTIZE,
+    DEQUANTIZE_CHANNELS,
+    FAKE_QUANTIZE_DYNAMIC,
+    QUANTIZE,
+)
 from dimorder.lowering.operators.table import OPERATORS
 
 aten = torch.ops.aten
@@ -37,8 +44,8 @@ def run(
 ) -> tuple[list[Tensor], Differences]:
     """What a graph gives for inputs, floats computed in float64.
 
-    `forced` has integers by the names of nodes of the exported program: they are taken for what the node
-    gives, and the differences say by how many quanta that is off.
+    `forced` has integers, or floats that were quantised dynamically, by the names of nodes of the exported
+    program: they are taken for what the node gives, and the differences say by how many quanta that is off.
 
     >>> class Halves(torch.nn.Module):
     ...     def forward(self, x):
@@ -51,6 +58,24 @@ def run(
     with torch.no_grad():
         results = interpreter.run(*inputs)
     return [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor)], interpreter.differences
+
+
+def moved(module: GraphModule, inputs: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """What a graph gives in float64 where each value that is quantised dynamically is not rounded, but moved
+    at random by up to half of its step.
+
+    >>> class Rounds(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return FAKE_QUANTIZE_DYNAMIC(x, [0], -128, 127, 1e-9, "asymmetric")
+    >>> program = torch.export.export(Rounds(), (torch.ones(2),)).module()
+    >>> (got,) = moved(program, (torch.tensor([0.0, 255.0]),), 0)
+    >>> (got - torch.tensor([0.0, 255.0])).abs() <= 0.5
+    tensor([True, True])
+    """
+    interpreter = _Exact(module, {}, torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        results = interpreter.run(*inputs)
+    return [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor)]
 
 
 def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -98,7 +123,9 @@ def _functional(exported: ExportedProgram) -> GraphModule:
 
 
 def recorded(exported: ExportedProgram, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The integers that an exported program computes, by the names of the nodes that quantise."""
+    """The integers that an exported program computes, by the names of the nodes that quantise; and what it
+    quantises dynamically, by those that dequantise.
+    """
     module = exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
     recorder = _Recorder(module)
@@ -114,7 +141,7 @@ class _Recorder(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if n.target is QUANTIZE:
+        if n.target is QUANTIZE or is_dynamic_dequantize(n):
             self.found[n.name] = result
         return result
 
@@ -172,9 +199,11 @@ class _Noisy(Interpreter):
 
 
 class _Exact(Interpreter):
-    def __init__(self, module: GraphModule, forced: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, module: GraphModule, forced: Mapping[str, Tensor], noise: torch.Generator | None = None
+    ) -> None:
         super().__init__(module)
-        self.forced, self.differences = forced, Differences()
+        self.forced, self.differences, self.noise = forced, Differences(), noise
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return _wide(super().get_attr(target, args, kwargs))
@@ -182,6 +211,11 @@ class _Exact(Interpreter):
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
         wanted = self.forced.get(n.meta.get(EXPORTED, ""))
+        if wanted is not None and n.target is FAKE_QUANTIZE_DYNAMIC:
+            x, *tokens = self.fetch_args_kwargs_from_env(n)[0]
+            step, _ = dynamic_type(x.double(), *tokens)
+            self.differences.add((result / step).round(), (wanted / step).round())
+            return wanted.double()
         if wanted is None or result.dtype != wanted.dtype:
             return result
         rounded = None
@@ -192,12 +226,25 @@ class _Exact(Interpreter):
         return wanted
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is FAKE_QUANTIZE_DYNAMIC:
+            return self._dynamic(*args)
         special = _SPECIAL.get(target)
         if special is not None:
             return special(**bound(target, args, kwargs))
         if target not in _MOVES:  # an input is quantised in float32, as every kernel does it
             args, kwargs = pytree.tree_map(_wide, (args, kwargs))
         return super().call_function(target, args, kwargs)
+
+    def _dynamic(self, x: Tensor, *tokens: Any) -> Tensor:
+        x = x.double()
+        scale, zero = dynamic_type(x, *tokens)
+        if self.noise is not None:
+            return x + (torch.rand(x.shape, generator=self.noise, dtype=torch.float64) - 0.5) * scale
+        _, low, high, *_ = tokens
+        ties = (
+            x / scale * 2.0**30
+        ).round() / 2.0**30  # the least value may be one, whatever rounding made it
+        return ((ties.round() + zero).clamp(low, high) - zero) * scale
 
 
 def _wide(value: Any) -> Any:

@@ -16,9 +16,9 @@ from torch.fx import GraphModule
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
 from dimorder.lowering.capture.captured import export
+from dimorder.lowering.capture.dynamic import quantises
 from dimorder.lowering.clock import Progress
 from dimorder.lowering.levels import WastedLevels, wasted_levels
-from dimorder.lowering.operators.quantisation import is_quantised
 from dimorder.quantisation.calibration import (
     Calibration,
     CalibrationCall,
@@ -55,7 +55,7 @@ class QuantisedNetwork:
 
 def quantize(
     model: torch.nn.Module | ExportedProgram | str | Path,
-    calibration: Calibration,
+    calibration: Calibration | None = None,
     recipe: str = "xnnpack",
     *,
     args: Sequence[Any] = (),
@@ -64,6 +64,9 @@ def quantize(
     progress: Progress = lambda step: None,
 ) -> QuantisedNetwork:
     """A float network with int8 weights and activations, as `recipe` has it.
+
+    A dynamic recipe, `xnnpack_dynamic`, finds the scales of activations as the program runs: it needs example
+    inputs, of which it takes the shapes, and no calibration; one is then what the networks are compared on.
 
     `calibration` are inputs of the kind that the network will get: each a tensor, a tuple of arguments or a
     dict of keywords. Or it is the path of a .npz or .npy (examples along the first dimension; an array for
@@ -77,7 +80,14 @@ def quantize(
     (torch.Size([1, 8, 3, 5]), [0])
     """
     chosen = find(recipe)
-    if not args and not kwargs:
+    if calibration is None:
+        if not chosen.dynamic:
+            raise UsageError("calibration", "none", f"recipe {recipe} observes inputs: give some, [x, ...]")
+        if isinstance(model, torch.nn.Module) and not (args or kwargs):
+            raise UsageError(
+                "args", "no example inputs", "give args=(x,), of the shapes that the network takes"
+            )
+    elif not args and not kwargs:
         if not isinstance(calibration, (str, os.PathLike)):
             items = iter(calibration)
             first = next(items, None)
@@ -92,7 +102,7 @@ def quantize(
     exported = export(model, args, kwargs)
     original = exported.module(check_guards=False)
     assert isinstance(original, GraphModule)
-    if is_quantised(original):
+    if quantises(original):
         raise UsageError("model", "a network that is quantised already", "lower it as it is")
     with installed(chosen.target, find_target(chosen.target).install):
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -104,14 +114,23 @@ def quantize(
         prepared = prepare_pt2e(observed, BehindClamps(chosen.quantizer()))
     progress("calibrating")
     examples: list[CalibrationCall] = []
+    given = _own(exported) if calibration is None else calls(calibration, exported, normalisation)
     with torch.no_grad():
-        for call in calls(calibration, exported, normalisation):
+        for call in given:
             prepared(*call.args, **call.kwargs)
             if len(examples) < KEPT:
                 examples.append(call)
     progress("quantising")
     module = convert_pt2e(prepared)
-    if not is_quantised(module):
+    if not quantises(module):
         found = f"nothing in it that recipe {recipe} quantises"
         raise UnsupportedError("the network", found, "lower it in float")
     return QuantisedNetwork(module, original, tuple(examples), tuple(wasted_levels(module.graph)))
+
+
+def _own(exported: ExportedProgram) -> list[CalibrationCall]:
+    """The call that a network was exported with."""
+    if exported.example_inputs is None:
+        raise UsageError("the exported program", "no example inputs in it", "give args=(x,)")
+    args, kwargs = exported.example_inputs
+    return [CalibrationCall(args, kwargs)]

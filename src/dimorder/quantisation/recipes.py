@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,22 +16,30 @@ class Recipe:
     """One way of quantising.
 
     `quantizer` makes torchao's `Quantizer` of it; `target` is what that was written for, and `scheme` the
-    name of the arithmetic.
+    name of the arithmetic. One that is `dynamic` needs no calibration: the scales of values are found as the
+    network runs.
     """
 
     target: str
     scheme: str
     quantizer: Callable[[], Any]
+    dynamic: bool = False
 
 
-def _xnnpack() -> Any:
+def _xnnpack(dynamic: bool) -> Any:
     from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
 
-    config = xnnpack.get_symmetric_quantization_config(is_per_channel=True)
+    config = xnnpack.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=dynamic)
     return xnnpack.XNNPACKQuantizer().set_global(config)
 
 
-RECIPES: Mapping[str, Recipe] = MappingProxyType({"xnnpack": Recipe("xnnpack", "int8", _xnnpack)})
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "xnnpack": Recipe("xnnpack", "int8", partial(_xnnpack, False)),
+        "xnnpack_dynamic": Recipe("xnnpack", "int8-dynamic", partial(_xnnpack, True), dynamic=True),
+    }
+)
+SCHEMES = tuple(dict.fromkeys(recipe.scheme for recipe in RECIPES.values()))
 
 
 def find(name: str) -> Recipe:
@@ -42,6 +51,15 @@ def find(name: str) -> Recipe:
     if name not in RECIPES:
         raise UsageError(f"recipe {name}", "no such recipe", f"choose one of {', '.join(RECIPES)}")
     return RECIPES[name]
+
+
+def needs_calibration(scheme: str) -> bool:
+    """Whether a scheme is found from inputs like those that the network will get.
+
+    >>> needs_calibration("int8"), needs_calibration("int8-dynamic")
+    (True, False)
+    """
+    return any(not recipe.dynamic for recipe in RECIPES.values() if recipe.scheme == scheme)
 
 
 def name_for(scheme: str, target: str) -> str:

@@ -20,6 +20,7 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind, OutputKind
 
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.lowering.capture.dynamic import with_dynamic
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.integers import simplify
 from dimorder.lowering.capture.tracing import Tracer, Value, is_random
@@ -90,7 +91,7 @@ def capture(
     _refuse_meta("the arguments", args, kwargs)
     exported = export(model, args, kwargs)
     _refuse_meta("the network", exported.state_dict, exported.constants)
-    plain = functional(exported, OPERATORS)
+    plain = functional(with_dynamic(exported), OPERATORS)
     _refuse_state(plain)  # only this form's signature tells every write
     return _normal_form(plain, exported, _examples(exported, args, kwargs or {}))
 

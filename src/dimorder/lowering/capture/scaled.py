@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +56,18 @@ class Integers:
             if scales is not None:
                 return scales, dim
         return None
+
+    def group_size(self) -> int | None:
+        """How many neighbours along the last dimension of a matrix share a scale; None for anything else.
+
+        >>> scales = torch.tensor([[1.0, 1.0, 2.0, 2.0], [3.0, 3.0, 3.0, 3.0]])
+        >>> Integers(torch.ones(2, 4, dtype=torch.int8), scales).group_size()
+        2
+        """
+        if self.scales.dim() != 2:
+            return None
+        changes = (self.scales[:, 1:] != self.scales[:, :-1]).any(0).nonzero().flatten() + 1
+        return math.gcd(self.scales.shape[1], *changes.tolist())
 
     def along(self, dim: int) -> Tensor | None:
         """The scales along a dimension, unless they differ in another one too."""
@@ -132,20 +145,40 @@ def evaluate(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
 
 def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Several zero points of one constant are not kept: no target computes with them."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "quantized_decomposed":
+    if not isinstance(target, torch._ops.OpOverload):
         return None
-    if target._opname not in ("dequantize_per_tensor", "dequantize_per_channel"):
+    name = f"{target.namespace}.{target._opname}"
+    if name not in _DEQUANTIZES:
         return None
     given = bound(target, args, kwargs)
     values, dim = given["input"], given.get("axis")
-    if dim is None:
-        scales, zeros = torch.as_tensor(given["scale"]), torch.as_tensor(given["zero_point"])
-    else:
-        scales, zeros = given["scales"], given["zero_points"]
+    scales, zeros = (given.get(n, given.get(f"{n}s")) for n in ("scale", "zero_point"))
+    scales, zeros = (None if each is None else torch.as_tensor(each) for each in (scales, zeros))
     zero_point = 0 if zeros is None else int(zeros.flatten()[0])
-    if zeros is not None and bool((zeros != zero_point).any()):
+    if (
+        scales is None
+        or values.is_floating_point()
+        or (zeros is not None and bool((zeros != zero_point).any()))
+    ):
         return None
+    if name == "torchao.dequantize_affine":
+        return Scaled.of(values, _of_blocks(scales, given["block_size"], values.shape), zero_point)
     shape = [1] * values.dim()
     if scales.numel() > 1:
         shape[dim or 0] = -1
     return Scaled.of(values, scales.reshape(shape), zero_point)
+
+
+def _of_blocks(scales: Tensor, block: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """One scale for each element, of those that each have a block of elements."""
+    counts = [size // each for size, each in zip(shape, block, strict=True)]
+    spread = scales.reshape([n for count in counts for n in (count, 1)])
+    return spread.expand([n for pair in zip(counts, block, strict=True) for n in pair]).reshape(*shape)
+
+
+_DEQUANTIZES = frozenset(
+    (
+        *("quantized_decomposed.dequantize_per_tensor", "quantized_decomposed.dequantize_per_channel"),
+        "torchao.dequantize_affine",
+    )
+)

@@ -1,4 +1,5 @@
-"""The dialect of a physical program: the operators that ATen pins to NCHW, on contiguous NHWC tensors.
+"""The dialect of a physical program: the operators that ATen pins to NCHW, on contiguous NHWC tensors, and
+what ATen has no single operator for.
 
 This file decides their schemas and what each one means, as ATen between permute views.
 """
@@ -169,6 +170,34 @@ def _size_or_scales(
     return None, [scales_h, scales_w]
 
 
+def dynamic_type(
+    x: Tensor, dims: Sequence[int], low: int, high: int, eps: float, mode: str
+) -> tuple[Tensor, Tensor]:
+    """The scales and zero points by which `fake_quantize_dynamic` rounds; `dims` have size 1 in both.
+
+    `mode` is `symmetric`; or `asymmetric`, where the least number that the integers stand for is the least
+    value; or `balanced`, where it is that one of the least and the greatest which is missed by less.
+    """
+    zero, over = torch.zeros((), dtype=x.dtype), list(dims)
+    least, most = x.amin(over, keepdim=True).minimum(zero), x.amax(over, keepdim=True).maximum(zero)
+    if mode == "symmetric":
+        scale = torch.maximum(-least, most).div((high - low) / 2).clamp(min=eps)
+        return scale, torch.full_like(scale, (high + low + 1) // 2)
+    scale = ((most - least) / (high - low)).clamp(min=eps)
+    below, above = low - least / scale, high - most / scale
+    if mode == "asymmetric":
+        return scale, (low - (least / scale).round()).clamp(low, high)
+    return scale, torch.where(low + high > below + above, below, above).clamp(low, high).round()
+
+
+def _fake_quantize_dynamic(
+    x: Tensor, dims: Sequence[int], low: int, high: int, eps: float, mode: str
+) -> Tensor:
+    """`x` rounded to multiples of steps that are found in itself, one step over all of `dims`."""
+    scale, zero = dynamic_type(x, dims, low, high, eps, mode)
+    return _dense(((x / scale).round().add(zero).clamp(low, high) - zero) * scale)
+
+
 def _prelu_last(x: Tensor, weight: Tensor) -> Tensor:
     if x.dim() < 2:
         return torch.where(x > 0, x, x * weight)
@@ -213,6 +242,10 @@ _DIALECT: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "upsample_nearest2d_nhwc": (
         "(Tensor x, SymInt[2] output_size, float? scales_h, float? scales_w) -> Tensor",
         _upsample_nearest2d,
+    ),
+    "fake_quantize_dynamic": (
+        "(Tensor x, int[] dims, int low, int high, float eps, str mode) -> Tensor",
+        _fake_quantize_dynamic,
     ),
     "prelu_last": ("(Tensor x, Tensor weight) -> Tensor", _prelu_last),
 }

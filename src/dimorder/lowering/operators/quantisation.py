@@ -1,22 +1,35 @@
-"""Quantising and dequantising with one scale: each element by itself, in any order."""
+"""Quantising: by a scale that is known, each element by itself; dynamically, each by all of its token.
+
+A token is the elements that share a scale. `dimorder::fake_quantize_dynamic` quantises and dequantises in
+one: floats in, floats out.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import torch.ao.quantization.fx._decomposed  # defines them
 from torch.fx import GraphModule, Node
 
+from dimorder.lowering.capture.tracing import shape_of
+from dimorder.lowering.operators.dialect import OPS
+from dimorder.lowering.operators.operator import Implementation, Operator, Relation, args_of, dims_of
 from dimorder.lowering.operators.pointwise import pointwise
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
 
 quantized = torch.ops.quantized_decomposed
 
 QUANTIZE, DEQUANTIZE = quantized.quantize_per_tensor.default, quantized.dequantize_per_tensor.default
 DEQUANTIZE_CHANNELS = quantized.dequantize_per_channel.default  # of constants alone
+FAKE_QUANTIZE_DYNAMIC = OPS.fake_quantize_dynamic.default
 
 
 def is_quantised(module: GraphModule) -> bool:
     """Whether a graph quantises any value."""
-    return any(node.target is QUANTIZE for node in module.graph.nodes)
+    return any(node.target in (QUANTIZE, FAKE_QUANTIZE_DYNAMIC) for node in module.graph.nodes)
 
 
 def left_out(node: Node) -> bool:
@@ -31,4 +44,31 @@ def left_out(node: Node) -> bool:
     return True
 
 
-OPERATORS = (pointwise(QUANTIZE), pointwise(DEQUANTIZE))
+def is_dynamic(module: GraphModule) -> bool:
+    """Whether a graph quantises any value by what it finds in it."""
+    return any(node.target is FAKE_QUANTIZE_DYNAMIC for node in module.graph.nodes)
+
+
+def _relate_dynamic(node: Node) -> Relation:
+    """In any order: a token is the same elements however they lie."""
+    shape, token = shape_of(node), args_of(node)[1]
+    dims = dims_of((f"t.{d}" if d in token else f"d.{d}", size) for d, size in enumerate(shape))
+    return Relation("agnostic", (dims,), (dims,))
+
+
+def _fake_quantize_dynamic(c: Call) -> None:
+    token = c.labelled("t")
+    groups = c.split(alone=token) if token else c.ending_in("t")
+    dims = [d for d, group in enumerate(groups) if group and group[0] in token] or [len(groups) - 1]
+    c.give(c.b.call(c.target, c.take(0, groups), dims, *args_of(c.node)[2:]), groups)
+
+
+OPERATORS = (
+    pointwise(QUANTIZE),
+    pointwise(DEQUANTIZE),
+    Operator(
+        (FAKE_QUANTIZE_DYNAMIC,),
+        _relate_dynamic,
+        (Implementation("by tokens", "*", _fake_quantize_dynamic, (FAKE_QUANTIZE_DYNAMIC,)),),
+    ),
+)

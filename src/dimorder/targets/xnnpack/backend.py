@@ -5,8 +5,10 @@ Nothing is transposed unasked, and what moves dequantised values moves the integ
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from dimorder.targets.table import View
 from dimorder.targets.xnnpack.fusion import XnnFusion, whole_range
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed
 from dimorder.targets.xnnpack.integers import MOVES, OPERANDS
+from dimorder.targets.xnnpack.model import moved
 
 
 class XnnWriter(XnnFusion):
@@ -44,6 +47,7 @@ class XnnWriter(XnnFusion):
 
     def output(self, value: XnnValue) -> None:
         """Make `value` the next external output; an input, a constant or an output already is copied."""
+        value = XnnValue(self._dynamic.get(value.id, (value.id,))[0], value.shape)
         if self._values[value.id].flags or self._values[value.id].constant_buffer_idx:
             value = self.node("Copy", value.shape, input_id=value.id)
         self._values[value.id].flags = XNN_VALUE_FLAG_EXTERNAL_OUTPUT
@@ -84,6 +88,14 @@ class XnnWriter(XnnFusion):
             if len(types) == 1 and None not in types:  # the integers are moved, and dequantised afterwards
                 moved = self.node(kind, shape, flags=flags, **{**fields, **sources})
                 return self.node("Convert", shape, input_id=moved.id)
+            read = [v for n, v in fields.items() if n in OPERANDS and v is not None]
+            if all(v in self._dynamic for v in read):  # the floats are moved, and quantised afterwards
+                floats = {
+                    n: self._dynamic[v][0] if v in read else v for n, v in fields.items() if n in OPERANDS
+                }
+                moved_floats = self.node(kind, shape, flags=flags, **{**fields, **floats})
+                tokens = _moved(kind, shape, fields, [self._dynamic[v][1] for v in read])
+                return self.dynamic(moved_floats, tokens)
             result_type = self._types.get(next(v for n, v in fields.items() if n in OPERANDS))
         if kind == "Convert" and result_type is not None:
             index = fields["input_id"]
@@ -100,6 +112,15 @@ class XnnWriter(XnnFusion):
         bits = sum(getattr(xnnpack_constants, f"XNN_FLAG_{flag}") for flag in flags)
         made = getattr(schema, f"XNN{kind}")(**{**fields, **ids}, output_id=result.id, flags=bits)
         self._nodes.append(schema.XNode(made, debug_handle=len(self._nodes)))
+        return result
+
+    def dynamic(self, value: XnnValue, tokens: torch.Tensor) -> XnnValue:
+        """Floats that a product may read as dynamically quantised integers, and all else as they are.
+
+        `tokens` has the value's shape: elements of one number share a scale.
+        """
+        result = self._value(value.shape)
+        self._dynamic[result.id] = value.id, tokens
         return result
 
     def clamp(self, value: XnnValue, low: float, high: float) -> XnnValue:
@@ -165,6 +186,15 @@ class XnnWriter(XnnFusion):
     def finish(self) -> None:
         """Nothing more is written."""
         self.fuse()
+
+
+def _moved(
+    kind: str, shape: Sequence[int], fields: Mapping[str, Any], tokens: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """The tokens of a move's result."""
+    ends = itertools.accumulate((int(each.max()) + 1 for each in tokens[:-1]), initial=0)
+    apart = [each + first for each, first in zip(tokens, ends, strict=True)]
+    return moved(kind, SimpleNamespace(**fields), shape, *apart)
 
 
 def _number(bound: float) -> float | str:

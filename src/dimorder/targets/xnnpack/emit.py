@@ -307,8 +307,8 @@ class _OuterBuilder:
         more = [index for index in model.rounded if index not in outputs]
 
         def telling() -> LoweredBackendModule:
-            integers = [torch.empty(model.shapes[index], dtype=model.types[index].dtype) for index in more]
-            return lowered(reads, [*gives, *integers], *writer.serialise(more))
+            told = [torch.empty(model.shapes[index], dtype=model.dtype(index)) for index in more]
+            return lowered(reads, [*gives, *told], *writer.serialise(more))
 
         nhwc = [*map(self.plan.is_nhwc, read)], [*map(self.plan.is_nhwc, given)]
         rounded = [(outputs + more).index(index) for index in model.rounded]

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnGraph, kind_of, passes_on, reads_of
-from dimorder.targets.xnnpack.integers import IN_FLOAT, IN_INT8, OPERANDS, WEIGHTS
+from dimorder.targets.xnnpack.integers import DYNAMIC, IN_FLOAT, IN_INT8, OPERANDS, WEIGHTS
 
 _CLAMPED_BY_NODE = (
     schema.XNNConv2d,
@@ -36,28 +36,74 @@ _READ = (*OPERANDS, *WEIGHTS)
 class XnnFusion(XnnGraph):
     """A graph whose nodes are fused once it is written."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._undone: dict[int, str] = {}  # why a node reads floats that were to be quantised, by result
+
     def fuse(self) -> None:
         """Write fewer nodes that compute the same."""
         self._fuse_clamps()
-        if self.is_quantised:
+        self._fuse_dynamic()
+        if self._types:
             self._fuse_integers()
             self._keep_roundings()
 
     def islands(self) -> dict[Node, str]:
-        """The program's nodes that are computed in float32, and why."""
+        """The program's nodes that are computed in float32, and why; of a network that is only quantised
+        dynamically these are products."""
         found: dict[Node, list[tuple[str, str]]] = {}
-        if not self.is_quantised:
-            return {}
         readers = self._readers()
         for node in self._nodes:
             result, origin = node.xnode_union.output_id, self._origins.get(node.xnode_union.output_id)
             kind = kind_of(node)
-            if origin is None or result in self._types or passes_on(node):
+            if origin is None or result in self._types or passes_on(node) or self._is_dynamic(node):
                 continue
-            reason = self._in_integers_by(node, readers)
+            if not self._types and result not in self._undone:
+                continue
+            reason = self._undone.get(result) or self._in_integers_by(node, readers)
             assert isinstance(reason, str), f"{kind} was not fused"
             found.setdefault(origin, []).append((kind, reason))
         return {origin: _told(reasons) for origin, reasons in found.items()}
+
+    def _fuse_dynamic(self) -> None:
+        """Let products read dynamically quantised integers, and all else the floats."""
+        integers: dict[tuple[int, int], int] = {}
+        fused = []
+        for xnode in self._nodes:
+            node, kind = xnode.xnode_union, kind_of(xnode)
+            for name in OPERANDS:
+                index = getattr(node, name, NONE_ID)
+                if index not in self._dynamic:
+                    continue
+                source, tokens = self._dynamic[index]
+                reason = self._not_dynamic(kind, node, tokens)
+                if reason is not None:
+                    setattr(node, name, source)
+                    self._undone[node.output_id] = reason
+                    continue
+                key = source, DYNAMIC[kind]
+                if key not in integers:
+                    integers[key] = self._dynamic_integers(*key)
+                    convert = schema.XNNConvert(input_id=source, output_id=integers[key], flags=0)
+                    fused.append(schema.XNode(convert, debug_handle=xnode.debug_handle))
+                in_4_bits = kind == "FullyConnected" and self._unfit_4_bits(node.filter_id) is None
+                weight = self._in_4_bits(node.filter_id) if in_4_bits else self._weight(node.filter_id, 0)
+                vars(node).update({name: integers[key], "filter_id": weight})
+            fused.append(xnode)
+        self._nodes = fused
+
+    def _not_dynamic(self, kind: str, node: Any, tokens: torch.Tensor) -> str | None:
+        """Why a node cannot quantise dynamically by steps that are no larger than the tokens'."""
+        if kind not in DYNAMIC:
+            return f"XNNPACK has no {kind} that quantises dynamically"
+        rows = tokens.flatten(-DYNAMIC[kind])
+        if not bool((rows == rows[..., :1]).all()):
+            return "several scales within what XNNPACK quantises by one"
+        if kind == "FullyConnected" and self._unfit_4_bits(node.filter_id) is None:
+            return None
+        if node.filter_id not in self._integers:
+            return "a weight that is not quantised, or by several zero points"
+        return self._unfit_weight(node.filter_id, 0)
 
     def _fuse_integers(self) -> None:
         """Let nodes between converts read and write the integers, where XNNPACK computes so."""

@@ -1,5 +1,6 @@
 """Decides which XNNPACK nodes compute in int8, and on which conditions: a node whose operands are dequantised
-and whose result is quantised reads and writes the integers themselves.
+and whose result is quantised reads and writes the integers themselves. A product whose operand is quantised
+dynamically reads integers and writes floats.
 
 The conditions are those that XNNPACK checks when it makes a runtime, or on which its kernels are exact.
 """
@@ -89,6 +90,9 @@ IN_FLOAT: Mapping[str, str] = MappingProxyType(
         "XNNPACK's int8 kernel rounds otherwise than what is quantised next",
     )
 )
+# Kinds that quantise dynamically, and how many dimensions of what they read share a scale: the features of a
+# row, or a whole image.
+DYNAMIC: Mapping[str, int] = MappingProxyType({"FullyConnected": 1, "Conv2d": 3, "ConvTranspose2d": 3})
 WEIGHTS = ("filter_id", "bias_id")  # the fields of a node that name its weights
 OPERANDS = ("input_id", *(f"input{i}_id" for i in range(1, 6)))  # those that name what else it reads
 # Kinds that move elements and have the type of what they read.

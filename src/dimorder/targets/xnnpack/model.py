@@ -17,6 +17,7 @@ import torch.nn.functional as functional
 from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch import Tensor
 
+from dimorder.errors import VerificationError
 from dimorder.lowering.exactly import require_close
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS
@@ -26,13 +27,42 @@ from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, WEIGHTS
 _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
 
 
+_SUM = 2e-6  # of the largest result: by how much one sum in float32 is off another
+
+
+@dataclass(frozen=True)
+class DynamicIntegers:
+    """What the integers stand for to which XNNPACK quantises dynamically, in float64; and the steps
+    between them, of size 1 in the dimensions over which they are one."""
+
+    values: Tensor
+    steps: Tensor
+
+    @staticmethod
+    def of(x: Tensor, nonbatch: int) -> DynamicIntegers:
+        """As XNNPACK's quantization.h has it: one scale over the last `nonbatch` dimensions, such that the
+        integers reach from the least number to the greatest and to 0."""
+        dims = tuple(range(x.dim() - nonbatch, x.dim()))
+        zero = torch.zeros(())
+        least, most = x.amin(dims, keepdim=True).minimum(zero), x.amax(dims, keepdim=True).maximum(zero)
+        scale = torch.where(least == most, torch.ones(()), 255 / (most - least))
+        below, above = least * scale, most * scale
+        nearer = (below - 128) + (above + 127) > 0
+        zero_point = torch.where(nearer, -128 - below, 127 - above).clamp(-128, 127).round()
+        integers = ((x * scale).round() + zero_point).clamp(-128, 127)
+        steps = (1 / scale).double()
+        return DynamicIntegers((integers - zero_point) * steps, steps)
+
+
 @dataclass(frozen=True)
 class XnnModel:
     """A graph of XNNPACK nodes as it was written.
 
     `nodes` have the schema's fields and the bounds of the result; `types` are those of integers, `shapes`
-    of all; `constants` are float32, or integers with the scales of their channels. `rounded` are the values
-    that floats were rounded to, each with the place in the network of what computed these.
+    of all; `constants` are float32, or integers with the scales of their channels. `nonbatch` says of values
+    that are quantised dynamically how many dimensions share a scale. `rounded` are the values that floats
+    were rounded to, those that are quantised dynamically and the products of these, each with the place in
+    the network of what computed it.
     """
 
     nodes: Sequence[tuple[str, _Fields, tuple[float, float]]]
@@ -40,16 +70,21 @@ class XnnModel:
     types: Mapping[int, IntegerType]
     constants: Mapping[int, Tensor]
     scales: Mapping[int, Tensor]
+    nonbatch: Mapping[int, int]
     inputs: Sequence[int]
     outputs: Sequence[int]
     rounded: Mapping[int, str]
+
+    def dtype(self, index: int) -> torch.dtype:
+        """The type of a value's elements."""
+        return self.types[index].dtype if index in self.types else torch.float32
 
     def run(self, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
         """What the runtime gives for these inputs, where it gives `given` for the values of `rounded`.
 
         Raises `VerificationError` where one of these is not what the model makes of what was before it.
         """
-        held: dict[int, Tensor] = {
+        held: dict[int, Any] = {
             **self.constants,
             **{i: x.reshape(self.shapes[i]) for i, x in zip(self.inputs, inputs, strict=True)},
         }
@@ -57,12 +92,43 @@ class XnnModel:
         with torch.no_grad():
             for kind, fields, bounds in self.nodes:
                 index = fields.output_id
-                made = self._node(kind, fields, bounds, held)
-                if index in found:
-                    real = held[fields.input_id] if kind == "Convert" else None
-                    made = self._agreed(made, found[index], index, real)
-                held[index] = made
+                read = held[_reads_first(fields)]
+                if index in self.nonbatch:
+                    held[index] = DynamicIntegers.of(read, self.nonbatch[index])
+                elif isinstance(read, DynamicIntegers):
+                    held[index] = self._product(kind, fields, bounds, held, found[index])
+                else:
+                    made = self._node(kind, fields, bounds, held)
+                    if index in found:
+                        real = read if kind == "Convert" else None
+                        made = self._agreed(made, found[index], index, real)
+                    held[index] = made
         return [held[i] for i in self.outputs]
+
+    def _product(
+        self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Any], found: Tensor
+    ) -> Tensor:
+        """What the runtime gives for a product of dynamically quantised integers.
+
+        It is near the exact sum. XNNPACK rounds one integer in a million otherwise than its formulas say, so
+        a quantum of one operand is allowed besides.
+        """
+        read, values, shape = held[fields.input1_id], held[fields.filter_id], self.shapes[fields.output_id]
+        bias = [held[fields.bias_id].double()] if fields.bias_id in held else []
+        scales = self.scales[fields.filter_id].double()
+        if scales.dim() < values.dim():
+            scales = scales.reshape(-1, *[1] * (values.dim() - 1))
+        weight = values.double() * scales
+        made = _FLOAT[kind](fields, shape, read.values, weight, *bias).clamp(*bounds)
+        quantum = read.steps * weight.flatten(1).abs().amax(1)
+        found = found.reshape(made.shape)
+        if not bool(((found - made).abs() <= _SUM * made.abs().max() + quantum).all()):
+            raise VerificationError(
+                f"{self.rounded[fields.output_id]} of dynamically quantised integers",
+                f"off by up to {float((found - made).abs().max()):.2e} of {float(made.abs().max()):.2e}",
+                "report this network, and on which processor",
+            )
+        return found.reshape(shape)
 
     def _agreed(self, made: Tensor, found: Tensor, index: int, real: Tensor | None) -> Tensor:
         what = f"{self.rounded[index]} in float32"
@@ -74,7 +140,7 @@ class XnnModel:
         return found.reshape(made.shape)
 
     def _node(
-        self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Tensor]
+        self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Any]
     ) -> Tensor:
         ids = [getattr(fields, n) for n in (*OPERANDS, *WEIGHTS) if getattr(fields, n, None) in held]
         result = self.types.get(fields.output_id)
@@ -111,6 +177,11 @@ class XnnModel:
         return quanta.clamp(lowest, highest).to(result.dtype).reshape(shape)
 
 
+def _reads_first(fields: _Fields) -> int:
+    """The first value that a node reads."""
+    return next(int(getattr(fields, name)) for name in OPERANDS if hasattr(fields, name))
+
+
 def _value(x: Tensor, of: IntegerType) -> Tensor:
     return (x.to(torch.float32) - of.zero_point) * of.scale
 
@@ -134,6 +205,11 @@ def _scaled(sums: Tensor, scale: Tensor, of: IntegerType) -> Tensor:
     return (
         (sums.to(torch.float32) * scale.to(torch.float32)).round().add(of.zero_point).clamp(of.low, of.high)
     )
+
+
+def moved(kind: str, fields: _Fields, shape: Sequence[int], *operands: Tensor) -> Tensor:
+    """What a node gives that moves elements."""
+    return _FLOAT[kind](fields, shape, *operands).reshape(tuple(shape))
 
 
 def _converted(x: Tensor, source: IntegerType | None, result: IntegerType | None) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
 from dimorder.targets.table import Arguments, Row, View
 
 if TYPE_CHECKING:
@@ -113,6 +113,19 @@ def _check_quantize(a: Arguments) -> str | None:
     return None
 
 
+def _fake_quantize_dynamic(w: XnnWriter, a: Arguments) -> XnnValue:
+    kept = [1 if d in a.dims else size for d, size in enumerate(a.shape)]
+    tokens = torch.arange(math.prod(kept)).reshape(kept).expand(a.shape)
+    return w.dynamic(w.dense(a.x), tokens)
+
+
+def _check_dynamic(a: Arguments) -> str | None:
+    """XNNPACK's own steps are then no larger."""
+    if a.high - a.low > 255:
+        return f"integers from {a.low} to {a.high}, found dynamically; XNNPACK has those of 8 bits"
+    return None
+
+
 def _elu(w: XnnWriter, a: Arguments) -> XnnValue:
     """Of k·x with k·alpha, divided by k, where x is scaled by k."""
     bent = apply(w, "ELU", times(w, w.dense(a.self), a.input_scale), alpha=float(a.alpha * a.input_scale))
@@ -195,6 +208,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         OPS.prelu_last.default: Row(_prelu_last),
         QUANTIZE: Row(_quantize, _check_quantize, integers=True),
         DEQUANTIZE: Row(_dequantize, _check_quantize, integers=True),
+        FAKE_QUANTIZE_DYNAMIC: Row(_fake_quantize_dynamic, _check_dynamic),
         aten.add.Tensor: Row(_binary("Add")),
         aten.add.Scalar: Row(_binary("Add")),
         aten.sub.Tensor: Row(_binary("Subtract")),
