@@ -1,4 +1,4 @@
-"""Decides how the tests quantise a network: by PT2E and ExecuTorch's quantizers per channel, or by torchao."""
+"""Decides how tests quantise a network: by PT2E and ExecuTorch's quantizers per channel, or by torchao."""
 
 from __future__ import annotations
 

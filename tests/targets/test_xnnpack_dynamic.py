@@ -1,7 +1,7 @@
-"""Dynamically quantised networks on target xnnpack: products of integers whose scales are found as the program runs.
+"""Dynamically quantised networks on target xnnpack: products of integers, whose scales the program finds.
 
-`lower` holds each product of the file to XNNPACK's arithmetic (`targets/xnnpack/model.py`), and the whole to the
-network. Here both are computed anew: XNNPACK's rounding by rows, and what the network's own step allows.
+`lower` holds each product of the file to XNNPACK's arithmetic (`targets/xnnpack/model.py`), and the whole to
+the network. Here both are computed anew: XNNPACK's rounding by rows, and what the network's own step allows.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def test_a_linear_layer_rounds_each_row(shape: tuple[int, ...], bias: bool, data
     assert within_a_step(got, quantised(x), x, weight, F.linear)
 
 
-INT4, INT8 = (partial(Int8DynamicActivationIntxWeightConfig, weight_dtype=t) for t in (torch.int4, torch.int8))
+INT4, INT8 = (
+    partial(Int8DynamicActivationIntxWeightConfig, weight_dtype=t) for t in (torch.int4, torch.int8)
+)
 
 
 @pytest.mark.parametrize("inputs", [34, 33])
@@ -191,9 +193,7 @@ class Rounded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         zeros = torch.full_like(self.steps, self.how["zero_point"], dtype=torch.int64)
-        weight = DEQUANTIZE_CHANNELS(
-            self.integers, self.steps, zeros, self.how["dim"], -128, 127, torch.int8
-        )
+        weight = DEQUANTIZE_CHANNELS(self.integers, self.steps, zeros, self.how["dim"], -128, 127, torch.int8)
         rounded = OPS.fake_quantize_dynamic(x, self.dims, *self.how["levels"], 1e-9, "asymmetric")
         return self.product(self.move(rounded), weight)
 
@@ -217,14 +217,17 @@ def test_moves_in_between_move_the_floats(name: str, datatypes: Counter[str]) ->
 
 # -- what XNNPACK does not quantise: a float island, with the reason
 
-GROUPS = F.conv2d
 ISLANDS: dict[str, tuple[nn.Module, Tensor, str]] = {
     "depthwise": (
         Rounded([0, 1, 2, 3], r(6, 1, 3, 3), partial(F.conv2d, groups=6), same),
         r(2, 6, 9, 11),
         "XNNPACK has no DepthwiseConv2d that quantises dynamically",
     ),
-    "zero point": (Rounded([1], r(7, 13), F.linear, same, zero_point=3), r(5, 13), "a weight with the zero point 3"),
+    "zero point": (
+        Rounded([1], r(7, 13), F.linear, same, zero_point=3),
+        r(5, 13),
+        "a weight with the zero point 3",
+    ),
     "scales of inputs": (
         Rounded([1], r(7, 13), F.linear, same, dim=1),
         r(5, 13),

@@ -36,6 +36,7 @@ aten = torch.ops.aten
 QUANTA = 1  # by which a rounded integer may be off
 OFF = 1e-3  # the share of them that may be, and besides
 FEW = 8  # so many
+_TIE = 1e-4  # quanta: how near to a half a number is rounded to either side
 
 
 def run(
@@ -203,7 +204,9 @@ class _Exact(Interpreter):
         if wanted is not None and n.target is FAKE_QUANTIZE_DYNAMIC:
             x, *tokens = self.fetch_args_kwargs_from_env(n)[0]
             step, _ = dynamic_type(x.double(), *tokens)
-            self.differences.add((result / step).round(), (wanted / step).round())
+            quanta = (wanted / step).round()
+            beside = (x / step).remainder(1) - 0.5  # a symmetric token's least value is such a tie
+            self.differences.add(torch.where(beside.abs() < _TIE, quanta, (result / step).round()), quanta)
             return wanted.double()
         if wanted is None or result.dtype != wanted.dtype:
             return result
