@@ -26,7 +26,6 @@ SMALL = {
     "num_attention_heads": 8,
     "intermediate_size": 2048,
 }
-SIZES = {"n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 40, "use_cache": False}
 
 
 class Embedded(nn.Module):
@@ -50,13 +49,11 @@ def ids(length: int) -> Tensor:
 
 
 BERT_SMALL = transformers("BertModel", "BertConfig", **SMALL)
-GPT2 = transformers("GPT2Model", "GPT2Config", **SIZES)
 # Each network, its input, and what runs beside its delegate.
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, int]]] = {
     "bert_small": (lambda: Embedded(BERT_SMALL()), image(1, 37, 512), {}),
     "bert_small by ids": (lambda: Field(BERT_SMALL(), "last_hidden_state"), ids(37), LOOKUP),
     "vit_tiny": (timm("vit_tiny_patch16_224"), image(1, 3, 224, 224), {}),
-    "gpt2": (lambda: Field(GPT2(), "last_hidden_state"), ids(13), LOOKUP),
     "resnet18": (lambda: network("resnet18").build(), image(1, 3, 64, 96), {}),
 }
 
@@ -85,6 +82,19 @@ def test_so_is_one_that_torchao_quantised() -> None:
     check(net, by_torchao(again, config), image(1, 37, 512), {})
 
 
+@pytest.mark.slow
+def test_so_is_a_language_model_that_torchao_computes_in_integers() -> None:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig
+
+    row = network("llama")
+    _, kwargs = row.call()
+    net, quantised = row.build(), by_torchao(row.build(), Int8DynamicActivationInt8WeightConfig())
+    floats, made = (dimorder.lower(each, kwargs=kwargs, target="xnnpack") for each in (net, quantised))
+    assert len(made.plan.conversions) == len(floats.plan.conversions)
+    assert (made.artifact.delegates, made.artifact.float_islands) == (1, ())
+    assert made.artifact.outside == floats.artifact.outside
+
+
 def check(net: nn.Module, quantised: nn.Module, x: Tensor, outside: dict[str, int]) -> None:
     wanted = len(dimorder.plan(net, (x,), target="xnnpack").conversions)
     lowered = dimorder.lower(quantised, (x,), target="xnnpack")
@@ -92,4 +102,4 @@ def check(net: nn.Module, quantised: nn.Module, x: Tensor, outside: dict[str, in
     assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, outside)
     assert (told["optimal"], told["conversion_count"]) == (True, wanted)
     assert lowered.artifact.float_islands == ()
-    assert len(lowered.artifact.data) < 0.5 * sum(p.numel() * 4 for p in net.parameters())
+    assert len(lowered.artifact.data) < 0.6 * sum(p.numel() * 4 for p in net.parameters())
