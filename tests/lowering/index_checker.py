@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.contract import Contract
 from dimorder.lowering.extract import Extracted
+from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.pointwise import relate_pointwise
 from dimorder.lowering.operators.table import find
 from dimorder.lowering.sites import BufferView, Site, layout_of
@@ -589,6 +590,7 @@ _RULES: dict[Any, Rule] = {
     ),
     **dict.fromkeys((aten.argmax.default, aten.argmin.default), _index_reduce),
     **dict.fromkeys((aten.softmax.int, aten.log_softmax.int, aten.layer_norm.default), _same),
+    OPS.fake_quantize_dynamic.default: _same,
     **dict.fromkeys((aten.cumsum.default, aten.cumprod.default), _cumulative),
     aten.cat.default: _cat,
     aten.slice.Tensor: _slice,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dimorder.lowering.operators.dialect import OPS
 from tests.lowering.lowering import Net, lower_everywhere
 from tests.zoo import perturb
 
@@ -60,6 +61,12 @@ class Joined(nn.Module):
 
 
 X = (2, 6, 5, 7)
+
+
+def dynamic(dims: list[int], mode: str) -> Case:
+    return unary(lambda x: OPS.fake_quantize_dynamic(x, dims, -128, 127, 1e-6, mode), *X)
+
+
 IMAGE = (2, 12, 9, 7)
 
 
@@ -242,6 +249,10 @@ FAMILIES: dict[str, dict[str, Case]] = {
         "softmax over merged dims": unary(lambda x: x.flatten(2).softmax(-1).reshape(X), *X),
         "softmax dtype": unary(lambda x: x.softmax(1, dtype=torch.float64), *X),
         "softmin": unary(lambda x: F.softmin(x, 1), *X),
+        "quantised dynamically, by one scale": dynamic([0, 1, 2, 3], "asymmetric"),
+        "quantised dynamically, by tokens": dynamic([3], "symmetric"),
+        "quantised dynamically, by images": dynamic([1, 2, 3], "balanced"),
+        "quantised dynamically, by channels": dynamic([0, 2], "asymmetric"),
         "layer_norm 1": conv(nn.LayerNorm(7), *X),
         "layer_norm 2": conv(nn.LayerNorm((5, 7)), *X),
         "layer_norm CHW": conv(nn.LayerNorm((6, 5, 7)), *X),

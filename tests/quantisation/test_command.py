@@ -36,6 +36,20 @@ def test_one_command_makes_an_int8_program(tmp_path: Path, capfd: Any) -> None:
     assert "torch.clamp(torch.round(x / " in capfd.readouterr().err
 
 
+def test_one_command_makes_a_dynamic_program(tmp_path: Path, capfd: Any) -> None:
+    """Without calibration: the scales of activations are found as the program runs."""
+    written = ["-o", str(tmp_path / "net.pte"), "--json", str(tmp_path / "net.json")]
+    assert main(["lower", *NETWORK, "--quantize", "int8-dynamic", *written]) == 0
+    said = capfd.readouterr().out
+    assert "dB against the float network, where PT2E has" in said and "in float32" not in said
+    told = json.loads((tmp_path / "net.json").read_text())
+    assert (told["delegates"], told["float_islands"], told["inputs"][0]["dtype"]) == (1, [], "float32")
+    assert told["fidelity"][0]["snr_db"] > 30 and told["fidelity"][0]["quanta"] is None
+
+    np.save(tmp_path / "x.npy", np.ones((2, 3, 5, 7), dtype=np.float32))
+    assert main(["run", str(tmp_path / "net.pte"), "--input", str(tmp_path / "x.npy")]) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -47,7 +61,8 @@ def test_one_command_makes_an_int8_program(tmp_path: Path, capfd: Any) -> None:
         (["--mean", "0.5"], "--mean and --std\n  found: no pictures to calibrate with"),
         (
             ["--quantize", "int8", "--calibrate", "x.npz", "--target", "tosa"],
-            "quantising to int8\n  found: no recipe for target tosa\n  fix: there is int8 for xnnpack",
+            "quantising to int8\n  found: no recipe for target tosa\n  fix: there is int8 for xnnpack, "
+            "int8-dynamic for xnnpack",
         ),
         (
             ["--quantize", "int8", "--calibrate", "lost.npz"],

@@ -97,3 +97,26 @@ def test_a_quantised_weight_is_stored_as_integers_alone() -> None:
     lowered = dimorder.lower(dimorder.quantize(Wide().eval(), [x]), target="xnnpack")
     weights = 64 * 128 * 9
     assert weights < len(lowered.artifact.data) < 1.2 * weights
+
+
+def test_a_dynamic_recipe_needs_example_inputs_alone() -> None:
+    net, x = nn.Sequential(nn.Linear(13, 7), nn.GELU(), nn.Linear(7, 5)).eval(), torch.randn(3, 13)
+    made = dimorder.quantize(net, recipe="xnnpack_dynamic", args=(x,))
+    lowered = dimorder.lower(made, target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.artifact.float_islands, made.wasted) == (1, (), ())
+    (compared,) = made.compare(lowered)
+    assert compared.snr_db is not None and compared.snr_db > 30
+    with pytest.raises(dimorder.DimorderError, match="a network that is quantised already"):
+        dimorder.quantize(made.module, recipe="xnnpack_dynamic", args=(x,))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("xnnpack", "calibration\n  found: none\n  fix: recipe xnnpack observes inputs"),
+        ("xnnpack_dynamic", "args\n  found: no example inputs\n  fix: give args=(x,)"),
+    ],
+)
+def test_what_a_recipe_lacks_is_told(recipe: str, said: str) -> None:
+    with pytest.raises(dimorder.DimorderError, match=said.replace("(", "\\(").replace(")", "\\)")):
+        dimorder.quantize(nn.Linear(13, 7).eval(), recipe=recipe)

@@ -1,7 +1,7 @@
-"""Dynamically quantised networks on target xnnpack: products of integers whose scales are found as the program runs.
+"""Dynamically quantised networks on target xnnpack: products of integers, whose scales the program finds.
 
-`lower` holds each product of the file to XNNPACK's arithmetic (`targets/xnnpack/model.py`), and the whole to the
-network. Here both are computed anew: XNNPACK's rounding by rows, and what the network's own step allows.
+`lower` holds each product of the file to XNNPACK's arithmetic (`targets/xnnpack/model.py`), and the whole to
+the network. Here both are computed anew: XNNPACK's rounding by rows, and what the network's own step allows.
 """
 
 from __future__ import annotations
@@ -217,7 +217,6 @@ def test_moves_in_between_move_the_floats(name: str, datatypes: Counter[str]) ->
 
 # -- what XNNPACK does not quantise: a float island, with the reason
 
-GROUPS = F.conv2d
 ISLANDS: dict[str, tuple[nn.Module, Tensor, str]] = {
     "depthwise": (
         Rounded([0, 1, 2, 3], r(6, 1, 3, 3), partial(F.conv2d, groups=6), same),

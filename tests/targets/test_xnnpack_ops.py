@@ -16,7 +16,7 @@ pytest.importorskip("executorch")
 import dimorder
 from dimorder.executorch import conversions_in
 from dimorder.lowered import Lowered
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.emit import Emitted, emit
 from tests.targets.cases import IMAGE, PHYSICAL, SHARED, Case, D, Net, X, Y, aten, dense, r
@@ -211,7 +211,20 @@ def quantised(x: Tensor) -> Tensor:
     return DEQUANTIZE(QUANTIZE(x, 0.031, 5, -128, 127, torch.int8), 0.031, 5, -128, 127, torch.int8)
 
 
-INTEGERS: dict[str, Case] = {"quantised": (lambda x: quantised(quantised(x).abs()), (r(2, 5, 7),), ())}
+def quantised_by_rows(x: Tensor, integers: Tensor, scales: Tensor) -> Tensor:
+    """As XNNPACK has it."""
+    rows = D.fake_quantize_dynamic(x, [2], -128, 127, 1e-30, "balanced")
+    return F.linear(rows, DEQUANTIZE_CHANNELS(integers, scales, None, 0, -128, 127, torch.int8))
+
+
+INTEGERS: dict[str, Case] = {
+    "quantised": (lambda x: quantised(quantised(x).abs()), (r(2, 5, 7),), ()),
+    "quantised dynamically": (
+        quantised_by_rows,
+        (r(2, 5, 7),),
+        ((r(11, 7) * 40).to(torch.int8), r(11).abs() / 40),
+    ),
+}
 
 CASES = {**SHARED, **CONVOLUTIONS, **ELEMENTWISE, **MATRICES, **REDUCTIONS, **MOVES, **INTEGERS}
 

@@ -214,7 +214,7 @@ class _Exact(Interpreter):
         if wanted is not None and n.target is FAKE_QUANTIZE_DYNAMIC:
             x, *tokens = self.fetch_args_kwargs_from_env(n)[0]
             step, _ = dynamic_type(x.double(), *tokens)
-            self.differences.add((result / step).round(), (wanted / step).round())
+            self.differences.add((result / step).round(), (wanted / step).round(), x / step)
             return wanted.double()
         if wanted is None or result.dtype != wanted.dtype:
             return result

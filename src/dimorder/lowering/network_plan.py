@@ -243,7 +243,7 @@ class NetworkPlan:
             lines.append(f"outside of what {self.target} computes")
             lines += [f"  {place}: {reason}" for place, reason in self.outside]
         if self.float_islands:
-            lines.append("in float32 between integers")
+            lines.append("in float32, not in integers")
             lines += [f"  {place}: {reason}" for place, reason in self.float_islands]
         if self.blocks:
             lines.append("cut across each other's dimensions, so kept in blocks")

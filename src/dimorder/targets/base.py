@@ -22,7 +22,7 @@ class Artifact(Protocol):
     """What a target makes of a physical program: bytes to save, and a way to run them.
 
     `delegates` and `outside` (operator → calls) say what the target took and what it left to portable
-    kernels, `float_islands` which operators between integers it computes in float32, and why.
+    kernels, `float_islands` which operators of a quantised network it computes in float32, and why.
     """
 
     @property

@@ -195,7 +195,7 @@ def _fake_quantize_dynamic(
 ) -> Tensor:
     """`x` rounded to multiples of steps that are found in itself, one step over all of `dims`."""
     scale, zero = dynamic_type(x, dims, low, high, eps, mode)
-    return _dense(((x / scale).round().add(zero).clamp(low, high) - zero) * scale)
+    return _dense(((x * (1 / scale)).round().add(zero).clamp(low, high) - zero) * scale)
 
 
 def _prelu_last(x: Tensor, weight: Tensor) -> Tensor:
