@@ -50,6 +50,7 @@ OTHERS: dict[str, Network] = {
 BY_XNNPACK: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "resnet18": (PHOTO, {}),
     "resnet50": (PHOTO, {}),
+    "swin_t": (SQUARE, {"aten.layer_norm": 29, "aten.matmul": 12, "aten.softmax.int": 12}),
     "densenet121": (PHOTO, {"aten.mul.Tensor": 62, "aten.relu": 62, "aten.mean.dim": 1}),
     "squeezenet1_1": (PHOTO, {}),
     "mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8}),
@@ -86,9 +87,13 @@ BY_ARM: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "resnet50": (PHOTO, {}),
     "squeezenet1_1": (PHOTO, {}),
     "mobilenet_v2": (PHOTO, {}),
+    "mobilenet_v3_small": (PHOTO, {"aten.hardsigmoid": 9}),
+    "mobilenetv4": (SQUARE, {}),
+    "shufflenet_v2_x1_0": (PHOTO, {"aten.sum.dim_IntList": 1}),
+    "unet": (PHOTO, {}),
     "mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8}),
     "efficientnet_b0": (PHOTO, {"aten.silu": 49}),
-    "onet": ((1, 3, 48, 48), {"aten.sum.dim_IntList": 1, "aten.reciprocal": 1}),
+    "onet": ((1, 3, 48, 48), {"aten.reciprocal": 1}),
 }
 
 
