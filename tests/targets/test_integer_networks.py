@@ -53,7 +53,11 @@ BY_XNNPACK: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "swin_t": (SQUARE, {"aten.layer_norm": 29, "aten.matmul": 12, "aten.softmax.int": 12}),
     "densenet121": (PHOTO, {"aten.mul.Tensor": 62, "aten.relu": 62, "aten.mean.dim": 1}),
     "squeezenet1_1": (PHOTO, {}),
+    "mobilenet_v2": (PHOTO, {}),
+    "mobilenet_v3_small": (PHOTO, {"aten.hardsigmoid": 9}),
     "mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8}),
+    "shufflenet_v2_x1_0": (PHOTO, {}),
+    "unet": (PHOTO, {}),
     "regnet_y_400mf": (PHOTO, {}),
     "convnext_tiny": (
         PHOTO,
