@@ -97,6 +97,7 @@ BY_ARM: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "unet": (PHOTO, {}),
     "mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8}),
     "efficientnet_b0": (PHOTO, {"aten.silu": 49}),
+    "deeplabv3_mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8, "dimorder.upsample_bilinear2d_nhwc": 2}),
     "onet": ((1, 3, 48, 48), {"aten.reciprocal": 1}),
 }
 
