@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.lowering.rewrite import at_boundary
-from tests.zoo import network, timm, torchvision
+from tests.zoo import network, timm
 from tests.zoo.network import Network, row
 
 pytest.importorskip("executorch")
@@ -41,8 +41,7 @@ OTHERS: dict[str, Network] = {
         row("vit_tiny", timm("vit_tiny_patch16_224", img_size=64), SQUARE, ""),
         row("mobilenetv4", timm("mobilenetv4_conv_small"), SQUARE, ""),
         row("efficientnet_lite0", efficientnet_lite0, PHOTO, "pretrained"),
-        row("mnasnet1_0", torchvision("mnasnet1_0"), PHOTO, ""),
-        row("ghostnet", timm("ghostnet_100"), PHOTO, ""),
+        row("ghostnet", timm("ghostnet_100"), SQUARE, ""),
     )
 }
 
@@ -66,6 +65,7 @@ BY_XNNPACK: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "efficientnet_b0": (PHOTO, {"aten.silu": 49}),
     "efficientnet_lite0": (PHOTO, {}),
     "mobilenetv4": (SQUARE, {}),
+    "ghostnet": (SQUARE, {"aten.hardsigmoid": 7}),
     "deeplabv3_mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8, "dimorder.upsample_bilinear2d_nhwc": 2}),
     "onet": ((1, 3, 48, 48), {"dimorder.prelu_last": 5, "aten.softmax.int": 1}),
     "yolo": (
