@@ -25,10 +25,13 @@ def test_efficientnet_lite0_names_the_same_classes() -> None:
     assert sum(each.wasted for each in made.wasted) == 0 and len(made.wasted) > 30
     lowered = dimorder.lower(made, target="xnnpack", input_orders="NHWC")
     assert (lowered.artifact.delegates, lowered.plan.outside, lowered.plan.conversions) == (1, (), ())
+    by_bytes = dimorder.lower(made, target="xnnpack", input_orders="NHWC", input_types="uint8")
+    assert (by_bytes.artifact.delegates, by_bytes.plan.outside, by_bytes.plan.conversions) == (1, (), ())
     named, margins = [], []
     with torch.no_grad():
         for crop in photos.crops(COUNT, seed=2):
             scores = (network(crop), made.module(crop), lowered.run(crop))
+            assert torch.equal(by_bytes.run(by_bytes.contract.inputs[0].quantised(crop)), scores[2])
             named.append([int(each.argmax()) for each in scores])
             first, second = scores[0].flatten().topk(2).values
             margins.append(float(first - second))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.lowering.rewrite import at_boundary
-from tests.zoo import network, timm, torchvision
+from tests.zoo import network, timm
 from tests.zoo.network import Network, row
 
 pytest.importorskip("executorch")
@@ -41,8 +41,7 @@ OTHERS: dict[str, Network] = {
         row("vit_tiny", timm("vit_tiny_patch16_224", img_size=64), SQUARE, ""),
         row("mobilenetv4", timm("mobilenetv4_conv_small"), SQUARE, ""),
         row("efficientnet_lite0", efficientnet_lite0, PHOTO, "pretrained"),
-        row("mnasnet1_0", torchvision("mnasnet1_0"), PHOTO, ""),
-        row("ghostnet", timm("ghostnet_100"), PHOTO, ""),
+        row("ghostnet", timm("ghostnet_100"), SQUARE, ""),
     )
 }
 
@@ -50,9 +49,14 @@ OTHERS: dict[str, Network] = {
 BY_XNNPACK: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "resnet18": (PHOTO, {}),
     "resnet50": (PHOTO, {}),
+    "swin_t": (SQUARE, {"aten.layer_norm": 29, "aten.matmul": 12, "aten.softmax.int": 12}),
     "densenet121": (PHOTO, {"aten.mul.Tensor": 62, "aten.relu": 62, "aten.mean.dim": 1}),
     "squeezenet1_1": (PHOTO, {}),
+    "mobilenet_v2": (PHOTO, {}),
+    "mobilenet_v3_small": (PHOTO, {"aten.hardsigmoid": 9}),
     "mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8}),
+    "shufflenet_v2_x1_0": (PHOTO, {}),
+    "unet": (PHOTO, {}),
     "regnet_y_400mf": (PHOTO, {}),
     "convnext_tiny": (
         PHOTO,
@@ -61,6 +65,7 @@ BY_XNNPACK: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "efficientnet_b0": (PHOTO, {"aten.silu": 49}),
     "efficientnet_lite0": (PHOTO, {}),
     "mobilenetv4": (SQUARE, {}),
+    "ghostnet": (SQUARE, {"aten.hardsigmoid": 7}),
     "deeplabv3_mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8, "dimorder.upsample_bilinear2d_nhwc": 2}),
     "onet": ((1, 3, 48, 48), {"dimorder.prelu_last": 5, "aten.softmax.int": 1}),
     "yolo": (
@@ -86,9 +91,16 @@ BY_ARM: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "resnet50": (PHOTO, {}),
     "squeezenet1_1": (PHOTO, {}),
     "mobilenet_v2": (PHOTO, {}),
+    "mobilenet_v3_small": (PHOTO, {"aten.hardsigmoid": 9}),
+    "mobilenetv4": (SQUARE, {}),
+    "shufflenet_v2_x1_0": (PHOTO, {"aten.sum.dim_IntList": 1}),
+    "efficientnet_lite0": (PHOTO, {}),
+    "regnet_y_400mf": (PHOTO, {}),
+    "unet": (PHOTO, {}),
     "mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8}),
     "efficientnet_b0": (PHOTO, {"aten.silu": 49}),
-    "onet": ((1, 3, 48, 48), {"aten.sum.dim_IntList": 1, "aten.reciprocal": 1}),
+    "deeplabv3_mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8, "dimorder.upsample_bilinear2d_nhwc": 2}),
+    "onet": ((1, 3, 48, 48), {"aten.reciprocal": 1}),
 }
 
 

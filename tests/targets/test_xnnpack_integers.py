@@ -61,6 +61,7 @@ IN_INT8: dict[str, Any] = {
     "hardtanh": (lambda x: F.hardtanh(x, -0.51, 0.77), (X,)),
     "maximum": (torch.maximum, (X, Y)),
     "minimum": (torch.minimum, (X, Y)),
+    "maximum of a dimension": (lambda x: x.amax(1, keepdim=True), (X,)),
     "add a number": (lambda x: x + 0.37, (X,)),
     "times a number": (lambda x: x * -1.83, (X,)),
     "mean over space": (lambda x: x.mean((2, 3)), (X,)),

@@ -24,7 +24,7 @@ from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.fusion import XnnFusion, whole_range
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed
-from dimorder.targets.xnnpack.integers import MOVES, OPERANDS
+from dimorder.targets.xnnpack.integers import CHOOSES, MOVES, OPERANDS
 from dimorder.targets.xnnpack.model import moved
 
 
@@ -80,7 +80,7 @@ class XnnWriter(XnnFusion):
 
         The result is of `result_type`; else of float32, or where elements are moved as they are.
         """
-        if kind in MOVES:
+        if kind in MOVES or kind in CHOOSES:
             sources = {
                 n: self._dequantised.get(v) for n, v in fields.items() if n in OPERANDS and v is not None
             }

@@ -102,3 +102,5 @@ MOVES = frozenset(
         *(f"Concatenate{i}" for i in range(2, 6)),
     )
 )
+# Kinds that give one of the elements that they read, and so do of integers of one scale as they are.
+CHOOSES = frozenset(("Maximum", "Minimum"))
