@@ -1,5 +1,5 @@
-"""What target xnnpack says of quantised networks that it cannot take as they are: a refusal in three lines, or a
-float island with its reason that gives the right numbers.
+"""What target xnnpack says of quantised networks that it cannot take as they are: a refusal in three lines,
+or a float island with its reason that gives the right numbers.
 """
 
 from __future__ import annotations
