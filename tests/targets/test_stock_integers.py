@@ -22,6 +22,7 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 from dimorder.targets.xnnpack import run
 from tests.fuzz_integers import requantised
 from tests.targets.quantised import by_xnnpack, stock_pte
+from tests.zoo import network as zoo_network
 
 
 class Around(nn.Module):
@@ -134,3 +135,14 @@ def test_ours_is_one_delegate_of_integers(name: str) -> None:
     assert (lowered.artifact.delegates, lowered.plan.outside, lowered.plan.float_islands) == (1, (), ())
     with torch.no_grad():
         assert _is_near(lowered.run(X), network(X))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "squeezenet1_1"])
+def test_ours_gives_the_bits_that_stock_gives_where_stock_fuses_the_same(name: str) -> None:
+    x, *others = (torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    quantised = by_xnnpack(zoo_network(name).build(), x)
+    lowered, pte = dimorder.lower(quantised, (x,), target="xnnpack"), stock_pte(quantised, x)
+    for each in (x, *others):
+        (wanted,) = run(pte, [each])
+        assert torch.equal(lowered.run(each), wanted)
