@@ -1,4 +1,4 @@
-"""Random networks of integers: quantised by PT2E or by hand, lowered, and held to the bits of their kernels."""
+"""Random networks of integers: quantised by PT2E or by hand, lowered, held to the bits of their kernels."""
 
 from __future__ import annotations
 

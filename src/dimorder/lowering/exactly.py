@@ -172,8 +172,9 @@ class _Noisy(Interpreter):
 
 
 class _Exact(Interpreter):
-    """`forced` are integers that are taken for what nodes give, by the names of those in the exported program;
-    `compared` has what these would give, beside them. What lies `lean` before a half is rounded up."""
+    """`forced` are integers that are taken for what nodes give, by the names that these have in the exported
+    program; `compared` has what they would give, beside them. What lies `lean` before a half is rounded up.
+    """
 
     def __init__(
         self, module: GraphModule, forced: Mapping[str, Tensor] | None = None, lean: float = 0.0

@@ -90,8 +90,10 @@ def _agree(graph: Graph) -> None:
                 node.replace_all_uses_with(_read_as(node.args[0], own, node))
         elif node.target is aten.cat.default:
             first, *others = node.all_input_nodes
-            own = types.get(_source(first))
-            for other in others if own else ():
+            if _source(first) not in types:
+                continue
+            own = types[_source(first)]
+            for other in others:
                 found = types.get(_source(other), own)
                 if found[:2] != own[:2]:
                     with graph.inserting_before(node):
