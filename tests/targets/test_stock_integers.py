@@ -15,8 +15,13 @@ from torch import Tensor, nn
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
+from executorch.exir._serialize._program import deserialize_pte_binary
 
-CHANNELS_LAST = torch.channels_last
+import dimorder
+from dimorder.targets.xnnpack import run
+from tests.fuzz_integers import requantised
+from tests.targets.quantised import by_xnnpack, stock_pte
+from tests.zoo import network as zoo_network
 
 
 class Around(nn.Module):
@@ -32,35 +37,20 @@ class Around(nn.Module):
         return self.last(self.compute(self.first(x)))
 
 
-class Parts(nn.Module):
-    """Two parts of a value, quantised in scales of their own: one is small."""
+class Rescaled(nn.Module):
+    """Moves of a quantised value into scales of their own, written by hand."""
 
-    def __init__(self, part: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.first, self.one, self.other = nn.Conv2d(3, 8, 3), nn.Conv2d(4, 5, 1), nn.Conv2d(4, 5, 1)
-        with torch.no_grad():
-            self.first.weight[4:] *= 0.1
-            self.first.bias[4:] *= 0.1  # type: ignore[index]  # it has one
-        self.part = part
+        self.compute = compute
 
     def forward(self, x: Tensor) -> Tensor:
-        one, other = self.part(self.first(x))
-        return self.one(one) + self.other(other)
+        return requantised(self.compute(requantised(x, 0.0247, 5)), 0.0311, -7)
 
 
-class Joined(nn.Module):
-    """A cat of values of differing scales."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.one, self.other, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 5, 3), nn.Conv2d(9, 6, 1)
-        with torch.no_grad():
-            self.one.weight *= 0.1
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.cat([self.one(x), self.other(x)], 1))
+def _summed(one: Tensor, other: Tensor) -> Tensor:
+    """Of parts with a scale each."""
+    return requantised(one, 0.0131, -11) + requantised(other, 0.0293, 4)
 
 
 class Pooled(nn.Module):
@@ -77,15 +67,81 @@ class Pooled(nn.Module):
 
 X = torch.randn(2, 3, 9, 11, generator=torch.Generator().manual_seed(3))
 
-# The network, stock's outcome, and float32 parts of ours.
-CASES: dict[str, tuple[nn.Module, str]] = {
-    "slices": (Parts(lambda x: (x[:, :4], x[:, 4:])), ""),
-    "chunks": (Parts(lambda x: x.chunk(2, 1)), ""),
-    "transpose": (Around(lambda x: x.transpose(2, 3)), ""),
-    "transpose to the last": (Around(lambda x: F.relu(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)), ""),
-    "cat": (Joined(), ""),
-    "made channels-last": (Around(F.relu).to(memory_format=CHANNELS_LAST), ""),
-    "mean": (Pooled(), ""),
-    "nearest": (Around(lambda x: F.interpolate(x, scale_factor=2)), ""),
-    "reflect pad": (Around(lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect")), ""),
+RIGHT, LEFT, UNLOADED, FAILED = "right", "right, in 2 delegates", "does not load", "fails ahead of time"
+# By PT2E or by hand, and stock's outcome.
+CASES: dict[str, tuple[nn.Module, bool, str]] = {
+    "slices of other scales": (Rescaled(lambda x: _summed(x[:, :1], x[:, 1:2])), False, LEFT),
+    "chunks of other scales": (Rescaled(lambda x: _summed(*x[:, :2].chunk(2, 1))), False, LEFT),
+    "transpose to another scale": (
+        Rescaled(lambda x: F.relu(requantised(x.transpose(2, 3), 0.0131, -11))),
+        False,
+        UNLOADED,
+    ),
+    "cat of other scales": (
+        Rescaled(
+            lambda x: torch.cat([requantised(x.abs(), 0.0131, -11), requantised(x.sigmoid(), 0.0331, 4)], 1)
+        ),
+        False,
+        UNLOADED,
+    ),
+    "slices": (Around(lambda x: x[:, :, 1:5] + x[:, :, 3:]), True, RIGHT),
+    "chunks": (Around(lambda x: torch.mul(*x.chunk(2, 1)), 4), True, LEFT),
+    "transpose": (Around(lambda x: x.transpose(2, 3)), True, RIGHT),
+    "cat": (Around(lambda x: torch.cat([x, F.relu(x * 0.1)], 1), 16), True, RIGHT),
+    "made channels-last": (Around(F.relu).to(memory_format=torch.channels_last), True, FAILED),  # type: ignore[call-overload]
+    "mean without keepdim": (Pooled(), True, LEFT),
+    "nearest": (Around(lambda x: F.interpolate(x, scale_factor=2)), True, LEFT),
+    "reflect pad": (Around(lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect")), True, LEFT),
 }
+
+
+def _network(name: str) -> nn.Module:
+    network, by_tools, _ = CASES[name]
+    return by_xnnpack(network, X) if by_tools else network.eval()
+
+
+def _is_near(got: Tensor, wanted: Tensor) -> bool:
+    """Whether an output is off by a few quanta at most, of the 256 or so that it spans."""
+    return bool((got - wanted).abs().max() <= (wanted.max() - wanted.min()) * 3 / 256)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_stock_lowering_makes_of_it(name: str) -> None:
+    network, wanted = _network(name), CASES[name][2]
+    assert _stock_outcome(network) == wanted
+
+
+def _stock_outcome(network: nn.Module) -> str:
+    try:
+        pte = stock_pte(network, X)
+    except Exception:  # its passes raise whatever they meet
+        return FAILED
+    delegates = len(deserialize_pte_binary(pte).program.execution_plan[0].delegates)
+    try:
+        (got,) = run(pte, [X])
+    except RuntimeError as error:
+        return UNLOADED if "load" in str(error) else "fails when it runs"
+    with torch.no_grad():
+        right = "right" if _is_near(got, network(X)) else "wrong"
+    return right if delegates == 1 else f"{right}, in {delegates} delegates"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ours_is_one_delegate_of_integers(name: str) -> None:
+    """`lower` itself compares it with its kernels' arithmetic bit for bit."""
+    network = _network(name)
+    lowered = dimorder.lower(network, (X,), target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.plan.outside, lowered.plan.float_islands) == (1, (), ())
+    with torch.no_grad():
+        assert _is_near(lowered.run(X), network(X))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "squeezenet1_1"])
+def test_ours_gives_the_bits_that_stock_gives_where_stock_fuses_the_same(name: str) -> None:
+    x, *others = (torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    quantised = by_xnnpack(zoo_network(name).build(), x)
+    lowered, pte = dimorder.lower(quantised, (x,), target="xnnpack"), stock_pte(quantised, x)
+    for each in (x, *others):
+        (wanted,) = run(pte, [each])
+        assert torch.equal(lowered.run(each), wanted)

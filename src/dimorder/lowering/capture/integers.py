@@ -93,9 +93,9 @@ def _agree(graph: Graph) -> None:
                 node.replace_all_uses_with(_read_as(node.args[0], own, node))
         elif node.target is aten.cat.default:
             first, *others = node.all_input_nodes
-            own = types.get(_source(first))
-            if own is None:
+            if _source(first) not in types:
                 continue
+            own = types[_source(first)]
             for other in others:
                 found = types.get(_source(other), own)
                 if found[:2] != own[:2]:
