@@ -94,6 +94,8 @@ BY_ARM: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "mobilenet_v3_small": (PHOTO, {"aten.hardsigmoid": 9}),
     "mobilenetv4": (SQUARE, {}),
     "shufflenet_v2_x1_0": (PHOTO, {"aten.sum.dim_IntList": 1}),
+    "densenet121": (PHOTO, {}),
+    "vit_tiny": (SQUARE, {"aten.rsqrt": 25, "aten.matmul": 12, "aten.reciprocal": 12}),
     "efficientnet_lite0": (PHOTO, {}),
     "regnet_y_400mf": (PHOTO, {}),
     "unet": (PHOTO, {}),
