@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests import fuzz, fuzz_record
-from tests.fuzz_operators import OPERATORS, Draw
+from tests import fuzz
+from tests.fuzz import record
+from tests.fuzz.operators import OPERATORS, Draw
 
 NEEDS = {"xnnpack": "executorch", "tosa": "tosa_serializer"}
 FAST = {"physical": 60, "torch": 8, "xnnpack": 16, "tosa": 16}
@@ -123,14 +124,14 @@ def test_the_script_of_a_case_runs(capsys):
 
 def test_a_record_is_added_to_and_a_seed_counts_as_its_last_outcome(tmp_path):
     path = tmp_path / "fuzz.json"
-    fuzz_record.add(path, "tosa", {7: ("right", ""), 8: ("fault", "index fault"), 10: ("refused", "rank n")})
-    fuzz_record.add(path, "torch", {3: ("right", "")})
-    fuzz_record.add(path, "tosa", {8: ("right", "")})
+    record.add(path, "tosa", {7: ("right", ""), 8: ("fault", "index fault"), 10: ("refused", "rank n")})
+    record.add(path, "torch", {3: ("right", "")})
+    record.add(path, "tosa", {8: ("right", "")})
     wanted = {
         "tosa": {7: ("right", ""), 8: ("right", ""), 10: ("refused", "rank n")},
         "torch": {3: ("right", "")},
     }
-    assert fuzz_record.read(path) == wanted
+    assert record.read(path) == wanted
     entry = json.loads(path.read_text())["targets"]["tosa"]
     assert (entry["seeds"], entry["networks"], entry["right"], entry["faults"]) == ("7-8, 10", 3, 2, 0)
 

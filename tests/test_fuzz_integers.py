@@ -12,7 +12,7 @@ pytest.importorskip("torchao")
 
 from tests import fuzz
 from tests.fuzz.examining import network
-from tests.fuzz_integers import INTEGERS
+from tests.fuzz.integer_operators import INTEGERS
 from tests.test_fuzz import AT_ONCE, _all_are_right
 
 FAST, FULL = 6, 306

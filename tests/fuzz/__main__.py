@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests import fuzz_record
+from tests.fuzz import record
 from tests.fuzz.description import Case
 from tests.fuzz.drawing import generate
 from tests.fuzz.examining import examine, is_named
@@ -66,7 +66,7 @@ def _campaign(target: str, options: argparse.Namespace) -> int:
             refusals[_reason(case, outcome)] += 1
         unrecorded[seed] = _recorded(case, outcome)
         if options.record is not None and (number % RECORD_EVERY == 0 or number == len(seeds)):
-            fuzz_record.add(options.record, target, unrecorded)
+            record.add(options.record, target, unrecorded)
             unrecorded = {}
         if outcome.is_fault:
             print(f"{target} seed {seed}: {outcome.kind}", flush=True)
@@ -84,7 +84,7 @@ def _campaign(target: str, options: argparse.Namespace) -> int:
 def _seeds(target: str, options: argparse.Namespace) -> Sequence[int]:
     if not options.again:
         return range(options.seed, options.seed + options.count)
-    recorded = fuzz_record.read(options.record).get(target, {})
+    recorded = record.read(options.record).get(target, {})
     return [seed for seed, (kind, _) in recorded.items() if kind == "fault"]
 
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dimorder.algebra.dim_order import DimOrder
-from tests.fuzz_draw import MAX_ELEMENTS, MAX_RANK, Shape
-from tests.fuzz_integers import HELPERS, INTEGERS
-from tests.fuzz_operators import OPERATORS
+from tests.fuzz.integer_operators import HELPERS, INTEGERS
+from tests.fuzz.operators import OPERATORS
+from tests.fuzz.rows import MAX_ELEMENTS, MAX_RANK, Shape
 
 TOLERANCE = 1e-4  # as `lower` itself has it
 NOISE = 3e-6  # relative: what a long sum in float32 is off by

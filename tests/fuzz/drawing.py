@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from tests.fuzz.description import MISFIT, Case, Given, Order, Step, is_fit, is_sound, pruned, run
-from tests.fuzz_draw import Draw, Operator, Shape
-from tests.fuzz_integers import MOVES, USUAL, WEIGHTED
-from tests.fuzz_operators import FAMILIES, LEFT_OUT, OPERATORS, VIEWS, WEIGHTS
+from tests.fuzz.integer_operators import MOVES, USUAL, WEIGHTED
+from tests.fuzz.operators import FAMILIES, LEFT_OUT, OPERATORS, VIEWS, WEIGHTS
+from tests.fuzz.rows import Draw, Operator, Shape
 
 
 def generate(seed: int, target: str = "physical") -> Case:

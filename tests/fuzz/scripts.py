@@ -51,7 +51,7 @@ def script(case: Case, target: str, outcome: Outcome, seed: int) -> str:
             "from dimorder import DimOrder",
             *(["from tests.fuzz import refusing"] if hooked else []),
             *(
-                ["from tests.fuzz_integers import dequantised, quantised, requantised, weight"]
+                ["from tests.fuzz.integer_operators import dequantised, quantised, requantised, weight"]
                 if by_hand
                 else []
             ),

@@ -21,7 +21,7 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
-from tests.fuzz_integers import requantised
+from tests.fuzz.integer_operators import requantised
 
 quantized = torch.ops.quantized_decomposed
 X = torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(1))

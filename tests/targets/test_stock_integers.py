@@ -19,7 +19,7 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 
 import dimorder
 from dimorder.targets.xnnpack import run
-from tests.fuzz_integers import requantised
+from tests.fuzz.integer_operators import requantised
 from tests.targets.quantised import by_xnnpack, stock_pte
 from tests.zoo import network as zoo_network
 

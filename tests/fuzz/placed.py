@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from tests.fuzz_draw import (
+from tests.fuzz.rows import (
     Draw,
     Drawn,
     Operator,

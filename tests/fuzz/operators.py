@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.fuzz_draw import (
+from tests.fuzz.placed import MASKED, PLACED, RECURRENT, mask
+from tests.fuzz.rows import (
     Draw,
     Drawn,
     Operator,
@@ -23,7 +24,6 @@ from tests.fuzz_draw import (
     split_dim,
     without,
 )
-from tests.fuzz_placed import MASKED, PLACED, RECURRENT, mask
 
 # -- pointwise
 

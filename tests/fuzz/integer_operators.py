@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
-from tests.fuzz_draw import Draw, Drawn, Operator, plain
-from tests.fuzz_operators import CONTRACTED, OPERATORS
+from tests.fuzz.operators import CONTRACTED, OPERATORS
+from tests.fuzz.rows import Draw, Drawn, Operator, plain
 
 _TYPES = {"int8": (-128, 127, torch.int8), "uint8": (0, 255, torch.uint8)}
 
