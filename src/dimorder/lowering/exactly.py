@@ -52,6 +52,23 @@ def run(
     return [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor)], interpreter.differences
 
 
+def quotients(module: GraphModule, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What a graph rounds to integers, by the names of the nodes that quantise: real over scale, plus the zero
+    point, held in the type's range, in float64.
+
+    >>> class Halves(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return QUANTIZE(x, 0.5, 3, -128, 127, torch.int8)
+    >>> program = torch.export.export(Halves(), (torch.tensor([1.1, -99.0]),)).module()
+    >>> quotients(program, (torch.tensor([1.1, -99.0], dtype=torch.float64),))
+    {'quantize_per_tensor': tensor([   5.2000, -128.0000], dtype=torch.float64)}
+    """
+    interpreter = _Quotients(module, {})
+    with torch.no_grad():
+        interpreter.run(*inputs)
+    return interpreter.found
+
+
 def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
     """What an exported program gives for the leaves of its inputs, as it stands, and computed in float64.
 
@@ -185,6 +202,20 @@ class _Exact(Interpreter):
         return super().call_function(target, args, kwargs)
 
 
+class _Quotients(_Exact):
+    def __init__(self, module: GraphModule, forced: Mapping[str, Tensor]) -> None:
+        super().__init__(module, forced)
+        self.found: dict[str, Tensor] = {}
+
+    def run_node(self, n: Node) -> Any:
+        if n.target is QUANTIZE:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            a = bound(n.target, args, kwargs)
+            real = a["input"].double() / in_float32(a["scale"]) + a["zero_point"]
+            self.found[n.name] = real.clamp(a["quant_min"], a["quant_max"])
+        return super().run_node(n)
+
+
 def _wide(value: Any) -> Any:
     if isinstance(value, Scaled) and value.integers.per_channel():
         held = value.integers
@@ -194,7 +225,7 @@ def _wide(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _in_float32(scale: float) -> float:
+def in_float32(scale: float) -> float:
     """A scale as tensors of float32 are multiplied by it: its product with an integer is exact in float64."""
     return float(torch.tensor(scale, dtype=torch.float32))
 
@@ -202,12 +233,12 @@ def _in_float32(scale: float) -> float:
 def _quantize(
     input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Tensor:
-    scaled = input * (1.0 / scale) if input.dtype == torch.float32 else input / _in_float32(scale)
+    scaled = input * (1.0 / scale) if input.dtype == torch.float32 else input / in_float32(scale)
     return scaled.round().add(zero_point).clamp(quant_min, quant_max).to(dtype)
 
 
 def _dequantize(input: Tensor, scale: float, zero_point: int, **_: Any) -> Tensor:
-    return (input.double() - zero_point) * _in_float32(scale)
+    return (input.double() - zero_point) * in_float32(scale)
 
 
 def _dequantize_channels(

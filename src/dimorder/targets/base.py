@@ -78,7 +78,8 @@ class Target:
     reads them back: what the program promises, and how it runs. What `runs_fast` is run once by `lower`, and
     compared with the network. `check`, from path and content, says what a file holds; `install` what to
     install where a module is missing that one of these imports; `runtime` is what errors call whatever runs a
-    program. What is told of a target without importing it is in its `Listing`.
+    program. `quantised` is what takes the target's place for quantised networks; it takes and gives integers.
+    What is told of a target without importing it is in its `Listing`.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Target:
     check: Callable[[str, bytes], FileSummary] | None = None
     install: str = ""
     runtime: str | None = None
+    quantised: Target | None = None
 
     def check_name(self, path: Path) -> None:
         """Raises `UsageError` for a file name by which nobody would know how to load the file."""

@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dimorder.errors import UsageError
+from dimorder.targets.tosa.int_model import apply_scale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 SHIFTS = range(2, 63)  # RESCALE, spec 1.0: 2 <= shift <= 62
@@ -29,6 +32,25 @@ def multiplier(factor: float) -> tuple[int, int]:
         limits = f"2^{31 - SHIFTS[-1]} and 2^{31 - SHIFTS[0]}"
         raise UsageError("RESCALE", f"the factor {factor}", f"choose scales whose ratio is between {limits}")
     return integer, 31 - exponent
+
+
+def fits(factor: float) -> bool:
+    """Whether RESCALE has that factor.
+
+    >>> fits(0.75), fits(-1.0), fits(2.0**40)
+    (True, False, False)
+    """
+    return factor > 0 and 31 - math.frexp(factor)[1] in SHIFTS and 30 - math.frexp(factor)[1] in SHIFTS
+
+
+def rescaled(x: Tensor, factors: Sequence[float], zero_point: int = 0, to_zero_point: int = 0) -> Tensor:
+    """What RESCALE makes of integers, in int64, before it clips them.
+
+    >>> rescaled(torch.tensor([-3, -1, 1, 3]), [0.5])
+    tensor([-1,  0,  1,  2])
+    """
+    pairs = torch.tensor([multiplier(factor) for factor in factors])
+    return apply_scale(x.to(torch.int64) - zero_point, pairs[:, 0], pairs[:, 1]) + to_zero_point
 
 
 def rescale(

@@ -1,0 +1,251 @@
+"""Decides what a graph of integers gives, by TOSA's arithmetic in torch: the yardstick of Arm's reference model,
+and much faster. Products are added up in float64, which holds each of these sums exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from dimorder.errors import VerificationError
+
+_Attributes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TosaNode:
+    """One operator of a graph: the names of what it reads and of what it gives."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    output: str
+    attributes: _Attributes
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TosaModel:
+    """A graph as it was written. `rounded` has, by the name of each node of the program that quantises, the
+    tensor that holds its integers."""
+
+    nodes: Sequence[TosaNode]
+    constants: Mapping[str, Tensor]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    rounded: Mapping[str, str]
+
+    def run(self, inputs: Sequence[Tensor], nearest: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+        """What the graph gives for its inputs, dense as it holds them.
+
+        `nearest` has the exact quotients, in float64, of which nodes of the program should give the nearest
+        integers: each is held to that, and taken for exact by what reads it. Raises `VerificationError` where
+        one is farther off than rounding explains.
+        """
+        held = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
+        asked: dict[str, list[tuple[str, Tensor]]] = {}
+        for name, exact in (nearest or {}).items():
+            if name in self.rounded:
+                asked.setdefault(self.rounded[name], []).append((name, exact))
+        last = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
+        for i, node in enumerate(self.nodes):
+            made = computed(node, [held[name] for name in node.inputs])
+            for name, exact in asked.get(node.output, ()):
+                made = agreed(made, exact.reshape(made.shape), name)
+            held[node.output] = made
+            for name in set(node.inputs):
+                if last[name] == i and name not in self.outputs and name not in self.constants:
+                    del held[name]
+        return [held[name] for name in self.outputs]
+
+
+HALF = 0.5 + 2**-6  # a quantum is rounded to the nearest; factors have 31 bits, sums 30, functions 16
+
+
+def agreed(made: Tensor, exact: Tensor, what: str) -> Tensor:
+    """The nearest integers, which are what was made but for ties and what lies near one."""
+    off = float((made.double() - exact).abs().max())
+    if not off <= HALF:
+        raise VerificationError(
+            f"{what} in integers",
+            f"an integer is {off:.3f} quanta from the exact quotient, where rounding leaves {HALF:.3f}",
+            "report this network: a row of target tosa is wrong",
+        )
+    return exact.round().to(made.dtype)
+
+
+def apply_scale(x: Tensor, multipliers: Tensor, shifts: Tensor) -> Tensor:
+    """`x · multiplier / 2**shift` rounded half up, in int64."""
+    shifts = shifts.to(torch.int64)
+    return (x * multipliers + (1 << (shifts - 1))) >> shifts
+
+
+def computed(node: TosaNode, operands: Sequence[Tensor]) -> Tensor:
+    """What one operator gives."""
+    with torch.no_grad():
+        return _COMPUTE[node.kind](node, *operands).to(node.dtype).reshape(node.shape)
+
+
+# -- products ----------------------------------------------------------------------------------------------
+
+
+def _space(x: Tensor) -> Tensor:
+    """Channels from last to second."""
+    return x.movedim(-1, 1)
+
+
+def _padded(x: Tensor, zero: Tensor, pad: Sequence[int]) -> Tensor:
+    """Centred, with zeros around (N, C, *space); negative ones cut."""
+    sides = [side for d in reversed(range(len(pad) // 2)) for side in pad[2 * d : 2 * d + 2]]
+    return functional.pad(_space(x.double() - zero.double()), sides)
+
+
+def _conv(n: TosaNode, x: Tensor, w: Tensor, bias: Tensor, x_zero: Tensor, w_zero: Tensor) -> Tensor:
+    convolve: Callable[..., Tensor] = functional.conv2d if x.dim() == 4 else functional.conv3d
+    a = n.attributes
+    weight = _space(w.double() - w_zero.double())
+    y = convolve(_padded(x, x_zero, a["pad"]), weight, bias.double(), a["stride"], 0, a["dilation"])
+    return y.movedim(1, -1)
+
+
+def _depthwise(n: TosaNode, x: Tensor, w: Tensor, bias: Tensor, x_zero: Tensor, w_zero: Tensor) -> Tensor:
+    height, width, channels, multiplier = w.shape
+    weight = (w.double() - w_zero.double()).permute(2, 3, 0, 1)
+    weight = weight.reshape(channels * multiplier, 1, height, width)
+    a = n.attributes
+    y = functional.conv2d(
+        _padded(x, x_zero, a["pad"]), weight, bias.double(), a["stride"], 0, a["dilation"], channels
+    )
+    return y.movedim(1, -1)
+
+
+def _transposed(n: TosaNode, x: Tensor, w: Tensor, bias: Tensor, x_zero: Tensor, w_zero: Tensor) -> Tensor:
+    weight = (w.double() - w_zero.double()).permute(3, 0, 1, 2)
+    y = functional.conv_transpose2d(
+        _space(x.double() - x_zero.double()), weight, None, n.attributes["stride"]
+    )
+    top, bottom, left, right = n.attributes["out_pad"]
+    y = functional.pad(y, (left, right, top, bottom)) + bias.double()[:, None, None]
+    return y.movedim(1, -1)
+
+
+def _matmul(n: TosaNode, x: Tensor, y: Tensor, x_zero: Tensor, y_zero: Tensor) -> Tensor:
+    return (x.double() - x_zero.double()) @ (y.double() - y_zero.double())
+
+
+# -- the rest ----------------------------------------------------------------------------------------------
+
+
+def _rescale(
+    n: TosaNode, x: Tensor, multipliers: Tensor, shifts: Tensor, zero: Tensor, to_zero: Tensor
+) -> Tensor:
+    wide = x.to(torch.int64) - zero.to(torch.int64)
+    y = apply_scale(wide, multipliers.to(torch.int64), shifts) + to_zero.to(torch.int64)
+    limits = torch.iinfo(n.dtype)
+    if n.dtype == torch.int32:
+        assert bool((y >= limits.min).all() & (y <= limits.max).all()), f"{n.output} overflows"
+    return y.clamp(limits.min, limits.max)
+
+
+def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """In int64; TOSA leaves open what becomes of a result that int32 does not hold."""
+
+    def compute(n: TosaNode, *operands: Tensor) -> Tensor:
+        y = function(*(x.to(torch.int64) for x in operands))
+        limits = torch.iinfo(n.dtype)
+        assert bool((y >= limits.min).all() & (y <= limits.max).all()), f"{n.output} overflows"
+        return y
+
+    return compute
+
+
+def _multiply(x: Tensor, y: Tensor, shift: Tensor) -> Tensor:
+    product = x * y
+    return product if not int(shift) else (product + (1 << (int(shift) - 1))) >> int(shift)
+
+
+def _clamp(n: TosaNode, x: Tensor) -> Tensor:
+    low, high = (
+        int.from_bytes(bytes(n.attributes[name]), "little", signed=True) for name in ("min_val", "max_val")
+    )
+    return x.clamp(low, high)
+
+
+def _table(n: TosaNode, x: Tensor, table: Tensor) -> Tensor:
+    return table[x.to(torch.int64) + 128]
+
+
+def _max_pool(n: TosaNode, x: Tensor) -> Tensor:
+    a = n.attributes
+    top, bottom, left, right = a["pad"]
+    padded = functional.pad(_space(x.double()), (left, right, top, bottom), value=-math.inf)
+    return functional.max_pool2d(padded, a["kernel"], a["stride"]).movedim(1, -1)
+
+
+def _pad(n: TosaNode, x: Tensor, amounts: Tensor, value: Tensor) -> Tensor:
+    pairs = amounts.reshape(-1, 2).flip(0).flatten().tolist()
+    return functional.pad(x.to(torch.int64), pairs, value=int(value))
+
+
+def _slice(n: TosaNode, x: Tensor, starts: Tensor, sizes: Tensor) -> Tensor:
+    for d, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+        x = x.narrow(d, start, size)
+    return x
+
+
+def _gather(n: TosaNode, x: Tensor, indices: Tensor) -> Tensor:
+    at = indices.to(torch.int64)[:, :, None].expand(-1, -1, x.shape[2])
+    return x.gather(1, at)
+
+
+def _resize(n: TosaNode, x: Tensor, scale: Tensor, offset: Tensor, border: Tensor) -> Tensor:
+    """NEAREST alone."""
+    assert n.attributes["mode"] == "NEAREST"
+    (y_n, y_d, x_n, x_d), offsets = scale.tolist(), offset.tolist()
+    for dim, numerator, denominator, begin in ((1, y_n, y_d, offsets[0]), (2, x_n, x_d, offsets[1])):
+        at = torch.arange(n.shape[dim]) * denominator + begin
+        whole = torch.div(at, numerator, rounding_mode="floor")
+        nearest = whole + (2 * (at - whole * numerator) >= numerator)
+        x = x.index_select(dim, nearest.clamp(0, x.shape[dim] - 1))
+    return x
+
+
+_COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "CONV2D": _conv,
+        "CONV3D": _conv,
+        "DEPTHWISE_CONV2D": _depthwise,
+        "TRANSPOSE_CONV2D": _transposed,
+        "MATMUL": _matmul,
+        "RESCALE": _rescale,
+        "ADD": _elementwise(torch.add),
+        "SUB": _elementwise(torch.sub),
+        "MUL": _elementwise(_multiply),
+        "MAXIMUM": _elementwise(torch.maximum),
+        "MINIMUM": _elementwise(torch.minimum),
+        "CAST": _elementwise(lambda x: x),
+        "CLAMP": _clamp,
+        "TABLE": _table,
+        "REDUCE_SUM": lambda n, x: x.to(torch.int64).sum(n.attributes["axis"], keepdim=True),
+        "REDUCE_MAX": lambda n, x: x.amax(n.attributes["axis"], keepdim=True),
+        "REDUCE_MIN": lambda n, x: x.amin(n.attributes["axis"], keepdim=True),
+        "MAX_POOL2D": _max_pool,
+        "CONCAT": lambda n, *x: torch.cat(x, n.attributes["axis"]),
+        "SLICE": _slice,
+        "PAD": _pad,
+        "GATHER": _gather,
+        "RESIZE": _resize,
+        "TRANSPOSE": lambda n, x: x.permute(n.attributes["perms"]),
+        "RESHAPE": lambda n, x, shape: x,
+        "REVERSE": lambda n, x: x.flip(n.attributes["axis"]),
+        "TILE": lambda n, x, multiples: x.repeat(multiples.tolist()),
+        "IDENTITY": lambda n, x: x,
+    }
+)

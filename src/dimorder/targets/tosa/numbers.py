@@ -1,0 +1,302 @@
+"""Decides how a graph of integers holds what is a float in the program: as integers, and what each stands for.
+
+A value that was dequantised is the int8 that it was made of, with a number for each of the 256: whatever is
+computed of it element by element is such numbers again, and no operator is written. What is added up is int32
+with scales. Either is written when it is quantised: by one RESCALE, CLAMP or TABLE.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dimorder.errors import UnsupportedError
+from dimorder.lowering.exactly import in_float32
+from dimorder.lowering.integer_type import IntegerType
+from dimorder.targets.table import View
+from dimorder.targets.tosa.rescale import fits, rescale, rescaled
+from dimorder.targets.tosa.writer import TosaValue, TosaWriter
+
+BITS = 30  # of a sum: one is left for what rounding adds
+FINE = 2**15  # steps of the numbers that are made of constants, or of a function, besides the sign
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """A function of int8 values: the integers, what they stand for, and `numbers[i - low]` for integer i."""
+
+    integers: TosaValue
+    of: IntegerType
+    numbers: Tensor
+
+    @staticmethod
+    def dequantised(integers: TosaValue, of: IntegerType) -> Lookup:
+        levels = torch.arange(of.low, of.high + 1, dtype=torch.float64)
+        return Lookup(integers, of, (levels - of.zero_point) * in_float32(of.scale))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.integers.shape
+
+    @property
+    def most(self) -> float:
+        """The largest magnitude."""
+        return float(self.numbers.abs().max())
+
+    def with_integers(self, integers: TosaValue) -> Lookup:
+        return replace(self, integers=integers)
+
+
+@dataclass(frozen=True, eq=False)
+class Accumulator:
+    """Integers of 32 bits, each of which stands for itself times a scale, held between two bounds.
+
+    `scales` broadcast against the last dimensions; `limit` is the largest magnitude of the integers.
+    """
+
+    integers: TosaValue
+    scales: Tensor
+    limit: int
+    low: float = -math.inf
+    high: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.limit >= 2**31:
+            found = f"integers up to {self.limit:.2e}, where TOSA adds in 32 bits"
+            raise UnsupportedError("a sum", found, "use fewer terms")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.integers.shape
+
+    @property
+    def most(self) -> float:
+        return min(self.limit * float(self.scales.max()), max(abs(self.low), abs(self.high)))
+
+    def with_integers(self, integers: TosaValue) -> Accumulator:
+        return replace(self, integers=integers)
+
+
+Numbers = Lookup | Accumulator
+Operand = Lookup | Accumulator | Tensor  # a tensor is a constant
+
+
+class IntegerWriter(TosaWriter):
+    """A writer whose values may be numbers that integers stand for."""
+
+    def reshape(self, value: Any, shape: Sequence[int]) -> Any:
+        if isinstance(value, TosaValue):
+            return super().reshape(value, shape)
+        if isinstance(value, Accumulator) and value.scales.numel() > 1:
+            return _reshaped(self, value, shape)
+        return value.with_integers(super().reshape(value.integers, shape))
+
+    def dense(self, operand: Any) -> Any:
+        return self._as_integers(super().dense, operand)
+
+    def transposed(self, view: Any) -> Any:
+        return self._as_integers(super().transposed, view)
+
+    def _as_integers(self, function: Any, operand: Any) -> Any:
+        if not isinstance(operand, View) or isinstance(operand.value, TosaValue):
+            return function(operand)
+        held: Any = operand.value
+        if isinstance(held, Accumulator) and held.scales.numel() > 1 and not operand.is_dense:
+            held = uniform(self, held)
+        return held.with_integers(function(View(held.integers, operand.order)))
+
+
+def _reshaped(w: IntegerWriter, x: Accumulator, shape: Sequence[int]) -> Accumulator:
+    """As scales of the whole last part in which they differ; where that is cut otherwise, of one scale."""
+    differing = x.shape[len(x.shape) - x.scales.dim() :]
+    count, kept = 1, len(shape)
+    while count < math.prod(differing) and kept:
+        kept -= 1
+        count *= shape[kept]
+    if count != math.prod(differing):
+        return w.reshape(uniform(w, x), shape)  # type: ignore[no-any-return]
+    scales = x.scales.expand(differing).reshape(tuple(shape[kept:]))
+    return replace(x, integers=TosaWriter.reshape(w, x.integers, shape), scales=scales)
+
+
+# -- integers of a program's numbers -----------------------------------------------------------------------
+
+
+def quantised(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
+    """The integers of that type that stand for the nearest numbers."""
+    scale = in_float32(to.scale)
+    if isinstance(x, Lookup):
+        real = x.numbers / scale
+        levels = real.round().add(to.zero_point).clamp(to.low, to.high)
+        return looked_up(w, x.integers, levels, x.of, _slope(real), to.zero_point)
+    y = _rescaled(w, x, x.scales / scale, "INT8", to.zero_point)
+    low, high = (
+        round(min(max(bound / scale + to.zero_point, to.low), to.high)) for bound in (x.low, x.high)
+    )
+    return _clamped(w, y, low, high)
+
+
+def looked_up(
+    w: IntegerWriter, x: TosaValue, levels: Tensor, of: IntegerType, slope: float = 0.0, zero_point: int = 0
+) -> TosaValue:
+    """`levels` of int8, by the least operator that gives just these: none, CLAMP, RESCALE, or TABLE.
+
+    `slope` and `zero_point` are those of the line that the levels may lie on.
+    """
+    own = torch.arange(of.low, of.high + 1)
+    if torch.equal(levels, own.clamp(int(levels.min()), int(levels.max())).double()):
+        return _clamped(w, x, int(levels.min()), int(levels.max()))
+    if fits(slope):
+        line = rescaled(own, [slope], of.zero_point, zero_point).clamp(-128, 127)
+        if torch.equal(levels, line.double()):
+            return rescale(w, x, [slope], "INT8", zero_point=of.zero_point, to_zero_point=zero_point)
+    table = w.constant(levels.to(torch.int8))
+    return w.op("TABLE", [x, table], x.shape, "INT8")
+
+
+def _slope(numbers: Tensor) -> float:
+    return float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
+
+
+def _clamped(w: IntegerWriter, x: TosaValue, low: int, high: int) -> TosaValue:
+    if (low, high) == (-128, 127):
+        return x
+    bounds = {"min_val": _byte(low), "max_val": _byte(high)}
+    return w.op("CLAMP", [x], x.shape, **bounds)
+
+
+def _byte(value: int) -> list[int]:
+    return list(np.array([value], dtype=np.int8).tobytes())
+
+
+def as_int8(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
+    """The int8 values that stand for the numbers exactly, and for which; refuses where there are none."""
+    if not isinstance(x, Lookup):
+        found = "a constant" if isinstance(x, Tensor) else "a sum"
+        raise UnsupportedError("an operand", f"{found} that is not quantised", "quantise it")
+    levels = x.numbers / in_float32(x.of.scale) + x.of.zero_point
+    whole = levels.round()
+    if float((levels - whole).abs().max()) > 1e-6 or whole.min() < x.of.low or whole.max() > x.of.high:
+        raise UnsupportedError("an operand", "a function of it that is not quantised", "quantise it")
+    return looked_up(w, x.integers, whole, x.of), x.of
+
+
+def as_sum(w: IntegerWriter, x: Operand) -> Accumulator:
+    """The numbers as int32 of one scale, without a zero point."""
+    if isinstance(x, Tensor):
+        most = float(x.abs().max()) or 1.0
+        integers = (x.double() * (FINE / most)).round()
+        return Accumulator(w.constant(integers.to(torch.int32)), torch.tensor(most / FINE), FINE)
+    if isinstance(x, Accumulator):
+        return uniform(w, x)
+    try:
+        integers8, of = as_int8(w, x)
+    except UnsupportedError:
+        return _in_halves(w, x)
+    limit = max(abs(of.low - of.zero_point), abs(of.high - of.zero_point))
+    value = rescale(w, integers8, [1.0], "INT32", zero_point=of.zero_point)
+    return Accumulator(value, torch.tensor(in_float32(of.scale), dtype=torch.float64), limit)
+
+
+def _in_halves(w: IntegerWriter, x: Lookup) -> Accumulator:
+    """Any function in 16 bits: the upper and the lower eight of them by a TABLE each."""
+    scale = (x.most or 1.0) / (FINE - 1)
+    integers = (x.numbers / scale).round().to(torch.int64)
+    parts = []
+    for levels, factor, zero_point in ((integers >> 8, 256.0, 0), ((integers & 255) - 128, 1.0, -128)):
+        part = w.op("TABLE", [x.integers, w.constant(levels.to(torch.int8))], x.shape, "INT8")
+        parts.append(rescale(w, part, [factor], "INT32", zero_point=zero_point))
+    return Accumulator(w.elementwise("ADD", *parts), torch.tensor(scale, dtype=torch.float64), FINE)
+
+
+def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
+    """The same of one scale, its bounds kept by the integers."""
+    if x.scales.numel() == 1 and (x.low, x.high) == (-math.inf, math.inf):
+        return replace(x, scales=x.scales.reshape(()))
+    step = x.limit * float(x.scales.max()) / 2**BITS
+    step = float(x.scales.max()) if x.scales.numel() == 1 else step
+    limit = math.ceil(x.limit * float(x.scales.max()) / step)
+    return Accumulator(on_grid(w, x, step), torch.tensor(step, dtype=torch.float64), limit)
+
+
+def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
+    """The numbers as multiples of `step`, in int32."""
+    if isinstance(x, Tensor):
+        return w.constant((x.double() / step).round().to(torch.int32))
+    if isinstance(x, Lookup):
+        try:
+            integers8, of = as_int8(w, x)
+        except UnsupportedError:
+            return on_grid(w, _in_halves(w, x), step)
+        return rescale(w, integers8, [in_float32(of.scale) / step], "INT32", zero_point=of.zero_point)
+    y = _rescaled(w, x, x.scales / step, "INT32", 0)
+    y = y if x.low == -math.inf else w.elementwise("MAXIMUM", y, round(x.low / step))
+    return y if x.high == math.inf else w.elementwise("MINIMUM", y, round(x.high / step))
+
+
+def _rescaled(
+    w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zero_point: int
+) -> TosaValue:
+    """By the factors of the last dimensions."""
+    if bool((factors == factors.flatten()[0]).all()):
+        factors = factors.flatten()[:1]
+    if dtype == "INT32" and factors.numel() == 1 and float(factors) == 1.0:
+        return x.integers
+    shape = x.shape
+    value = x.integers
+    if factors.numel() > 1:
+        varying = shape[len(shape) - factors.dim() :]
+        factors = factors.expand(varying).flatten()
+        value = w.reshape(value, (*shape[: len(shape) - len(varying)], factors.numel()))
+    y = rescale(w, value, factors.tolist(), dtype, to_zero_point=zero_point)
+    return w.reshape(y, shape)  # type: ignore[no-any-return]
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------
+
+
+def added(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumulator:
+    """The sum of both, or what `kind` makes of them on one grid, the finest on which int32 holds the sum."""
+    most = _most(x) + _most(y)
+    scale = max(_scale(x), _scale(y))
+    step = scale * 2.0 ** math.ceil(math.log2((most or 1.0) / 2**BITS / scale))
+    total = w.elementwise(kind, on_grid(w, x, step), on_grid(w, y, step))
+    limit = min(math.ceil(most / step) + 2, 2**31 - 1)
+    return Accumulator(total, torch.tensor(step, dtype=torch.float64), limit)
+
+
+def multiplied(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
+    """The product, of operands whose bits are as many as int32 holds the product of."""
+    a, b = as_sum(w, x), as_sum(w, y)
+    while a.limit * b.limit >= 2**BITS:
+        if a.limit >= b.limit:
+            a = _coarser(w, a, b)
+        else:
+            b = _coarser(w, b, a)
+    product = w.elementwise("MUL", a.integers, b.integers, extra=(w.number(0, "INT8"),))
+    return Accumulator(product, a.scales * b.scales, a.limit * b.limit)
+
+
+def _coarser(w: IntegerWriter, x: Accumulator, other: Accumulator) -> Accumulator:
+    """With fewer bits, but no fewer than half of a product's."""
+    wanted = max((2**BITS - 1) // other.limit, 2 ** (BITS // 2) - 1)
+    factor = 2.0 ** -math.ceil(math.log2((x.limit + 1) / wanted))
+    y = rescale(w, x.integers, [factor], "INT32")
+    return Accumulator(y, x.scales / factor, math.ceil(x.limit * factor))
+
+
+def _most(x: Operand) -> float:
+    return float(x.abs().max()) if isinstance(x, Tensor) else x.most
+
+
+def _scale(x: Operand) -> float:
+    """The scale from which a common grid is taken: exact for the operand that has the larger one."""
+    if isinstance(x, Tensor):
+        return 2.0**-100
+    return in_float32(x.of.scale) if isinstance(x, Lookup) else float(x.scales.max())
