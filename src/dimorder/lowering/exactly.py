@@ -52,18 +52,19 @@ def run(
     return [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor)], interpreter.differences
 
 
-def quotients(module: GraphModule, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
-    """What a graph rounds to integers, by the names of the nodes that quantise: real over scale, plus the zero
-    point, held in the type's range, in float64.
+def roundings(module: GraphModule, inputs: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """What a graph rounds to integers, and these, by the names of the nodes that quantise: real over scale,
+    plus the zero point, held in the type's range, in float64.
 
     >>> class Halves(torch.nn.Module):
     ...     def forward(self, x):
     ...         return QUANTIZE(x, 0.5, 3, -128, 127, torch.int8)
     >>> program = torch.export.export(Halves(), (torch.tensor([1.1, -99.0]),)).module()
-    >>> quotients(program, (torch.tensor([1.1, -99.0], dtype=torch.float64),))
-    {'quantize_per_tensor': tensor([   5.2000, -128.0000], dtype=torch.float64)}
+    >>> ((real, integers),) = roundings(program, (torch.tensor([1.1, -99.0]),)).values()
+    >>> real.to(torch.float32), integers
+    (tensor([   5.2000, -128.0000]), tensor([   5, -128], dtype=torch.int8))
     """
-    interpreter = _Quotients(module, {})
+    interpreter = _Roundings(module, {})
     with torch.no_grad():
         interpreter.run(*inputs)
     return interpreter.found
@@ -202,18 +203,18 @@ class _Exact(Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-class _Quotients(_Exact):
+class _Roundings(_Exact):
     def __init__(self, module: GraphModule, forced: Mapping[str, Tensor]) -> None:
         super().__init__(module, forced)
-        self.found: dict[str, Tensor] = {}
+        self.found: dict[str, tuple[Tensor, Tensor]] = {}
 
     def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
         if n.target is QUANTIZE:
-            args, kwargs = self.fetch_args_kwargs_from_env(n)
-            a = bound(n.target, args, kwargs)
+            a = bound(n.target, *self.fetch_args_kwargs_from_env(n))
             real = a["input"].double() / in_float32(a["scale"]) + a["zero_point"]
-            self.found[n.name] = real.clamp(a["quant_min"], a["quant_max"])
-        return super().run_node(n)
+            self.found[n.name] = real.clamp(a["quant_min"], a["quant_max"]), result
+        return result
 
 
 def _wide(value: Any) -> Any:

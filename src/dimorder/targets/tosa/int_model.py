@@ -42,23 +42,26 @@ class TosaModel:
     outputs: Sequence[str]
     rounded: Mapping[str, str]
 
-    def run(self, inputs: Sequence[Tensor], nearest: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+    def run(
+        self, inputs: Sequence[Tensor], exact: Mapping[str, tuple[Tensor, Tensor]] | None = None
+    ) -> list[Tensor]:
         """What the graph gives for its inputs, dense as it holds them.
 
-        `nearest` has the exact quotients, in float64, of which nodes of the program should give the nearest
-        integers: each is held to that, and taken for exact by what reads it. Raises `VerificationError` where
-        one is farther off than rounding explains.
+        `exact` are a program's roundings (`exactly.roundings`), to which the graph's are held one by one: each
+        is computed from those that the program has. Raises `VerificationError` where an integer is farther
+        from the number that was rounded than rounding explains.
         """
         held = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
-        asked: dict[str, list[tuple[str, Tensor]]] = {}
-        for name, exact in (nearest or {}).items():
+        asked: dict[str, list[str]] = {}
+        for name in exact or {}:
             if name in self.rounded:
-                asked.setdefault(self.rounded[name], []).append((name, exact))
+                asked.setdefault(self.rounded[name], []).append(name)
         last = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
         for i, node in enumerate(self.nodes):
             made = computed(node, [held[name] for name in node.inputs])
-            for name, exact in asked.get(node.output, ()):
-                made = agreed(made, exact.reshape(made.shape), name)
+            for name in asked.get(node.output, ()):
+                assert exact is not None
+                made = agreed(made, *exact[name], name)
             held[node.output] = made
             for name in set(node.inputs):
                 if last[name] == i and name not in self.outputs and name not in self.constants:
@@ -69,16 +72,16 @@ class TosaModel:
 HALF = 0.5 + 2**-6  # a quantum is rounded to the nearest; factors have 31 bits, sums 30, functions 16
 
 
-def agreed(made: Tensor, exact: Tensor, what: str) -> Tensor:
-    """The nearest integers, which are what was made but for ties and what lies near one."""
-    off = float((made.double() - exact).abs().max())
+def agreed(made: Tensor, real: Tensor, integers: Tensor, what: str) -> Tensor:
+    """The program's integers, where a graph's are those but for ties and what lies near one."""
+    off = float((made.double() - real.reshape(made.shape)).abs().max())
     if not off <= HALF:
         raise VerificationError(
             f"{what} in integers",
-            f"an integer is {off:.3f} quanta from the exact quotient, where rounding leaves {HALF:.3f}",
+            f"an integer is {off:.3f} quanta from the number that it stands for, where rounding leaves {HALF:.3f}",
             "report this network: a row of target tosa is wrong",
         )
-    return exact.round().to(made.dtype)
+    return integers.reshape(made.shape)
 
 
 def apply_scale(x: Tensor, multipliers: Tensor, shifts: Tensor) -> Tensor:

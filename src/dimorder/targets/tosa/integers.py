@@ -5,7 +5,7 @@ quantize, on the integers of both. What no row can compute in integers is refuse
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -30,6 +30,7 @@ from dimorder.targets.tosa.numbers import (
     added,
     as_int8,
     as_sum,
+    is_int8,
     multiplied,
     on_grid,
     quantised,
@@ -277,10 +278,58 @@ def _mean(w: W, a: Arguments) -> Numbers:
 
 
 def _summed(w: W, x: Numbers, dims: set[int], shape: tuple[int, ...]) -> Accumulator:
+    """Of int8 over neighbours by a convolution with ones, which reads them as they lie: Vela transposes what
+    REDUCE_SUM adds up along any but the last dimension."""
+    kernel = _kernel(x.shape, dims)
+    if isinstance(x, Lookup) and kernel is not None and is_int8(x):
+        values, of = as_int8(w, x)
+        first, last = min(dims), max(dims)
+        outer, channels = math.prod(x.shape[:first]), math.prod(x.shape[last + 1 :])
+        total = _with_ones(w, w.reshape(values, (outer, *kernel, channels)), of, kernel, (1, 1))
+        return w.reshape(total, shape)  # type: ignore[no-any-return]
     held = as_sum(w, x)
     limit = held.limit * math.prod(x.shape[d] for d in dims)
     total = reductions.reduce(w, "REDUCE_SUM", held.integers, dims)
     return Accumulator(w.reshape(total, shape), held.scales, limit)
+
+
+MAX_KERNEL = 64  # that Ethos-U has, in height and in width
+
+
+def _kernel(shape: tuple[int, ...], dims: set[int]) -> tuple[int, int] | None:
+    """The window that holds neighbouring dimensions, if it has both sides and something is behind it."""
+    sizes = [shape[d] for d in sorted(dims)]
+    if len(dims) != max(dims, default=0) - min(dims, default=0) + 1 or max(dims, default=0) == len(shape) - 1:
+        return None
+    sides = (sizes[0], math.prod(sizes[1:])) if sizes else (1, 1)
+    return sides if 1 < math.prod(sides) and max(sides) <= MAX_KERNEL else None
+
+
+def _with_ones(
+    w: W,
+    x: TosaValue,
+    of: IntegerType,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int] = (0, 0),
+    shape: tuple[int, ...] | None = None,
+) -> Accumulator:
+    """The sums of windows of int8 (N, H, W, C), in which padding counts for nothing."""
+    channels = x.shape[-1]
+    ones = torch.ones(channels, *kernel, 1, dtype=torch.int8)
+    call = SimpleNamespace(
+        x=whole(x),
+        weight_ohwi=ones,
+        bias=None,
+        stride=stride,
+        padding=[p for p in padding for _ in range(2)],
+        dilation=[1, 1],
+        groups=channels,
+        shape=shape or (x.shape[0], 1, 1, channels),
+        zero_points=(of.zero_point, 0),
+    )
+    scale = torch.tensor([in_float32(of.scale)], dtype=torch.float64)
+    return Accumulator(spatial.convolution(w, call), scale, _limit(ones, None, of, 0))
 
 
 def _extreme_of(kind: str) -> Callable[[W, Arguments], Lookup]:
@@ -301,18 +350,11 @@ def _max_pool(w: W, a: Arguments) -> Lookup:
 def _avg_pool(w: W, a: Arguments) -> Numbers:
     """A depthwise convolution with ones, and the reciprocals of how many elements lie in each window."""
     x, of = as_int8(w, w.dense(a.x))
-    channels, taps = x.shape[-1], math.prod(a.kernel_size)
-    ones = torch.ones(channels, *a.kernel_size, 1, dtype=torch.int8)
-    padding = [p for p in a.padding for _ in range(2)]
-    given = {"x": whole(x), "weight_ohwi": ones, "bias": None, "padding": padding}
-    given |= {"zero_points": (of.zero_point, 0), "dilation": [1, 1], "groups": channels}
-    sums = spatial.convolution(w, SimpleNamespace(**{**vars(a), **given}))
-    scale = torch.tensor([in_float32(of.scale)], dtype=torch.float64)
-    total = Accumulator(sums, scale, _limit(ones, None, of, 0))
+    total = _with_ones(w, x, of, a.kernel_size, a.stride, a.padding, a.shape)
     counts = _counts(a, x.shape[1:3])
     if bool((counts == counts.flatten()[0]).all()):
         return _scaled(w, total, 1 / float(counts.flatten()[0]))  # type: ignore[return-value]
-    return multiplied(w, total, (1 / counts)[None, :, :, None] * torch.ones(1, dtype=torch.float64)) if taps else total
+    return multiplied(w, total, (1 / counts)[None, :, :, None])
 
 
 def _counts(a: Arguments, sizes: tuple[int, ...]) -> Tensor:

@@ -180,11 +180,21 @@ def as_int8(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
     if not isinstance(x, Lookup):
         found = "a constant" if isinstance(x, Tensor) else "a sum"
         raise UnsupportedError("an operand", f"{found} that is not quantised", "quantise it")
-    levels = x.numbers / in_float32(x.of.scale) + x.of.zero_point
-    whole = levels.round()
-    if float((levels - whole).abs().max()) > 1e-6 or whole.min() < x.of.low or whole.max() > x.of.high:
+    if not is_int8(x):
         raise UnsupportedError("an operand", "a function of it that is not quantised", "quantise it")
-    return looked_up(w, x.integers, whole, x.of), x.of
+    return looked_up(w, x.integers, _levels(x).round(), x.of), x.of
+
+
+def is_int8(x: Lookup) -> bool:
+    """Whether each of the numbers is one that integers of the source's own type stand for."""
+    levels = _levels(x)
+    whole = levels.round()
+    near = bool(((levels - whole).abs() < 1e-6).all())
+    return near and x.of.low <= float(whole.min()) and float(whole.max()) <= x.of.high
+
+
+def _levels(x: Lookup) -> Tensor:
+    return x.numbers / in_float32(x.of.scale) + x.of.zero_point
 
 
 def as_sum(w: IntegerWriter, x: Operand) -> Accumulator:
@@ -195,10 +205,9 @@ def as_sum(w: IntegerWriter, x: Operand) -> Accumulator:
         return Accumulator(w.constant(integers.to(torch.int32)), torch.tensor(most / FINE), FINE)
     if isinstance(x, Accumulator):
         return uniform(w, x)
-    try:
-        integers8, of = as_int8(w, x)
-    except UnsupportedError:
+    if not is_int8(x):
         return _in_halves(w, x)
+    integers8, of = as_int8(w, x)
     limit = max(abs(of.low - of.zero_point), abs(of.high - of.zero_point))
     value = rescale(w, integers8, [1.0], "INT32", zero_point=of.zero_point)
     return Accumulator(value, torch.tensor(in_float32(of.scale), dtype=torch.float64), limit)
@@ -230,10 +239,9 @@ def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
     if isinstance(x, Tensor):
         return w.constant((x.double() / step).round().to(torch.int32))
     if isinstance(x, Lookup):
-        try:
-            integers8, of = as_int8(w, x)
-        except UnsupportedError:
+        if not is_int8(x):
             return on_grid(w, _in_halves(w, x), step)
+        integers8, of = as_int8(w, x)
         return rescale(w, integers8, [in_float32(of.scale) / step], "INT32", zero_point=of.zero_point)
     y = _rescaled(w, x, x.scales / step, "INT32", 0)
     y = y if x.low == -math.inf else w.elementwise("MAXIMUM", y, round(x.low / step))

@@ -108,7 +108,7 @@ def emit_integers(program: ExportedProgram, contract: Contract, operators: Table
     def run_model(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the graph gives, each of whose integers is the nearest to what the program computes of others."""
         held = [torch.from_numpy(_physical(x, spec)) for x, spec in zip(inputs, contract.inputs, strict=True)]
-        model.run(held, exactly.quotients(module, inputs))
+        model.run(held, exactly.roundings(module, inputs))
         return [
             _logical(y.numpy(), spec) for y, spec in zip(model.run(held), contract.outputs, strict=True)
         ]
