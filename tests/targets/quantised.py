@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+
+INT8 = (-128, 127, torch.int8)
+
+
+def quantised(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    """The numbers that int8 values of that scale and zero point stand for, nearest to these."""
+    return DEQUANTIZE(QUANTIZE(x, scale, zero_point, *INT8), scale, zero_point, *INT8)
+
+
+class Between(nn.Module):
+    """What `compute` makes of quantised values of awkward scales and zero points, quantised."""
+
+    SCALES = ((0.0247, 5), (0.0313, -17), (0.0189, 0))
+
+    def __init__(self, compute: Callable[..., Tensor], result: tuple[float, int]) -> None:
+        super().__init__()
+        self.compute, self.result = compute, result
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        held = [quantised(x, *scale) for x, scale in zip(inputs, self.SCALES, strict=False)]
+        return quantised(self.compute(*held), *self.result)
 
 
 def by_xnnpack(model: nn.Module, x: Tensor) -> nn.Module:

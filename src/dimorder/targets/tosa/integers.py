@@ -155,6 +155,7 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
     `arithmetic` writes it in integers.
     """
     names = [argument.name for argument in target._schema.arguments]
+    named = {argument.name for argument in target._schema.arguments if argument.kwarg_only}
 
     def build(w: W, a: Arguments) -> Numbers:
         given = {name: _operand(w, getattr(a, name)) for name in names}
@@ -164,8 +165,10 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
         if held and len(lookups) == len(held) and all(x.numel() == 1 for x in constants):
             first = lookups[0]
             if all(x.integers == first.integers for x in lookups):
-                args = [_plain(given[name]) for name in names]
-                return replace(first, numbers=target(*args).to(torch.float64))
+                plain = {name: _plain(x) for name, x in given.items()}
+                args = [plain[name] for name in names if name not in named]
+                numbers = target(*args, **{name: plain[name] for name in named})
+                return replace(first, numbers=numbers)
         if arithmetic is None:
             sums = any(isinstance(x, Accumulator) for x in held)
             raise _refuse("a function of a sum that is not quantised" if sums else "a function of two values")

@@ -226,12 +226,15 @@ def _in_halves(w: IntegerWriter, x: Lookup) -> Accumulator:
 
 def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
     """The same of one scale, its bounds kept by the integers."""
-    if x.scales.numel() == 1 and (x.low, x.high) == (-math.inf, math.inf):
-        return replace(x, scales=x.scales.reshape(()))
-    step = x.limit * float(x.scales.max()) / 2**BITS
-    step = float(x.scales.max()) if x.scales.numel() == 1 else step
-    limit = math.ceil(x.limit * float(x.scales.max()) / step)
-    return Accumulator(on_grid(w, x, step), torch.tensor(step, dtype=torch.float64), limit)
+    scale = float(x.scales.max())
+    step = scale if x.scales.numel() == 1 else x.limit * scale / 2**BITS
+    limit = math.ceil(x.limit * scale / step)
+    value = _rescaled(w, x, x.scales / step, "INT32", 0)
+    for kind, bound in (("MAXIMUM", x.low), ("MINIMUM", x.high)):
+        if abs(bound) < limit * step:
+            value = w.elementwise(kind, value, round(bound / step))
+    limit = min(limit, math.ceil(max(abs(x.low), abs(x.high), step) / step) if x.most < limit * step else limit)
+    return Accumulator(value, torch.tensor(step, dtype=torch.float64), limit)
 
 
 def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
@@ -243,9 +246,8 @@ def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
             return on_grid(w, _in_halves(w, x), step)
         integers8, of = as_int8(w, x)
         return rescale(w, integers8, [in_float32(of.scale) / step], "INT32", zero_point=of.zero_point)
-    y = _rescaled(w, x, x.scales / step, "INT32", 0)
-    y = y if x.low == -math.inf else w.elementwise("MAXIMUM", y, round(x.low / step))
-    return y if x.high == math.inf else w.elementwise("MINIMUM", y, round(x.high / step))
+    x = x if (x.low, x.high) == (-math.inf, math.inf) else uniform(w, x)
+    return _rescaled(w, x, x.scales / step, "INT32", 0)
 
 
 def _rescaled(
