@@ -112,6 +112,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "cat of sums": (lambda x, y: torch.cat([x + y, x], 1) * (0.2 * Y[0, :1]), (X, Y)),
     "moved floats": (lambda x, y: (x + y).transpose(1, 2)[:, 1:].flip(2).reshape(2, 4, 42), (X, Y)),
     "padded floats": (lambda x, y: F.pad(x + y, (1, 0, 2, 1)), (X, Y)),
+    "softmax": (lambda x: x.softmax(-1), (X,)),
+    "softmax over channels": (lambda x: (x * 0.3).softmax(1), (X,)),
+    "layer norm": (lambda x: F.layer_norm(x, (7,)), (X,)),
+    "layer norm, affine": (lambda x: F.layer_norm(x, (5, 7), Y[0, 0], Z[0, 0], 1e-3), (X,)),
+    "layer norm of rows that are nearly constant": (lambda x: F.layer_norm(x, (7,)), (X * 0.01,)),
     "product of matrices": (lambda x, y: x @ y.transpose(2, 3), (X, Y)),
 }
 

@@ -182,7 +182,24 @@ def _clamp(n: TosaNode, x: Tensor) -> Tensor:
 
 
 def _table(n: TosaNode, x: Tensor, table: Tensor) -> Tensor:
-    return table[x.to(torch.int64) + 128]
+    """Of int16 the entries for the upper 9 bits, and between two of them the lower 7 bits of the way."""
+    if x.dtype == torch.int8:
+        return table[x.to(torch.int64) + 128]
+    index, rest = (x.to(torch.int64) >> 7) + 256, x.to(torch.int64) & 127
+    below, above = table[index].to(torch.int64), table[index + 1].to(torch.int64)
+    return below * 128 + (above - below) * rest
+
+
+def _leading_zeros(n: TosaNode, x: Tensor) -> Tensor:
+    assert bool((x >= 0).all())
+    bits = torch.arange(31)
+    return 32 - (x.to(torch.int64)[..., None] >> bits > 0).sum(-1)
+
+
+def _shifted_right(n: TosaNode, x: Tensor, by: Tensor) -> Tensor:
+    x, by = x.to(torch.int64), by.to(torch.int64)
+    half = torch.where(by > 0, 1 << (by - 1).clamp(min=0), 0) if n.attributes["round"] else 0
+    return (x + half) >> by
 
 
 def _max_pool(n: TosaNode, x: Tensor) -> Tensor:
@@ -233,6 +250,10 @@ _COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "MUL": _elementwise(_multiply),
         "MAXIMUM": _elementwise(torch.maximum),
         "MINIMUM": _elementwise(torch.minimum),
+        "ABS": _elementwise(torch.abs),
+        "CLZ": _leading_zeros,
+        "LOGICAL_LEFT_SHIFT": _elementwise(torch.bitwise_left_shift),
+        "ARITHMETIC_RIGHT_SHIFT": _shifted_right,
         "CAST": _elementwise(lambda x: x),
         "CLAMP": _clamp,
         "TABLE": _table,

@@ -36,6 +36,7 @@ from dimorder.targets.tosa.numbers import (
     quantised,
 )
 from dimorder.targets.tosa.ops import unsupported_value
+from dimorder.targets.tosa.quotients import layer_norm, softmax
 from dimorder.targets.tosa.reductions import reduced_dims
 from dimorder.targets.tosa.writer import TosaValue
 
@@ -344,6 +345,27 @@ def _extreme_of(kind: str) -> Callable[[W, Arguments], Lookup]:
     return build
 
 
+def _softmax(w: W, a: Arguments) -> Accumulator:
+    x = w.dense(a.self)
+    if not isinstance(x, Lookup):
+        raise _refuse("a softmax of what is not quantised")
+    return softmax(w, x, a.dim % len(x.shape))
+
+
+def _layer_norm(w: W, a: Arguments) -> Accumulator:
+    x = w.dense(a.input)
+    if not isinstance(x, Lookup):
+        raise _refuse("a normalisation of what is not quantised")
+    rank = len(x.shape)
+    dims = range(rank - len(a.normalized_shape), rank)
+    return layer_norm(w, x, set(dims), a.weight, a.bias, a.eps)
+
+
+def _check_layer_norm(a: Arguments) -> str | None:
+    constant = a.is_constant(a.weight) and a.is_constant(a.bias)
+    return None if constant else "a weight or a bias that is not constant"
+
+
 def _max_pool(w: W, a: Arguments) -> Lookup:
     x, of = as_int8(w, w.dense(a.x))
     y = spatial.max_pool(w, x, a.kernel_size, a.stride, a.padding, a.shape)
@@ -404,13 +426,12 @@ def _moved(row: Row) -> Row:
 
 
 def _cat(w: W, a: Arguments) -> Any:
-    operands = [w.dense(x) for x in a.tensors]
-    if all(isinstance(x, TosaValue) for x in operands):
-        return moves.concat(w, operands, a.dim % len(a.shape))
-    most = max(float(x.abs().max()) if isinstance(x, Tensor) else x.most for x in operands)
-    step = most / 2**29
-    parts = [on_grid(w, x, step) for x in operands]
-    joined = moves.concat(w, parts, a.dim % len(a.shape))
+    dim = a.dim % len(a.shape)
+    if not a.dtype.is_floating_point:
+        return moves.concat(w, [w.dense(x) for x in a.tensors], dim)
+    operands: list[Operand] = [_operand(w, x) for x in a.tensors]
+    step = max(float(x.abs().max()) if isinstance(x, Tensor) else x.most for x in operands) / 2**29
+    joined = moves.concat(w, [on_grid(w, x, step) for x in operands], dim)
     return Accumulator(joined, torch.tensor(step, dtype=torch.float64), 2**29 + 1)
 
 
@@ -493,6 +514,8 @@ OPERATORS = Table(
             aten.mean.dim: Row(_mean),
             aten.amax.default: Row(_extreme_of("REDUCE_MAX")),
             aten.amin.default: Row(_extreme_of("REDUCE_MIN")),
+            aten.softmax.int: Row(_softmax),
+            aten.layer_norm.default: Row(_layer_norm, _check_layer_norm),
             dimorder.max_pool2d_nhwc.default: Row(_max_pool, spatial.check_max_pool),
             dimorder.avg_pool2d_nhwc.default: Row(_avg_pool),
             dimorder.upsample_nearest2d_nhwc.default: Row(_nearest),

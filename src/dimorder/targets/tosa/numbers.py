@@ -24,7 +24,8 @@ from dimorder.targets.tosa.rescale import fits, rescale, rescaled
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 BITS = 30  # of a sum: one is left for what rounding adds
-FINE = 2**15  # steps of the numbers that are made of constants, or of a function, besides the sign
+FINE = 2**15  # steps of a function's numbers, besides the sign
+EXACT = 2**24  # steps of a constant's: a float32 has no more
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,42 +181,52 @@ def as_int8(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
     if not isinstance(x, Lookup):
         found = "a constant" if isinstance(x, Tensor) else "a sum"
         raise UnsupportedError("an operand", f"{found} that is not quantised", "quantise it")
-    if not is_int8(x):
+    of = _type(x)
+    if of is None:
         raise UnsupportedError("an operand", "a function of it that is not quantised", "quantise it")
-    return looked_up(w, x.integers, _levels(x).round(), x.of), x.of
+    return looked_up(w, x.integers, _levels(x, of).round(), x.of), of
 
 
 def is_int8(x: Lookup) -> bool:
-    """Whether each of the numbers is one that integers of the source's own type stand for."""
-    levels = _levels(x)
-    whole = levels.round()
-    near = bool(((levels - whole).abs() < 1e-6).all())
-    return near and x.of.low <= float(whole.min()) and float(whole.max()) <= x.of.high
+    """Whether int8 values stand for the numbers exactly."""
+    return _type(x) is not None
 
 
-def _levels(x: Lookup) -> Tensor:
-    return x.numbers / in_float32(x.of.scale) + x.of.zero_point
+def _type(x: Lookup) -> IntegerType | None:
+    """What such int8 values stand for: what the source's do, or these times a factor."""
+    for scale in (x.of.scale, _slope(x.numbers)):
+        of = replace(x.of, scale=scale)
+        levels = _levels(x, of)
+        whole = levels.round()
+        near = bool(((levels - whole).abs() < 1e-5).all())
+        if scale > 0 and near and of.low <= float(whole.min()) and float(whole.max()) <= of.high:
+            return of
+    return None
+
+
+def _levels(x: Lookup, of: IntegerType) -> Tensor:
+    return x.numbers / (in_float32(of.scale) or 1.0) + of.zero_point
 
 
 def as_sum(w: IntegerWriter, x: Operand) -> Accumulator:
     """The numbers as int32 of one scale, without a zero point."""
     if isinstance(x, Tensor):
         most = float(x.abs().max()) or 1.0
-        integers = (x.double() * (FINE / most)).round()
-        return Accumulator(w.constant(integers.to(torch.int32)), torch.tensor(most / FINE), FINE)
+        integers = w.constant((x.double() * (EXACT / most)).round().to(torch.int32))
+        return Accumulator(integers, torch.tensor(most / EXACT, dtype=torch.float64), EXACT)
     if isinstance(x, Accumulator):
         return uniform(w, x)
     if not is_int8(x):
-        return _in_halves(w, x)
+        return in_halves(w, x)
     integers8, of = as_int8(w, x)
     limit = max(abs(of.low - of.zero_point), abs(of.high - of.zero_point))
     value = rescale(w, integers8, [1.0], "INT32", zero_point=of.zero_point)
     return Accumulator(value, torch.tensor(in_float32(of.scale), dtype=torch.float64), limit)
 
 
-def _in_halves(w: IntegerWriter, x: Lookup) -> Accumulator:
+def in_halves(w: IntegerWriter, x: Lookup, scale: float | None = None) -> Accumulator:
     """Any function in 16 bits: the upper and the lower eight of them by a TABLE each."""
-    scale = (x.most or 1.0) / (FINE - 1)
+    scale = (x.most or 1.0) / (FINE - 1) if scale is None else scale
     integers = (x.numbers / scale).round().to(torch.int64)
     parts = []
     for levels, factor, zero_point in ((integers >> 8, 256.0, 0), ((integers & 255) - 128, 1.0, -128)):
@@ -243,7 +254,7 @@ def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
         return w.constant((x.double() / step).round().to(torch.int32))
     if isinstance(x, Lookup):
         if not is_int8(x):
-            return on_grid(w, _in_halves(w, x), step)
+            return on_grid(w, in_halves(w, x), step)
         integers8, of = as_int8(w, x)
         return rescale(w, integers8, [in_float32(of.scale) / step], "INT32", zero_point=of.zero_point)
     x = x if (x.low, x.high) == (-math.inf, math.inf) else uniform(w, x)
@@ -282,23 +293,16 @@ def added(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumu
 
 
 def multiplied(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
-    """The product, of operands whose bits are as many as int32 holds the product of."""
+    """The product, rounded to what int32 holds."""
     a, b = as_sum(w, x), as_sum(w, y)
-    while a.limit * b.limit >= 2**BITS:
-        if a.limit >= b.limit:
-            a = _coarser(w, a, b)
-        else:
-            b = _coarser(w, b, a)
-    product = w.elementwise("MUL", a.integers, b.integers, extra=(w.number(0, "INT8"),))
-    return Accumulator(product, a.scales * b.scales, a.limit * b.limit)
+    shift = max(0, math.ceil(math.log2(a.limit * b.limit)) - BITS)
+    product = times(w, a.integers, b.integers, shift)
+    return Accumulator(product, a.scales * b.scales * 2.0**shift, (a.limit * b.limit >> shift) + 1)
 
 
-def _coarser(w: IntegerWriter, x: Accumulator, other: Accumulator) -> Accumulator:
-    """With fewer bits, but no fewer than half of a product's."""
-    wanted = max((2**BITS - 1) // other.limit, 2 ** (BITS // 2) - 1)
-    factor = 2.0 ** -math.ceil(math.log2((x.limit + 1) / wanted))
-    y = rescale(w, x.integers, [factor], "INT32")
-    return Accumulator(y, x.scales / factor, math.ceil(x.limit * factor))
+def times(w: IntegerWriter, x: TosaValue, y: TosaValue, shift: int) -> TosaValue:
+    """x · y / 2**shift, rounded half up; the product has 64 bits."""
+    return w.elementwise("MUL", x, y, extra=(w.number(shift, "INT8"),))
 
 
 def _most(x: Operand) -> float:
