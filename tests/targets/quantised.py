@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 
 INT8 = (-128, 127, torch.int8)
 
@@ -30,6 +30,36 @@ class Between(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         held = [quantised(x, *scale) for x, scale in zip(inputs, self.SCALES, strict=False)]
         return quantised(self.compute(*held), *self.result)
+
+
+class Product(nn.Module):
+    """A product with int8 weights of a scale per output channel, or of one, clamped and quantised."""
+
+    def __init__(
+        self,
+        compute: Callable[..., Tensor],
+        shape: tuple[int, ...],
+        dim: int = 0,
+        zero_point: int | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.compute, self.dim, self.zero_point = compute, dim, zero_point
+        self.integers = torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
+        self.scales = 0.002 + 0.004 * torch.rand(shape[dim], generator=generator)
+        bias_shape = torch.randn(12, generator=generator)
+        self.bias = nn.Parameter(bias_shape) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.zero_point is None:
+            zeros = torch.zeros_like(self.scales, dtype=torch.int64)
+            how = (self.scales, zeros, self.dim, -127, 127, torch.int8)
+            weight = DEQUANTIZE_CHANNELS(self.integers, *how)
+        else:
+            weight = DEQUANTIZE(self.integers, 0.0041, self.zero_point, *INT8)
+        product = self.compute(quantised(x, 0.0247, 5), weight, self.bias)
+        return quantised(torch.nn.functional.hardtanh(product, -1.31, 1.87), 0.0151, -9)
 
 
 def by_xnnpack(model: nn.Module, x: Tensor) -> nn.Module:

@@ -18,7 +18,7 @@ pytest.importorskip("tosa_serializer")
 import dimorder
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
-from tests.targets.quantised import Between
+from tests.targets.quantised import Between, Product, by_arm, by_xnnpack, quantised
 
 X, Y, Z = (torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2, 3))
 RESULTS = ((0.0311, -7), (0.0089, 3), (0.0247, 6))
@@ -139,3 +139,150 @@ def lower(module: nn.Module, inputs: tuple[Tensor, ...]) -> Lowered:
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_between_quantised_values(name: str, result: tuple[float, int]) -> None:
     assert lowered(name, result).verified.artifact_ran
+
+
+PRODUCTS: dict[str, Any] = {
+    "convolution": (lambda x, w, b: F.conv2d(x, w, b, (2, 1), (1, 2), (1, 2)), (12, 6, 3, 2)),
+    "of one scale and a zero point": (lambda x, w, b: F.conv2d(x, w, b, 1, 1), (12, 6, 3, 3), 0, 3),
+    "without a bias": (lambda x, w, b: F.conv2d(x, w, b, 3, (0, 1)), (12, 6, 2, 2), 0, None, False),
+    "grouped": (lambda x, w, b: F.conv2d(x, w, b, 1, (0, 1), 1, 2), (12, 3, 3, 5)),
+    "depthwise": (lambda x, w, b: F.conv2d(x, w, b, (1, 2), (1, 2), 1, 6), (12, 1, 3, 5)),
+    "transposed": (lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, (0, 1)), (6, 12, 3, 2), 1),
+    "linear": (F.linear, (12, 7)),
+    "in three dimensions": (lambda x, w, b: F.conv3d(x[:, :, None], w, b, 1, (1, 0, 2)), (12, 6, 2, 3, 3)),
+    "in one dimension": (lambda x, w, b: F.conv1d(x.flatten(2), w, b, 2, 1), (12, 6, 3)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_with_int8_weights(name: str) -> None:
+    found = inspect_tosa(lower(Product(*PRODUCTS[name]), (X,)).artifact.data)
+    assert found.operators["RESCALE"] == 1 and found.operators["CLAMP"] == 1
+
+
+def test_a_constant_matrix_on_the_right() -> None:
+    module = Between(lambda x: x @ quantised(Y[0, 0].t(), 0.0311, 0), (0.0911, -7))
+    assert lower(module, (X,)).verified.artifact_ran
+
+
+def test_a_weight_on_the_left_whose_scales_are_those_of_rows() -> None:
+    """Features first: the plan takes the linear's result transposed."""
+    product = Product(lambda x, w, b: F.linear(x.flatten(2).transpose(1, 2), w, b).transpose(1, 2), (12, 6))
+    made = lower(product, (X,))
+    found = inspect_tosa(made.artifact.data)
+    assert (found.operators["MATMUL"], found.transposes) == (1, 0)
+
+
+REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
+    "a float weight": (
+        Between(lambda x: F.conv2d(x, Y[:, :, :3, :2]), (0.0911, -7)),
+        (X,),
+        "dimorder.conv2d_nhwc.default, a weight that is not quantised",
+    ),
+    "a sum between": (
+        Between(lambda x, y: torch.sigmoid(x + y), (0.0911, -7)),
+        (X, Y),
+        "aten.sigmoid.default, a function of a sum that is not quantised",
+    ),
+    "a product of what is not quantised": (
+        Between(lambda x: F.conv2d(torch.sigmoid(x), quantised(Y[:, :, :3, :2], 0.01, 0)), (0.0911, -7)),
+        (X,),
+        "dimorder.conv2d_nhwc.default, a function of it that is not quantised",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_form_in_integers_is_refused_with_its_place(name: str) -> None:
+    module, inputs, told = REFUSED[name]
+    with pytest.raises(dimorder.DimorderError) as raised:
+        dimorder.lower(module, inputs, target="tosa")
+    where, found, fix = str(raised.value).splitlines()
+    operator, reason = told.split(", ")
+    assert where.startswith(f"{operator} (quantised.py:")
+    assert found == f"  found: {reason}"
+    assert fix == "  fix: quantise its operands and its result, replace it in the module, or choose another target"
+
+
+class Floats(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return quantised(x, 0.0247, 5) * y
+
+
+def test_floats_at_the_boundary_are_refused() -> None:
+    with pytest.raises(dimorder.DimorderError) as raised:
+        dimorder.lower(Floats(), (X, Y), target="tosa")
+    assert str(raised.value).splitlines() == [
+        "input 'y'",
+        "  found: floats, where a graph of integers takes and gives integers",
+        "  fix: quantise inputs first thing and outputs last thing, or choose another target",
+    ]
+
+
+@pytest.mark.parametrize(("taken", "given"), [("uint8", None), (None, "uint8"), ("uint8", "uint8")])
+def test_bytes_at_the_boundary(taken: str | None, given: str | None) -> None:
+    made = dimorder.lower(
+        Between(torch.tanh, RESULTS[0]), (X,), target="tosa", input_types=taken, output_types=given, run_artifact=True
+    )
+    (x,), (y,) = made.contract.inputs, made.contract.outputs
+    assert (x.dtype, y.dtype) == (taken or "int8", given or "int8")
+    real = torch.tanh(quantised(X, 0.0247, 5))
+    got = y.real(made.run(x.quantised(X)))
+    assert float((got - real.clamp(y.real(torch.tensor(0 if given else -128)))).abs().max()) <= 0.0311
+
+
+class Net(nn.Module):
+    """Convolutions, depthwise and transposed too, a residual, a cat of two scales, a pool, a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.point = nn.Conv2d(8, 8, 1)
+        self.up = nn.ConvTranspose2d(8, 8, 2, 2)
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        x = x + self.point(F.hardtanh(self.depthwise(x), 0.0, 6.0))
+        y = F.max_pool2d(self.up(x), 2)
+        return self.last(torch.cat([x, y], 1).mean((2, 3)))
+
+
+@pytest.mark.parametrize("quantise", [by_xnnpack, by_arm])
+@pytest.mark.parametrize(("order", "transposes"), [("NCHW", 1), ("NHWC", 0)])
+def test_a_network_of_either_quantizer(
+    quantise: Callable[[nn.Module, Tensor], nn.Module], order: str, transposes: int
+) -> None:
+    x = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(3))
+    made = dimorder.lower(
+        quantise(Net(), x), (x,), target="tosa", input_orders=order, run_artifact=True
+    )
+    found = inspect_tosa(made.artifact.data)
+    assert (found.transposes, made.to_dict()["optimal"]) == (transposes, True)
+    assert found.transpose_bytes == transposes * x.numel()  # a byte for each element
+
+
+def test_a_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dimorder.errors import VerificationError
+    from dimorder.targets.tosa import numbers
+
+    right = numbers.rescale
+    monkeypatch.setattr(
+        numbers, "rescale", lambda w, x, factors, *a, **k: right(w, x, [f * 1.01 for f in factors], *a, **k)
+    )
+    with pytest.raises(VerificationError, match="quanta from the number that it stands for"):
+        dimorder.lower(Between(torch.mul, RESULTS[0]), (X, Y), target="tosa")
+
+
+def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dimorder.errors import VerificationError
+    from dimorder.targets.tosa import int_model
+
+    right = int_model._COMPUTE["RESCALE"]
+    wrong = {**int_model._COMPUTE, "RESCALE": lambda n, x, *rest: right(n, x, *rest) + (x == x.max())}
+    monkeypatch.setattr(int_model, "_COMPUTE", wrong)
+    with pytest.raises(VerificationError):
+        dimorder.lower(Between(torch.mul, RESULTS[0]), (X, Y), target="tosa", run_artifact=True)

@@ -202,7 +202,7 @@ def _clamped(quantize: Node) -> bool:
 
 def _scale_bias(module: GraphModule, product: Node) -> None:
     arguments: tuple[Any, ...] = product.args
-    x, weight, bias, *rest = arguments
+    x, weight, bias, *rest = (*arguments, None) if len(arguments) == 2 else arguments  # a linear's bias
     held = [getattr(module, str(n.target), None) if isinstance(n, Node) else None for n in (weight, bias)]
     if (
         not isinstance(x, Node)

@@ -44,7 +44,7 @@ def write(
     in_integers = QUANTIZE in operators.rows
     fix = QUANTISE_FIX if in_integers else FIX
     for node in signature.inputs:
-        reason = unsupported_value(node.meta["val"])
+        reason = operators.unfit(node.meta["val"], False)
         if reason:
             raise UnsupportedError(f"input {node.name!r}", reason, BOUNDARY_FIX)
         if in_integers and node.meta["val"].is_floating_point():
@@ -79,16 +79,17 @@ def write(
         with _blamed(f"output {spec.name!r}", BOUNDARY_FIX):
             view = held if isinstance(held, View) else whole(writer.constant(held))
             dense = writer.dense(view.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else view)
-            if not isinstance(dense, TosaValue):
-                raise UnsupportedError(f"output {spec.name!r}", FLOAT, ENDS_FIX)
-            writer.output(dense)
+        if not isinstance(dense, TosaValue):
+            raise UnsupportedError(f"output {spec.name!r}", FLOAT, ENDS_FIX)
+        writer.output(dense)
     return writer.finish(), writer.model(rounded)
 
 
 def _input(writer: TosaWriter, node: Node, spec: TensorSpec) -> View[TosaValue]:
     """The graph's input, seen as the program's signature shows it."""
     shape: Sequence[Any] = spec.dim_order.physical_shape(spec.shape)
-    dense = whole(writer.input(node.name, shape, DTYPES[node.meta["val"].dtype]))
+    dtype = DTYPES.get(node.meta["val"].dtype, "INT8")  # unsigned ones too
+    dense = whole(writer.input(node.name, shape, dtype))
     return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
 
 

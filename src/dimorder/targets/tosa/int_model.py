@@ -74,14 +74,15 @@ HALF = 0.5 + 2**-6  # a quantum is rounded to the nearest; factors have 31 bits,
 
 def agreed(made: Tensor, real: Tensor, integers: Tensor, what: str) -> Tensor:
     """The program's integers, where a graph's are those but for ties and what lies near one."""
-    off = float((made.double() - real.reshape(made.shape)).abs().max())
+    held = made.view(integers.dtype) if made.dtype == torch.int8 else made
+    off = float((held.double() - real.reshape(made.shape)).abs().max())
     if not off <= HALF:
         raise VerificationError(
             f"{what} in integers",
             f"an integer is {off:.3f} quanta from the number that it stands for, where rounding leaves {HALF:.3f}",
             "report this network: a row of target tosa is wrong",
         )
-    return integers.reshape(made.shape)
+    return integers.view(made.dtype).reshape(made.shape)
 
 
 def apply_scale(x: Tensor, multipliers: Tensor, shifts: Tensor) -> Tensor:
@@ -149,8 +150,10 @@ def _matmul(n: TosaNode, x: Tensor, y: Tensor, x_zero: Tensor, y_zero: Tensor) -
 def _rescale(
     n: TosaNode, x: Tensor, multipliers: Tensor, shifts: Tensor, zero: Tensor, to_zero: Tensor
 ) -> Tensor:
-    wide = x.to(torch.int64) - zero.to(torch.int64)
-    y = apply_scale(wide, multipliers.to(torch.int64), shifts) + to_zero.to(torch.int64)
+    wide = x.to(torch.int64) & 255 if n.attributes["input_unsigned"] else x.to(torch.int64)
+    y = apply_scale(wide - zero.to(torch.int64), multipliers.to(torch.int64), shifts) + to_zero.to(torch.int64)
+    if n.attributes["output_unsigned"]:
+        return y.clamp(0, 255).to(torch.uint8).view(torch.int8)
     limits = torch.iinfo(n.dtype)
     if n.dtype == torch.int32:
         assert bool((y >= limits.min).all() & (y <= limits.max).all()), f"{n.output} overflows"

@@ -38,6 +38,7 @@ from dimorder.targets.tosa.numbers import (
 from dimorder.targets.tosa.ops import unsupported_value
 from dimorder.targets.tosa.quotients import layer_norm, softmax
 from dimorder.targets.tosa.reductions import reduced_dims
+from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
 
 aten = torch.ops.aten
@@ -51,25 +52,35 @@ def _refuse(found: str) -> UnsupportedError:
 # -- the boundary of what is computed ----------------------------------------------------------------------
 
 
+def unfit(value: Any) -> str | None:
+    """What keeps a value of a quantised program from being a tensor of TOSA, or None."""
+    return None if isinstance(value, Tensor) and value.dtype == torch.uint8 else unsupported_value(value)
+
+
 def _quantize(w: W, a: Arguments) -> TosaValue:
-    return quantised(w, _numbers(w, a.input), IntegerType(a.dtype, a.scale, a.zero_point))
-
-
-def _check_quantize(a: Arguments) -> str | None:
-    if a.dtype != torch.int8 or (a.quant_min, a.quant_max) != (-128, 127):
-        return f"{a.dtype} from {a.quant_min} to {a.quant_max}, where this target has int8"
-    return None
+    of = IntegerType(a.dtype, a.scale, a.zero_point)
+    integers = quantised(w, _numbers(w, a.input), of.as_type(torch.int8))
+    if of.dtype == torch.int8:
+        return integers
+    return rescale(w, integers, [1.0], "INT8", zero_point=-128, to_unsigned=True)
 
 
 def _dequantize(w: W, a: Arguments) -> View[Any]:
-    of = IntegerType(torch.int8, a.scale, a.zero_point)
     held: View[TosaValue] = a.input
-    return View(Lookup.dequantised(held.value, of), held.order)
+    of = IntegerType(_RANGES[a.quant_min, a.quant_max], a.scale, a.zero_point)
+    integers = held.value
+    if of.dtype == torch.uint8:
+        integers = rescale(w, integers, [1.0], "INT8", to_zero_point=-128, unsigned=True)
+    return View(Lookup.dequantised(integers, of.as_type(torch.int8)), held.order)
 
 
-def _check_dequantize(a: Arguments) -> str | None:
-    dtype = a.input.meta["val"].dtype
-    return None if dtype == torch.int8 else f"{dtype}, where this target has int8"
+_RANGES = MappingProxyType({(-128, 127): torch.int8, (0, 255): torch.uint8})
+
+
+def _check_range(a: Arguments) -> str | None:
+    if (a.quant_min, a.quant_max) in _RANGES:
+        return None
+    return f"integers from {a.quant_min} to {a.quant_max}, where this target has int8, and uint8 at the boundary"
 
 
 def _numbers(w: W, operand: Any) -> Numbers:
@@ -134,16 +145,26 @@ def _matmul(w: W, a: Arguments) -> Accumulator:
         scales = scales * in_float32(of.scale)
         return Accumulator(sums, scales, _limit(weight.int() - zero_point, None, of, 0))
     if isinstance(left, Tensor):
-        raise _refuse("a constant left matrix")
+        return _weight_first(w, left, *as_int8(w, w.dense(right)))
     (x, x_of), (y, y_of) = as_int8(w, w.dense(left)), as_int8(w, w.dense(right))
     sums = reductions.product(w, x, y, (x_of.zero_point, y_of.zero_point))
     scale = torch.tensor(in_float32(x_of.scale) * in_float32(y_of.scale), dtype=torch.float64)
     return Accumulator(sums, scale, x.shape[-1] * 255 * 255)
 
 
+def _weight_first(w: W, left: Tensor, x: TosaValue, of: IntegerType) -> Accumulator:
+    """W x, whose scales are those of rows."""
+    weight, scales, zero_point = _weight(left.reshape(left.shape[-2:]), 0)
+    sums = reductions.product(w, w.constant(weight), x, (zero_point, of.zero_point))
+    scales = (scales * in_float32(of.scale))[:, None]
+    return Accumulator(sums, scales, _limit(weight.int() - zero_point, None, of, 0))
+
+
 def _check_matmul(a: Arguments) -> str | None:
-    constant = a.is_constant(a.other) and math.prod(a.other.meta["val"].shape[:-2]) != 1
-    return "a batch of constant matrices" if constant else reductions.check_matmul(a)
+    for operand in (a.self, a.other):
+        if a.is_constant(operand) and math.prod(operand.meta["val"].shape[:-2]) != 1:
+            return "a batch of constant matrices"
+    return reductions.check_matmul(a)
 
 
 # -- element by element ------------------------------------------------------------------------------------
@@ -495,8 +516,8 @@ OPERATORS = Table(
     "TOSA INT",
     MappingProxyType(
         {
-            QUANTIZE: Row(_quantize, _check_quantize),
-            DEQUANTIZE: Row(_dequantize, _check_dequantize),
+            QUANTIZE: Row(_quantize, _check_range),
+            DEQUANTIZE: Row(_dequantize, _check_range),
             dimorder.conv2d_nhwc.default: Row(
                 _product(spatial.convolution, "weight_ohwi", 0), spatial.check_convolution
             ),
@@ -524,5 +545,5 @@ OPERATORS = Table(
             aten.constant_pad_nd.default: Row(_pad),
         }
     ),
-    lambda value, is_constant: None if is_constant and not value.dim() else unsupported_value(value),
+    lambda value, is_constant: None if is_constant and not value.dim() else unfit(value),
 )

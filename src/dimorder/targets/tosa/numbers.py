@@ -114,7 +114,7 @@ class IntegerWriter(TosaWriter):
 
 
 def _reshaped(w: IntegerWriter, x: Accumulator, shape: Sequence[int]) -> Accumulator:
-    """As scales of the whole last part in which they differ; where that is cut otherwise, of one scale."""
+    """As scales of the last dimensions, where those in which they differ are these; else of one scale."""
     differing = x.shape[len(x.shape) - x.scales.dim() :]
     count, kept = 1, len(shape)
     while count < math.prod(differing) and kept:
@@ -136,6 +136,8 @@ def quantised(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
         real = x.numbers / scale
         levels = real.round().add(to.zero_point).clamp(to.low, to.high)
         return looked_up(w, x.integers, levels, x.of, _slope(real), to.zero_point)
+    if x.scales.dim() > 1 and x.scales.shape[-1] != x.shape[-1]:
+        x = uniform(w, x)
     y = _rescaled(w, x, x.scales / scale, "INT8", to.zero_point)
     low, high = (
         round(min(max(bound / scale + to.zero_point, to.low), to.high)) for bound in (x.low, x.high)
@@ -237,15 +239,18 @@ def in_halves(w: IntegerWriter, x: Lookup, scale: float | None = None) -> Accumu
 
 def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
     """The same of one scale, its bounds kept by the integers."""
-    scale = float(x.scales.max())
-    step = scale if x.scales.numel() == 1 else x.limit * scale / 2**BITS
-    limit = math.ceil(x.limit * scale / step)
-    value = _rescaled(w, x, x.scales / step, "INT32", 0)
+    scale, limit, value = float(x.scales.max()), x.limit, x.integers
+    if x.scales.numel() > 1:
+        bits = max(limit, 1).bit_length()
+        factors = (x.scales / scale * 2**BITS).round().to(torch.int32)
+        value = times(w, value, w.constant(factors), bits)
+        scale, limit = scale * 2.0 ** (bits - BITS), 2**BITS
     for kind, bound in (("MAXIMUM", x.low), ("MINIMUM", x.high)):
-        if abs(bound) < limit * step:
-            value = w.elementwise(kind, value, round(bound / step))
-    limit = min(limit, math.ceil(max(abs(x.low), abs(x.high), step) / step) if x.most < limit * step else limit)
-    return Accumulator(value, torch.tensor(step, dtype=torch.float64), limit)
+        if abs(bound) < limit * scale:
+            value = w.elementwise(kind, value, round(bound / scale))
+    most = max(abs(x.low), abs(x.high))
+    limit = math.ceil(most / scale) if most < limit * scale else limit
+    return Accumulator(value, torch.tensor(scale, dtype=torch.float64), max(limit, 1))
 
 
 def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
@@ -257,20 +262,18 @@ def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
             return on_grid(w, in_halves(w, x), step)
         integers8, of = as_int8(w, x)
         return rescale(w, integers8, [in_float32(of.scale) / step], "INT32", zero_point=of.zero_point)
-    x = x if (x.low, x.high) == (-math.inf, math.inf) else uniform(w, x)
+    if x.scales.dim() > 1 or (x.low, x.high) != (-math.inf, math.inf):
+        x = uniform(w, x)
     return _rescaled(w, x, x.scales / step, "INT32", 0)
 
 
-def _rescaled(
-    w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zero_point: int
-) -> TosaValue:
-    """By the factors of the last dimensions."""
+def _rescaled(w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zero_point: int) -> TosaValue:
+    """By one factor, or by one for each place along the last dimensions."""
     if bool((factors == factors.flatten()[0]).all()):
         factors = factors.flatten()[:1]
+    shape, value = x.shape, x.integers
     if dtype == "INT32" and factors.numel() == 1 and float(factors) == 1.0:
-        return x.integers
-    shape = x.shape
-    value = x.integers
+        return value
     if factors.numel() > 1:
         varying = shape[len(shape) - factors.dim() :]
         factors = factors.expand(varying).flatten()

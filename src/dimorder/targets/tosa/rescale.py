@@ -61,10 +61,13 @@ def rescale(
     *,
     zero_point: int = 0,
     to_zero_point: int = 0,
+    unsigned: bool = False,
+    to_unsigned: bool = False,
 ) -> TosaValue:
     """`(x - zero_point) * factor`, rounded half up, `+ to_zero_point`, clipped to `dtype`; all are integers.
 
-    One factor for all of `x`, or one per channel, which is the last dimension.
+    One factor for all of `x`, or one per channel, which is the last dimension. Unsigned integers
+    are in INT8 too, and have no zero point here.
     """
     pairs = [multiplier(factor) for factor in factors]
     operands = [
@@ -81,6 +84,6 @@ def rescale(
         scale32=True,
         rounding_mode="SINGLE_ROUND",
         per_channel=len(pairs) > 1,
-        input_unsigned=False,
-        output_unsigned=False,
+        input_unsigned=unsigned,
+        output_unsigned=to_unsigned,
     )

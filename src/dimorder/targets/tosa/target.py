@@ -29,7 +29,7 @@ from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.integers import OPERATORS as INTEGERS
 from dimorder.targets.tosa.numbers import IntegerWriter
-from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
+from dimorder.targets.tosa.ops import OPERATORS
 from dimorder.targets.tosa.writer import MAX_RANK
 
 
@@ -80,6 +80,8 @@ def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
     """A tensor as the graph reads it: a dense array in the contract's order."""
     dense = tensor.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else tensor
     array = dense.detach().cpu().contiguous().numpy()
+    if array.dtype == np.uint8:  # TOSA has these bits as INT8
+        return array.view(np.int8)
     if array.dtype != np.int64:
         return array
     if array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
@@ -89,7 +91,8 @@ def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
 
 def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
     """A result as the program's signature shows it."""
-    dense = torch.from_numpy(array).to(getattr(torch, spec.dtype))
+    held, dtype = torch.from_numpy(array), getattr(torch, spec.dtype)
+    dense = held.view(dtype) if dtype == torch.uint8 else held.to(dtype)
     dense = dense.reshape([int(size) for size in spec.dim_order.physical_shape(spec.shape)])
     return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
 
@@ -140,22 +143,31 @@ _FROM_PARTS = frozenset(
 _FIRST = frozenset({"aten.linear/features first"})
 
 
+# A function of a sum, of which those consist where they are made of parts, has no form in integers.
+_INTEGERS_DECLINE = (_FROM_PARTS, _FROM_PARTS | _FIRST)
+
+
 def target(operators: Table = OPERATORS, integers: Table = INTEGERS) -> Target:
     """The target whose graphs have these operators: all that TOSA has, or fewer."""
-    quantised = _target(integers, partial(emit_integers, operators=integers))
-    return replace(_target(operators, partial(emit, operators=operators)), quantised=quantised)
+    quantised = _target(integers, partial(emit_integers, operators=integers), _INTEGERS_DECLINE)
+    made = _target(operators, partial(emit, operators=operators), (frozenset(), _FIRST, _FIRST | _FROM_PARTS))
+    return replace(made, quantised=quantised)
 
 
-def _target(operators: Table, emit: Callable[[ExportedProgram, Contract], TosaArtifact]) -> Target:
+def _target(
+    operators: Table,
+    emit: Callable[[ExportedProgram, Contract], TosaArtifact],
+    declines: tuple[frozenset[str], ...],
+) -> Target:
     return Target(
         "tosa",
         LISTING.suffix,
         emit,
         Ability(
             operators.supports,
-            declines=(frozenset(), _FIRST, _FIRST | _FROM_PARTS),
+            declines=declines,
             max_rank=MAX_RANK,
-            takes=unsupported_value,
+            takes=lambda value: operators.unfit(value, False),
         ),
         # As for XNNPACK: an NPU's compiler writes short runs element by element too.
         counted(min_run=8),
