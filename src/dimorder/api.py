@@ -142,7 +142,10 @@ def _for(program: Captured, target: Target, types: tuple[Types, Types]) -> tuple
     if target.quantised is None or not is_quantised(program.module):
         return target, types
     own = own_types(program)
-    return target.quantised, (own[0] if types[0] is None else types[0], own[1] if types[1] is None else types[1])
+    return target.quantised, (
+        own[0] if types[0] is None else types[0],
+        own[1] if types[1] is None else types[1],
+    )
 
 
 def _plan(program: Captured, contract: Contract, target: Target, objective: str, clock: Clock) -> NetworkPlan:

@@ -19,17 +19,18 @@ def quantised(x: Tensor, scale: float, zero_point: int) -> Tensor:
 
 
 class Between(nn.Module):
-    """What `compute` makes of quantised values of awkward scales and zero points, quantised."""
+    """What `compute` makes of quantised values of awkward scales and zero points, quantised once or more."""
 
     SCALES = ((0.0247, 5), (0.0313, -17), (0.0189, 0))
 
-    def __init__(self, compute: Callable[..., Tensor], result: tuple[float, int]) -> None:
+    def __init__(self, compute: Callable[..., Tensor], *results: tuple[float, int]) -> None:
         super().__init__()
-        self.compute, self.result = compute, result
+        self.compute, self.results = compute, results
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         held = [quantised(x, *scale) for x, scale in zip(inputs, self.SCALES, strict=False)]
-        return quantised(self.compute(*held), *self.result)
+        computed = self.compute(*held)
+        return tuple(quantised(computed, *result) for result in self.results)
 
 
 class Product(nn.Module):

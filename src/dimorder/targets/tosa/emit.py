@@ -15,7 +15,7 @@ from dimorder.lowering.capture.captured import where
 from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import Table, View, is_getitem, whole
-from dimorder.targets.tosa.int_model import TosaModel
+from dimorder.targets.tosa.integers.model import TosaModel
 from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
 from dimorder.targets.tosa.writer import DTYPES, TosaValue, TosaWriter
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UsageError
-from dimorder.targets.tosa.int_model import apply_scale
+from dimorder.targets.tosa.integers.model import apply_scale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 SHIFTS = range(2, 63)  # RESCALE, spec 1.0: 2 <= shift <= 62

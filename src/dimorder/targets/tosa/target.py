@@ -27,8 +27,8 @@ from dimorder.targets.table import Table
 from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.graph import inspect_tosa
-from dimorder.targets.tosa.integers import OPERATORS as INTEGERS
-from dimorder.targets.tosa.numbers import IntegerWriter
+from dimorder.targets.tosa.integers.numbers import IntegerWriter
+from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
 from dimorder.targets.tosa.writer import MAX_RANK
 
@@ -109,12 +109,10 @@ def emit_integers(program: ExportedProgram, contract: Contract, operators: Table
     assert isinstance(module, GraphModule)
 
     def run_model(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the graph gives, each of whose integers is the nearest to what the program computes of others."""
+        """What the graph gives, once each of its integers was held to what the program rounds there."""
         held = [torch.from_numpy(_physical(x, spec)) for x, spec in zip(inputs, contract.inputs, strict=True)]
         model.run(held, exactly.roundings(module, inputs))
-        return [
-            _logical(y.numpy(), spec) for y, spec in zip(model.run(held), contract.outputs, strict=True)
-        ]
+        return [_logical(y.numpy(), spec) for y, spec in zip(model.run(held), contract.outputs, strict=True)]
 
     return TosaArtifact(data, contract, run_model)
 

@@ -17,7 +17,7 @@ import torch
 
 from dimorder.errors import UnsupportedError
 from dimorder.targets.table import View
-from dimorder.targets.tosa.int_model import TosaModel, TosaNode
+from dimorder.targets.tosa.integers.model import TosaModel, TosaNode
 
 MAX_RANK = 6  # MAX_RANK of TOSA's level 8K, spec 1.0 section 1.7.6
 MAX_OPERANDS = 64  # MAX_TENSOR_LIST_SIZE of the same level: the operands of one CONCAT

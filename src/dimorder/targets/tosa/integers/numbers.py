@@ -1,4 +1,4 @@
-"""Decides how a graph of integers holds what is a float in the program: as integers, and what each stands for.
+"""Decides how a graph of integers holds what is a float in the program: as integers that stand for numbers.
 
 A value that was dequantised is the int8 that it was made of, with a number for each of the 256: whatever is
 computed of it element by element is such numbers again, and no operator is written. What is added up is int32
@@ -139,9 +139,7 @@ def quantised(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
     if x.scales.dim() > 1 and x.scales.shape[-1] != x.shape[-1]:
         x = uniform(w, x)
     y = _rescaled(w, x, x.scales / scale, "INT8", to.zero_point)
-    low, high = (
-        round(min(max(bound / scale + to.zero_point, to.low), to.high)) for bound in (x.low, x.high)
-    )
+    low, high = (round(min(max(bound / scale + to.zero_point, to.low), to.high)) for bound in (x.low, x.high))
     return _clamped(w, y, low, high)
 
 
@@ -170,8 +168,7 @@ def _slope(numbers: Tensor) -> float:
 def _clamped(w: IntegerWriter, x: TosaValue, low: int, high: int) -> TosaValue:
     if (low, high) == (-128, 127):
         return x
-    bounds = {"min_val": _byte(low), "max_val": _byte(high)}
-    return w.op("CLAMP", [x], x.shape, **bounds)
+    return w.op("CLAMP", [x], x.shape, min_val=_byte(low), max_val=_byte(high))
 
 
 def _byte(value: int) -> list[int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.exactly import in_float32
 from dimorder.lowering.integer_type import IntegerType
-from dimorder.targets.tosa.numbers import (
+from dimorder.targets.tosa.integers.numbers import (
     Accumulator,
     IntegerWriter,
     Lookup,
@@ -48,7 +48,9 @@ def softmax(w: W, x: Lookup, dim: int) -> Accumulator:
     raised = in_halves(w, Lookup(below, difference.of, difference.numbers.exp()))
     limit = raised.limit * x.shape[dim]
     total = Accumulator(reduce(w, "REDUCE_SUM", raised.integers, {dim}), raised.scales, limit)
-    power = _Power.of(w, total.integers, least=_ENTRY, step=1)  # the largest of a row is e⁰, the largest entry
+    power = _Power.of(
+        w, total.integers, least=_ENTRY, step=1
+    )  # the largest of a row is e⁰, the largest entry
     inverse = power.function(w, lambda m: 1 / m)
     # e / S, where S = m · 2³¹ / 2^shift: the product has 15 + 22 bits
     product = times(w, raised.integers, inverse, 7)
@@ -128,7 +130,9 @@ def _room(most: float, count: int) -> int:
     """By how many bits more squares are shifted, that an eps of the row that is shifted most fits in."""
     bits = math.ceil(math.log2(max(most, 2.0**-99))) - 62 - math.ceil(math.log2(count))
     if bits > 8:
-        raise UnsupportedError("an operator", "an eps that is much larger than the least variance", "make it less")
+        raise UnsupportedError(
+            "an operator", "an eps that is much larger than the least variance", "make it less"
+        )
     return max(bits, 0)
 
 

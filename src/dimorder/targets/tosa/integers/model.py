@@ -1,5 +1,7 @@
-"""Decides what a graph of integers gives, by TOSA's arithmetic in torch: the yardstick of Arm's reference model,
-and much faster. Products are added up in float64, which holds each of these sums exactly.
+"""Decides what a graph of integers gives, by TOSA's arithmetic in torch.
+
+Arm's reference model must give the same bits; this is much faster. Products are added up in float64, which
+holds each of these sums exactly.
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ class TosaModel:
     ) -> list[Tensor]:
         """What the graph gives for its inputs, dense as it holds them.
 
-        `exact` are a program's roundings (`exactly.roundings`), to which the graph's are held one by one: each
-        is computed from those that the program has. Raises `VerificationError` where an integer is farther
-        from the number that was rounded than rounding explains.
+        `exact` are a program's roundings (`exactly.roundings`), to which the graph's are held one by one:
+        each is computed from those that the program has. Raises `VerificationError` where an integer is
+        farther from the number that was rounded than rounding explains.
         """
         held = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
         asked: dict[str, list[str]] = {}
@@ -79,7 +81,7 @@ def agreed(made: Tensor, real: Tensor, integers: Tensor, what: str) -> Tensor:
     if not off <= HALF:
         raise VerificationError(
             f"{what} in integers",
-            f"an integer is {off:.3f} quanta from the number that it stands for, where rounding leaves {HALF:.3f}",
+            f"an integer is {off:.3f} quanta from what it stands for, where rounding leaves {HALF:.3f}",
             "report this network: a row of target tosa is wrong",
         )
     return integers.view(made.dtype).reshape(made.shape)
@@ -151,7 +153,9 @@ def _rescale(
     n: TosaNode, x: Tensor, multipliers: Tensor, shifts: Tensor, zero: Tensor, to_zero: Tensor
 ) -> Tensor:
     wide = x.to(torch.int64) & 255 if n.attributes["input_unsigned"] else x.to(torch.int64)
-    y = apply_scale(wide - zero.to(torch.int64), multipliers.to(torch.int64), shifts) + to_zero.to(torch.int64)
+    y = apply_scale(wide - zero.to(torch.int64), multipliers.to(torch.int64), shifts) + to_zero.to(
+        torch.int64
+    )
     if n.attributes["output_unsigned"]:
         return y.clamp(0, 255).to(torch.uint8).view(torch.int8)
     limits = torch.iinfo(n.dtype)
