@@ -130,6 +130,10 @@ PRODUCTS: dict[str, Any] = {
     "transposed": (lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, (0, 1)), (6, 12, 3, 2), 1),
     "linear": (F.linear, (12, 7)),
     "in three dimensions": (lambda x, w, b: F.conv3d(x[:, :, None], w, b, 1, (1, 0, 2)), (12, 6, 2, 3, 3)),
+    "of what is padded": (
+        lambda x, w, b: F.conv2d(quantised(F.pad(x, (1, 2, 0, 1)), 0.0247, 5), w, b, (2, 1), 1),
+        (12, 6, 3, 4),
+    ),
     "in one dimension": (lambda x, w, b: F.conv1d(x.flatten(2), w, b, 2, 1), (12, 6, 3)),
 }
 CASES = (*BETWEEN, *PRODUCTS)
@@ -159,7 +163,7 @@ def test_an_operator_between_quantised_values(name: str) -> None:
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_product_is_rescaled_and_clamped_once(name: str) -> None:
     found = inspect_tosa(lowered(name).artifact.data).operators
-    assert (found["RESCALE"], found["CLAMP"]) == (1, 1)
+    assert (found["RESCALE"], found["CLAMP"], found["PAD"]) == (1, 1, 0)
 
 
 def test_a_constant_matrix_on_the_right() -> None:

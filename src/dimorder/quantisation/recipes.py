@@ -14,13 +14,14 @@ from dimorder.errors import UsageError
 class Recipe:
     """One way of quantising.
 
-    `quantizer` makes torchao's `Quantizer` of it; `target` is what that was written for, and `scheme` the
-    name of the arithmetic.
+    `quantizer` makes torchao's `Quantizer` of it; `target` is what that was written for, `scheme` the name of
+    the arithmetic, and `install` what to do if a module is missing.
     """
 
     target: str
     scheme: str
     quantizer: Callable[[], Any]
+    install: str
 
 
 def _xnnpack() -> Any:
@@ -30,7 +31,20 @@ def _xnnpack() -> Any:
     return xnnpack.XNNPACKQuantizer().set_global(config)
 
 
-RECIPES: Mapping[str, Recipe] = MappingProxyType({"xnnpack": Recipe("xnnpack", "int8", _xnnpack)})
+def _tosa() -> Any:
+    from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+    from executorch.backends.arm.tosa.specification import TosaSpecification
+
+    quantizer = TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT"))
+    return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
+
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "xnnpack": Recipe("xnnpack", "int8", _xnnpack, "pip install 'dimorder[executorch]'"),
+        "tosa": Recipe("tosa", "int8", _tosa, "pip install 'dimorder[executorch,tosa]'"),
+    }
+)
 
 
 def find(name: str) -> Recipe:

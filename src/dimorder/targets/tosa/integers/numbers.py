@@ -89,7 +89,28 @@ Operand = Lookup | Accumulator | Tensor  # a tensor is a constant
 
 
 class IntegerWriter(TosaWriter):
-    """A writer whose values may be numbers that integers stand for."""
+    """A writer whose values may be numbers that integers stand for. Operators alike are written once.
+
+    `padded` has for the results of paddings what was padded, how much before each dimension, and by what.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.padded: dict[TosaValue, tuple[TosaValue, Sequence[int], float]] = {}
+        self._known: dict[tuple[Any, ...], TosaValue] = {}
+
+    def op(
+        self,
+        kind: str,
+        inputs: Sequence[TosaValue],
+        shape: Sequence[int],
+        dtype: str | None = None,
+        **attributes: Any,
+    ) -> TosaValue:
+        key = (kind, tuple(inputs), tuple(shape), dtype, repr(attributes))
+        if key not in self._known:
+            self._known[key] = super().op(kind, inputs, shape, dtype, **attributes)
+        return self._known[key]
 
     def reshape(self, value: Any, shape: Sequence[int]) -> Any:
         if isinstance(value, TosaValue):

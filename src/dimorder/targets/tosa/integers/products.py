@@ -43,6 +43,22 @@ def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumu
     return build
 
 
+def _convolution(w: W, a: Arguments) -> TosaValue:
+    """Of what was padded with zeros beside height and width, and by less than a window: with that padding."""
+    x = a.x.value
+    source, before, fill = w.padded.get(x, (x, (), 0))
+    weight = a.weight_ohwi if hasattr(a, "weight_ohwi") else a.weight_odhwi
+    if source.shape[0] == x.shape[0] and source.shape[-1] == x.shape[-1] and fill == a.zero_points[0]:
+        padding, sides = list(a.padding), []
+        for d, more in enumerate(before[1:-1]):
+            padding[2 * d] += more
+            padding[2 * d + 1] += x.shape[d + 1] - source.shape[d + 1] - more
+            sides += [side < weight.shape[d + 1] for side in padding[2 * d : 2 * d + 2]]
+        if all(sides):
+            a = SimpleNamespace(**{**vars(a), "x": whole(source), "padding": padding})
+    return spatial.convolution(w, a)
+
+
 def _weight(weight: Any) -> tuple[Tensor, Tensor, int]:
     """The integers of a constant weight, their scales, one or for each output channel, and the zero point."""
     if not isinstance(weight, Scaled):
@@ -104,10 +120,10 @@ def _check_matmul(a: Arguments) -> str | None:
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         dimorder.conv2d_nhwc.default: Row(
-            _product(spatial.convolution, "weight_ohwi"), spatial.check_convolution
+            _product(_convolution, "weight_ohwi"), spatial.check_convolution
         ),
         dimorder.conv3d_ndhwc.default: Row(
-            _product(spatial.convolution, "weight_odhwi"), spatial.check_convolution
+            _product(_convolution, "weight_odhwi"), spatial.check_convolution
         ),
         dimorder.conv_transpose2d_nhwc.default: Row(
             _product(spatial.conv_transpose2d, "weight_ohwi"), spatial.check_transposed
