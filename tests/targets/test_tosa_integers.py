@@ -20,6 +20,7 @@ from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
 from tests.targets.quantised import Between, Product, by_arm, by_xnnpack, quantised
 
+aten = torch.ops.aten
 X, Y, Z = (torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2, 3))
 RESULTS = ((0.0311, -7), (0.0089, 3), (0.0247, 6))
 
@@ -85,6 +86,11 @@ BETWEEN: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "minimum": (torch.minimum, (X, Y)),
     "maximum, one scale": (lambda x: torch.maximum(x, x.flip(2)), (X,)),
     "prelu": (lambda x: F.prelu(x, Y[0, :, 0, 0]), (X,)),
+    "prelu, channels last": (lambda x: F.prelu(x.transpose(1, 3), Y[0, 0, 0]).transpose(1, 3), (X,)),
+    "numbers as scalars": (
+        lambda x: aten.div.Scalar(aten.mul.Scalar(aten.sub.Scalar(aten.add.Scalar(x, 2), 1), 3), 2),
+        (X,),
+    ),
     "sum": (lambda x: x.sum((1, 3)) * 0.3, (X,)),
     "mean over space": (lambda x: x.mean((2, 3)), (X,)),
     "mean over space, kept": (lambda x: x.mean((2, 3), keepdim=True), (X,)),
@@ -98,6 +104,11 @@ BETWEEN: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "average pool, uncounted": (lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), (X,)),
     "average pool, ceil": (lambda x: F.avg_pool2d(x, (2, 3), 2, ceil_mode=True), (X,)),
     "average pool, divisor": (lambda x: F.avg_pool2d(x, (2, 3), divisor_override=5), (X,)),
+    "bilinear": (lambda x: F.interpolate(x, (9, 10), mode="bilinear"), (X,)),
+    "bilinear, aligned": (
+        lambda x: F.interpolate(x, (8, 12), mode="bilinear", align_corners=True),
+        (Y,),
+    ),
     "nearest": (lambda x: F.interpolate(x, scale_factor=2), (X,)),
     "pad": (lambda x: F.pad(x, (1, 2, 0, 1)), (X,)),
     "reflect pad": (lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), (X,)),
@@ -136,11 +147,21 @@ PRODUCTS: dict[str, Any] = {
     ),
     "in one dimension": (lambda x, w, b: F.conv1d(x.flatten(2), w, b, 2, 1), (12, 6, 3)),
 }
-CASES = (*BETWEEN, *PRODUCTS)
+LARGEST = "argmax"
+
+
+class Largest(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return quantised(x, 0.0247, 5).argmax(1)
+
+
+CASES = (*BETWEEN, *PRODUCTS, LARGEST)
 
 
 @cache
 def lowered(name: str) -> Lowered:
+    if name == LARGEST:
+        return lower(Largest(), (X,))
     if name in PRODUCTS:
         return lower(Product(*PRODUCTS[name]), (X,))
     compute, inputs = BETWEEN[name]
@@ -150,7 +171,8 @@ def lowered(name: str) -> Lowered:
 def lower(module: nn.Module, inputs: tuple[Tensor, ...]) -> Lowered:
     made = dimorder.lower(module, inputs, target="tosa", run_artifact=True)
     found = inspect_tosa(made.artifact.data)
-    assert {tensor.dtype for tensor in (*found.inputs, *found.outputs)} == {"INT8"}
+    assert {tensor.dtype for tensor in found.inputs} == {"INT8"}
+    assert {tensor.dtype for tensor in found.outputs} <= {"INT8", "INT32"}
     assert found.transposes == len(made.plan.conversions)
     return made
 
@@ -216,6 +238,13 @@ def test_what_has_no_form_in_integers_is_refused_with_its_place(name: str) -> No
 class Floats(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return quantised(x, 0.0247, 5) * y
+
+
+def test_the_place_of_the_largest_is_found_in_integers() -> None:
+    made = lowered(LARGEST)
+    (x,), (y,) = made.contract.inputs, made.contract.outputs
+    assert (x.dtype, y.dtype) == ("int8", "int64")
+    assert torch.equal(made.run(x.quantised(X)), Largest()(X))
 
 
 def test_floats_at_the_boundary_are_refused() -> None:

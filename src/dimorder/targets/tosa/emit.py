@@ -76,12 +76,13 @@ def write(
         reason = None if isinstance(held, View) else unsupported_value(held)
         if reason:
             raise UnsupportedError(f"output {spec.name!r}", reason, BOUNDARY_FIX)
+        if isinstance(held, View) and not isinstance(held.value, TosaValue):
+            raise UnsupportedError(f"output {spec.name!r}", FLOAT, ENDS_FIX)
         with _blamed(f"output {spec.name!r}", BOUNDARY_FIX):
             view = held if isinstance(held, View) else whole(writer.constant(held))
-            dense = writer.dense(view.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else view)
-        if not isinstance(dense, TosaValue):
-            raise UnsupportedError(f"output {spec.name!r}", FLOAT, ENDS_FIX)
-        writer.output(dense)
+            writer.output(
+                writer.dense(view.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else view)
+            )
     return writer.finish(), writer.model(rounded)
 
 

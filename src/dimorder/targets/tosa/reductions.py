@@ -125,7 +125,7 @@ def _mean(w: TosaWriter, a: Arguments) -> TosaValue:
     return w.reshape(mean(w, cast(w, w.dense(a.self), DTYPES[a.dtype]), reduced_dims(a)), a.shape)
 
 
-def _arg(largest: bool) -> Callable[[TosaWriter, Arguments], TosaValue]:
+def arg(largest: bool) -> Callable[[TosaWriter, Arguments], TosaValue]:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
         x = w.dense(a.self)
         x = w.reshape(x, x.shape or (1,))
@@ -189,8 +189,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.any.dims: Row(_reduction("REDUCE_ANY")),
         aten.all.dims: Row(_reduction("REDUCE_ALL")),
         aten.prod.dim_int: Row(_reduction("REDUCE_PRODUCT"), check_float),
-        aten.argmax.default: Row(_arg(largest=True), check_arg),
-        aten.argmin.default: Row(_arg(largest=False), check_arg),
+        aten.argmax.default: Row(arg(largest=True), check_arg),
+        aten.argmin.default: Row(arg(largest=False), check_arg),
         aten.softmax.int: _softmax_row,
         aten.log_softmax.int: _log_softmax_row,
         aten.layer_norm.default: Row(_layer_norm, check_float),

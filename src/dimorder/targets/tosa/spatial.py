@@ -233,14 +233,14 @@ def _axes(a: Arguments) -> Iterator[tuple[int, int, Fraction]]:
         yield old, new, ratio
 
 
-def _bilinear(w: TosaWriter, a: Arguments) -> TosaValue:
+def bilinear(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.x)
-    for d, axis in enumerate(_bilinear_axes(a), start=1):
+    for d, axis in enumerate(bilinear_axes(a), start=1):
         x = slice_(w, x, d, 0, axis.old)
-    return _resize(w, "BILINEAR", x, _bilinear_axes(a), a.shape)
+    return _resize(w, "BILINEAR", x, bilinear_axes(a), a.shape)
 
 
-def _bilinear_axes(a: Arguments) -> list[_Axis]:
+def bilinear_axes(a: Arguments) -> list[_Axis]:
     """Half-pixel centres: at (o + 1/2) / ratio - 1/2. Aligned corners: from the first to the last."""
     axes = []
     for old, new, ratio in _axes(a):
@@ -255,8 +255,8 @@ def _bilinear_axes(a: Arguments) -> list[_Axis]:
     return axes
 
 
-def _check_bilinear(a: Arguments) -> str | None:
-    return next((axis.refused for axis in _bilinear_axes(a) if axis.refused), None) or check_float(a)
+def check_bilinear(a: Arguments) -> str | None:
+    return next((axis.refused for axis in bilinear_axes(a) if axis.refused), None) or check_float(a)
 
 
 def nearest(w: TosaWriter, a: Arguments) -> TosaValue:
@@ -286,9 +286,11 @@ def _nearest_reads(old: int, new: int, factor: float | None) -> list[int]:
 
 
 def _resize(w: TosaWriter, mode: str, x: TosaValue, axes: Sequence[_Axis], shape: Sequence[int]) -> TosaValue:
+    """Of int8 by BILINEAR the sums in int32, which are the product of both numerators times as large."""
     scale = [number for axis in axes for number in (axis.n, axis.d)]
     offset, border = [axis.offset for axis in axes], [axis.border for axis in axes]
-    return w.op("RESIZE", [x, w.shape(scale), w.shape(offset), w.shape(border)], shape, mode=mode)
+    dtype = sum_type(x.dtype) if mode == "BILINEAR" else x.dtype
+    return w.op("RESIZE", [x, w.shape(scale), w.shape(offset), w.shape(border)], shape, dtype, mode=mode)
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
@@ -298,7 +300,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         dimorder.conv_transpose2d_nhwc.default: Row(conv_transpose2d, check_transposed),
         dimorder.max_pool2d_nhwc.default: Row(_max_pool2d, check_max_pool),
         dimorder.avg_pool2d_nhwc.default: Row(_avg_pool2d, check_float),
-        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, _check_bilinear),
+        dimorder.upsample_bilinear2d_nhwc.default: Row(bilinear, check_bilinear),
         dimorder.upsample_nearest2d_nhwc.default: Row(nearest, check_float),
     }
 )

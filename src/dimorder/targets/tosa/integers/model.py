@@ -233,15 +233,28 @@ def _gather(n: TosaNode, x: Tensor, indices: Tensor) -> Tensor:
 
 
 def _resize(n: TosaNode, x: Tensor, scale: Tensor, offset: Tensor, border: Tensor) -> Tensor:
-    """NEAREST alone."""
-    assert n.attributes["mode"] == "NEAREST"
+    """Each dimension by itself: the nearest element, or two with weights that add up to the numerator."""
     (y_n, y_d, x_n, x_d), offsets = scale.tolist(), offset.tolist()
+    x = x.to(torch.int64)
     for dim, numerator, denominator, begin in ((1, y_n, y_d, offsets[0]), (2, x_n, x_d, offsets[1])):
-        at = torch.arange(n.shape[dim]) * denominator + begin
+        at, last = torch.arange(n.shape[dim]) * denominator + begin, x.shape[dim] - 1
         whole = torch.div(at, numerator, rounding_mode="floor")
-        nearest = whole + (2 * (at - whole * numerator) >= numerator)
-        x = x.index_select(dim, nearest.clamp(0, x.shape[dim] - 1))
+        rest = at - whole * numerator
+        if n.attributes["mode"] == "NEAREST":
+            x = x.index_select(dim, (whole + (2 * rest >= numerator)).clamp(0, last))
+        else:
+            along = rest.reshape([-1 if d == dim else 1 for d in range(4)])
+            below, above = (x.index_select(dim, each.clamp(0, last)) for each in (whole, whole + 1))
+            x = below * (numerator - along) + above * along
     return x
+
+
+def _argmax(n: TosaNode, x: Tensor) -> Tensor:
+    """The first of those that are largest."""
+    axis = n.attributes["axis"]
+    shape = [-1 if d == axis else 1 for d in range(x.dim())]
+    index = torch.arange(x.shape[axis]).reshape(shape)
+    return torch.where(x == x.amax(axis, keepdim=True), index, x.shape[axis]).amin(axis)
 
 
 _COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
@@ -267,6 +280,7 @@ _COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "REDUCE_SUM": lambda n, x: x.to(torch.int64).sum(n.attributes["axis"], keepdim=True),
         "REDUCE_MAX": lambda n, x: x.amax(n.attributes["axis"], keepdim=True),
         "REDUCE_MIN": lambda n, x: x.amin(n.attributes["axis"], keepdim=True),
+        "ARGMAX": _argmax,
         "MAX_POOL2D": _max_pool,
         "CONCAT": lambda n, *x: torch.cat(x, n.attributes["axis"]),
         "SLICE": _slice,

@@ -119,12 +119,8 @@ def _check_matmul(a: Arguments) -> str | None:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        dimorder.conv2d_nhwc.default: Row(
-            _product(_convolution, "weight_ohwi"), spatial.check_convolution
-        ),
-        dimorder.conv3d_ndhwc.default: Row(
-            _product(_convolution, "weight_odhwi"), spatial.check_convolution
-        ),
+        dimorder.conv2d_nhwc.default: Row(_product(_convolution, "weight_ohwi"), spatial.check_convolution),
+        dimorder.conv3d_ndhwc.default: Row(_product(_convolution, "weight_odhwi"), spatial.check_convolution),
         dimorder.conv_transpose2d_nhwc.default: Row(
             _product(spatial.conv_transpose2d, "weight_ohwi"), spatial.check_transposed
         ),

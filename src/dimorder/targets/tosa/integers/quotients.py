@@ -67,9 +67,14 @@ def layer_norm(
     count = math.prod(x.shape[d] for d in dims)
     scale = in_float32(of.scale)
     each = rescale(w, values, [1.0], "INT32", zero_point=of.zero_point)
-    many = rescale(w, values, [float(count)], "INT32", zero_point=of.zero_point)
-    deviation = w.elementwise("SUB", many, reduce(w, "REDUCE_SUM", each, dims))
-    largest = reduce(w, "REDUCE_MAX", w.elementwise("ABS", deviation), dims)
+    total = reduce(w, "REDUCE_SUM", each, dims)
+
+    def off_mean(x: TosaValue) -> TosaValue:
+        many = rescale(w, x, [float(count)], "INT32", zero_point=of.zero_point)
+        return w.elementwise("SUB", many, total)
+
+    deviation, ends = off_mean(values), (off_mean(end) for end in _extremes(w, values, dims))
+    largest = w.elementwise("MAXIMUM", *(w.elementwise("ABS", end) for end in ends))
     # Where not all are equal, one is off the mean by half a step at least, or by (n - 1) / n.
     power = _Power.of(w, largest, least=max(count // 2, 1), step=1)
     shifted = w.elementwise("LOGICAL_LEFT_SHIFT", deviation, power.shift)
@@ -77,8 +82,8 @@ def layer_norm(
     squares = times(w, shifted, shifted, 32 + more)
     variance = reduce(w, "REDUCE_SUM", squares, dims)
     unit = scale**2 / count**3 * 2.0 ** (32 + more)  # of the variance, times 4^-shift
-    total = w.elementwise("ADD", variance, _with_power(w, power, eps / unit))
-    root = _Power.of(w, total, least=max(2 ** (27 + math.ceil(math.log2(count)) - more) // count, 1), step=2)
+    whole = w.elementwise("ADD", variance, _with_power(w, power, eps / unit))
+    root = _Power.of(w, whole, least=max(2 ** (27 + math.ceil(math.log2(count)) - more) // count, 1), step=2)
     inverse = root.function(w, lambda m: m**-0.5)
     product = times(w, shifted, inverse, 23)
     y = root.restored(w, product, 2)
@@ -87,6 +92,14 @@ def layer_norm(
     normal = Accumulator(y, torch.tensor(factor, dtype=torch.float64), 2**30)
     normal = normal if weight is None else multiplied(w, normal, weight)
     return normal if bias is None else added(w, normal, bias)
+
+
+def _extremes(w: W, x: TosaValue, dims: Collection[int]) -> tuple[TosaValue, TosaValue]:
+    """The largest and the least of int8: Ethos-U55 has but the largest, and of int8 alone."""
+    opposite = w.constant(torch.arange(127, -129, -1).to(torch.int8))
+    turned = w.op("TABLE", [x, opposite], x.shape, "INT8")
+    least = reduce(w, "REDUCE_MAX", turned, dims)
+    return reduce(w, "REDUCE_MAX", x, dims), w.op("TABLE", [least, opposite], least.shape, "INT8")
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,24 @@ def _counts(a: Arguments, sizes: tuple[int, ...]) -> Tensor:
     return counts
 
 
+def _argmax(w: W, a: Arguments) -> TosaValue:
+    x, _ = as_int8(w, w.dense(a.self))
+    return _LARGEST(w, SimpleNamespace(**{**vars(a), "self": whole(x)}))
+
+
+_LARGEST = reductions.arg(largest=True)
+
+
+def _bilinear(w: W, a: Arguments) -> Accumulator:
+    """The weights of each result add up to the product of the numerators."""
+    x, of = as_int8(w, w.dense(a.x))
+    ones = math.prod(axis.n for axis in spatial.bilinear_axes(a))
+    sums = spatial.bilinear(w, SimpleNamespace(**{**vars(a), "x": whole(x)}))
+    centred = w.elementwise("SUB", sums, of.zero_point * ones) if of.zero_point else sums
+    scale = torch.tensor(in_float32(of.scale) / ones, dtype=torch.float64)
+    return Accumulator(centred, scale, 255 * ones)
+
+
 def _nearest(w: W, a: Arguments) -> Lookup:
     x, of = as_int8(w, w.dense(a.x))
     y = spatial.nearest(w, SimpleNamespace(**{**vars(a), "x": whole(x)}))
@@ -180,6 +198,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.layer_norm.default: Row(_layer_norm, _check_layer_norm),
         dimorder.max_pool2d_nhwc.default: Row(_max_pool, spatial.check_max_pool),
         dimorder.avg_pool2d_nhwc.default: Row(_avg_pool),
+        aten.argmax.default: Row(_argmax),
         dimorder.upsample_nearest2d_nhwc.default: Row(_nearest),
+        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, spatial.check_bilinear),
     }
 )
