@@ -118,13 +118,14 @@ def exact_padding(
 ) -> tuple[list[int], TosaValue]:
     """The padding with which the windows of `x` (N, *space, C) end where it does, and the input without
     what no window reaches. Paddings are before and after each dimension."""
-    exact = []
+    exact, reached = [], list(x.shape)
     for d, (extent, step) in enumerate(zip(window, stride, strict=True)):
         before = padding[2 * d]
         after = (shape[d + 1] - 1) * step + extent - x.shape[d + 1] - before
-        if after < 0:
-            x = slice_(w, x, d + 1, 0, x.shape[d + 1] + after)
+        reached[d + 1] += min(after, 0)
         exact += [before, max(after, 0)]
+    if reached != list(x.shape):
+        x = w.op("SLICE", [x, w.shape([0] * len(reached)), w.shape(reached)], reached)
     return exact, x
 
 

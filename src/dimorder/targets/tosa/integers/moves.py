@@ -13,6 +13,7 @@ from dimorder.lowering.exactly import in_float32
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
 from dimorder.targets.tosa.integers.numbers import (
+    BITS,
     Accumulator,
     IntegerWriter,
     Lookup,
@@ -52,9 +53,9 @@ def _cat(w: W, a: Arguments) -> Any:
     if not a.dtype.is_floating_point:
         return moves.concat(w, [w.dense(x) for x in a.tensors], dim)
     operands: list[Operand] = [operand(w, x) for x in a.tensors]
-    step = max(float(x.abs().max()) if isinstance(x, Tensor) else x.most for x in operands) / 2**29
+    step = max(float(x.abs().max()) if isinstance(x, Tensor) else x.most for x in operands) / 2**BITS
     joined = moves.concat(w, [on_grid(w, x, step) for x in operands], dim)
-    return Accumulator(joined, torch.tensor(step, dtype=torch.float64), 2**29 + 1)
+    return Accumulator(joined, torch.tensor(step, dtype=torch.float64), 2**BITS + 1)
 
 
 def _pad(w: W, a: Arguments) -> Any:
