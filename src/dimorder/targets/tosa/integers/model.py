@@ -281,7 +281,6 @@ _COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "CLZ": _leading_zeros,
         "LOGICAL_LEFT_SHIFT": _elementwise(torch.bitwise_left_shift),
         "ARITHMETIC_RIGHT_SHIFT": _shifted_right,
-        "CAST": _elementwise(lambda x: x),
         "CLAMP": _clamp,
         "TABLE": _table,
         "REDUCE_SUM": lambda n, x: x.to(torch.int64).sum(n.attributes["axis"], keepdim=True),

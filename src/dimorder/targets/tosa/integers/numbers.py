@@ -48,7 +48,7 @@ class Lookup:
     @property
     def most(self) -> float:
         """The largest magnitude."""
-        return float(self.numbers.abs().max())
+        return largest(self.numbers)
 
     def with_integers(self, integers: TosaValue) -> Lookup:
         return replace(self, integers=integers)
@@ -82,6 +82,14 @@ class Accumulator:
 
     def with_integers(self, integers: TosaValue) -> Accumulator:
         return replace(self, integers=integers)
+
+
+def largest(numbers: Tensor) -> float:
+    """The largest magnitude; refuses numbers of which no integers can be steps."""
+    most = float(numbers.abs().max())
+    if not math.isfinite(most):
+        raise UnsupportedError("an operand", "a function that is not finite everywhere", "quantise it")
+    return most
 
 
 Numbers = Lookup | Accumulator
@@ -138,10 +146,10 @@ def _reshaped(w: IntegerWriter, x: Accumulator, shape: Sequence[int]) -> Accumul
 
 
 def quantised(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
-    """The integers of that type that stand for the nearest numbers."""
+    """The integers of that type that stand for the nearest numbers; of no number, those of 0."""
     scale = in_float32(to.scale)
     if isinstance(x, Lookup):
-        real = x.numbers / scale
+        real = torch.where(x.numbers.isnan(), 0.0, x.numbers / scale)
         levels = real.round().add(to.zero_point).clamp(to.low, to.high)
         return looked_up(w, x.integers, levels, x.of, _slope(real), to.zero_point)
     if x.scales.dim() > 1 and x.scales.shape[-1] != x.shape[-1]:
@@ -218,7 +226,7 @@ def _levels(x: Lookup, of: IntegerType) -> Tensor:
 def as_sum(w: IntegerWriter, x: Operand) -> Accumulator:
     """The numbers as int32 of one scale, without a zero point."""
     if isinstance(x, Tensor):
-        most = float(x.abs().max()) or 1.0
+        most = largest(x) or 1.0
         integers = w.constant((x.double() * (EXACT / most)).round().to(torch.int32))
         return Accumulator(integers, torch.tensor(most / EXACT, dtype=torch.float64), EXACT)
     if isinstance(x, Accumulator):
@@ -314,7 +322,7 @@ def times(w: IntegerWriter, x: TosaValue, y: TosaValue, shift: int) -> TosaValue
 
 
 def _most(x: Operand) -> float:
-    return float(x.abs().max()) if isinstance(x, Tensor) else x.most
+    return largest(x) if isinstance(x, Tensor) else x.most
 
 
 def _scale(x: Operand) -> float:

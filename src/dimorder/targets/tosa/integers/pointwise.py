@@ -20,7 +20,6 @@ from dimorder.targets.tosa.integers.numbers import (
     Numbers,
     Operand,
     added,
-    as_int8,
     multiplied,
 )
 from dimorder.targets.tosa.integers.operands import numbers, refused
@@ -48,8 +47,7 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
             if all(x.integers == first.integers for x in lookups):
                 plain = {name: _plain(x) for name, x in given.items()}
                 args = [plain[name] for name in names if name not in named]
-                numbers = target(*args, **{name: plain[name] for name in named})
-                return replace(first, numbers=numbers)
+                return replace(first, numbers=target(*args, **{name: plain[name] for name in named}))
         if arithmetic is None:
             sums = any(isinstance(x, Accumulator) for x in held)
             raise refused("a function of a sum that is not quantised" if sums else "a function of two values")
@@ -115,16 +113,7 @@ def scaled(w: W, x: Operand, factor: float) -> Operand:
 
 
 def _extreme(kind: str) -> Callable[[W, Arguments], Numbers]:
-    def build(w: W, a: Arguments) -> Numbers:
-        x, y = _constant(a.self), _constant(a.other)
-        if isinstance(x, Lookup) and isinstance(y, Lookup) and x.of == y.of:
-            (p, of), (q, _) = as_int8(w, x), as_int8(w, y)
-            wide = [W.elementwise(w, "CAST", v, dtype="INT32") for v in (p, q)]
-            chosen = w.elementwise(kind, *wide)
-            return Lookup.dequantised(w.elementwise("CAST", chosen, dtype="INT8"), of)
-        return added(w, x, y, kind)
-
-    return build
+    return lambda w, a: added(w, _constant(a.self), _constant(a.other), kind)
 
 
 def _bounded(bounds: Callable[[Arguments], tuple[float | None, float | None]]) -> Callable[..., Numbers]:
