@@ -18,11 +18,12 @@ from dimorder.lowered import Lowered
 from dimorder.lowering import stages
 from dimorder.lowering.annotate import annotate
 from dimorder.lowering.capture.captured import Captured, capture
-from dimorder.lowering.capture.typed import Types, with_types
+from dimorder.lowering.capture.typed import Types, own_types, with_types
 from dimorder.lowering.choose import choose
 from dimorder.lowering.clock import Clock, Progress
 from dimorder.lowering.extract import extract
 from dimorder.lowering.network_plan import NetworkPlan
+from dimorder.lowering.operators.quantisation import is_quantised
 from dimorder.lowering.promise import Orders, promise
 from dimorder.lowering.rewrite import constant_bytes, rewrite
 from dimorder.lowering.verify import Verified
@@ -62,7 +63,8 @@ def plan(
     clock, chosen = Clock(progress), find(target)
     model, args, kwargs = _called(model, args, kwargs)
     program = clock.step("capture", capture, model, args, kwargs)
-    program = with_types(program, input_types, output_types)
+    chosen, types = _for(program, chosen, (input_types, output_types))
+    program = with_types(program, *types)
     contract = promise(program, input_orders, output_orders, chosen.channels_last)
     return _plan(program, contract, chosen, objective, clock)
 
@@ -87,8 +89,9 @@ def lower(
     the contract promises, contiguous by default: one order for all, or one per tensor. `objective` is "bytes"
     moved by conversions, or their "count". `input_types` and `output_types` are "int8" or "uint8" where the
     caller of a quantised network passes or gets integers, one for all or one per tensor; the contract says
-    what they stand for. The physical program is run and compared with the network before it is emitted, and
-    the artifact after that, unless its runtime is slow (tosa) or `run_artifact` says otherwise. Raises a
+    what they stand for. On target tosa they are the network's own integers by default. The physical program
+    is run and compared with the network before it is emitted, and the artifact after that, unless its runtime
+    is slow (tosa) or `run_artifact` says otherwise. Raises a
     `DimorderError` that says what to do; a wrong program is never returned.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
@@ -99,7 +102,8 @@ def lower(
     clock, chosen = Clock(progress), find(target)
     model, args, kwargs = _called(model, args, kwargs)
     program = clock.step("capture", capture, model, args, kwargs)
-    program = with_types(program, input_types, output_types)
+    chosen, types = _for(program, chosen, (input_types, output_types))
+    program = with_types(program, *types)
     contract = promise(program, input_orders, output_orders, chosen.channels_last)
     planned = _plan(program, contract, chosen, objective, clock)
     extracted = planned.extracted
@@ -113,9 +117,10 @@ def lower(
         artifact = clock.step("emit", chosen.emit, physical, contract)
         planned = replace(planned, float_islands=tuple(artifact.float_islands))
         runs = chosen.runs_fast if run_artifact is None else run_artifact
-        if runs:
+        run = artifact.run if runs else artifact.exactly
+        if run is not None:
             what = f"the {chosen.suffix} that was emitted"
-            emitted = clock.step("run", trial.compare, artifact.run, what, artifact.exactly)
+            emitted = clock.step("run", trial.compare, run, what, artifact.exactly if runs else None)
             error = max(error, emitted)
     added = max(0, constant_bytes(physical) - program.constant_bytes)
     verified = Verified(error, trial.eager_error, runs, trial.input_matters)
@@ -130,6 +135,18 @@ def _called(
         return model, args, kwargs
     own = model.examples[0]
     return (model.module, args, kwargs) if args or kwargs else (model.module, own.args, own.kwargs)
+
+
+def _for(program: Captured, target: Target, types: tuple[Types, Types]) -> tuple[Target, tuple[Types, Types]]:
+    """The target as a network wants it, and the types of the boundary: its own integers where it has no
+    others, and the target takes no floats."""
+    if target.quantised is None or not is_quantised(program.module):
+        return target, types
+    own = own_types(program)
+    return target.quantised, (
+        own[0] if types[0] is None else types[0],
+        own[1] if types[1] is None else types[1],
+    )
 
 
 def _plan(program: Captured, contract: Contract, target: Target, objective: str, clock: Clock) -> NetworkPlan:

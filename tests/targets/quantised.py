@@ -2,11 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+
+INT8 = (-128, 127, torch.int8)
+
+
+def quantised(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    """The numbers that int8 values of that scale and zero point stand for, nearest to these."""
+    return DEQUANTIZE(QUANTIZE(x, scale, zero_point, *INT8), scale, zero_point, *INT8)
+
+
+class Between(nn.Module):
+    """What `compute` makes of quantised values of awkward scales and zero points, quantised once or more."""
+
+    SCALES = ((0.0247, 5), (0.0313, -17), (0.0189, 0))
+
+    def __init__(self, compute: Callable[..., Tensor], *results: tuple[float, int]) -> None:
+        super().__init__()
+        self.compute, self.results = compute, results
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        held = [quantised(x, *scale) for x, scale in zip(inputs, self.SCALES, strict=False)]
+        computed = self.compute(*held)
+        return tuple(quantised(computed, *result) for result in self.results)
+
+
+class Product(nn.Module):
+    """A product with int8 weights of a scale per output channel, or of one, clamped and quantised."""
+
+    def __init__(
+        self,
+        compute: Callable[..., Tensor],
+        shape: tuple[int, ...],
+        dim: int = 0,
+        zero_point: int | None = None,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.compute, self.dim, self.zero_point = compute, dim, zero_point
+        self.integers = torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
+        self.scales = 0.002 + 0.004 * torch.rand(shape[dim], generator=generator)
+        bias_shape = torch.randn(12, generator=generator)
+        self.bias = nn.Parameter(bias_shape) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.zero_point is None:
+            zeros = torch.zeros_like(self.scales, dtype=torch.int64)
+            how = (self.scales, zeros, self.dim, -127, 127, torch.int8)
+            weight = DEQUANTIZE_CHANNELS(self.integers, *how)
+        else:
+            weight = DEQUANTIZE(self.integers, 0.0041, self.zero_point, *INT8)
+        product = self.compute(quantised(x, 0.0247, 5), weight, self.bias)
+        return quantised(torch.nn.functional.hardtanh(product, -1.31, 1.87), 0.0151, -9)
 
 
 def by_xnnpack(model: nn.Module, *args: Tensor, is_per_channel: bool = True) -> nn.Module:

@@ -25,14 +25,19 @@ from dimorder.lowering.operators.operator import Implementation
 from dimorder.lowering.operators.row_major import ROW_MAJOR
 from dimorder.lowering.operators.table import OPERATORS, find
 from dimorder.targets.table import Table, is_getitem
+from dimorder.targets.tosa.integers.ops import OPERATORS as TOSA_INT
 from dimorder.targets.tosa.ops import OPERATORS as TOSA
 from dimorder.targets.xnnpack.ops import OPERATORS as XNNPACK
 from dimorder.targets.xnnpack.target import target as xnnpack
-from tests.targets import test_tosa_ops, test_xnnpack_ops
+from tests.targets import test_tosa_integers, test_tosa_ops, test_xnnpack_ops
 from tests.targets.cases import Case, Net, aten, r
 
 FREE = {aten.view.default, aten.permute.default, aten.clone.default}
-TABLES = {"xnnpack": (XNNPACK, test_xnnpack_ops), "tosa": (TOSA, test_tosa_ops)}
+TABLES = {
+    "xnnpack": (XNNPACK, test_xnnpack_ops),
+    "tosa": (TOSA, test_tosa_ops),
+    "tosa, integers": (TOSA_INT, test_tosa_integers),
+}
 
 # Networks of operators that neither table computes, and of those that only some orders call for.
 TORCH: dict[str, Case] = {

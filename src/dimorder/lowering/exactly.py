@@ -78,6 +78,24 @@ def moved(module: GraphModule, inputs: Sequence[Tensor], seed: int) -> list[Tens
     return [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor)]
 
 
+def roundings(module: GraphModule, inputs: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """What a graph rounds to integers, and these, by the names of the nodes that quantise: real over scale,
+    plus the zero point, held in the type's range, in float64.
+
+    >>> class Halves(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return QUANTIZE(x, 0.5, 3, -128, 127, torch.int8)
+    >>> program = torch.export.export(Halves(), (torch.tensor([1.1, -99.0]),)).module()
+    >>> ((real, integers),) = roundings(program, (torch.tensor([1.1, -99.0]),)).values()
+    >>> real.to(torch.float32), integers
+    (tensor([   5.2000, -128.0000]), tensor([   5, -128], dtype=torch.int8))
+    """
+    interpreter = _Roundings(module, {})
+    with torch.no_grad():
+        interpreter.run(*inputs)
+    return interpreter.found
+
+
 def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
     """What an exported program gives for the leaves of its inputs, as it stands, and computed in float64.
 
@@ -221,7 +239,7 @@ class _Exact(Interpreter):
         rounded = None
         if n.target is QUANTIZE:
             real, scale, *_ = self.fetch_args_kwargs_from_env(n)[0]
-            rounded = real.double() / _in_float32(scale)
+            rounded = real.double() / in_float32(scale)
         self.differences.add(result, wanted, rounded)
         return wanted
 
@@ -241,10 +259,23 @@ class _Exact(Interpreter):
         if self.noise is not None:
             return x + (torch.rand(x.shape, generator=self.noise, dtype=torch.float64) - 0.5) * scale
         _, low, high, *_ = tokens
-        ties = (
-            x / scale * 2.0**30
-        ).round() / 2.0**30  # the least value may be one, whatever rounding made it
-        return ((ties.round() + zero).clamp(low, high) - zero) * scale
+        # The least value may be a tie, whatever rounding made it.
+        quanta = (x / scale * 2.0**30).round() / 2.0**30
+        return ((quanta.round() + zero).clamp(low, high) - zero) * scale
+
+
+class _Roundings(_Exact):
+    def __init__(self, module: GraphModule, forced: Mapping[str, Tensor]) -> None:
+        super().__init__(module, forced)
+        self.found: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if n.target is QUANTIZE:
+            a = bound(n.target, *self.fetch_args_kwargs_from_env(n))
+            real = a["input"].double() / in_float32(a["scale"]) + a["zero_point"]
+            self.found[n.name] = real.clamp(a["quant_min"], a["quant_max"]), result
+        return result
 
 
 def _wide(value: Any) -> Any:
@@ -256,7 +287,7 @@ def _wide(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _in_float32(scale: float) -> float:
+def in_float32(scale: float) -> float:
     """A scale as tensors of float32 are multiplied by it: its product with an integer is exact in float64."""
     return float(torch.tensor(scale, dtype=torch.float32))
 
@@ -264,12 +295,12 @@ def _in_float32(scale: float) -> float:
 def _quantize(
     input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Tensor:
-    scaled = input * (1.0 / scale) if input.dtype == torch.float32 else input / _in_float32(scale)
+    scaled = input * (1.0 / scale) if input.dtype == torch.float32 else input / in_float32(scale)
     return scaled.round().add(zero_point).clamp(quant_min, quant_max).to(dtype)
 
 
 def _dequantize(input: Tensor, scale: float, zero_point: int, **_: Any) -> Tensor:
-    return (input.double() - zero_point) * _in_float32(scale)
+    return (input.double() - zero_point) * in_float32(scale)
 
 
 def _dequantize_channels(

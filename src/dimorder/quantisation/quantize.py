@@ -29,7 +29,6 @@ from dimorder.quantisation.calibration import (
 from dimorder.quantisation.fidelity import OutputFidelity, fidelity
 from dimorder.quantisation.recipes import find
 from dimorder.reading import Normalisation
-from dimorder.targets import find as find_target
 from dimorder.targets.listing import installed
 
 KEPT = 16  # examples on which networks are compared
@@ -104,7 +103,7 @@ def quantize(
     assert isinstance(original, GraphModule)
     if quantises(original):
         raise UsageError("model", "a network that is quantised already", "lower it as it is")
-    with installed(chosen.target, find_target(chosen.target).install):
+    with installed(chosen.target, chosen.install):
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
         from dimorder.quantisation.clamps import BehindClamps

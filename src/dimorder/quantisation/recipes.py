@@ -15,14 +15,15 @@ from dimorder.errors import UsageError
 class Recipe:
     """One way of quantising.
 
-    `quantizer` makes torchao's `Quantizer` of it; `target` is what that was written for, and `scheme` the
-    name of the arithmetic. One that is `dynamic` needs no calibration: the scales of values are found as the
-    network runs.
+    `quantizer` makes torchao's `Quantizer` of it; `target` is what that was written for, `scheme` the name of
+    the arithmetic, and `install` what to do if a module is missing. One that is `dynamic` needs no
+    calibration: the scales of values are found as the network runs.
     """
 
     target: str
     scheme: str
     quantizer: Callable[[], Any]
+    install: str
     dynamic: bool = False
 
 
@@ -33,13 +34,24 @@ def _xnnpack(dynamic: bool) -> Any:
     return xnnpack.XNNPACKQuantizer().set_global(config)
 
 
+def _tosa() -> Any:
+    from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+    from executorch.backends.arm.tosa.specification import TosaSpecification
+
+    quantizer = TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT"))
+    return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
+
+
+_EXECUTORCH, _BOTH = (f"pip install 'dimorder[{extras}]'" for extras in ("executorch", "executorch,tosa"))
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
-        "xnnpack": Recipe("xnnpack", "int8", partial(_xnnpack, False)),
-        "xnnpack_dynamic": Recipe("xnnpack", "int8-dynamic", partial(_xnnpack, True), dynamic=True),
+        "xnnpack": Recipe("xnnpack", "int8", partial(_xnnpack, False), _EXECUTORCH),
+        "xnnpack_dynamic": Recipe(
+            "xnnpack", "int8-dynamic", partial(_xnnpack, True), _EXECUTORCH, dynamic=True
+        ),
+        "tosa": Recipe("tosa", "int8", _tosa, _BOTH),
     }
 )
-SCHEMES = tuple(dict.fromkeys(recipe.scheme for recipe in RECIPES.values()))
 
 
 def find(name: str) -> Recipe:

@@ -78,8 +78,9 @@ class Target:
     reads them back: what the program promises, and how it runs. What `runs_fast` is run once by `lower`, and
     compared with the network. `check`, from path and content, says what a file holds; `install` what to
     install where a module is missing that one of these imports; `runtime` is what errors call whatever runs a
-    program, and `set_threads` says how many threads that has in this process. What is told of a target
-    without importing it is in its `Listing`.
+    program, and `set_threads` says how many threads that has in this process. `quantised` is what takes the
+    target's place for quantised networks; it takes and gives integers. What is told of a target without
+    importing it is in its `Listing`.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Target:
     install: str = ""
     runtime: str | None = None
     set_threads: Callable[[int], None] | None = None
+    quantised: Target | None = None
 
     def check_name(self, path: Path) -> None:
         """Raises `UsageError` for a file name by which nobody would know how to load the file."""

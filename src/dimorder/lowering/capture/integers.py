@@ -251,6 +251,8 @@ def _clamped(quantize: Node) -> bool:
         return False
     if first.args[1:] != quantize.args[1:]:
         return False
+    if first.args[0].op == "placeholder":  # type: ignore[union-attr]  # whose integers may be the caller's
+        return False
     clamp.args = (first.args[0], *clamp.args[1:])
     return True
 

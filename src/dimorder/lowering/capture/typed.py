@@ -85,6 +85,18 @@ def with_types(program: Captured, input_types: Types, output_types: Types) -> Ca
     return replace(program, examples=tuple(examples))
 
 
+def own_types(program: Captured) -> tuple[list[torch.dtype | None], list[torch.dtype | None]]:
+    """The integers that each input is made first, and that each output is made of last; None for others."""
+    taken = [
+        {_type_in(reader) if reader.target is QUANTIZE else None for reader in node.users}
+        for node in program.inputs
+    ]
+    first = [next(iter(types)) if len(types) == 1 else None for types in taken]
+    last = [_type_in(node) if node.target is DEQUANTIZE else None for node in program.outputs]
+    inputs, outputs = ([None if own is None else own.dtype for own in side] for side in (first, last))
+    return inputs, outputs
+
+
 def quantised(x: Tensor, of: IntegerType) -> Tensor:
     """The integers for numbers."""
     return (x * (1 / of.scale)).round().add(of.zero_point).clamp(of.low, of.high).to(of.dtype)

@@ -23,3 +23,8 @@ def dtype_of(operand: Any) -> str:
     if isinstance(operand, Tensor):
         return "FP32" if operand.is_floating_point() else DTYPES[operand.dtype]
     return "FP32" if isinstance(operand, float) else "INT32"
+
+
+def sum_type(dtype: str) -> str:
+    """The TOSA type in which products of values of that type are added up."""
+    return "FP32" if dtype == "FP32" else "INT32"

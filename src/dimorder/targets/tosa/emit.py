@@ -10,19 +10,29 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from dimorder.contract import Contract, TensorSpec
-from dimorder.errors import UnsupportedError
+from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.captured import where
+from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import Table, View, is_getitem, whole
+from dimorder.targets.tosa.integers.model import TosaModel
 from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
 from dimorder.targets.tosa.writer import DTYPES, TosaValue, TosaWriter
 
 FIX = "replace it in the module, or choose another target"
+FLOAT = "floats, where a graph of integers takes and gives integers"
+QUANTISE_FIX = "quantise its operands and its result, replace it in the module, or choose another target"
+ENDS_FIX = "quantise inputs first thing and outputs last thing, or choose another target"
 BOUNDARY_FIX = "change its type or shape, or choose another target"
 
 
-def write(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> bytes:
-    """The TOSA 1.0 flatbuffer of a physical program.
+def write(
+    program: ExportedProgram,
+    contract: Contract,
+    operators: Table = OPERATORS,
+    writer: TosaWriter | None = None,
+) -> tuple[bytes, TosaModel]:
+    """The TOSA 1.0 flatbuffer of a physical program, and the model of what it computes in integers.
 
     Its inputs and outputs are those of the contract, in order, each the dense tensor of shape
     `spec.dim_order.physical_shape(spec.shape)`; 64-bit integers are INT32. Needs tosa-tools.
@@ -31,16 +41,21 @@ def write(program: ExportedProgram, contract: Contract, operators: Table = OPERA
     is written where the call alone tells, and with its name and source line in any case.
     """
     signature = read_signature(program)
+    in_integers = QUANTIZE in operators.rows
+    fix = QUANTISE_FIX if in_integers else FIX
     for node in signature.inputs:
-        reason = unsupported_value(node.meta["val"])
+        reason = operators.unfit(node.meta["val"], False)
         if reason:
             raise UnsupportedError(f"input {node.name!r}", reason, BOUNDARY_FIX)
+        if in_integers and node.meta["val"].is_floating_point():
+            raise UnsupportedError(f"input {node.name!r}", FLOAT, ENDS_FIX)
     for node in program.graph.nodes:
         if node.op == "call_function" and node not in signature.constants:
             reason = operators.supports(node, signature.constants)
             if reason:
-                raise UnsupportedError(_place(node), reason, FIX)
-    writer, values = TosaWriter(), dict[Node, Any](signature.constants)
+                raise UnsupportedError(_place(node), reason, fix)
+    writer, values = writer or TosaWriter(), dict[Node, Any](signature.constants)
+    rounded: dict[str, TosaValue] = {}
     for node, spec in zip(signature.inputs, contract.inputs, strict=True):
         with _blamed(f"input {spec.name!r}", BOUNDARY_FIX):
             values[node] = _input(writer, node, spec)
@@ -51,26 +66,31 @@ def write(program: ExportedProgram, contract: Contract, operators: Table = OPERA
         if is_getitem(node):
             values[node] = values[node.args[0]][node.args[1]]
             continue
-        with _blamed(_place(node)):
+        with _blamed(_place(node), fix):
             values[node] = operators.build(writer, node, values.__getitem__)
+        if node.target is QUANTIZE:
+            rounded[node.name] = values[node].value
     for node, spec in zip(signature.outputs, contract.outputs, strict=True):
         writer.hint = spec.name
         held = values[node]
         reason = None if isinstance(held, View) else unsupported_value(held)
         if reason:
             raise UnsupportedError(f"output {spec.name!r}", reason, BOUNDARY_FIX)
+        if isinstance(held, View) and not isinstance(held.value, TosaValue):
+            raise UnsupportedError(f"output {spec.name!r}", FLOAT, ENDS_FIX)
         with _blamed(f"output {spec.name!r}", BOUNDARY_FIX):
             view = held if isinstance(held, View) else whole(writer.constant(held))
             writer.output(
                 writer.dense(view.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else view)
             )
-    return writer.finish()
+    return writer.finish(), writer.model(rounded)
 
 
 def _input(writer: TosaWriter, node: Node, spec: TensorSpec) -> View[TosaValue]:
     """The graph's input, seen as the program's signature shows it."""
     shape: Sequence[Any] = spec.dim_order.physical_shape(spec.shape)
-    dense = whole(writer.input(node.name, shape, DTYPES[node.meta["val"].dtype]))
+    dtype = DTYPES.get(node.meta["val"].dtype, "INT8")  # unsigned ones too
+    dense = whole(writer.input(node.name, shape, dtype))
     return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
 
 
@@ -83,5 +103,5 @@ def _blamed(place: str, fix: str = FIX) -> Iterator[None]:
     """What the writer refuses is told of the operator, input or output that it was asked to write."""
     try:
         yield
-    except UnsupportedError as error:
+    except (UnsupportedError, UsageError) as error:
         raise UnsupportedError(place, error.found, fix) from error

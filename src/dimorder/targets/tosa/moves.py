@@ -137,10 +137,15 @@ def _check_slice(a: Arguments) -> str | None:
 
 def _constant_pad(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
-    before, after = [0] * len(x.shape), [0] * len(x.shape)
-    for i in range(len(a.pad) // 2):  # torch lists the last dimension first
-        before[-1 - i], after[-1 - i] = a.pad[2 * i], a.pad[2 * i + 1]
-    return pad(w, x, before, after, getattr(a, "value", None) or 0)
+    return pad(w, x, *paddings(a.pad, len(x.shape)), getattr(a, "value", None) or 0)
+
+
+def paddings(given: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
+    """Before and after each dimension; torch lists the last one first."""
+    before, after = [0] * rank, [0] * rank
+    for i in range(len(given) // 2):
+        before[-1 - i], after[-1 - i] = given[2 * i], given[2 * i + 1]
+    return before, after
 
 
 def _flip(w: TosaWriter, a: Arguments) -> TosaValue:

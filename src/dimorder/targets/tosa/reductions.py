@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from dimorder.targets.table import Arguments, Row, is_transposed
-from dimorder.targets.tosa.calls import size
+from dimorder.targets.tosa.calls import size, sum_type
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, check_float, mul, negate
-from dimorder.targets.tosa.writer import DTYPES, MAX_RANK, TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import DTYPES, MAX_RANK, WIDEST, TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
@@ -22,21 +22,30 @@ aten = torch.ops.aten
 # -- contractions ------------------------------------------------------------------------------------------
 
 
-def full(w: TosaWriter, x: TosaValue, weight: Tensor, bias: Tensor | None) -> TosaValue:
+def full(
+    w: TosaWriter,
+    x: TosaValue,
+    weight: Tensor,
+    bias: Tensor | None,
+    zero_points: Sequence[int] = (0, 0),
+) -> TosaValue:
     """x (…, I) times weight (O, I) plus bias (O), as a CONV2D of one tap, which adds the bias itself."""
     outputs, inputs = weight.shape
     pixels = w.reshape(x, x.shape if len(x.shape) == 4 else (1, math.prod(x.shape[:-1]), 1, inputs))
-    bias = weight.new_zeros(outputs) if bias is None else bias
-    zero = w.number(0, x.dtype)
-    operands = [pixels, w.constant(weight.reshape(outputs, 1, 1, inputs)), w.constant(bias), zero, zero]
+    sums = sum_type(x.dtype)
+    bias = torch.zeros(outputs) if bias is None else bias
+    zeros = [w.number(zero, x.dtype) for zero in zero_points]
+    weight = weight.reshape(outputs, 1, 1, inputs)
+    operands = [pixels, w.constant(weight), w.constant(bias.to(WIDEST[sums]), sums), *zeros]
     shape = (*pixels.shape[:-1], outputs)
     once = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
-    y = w.op("CONV2D", operands, shape, "FP32", local_bound=False, acc_type="FP32", **once)
+    y = w.op("CONV2D", operands, shape, sums, local_bound=False, acc_type=sums, **once)
     return w.reshape(y, (*x.shape[:-1], outputs))
 
 
-def product(w: TosaWriter, x: TosaValue, y: TosaValue) -> TosaValue:
-    """Matrices x (…, M, K) by y (…, K, N). A batch that `y` lacks is more rows of x; others are repeated."""
+def product(w: TosaWriter, x: TosaValue, y: TosaValue, zero_points: Sequence[int] = (0, 0)) -> TosaValue:
+    """Matrices x (…, M, K) by y (…, K, N), of int8 in int32. A batch that `y` lacks is more rows of x; others
+    are repeated."""
     rank = max(len(x.shape), len(y.shape))
     x, y = (w.reshape(v, (1,) * (rank - len(v.shape)) + v.shape) for v in (x, y))
     batch = [max(pair) for pair in zip(x.shape[:-2], y.shape[:-2], strict=True)]
@@ -46,8 +55,8 @@ def product(w: TosaWriter, x: TosaValue, y: TosaValue) -> TosaValue:
     else:
         x, y = (tile(w, v, (*batch, *v.shape[-2:])) for v in (x, y))
     x, y = (w.reshape(v, (math.prod(v.shape[:-2]), *v.shape[-2:])) for v in (x, y))
-    zero = w.number(0, x.dtype)
-    z = w.op("MATMUL", [x, y, zero, zero], (x.shape[0], x.shape[1], y.shape[2]))
+    zeros = [w.number(zero, x.dtype) for zero in zero_points]
+    z = w.op("MATMUL", [x, y, *zeros], (x.shape[0], x.shape[1], y.shape[2]), sum_type(x.dtype))
     return w.reshape(z, shape)
 
 
@@ -58,7 +67,7 @@ def _matmul(w: TosaWriter, a: Arguments) -> TosaValue:
     return product(w, w.dense(left), w.dense(right))
 
 
-def _check_matmul(a: Arguments) -> str | None:
+def check_matmul(a: Arguments) -> str | None:
     if min(len(size(a.self)), len(size(a.other))) < 2:
         return "a product with a vector"
     if is_transposed(a.self) or is_transposed(a.other):
@@ -98,7 +107,7 @@ def normalised(w: TosaWriter, x: TosaValue, dims: Collection[int], eps: float) -
     return mul(w, centred, w.elementwise("RSQRT", add(w, variance, eps)))
 
 
-def _dims(a: Arguments) -> set[int]:
+def reduced_dims(a: Arguments) -> set[int]:
     """The dimensions that a call reduces: all where it names none, none of a number."""
     rank, given = len(a.self.shape), getattr(a, "dim", None)
     given = [given] if isinstance(given, int) else given
@@ -107,16 +116,16 @@ def _dims(a: Arguments) -> set[int]:
 
 def _reduction(kind: str) -> Callable[[TosaWriter, Arguments], TosaValue]:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
-        return w.reshape(reduce(w, kind, cast(w, w.dense(a.self), DTYPES[a.dtype]), _dims(a)), a.shape)
+        return w.reshape(reduce(w, kind, cast(w, w.dense(a.self), DTYPES[a.dtype]), reduced_dims(a)), a.shape)
 
     return build
 
 
 def _mean(w: TosaWriter, a: Arguments) -> TosaValue:
-    return w.reshape(mean(w, cast(w, w.dense(a.self), DTYPES[a.dtype]), _dims(a)), a.shape)
+    return w.reshape(mean(w, cast(w, w.dense(a.self), DTYPES[a.dtype]), reduced_dims(a)), a.shape)
 
 
-def _arg(largest: bool) -> Callable[[TosaWriter, Arguments], TosaValue]:
+def arg(largest: bool) -> Callable[[TosaWriter, Arguments], TosaValue]:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
         x = w.dense(a.self)
         x = w.reshape(x, x.shape or (1,))
@@ -131,7 +140,7 @@ def _arg(largest: bool) -> Callable[[TosaWriter, Arguments], TosaValue]:
     return build
 
 
-def _check_arg(a: Arguments) -> str | None:
+def check_arg(a: Arguments) -> str | None:
     dtype = a.self.meta["val"].dtype
     return None if dtype == torch.float32 else f"argmax of {dtype}; TOSA's profile FP has it for floats"
 
@@ -142,20 +151,20 @@ def _check_arg(a: Arguments) -> str | None:
 def _softmax(w: TosaWriter, a: Arguments) -> TosaValue:
     """exp(x - max) / sum"""
     raised = w.elementwise("EXP", _shifted(w, a))
-    total = reduce(w, "REDUCE_SUM", raised, _dims(a))
+    total = reduce(w, "REDUCE_SUM", raised, reduced_dims(a))
     return mul(w, raised, w.elementwise("RECIPROCAL", total))
 
 
 def _log_softmax(w: TosaWriter, a: Arguments) -> TosaValue:
     """x - max - log(sum(exp(x - max)))"""
     shifted = _shifted(w, a)
-    total = reduce(w, "REDUCE_SUM", w.elementwise("EXP", shifted), _dims(a))
+    total = reduce(w, "REDUCE_SUM", w.elementwise("EXP", shifted), reduced_dims(a))
     return w.elementwise("SUB", shifted, w.elementwise("LOG", total))
 
 
 def _shifted(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
-    return w.elementwise("SUB", x, reduce(w, "REDUCE_MAX", x, _dims(a)))
+    return w.elementwise("SUB", x, reduce(w, "REDUCE_MAX", x, reduced_dims(a)))
 
 
 def _layer_norm(w: TosaWriter, a: Arguments) -> TosaValue:
@@ -167,7 +176,7 @@ def _layer_norm(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 _sum, _mean_row = Row(_reduction("REDUCE_SUM")), Row(_mean, check_float)
-_matmul_row = Row(_matmul, _check_matmul)
+_matmul_row = Row(_matmul, check_matmul)
 _softmax_row, _log_softmax_row = Row(_softmax, check_float), Row(_log_softmax, check_float)
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
@@ -180,8 +189,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.any.dims: Row(_reduction("REDUCE_ANY")),
         aten.all.dims: Row(_reduction("REDUCE_ALL")),
         aten.prod.dim_int: Row(_reduction("REDUCE_PRODUCT"), check_float),
-        aten.argmax.default: Row(_arg(largest=True), _check_arg),
-        aten.argmin.default: Row(_arg(largest=False), _check_arg),
+        aten.argmax.default: Row(arg(largest=True), check_arg),
+        aten.argmin.default: Row(arg(largest=False), check_arg),
         aten.softmax.int: _softmax_row,
         aten.log_softmax.int: _log_softmax_row,
         aten.layer_norm.default: Row(_layer_norm, check_float),

@@ -6,8 +6,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dimorder.errors import UsageError
+from dimorder.targets.tosa.integers.model import apply_scale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 SHIFTS = range(2, 63)  # RESCALE, spec 1.0: 2 <= shift <= 62
@@ -31,6 +34,25 @@ def multiplier(factor: float) -> tuple[int, int]:
     return integer, 31 - exponent
 
 
+def fits(factor: float) -> bool:
+    """Whether RESCALE has that factor.
+
+    >>> fits(0.75), fits(-1.0), fits(2.0**40)
+    (True, False, False)
+    """
+    return factor > 0 and 31 - math.frexp(factor)[1] in SHIFTS and 30 - math.frexp(factor)[1] in SHIFTS
+
+
+def rescaled(x: Tensor, factors: Sequence[float], zero_point: int = 0, to_zero_point: int = 0) -> Tensor:
+    """What RESCALE makes of integers, in int64, before it clips them.
+
+    >>> rescaled(torch.tensor([-3, -1, 1, 3]), [0.5])
+    tensor([-1,  0,  1,  2])
+    """
+    pairs = torch.tensor([multiplier(factor) for factor in factors])
+    return apply_scale(x.to(torch.int64) - zero_point, pairs[:, 0], pairs[:, 1]) + to_zero_point
+
+
 def rescale(
     w: TosaWriter,
     x: TosaValue,
@@ -39,10 +61,13 @@ def rescale(
     *,
     zero_point: int = 0,
     to_zero_point: int = 0,
+    unsigned: bool = False,
+    to_unsigned: bool = False,
 ) -> TosaValue:
     """`(x - zero_point) * factor`, rounded half up, `+ to_zero_point`, clipped to `dtype`; all are integers.
 
-    One factor for all of `x`, or one per channel, which is the last dimension.
+    One factor for all of `x`, or one per channel, which is the last dimension. Unsigned integers
+    are in INT8 too, and have no zero point here.
     """
     pairs = [multiplier(factor) for factor in factors]
     operands = [
@@ -59,6 +84,6 @@ def rescale(
         scale32=True,
         rounding_mode="SINGLE_ROUND",
         per_channel=len(pairs) > 1,
-        input_unsigned=False,
-        output_unsigned=False,
+        input_unsigned=unsigned,
+        output_unsigned=to_unsigned,
     )

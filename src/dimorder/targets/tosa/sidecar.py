@@ -20,6 +20,7 @@ from dimorder.targets.tosa.writer import DTYPES
 
 SUFFIX = ".json"
 _SEAL = "seal"
+_HELD = {**DTYPES, torch.uint8: "INT8"}  # a RESCALE beside the boundary reads the bits as unsigned
 
 
 def encode(data: bytes, contract: Contract) -> bytes:
@@ -76,7 +77,7 @@ def _bytes(file: Path, path: Path, fix: str) -> bytes:
 def _promised(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(
         f"{'x'.join(map(str, spec.dim_order.physical_shape(spec.shape)))}:"
-        f"{DTYPES.get(getattr(torch, spec.dtype), spec.dtype)}"
+        f"{_HELD.get(getattr(torch, spec.dtype), spec.dtype)}"
         for spec in specs
     )
 

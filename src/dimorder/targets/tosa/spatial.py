@@ -18,11 +18,11 @@ from torch import Tensor
 
 from dimorder.lowering.operators.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row
-from dimorder.targets.tosa.calls import size
+from dimorder.targets.tosa.calls import size, sum_type
 from dimorder.targets.tosa.indices import take
 from dimorder.targets.tosa.moves import concat, pad, slice_
 from dimorder.targets.tosa.pointwise import check_float, mul
-from dimorder.targets.tosa.writer import TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import WIDEST, TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
@@ -34,15 +34,19 @@ MAX_GROW = 256  # MAX_SCALE of level 8K
 # -- convolution -------------------------------------------------------------------------------------------
 
 
-def _convolution(w: TosaWriter, a: Arguments) -> TosaValue:
-    """The weight is (O, *kernel, I / groups), the padding before and after each dimension."""
+def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
+    """The weight is (O, *kernel, I / groups), the padding before and after each dimension.
+
+    Of int8 the sums in int32; `zero_points`, of x and of the weight, are 0 where they are not among the
+    arguments.
+    """
     weight, flat = _weight(a), len(a.stride) == 2
     window = [d * (k - 1) + 1 for d, k in zip(a.dilation, weight.shape[1:-1], strict=True)]
-    padding, x = _exact(w, w.dense(a.x), window, a.stride, a.padding, a.shape)
+    padding, x = exact_padding(w, w.dense(a.x), window, a.stride, a.padding, a.shape)
     options = {"pad": padding, "stride": list(a.stride), "dilation": list(a.dilation)}
     if flat and 1 < a.groups == x.shape[-1]:  # depthwise: weight (H, W, C, multiplier)
         by_channel = weight.reshape(a.groups, -1, *weight.shape[1:3]).permute(2, 3, 0, 1)
-        return _conv(w, "DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape, options)
+        return _conv(w, "DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape, options, _zero_points(a))
     return _in_groups(w, "CONV2D" if flat else "CONV3D", x, weight, a, options)
 
 
@@ -50,7 +54,7 @@ def _weight(a: Arguments) -> Any:
     return a.weight_ohwi if hasattr(a, "weight_ohwi") else a.weight_odhwi
 
 
-def _conv_transpose2d(w: TosaWriter, a: Arguments) -> TosaValue:
+def conv_transpose2d(w: TosaWriter, a: Arguments) -> TosaValue:
     """Padding crops the output; a dilated kernel is spelt out with zeros between its taps."""
     weight = _dilated(a.weight_ohwi, a.dilation)
     out_pad = [side for p, more in zip(a.padding, a.output_padding, strict=True) for side in (-p, more - p)]
@@ -71,14 +75,15 @@ def _in_groups(
 ) -> TosaValue:
     """One convolution per group of channels, and a CONCAT."""
     if a.groups == 1:
-        return _conv(w, kind, x, weight, a.bias, a.shape, options)
+        return _conv(w, kind, x, weight, a.bias, a.shape, options, _zero_points(a))
     axis, inputs, outputs = len(a.shape) - 1, x.shape[-1] // a.groups, a.shape[-1] // a.groups
     parts = []
     for g in range(a.groups):
         rows = slice(g * outputs, (g + 1) * outputs)
         bias = None if a.bias is None else a.bias[rows]
         part = slice_(w, x, axis, g * inputs, inputs)
-        parts.append(_conv(w, kind, part, weight[rows], bias, (*a.shape[:-1], outputs), options))
+        shape = (*a.shape[:-1], outputs)
+        parts.append(_conv(w, kind, part, weight[rows], bias, shape, options, _zero_points(a)))
     return concat(w, parts, axis)
 
 
@@ -90,14 +95,20 @@ def _conv(
     bias: Tensor | None,
     shape: Sequence[int],
     options: Mapping[str, Any],
+    zero_points: Sequence[int],
 ) -> TosaValue:
-    bias = weight.new_zeros(shape[-1]) if bias is None else bias
-    zero = w.number(0, x.dtype)
-    operands = [x, w.constant(weight), w.constant(bias), zero, zero]
-    return w.op(kind, operands, shape, "FP32", local_bound=False, acc_type="FP32", **options)
+    sums = sum_type(x.dtype)
+    bias = torch.zeros(shape[-1]) if bias is None else bias
+    zeros = [w.number(zero, x.dtype) for zero in zero_points]
+    operands = [x, w.constant(weight), w.constant(bias.to(WIDEST[sums]), sums), *zeros]
+    return w.op(kind, operands, shape, sums, local_bound=False, acc_type=sums, **options)
 
 
-def _exact(
+def _zero_points(a: Arguments) -> Sequence[int]:
+    return getattr(a, "zero_points", (0, 0))
+
+
+def exact_padding(
     w: TosaWriter,
     x: TosaValue,
     window: Sequence[int],
@@ -107,36 +118,37 @@ def _exact(
 ) -> tuple[list[int], TosaValue]:
     """The padding with which the windows of `x` (N, *space, C) end where it does, and the input without
     what no window reaches. Paddings are before and after each dimension."""
-    exact = []
+    exact, reached = [], list(x.shape)
     for d, (extent, step) in enumerate(zip(window, stride, strict=True)):
         before = padding[2 * d]
         after = (shape[d + 1] - 1) * step + extent - x.shape[d + 1] - before
-        if after < 0:
-            x = slice_(w, x, d + 1, 0, x.shape[d + 1] + after)
+        reached[d + 1] += min(after, 0)
         exact += [before, max(after, 0)]
+    if reached != list(x.shape):
+        x = w.op("SLICE", [x, w.shape([0] * len(reached)), w.shape(reached)], reached)
     return exact, x
 
 
-def _check_convolution(a: Arguments) -> str | None:
+def check_convolution(a: Arguments) -> str | None:
     constant = a.is_constant(_weight(a)) and a.is_constant(a.bias)
     return check_float(a) if constant else "a weight or a bias that is not constant"
 
 
-def _check_transposed(a: Arguments) -> str | None:
+def check_transposed(a: Arguments) -> str | None:
     kernel = [d * (k - 1) + 1 for d, k in zip(a.dilation, size(a.weight_ohwi)[1:3], strict=True)]
     if any(p >= k for p, k in zip(a.padding, kernel, strict=True)):
         return f"padding {a.padding} that is not below the kernel {kernel}"
-    return _check_convolution(a)
+    return check_convolution(a)
 
 
 # -- pooling -----------------------------------------------------------------------------------------------
 
 
 def _max_pool2d(w: TosaWriter, a: Arguments) -> TosaValue:
-    return _max_pool(w, w.dense(a.x), a.kernel_size, a.stride, a.padding, a.shape)
+    return max_pool(w, w.dense(a.x), a.kernel_size, a.stride, a.padding, a.shape)
 
 
-def _max_pool(
+def max_pool(
     w: TosaWriter,
     x: TosaValue,
     kernel: Sequence[int],
@@ -144,11 +156,11 @@ def _max_pool(
     padding: Sequence[int],
     shape: Sequence[int],
 ) -> TosaValue:
-    pads, x = _exact(w, x, kernel, stride, [p for p in padding for _ in range(2)], shape)
+    pads, x = exact_padding(w, x, kernel, stride, [p for p in padding for _ in range(2)], shape)
     return w.op("MAX_POOL2D", [x], shape, kernel=list(kernel), stride=list(stride), pad=pads)
 
 
-def _check_max_pool(a: Arguments) -> str | None:
+def check_max_pool(a: Arguments) -> str | None:
     pair = a.dilation if isinstance(a.dilation, (list, tuple)) else [a.dilation]
     return check_float(a) if set(pair) <= {1} else f"dilation {a.dilation}; TOSA's MAX_POOL2D has none"
 
@@ -172,11 +184,11 @@ def _avg_pool(
     """AVG_POOL2D divides by the taps inside the input: zeros that count are written out as part of it."""
     sides, taps = [p for p in padding for _ in range(2)], math.prod(kernel)
     if divisor is not None:  # what ceil mode adds counts too
-        sides, x = _exact(w, x, kernel, stride, sides, shape)
+        sides, x = exact_padding(w, x, kernel, stride, sides, shape)
     if count_include_pad or divisor is not None:
         x = pad(w, x, (0, *sides[::2], 0), (0, *sides[1::2], 0))
         sides = [0] * len(sides)
-    sides, x = _exact(w, x, kernel, stride, sides, shape)
+    sides, x = exact_padding(w, x, kernel, stride, sides, shape)
     zero = w.number(0, x.dtype)
     y = w.op(
         "AVG_POOL2D",
@@ -222,14 +234,14 @@ def _axes(a: Arguments) -> Iterator[tuple[int, int, Fraction]]:
         yield old, new, ratio
 
 
-def _bilinear(w: TosaWriter, a: Arguments) -> TosaValue:
+def bilinear(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.x)
-    for d, axis in enumerate(_bilinear_axes(a), start=1):
+    for d, axis in enumerate(bilinear_axes(a), start=1):
         x = slice_(w, x, d, 0, axis.old)
-    return _resize(w, "BILINEAR", x, _bilinear_axes(a), a.shape)
+    return _resize(w, "BILINEAR", x, bilinear_axes(a), a.shape)
 
 
-def _bilinear_axes(a: Arguments) -> list[_Axis]:
+def bilinear_axes(a: Arguments) -> list[_Axis]:
     """Half-pixel centres: at (o + 1/2) / ratio - 1/2. Aligned corners: from the first to the last."""
     axes = []
     for old, new, ratio in _axes(a):
@@ -244,11 +256,11 @@ def _bilinear_axes(a: Arguments) -> list[_Axis]:
     return axes
 
 
-def _check_bilinear(a: Arguments) -> str | None:
-    return next((axis.refused for axis in _bilinear_axes(a) if axis.refused), None) or check_float(a)
+def check_bilinear(a: Arguments) -> str | None:
+    return next((axis.refused for axis in bilinear_axes(a) if axis.refused), None) or check_float(a)
 
 
-def _nearest(w: TosaWriter, a: Arguments) -> TosaValue:
+def nearest(w: TosaWriter, a: Arguments) -> TosaValue:
     """torch reads at floor(o / ratio), and RESIZE rounds: it is asked for half an element less. Where torch's
     float32 product falls on the other side of a whole number, elements are gathered one by one."""
     x, axes = w.dense(a.x), []
@@ -275,19 +287,21 @@ def _nearest_reads(old: int, new: int, factor: float | None) -> list[int]:
 
 
 def _resize(w: TosaWriter, mode: str, x: TosaValue, axes: Sequence[_Axis], shape: Sequence[int]) -> TosaValue:
+    """Of int8 by BILINEAR the sums in int32, which are the product of both numerators times as large."""
     scale = [number for axis in axes for number in (axis.n, axis.d)]
     offset, border = [axis.offset for axis in axes], [axis.border for axis in axes]
-    return w.op("RESIZE", [x, w.shape(scale), w.shape(offset), w.shape(border)], shape, mode=mode)
+    dtype = sum_type(x.dtype) if mode == "BILINEAR" else x.dtype
+    return w.op("RESIZE", [x, w.shape(scale), w.shape(offset), w.shape(border)], shape, dtype, mode=mode)
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        dimorder.conv2d_nhwc.default: Row(_convolution, _check_convolution),
-        dimorder.conv3d_ndhwc.default: Row(_convolution, _check_convolution),
-        dimorder.conv_transpose2d_nhwc.default: Row(_conv_transpose2d, _check_transposed),
-        dimorder.max_pool2d_nhwc.default: Row(_max_pool2d, _check_max_pool),
+        dimorder.conv2d_nhwc.default: Row(convolution, check_convolution),
+        dimorder.conv3d_ndhwc.default: Row(convolution, check_convolution),
+        dimorder.conv_transpose2d_nhwc.default: Row(conv_transpose2d, check_transposed),
+        dimorder.max_pool2d_nhwc.default: Row(_max_pool2d, check_max_pool),
         dimorder.avg_pool2d_nhwc.default: Row(_avg_pool2d, check_float),
-        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, _check_bilinear),
-        dimorder.upsample_nearest2d_nhwc.default: Row(_nearest, check_float),
+        dimorder.upsample_bilinear2d_nhwc.default: Row(bilinear, check_bilinear),
+        dimorder.upsample_nearest2d_nhwc.default: Row(nearest, check_float),
     }
 )

@@ -1,12 +1,12 @@
-"""Target tosa: what TOSA 1.0 (profile FP) accepts, and its place in the pipeline.
+"""Target tosa: what TOSA 1.0 accepts, profile FP, and INT of quantised networks; its place in the pipeline.
 
 Importing this takes no tosa-tools; emitting and running do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,28 +14,37 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.lowering import exactly
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.lowering.verify import Run
-from dimorder.targets.base import FileSummary, FloatArtifact, Target
+from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table
 from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.graph import inspect_tosa
-from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
+from dimorder.targets.tosa.integers.numbers import IntegerWriter
+from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
+from dimorder.targets.tosa.ops import OPERATORS
 from dimorder.targets.tosa.writer import MAX_RANK
 
 
 @dataclass(frozen=True)
-class TosaArtifact(FloatArtifact):
+class TosaArtifact:
     """A TOSA flatbuffer. Its contract lies beside it: `model.tosa` and `model.tosa.json`."""
 
     data: bytes
     contract: Contract
+    exactly: Run | None = None
     delegates: int = 1
+
+    @property
+    def float_islands(self) -> tuple[()]:
+        return ()
 
     @property
     def outside(self) -> Mapping[str, int]:
@@ -71,6 +80,8 @@ def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
     """A tensor as the graph reads it: a dense array in the contract's order."""
     dense = tensor.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else tensor
     array = dense.detach().cpu().contiguous().numpy()
+    if array.dtype == np.uint8:  # TOSA has these bits as INT8
+        return array.view(np.int8)
     if array.dtype != np.int64:
         return array
     if array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
@@ -80,14 +91,30 @@ def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
 
 def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
     """A result as the program's signature shows it."""
-    dense = torch.from_numpy(array).to(getattr(torch, spec.dtype))
+    held, dtype = torch.from_numpy(array), getattr(torch, spec.dtype)
+    dense = held.view(dtype) if dtype == torch.uint8 else held.to(dtype)
     dense = dense.reshape([int(size) for size in spec.dim_order.physical_shape(spec.shape)])
     return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
 
 
 def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> TosaArtifact:
     """Raises `UnsupportedError` where TOSA lacks an operator."""
-    return TosaArtifact(write(program, contract, operators), contract)
+    return TosaArtifact(write(program, contract, operators)[0], contract)
+
+
+def emit_integers(program: ExportedProgram, contract: Contract, operators: Table = INTEGERS) -> TosaArtifact:
+    """Of a quantised network. Raises `UnsupportedError` where an operator has no form in integers."""
+    data, model = write(program, contract, operators, IntegerWriter())
+    module = program.module(check_guards=False)
+    assert isinstance(module, GraphModule)
+
+    def run_model(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the graph gives, once each of its integers was held to what the program rounds there."""
+        held = [torch.from_numpy(_physical(x, spec)) for x, spec in zip(inputs, contract.inputs, strict=True)]
+        model.run(held, exactly.roundings(module, inputs))
+        return [_logical(y.numpy(), spec) for y, spec in zip(model.run(held), contract.outputs, strict=True)]
+
+    return TosaArtifact(data, contract, run_model)
 
 
 def load(file: Path) -> tuple[Contract, Run]:
@@ -114,17 +141,31 @@ _FROM_PARTS = frozenset(
 _FIRST = frozenset({"aten.linear/features first"})
 
 
-def target(operators: Table = OPERATORS) -> Target:
+# A function of a sum, of which those consist where they are made of parts, has no form in integers.
+_INTEGERS_DECLINE = (_FROM_PARTS, _FROM_PARTS | _FIRST)
+
+
+def target(operators: Table = OPERATORS, integers: Table = INTEGERS) -> Target:
     """The target whose graphs have these operators: all that TOSA has, or fewer."""
+    quantised = _target(integers, partial(emit_integers, operators=integers), _INTEGERS_DECLINE)
+    made = _target(operators, partial(emit, operators=operators), (frozenset(), _FIRST, _FIRST | _FROM_PARTS))
+    return replace(made, quantised=quantised)
+
+
+def _target(
+    operators: Table,
+    emit: Callable[[ExportedProgram, Contract], TosaArtifact],
+    declines: tuple[frozenset[str], ...],
+) -> Target:
     return Target(
         "tosa",
         LISTING.suffix,
-        partial(emit, operators=operators),
+        emit,
         Ability(
             operators.supports,
-            declines=(frozenset(), _FIRST, _FIRST | _FROM_PARTS),
+            declines=declines,
             max_rank=MAX_RANK,
-            takes=unsupported_value,
+            takes=lambda value: operators.unfit(value, False),
         ),
         # As for XNNPACK: an NPU's compiler writes short runs element by element too.
         counted(min_run=8),

@@ -17,6 +17,7 @@ import torch
 
 from dimorder.errors import UnsupportedError
 from dimorder.targets.table import View
+from dimorder.targets.tosa.integers.model import TosaModel, TosaNode
 
 MAX_RANK = 6  # MAX_RANK of TOSA's level 8K, spec 1.0 section 1.7.6
 MAX_OPERANDS = 64  # MAX_TENSOR_LIST_SIZE of the same level: the operands of one CONCAT
@@ -44,6 +45,8 @@ _NUMPY: Mapping[str, Any] = MappingProxyType(
         "SHAPE": np.int64,
     }
 )
+# The same, as TOSA holds it.
+_TORCH: Mapping[str, torch.dtype] = MappingProxyType({**WIDEST, "INT32": torch.int32})
 
 
 @dataclass(frozen=True)
@@ -245,6 +248,28 @@ class TosaWriter:
                 wanted.update(operator.inputs)
                 kept.append(operator)
         return kept[::-1]
+
+    def model(self, rounded: Mapping[str, TosaValue]) -> TosaModel:
+        """What the graph computes in integers; `rounded` are the values of nodes of the program, by name."""
+        nodes = [
+            TosaNode(
+                operator.kind,
+                tuple(operator.inputs),
+                operator.output,
+                operator.attributes,
+                _TORCH[self._tensors[operator.output].dtype],
+                self._tensors[operator.output].shape,
+            )
+            for operator in self._needed()
+        ]
+        read = {name for node in nodes for name in node.inputs}
+        constants = {
+            name: torch.from_numpy(tensor.data)
+            for name, tensor in self._tensors.items()
+            if tensor.data is not None and name in read
+        }
+        names = {name: value.tensor for name, value in rounded.items()}
+        return TosaModel(nodes, constants, tuple(self._inputs), tuple(self._outputs), names)
 
     # -- helpers -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""TOSA INT: quantised networks as graphs of integers, and what such a graph gives."""

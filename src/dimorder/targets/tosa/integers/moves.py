@@ -1,0 +1,94 @@
+"""The operators that move elements: of integers as they are, of numbers by their integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.lowering.exactly import in_float32
+from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.tosa import moves
+from dimorder.targets.tosa.integers.numbers import (
+    BITS,
+    Accumulator,
+    IntegerWriter,
+    Lookup,
+    Operand,
+    as_int8,
+    as_sum,
+    on_grid,
+)
+from dimorder.targets.tosa.integers.operands import refused
+from dimorder.targets.tosa.integers.pointwise import operand
+from dimorder.targets.tosa.writer import TosaValue
+
+aten = torch.ops.aten
+W = IntegerWriter
+
+
+def _moved(row: Row) -> Row:
+    """A move of one value: of integers as it is, of numbers by their integers."""
+
+    def build(w: W, a: Arguments) -> Any:
+        if not isinstance(a.self, View) or isinstance(a.self.value, TosaValue):
+            return row.build(w, a)
+        held = a.self.value
+        if isinstance(held, Accumulator):
+            held = as_sum(w, held)
+        inner = View(held.integers, a.self.order)
+        result = row.build(w, SimpleNamespace(**{**vars(a), "self": inner}))
+        if isinstance(result, View):
+            return View(held.with_integers(result.value), result.order)
+        return held.with_integers(result)
+
+    return Row(build, row.check, row.relabel)
+
+
+def _cat(w: W, a: Arguments) -> Any:
+    dim = a.dim % len(a.shape)
+    if not a.dtype.is_floating_point:
+        return moves.concat(w, [w.dense(x) for x in a.tensors], dim)
+    operands: list[Operand] = [operand(w, x) for x in a.tensors]
+    step = max(float(x.abs().max()) if isinstance(x, Tensor) else x.most for x in operands) / 2**BITS
+    joined = moves.concat(w, [on_grid(w, x, step) for x in operands], dim)
+    return Accumulator(joined, torch.tensor(step, dtype=torch.float64), 2**BITS + 1)
+
+
+def _pad(w: W, a: Arguments) -> Any:
+    value = getattr(a, "value", None) or 0
+    held = w.dense(a.self)
+    if isinstance(held, TosaValue):
+        return _constant_pad(w, held, a, value)
+    if value == 0 and not isinstance(held, Lookup):
+        held = as_sum(w, held)
+        return held.with_integers(_constant_pad(w, held.integers, a, 0))
+    x, of = as_int8(w, held)
+    fill = value / in_float32(of.scale) + of.zero_point
+    if abs(fill - round(fill)) > 1e-6 or not of.low <= round(fill) <= of.high:
+        raise refused(f"a padding of {value}, which no integer stands for")
+    return Lookup.dequantised(_constant_pad(w, x, a, round(fill)), of)
+
+
+def _constant_pad(w: W, x: TosaValue, a: Arguments, fill: float) -> TosaValue:
+    before, after = moves.paddings(a.pad, len(x.shape))
+    y = moves.pad(w, x, before, after, fill)
+    if min(*before, *after) >= 0 and y is not x:
+        w.padded[y] = (x, before, fill)
+    return y
+
+
+_MOVES = (
+    *(aten.slice.Tensor, aten.expand.default, aten.flip.default, aten.permute.default),
+    *(aten.view.default, aten.clone.default),
+)
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        **{target: _moved(moves.ROWS[target]) for target in _MOVES},
+        aten.cat.default: Row(_cat),
+        aten.constant_pad_nd.default: Row(_pad),
+    }
+)

@@ -1,0 +1,77 @@
+"""The operators of quantised networks as TOSA INT operators: what is computed between a dequantize and a
+quantize, on the integers of both. What no row can compute in integers is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.lowering.integer_type import IntegerType
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+from dimorder.targets.table import Arguments, Row, Table, View
+from dimorder.targets.tosa.integers import moves, pointwise, products, reductions
+from dimorder.targets.tosa.integers.numbers import (
+    IntegerWriter,
+    Lookup,
+    quantised,
+)
+from dimorder.targets.tosa.integers.operands import numbers
+from dimorder.targets.tosa.ops import unsupported_value
+from dimorder.targets.tosa.rescale import rescale
+from dimorder.targets.tosa.writer import TosaValue
+
+aten = torch.ops.aten
+W = IntegerWriter
+
+
+def unfit(value: Any) -> str | None:
+    """What keeps a value of a quantised program from being a tensor of TOSA, or None."""
+    return None if isinstance(value, Tensor) and value.dtype == torch.uint8 else unsupported_value(value)
+
+
+def _quantize(w: W, a: Arguments) -> TosaValue:
+    of = IntegerType(a.dtype, a.scale, a.zero_point)
+    integers = quantised(w, numbers(w, a.input), of.as_type(torch.int8))
+    if of.dtype == torch.int8:
+        return integers
+    return rescale(w, integers, [1.0], "INT8", zero_point=-128, to_unsigned=True)
+
+
+def _dequantize(w: W, a: Arguments) -> View[Any]:
+    held: View[TosaValue] = a.input
+    of = IntegerType(_RANGES[a.quant_min, a.quant_max], a.scale, a.zero_point)
+    integers = held.value
+    if of.dtype == torch.uint8:
+        integers = rescale(w, integers, [1.0], "INT8", to_zero_point=-128, unsigned=True)
+    return View(Lookup.dequantised(integers, of.as_type(torch.int8)), held.order)
+
+
+_RANGES = MappingProxyType({(-128, 127): torch.int8, (0, 255): torch.uint8})
+
+
+def _check_range(a: Arguments) -> str | None:
+    if (a.quant_min, a.quant_max) in _RANGES:
+        return None
+    return (
+        f"integers from {a.quant_min} to {a.quant_max}, where this target has int8, and uint8 at the boundary"
+    )
+
+
+OPERATORS = Table(
+    "TOSA INT",
+    MappingProxyType(
+        {
+            QUANTIZE: Row(_quantize, _check_range),
+            DEQUANTIZE: Row(_dequantize, _check_range),
+            **products.ROWS,
+            **pointwise.ROWS,
+            **reductions.ROWS,
+            **moves.ROWS,
+        }
+    ),
+    lambda value, is_constant: None if is_constant and not value.dim() else unfit(value),
+)

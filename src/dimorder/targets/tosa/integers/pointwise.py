@@ -1,0 +1,175 @@
+"""The operators that compute each element by itself: functions of one quantised value, or arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.lowering.operators.dialect import OPS as dimorder
+from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.tosa.integers.numbers import (
+    Accumulator,
+    IntegerWriter,
+    Lookup,
+    Numbers,
+    Operand,
+    added,
+    multiplied,
+)
+from dimorder.targets.tosa.integers.operands import numbers, refused
+
+aten = torch.ops.aten
+W = IntegerWriter
+
+
+def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> Callable[[W, Arguments], Any]:
+    """An operator that computes each element by itself.
+
+    Where it reads one quantised value, and numbers besides, its result is a function of that value. Else
+    `arithmetic` writes it in integers.
+    """
+    names = [argument.name for argument in target._schema.arguments]
+    named = {argument.name for argument in target._schema.arguments if argument.kwarg_only}
+
+    def build(w: W, a: Arguments) -> Numbers:
+        given = {name: operand(w, getattr(a, name)) for name in names}
+        held = [x for x in given.values() if isinstance(x, Numbers)]
+        lookups = [x for x in held if isinstance(x, Lookup)]
+        constants = [x for x in given.values() if isinstance(x, Tensor)]
+        if held and len(lookups) == len(held) and all(x.numel() == 1 for x in constants):
+            first = lookups[0]
+            if all(x.integers == first.integers for x in lookups):
+                plain = {name: _plain(x) for name, x in given.items()}
+                args = [plain[name] for name in names if name not in named]
+                return replace(first, numbers=target(*args, **{name: plain[name] for name in named}))
+        if arithmetic is None:
+            sums = any(isinstance(x, Accumulator) for x in held)
+            raise refused("a function of a sum that is not quantised" if sums else "a function of two values")
+        return arithmetic(w, SimpleNamespace(**{**vars(a), **given}))
+
+    return build
+
+
+def operand(w: W, argument: Any) -> Any:
+    if isinstance(argument, View):
+        return numbers(w, argument)
+    return argument
+
+
+def _plain(argument: Any) -> Any:
+    if isinstance(argument, Lookup):
+        return argument.numbers
+    return argument.double().reshape(()) if isinstance(argument, Tensor) else argument
+
+
+def _constant(argument: Any) -> Operand:
+    return argument if isinstance(argument, (Tensor, Numbers)) else torch.tensor([float(argument)])
+
+
+def _add(w: W, a: Arguments) -> Numbers:
+    return added(w, _constant(a.self), scaled(w, _constant(a.other), a.alpha))
+
+
+def _subtract(w: W, a: Arguments) -> Numbers:
+    return added(w, _constant(a.self), scaled(w, _constant(a.other), a.alpha), "SUB")
+
+
+def _multiply(w: W, a: Arguments) -> Numbers:
+    return _times(w, _constant(a.self), _constant(a.other))
+
+
+def _times(w: W, x: Operand, y: Operand) -> Numbers:
+    for one, other in ((x, y), (y, x)):
+        if isinstance(one, Tensor) and one.numel() == 1 and not isinstance(other, Tensor):
+            return scaled(w, other, float(one))  # type: ignore[return-value]
+    return multiplied(w, x, y)
+
+
+def _divide(w: W, a: Arguments) -> Numbers:
+    y = _constant(a.other)
+    if isinstance(y, Tensor):
+        return _times(w, _constant(a.self), 1 / y.double())
+    if isinstance(y, Lookup):
+        return _times(w, _constant(a.self), replace(y, numbers=1 / y.numbers))
+    raise refused("a division by a sum that is not quantised")
+
+
+def scaled(w: W, x: Operand, factor: float) -> Operand:
+    if factor == 1:
+        return x
+    if isinstance(x, Tensor):
+        return x * factor
+    if isinstance(x, Lookup):
+        return replace(x, numbers=x.numbers * factor)
+    if factor <= 0:
+        return multiplied(w, x, torch.tensor([factor]))
+    return replace(x, scales=x.scales * factor, low=x.low * factor, high=x.high * factor)
+
+
+def _extreme(kind: str) -> Callable[[W, Arguments], Numbers]:
+    return lambda w, a: added(w, _constant(a.self), _constant(a.other), kind)
+
+
+def _bounded(bounds: Callable[[Arguments], tuple[float | None, float | None]]) -> Callable[..., Numbers]:
+    """A clamp of a sum: held until that is quantised, which clips it."""
+
+    def build(w: W, a: Arguments) -> Numbers:
+        x = next(value for value in vars(a).values() if isinstance(value, Numbers))
+        low, high = bounds(a)
+        low, high = -math.inf if low is None else low, math.inf if high is None else high
+        assert isinstance(x, Accumulator)
+        return replace(x, low=min(max(x.low, low), high), high=max(min(x.high, high), low))
+
+    return build
+
+
+def _prelu(w: W, a: Arguments) -> Numbers:
+    """max(x, 0) + weight · min(x, 0)"""
+    if not isinstance(a.x, Lookup):
+        raise refused("a function of a sum that is not quantised")
+    positive, negative = (replace(a.x, numbers=n) for n in (a.x.numbers.clamp(0), a.x.numbers.clamp(max=0)))
+    return added(w, positive, _times(w, a.weight, negative))
+
+
+_UNARY = (
+    *(aten.abs.default, aten.neg.default, aten.square.default, aten.reciprocal.default, aten.sqrt.default),
+    *(aten.rsqrt.default, aten.exp.default, aten.log.default, aten.sin.default, aten.cos.default),
+    *(aten.erf.default, aten.floor.default, aten.ceil.default, aten.sigmoid.default, aten.tanh.default),
+    *(aten.hardsigmoid.default, aten.hardswish.default, aten.silu.default, aten.mish.default),
+    *(aten.softplus.default, aten.gelu.default, aten.elu.default, aten.leaky_relu.default),
+    aten.pow.Tensor_Scalar,
+)
+_CLAMPS: Mapping[Any, Callable[[Arguments], tuple[float | None, float | None]]] = MappingProxyType(
+    {
+        aten.relu.default: lambda a: (0.0, None),
+        aten.relu6.default: lambda a: (0.0, 6.0),
+        aten.hardtanh.default: lambda a: (a.min_val, a.max_val),
+        aten.clamp.default: lambda a: (a.min, a.max),
+        aten.clamp_min.default: lambda a: (a.min, None),
+        aten.clamp_max.default: lambda a: (None, a.max),
+    }
+)
+_BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
+    {
+        **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _add),
+        **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), _subtract),
+        **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), _multiply),
+        **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), _divide),
+        aten.maximum.default: _extreme("MAXIMUM"),
+        aten.minimum.default: _extreme("MINIMUM"),
+        dimorder.prelu_last.default: _prelu,
+    }
+)
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        **{target: Row(_function(target)) for target in _UNARY},
+        **{target: Row(_function(target, _bounded(ends))) for target, ends in _CLAMPS.items()},
+        **{target: Row(_function(target, write)) for target, write in _BINARY.items()},
+    }
+)

@@ -1,0 +1,129 @@
+"""Convolutions and products of matrices of int8, added up in int32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.lowering.capture.scaled import Scaled
+from dimorder.lowering.exactly import in_float32
+from dimorder.lowering.integer_type import IntegerType
+from dimorder.lowering.operators.dialect import OPS as dimorder
+from dimorder.targets.table import Arguments, Row, whole
+from dimorder.targets.tosa import reductions, spatial
+from dimorder.targets.tosa.integers.numbers import (
+    Accumulator,
+    IntegerWriter,
+    as_int8,
+)
+from dimorder.targets.tosa.integers.operands import refused
+from dimorder.targets.tosa.writer import TosaValue
+
+aten = torch.ops.aten
+W = IntegerWriter
+
+
+def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumulator]:
+    """A convolution; `name` is the weight's argument, whose first dimension are the output channels."""
+
+    def build(w: W, a: Arguments) -> Accumulator:
+        x, of = as_int8(w, w.dense(a.x))
+        weight, scales, zero_point = _weight(getattr(a, name))
+        scales = scales * in_float32(of.scale)
+        bias = _bias(a.bias, scales)
+        given = {name: weight, "bias": bias, "x": whole(x), "zero_points": (of.zero_point, zero_point)}
+        sums = write(w, SimpleNamespace(**{**vars(a), **given}))
+        return Accumulator(sums, scales, limit_of(weight.int() - zero_point, bias, of))
+
+    return build
+
+
+def _convolution(w: W, a: Arguments) -> TosaValue:
+    """Of what was padded with zeros beside height and width, and by less than a window: with that padding."""
+    x = a.x.value
+    source, before, fill = w.padded.get(x, (x, (), 0))
+    weight = a.weight_ohwi if hasattr(a, "weight_ohwi") else a.weight_odhwi
+    if source.shape[0] == x.shape[0] and source.shape[-1] == x.shape[-1] and fill == a.zero_points[0]:
+        padding, sides = list(a.padding), []
+        for d, more in enumerate(before[1:-1]):
+            padding[2 * d] += more
+            padding[2 * d + 1] += x.shape[d + 1] - source.shape[d + 1] - more
+            sides += [side < weight.shape[d + 1] for side in padding[2 * d : 2 * d + 2]]
+        if all(sides):
+            a = SimpleNamespace(**{**vars(a), "x": whole(source), "padding": padding})
+    return spatial.convolution(w, a)
+
+
+def _weight(weight: Any) -> tuple[Tensor, Tensor, int]:
+    """The integers of a constant weight, their scales, one or for each output channel, and the zero point."""
+    if not isinstance(weight, Scaled):
+        raise refused("a weight that is not quantised")
+    held = weight.integers
+    if held.scale is not None:
+        return held.values, torch.tensor([held.scale], dtype=torch.float64), held.zero_point
+    scales = held.along(0)
+    if scales is None:
+        raise refused("a weight whose scales are not those of its output channels")
+    return held.values, scales.double(), held.zero_point
+
+
+def _bias(bias: Tensor | None, scales: Tensor) -> Tensor | None:
+    if bias is None:
+        return None
+    held = bias.integers.values if isinstance(bias, Scaled) else (bias.double() / scales).round()
+    return held.clamp(-(2**31) + 1, 2**31 - 1).to(torch.int32)
+
+
+def limit_of(weight: Tensor, bias: Tensor | None, of: IntegerType) -> int:
+    """The largest magnitude of a sum, whatever the input."""
+    most = max(of.high - of.zero_point, of.zero_point - of.low)
+    sums = weight.to(torch.int64).abs().flatten(1).sum(1) * most
+    return int((sums if bias is None else sums + bias.abs()).max())
+
+
+def _matmul(w: W, a: Arguments) -> Accumulator:
+    left, right = a.self, a.other
+    if isinstance(right, Tensor):
+        x, of = as_int8(w, w.dense(left))
+        weight, scales, zero_point = _weight(right.reshape(right.shape[-2:]).t())
+        sums = reductions.full(w, x, weight, None, (of.zero_point, zero_point))
+        scales = scales * in_float32(of.scale)
+        return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
+    if isinstance(left, Tensor):
+        return _weight_first(w, left, *as_int8(w, w.dense(right)))
+    (x, x_of), (y, y_of) = as_int8(w, w.dense(left)), as_int8(w, w.dense(right))
+    sums = reductions.product(w, x, y, (x_of.zero_point, y_of.zero_point))
+    scale = torch.tensor(in_float32(x_of.scale) * in_float32(y_of.scale), dtype=torch.float64)
+    return Accumulator(sums, scale, x.shape[-1] * 255 * 255)
+
+
+def _weight_first(w: W, left: Tensor, x: TosaValue, of: IntegerType) -> Accumulator:
+    """W x, whose scales are those of rows."""
+    weight, scales, zero_point = _weight(left.reshape(left.shape[-2:]))
+    sums = reductions.product(w, w.constant(weight), x, (zero_point, of.zero_point))
+    scales = (scales * in_float32(of.scale))[:, None]
+    return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
+
+
+def _check_matmul(a: Arguments) -> str | None:
+    for operand in (a.self, a.other):
+        if a.is_constant(operand) and math.prod(operand.meta["val"].shape[:-2]) != 1:
+            return "a batch of constant matrices"
+    return reductions.check_matmul(a)
+
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        dimorder.conv2d_nhwc.default: Row(_product(_convolution, "weight_ohwi"), spatial.check_convolution),
+        dimorder.conv3d_ndhwc.default: Row(_product(_convolution, "weight_odhwi"), spatial.check_convolution),
+        dimorder.conv_transpose2d_nhwc.default: Row(
+            _product(spatial.conv_transpose2d, "weight_ohwi"), spatial.check_transposed
+        ),
+        aten.matmul.default: Row(_matmul, _check_matmul),
+    }
+)

@@ -1,0 +1,205 @@
+"""Sums, means, extrema, pools and normalisations in integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.lowering.exactly import in_float32
+from dimorder.lowering.integer_type import IntegerType
+from dimorder.lowering.operators.dialect import OPS as dimorder
+from dimorder.targets.table import Arguments, Row, whole
+from dimorder.targets.tosa import reductions, spatial
+from dimorder.targets.tosa.integers.numbers import (
+    Accumulator,
+    IntegerWriter,
+    Lookup,
+    Numbers,
+    as_int8,
+    as_sum,
+    is_int8,
+    multiplied,
+)
+from dimorder.targets.tosa.integers.operands import numbers, refused
+from dimorder.targets.tosa.integers.pointwise import scaled
+from dimorder.targets.tosa.integers.products import limit_of
+from dimorder.targets.tosa.integers.quotients import layer_norm, softmax
+from dimorder.targets.tosa.reductions import reduced_dims
+from dimorder.targets.tosa.writer import TosaValue
+
+aten = torch.ops.aten
+W = IntegerWriter
+
+
+def _sum(w: W, a: Arguments) -> Accumulator:
+    return _summed(w, numbers(w, a.self), reduced_dims(a), a.shape)
+
+
+def _mean(w: W, a: Arguments) -> Numbers:
+    dims = reduced_dims(a)
+    count = math.prod(a.self.shape[d] for d in dims)
+    return scaled(w, _summed(w, numbers(w, a.self), dims, a.shape), 1 / count)  # type: ignore[return-value]
+
+
+def _summed(w: W, x: Numbers, dims: set[int], shape: tuple[int, ...]) -> Accumulator:
+    """Of int8 over neighbours by a convolution with ones, which reads them as they lie: Vela transposes what
+    REDUCE_SUM adds up along any but the last dimension."""
+    kernel = _kernel(x.shape, dims)
+    if isinstance(x, Lookup) and kernel is not None and is_int8(x):
+        values, of = as_int8(w, x)
+        first, last = min(dims), max(dims)
+        outer, channels = math.prod(x.shape[:first]), math.prod(x.shape[last + 1 :])
+        total = _with_ones(w, w.reshape(values, (outer, *kernel, channels)), of, kernel, (1, 1))
+        return w.reshape(total, shape)  # type: ignore[no-any-return]
+    held = as_sum(w, x)
+    limit = held.limit * math.prod(x.shape[d] for d in dims)
+    summed = reductions.reduce(w, "REDUCE_SUM", held.integers, dims)
+    return Accumulator(w.reshape(summed, shape), held.scales, limit)
+
+
+MAX_KERNEL = 64  # that Ethos-U has, in height and in width
+
+
+def _kernel(shape: tuple[int, ...], dims: set[int]) -> tuple[int, int] | None:
+    """The window that holds neighbouring dimensions, if it has both sides and something is behind it."""
+    sizes = [shape[d] for d in sorted(dims)]
+    if len(dims) != max(dims, default=0) - min(dims, default=0) + 1 or max(dims, default=0) == len(shape) - 1:
+        return None
+    sides = (sizes[0], math.prod(sizes[1:])) if sizes else (1, 1)
+    return sides if math.prod(sides) > 1 and max(sides) <= MAX_KERNEL else None
+
+
+def _with_ones(
+    w: W,
+    x: TosaValue,
+    of: IntegerType,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int] = (0, 0),
+    shape: tuple[int, ...] | None = None,
+) -> Accumulator:
+    """The sums of windows of int8 (N, H, W, C), in which padding counts for nothing."""
+    channels = x.shape[-1]
+    ones = torch.ones(channels, *kernel, 1, dtype=torch.int8)
+    call = SimpleNamespace(
+        x=whole(x),
+        weight_ohwi=ones,
+        bias=None,
+        stride=stride,
+        padding=[p for p in padding for _ in range(2)],
+        dilation=[1, 1],
+        groups=channels,
+        shape=shape or (x.shape[0], 1, 1, channels),
+        zero_points=(of.zero_point, 0),
+    )
+    scale = torch.tensor([in_float32(of.scale)], dtype=torch.float64)
+    return Accumulator(spatial.convolution(w, call), scale, limit_of(ones, None, of))
+
+
+def _extreme_of(kind: str) -> Callable[[W, Arguments], Lookup]:
+    def build(w: W, a: Arguments) -> Lookup:
+        x, of = as_int8(w, w.dense(a.self))
+        y = reductions.reduce(w, kind, x, reduced_dims(a))
+        return Lookup.dequantised(w.reshape(y, a.shape), of)
+
+    return build
+
+
+def _softmax(w: W, a: Arguments) -> Accumulator:
+    x = w.dense(a.self)
+    if not isinstance(x, Lookup):
+        raise refused("a softmax of what is not quantised")
+    return softmax(w, x, a.dim % len(x.shape))
+
+
+def _layer_norm(w: W, a: Arguments) -> Accumulator:
+    x = w.dense(a.input)
+    if not isinstance(x, Lookup):
+        raise refused("a normalisation of what is not quantised")
+    rank = len(x.shape)
+    dims = range(rank - len(a.normalized_shape), rank)
+    return layer_norm(w, x, set(dims), a.weight, a.bias, a.eps)
+
+
+def _check_layer_norm(a: Arguments) -> str | None:
+    constant = a.is_constant(a.weight) and a.is_constant(a.bias)
+    return None if constant else "a weight or a bias that is not constant"
+
+
+def _max_pool(w: W, a: Arguments) -> Lookup:
+    x, of = as_int8(w, w.dense(a.x))
+    y = spatial.max_pool(w, x, a.kernel_size, a.stride, a.padding, a.shape)
+    return Lookup.dequantised(y, of)
+
+
+def _avg_pool(w: W, a: Arguments) -> Numbers:
+    """A depthwise convolution with ones, and the reciprocals of how many elements lie in each window."""
+    x, of = as_int8(w, w.dense(a.x))
+    total = _with_ones(w, x, of, a.kernel_size, a.stride, a.padding, a.shape)
+    counts = _counts(a, x.shape[1:3])
+    if bool((counts == counts.flatten()[0]).all()):
+        return scaled(w, total, 1 / float(counts.flatten()[0]))  # type: ignore[return-value]
+    return multiplied(w, total, (1 / counts)[None, :, :, None])
+
+
+def _counts(a: Arguments, sizes: tuple[int, ...]) -> Tensor:
+    """By how much torch divides each window: what lies in the input, or in its padding too."""
+    if a.divisor_override is not None:
+        return torch.full((1, 1), a.divisor_override, dtype=torch.float64)
+    along = []
+    for size, kernel, step, pad, count in zip(
+        sizes, a.kernel_size, a.stride, a.padding, a.shape[1:3], strict=True
+    ):
+        begin = torch.arange(count) * step - pad
+        end = (begin + kernel).clamp(max=size + pad)
+        if not a.count_include_pad:
+            begin, end = begin.clamp(min=0), end.clamp(max=size)
+        along.append((end - begin).double())
+    counts: Tensor = along[0][:, None] * along[1][None, :]
+    return counts
+
+
+def _argmax(w: W, a: Arguments) -> TosaValue:
+    x, _ = as_int8(w, w.dense(a.self))
+    return _LARGEST(w, SimpleNamespace(**{**vars(a), "self": whole(x)}))
+
+
+_LARGEST = reductions.arg(largest=True)
+
+
+def _bilinear(w: W, a: Arguments) -> Accumulator:
+    """The weights of each result add up to the product of the numerators."""
+    x, of = as_int8(w, w.dense(a.x))
+    ones = math.prod(axis.n for axis in spatial.bilinear_axes(a))
+    sums = spatial.bilinear(w, SimpleNamespace(**{**vars(a), "x": whole(x)}))
+    centred = w.elementwise("SUB", sums, of.zero_point * ones) if of.zero_point else sums
+    scale = torch.tensor(in_float32(of.scale) / ones, dtype=torch.float64)
+    return Accumulator(centred, scale, 255 * ones)
+
+
+def _nearest(w: W, a: Arguments) -> Lookup:
+    x, of = as_int8(w, w.dense(a.x))
+    y = spatial.nearest(w, SimpleNamespace(**{**vars(a), "x": whole(x)}))
+    return Lookup.dequantised(y, of)
+
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        aten.sum.dim_IntList: Row(_sum),
+        aten.mean.dim: Row(_mean),
+        aten.amax.default: Row(_extreme_of("REDUCE_MAX")),
+        aten.amin.default: Row(_extreme_of("REDUCE_MIN")),
+        aten.softmax.int: Row(_softmax),
+        aten.layer_norm.default: Row(_layer_norm, _check_layer_norm),
+        dimorder.max_pool2d_nhwc.default: Row(_max_pool, spatial.check_max_pool),
+        dimorder.avg_pool2d_nhwc.default: Row(_avg_pool),
+        aten.argmax.default: Row(_argmax),
+        dimorder.upsample_nearest2d_nhwc.default: Row(_nearest),
+        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, spatial.check_bilinear),
+    }
+)

@@ -1,0 +1,99 @@
+"""Networks that PT2E quantised, on target tosa: as many TRANSPOSEs as the float network has, Arm's reference
+model bit for bit, and Vela compiles each for Ethos-U with nothing left to the CPU.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("tosa_serializer")
+pytest.importorskip("executorch")
+pytest.importorskip("torchao")
+
+import dimorder
+from dimorder.targets.tosa.graph import inspect_tosa
+from tests import zoo
+from tests.targets.quantised import by_arm, by_xnnpack
+from tests.targets.test_tosa_integers import Net
+from tests.zoo import network, timm
+from tests.zoo.network import row
+
+Quantise = Callable[[nn.Module, Tensor], nn.Module]
+
+SMALL = (1, 3, 64, 64)
+CONFIGURATIONS = {
+    "ethos-u55-128": ("Ethos_U55_High_End_Embedded", "Shared_Sram"),
+    "ethos-u85-256": ("Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
+}
+OURS = {
+    "convnext_atto": row("convnext_atto", timm("convnext_atto"), SMALL, ""),
+    "vit of 4 layers": row("vit", timm("vit_tiny_patch16_224", img_size=64, depth=4), SMALL, ""),
+}
+TRANSPOSES = {
+    "resnet18": 1,
+    "mobilenet_v2": 1,
+    "mobilenet_v3_small": 1,
+    "efficientnet_b0": 1,
+    "squeezenet1_1": 1,
+    "shufflenet_v2_x1_0": 5,
+    "unet": 2,
+    "convnext_atto": 1,
+    "vit of 4 layers": 7,
+    "onet": 1,
+}
+WITH_FLOATS = {"vit of 4 layers", "onet"}  # between what XNNPACKQuantizer quantises
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRANSPOSES)
+@pytest.mark.parametrize("quantise", [by_xnnpack, by_arm])
+def test_a_network_is_one_graph_of_integers_that_vela_compiles(
+    name: str, quantise: Quantise, tmp_path: Path
+) -> None:
+    if quantise is by_xnnpack and name in WITH_FLOATS:
+        pytest.skip("not quantised throughout")
+    found = OURS.get(name) or network(name)
+    shape = SMALL if found.shape == zoo.SQUARE_224 else found.shape
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    made = dimorder.lower(
+        quantise(found.build(), x), (x,), target="tosa", objective="count", run_artifact=True
+    )
+    told = made.to_dict()
+    assert inspect_tosa(made.artifact.data).transposes == told["conversion_count"] == TRANSPOSES[name]
+    assert told["optimal"] and made.verified.artifact_ran
+    require_compiled(made.artifact.data, "ethos-u85-256", tmp_path)
+
+
+@pytest.mark.parametrize("accelerator", CONFIGURATIONS)
+def test_vela_compiles_a_small_network(accelerator: str, tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 10, 14, generator=torch.Generator().manual_seed(3))
+    made = dimorder.lower(by_arm(Net(), x), (x,), target="tosa")
+    require_compiled(made.artifact.data, accelerator, tmp_path)
+
+
+@pytest.mark.parametrize("accelerator", CONFIGURATIONS)
+@pytest.mark.parametrize("name", ["softmax", "layer norm, affine", "product of matrices", "mul by a gate"])
+def test_vela_compiles_what_a_row_is_made_of(name: str, accelerator: str, tmp_path: Path) -> None:
+    from tests.targets.test_tosa_integers import lowered
+
+    require_compiled(lowered(name).artifact.data, accelerator, tmp_path)
+
+
+def require_compiled(graph: bytes, accelerator: str, folder: Path) -> None:
+    pytest.importorskip("ethosu.vela")
+    (folder / "graph.tosa").write_bytes(graph)
+    system, memory = CONFIGURATIONS[accelerator]
+    command = [
+        *(sys.executable, "-m", "ethosu.vela", str(folder / "graph.tosa"), "--output-dir", str(folder)),
+        *("--accelerator-config", accelerator, "--system-config", system, "--memory-mode", memory),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "CPU operators = 0 (0.0%)" in done.stdout

@@ -1,0 +1,332 @@
+"""Quantised networks on target tosa: graphs of integers, each equal on Arm's reference model, bit for bit, to
+the model of TOSA's arithmetic (`targets/tosa/integers/model.py`), which is held to the exact numbers in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("tosa_serializer")
+
+import dimorder
+from dimorder.lowered import Lowered
+from dimorder.targets.tosa.graph import inspect_tosa
+from tests.targets.quantised import Between, Product, by_arm, by_xnnpack, quantised
+
+aten = torch.ops.aten
+X, Y, Z = (  # of which many are beyond what their int8 values reach
+    2 * torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2, 3)
+)
+RESULTS = ((0.0311, -7), (0.0089, 3), (0.0247, 6))
+
+
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "abs": torch.abs,
+    "neg": torch.neg,
+    "square": torch.square,
+    "reciprocal": lambda x: (x.abs() + 0.7).reciprocal(),
+    "sqrt": lambda x: x.abs().sqrt(),
+    "rsqrt": lambda x: (x.abs() + 0.7).rsqrt(),
+    "exp": torch.exp,
+    "log": lambda x: (x.abs() + 0.7).log(),
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "erf": torch.erf,
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "silu": F.silu,
+    "mish": F.mish,
+    "softplus": F.softplus,
+    "gelu": F.gelu,
+    "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "elu": F.elu,
+    "leaky relu": lambda x: F.leaky_relu(x, 0.13),
+    "power": lambda x: x**3,
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "hardtanh": lambda x: F.hardtanh(x, -0.51, 0.77),
+    "clamp": lambda x: x.clamp(-0.51, 0.77),
+    "clamp_min": lambda x: x.clamp_min(-0.51),
+    "clamp_max": lambda x: x.clamp_max(0.77),
+    "requantised": lambda x: x,
+    "add a number": lambda x: x + 0.37,
+    "subtract it": lambda x: x - 0.37,
+    "times a number": lambda x: x * -1.83,
+    "divided by one": lambda x: x / 1.83,
+    "a gate of itself": lambda x: x * torch.sigmoid(x * 1.7) + 0.1,
+}
+BETWEEN: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    **{name: (compute, (X,)) for name, compute in UNARY.items()},
+    "add": (torch.add, (X, Y)),
+    "add, alpha": (lambda x, y: torch.add(x, y, alpha=-0.3), (X, Y)),
+    "add, broadcast": (torch.add, (X, Y[:, :1, :1].contiguous())),
+    "add of three": (lambda x, y, z: x + y + z, (X, Y, Z)),
+    "add of a constant": (lambda x: x + Y[0, :, :1, :1], (X,)),
+    "add, then relu": (lambda x, y: torch.relu(x + y), (X, Y)),
+    "add, then clamp, then add": (lambda x, y: (x + y).clamp(-0.3, 0.8) + x, (X, Y)),
+    "relu, then add": (lambda x, y: torch.relu(x) + y, (X, Y)),
+    "sigmoid, then add": (lambda x, y: torch.sigmoid(x) + y, (X, Y)),
+    "sub": (torch.sub, (X, Y)),
+    "mul": (torch.mul, (X, Y)),
+    "mul, broadcast": (torch.mul, (X, Y[:, :, :1, :1].contiguous())),
+    "mul by a constant": (lambda x: x * Y[0, :, :1, :1], (X,)),
+    "mul of a sum": (lambda x, y, z: (x + y) * z, (X, Y, Z)),
+    "mul by a gate": (lambda x, y: x * torch.sigmoid(y), (X, Y)),
+    "div": (lambda x, y: x / (y.abs() + 0.9), (X, Y)),
+    "maximum": (torch.maximum, (X, Y)),
+    "minimum": (torch.minimum, (X, Y)),
+    "maximum, one scale": (lambda x: torch.maximum(x, x.flip(2)), (X,)),
+    "prelu": (lambda x: F.prelu(x, Y[0, :, 0, 0]), (X,)),
+    "prelu, channels last": (lambda x: F.prelu(x.transpose(1, 3), Y[0, 0, 0]).transpose(1, 3), (X,)),
+    "numbers as scalars": (
+        lambda x: aten.div.Scalar(aten.mul.Scalar(aten.sub.Scalar(aten.add.Scalar(x, 2), 1), 3), 2),
+        (X,),
+    ),
+    "sum": (lambda x: x.sum((1, 3)) * 0.3, (X,)),
+    "mean over space": (lambda x: x.mean((2, 3)), (X,)),
+    "mean over space, kept": (lambda x: x.mean((2, 3), keepdim=True), (X,)),
+    "mean over channels": (lambda x: x.mean(1), (X,)),
+    "mean over the last": (lambda x: x.mean(-1), (X,)),
+    "mean of a product": (lambda x, y: (x * y).mean((2, 3)), (X, Y)),
+    "amax": (lambda x: x.amax((2, 3)), (X,)),
+    "amin": (lambda x: x.amin(1), (X,)),
+    "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (X,)),
+    "average pool": (lambda x: F.avg_pool2d(x, 3, 2, 1), (X,)),
+    "average pool, uncounted": (lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), (X,)),
+    "average pool, ceil": (lambda x: F.avg_pool2d(x, (2, 3), 2, ceil_mode=True), (X,)),
+    "average pool, divisor": (lambda x: F.avg_pool2d(x, (2, 3), divisor_override=5), (X,)),
+    "bilinear": (lambda x: F.interpolate(x, (9, 10), mode="bilinear"), (X,)),
+    "bilinear, aligned": (
+        lambda x: F.interpolate(x, (8, 12), mode="bilinear", align_corners=True),
+        (Y,),
+    ),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=2), (X,)),
+    "pad": (lambda x: F.pad(x, (1, 2, 0, 1)), (X,)),
+    "reflect pad": (lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), (X,)),
+    "transpose": (lambda x: x.transpose(1, 3), (X,)),
+    "view": (lambda x: x.reshape(2, 3, 2, 35), (X,)),
+    "slice": (lambda x: x[:, 1:4, :, 2:], (X,)),
+    "flip": (lambda x: x.flip(2, 3), (X,)),
+    "repeat": (lambda x: x.repeat(1, 2, 1, 3), (X,)),
+    "index": (lambda x: x[:, [3, 0, 5, 0]], (X,)),
+    "expand": (lambda x: x[:, :, :1].expand(-1, -1, 3, -1), (X,)),
+    "cat": (lambda x, y: torch.cat([x, y], 1), (X, Y)),
+    "cat of sums": (lambda x, y: torch.cat([x + y, x], 1) * (0.2 * Y[0, :1]), (X, Y)),
+    "moved floats": (lambda x, y: (x + y).transpose(1, 2)[:, 1:].flip(2).reshape(2, 4, 42), (X, Y)),
+    "padded floats": (lambda x, y: F.pad(x + y, (1, 0, 2, 1)), (X, Y)),
+    "softmax": (lambda x: x.softmax(-1), (X,)),
+    "softmax over channels": (lambda x: (x * 0.3).softmax(1), (X,)),
+    "layer norm": (lambda x: F.layer_norm(x, (7,)), (X,)),
+    "layer norm, affine": (lambda x: F.layer_norm(x, (5, 7), Y[0, 0], Z[0, 0], 1e-3), (X,)),
+    "layer norm of rows that are nearly constant": (lambda x: F.layer_norm(x, (7,)), (X * 0.01,)),
+    "product of matrices": (lambda x, y: x @ y.transpose(2, 3), (X, Y)),
+}
+
+
+PRODUCTS: dict[str, Any] = {
+    "convolution": (lambda x, w, b: F.conv2d(x, w, b, (2, 1), (1, 2), (1, 2)), (12, 6, 3, 2)),
+    "of one scale and a zero point": (lambda x, w, b: F.conv2d(x, w, b, 1, 1), (12, 6, 3, 3), 0, 3),
+    "without a bias": (lambda x, w, b: F.conv2d(x, w, b, 3, (0, 1)), (12, 6, 2, 2), 0, None, False),
+    "grouped": (lambda x, w, b: F.conv2d(x, w, b, 1, (0, 1), 1, 2), (12, 3, 3, 5)),
+    "depthwise": (lambda x, w, b: F.conv2d(x, w, b, (1, 2), (1, 2), 1, 6), (12, 1, 3, 5)),
+    "transposed": (lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, (0, 1)), (6, 12, 3, 2), 1),
+    "linear": (F.linear, (12, 7)),
+    "in three dimensions": (lambda x, w, b: F.conv3d(x[:, :, None], w, b, 1, (1, 0, 2)), (12, 6, 2, 3, 3)),
+    "of what is padded": (
+        lambda x, w, b: F.conv2d(quantised(F.pad(x, (1, 2, 0, 1)), 0.0247, 5), w, b, (2, 1), 1),
+        (12, 6, 3, 4),
+    ),
+    "in one dimension": (lambda x, w, b: F.conv1d(x.flatten(2), w, b, 2, 1), (12, 6, 3)),
+}
+LARGEST = "argmax"
+
+
+class Largest(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return quantised(x, 0.0247, 5).argmax(1)
+
+
+CASES = (*BETWEEN, *PRODUCTS, LARGEST)
+
+
+@cache
+def lowered(name: str) -> Lowered:
+    if name == LARGEST:
+        return lower(Largest(), (X,))
+    if name in PRODUCTS:
+        return lower(Product(*PRODUCTS[name]), (X,))
+    compute, inputs = BETWEEN[name]
+    return lower(Between(compute, *RESULTS), inputs)
+
+
+def lower(module: nn.Module, inputs: tuple[Tensor, ...]) -> Lowered:
+    made = dimorder.lower(module, inputs, target="tosa", run_artifact=True)
+    found = inspect_tosa(made.artifact.data)
+    assert {tensor.dtype for tensor in found.inputs} == {"INT8"}
+    assert {tensor.dtype for tensor in found.outputs} <= {"INT8", "INT32"}
+    assert found.transposes == len(made.plan.conversions)
+    return made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_between_quantised_values(name: str) -> None:
+    assert lowered(name).verified.artifact_ran
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_is_rescaled_and_clamped_once(name: str) -> None:
+    found = inspect_tosa(lowered(name).artifact.data).operators
+    assert (found["RESCALE"], found["CLAMP"], found["PAD"]) == (1, 1, 0)
+
+
+def test_a_constant_matrix_on_the_right() -> None:
+    module = Between(lambda x: x @ quantised(Y[0, 0].t(), 0.0311, 0), (0.0911, -7))
+    assert lower(module, (X,)).verified.artifact_ran
+
+
+def test_a_weight_on_the_left_whose_scales_are_those_of_rows() -> None:
+    """Features first: the plan takes the linear's result transposed."""
+    product = Product(lambda x, w, b: F.linear(x.flatten(2).transpose(1, 2), w, b).transpose(1, 2), (12, 6))
+    made = lower(product, (X[:1],))
+    found = inspect_tosa(made.artifact.data)
+    assert (found.operators["MATMUL"], found.transposes) == (1, 0)
+
+
+REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
+    "a float weight": (
+        Between(lambda x: F.conv2d(x, Y[:, :, :3, :2]), (0.0911, -7)),
+        (X,),
+        "dimorder.conv2d_nhwc.default, a weight that is not quantised",
+    ),
+    "a sum between": (
+        Between(lambda x, y: torch.sigmoid(x + y), (0.0911, -7)),
+        (X, Y),
+        "aten.sigmoid.default, a function of a sum that is not quantised",
+    ),
+    "a product of what is not quantised": (
+        Between(lambda x: F.conv2d(torch.sigmoid(x), quantised(Y[:, :, :3, :2], 0.01, 0)), (0.0911, -7)),
+        (X,),
+        "dimorder.conv2d_nhwc.default, a function of it that is not quantised",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_form_in_integers_is_refused_with_its_place(name: str) -> None:
+    module, inputs, told = REFUSED[name]
+    with pytest.raises(dimorder.DimorderError) as raised:
+        dimorder.lower(module, inputs, target="tosa")
+    where, found, fix = str(raised.value).splitlines()
+    operator, reason = told.split(", ")
+    assert where.startswith(f"{operator} (quantised.py:")
+    assert found == f"  found: {reason}"
+    assert (
+        fix
+        == "  fix: quantise its operands and its result, replace it in the module, or choose another target"
+    )
+
+
+class Floats(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return quantised(x, 0.0247, 5) * y
+
+
+def test_the_place_of_the_largest_is_found_in_integers() -> None:
+    made = lowered(LARGEST)
+    (x,), (y,) = made.contract.inputs, made.contract.outputs
+    assert (x.dtype, y.dtype) == ("int8", "int64")
+    assert torch.equal(made.run(x.quantised(X)), Largest()(X))
+
+
+def test_floats_at_the_boundary_are_refused() -> None:
+    with pytest.raises(dimorder.DimorderError) as raised:
+        dimorder.lower(Floats(), (X, Y), target="tosa")
+    assert str(raised.value).splitlines() == [
+        "input 'y'",
+        "  found: floats, where a graph of integers takes and gives integers",
+        "  fix: quantise inputs first thing and outputs last thing, or choose another target",
+    ]
+
+
+@pytest.mark.parametrize(("taken", "given"), [("uint8", None), (None, "uint8"), ("uint8", "uint8")])
+def test_bytes_at_the_boundary(taken: str | None, given: str | None) -> None:
+    made = dimorder.lower(
+        Between(torch.tanh, RESULTS[0]),
+        (X,),
+        target="tosa",
+        input_types=taken,
+        output_types=given,
+        run_artifact=True,
+    )
+    (x,), (y,) = made.contract.inputs, made.contract.outputs
+    assert (x.dtype, y.dtype) == (taken or "int8", given or "int8")
+    real = torch.tanh(quantised(X, 0.0247, 5))
+    (given_back,) = made.run(x.quantised(X))
+    got = y.real(given_back)
+    assert float((got - real.clamp(y.real(torch.tensor(0 if given else -128)))).abs().max()) <= 0.0311
+
+
+class Net(nn.Module):
+    """Convolutions, depthwise and transposed too, a residual, a cat of two scales, a pool, a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.point = nn.Conv2d(8, 8, 1)
+        self.up = nn.ConvTranspose2d(8, 8, 2, 2)
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        x = x + self.point(F.hardtanh(self.depthwise(x), 0.0, 6.0))
+        y = F.max_pool2d(self.up(x), 2)
+        return self.last(torch.cat([x, y], 1).mean((2, 3)))
+
+
+@pytest.mark.parametrize("quantise", [by_xnnpack, by_arm])
+@pytest.mark.parametrize(("order", "transposes"), [("NCHW", 1), ("NHWC", 0)])
+def test_a_network_of_either_quantizer(
+    quantise: Callable[[nn.Module, Tensor], nn.Module], order: str, transposes: int
+) -> None:
+    x = torch.randn(2, 3, 10, 14, generator=torch.Generator().manual_seed(3))
+    made = dimorder.lower(quantise(Net(), x), (x,), target="tosa", input_orders=order, run_artifact=True)
+    found = inspect_tosa(made.artifact.data)
+    assert (found.transposes, made.to_dict()["optimal"]) == (transposes, True)
+    assert found.transpose_bytes == transposes * x.numel()  # a byte for each element
+
+
+def test_a_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dimorder.errors import VerificationError
+    from dimorder.targets.tosa.integers import numbers
+
+    right = numbers.rescale
+    monkeypatch.setattr(
+        numbers, "rescale", lambda w, x, factors, *a, **k: right(w, x, [f * 1.01 for f in factors], *a, **k)
+    )
+    with pytest.raises(VerificationError, match="quanta from what it stands for"):
+        dimorder.lower(Between(torch.mul, RESULTS[0]), (X, Y), target="tosa")
+
+
+def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dimorder.errors import VerificationError
+    from dimorder.targets.tosa.integers import model as int_model
+
+    right = int_model._COMPUTE["RESCALE"]
+    wrong = {**int_model._COMPUTE, "RESCALE": lambda n, x, *rest: right(n, x, *rest) + (x == x.max())}
+    monkeypatch.setattr(int_model, "_COMPUTE", wrong)
+    with pytest.raises(VerificationError):
+        dimorder.lower(Between(torch.mul, RESULTS[0]), (X, Y), target="tosa", run_artifact=True)
