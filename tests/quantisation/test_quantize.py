@@ -97,14 +97,3 @@ def test_a_quantised_weight_is_stored_as_integers_alone() -> None:
     lowered = dimorder.lower(dimorder.quantize(Wide().eval(), [x]), target="xnnpack")
     weights = 64 * 128 * 9
     assert weights < len(lowered.artifact.data) < 1.2 * weights
-
-
-def test_the_recipe_for_tosa_makes_a_graph_of_integers() -> None:
-    pytest.importorskip("tosa_reference_model")
-    net = Clamped().eval()
-    made = dimorder.quantize(net, inputs(4), recipe="tosa")
-    lowered = dimorder.lower(made, target="tosa", input_orders="NHWC")
-    assert [spec.dtype for spec in (*lowered.contract.inputs, *lowered.contract.outputs)] == ["int8", "int8"]
-    (told,) = made.compare(lowered)
-    assert told.snr_db is not None and told.snr_db > 15
-    assert told.quanta is not None and told.quanta <= 1
