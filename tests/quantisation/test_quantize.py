@@ -120,14 +120,3 @@ def test_a_dynamic_recipe_needs_example_inputs_alone() -> None:
 def test_what_a_recipe_lacks_is_told(recipe: str, said: str) -> None:
     with pytest.raises(dimorder.DimorderError, match=said.replace("(", "\\(").replace(")", "\\)")):
         dimorder.quantize(nn.Linear(13, 7).eval(), recipe=recipe)
-
-
-def test_the_recipe_for_tosa_makes_a_graph_of_integers() -> None:
-    pytest.importorskip("tosa_reference_model")
-    net = Clamped().eval()
-    made = dimorder.quantize(net, inputs(4), recipe="tosa")
-    lowered = dimorder.lower(made, target="tosa", input_orders="NHWC")
-    assert [spec.dtype for spec in (*lowered.contract.inputs, *lowered.contract.outputs)] == ["int8", "int8"]
-    (told,) = made.compare(lowered)
-    assert told.snr_db is not None and told.snr_db > 15
-    assert told.quanta is not None and told.quanta <= 1

@@ -86,6 +86,18 @@ def test_vela_compiles_what_a_row_is_made_of(name: str, accelerator: str, tmp_pa
     require_compiled(lowered(name).artifact.data, accelerator, tmp_path)
 
 
+def test_the_recipe_for_tosa_makes_a_graph_of_integers() -> None:
+    """Here, not beside other recipes: Arm's quantizer registers kernels, by which ExecuTorch lowers more."""
+    draw = torch.Generator().manual_seed(1)
+    examples = [torch.randn(2, 3, 10, 14, generator=draw) for _ in range(4)]
+    made = dimorder.quantize(Net().eval(), examples, recipe="tosa")
+    lowered = dimorder.lower(made, target="tosa", input_orders="NHWC")
+    assert [spec.dtype for spec in (*lowered.contract.inputs, *lowered.contract.outputs)] == ["int8", "int8"]
+    (told,) = made.compare(lowered)
+    assert told.snr_db is not None and told.snr_db > 15
+    assert told.quanta is not None and told.quanta <= 1
+
+
 def require_compiled(graph: bytes, accelerator: str, folder: Path) -> None:
     pytest.importorskip("ethosu.vela")
     (folder / "graph.tosa").write_bytes(graph)
