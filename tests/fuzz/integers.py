@@ -65,9 +65,10 @@ def _unlike_model(got: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -
 def _unlike_network(taken: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -> Outcome | None:
     """The normal form has the network's integers, but for a few by a quantum."""
     program = lowered.program
-    wanted = exactly.recorded(program.exported, taken)
+    wanted = exactly.recorded(program.exported, taken, program.module)
     try:
-        exactly.run(program.module, held, wanted)[1].require_few("the normal form")
+        found = exactly.run(program.module, held, wanted)[1].values()
+        exactly.Differences.together(found).require_few("the normal form")
     except VerificationError as error:
         return Outcome("wrong normal form: unnoticed", str(error))
     return None

@@ -6,7 +6,7 @@ value across a half.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,11 +41,11 @@ HALF = 1e-3  # quanta from a half, within which float32 may round to either side
 
 def run(
     module: GraphModule, inputs: Sequence[Tensor], forced: Mapping[str, Tensor] | None = None
-) -> tuple[list[Tensor], Differences]:
+) -> tuple[list[Tensor], dict[Node, Differences]]:
     """What a graph gives for inputs, floats computed in float64.
 
-    `forced` has integers, or floats that were quantised dynamically, by the names of nodes of the exported
-    program: they are taken for what the node gives, and the differences say by how many quanta that is off.
+    `forced` has integers, or floats that were quantised dynamically, by the names of nodes: they are taken
+    for what the node gives, and the differences say, node by node, by how many quanta that is off.
 
     >>> class Halves(torch.nn.Module):
     ...     def forward(self, x):
@@ -140,16 +140,17 @@ def _functional(exported: ExportedProgram) -> GraphModule:
     return module
 
 
-def recorded(exported: ExportedProgram, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The integers that an exported program computes, by the names of the nodes that quantise; and what it
-    quantises dynamically, by those that dequantise.
+def recorded(exported: ExportedProgram, inputs: Sequence[Tensor], captured: GraphModule) -> dict[str, Tensor]:
+    """The integers that an exported program computes, and what it quantises dynamically, by the names of the
+    nodes that were captured of these.
     """
     module = exported.module(check_guards=False)
     assert isinstance(module, GraphModule)
     recorder = _Recorder(module)
     with torch.no_grad():
         recorder.run(*inputs)
-    return recorder.found
+    origins = {node.name: node.meta.get(EXPORTED) for node in captured.graph.nodes}
+    return {name: recorder.found[origin] for name, origin in origins.items() if origin in recorder.found}
 
 
 class _Recorder(Interpreter):
@@ -172,6 +173,16 @@ class Differences:
 
     def __init__(self) -> None:
         self.most, self.off, self.compared = 0, 0, 0
+
+    @staticmethod
+    def together(parts: Iterable[Differences]) -> Differences:
+        """Those of several values."""
+        made = Differences()
+        for part in parts:
+            made.most = max(made.most, part.most)
+            made.off += part.off
+            made.compared += part.compared
+        return made
 
     def add(self, got: Tensor, wanted: Tensor, rounded: Tensor | None = None) -> None:
         """Compare integers; `rounded` is what `got` was rounded from, in quanta, where that is known."""
@@ -221,18 +232,20 @@ class _Exact(Interpreter):
         self, module: GraphModule, forced: Mapping[str, Tensor], noise: torch.Generator | None = None
     ) -> None:
         super().__init__(module)
-        self.forced, self.differences, self.noise = forced, Differences(), noise
+        self.forced, self.noise = forced, noise
+        self.differences: dict[Node, Differences] = {}
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return _wide(super().get_attr(target, args, kwargs))
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        wanted = self.forced.get(n.meta.get(EXPORTED, ""))
+        wanted = self.forced.get(n.name)
         if wanted is not None and n.target is FAKE_QUANTIZE_DYNAMIC:
             x, *tokens = self.fetch_args_kwargs_from_env(n)[0]
             step, _ = dynamic_type(x.double(), *tokens)
-            self.differences.add((result / step).round(), (wanted / step).round(), x / step)
+            found = self.differences[n] = Differences()
+            found.add((result / step).round(), (wanted / step).round(), x / step)
             return wanted.double()
         if wanted is None or result.dtype != wanted.dtype:
             return result
@@ -240,7 +253,8 @@ class _Exact(Interpreter):
         if n.target is QUANTIZE:
             real, scale, *_ = self.fetch_args_kwargs_from_env(n)[0]
             rounded = real.double() / in_float32(scale)
-        self.differences.add(result, wanted, rounded)
+        self.differences[n] = Differences()
+        self.differences[n].add(result, wanted, rounded)
         return wanted
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:

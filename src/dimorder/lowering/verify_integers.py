@@ -4,7 +4,8 @@ and there, and a deep network carries that far; so each of three steps is compar
 1. The captured form computes the network's integers, each from those that the network has: but for a few, and
    these by one quantum.
 2. The physical program has the captured form's integers, in float64, where no sum rounds across a half.
-3. The artifact gives what its integer kernels are defined to give, bit for bit.
+3. The artifact gives what its integer kernels are defined to give, bit for bit. What was written for
+   them is the physical program, which has their integers, each from those before it, but for a few.
 
 A target may quantise dynamically by smaller tokens than the network does, which has smaller steps. So the
 artifact is besides held to the network, within a multiple of what it makes out if each value is moved by up
@@ -41,9 +42,9 @@ class QuantisedTrial(Trial):
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
-        wanted = exactly.recorded(program.exported, self.taken)
+        wanted = exactly.recorded(program.exported, self.taken, program.module)
         _, found = exactly.run(program.module, self.inputs, wanted)
-        found.require_few("the normal form of a quantised network")
+        exactly.Differences.together(found.values()).require_few("the normal form of a quantised network")
         self.allowed = self._allowed() if is_dynamic(program.module) else None
 
     def compare(self, run: Run, what: str, model: Run | None = None) -> float:

@@ -25,6 +25,7 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import where
 from dimorder.lowering.capture.typed import integer_type
+from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.verify import Run
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
@@ -94,7 +95,7 @@ def emit(
         def run_module(module: GraphModule, inputs: Sequence[Tensor]) -> list[Tensor]:
             return run(_file(plan, module, {}), inputs)
 
-        exactly = exact_run(build.graph, build.root, build.computed, run_module)
+        exactly = exact_run(program, build.graph, build.root, build.computed, run_module)
     return Emitted(pte, delegates, outside, build.transposes, exactly, tuple(build.float_islands.items()))
 
 
@@ -195,8 +196,11 @@ def _at_border(plan: _Partition, group: Sequence[Node]) -> bool:
 # The delegates
 
 
-def _delegate(plan: _Partition, group: Sequence[Node]) -> tuple[list[Node], list[Node], XnnWriter]:
-    """The nodes that the delegate of `group` reads, those that it gives, and its graph."""
+def _delegate(
+    plan: _Partition, group: Sequence[Node]
+) -> tuple[list[Node], list[Node], XnnWriter, dict[Node, View[XnnValue]]]:
+    """The nodes that the delegate of `group` reads, those that it gives, its graph, and where that has the
+    integers of the nodes that quantise."""
     members = set(group)
     operands: dict[Node, Any] = dict(plan.constants)
     writer, read = XnnWriter(), list[Node]()
@@ -226,7 +230,7 @@ def _delegate(plan: _Partition, group: Sequence[Node]) -> tuple[list[Node], list
         view = operands[node]
         writer.output(writer.dense(view.permute(TO_NHWC) if plan.is_nhwc(node) else view))
     writer.finish()
-    return read, given, writer
+    return read, given, writer, {node: operands[node] for node in group if node.target is QUANTIZE}
 
 
 def _read(writer: XnnWriter, node: Node, plan: _Partition) -> View[XnnValue]:
@@ -294,7 +298,7 @@ class _OuterBuilder:
     float_islands: dict[Node, str] = field(default_factory=dict)
 
     def delegate(self, group: Sequence[Node]) -> None:
-        read, given, writer = _delegate(self.plan, group)
+        read, given, writer, integers = _delegate(self.plan, group)
         self.transposes += writer.transposes
         self.is_quantised |= writer.is_quantised
         self.float_islands.update(writer.islands())
@@ -312,7 +316,7 @@ class _OuterBuilder:
 
         nhwc = [*map(self.plan.is_nhwc, read)], [*map(self.plan.is_nhwc, given)]
         rounded = [(outputs + more).index(index) for index in model.rounded]
-        self.computed[name] = Computed(model, nhwc, telling, rounded)
+        self.computed[name] = Computed(model, nhwc, telling, rounded, integers)
         results = self.graph.call_module(name, tuple(self.values[node] for node in read))
         for position, node in enumerate(given):
             self.values[node] = self.graph.call_function(operator.getitem, (results, position))

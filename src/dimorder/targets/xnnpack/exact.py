@@ -2,6 +2,8 @@
 
 A model computes it anew. Floats it rounds otherwise here and there, so the file is made a second time with
 what floats were rounded to as further outputs: the model is held to each of these, and takes it from there.
+The model is made of what was written, so it is held to the physical program, value by value: nothing else
+would show that the wrong thing was written.
 """
 
 from __future__ import annotations
@@ -13,10 +15,16 @@ from dataclasses import dataclass
 import torch
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch import Tensor
-from torch.fx import Graph, GraphModule
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
 
-from dimorder.lowering.verify import Run
+from dimorder.lowering import exactly
+from dimorder.lowering.capture.captured import operator_name, where
+from dimorder.lowering.operators.quantisation import is_dynamic
+from dimorder.lowering.verify import Run, verify
+from dimorder.targets.table import View
 from dimorder.targets.xnnpack.boundary import TO_NCHW, TO_NHWC
+from dimorder.targets.xnnpack.graph import XnnValue
 from dimorder.targets.xnnpack.model import XnnModel
 
 
@@ -25,37 +33,70 @@ class Computed:
     """What one delegate computes, in torch, and the same delegate with more outputs.
 
     `nhwc` says which of its operands and results are NHWC to it; `rounded` are the positions, among the
-    outputs of `telling`, of the values that floats were rounded to.
+    outputs of `telling`, of the values that floats were rounded to. `integers` says where the model has what
+    nodes of the physical program quantise.
     """
 
     model: XnnModel
     nhwc: tuple[Sequence[bool], Sequence[bool]]
     telling: Callable[[], LoweredBackendModule]
     rounded: Sequence[int]
+    integers: Mapping[Node, View[XnnValue]]
 
 
 def exact_run(
+    physical: ExportedProgram,
     graph: Graph,
     root: torch.nn.Module,
     delegates: Mapping[str, Computed],
     run_module: Callable[[GraphModule, Sequence[Tensor]], list[Tensor]],
 ) -> Run:
-    """What the program `graph` over `root` gives, whose delegates are those; `run_module` is the runtime."""
+    """What the program `graph` over `root` gives, whose delegates are those; `run_module` is the runtime.
+
+    Raises `VerificationError` where that is not what the physical program says.
+    """
+    integers: dict[Node, Tensor] = {}
     model = GraphModule(
-        {**dict(root.named_buffers()), **{n: _Modelled(c) for n, c in delegates.items()}},
+        {**dict(root.named_buffers()), **{n: _Modelled(c, integers) for n, c in delegates.items()}},
         _fed(graph, delegates),
     )
     outputs = len(graph.output_node().args[0])  # type: ignore[arg-type]  # a tuple
 
-    def exactly(inputs: Sequence[Tensor]) -> list[Tensor]:
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
         given: Sequence[Tensor] = ()
         if any(computed.rounded for computed in delegates.values()):
             parts = {name: computed.telling() for name, computed in delegates.items()}
             module = GraphModule({**dict(root.named_buffers()), **parts}, _told(graph, delegates))
             given = run_module(module, inputs)[outputs:]
-        return list(model(*inputs, *given))
+        results = list(model(*inputs, *given))
+        if not is_dynamic(physical.graph_module):  # XNNPACK's own scales give other integers
+            _require_meant(physical, inputs, results, integers)
+        return results
 
-    return exactly
+    return run
+
+
+def _require_meant(
+    physical: ExportedProgram,
+    inputs: Sequence[Tensor],
+    results: Sequence[Tensor],
+    integers: Mapping[Node, Tensor],
+) -> None:
+    """The physical program computes these integers, each from those before it, and of them these results."""
+    nodes = {node.name: node for node in integers}
+    module = physical.module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    forced = {name: integers[node] for name, node in nodes.items()}
+    wanted, found = exactly.run(module, inputs, forced)
+    for each, differences in found.items():
+        node = nodes[each.name]
+        differences.require_few(f"{operator_name(node)} ({where(node)}) as it was written for XNNPACK")
+    # What else there is may be a choice between floats that are nearly the same.
+    real = [pair for pair in zip(results, wanted, strict=True) if pair[0].dtype in _NUMBERS]
+    verify([g for g, _ in real], [w.to(g.dtype) for g, w in real], what="what was written for XNNPACK")
+
+
+_NUMBERS = (torch.float32, torch.int8, torch.uint8)
 
 
 def _told(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:
@@ -91,9 +132,9 @@ def _copied(graph: Graph) -> Graph:
 
 
 class _Modelled(torch.nn.Module):
-    def __init__(self, computed: Computed) -> None:
+    def __init__(self, computed: Computed, integers: dict[Node, Tensor]) -> None:
         super().__init__()
-        self.computed = computed
+        self.computed, self.integers = computed, integers
 
     def forward(self, *given: Tensor) -> list[Tensor]:
         model, (reads, gives) = self.computed.model, self.computed.nhwc
@@ -102,5 +143,9 @@ class _Modelled(torch.nn.Module):
             x.permute(TO_NHWC) if i < len(gives) and gives[i] else x
             for i, x in zip(self.computed.rounded, given[len(reads) :], strict=True)
         ]
-        results = model.run(inputs, rounded)
+        held = model.run(inputs, rounded)
+        for node, view in self.computed.integers.items():
+            if view.value.id in held:  # else nothing reads it
+                self.integers[node] = held[view.value.id].permute(view.order)
+        results = [held[index] for index in model.outputs]
         return [y.permute(TO_NCHW) if nhwc else y for y, nhwc in zip(results, gives, strict=True)]

@@ -79,8 +79,8 @@ class XnnModel:
         """The type of a value's elements."""
         return self.types[index].dtype if index in self.types else torch.float32
 
-    def run(self, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
-        """What the runtime gives for these inputs, where it gives `given` for the values of `rounded`.
+    def run(self, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> Mapping[int, Any]:
+        """What each value is for these inputs, where the runtime gives `given` for those of `rounded`.
 
         Raises `VerificationError` where one of these is not what the model makes of what was before it.
         """
@@ -103,7 +103,7 @@ class XnnModel:
                         real = read if kind == "Convert" else None
                         made = self._agreed(made, found[index], index, real)
                     held[index] = made
-        return [held[i] for i in self.outputs]
+        return held
 
     def _product(
         self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Any], found: Tensor

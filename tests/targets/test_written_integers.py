@@ -1,0 +1,143 @@
+"""What is written for XNNPACK is held to the physical program: the model of its kernels is made of what was
+written, and would agree with whatever that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dimorder
+from dimorder.errors import VerificationError
+
+pytest.importorskip("executorch")
+pytest.importorskip("torchao")
+
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.targets.xnnpack import exact
+from dimorder.targets.xnnpack.backend import XnnWriter
+
+INT8 = (-128, 127, torch.int8)
+X, Y = (torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+
+
+def quantised(x: Tensor, scale: float, zero_point: int) -> Tensor:
+    return DEQUANTIZE(QUANTIZE(x, scale, zero_point, *INT8), scale, zero_point, *INT8)
+
+
+class Net(nn.Module):
+    """A difference, and a convolution of it, between quantised values; a softmax in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(7)
+        self.integers = torch.randint(-127, 128, (6, 6, 1, 1), generator=generator).to(torch.int8)
+        self.scales = 0.002 + 0.004 * torch.rand(6, generator=generator)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        weight = DEQUANTIZE_CHANNELS(
+            self.integers, self.scales, torch.zeros(6, dtype=torch.int64), 0, -127, 127, torch.int8
+        )
+        difference = quantised(quantised(x, 0.0247, 5) - quantised(y, 0.0313, -8), 0.0431, 3)
+        soft = quantised(F.conv2d(difference, weight), 0.0511, -7).softmax(-1)
+        return difference, soft
+
+
+Node = Callable[..., Any]
+node, finish = XnnWriter.node, XnnWriter.finish
+
+
+def converts(**wrong: Callable[[Any], Any]) -> Node:
+    """A writer of nodes that quantises by another type."""
+
+    def written(writer: XnnWriter, kind: str, shape: Any, *, result_type: Any = None, **fields: Any) -> Any:
+        if kind == "Convert" and result_type is not None:
+            changed = {name: change(getattr(result_type, name)) for name, change in wrong.items()}
+            result_type = replace(result_type, **changed)
+        return node(writer, kind, shape, result_type=result_type, **fields)
+
+    return written
+
+
+def swaps(writer: XnnWriter, kind: str, shape: Any, **fields: Any) -> Any:
+    if kind == "Subtract":
+        fields |= {"input1_id": fields["input2_id"], "input2_id": fields["input1_id"]}
+    return node(writer, kind, shape, **fields)
+
+
+def lies_otherwise(writer: XnnWriter, kind: str, shape: Any, **fields: Any) -> Any:
+    if kind == "Subtract":  # 5 by 7 as 7 by 5
+        first = node(
+            writer,
+            "StaticReshape",
+            (2, 6, 7, 5),
+            new_shape=[2, 6, 7, 5],
+            num_dims=4,
+            input_id=fields["input2_id"],
+        )
+        turned = node(writer, "StaticTranspose", shape, perm=[0, 1, 3, 2], num_dims=4, input_id=first.id)
+        fields["input2_id"] = turned.id
+    return node(writer, kind, shape, **fields)
+
+
+def other_channels(writer: XnnWriter) -> None:
+    """The scales of a weight, each for the channel beside its own."""
+    finish(writer)
+    for index, scales in writer._scales.items():
+        writer._scales[index] = scales.roll(1)
+        place = writer._weights[index].scale_buffer_idx
+        key = writer._constant_data[place].named_key
+        writer._bytes[key] = scales.roll(1).numpy().tobytes()
+
+
+def other_sequence(writer: XnnWriter) -> None:
+    finish(writer)
+    writer._outputs.reverse()
+
+
+WRONG: dict[str, tuple[str, Node, str]] = {
+    "a scale": (
+        "node",
+        converts(scale=lambda scale: scale * 1.03),
+        "quantize_per_tensor .* as it was written",
+    ),
+    "a zero point": (
+        "node",
+        converts(zero_point=lambda point: point + 1),
+        "quantize_per_tensor .* off by up to 1,",
+    ),
+    "a swapped operand": ("node", swaps, "quantize_per_tensor .* as it was written"),
+    "an operand that lies otherwise": ("node", lies_otherwise, "quantize_per_tensor .* as it was written"),
+    "the scales of a weight": ("finish", other_channels, "quantize_per_tensor .* as it was written"),
+    "outputs in another sequence": ("finish", other_sequence, "what was written for XNNPACK"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_writer_that_is_wrong_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, wrong, told = WRONG[name]
+    monkeypatch.setattr(XnnWriter, method, wrong)
+    with pytest.raises(VerificationError, match=f"(?s){told}"):
+        dimorder.lower(Net(), (X, Y), target="xnnpack")
+    monkeypatch.setattr(exact, "_require_meant", lambda *each: None)
+    dimorder.lower(Net(), (X, Y), target="xnnpack")  # nothing else would find it
+
+
+def test_each_value_that_is_quantised_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = list[str]()
+    require = exact._require_meant
+
+    def required(physical: Any, inputs: Any, results: Any, integers: Any) -> None:
+        compared.extend(node.name for node in integers)
+        require(physical, inputs, results, integers)
+
+    monkeypatch.setattr(exact, "_require_meant", required)
+    lowered = dimorder.lower(Net(), (X, Y), target="xnnpack", input_orders="NHWC")
+    quantises = [n.name for n in lowered.physical.graph.nodes if n.target is QUANTIZE]
+    assert compared == quantises and len(compared) == 4
