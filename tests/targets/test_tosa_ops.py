@@ -532,6 +532,7 @@ MOVES: dict[str, Case] = {
         (Y, INDICES[0]),
         (),
     ),
+    "index_select of a scalar": (lambda x, i: x.mean().index_select(0, i[:1] - i[:1]), (Y, INDICES[0]), ()),
     "index_select, constant indices": (lambda x, i: x.index_select(1, i), (Y,), (INDICES[1],)),
     "an input and a constant given, and one result twice": (
         lambda x, c: (lambda y: (x, c, y, y))(x * 2),

@@ -83,6 +83,8 @@ def _embedding(w: TosaWriter, a: Arguments) -> TosaValue:
 
 def _index_select(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
+    if not x.shape:  # of one element
+        x = w.reshape(x, (1,))
     return w.reshape(take(w, x, a.dim % len(x.shape), _flat(w, a.index)), a.shape)
 
 
