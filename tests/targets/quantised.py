@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
@@ -60,7 +61,27 @@ class Product(nn.Module):
         else:
             weight = DEQUANTIZE(self.integers, 0.0041, self.zero_point, *INT8)
         product = self.compute(quantised(x, 0.0247, 5), weight, self.bias)
-        return quantised(torch.nn.functional.hardtanh(product, -1.31, 1.87), 0.0151, -9)
+        return quantised(F.hardtanh(product, -1.31, 1.87), 0.0151, -9)
+
+
+class Net(nn.Module):
+    """Convolutions, depthwise and transposed too, a residual, a cat of two scales, a pool, a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.point = nn.Conv2d(8, 8, 1)
+        self.up = nn.ConvTranspose2d(8, 8, 2, 2)
+        self.last = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.first(x)))
+        x = x + self.point(F.hardtanh(self.depthwise(x), 0.0, 6.0))
+        y = F.max_pool2d(self.up(x), 2)
+        return self.last(torch.cat([x, y], 1).mean((2, 3)))
 
 
 def by_xnnpack(model: nn.Module, *args: Tensor, is_per_channel: bool = True) -> nn.Module:

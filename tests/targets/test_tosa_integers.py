@@ -18,7 +18,7 @@ pytest.importorskip("tosa_serializer")
 import dimorder
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
-from tests.targets.quantised import Between, Product, by_arm, by_xnnpack, quantised
+from tests.targets.quantised import Between, Net, Product, by_arm, by_xnnpack, quantised
 
 aten = torch.ops.aten
 X, Y, Z = (  # of which many are beyond what their int8 values reach
@@ -275,26 +275,6 @@ def test_bytes_at_the_boundary(taken: str | None, given: str | None) -> None:
     (given_back,) = made.run(x.quantised(X))
     got = y.real(given_back)
     assert float((got - real.clamp(y.real(torch.tensor(0 if given else -128)))).abs().max()) <= 0.0311
-
-
-class Net(nn.Module):
-    """Convolutions, depthwise and transposed too, a residual, a cat of two scales, a pool, a linear."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
-        self.point = nn.Conv2d(8, 8, 1)
-        self.up = nn.ConvTranspose2d(8, 8, 2, 2)
-        self.last = nn.Linear(16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.first(x)))
-        x = x + self.point(F.hardtanh(self.depthwise(x), 0.0, 6.0))
-        y = F.max_pool2d(self.up(x), 2)
-        return self.last(torch.cat([x, y], 1).mean((2, 3)))
 
 
 @pytest.mark.parametrize("quantise", [by_xnnpack, by_arm])

@@ -19,13 +19,7 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
-from tests.targets.quantised import by_xnnpack
-
-INT8 = (-128, 127, torch.int8)
-
-
-def quantised(x: Tensor, scale: float, zero_point: int) -> Tensor:
-    return DEQUANTIZE(QUANTIZE(x, scale, zero_point, *INT8), scale, zero_point, *INT8)
+from tests.targets.quantised import INT8, Net, by_xnnpack, quantised
 
 
 class Between(nn.Module):
@@ -273,26 +267,6 @@ def test_parts_of_other_scales_are_moved_and_joined_in_int8(kinds: Counter[str])
     lowered = dimorder.lower(Parted(), (X,), target="xnnpack")
     assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
     assert (lowered.plan.float_islands, kinds["Convert"]) == ((), 2)
-
-
-class Net(nn.Module):
-    """Convolutions, depthwise and transposed too, a residual, a cat of two scales, a pool, a linear."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
-        self.point = nn.Conv2d(8, 8, 1)
-        self.up = nn.ConvTranspose2d(8, 8, 2, 2)
-        self.last = nn.Linear(16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.first(x)))
-        x = x + self.point(F.hardtanh(self.depthwise(x), 0.0, 6.0))
-        y = F.max_pool2d(self.up(x), 2)
-        return self.last(torch.cat([x, y], 1).mean((2, 3)))
 
 
 @pytest.mark.parametrize(("order", "conversions"), [("NCHW", 1), ("NHWC", 0)])
