@@ -20,14 +20,14 @@ from torch import Tensor, nn
 import dimorder
 from dimorder.errors import DimorderError, UnsupportedError, UsageError, VerificationError
 from dimorder.lowering.ability import Ability
-from dimorder.targets.base import Target
+from dimorder.targets.base import FloatArtifact, Target
 from tests.fuzz.description import TOLERANCE, Case, is_sound, relative_error
 from tests.fuzz.integers import integer_faults
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
 
 @dataclass(frozen=True)
-class Physical:
+class Physical(FloatArtifact):
     """What target "physical" emits: the physical program as it is, which takes a third of the time."""
 
     module: Callable[..., Any]
@@ -35,7 +35,6 @@ class Physical:
     delegates: int = 0
     outside: Mapping[str, int] = field(default_factory=dict)
     beside: Mapping[str, bytes] = field(default_factory=dict)
-    float_islands: tuple[()] = ()
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         return list(self.module(*inputs))

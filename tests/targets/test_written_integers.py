@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.errors import VerificationError
+from dimorder.lowering import exactly
 
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
@@ -141,3 +142,16 @@ def test_each_value_that_is_quantised_is_compared(monkeypatch: pytest.MonkeyPatc
     lowered = dimorder.lower(Net(), (X, Y), target="xnnpack", input_orders="NHWC")
     quantises = [n.name for n in lowered.physical.graph.nodes if n.target is QUANTIZE]
     assert compared == quantises and len(compared) == 4
+
+
+def test_integers_that_lie_otherwise_in_the_graph_are_compared_as_the_program_has_them() -> None:
+    class Rows(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return QUANTIZE(x, 0.5, 3, *INT8).view(6)
+
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(3))
+    module = torch.export.export(Rows(), (x,)).module(check_guards=False)
+    (wanted,), _ = exactly.run(module, (x,))
+    name = next(node.name for node in module.graph.nodes if node.target is QUANTIZE)
+    (got,), found = exactly.run(module, (x,), {name: wanted.reshape(2, 3).t().contiguous().t()})
+    assert torch.equal(got, wanted) and [each.off for each in found.values()] == [0]

@@ -246,7 +246,7 @@ class _Exact(Interpreter):
             step, _ = dynamic_type(x.double(), *tokens)
             found = self.differences[n] = Differences()
             found.add((result / step).round(), (wanted / step).round(), x / step)
-            return wanted.double()
+            return torch.empty_like(result).copy_(wanted)
         if wanted is None or result.dtype != wanted.dtype:
             return result
         rounded = None
@@ -255,7 +255,7 @@ class _Exact(Interpreter):
             rounded = real.double() / in_float32(scale)
         self.differences[n] = Differences()
         self.differences[n].add(result, wanted, rounded)
-        return wanted
+        return torch.empty_like(result).copy_(wanted)  # as it lies: views read it
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is FAKE_QUANTIZE_DYNAMIC:
