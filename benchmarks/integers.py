@@ -28,11 +28,11 @@ import torch
 from torch import Tensor, nn
 
 import dimorder
-from benchmarks.record import described, machine
+from benchmarks.record import described, failed, machine, rows_kept
 from benchmarks.timing import Call, geometric_mean, interleaved, ratio
 from dimorder.files import write_whole
 from tests import zoo
-from tests.targets.quantised import by_xnnpack
+from tests.targets.quantised import by_xnnpack, stock_pte
 from tests.zoo.network import Network
 
 CONVOLUTIONAL = (
@@ -65,13 +65,7 @@ def _ours_in_float(model: nn.Module, quantised: nn.Module, x: Tensor) -> bytes:
 
 
 def _executorch(model: nn.Module, quantised: nn.Module, x: Tensor) -> bytes:
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
-
-    exported = torch.export.export(quantised, (x,))
-    return bytes(
-        to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch().buffer
-    )
+    return stock_pte(quantised, x)
 
 
 PROGRAMS: Mapping[str, _Make] = {"ours": _ours, "ours float32": _ours_in_float, "ExecuTorch": _executorch}
@@ -143,20 +137,16 @@ def measure(name: str, rounds: int, repeats: int) -> Row:
             measured[way] = {"lowering_s": seconds, "file_kB": len(pte) // 1000}
         except Exception as error:  # whatever a way raises is what is recorded of it
             calls.pop(way, None)
-            measured[way] = _failed(error)
+            measured[way] = failed(error)
     with tempfile.TemporaryDirectory() as folder:
         try:
             calls["ONNX Runtime"] = _onnx_runtime(model, x, Path(folder))
             measured["ONNX Runtime"] = {}
         except Exception as error:
-            measured["ONNX Runtime"] = _failed(error)
+            measured["ONNX Runtime"] = failed(error)
         for way, times in interleaved(calls, rounds).items():
             measured[way]["ms"] = [round(each, 3) for each in times]
     return measured
-
-
-def _failed(error: Exception) -> Row:
-    return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
 
 
 # -- what is made of it
@@ -266,10 +256,11 @@ def main() -> int:
     logging.disable(logging.WARNING)
     options.results.mkdir(parents=True, exist_ok=True)
     kept = options.results / "integers.json"
+    here = machine(PACKAGES)
     record = {
         "command": "python -m benchmarks.integers",
-        "environment": machine(PACKAGES),
-        "rows": json.loads(kept.read_text())["rows"] if kept.exists() else [],
+        "environment": here,
+        "rows": rows_kept(kept, here),
     }
     for name in options.networks or NETWORKS:
         if not options.networks and any(row["network"] == name for row in record["rows"]):

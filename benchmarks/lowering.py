@@ -29,7 +29,8 @@ import torch
 from torch import nn
 
 import dimorder
-from benchmarks.record import described, machine
+from benchmarks.record import described, failed, machine, rows_kept
+from benchmarks.timing import geometric_mean
 from dimorder.files import write_whole
 from tests import zoo
 
@@ -179,7 +180,7 @@ def measure(peers: Peers, name: str, repeats: int, limit_s: float) -> Row:
                     seconds = time.perf_counter() - start
             # Whatever a lowering raises is what is recorded of it.
             except Exception as error:
-                row[way] = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+                row[way] = failed(error)
                 continue
             cell.setdefault("seconds", []).append(round(seconds, 2))
             if not turn:
@@ -216,8 +217,7 @@ def share(row: Row) -> float | None:
 
 def mean_share(rows: Sequence[Row]) -> float:
     """Geometric; no number where nothing can be compared."""
-    shares = [s for s in map(share, rows) if s is not None]
-    return statistics.geometric_mean(shares) if shares else float("nan")
+    return geometric_mean([s for s in map(share, rows) if s is not None])
 
 
 def missed(peers: Peers, rows: Sequence[Row]) -> list[str]:
@@ -306,9 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable(logging.WARNING)
     options.results.mkdir(parents=True, exist_ok=True)
     kept, here = options.results / f"lowering_{options.target}.json", machine(PACKAGES)
-    record = json.loads(kept.read_text()) if kept.exists() else {}
-    if record.get("environment") != here:
-        record = {"rows": []}
+    record: dict[str, Any] = {"rows": rows_kept(kept, here)}
     done = {row["network"]: row for row in record["rows"]}
     wanted = options.networks or [name for name in peers.networks if name not in done]
     for lowering in (peers.ours, peers.stock):  # neither pays for imports, nor for a process's first export

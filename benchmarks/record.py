@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 
 def machine(packages: Sequence[str]) -> dict[str, object]:
@@ -26,6 +27,17 @@ def machine(packages: Sequence[str]) -> dict[str, object]:
 
 def described(machine: Mapping[str, object]) -> str:
     return "; ".join(f"{key} {value}" for key, value in machine.items())
+
+
+def rows_kept(path: Path, environment: Mapping[str, object]) -> list[dict[str, Any]]:
+    """The rows of an earlier run, if there was one in the same environment: figures of two are not mixed."""
+    record = json.loads(path.read_text()) if path.exists() else {}
+    return record["rows"] if record.get("environment") == environment else []
+
+
+def failed(error: Exception) -> dict[str, str]:
+    """What is recorded of a way that raised this, in place of its figures."""
+    return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
 
 
 def write(out: Path, module: str, packages: Sequence[str], **results: object) -> None:

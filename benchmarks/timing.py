@@ -50,5 +50,5 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float,
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """1 for none."""
-    return math.exp(sum(map(math.log, ratios)) / max(len(ratios), 1))
+    """No number where there is none."""
+    return statistics.geometric_mean(ratios) if ratios else math.nan

@@ -91,8 +91,8 @@ def lower(
     caller of a quantised network passes or gets integers, one for all or one per tensor; the contract says
     what they stand for. On target tosa they are the network's own integers by default. The physical program
     is run and compared with the network before it is emitted, and the artifact after that, unless its runtime
-    is slow (tosa) or `run_artifact` says otherwise. Raises a
-    `DimorderError` that says what to do; a wrong program is never returned.
+    is slow (tosa) or `run_artifact` says otherwise. Raises a `DimorderError` that says what to do; a wrong
+    program is never returned.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
     >>> lowered = lower(conv, (torch.randn(2, 3, 5, 7),), input_orders="NHWC", output_orders="NHWC")

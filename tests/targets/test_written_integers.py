@@ -20,16 +20,12 @@ from dimorder.lowering import exactly
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.lowering.operators.quantisation import DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.xnnpack import exact
 from dimorder.targets.xnnpack.backend import XnnWriter
+from tests.targets.quantised import INT8, quantised
 
-INT8 = (-128, 127, torch.int8)
 X, Y = (torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
-
-
-def quantised(x: Tensor, scale: float, zero_point: int) -> Tensor:
-    return DEQUANTIZE(QUANTIZE(x, scale, zero_point, *INT8), scale, zero_point, *INT8)
 
 
 class Net(nn.Module):

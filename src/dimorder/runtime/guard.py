@@ -68,7 +68,8 @@ def check(
     require_choice(on_mismatch)
     _check_count(contract.inputs, tensors, "input")
     if all(_is_as_held(s, t, device) for s, t in zip(contract.inputs, tensors, strict=True)):
-        return Checked(tuple(map(_physical, contract.inputs, tensors)), ())
+        held = (tensor.detach() for tensor in tensors)
+        return Checked(tuple(map(_physical, contract.inputs, held)), ())
     sizes: dict[str, int] = {}
     for spec, tensor in zip(contract.inputs, tensors, strict=True):
         _check_kind(spec, tensor, device)
@@ -119,7 +120,6 @@ def _is_as_held(spec: TensorSpec, tensor: object, device: str | None = None) -> 
 
 def _physical(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor:
     """An input as the program's own signature shows it."""
-    tensor = tensor.detach()
     return tensor.permute(spec.dim_order.dims) if spec.boundary == "physical" else tensor
 
 

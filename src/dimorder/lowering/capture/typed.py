@@ -87,14 +87,20 @@ def with_types(program: Captured, input_types: Types, output_types: Types) -> Ca
 
 def own_types(program: Captured) -> tuple[list[torch.dtype | None], list[torch.dtype | None]]:
     """The integers that each input is made first, and that each output is made of last; None for others."""
-    taken = [
-        {_type_in(reader) if reader.target is QUANTIZE else None for reader in node.users}
-        for node in program.inputs
-    ]
-    first = [next(iter(types)) if len(types) == 1 else None for types in taken]
-    last = [_type_in(node) if node.target is DEQUANTIZE else None for node in program.outputs]
-    inputs, outputs = ([None if own is None else own.dtype for own in side] for side in (first, last))
+    ends = map(_first_type, program.inputs), map(_last_type, program.outputs)
+    inputs, outputs = ([None if own is None else own.dtype for own in side] for side in ends)
     return inputs, outputs
+
+
+def _first_type(node: Node) -> IntegerType | None:
+    """The integers that an input is made, if all that read it quantise it alike."""
+    types = {_type_in(reader) if reader.target is QUANTIZE else None for reader in node.users}
+    return types.pop() if len(types) == 1 else None
+
+
+def _last_type(node: Node) -> IntegerType | None:
+    """The integers that an output is made of, if it is dequantised last."""
+    return _type_in(node) if node.target is DEQUANTIZE else None
 
 
 def quantised(x: Tensor, of: IntegerType) -> Tensor:
@@ -137,8 +143,7 @@ def _is(node: Node, name: str | None) -> bool:
 def _take(node: Node, called: str, dtype: torch.dtype) -> IntegerType:
     """Let an input be the integers that its quantize gives."""
     readers = list(node.users)
-    types = {_type_in(reader) if reader.target is QUANTIZE else None for reader in readers}
-    (own,) = types if len(types) == 1 else (None,)
+    own = _first_type(node)
     if own is None:
         other = next((r for r in readers if r.target is not QUANTIZE), None)
         found = f"{operator_name(other)} ({where(other)}) reads it as floats" if other else "several scales"
@@ -164,7 +169,7 @@ def _take(node: Node, called: str, dtype: torch.dtype) -> IntegerType:
 
 def _given(node: Node, called: str, dtype: torch.dtype) -> Node:
     """The integers of an output that is dequantised last."""
-    own = _type_in(node) if node.target is DEQUANTIZE else None
+    own = _last_type(node)
     if own is None:
         raise UnsupportedError(
             f"{called}, asked for in {dtype}",

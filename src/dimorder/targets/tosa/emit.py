@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -31,8 +32,8 @@ def write(
     contract: Contract,
     operators: Table = OPERATORS,
     writer: TosaWriter | None = None,
-) -> tuple[bytes, TosaModel]:
-    """The TOSA 1.0 flatbuffer of a physical program, and the model of what it computes in integers.
+) -> tuple[bytes, Callable[[], TosaModel]]:
+    """The TOSA 1.0 flatbuffer of a physical program, and what makes a model of it, if it is of integers.
 
     Its inputs and outputs are those of the contract, in order, each the dense tensor of shape
     `spec.dim_order.physical_shape(spec.shape)`; 64-bit integers are INT32. Needs tosa-tools.
@@ -83,7 +84,7 @@ def write(
             writer.output(
                 writer.dense(view.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else view)
             )
-    return writer.finish(), writer.model(rounded)
+    return writer.finish(), partial(writer.model, rounded)
 
 
 def _input(writer: TosaWriter, node: Node, spec: TensorSpec) -> View[TosaValue]:

@@ -104,7 +104,8 @@ def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERAT
 
 def emit_integers(program: ExportedProgram, contract: Contract, operators: Table = INTEGERS) -> TosaArtifact:
     """Of a quantised network. Raises `UnsupportedError` where an operator has no form in integers."""
-    data, model = write(program, contract, operators, IntegerWriter())
+    data, model_of = write(program, contract, operators, IntegerWriter())
+    model = model_of()
     module = program.module(check_guards=False)
     assert isinstance(module, GraphModule)
 
