@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from dimorder.errors import UnsupportedError, UsageError
 if TYPE_CHECKING:
     from dimorder.lowering.network_plan import NetworkPlan
     from dimorder.reading import Normalisation
+    from dimorder.targets.base import Target
 
 # NO is for a check that failed, and for a tensor or a network that is refused.
 DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -63,6 +65,13 @@ def network_options(parser: CommandParser) -> None:
     parser.tells_targets = True
     parser.add_argument(
         "--target", default="xnnpack", help="what to lower for, of the targets below (default xnnpack)"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the target's compiler: for an ethos-u system_config and memory_mode, sections of Arm/vela.ini",
     )
     _tensor_options(
         parser,
@@ -242,7 +251,7 @@ def pipeline(
             model,
             args,
             kwargs,
-            target=options.target,
+            target=_target(options),
             input_orders=_one_or_each(options.input_order),
             output_orders=_one_or_each(options.output_order),
             input_types=_one_or_each(options.input_type),
@@ -254,6 +263,23 @@ def pipeline(
     except UnsupportedError:
         models.check_runs(model, args, kwargs)
         raise
+
+
+def _target(options: argparse.Namespace) -> Target:
+    """The target that --target names, with its compiler's options."""
+    from dimorder import targets
+
+    target = targets.find(options.target)
+    if not options.option:
+        return target
+    where, fix = f"--option {' '.join(options.option)}", "leave it out, or choose another target"
+    if target.configured is None:
+        raise UsageError(where, f"target {target.name} has none", fix)
+    names = list(inspect.signature(target.configured).parameters)
+    given = dict(each.partition("=")[::2] for each in options.option)
+    if not set(given) <= set(names) or not all(given.values()):
+        raise UsageError(where, "no such option", f"write NAME=VALUE with one of {', '.join(names)}")
+    return target.configured(**given)
 
 
 def _one_or_each(given: Sequence[str]) -> Any:

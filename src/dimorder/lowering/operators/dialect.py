@@ -59,9 +59,7 @@ def decompose(program: ExportedProgram, *, taps_as_linear: bool = False) -> Expo
     return remade(program, root=torch.nn.Module(), graph=graph)
 
 
-def _written_out(
-    graph: Graph, node: Node, body: Callable[..., Tensor], made: Mapping[Node, Node]
-) -> Node:
+def _written_out(graph: Graph, node: Node, body: Callable[..., Tensor], made: Mapping[Node, Node]) -> Node:
     """What a call becomes in plain ATen, in the fake tensors of its program; the rest is not traced again."""
     read = node.all_input_nodes
 
@@ -82,7 +80,8 @@ def _written_out(
             name = f"{node.name}_{each.name}_"
             inner[each] = graph.call_function(each.target, args, kwargs, name=name)
             inner[each].meta = {**source, "val": each.meta["val"]}
-    return inner[traced.output_node().args[0]]
+    (result,) = traced.output_node().all_input_nodes
+    return inner[result]
 
 
 def _nchw(x: Tensor) -> Tensor:

@@ -266,7 +266,9 @@ def nearest(w: TosaWriter, a: Arguments) -> TosaValue:
     x, axes = w.dense(a.x), []
     exact = []
     for old, new, ratio in _axes(a):
-        axes.append(_Axis(old, new, 2 * ratio.numerator, 2 * ratio.denominator, -ratio.numerator))
+        # Of a whole factor by half-pixel centres, which is the same, and all that Ethos-U55 has.
+        half = ratio.denominator == 1
+        axes.append(_Axis(old, new, 2 * ratio.numerator, 2 * ratio.denominator, half - ratio.numerator))
         exact.append([min(int(o / ratio), old - 1) for o in range(new)])
     reads = [
         _nearest_reads(*axis)

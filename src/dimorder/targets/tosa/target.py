@@ -27,6 +27,7 @@ from dimorder.targets.table import Table
 from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.graph import inspect_tosa
+from dimorder.targets.tosa.integers.model import TosaModel
 from dimorder.targets.tosa.integers.numbers import IntegerWriter
 from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
@@ -35,11 +36,15 @@ from dimorder.targets.tosa.writer import MAX_RANK
 
 @dataclass(frozen=True)
 class TosaArtifact:
-    """A TOSA flatbuffer. Its contract lies beside it: `model.tosa` and `model.tosa.json`."""
+    """A TOSA flatbuffer. Its contract lies beside it: `model.tosa` and `model.tosa.json`.
+
+    `model` is what a graph of integers computes, `exactly` runs that as a program.
+    """
 
     data: bytes
     contract: Contract
     exactly: Run | None = None
+    model: TosaModel | None = None
     delegates: int = 1
 
     @property
@@ -49,6 +54,10 @@ class TosaArtifact:
     @property
     def outside(self) -> Mapping[str, int]:
         return {}
+
+    @property
+    def npu(self) -> None:
+        return None
 
     @property
     def beside(self) -> Mapping[str, bytes]:
@@ -115,7 +124,7 @@ def emit_integers(program: ExportedProgram, contract: Contract, operators: Table
         model.run(held, exactly.roundings(module, inputs))
         return [_logical(y.numpy(), spec) for y, spec in zip(model.run(held), contract.outputs, strict=True)]
 
-    return TosaArtifact(data, contract, run_model)
+    return TosaArtifact(data, contract, run_model, model)
 
 
 def load(file: Path) -> tuple[Contract, Run]:
