@@ -71,7 +71,7 @@ def network_options(parser: CommandParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of the target's compiler: for an ethos-u system_config and memory_mode, sections of Arm/vela.ini",
+        help="of the target's compiler: an ethos-u has system_config and memory_mode, as in Arm/vela.ini",
     )
     _tensor_options(
         parser,

@@ -35,7 +35,7 @@ class NpuReport:
     """Vela's estimates of a whole graph, for one configuration.
 
     `cycles` are of the NPU's clock, and fewer than those of the `layers` where it overlaps these.
-    `sram_bytes`, `dram_bytes` and `flash_bytes` are the most that each memory holds at once, constants included.
+    `sram_bytes`, `dram_bytes` and `flash_bytes` are the most that each memory holds at once, with constants.
     """
 
     accelerator: str

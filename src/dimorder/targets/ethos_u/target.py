@@ -27,6 +27,8 @@ from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.target import TARGET as TOSA
 from dimorder.targets.tosa.target import TosaArtifact, emit_integers
 
+# Of a product whose first matrix is constant Ethos-U55 and U65 compute each element by itself.
+_CUT_UP = frozenset({"aten.linear/features first"})
 FLOAT = (
     "an Ethos-U computes integers alone: quantise the network first (dimorder.quantize, or --quantize int8)"
 )
@@ -94,8 +96,9 @@ def emit(
     written_for |= zip((spec.name for spec in contract.outputs), read_signature(program).outputs, strict=True)
 
     def place_of(tensor: str) -> Place:
-        """The writer calls a tensor after the node or the output that it is written for."""
-        return Place.of(_computing(written_for[tensor.rsplit(".", 1)[0]]))
+        """The writer calls a tensor after the node or the output that it is written for; Vela makes more."""
+        node = written_for.get(tensor.rsplit(".", 1)[0])
+        return Place("a copy", "made by Vela") if node is None else Place.of(_computing(node))
 
     require_compilable(graph.model, inspect_tosa(graph.data).inputs, accelerator, place_of)
     made = compiled(graph.data, accelerator, place_of, system_config=system_config, memory_mode=memory_mode)
@@ -109,10 +112,14 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     'ethos-u85-256'
     """
     assert TOSA.quantised is not None
+    ability = TOSA.quantised.ability
+    if not accelerator.startswith("ethos-u85"):
+        ability = replace(ability, declines=tuple(each | _CUT_UP for each in ability.declines))
     made = replace(
         TOSA.quantised,
         name=accelerator,
         suffix=".pte",
+        ability=ability,
         emit=partial(emit, accelerator=accelerator, system_config=system_config, memory_mode=memory_mode),
         beside=(),
         load=None,
