@@ -85,9 +85,9 @@ def network_options(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--objective",
-        choices=("bytes", "count"),
+        choices=("bytes", "count", "cycles"),
         default="bytes",
-        help="minimise bytes moved (default) or conversions",
+        help="minimise bytes moved (default), conversions, or an ethos-u's cycles",
     )
     parser.add_argument(
         "--quantize",

@@ -89,8 +89,9 @@ class Target:
     install where a module is missing that one of these imports; `runtime` is what errors call whatever runs a
     program, and `set_threads` says how many threads that has in this process. `quantised` is what takes the
     target's place for quantised networks; it takes and gives integers. `configured` is the same target with
-    other options of its compiler, which it has as keywords of strings. What is told of a target without
-    importing it is in its `Listing`.
+    other options of its compiler, which it has as keywords of strings. `contenders` are, for an objective
+    that only a compiler can tell, those whose plans are all emitted: the one of the fewest cycles is taken.
+    What is told of a target without importing it is in its `Listing`.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Target:
     set_threads: Callable[[int], None] | None = None
     quantised: Target | None = None
     configured: Callable[..., Target] | None = None
+    contenders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def check_name(self, path: Path) -> None:
         """Raises `UsageError` for a file name by which nobody would know how to load the file."""

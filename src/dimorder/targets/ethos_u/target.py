@@ -117,6 +117,7 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
         ability = replace(ability, declines=tuple(each | _CUT_UP for each in ability.declines))
     made = replace(
         TOSA.quantised,
+        contenders={"cycles": ("bytes", "count")},
         name=accelerator,
         suffix=".pte",
         ability=ability,
