@@ -5,7 +5,8 @@ the model of TOSA's arithmetic (`targets/tosa/integers/model.py`), which is held
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ pytest.importorskip("tosa_serializer")
 import dimorder
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
+from dimorder.targets.tosa.target import TARGET, emit_integers
 from tests.targets.quantised import Between, Net, Product, by_arm, by_xnnpack, quantised
 
 aten = torch.ops.aten
@@ -218,6 +220,18 @@ FORMS: dict[str, tuple[Callable[..., Any], tuple[tuple[float, int], ...], set[st
         {"DEPTHWISE_CONV2D"},
         {"MUL"},
     ),
+    "times int8 of each channel": (
+        lambda x: x * quantised(CHANNELS, 0.0213, -4),
+        ((0.0911, -7),),
+        {"MUL"},
+        {"DEPTHWISE_CONV2D"},
+    ),
+    "plus int8 of each channel": (
+        lambda x: quantised(CHANNELS, 0.0213, -4) + x,
+        ((0.0911, -7),),
+        {"ADD"},
+        {"DEPTHWISE_CONV2D"},
+    ),
     "plus a constant of each channel": (
         lambda x: x + CHANNELS,
         ((0.0911, -7),),
@@ -264,6 +278,33 @@ def test_the_form_that_vela_makes_the_most_of(name: str) -> None:
     found = set(inspect_tosa(made.artifact.data).operators)
     assert having <= found
     assert not lacking & found
+
+
+@pytest.mark.parametrize("name", ["times int8 of each channel", "plus int8 of each channel"])
+def test_a_constant_where_products_are_not_free(name: str) -> None:
+    compute, results, lacking, having = FORMS[name]
+    target = replace(
+        TARGET, quantised=replace(TARGET.quantised, emit=partial(emit_integers, has_free_products=False))
+    )
+    made = dimorder.lower(
+        Between(compute, *results),
+        (X,),
+        target=target,
+        input_orders="NHWC",
+        output_orders="NHWC",
+        run_artifact=True,
+    )
+    found = set(inspect_tosa(made.artifact.data).operators)
+    assert having <= found
+    assert not lacking & found
+
+
+def test_scales_of_channels_survive_a_view() -> None:
+    """One RESCALE, of as many factors as there are channels: a product of int32 would take an operator more."""
+    product = Product(lambda x, w, b: F.conv2d(x, w, b).permute(0, 2, 3, 1).flatten(1, 2), (12, 6, 2, 3))
+    made = dimorder.lower(product, (X,), target="tosa", input_orders="NHWC", run_artifact=True)
+    found = inspect_tosa(made.artifact.data).operators
+    assert (found["CONV2D"], found["RESCALE"], found["MUL"]) == (1, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,9 @@ ELEMENTWISE: dict[str, Case] = {
         (Y,),
         (),
     ),
+    # Of numbers that are nearly nothing, whose logarithms of nearly 1 are all that there is.
+    "softplus of far below 0": (lambda x: F.softplus(x.abs() - 15), (Y,), ()),
+    "mish of far below 0": (lambda x: F.mish(x.abs() - 15), (Y,), ()),
     "reciprocal": (lambda x: torch.reciprocal(x.abs() + 1), (Y,), ()),
 }
 

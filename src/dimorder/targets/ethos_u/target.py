@@ -90,7 +90,7 @@ def emit(
     from dimorder.targets.ethos_u.pte import packed
     from dimorder.targets.ethos_u.vela import compiled
 
-    graph = emit_integers(program, contract)
+    graph = emit_integers(program, contract, has_free_products=accelerator.startswith("ethos-u85"))
     assert graph.model is not None
     written_for = {node.name: node for node in program.graph.nodes}
     written_for |= zip((spec.name for spec in contract.outputs), read_signature(program).outputs, strict=True)

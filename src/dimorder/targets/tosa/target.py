@@ -111,9 +111,18 @@ def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERAT
     return TosaArtifact(write(program, contract, operators)[0], contract)
 
 
-def emit_integers(program: ExportedProgram, contract: Contract, operators: Table = INTEGERS) -> TosaArtifact:
-    """Of a quantised network. Raises `UnsupportedError` where an operator has no form in integers."""
-    data, model_of = write(program, contract, operators, IntegerWriter())
+def emit_integers(
+    program: ExportedProgram,
+    contract: Contract,
+    operators: Table = INTEGERS,
+    *,
+    has_free_products: bool = True,
+) -> TosaArtifact:
+    """Of a quantised network, for an NPU that may have free products (see `IntegerWriter`).
+
+    Raises `UnsupportedError` where an operator has no form in integers.
+    """
+    data, model_of = write(program, contract, operators, IntegerWriter(has_free_products))
     model = model_of()
     module = program.module(check_guards=False)
     assert isinstance(module, GraphModule)

@@ -9,6 +9,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,6 +39,10 @@ from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 
 aten = torch.ops.aten
 
+# Of views whose results are not dense.
+_COPIES: Mapping[Any, Any] = MappingProxyType(
+    {aten.permute.default: aten.permute_copy.default, aten.expand.default: aten.expand_copy.default}
+)
 BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
 
 
@@ -329,8 +334,8 @@ class _OuterBuilder:
             if node.target is aten.clone.default:
                 self.values[node] = self.value(node.all_input_nodes[0])
                 continue
-            target = aten.permute_copy.default if node.target is aten.permute.default else node.target
-            self.values[node] = self.graph.call_function(target, arguments, keywords)  # type: ignore[arg-type]
+            target = _COPIES.get(node.target, node.target)
+            self.values[node] = self.graph.call_function(target, arguments, keywords)
 
     def value(self, node: Node) -> Node:
         """What `node` is to a portable kernel, which is right in contiguous order alone."""

@@ -103,10 +103,14 @@ class IntegerWriter(TosaWriter):
     `padded` has for the results of paddings what was padded, how much before each dimension, and by what;
     `shortcuts` for the tensor of a sum what writes it in fewer operators where it is quantised, if that is
     exact for the type that is asked for. What is not read then is left out.
+
+    `has_free_products` is whether what multiplies or adds int8 constants is best written so, as of Ethos-U85,
+    which computes it on the way; else a constant of each channel makes a depthwise convolution.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_free_products: bool = True) -> None:
         super().__init__()
+        self.has_free_products = has_free_products
         self.padded: dict[TosaValue, tuple[TosaValue, Sequence[int], float]] = {}
         self.shortcuts: dict[str, Callable[[Accumulator, IntegerType], TosaValue | None]] = {}
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.lowering.capture.scaled import Scaled
+from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.integers.channels import add_channels, are_channels, multiplied_channels
@@ -58,9 +60,14 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
 
 
 def operand(w: W, argument: Any) -> Any:
+    """Numbers that integers stand for; a constant as its int8, where these are of one scale."""
     if isinstance(argument, View):
         return numbers(w, argument)
-    return argument
+    held = argument.integers if w.has_free_products and isinstance(argument, Scaled) else None
+    if held is None or held.scale is None or held.values.dtype != torch.int8 or held.values.numel() == 1:
+        return argument
+    of = IntegerType(torch.int8, held.scale, held.zero_point)
+    return Lookup.dequantised(w.constant(held.values), of)
 
 
 def _plain(argument: Any) -> Any:
