@@ -1,6 +1,6 @@
 """Quantised networks on Arm's NPUs: ours beside ExecuTorch's own Ethos-U backend, by Vela's estimates.
 
-python -m benchmarks.npu [--networks NAME ...] [--accelerators NAME ...] [--cycles]
+python -m benchmarks.npu [--networks NAME ...] [--accelerators NAME ...] [--cycles] [--ours]
 
 Both lower the same network, quantised by Arm's quantizer, from the exported program to the .pte, for an input
 of int8 in NHWC; ours by each objective. Cycles are those that Vela estimates of whole graphs, of several the
@@ -139,7 +139,7 @@ def _handed_over() -> Iterator[list[bytes]]:
         backend.vela_compile = compile_graph
 
 
-def measure(name: str, accelerator: str, timed: bool) -> Row:
+def measure(name: str, accelerator: str, timed: bool, kept_stock: Row | None = None) -> Row:
     """One row of the table. A way that fails has its error there instead of figures."""
     from tests.targets.quantised import by_arm
 
@@ -149,7 +149,7 @@ def measure(name: str, accelerator: str, timed: bool) -> Row:
     row: Row = {"network": name, "accelerator": accelerator, "input": "x".join(map(str, x.shape))}
     for way, lowering in (
         ("ours", lambda: ours(program, x, accelerator, timed)),
-        ("stock", lambda: stock(program, accelerator, timed)),
+        ("stock", lambda: kept_stock or stock(program, accelerator, timed)),
     ):
         try:
             row[way] = lowering()
@@ -244,6 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, metavar="NAME", help="measure these anew")
     parser.add_argument("--accelerators", nargs="+", default=ACCELERATORS, metavar="NAME")
     parser.add_argument("--cycles", action="store_true", help="no seconds: the machine need not be quiet")
+    parser.add_argument("--ours", action="store_true", help="anew, beside what is kept of ExecuTorch's")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
@@ -254,9 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = [(name, each) for name in options.networks or NETWORKS for each in options.accelerators]
     record: dict[str, Any] = {"rows": list(done.values())}
     for key in wanted:
-        if key in done and options.networks is None:
+        if key in done and options.networks is None and not options.ours:
             continue
-        done[key] = measure(*key, timed=not options.cycles)
+        kept_stock = done[key]["stock"] if options.ours and key in done else None
+        done[key] = measure(*key, timed=not options.cycles, kept_stock=kept_stock)
         order = [(name, each) for name in NETWORKS for each in ACCELERATORS]
         rows = sorted(done.values(), key=lambda row: order.index((row["network"], row["accelerator"])))
         command = "python -m benchmarks.npu" + " --cycles" * options.cycles

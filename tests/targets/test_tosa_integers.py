@@ -300,7 +300,7 @@ def test_a_constant_where_products_are_not_free(name: str) -> None:
 
 
 def test_scales_of_channels_survive_a_view() -> None:
-    """One RESCALE, of as many factors as there are channels: a product of int32 would take an operator more."""
+    """One RESCALE, of as many factors as there are channels; a product of int32 would be an operator more."""
     product = Product(lambda x, w, b: F.conv2d(x, w, b).permute(0, 2, 3, 1).flatten(1, 2), (12, 6, 2, 3))
     made = dimorder.lower(product, (X,), target="tosa", input_orders="NHWC", run_artifact=True)
     found = inspect_tosa(made.artifact.data).operators

@@ -118,7 +118,7 @@ def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor
 
 def noisy(exported: ExportedProgram, leaves: Sequence[Any], seed: int = 0) -> list[Tensor]:
     """What an exported program gives for the leaves of its inputs if each float that an operator computes is
-    off by a few roundings, and zero of either sign.
+    off by a few roundings, zero of either sign, and numbers below the normal ones are zero.
 
     >>> class Ties(torch.nn.Module):
     ...     def forward(self, x):
@@ -225,7 +225,8 @@ class _Noisy(Interpreter):
             return result
         noise = torch.randn(result.shape, generator=self.generator).to(result.dtype)
         rounded = result * (1 + 4 * torch.finfo(result.dtype).eps * noise)
-        return torch.where(result == 0, torch.zeros_like(result).copysign(noise), rounded)
+        nothing = result.abs() < torch.finfo(result.dtype).tiny
+        return torch.where(nothing, torch.zeros_like(result).copysign(noise), rounded)
 
 
 class _Exact(Interpreter):
