@@ -118,6 +118,7 @@ class Lowered:
                 {"operator": place.operator, "source": place.source, "reason": reason}
                 for place, reason in self.artifact.float_islands
             ],
+            "npu": None if self.artifact.npu is None else self.artifact.npu.to_dict(),
             "verify": asdict(self.verified),
             "wasted_levels": [each.to_dict() for each in self.wasted],
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},

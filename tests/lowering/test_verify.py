@@ -237,3 +237,22 @@ def test_a_tie_that_another_sequence_of_products_breaks_is_no_fault() -> None:
     pytest.importorskip("tosa_serializer")
     lowered = dimorder.lower(Places(), (torch.randn(2, 4, 6, 4),), target="tosa")
     assert lowered.max_rel_error == 0
+
+
+def test_a_zero_of_the_other_sign_is_no_fault() -> None:
+    """Kernels differ in the sign of a sum of zeros, and the angle of a point on an axis in half a turn."""
+
+    class Angle(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.atan2(x * -0.7, x.flip(1))
+
+    def other_zeros(held: list[torch.Tensor]) -> list[torch.Tensor]:
+        (x,) = held
+        return [torch.atan2(x * -0.7 + 0.0, x.flip(1))]
+
+    def other_turn(held: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [torch.atan2((held[0] * -0.7).abs(), held[0].flip(1))]
+
+    assert trial(Angle()).compare(other_zeros, "the program") < 1e-6
+    with pytest.raises(VerificationError, match="output 0 differs"):
+        trial(Angle()).compare(other_turn, "the program")

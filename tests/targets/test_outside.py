@@ -21,6 +21,7 @@ import dimorder
 from dimorder import targets
 from dimorder.cli import main
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.targets.ethos_u import ACCELERATORS
 from tests.cli.test_commands import HERE, INPUT, SHAPE, refused, tiny
 from tests.conftest import ROOT
 
@@ -79,7 +80,7 @@ def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Declare:
 
 @pytest.mark.usefixtures("counted")
 def test_it_is_found_beside_ours() -> None:
-    assert targets.names() == ["torch", "tosa", "xnnpack", "counted"]
+    assert targets.names() == ["torch", "tosa", "xnnpack", *ACCELERATORS, "counted"]
     assert targets.find("counted").suffix == ".counted"
 
 

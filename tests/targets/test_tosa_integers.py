@@ -5,7 +5,8 @@ the model of TOSA's arithmetic (`targets/tosa/integers/model.py`), which is held
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ pytest.importorskip("tosa_serializer")
 import dimorder
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
+from dimorder.targets.tosa.target import TARGET, emit_integers
 from tests.targets.quantised import Between, Net, Product, by_arm, by_xnnpack, quantised
 
 aten = torch.ops.aten
@@ -201,6 +203,128 @@ def test_a_weight_on_the_left_whose_scales_are_those_of_rows() -> None:
     made = lower(product, (X[:1],))
     found = inspect_tosa(made.artifact.data)
     assert (found.operators["MATMUL"], found.transposes) == (1, 0)
+
+
+# What Vela makes the most of: function of x (N, C, H, W), its results, the operators that they have and lack.
+CHANNELS = Y[0, :, :1, :1]
+FORMS: dict[str, tuple[Callable[..., Any], tuple[tuple[float, int], ...], set[str], set[str]]] = {
+    "times a constant of each channel": (
+        lambda x: x * CHANNELS,
+        ((0.0911, -7), (0.0213, 90)),
+        {"DEPTHWISE_CONV2D"},
+        {"MUL"},
+    ),
+    "times nothing in a channel": (
+        lambda x: x * (CHANNELS * (CHANNELS > 0)),
+        ((0.0911, -7),),
+        {"DEPTHWISE_CONV2D"},
+        {"MUL"},
+    ),
+    "times int8 of each channel": (
+        lambda x: x * quantised(CHANNELS, 0.0213, -4),
+        ((0.0911, -7),),
+        {"MUL"},
+        {"DEPTHWISE_CONV2D"},
+    ),
+    "plus int8 of each channel": (
+        lambda x: quantised(CHANNELS, 0.0213, -4) + x,
+        ((0.0911, -7),),
+        {"ADD"},
+        {"DEPTHWISE_CONV2D"},
+    ),
+    "plus a constant of each channel": (
+        lambda x: x + CHANNELS,
+        ((0.0911, -7),),
+        {"DEPTHWISE_CONV2D"},
+        {"ADD"},
+    ),
+    "less a constant of each channel": (
+        lambda x: x - 0.7 * CHANNELS,
+        ((0.0911, -7),),
+        {"DEPTHWISE_CONV2D"},
+        {"SUB", "ADD"},
+    ),
+    # A constant near a level of x needs a finer grid than a weight has for levels this fine.
+    "plus a constant, finely": (lambda x: x + 0.0247 * 0.004, ((0.0911, -7),), set(), {"ADD"}),
+    "plus constants, finely": (
+        lambda x: x + 0.0247 * torch.linspace(0.003, 0.0045, 6)[:, None, None],
+        ((0.0003, -7),),
+        {"ADD"},
+        {"DEPTHWISE_CONV2D"},
+    ),
+    "a mean of the integers' own scale": (
+        lambda x: x.mean((2, 3)),
+        ((0.0247, -9),),
+        {"AVG_POOL2D"},
+        {"DEPTHWISE_CONV2D"},
+    ),
+    "pools of the integers' own scale": (
+        lambda x: F.avg_pool2d(x, (3, 3), (1, 2)),
+        ((0.0247, 5), (0.031, 5)),
+        {"AVG_POOL2D", "DEPTHWISE_CONV2D"},
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_form_that_vela_makes_the_most_of(name: str) -> None:
+    compute, results, having, lacking = FORMS[name]
+    module = Between(compute, *results)
+    orders = "NHWC" if module(X)[0].dim() == 4 else None
+    made = dimorder.lower(
+        module, (X,), target="tosa", input_orders="NHWC", output_orders=orders, run_artifact=True
+    )
+    found = set(inspect_tosa(made.artifact.data).operators)
+    assert having <= found
+    assert not lacking & found
+
+
+@pytest.mark.parametrize("name", ["times int8 of each channel", "plus int8 of each channel"])
+def test_a_constant_where_products_are_not_free(name: str) -> None:
+    compute, results, lacking, having = FORMS[name]
+    target = replace(
+        TARGET, quantised=replace(TARGET.quantised, emit=partial(emit_integers, has_free_products=False))
+    )
+    made = dimorder.lower(
+        Between(compute, *results),
+        (X,),
+        target=target,
+        input_orders="NHWC",
+        output_orders="NHWC",
+        run_artifact=True,
+    )
+    found = set(inspect_tosa(made.artifact.data).operators)
+    assert having <= found
+    assert not lacking & found
+
+
+def test_scales_of_channels_survive_a_view() -> None:
+    """One RESCALE, of as many factors as there are channels; a product of int32 would be an operator more."""
+    product = Product(lambda x, w, b: F.conv2d(x, w, b).permute(0, 2, 3, 1).flatten(1, 2), (12, 6, 2, 3))
+    made = dimorder.lower(product, (X,), target="tosa", input_orders="NHWC", run_artifact=True)
+    found = inspect_tosa(made.artifact.data).operators
+    assert (found["CONV2D"], found["RESCALE"], found["MUL"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "shape", "side_by_side"),
+    [
+        ((4, 5), (4, 5), (2, 6, 12, 15), True),
+        ((4, 5), (4, 5), (2, 6, 13, 16), True),  # without what no window reaches
+        ((2, 3), (2, 3), (1, 6, 8, 9), False),  # strides that hardware has
+        ((4, 5), (4, 4), (1, 6, 12, 13), False),
+    ],
+)
+def test_windows_side_by_side_are_images_of_their_own(
+    kernel: tuple[int, int], stride: tuple[int, int], shape: tuple[int, ...], side_by_side: bool
+) -> None:
+    product = Product(lambda x, w, b: F.conv2d(x, w, b, stride), (12, 6, *kernel))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(4))
+    made = dimorder.lower(product, (x,), target="tosa", input_orders="NHWC", run_artifact=True)
+    (conv,) = [node for node in made.artifact.model.nodes if node.kind == "CONV2D"]
+    assert (conv.attributes["stride"] == [1, 1]) == side_by_side
+    assert inspect_tosa(made.artifact.data).transposes == len(made.plan.conversions)
 
 
 REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {

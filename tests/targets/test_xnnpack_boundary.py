@@ -552,3 +552,9 @@ def test_two_runs_write_the_same_file() -> None:
 def test_finding_the_target_takes_no_executorch() -> None:
     code = "import sys, dimorder.targets.xnnpack.target; sys.exit('executorch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_is_repeated_in_more_dimensions_than_xnnpack_has() -> None:
+    """Outside, an expanded value is copied, for nothing can view it in fewer dimensions."""
+    lowered = compare_lowered(Net(lambda x: x.repeat(2, 3, 4, 2)), (r(2, 3, 2, 5),))
+    assert "aten::expand_copy.out" in lowered.artifact.outside

@@ -138,6 +138,14 @@ ELEMENTWISE: dict[str, Case] = {
         (Y,),
         (),
     ),
+    "roots of numbers near the largest": (
+        lambda x: (lambda y: (torch.sqrt(y), torch.rsqrt(y) * 1e19))(x.clamp(-1, 1) * 1e38 + 2e38),
+        (Y,),
+        (),
+    ),
+    # Of numbers that are nearly nothing, whose logarithms of nearly 1 are all that there is.
+    "softplus of far below 0": (lambda x: F.softplus(x.abs() - 15), (Y,), ()),
+    "mish of far below 0": (lambda x: F.mish(x.abs() - 15), (Y,), ()),
     "reciprocal": (lambda x: torch.reciprocal(x.abs() + 1), (Y,), ()),
 }
 

@@ -107,6 +107,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     _print_quantised(lowered, fidelity if options.quantize else (), console)
     console.print(f"delegates    {lowered.artifact.delegates}, outside of them: {outside or 'nothing'}")
     console.print(f"constants    {lowered.constant_bytes_added:,} bytes added")
+    if lowered.artifact.npu is not None:
+        console.print(lowered.artifact.npu)
     if options.output:
         seconds = sum(lowered.seconds.values())
         beside = "".join(f", beside it {options.output}{end}" for end in lowered.artifact.beside)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from dimorder.errors import UnsupportedError, UsageError
 if TYPE_CHECKING:
     from dimorder.lowering.network_plan import NetworkPlan
     from dimorder.reading import Normalisation
+    from dimorder.targets.base import Target
 
 # NO is for a check that failed, and for a tensor or a network that is refused.
 DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -64,6 +66,13 @@ def network_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--target", default="xnnpack", help="what to lower for, of the targets below (default xnnpack)"
     )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the target's compiler: an ethos-u has system_config and memory_mode, as in Arm/vela.ini",
+    )
     _tensor_options(
         parser,
         "order",
@@ -76,9 +85,9 @@ def network_options(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--objective",
-        choices=("bytes", "count"),
+        choices=("bytes", "count", "cycles"),
         default="bytes",
-        help="minimise bytes moved (default) or conversions",
+        help="minimise bytes moved (default), conversions, or an ethos-u's cycles",
     )
     parser.add_argument(
         "--quantize",
@@ -242,7 +251,7 @@ def pipeline(
             model,
             args,
             kwargs,
-            target=options.target,
+            target=_target(options),
             input_orders=_one_or_each(options.input_order),
             output_orders=_one_or_each(options.output_order),
             input_types=_one_or_each(options.input_type),
@@ -254,6 +263,23 @@ def pipeline(
     except UnsupportedError:
         models.check_runs(model, args, kwargs)
         raise
+
+
+def _target(options: argparse.Namespace) -> Target:
+    """The target that --target names, with its compiler's options."""
+    from dimorder import targets
+
+    target = targets.find(options.target)
+    if not options.option:
+        return target
+    where, fix = f"--option {' '.join(options.option)}", "leave it out, or choose another target"
+    if target.configured is None:
+        raise UsageError(where, f"target {target.name} has none", fix)
+    names = list(inspect.signature(target.configured).parameters)
+    given = dict(each.partition("=")[::2] for each in options.option)
+    if not set(given) <= set(names) or not all(given.values()):
+        raise UsageError(where, "no such option", f"write NAME=VALUE with one of {', '.join(names)}")
+    return target.configured(**given)
 
 
 def _one_or_each(given: Sequence[str]) -> Any:

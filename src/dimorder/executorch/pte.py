@@ -62,6 +62,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
     try:
         method = native.load_method(_METHOD)
     except RuntimeError as error:
+        _require_backends(file, data)
         raise UnsupportedError(
             f"loading {file}",
             f"ExecuTorch: {error}",
@@ -70,6 +71,21 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
     loaded = PteMethod(method, (data, native))
     _LOADED.add(loaded)
     return contract, loaded
+
+
+def _require_backends(file: Path, data: bytes) -> None:
+    """Refuses a program with a delegate of a backend that this build of the runtime has not."""
+    from executorch.extension.pybindings import _C
+
+    plans = _tables(file, data).execution_plan
+    called = {delegate.id for plan in plans if plan.name == _METHOD for delegate in plan.delegates}
+    missing = sorted(called - set(_C._get_registered_backend_names()))
+    if missing:
+        raise UnsupportedError(
+            f"loading {file}",
+            f"it calls {', '.join(missing)}, which this build of ExecuTorch's runtime has not",
+            "run it on the device it was lowered for; `dimorder check` reads it anywhere",
+        )
 
 
 def set_threads(count: int) -> None:

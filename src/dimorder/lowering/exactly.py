@@ -118,7 +118,7 @@ def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor
 
 def noisy(exported: ExportedProgram, leaves: Sequence[Any], seed: int = 0) -> list[Tensor]:
     """What an exported program gives for the leaves of its inputs if each float that an operator computes is
-    off by a few roundings.
+    off by a few roundings, zero of either sign, and numbers below the normal ones are zero.
 
     >>> class Ties(torch.nn.Module):
     ...     def forward(self, x):
@@ -224,7 +224,9 @@ class _Noisy(Interpreter):
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return result
         noise = torch.randn(result.shape, generator=self.generator).to(result.dtype)
-        return result * (1 + 4 * torch.finfo(result.dtype).eps * noise)
+        rounded = result * (1 + 4 * torch.finfo(result.dtype).eps * noise)
+        nothing = result.abs() < torch.finfo(result.dtype).tiny
+        return torch.where(nothing, torch.zeros_like(result).copysign(noise), rounded)
 
 
 class _Exact(Interpreter):

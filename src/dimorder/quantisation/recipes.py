@@ -15,9 +15,9 @@ from dimorder.errors import UsageError
 class Recipe:
     """One way of quantising.
 
-    `quantizer` makes torchao's `Quantizer` of it; `target` is what that was written for, `scheme` the name of
-    the arithmetic, and `install` what to do if a module is missing. One that is `dynamic` needs no
-    calibration: the scales of values are found as the network runs.
+    `quantizer` makes torchao's `Quantizer` of it; `target` is what that was written for, or what the names of
+    such targets begin with, `scheme` the name of the arithmetic, and `install` what to do if a module is
+    missing. One that is `dynamic` needs no calibration: the scales of values are found as the network runs.
     """
 
     target: str
@@ -42,6 +42,14 @@ def _tosa() -> Any:
     return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
 
 
+def _ethos_u() -> Any:
+    from executorch.backends.arm.ethosu.compile_spec import EthosUCompileSpec
+    from executorch.backends.arm.quantizer import EthosUQuantizer, get_symmetric_quantization_config
+
+    quantizer = EthosUQuantizer(EthosUCompileSpec("ethos-u85-256"))
+    return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
+
+
 _EXECUTORCH, _BOTH = (f"pip install 'dimorder[{extras}]'" for extras in ("executorch", "executorch,tosa"))
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
@@ -50,6 +58,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "xnnpack", "int8-dynamic", partial(_xnnpack, True), _EXECUTORCH, dynamic=True
         ),
         "tosa": Recipe("tosa", "int8", _tosa, _BOTH),
+        "ethos-u": Recipe("ethos-u", "int8", _ethos_u, _BOTH),
     }
 )
 
@@ -77,10 +86,10 @@ def needs_calibration(scheme: str) -> bool:
 def name_for(scheme: str, target: str) -> str:
     """The name of the first recipe of a scheme for a target; raises `UsageError` where there is none.
 
-    >>> name_for("int8", "xnnpack")
-    'xnnpack'
+    >>> name_for("int8", "xnnpack"), name_for("int8", "ethos-u55-128")
+    ('xnnpack', 'ethos-u')
     """
-    fits = [name for name, r in RECIPES.items() if (r.scheme, r.target) == (scheme, target)]
+    fits = [name for name, r in RECIPES.items() if r.scheme == scheme and target.startswith(r.target)]
     if not fits:
         had = ", ".join(f"{recipe.scheme} for {recipe.target}" for recipe in RECIPES.values())
         raise UsageError(f"quantising to {scheme}", f"no recipe for target {target}", f"there is {had}")

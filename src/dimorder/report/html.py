@@ -14,6 +14,7 @@ from pathlib import Path
 from dimorder.contract import describe
 from dimorder.lowering.network_plan import Explanation
 from dimorder.report.model import ConversionRow, Lowering, OperatorRow, Report
+from dimorder.targets.npu_report import NpuReport
 
 _FAMILIES = {
     "row-major": "as the shape is written",
@@ -32,6 +33,7 @@ def page(report: Report) -> str:
         _strip(report),
         _conversions(report),
         _left_over(report),
+        _npu(report.lowering.npu) if report.lowering and report.lowering.npu else "",
         _seconds(report.lowering) if report.lowering else "",
         _proof(report),
     ]
@@ -231,6 +233,25 @@ def _left_over(report: Report) -> str:
             )
         )
     return "\n".join(parts)
+
+
+def _npu(npu: NpuReport) -> str:
+    found = sorted(npu.by_place().items(), key=lambda item: -item[1])
+    most = max((count for _, count in found), default=1) or 1
+    rows = "".join(
+        f"<tr><td>{escape(place.operator)}</td><td>{escape(place.source)}</td>"
+        f'<td class="right">{count:,}</td>'
+        f'<td class="wide"><div class="bar"><i style="width:{100 * count / most:.1f}%"></i></div></td></tr>'
+        for place, count in found
+    )
+    memories = {"SRAM": npu.sram_bytes, "DRAM": npu.dram_bytes, "flash": npu.flash_bytes}
+    held = ", ".join(f"{_size(count)} of {name}" for name, count in memories.items() if count)
+    text = (
+        f"Vela {npu.vela} estimates {npu.cycles:,} cycles ({npu.milliseconds:.3g} ms) and {held} for "
+        f"{npu.accelerator} ({npu.system_config}, {npu.memory_mode}); {npu.cpu_operators or 'no'} operators "
+        "are left to the CPU. Cycles by operator, which overlap:"
+    )
+    return _section("NPU", text, f"<table>{rows}</table>")
 
 
 def _seconds(lowering: Lowering) -> str:

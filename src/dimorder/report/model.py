@@ -16,6 +16,7 @@ from dimorder.lowered import Lowered
 from dimorder.lowering.capture.captured import operator_name, where
 from dimorder.lowering.network_plan import Explanation, NetworkPlan, Place, PlannedConversion, order_name
 from dimorder.lowering.sites import AxisOrder, BufferInfo, layout_of
+from dimorder.targets.npu_report import NpuReport
 
 Family = Literal["row-major", "channels-last", "permuted", "cut"]
 
@@ -57,6 +58,7 @@ class Lowering:
     constant_bytes_added: int
     artifact_bytes: int
     seconds: Mapping[str, float]
+    npu: NpuReport | None
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def _lowering(lowered: Lowered) -> Lowering:
         lowered.constant_bytes_added,
         len(lowered.artifact.data),
         dict(lowered.seconds),
+        lowered.artifact.npu,
     )
 
 

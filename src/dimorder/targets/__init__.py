@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dimorder.errors import UsageError
+from dimorder.targets import ethos_u
 from dimorder.targets.listing import Listing
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "torch": "dimorder.targets.torch:LISTING",
         "tosa": "dimorder.targets.tosa:LISTING",
         "xnnpack": "dimorder.targets.xnnpack:LISTING",
+        **{
+            name: f"dimorder.targets.ethos_u:{name.upper().replace('-', '_')}"
+            for name in ethos_u.ACCELERATORS
+        },
     }
 )
 _READS_THE_REST = "xnnpack"  # files of ExecuTorch are called many things: what nobody knows is taken for one

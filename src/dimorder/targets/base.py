@@ -16,6 +16,7 @@ from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import Costs, counted
 from dimorder.lowering.network_plan import Place
 from dimorder.lowering.verify import Run
+from dimorder.targets.npu_report import NpuReport
 
 
 class Artifact(Protocol):
@@ -45,6 +46,10 @@ class Artifact(Protocol):
     def exactly(self) -> Run | None:
         """What `run` gives bit for bit where it computes in integers, by other means; else None."""
 
+    @property
+    def npu(self) -> NpuReport | None:
+        """What an NPU's compiler estimates, where one compiled it."""
+
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The outputs for inputs as the program's own signature holds them."""
 
@@ -58,6 +63,10 @@ class FloatArtifact:
 
     @property
     def exactly(self) -> None:
+        return None
+
+    @property
+    def npu(self) -> None:
         return None
 
 
@@ -79,8 +88,10 @@ class Target:
     compared with the network. `check`, from path and content, says what a file holds; `install` what to
     install where a module is missing that one of these imports; `runtime` is what errors call whatever runs a
     program, and `set_threads` says how many threads that has in this process. `quantised` is what takes the
-    target's place for quantised networks; it takes and gives integers. What is told of a target without
-    importing it is in its `Listing`.
+    target's place for quantised networks; it takes and gives integers. `configured` is the same target with
+    other options of its compiler, which it has as keywords of strings. `contenders` are, for an objective
+    that only a compiler can tell, those whose plans are all emitted: the one of the fewest cycles is taken.
+    What is told of a target without importing it is in its `Listing`.
     """
 
     name: str
@@ -97,6 +108,8 @@ class Target:
     runtime: str | None = None
     set_threads: Callable[[int], None] | None = None
     quantised: Target | None = None
+    configured: Callable[..., Target] | None = None
+    contenders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def check_name(self, path: Path) -> None:
         """Raises `UsageError` for a file name by which nobody would know how to load the file."""

@@ -7,13 +7,17 @@ This file decides their schemas and what each one means, as ATen between permute
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.fx import Graph, Node, map_arg
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dimorder.lowering.capture.exported import remade
 
 NAMESPACE = "dimorder"
 _TO_NCHW = (0, 3, 1, 2)
@@ -44,8 +48,40 @@ def decompose(program: ExportedProgram, *, taps_as_linear: bool = False) -> Expo
     table = decomposition_table()
     if taps_as_linear:
         table[torch.ops.dimorder.conv2d_nhwc.default] = _conv2d_or_linear
-    plain: ExportedProgram = program.run_decompositions(table)
-    return plain
+    graph, made = Graph(), dict[Node, Node]()
+    for node in program.graph.nodes:
+        body = table.get(node.target)
+        if body is None:
+            made[node] = graph.node_copy(node, made.__getitem__)
+        else:
+            made[node] = _written_out(graph, node, body, made)
+        made[node].name = node.name  # by which the signature knows it
+    return remade(program, root=torch.nn.Module(), graph=graph)
+
+
+def _written_out(graph: Graph, node: Node, body: Callable[..., Tensor], made: Mapping[Node, Node]) -> Node:
+    """What a call becomes in plain ATen, in the fake tensors of its program; the rest is not traced again."""
+    read = node.all_input_nodes
+
+    def run(*tensors: Tensor) -> Tensor:
+        held = dict(zip(read, tensors, strict=True))
+        args, kwargs = map_arg((node.args, node.kwargs), held.__getitem__)
+        return body(*args, **kwargs)
+
+    with node.meta["val"].fake_mode, torch.no_grad():
+        traced = make_fx(run, pre_dispatch=True)(*(each.meta["val"] for each in read)).graph
+    inner: dict[Node, Node] = dict(
+        zip(traced.find_nodes(op="placeholder"), map(made.__getitem__, read), strict=True)
+    )
+    source = {key: value for key, value in node.meta.items() if key != "val"}
+    for each in traced.nodes:
+        if each.op == "call_function":
+            args, kwargs = map_arg((each.args, each.kwargs), inner.__getitem__)
+            name = f"{node.name}_{each.name}_"
+            inner[each] = graph.call_function(each.target, args, kwargs, name=name)
+            inner[each].meta = {**source, "val": each.meta["val"]}
+    (result,) = traced.output_node().all_input_nodes
+    return inner[result]
 
 
 def _nchw(x: Tensor) -> Tensor:

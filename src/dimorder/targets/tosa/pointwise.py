@@ -114,7 +114,7 @@ def leaky(w: TosaWriter, x: TosaValue, slope: TosaValue | float) -> TosaValue:
 def softplus(w: TosaWriter, x: TosaValue) -> TosaValue:
     """max(x, 0) + log(1 + exp(-|x|))"""
     small = w.elementwise("EXP", negate(w, w.elementwise("ABS", x)))
-    return add(w, clamp(w, x, 0), w.elementwise("LOG", add(w, small, 1.0)))
+    return add(w, clamp(w, x, 0), log1p(w, small))
 
 
 def log1p(w: TosaWriter, x: TosaValue) -> TosaValue:

@@ -47,7 +47,30 @@ def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
     if flat and 1 < a.groups == x.shape[-1]:  # depthwise: weight (H, W, C, multiplier)
         by_channel = weight.reshape(a.groups, -1, *weight.shape[1:3]).permute(2, 3, 0, 1)
         return _conv(w, "DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape, options, _zero_points(a))
+    if flat and a.groups == 1 and _are_patches(weight.shape, a.stride, padding, x.shape):
+        return _patches(w, x, weight, a)
     return _in_groups(w, "CONV2D" if flat else "CONV3D", x, weight, a, options)
+
+
+def _are_patches(
+    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], x: Sequence[int]
+) -> bool:
+    """Whether windows lie side by side over the whole image, farther apart than an NPU steps in hardware."""
+    sides = tuple(kernel[1:3])
+    fits = all(size % side == 0 for size, side in zip(x[1:3], sides, strict=True))
+    return fits and sides == tuple(stride) and max(sides) > 3 and not any(padding)
+
+
+def _patches(w: TosaWriter, x: TosaValue, weight: Tensor, a: Arguments) -> TosaValue:
+    """Each row of windows an image of its own, and the elements side by side in a window its channels: the
+    same memory, and a convolution with a stride of 1."""
+    (outputs, height, width, inputs), (n, rows, columns, _) = weight.shape, a.shape
+    image = w.reshape(x, (n * rows, height, columns, width * inputs))
+    taps = weight.reshape(outputs, height, 1, width * inputs)
+    once = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
+    shape = (n * rows, 1, columns, outputs)
+    y = _conv(w, "CONV2D", image, taps, a.bias, shape, once, _zero_points(a))
+    return w.reshape(y, a.shape)
 
 
 def _weight(a: Arguments) -> Any:
@@ -266,7 +289,9 @@ def nearest(w: TosaWriter, a: Arguments) -> TosaValue:
     x, axes = w.dense(a.x), []
     exact = []
     for old, new, ratio in _axes(a):
-        axes.append(_Axis(old, new, 2 * ratio.numerator, 2 * ratio.denominator, -ratio.numerator))
+        # Of a whole factor by half-pixel centres, which is the same, and all that Ethos-U55 has.
+        half = ratio.denominator == 1
+        axes.append(_Axis(old, new, 2 * ratio.numerator, 2 * ratio.denominator, half - ratio.numerator))
         exact.append([min(int(o / ratio), old - 1) for o in range(new)])
     reads = [
         _nearest_reads(*axis)

@@ -27,6 +27,7 @@ from dimorder.targets.table import Table
 from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.graph import inspect_tosa
+from dimorder.targets.tosa.integers.model import TosaModel
 from dimorder.targets.tosa.integers.numbers import IntegerWriter
 from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
@@ -35,11 +36,15 @@ from dimorder.targets.tosa.writer import MAX_RANK
 
 @dataclass(frozen=True)
 class TosaArtifact:
-    """A TOSA flatbuffer. Its contract lies beside it: `model.tosa` and `model.tosa.json`."""
+    """A TOSA flatbuffer. Its contract lies beside it: `model.tosa` and `model.tosa.json`.
+
+    `model` is what a graph of integers computes, `exactly` runs that as a program.
+    """
 
     data: bytes
     contract: Contract
     exactly: Run | None = None
+    model: TosaModel | None = None
     delegates: int = 1
 
     @property
@@ -49,6 +54,10 @@ class TosaArtifact:
     @property
     def outside(self) -> Mapping[str, int]:
         return {}
+
+    @property
+    def npu(self) -> None:
+        return None
 
     @property
     def beside(self) -> Mapping[str, bytes]:
@@ -102,9 +111,18 @@ def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERAT
     return TosaArtifact(write(program, contract, operators)[0], contract)
 
 
-def emit_integers(program: ExportedProgram, contract: Contract, operators: Table = INTEGERS) -> TosaArtifact:
-    """Of a quantised network. Raises `UnsupportedError` where an operator has no form in integers."""
-    data, model_of = write(program, contract, operators, IntegerWriter())
+def emit_integers(
+    program: ExportedProgram,
+    contract: Contract,
+    operators: Table = INTEGERS,
+    *,
+    has_free_products: bool = True,
+) -> TosaArtifact:
+    """Of a quantised network, for an NPU that may have free products (see `IntegerWriter`).
+
+    Raises `UnsupportedError` where an operator has no form in integers.
+    """
+    data, model_of = write(program, contract, operators, IntegerWriter(has_free_products))
     model = model_of()
     module = program.module(check_guards=False)
     assert isinstance(module, GraphModule)
@@ -115,7 +133,7 @@ def emit_integers(program: ExportedProgram, contract: Contract, operators: Table
         model.run(held, exactly.roundings(module, inputs))
         return [_logical(y.numpy(), spec) for y, spec in zip(model.run(held), contract.outputs, strict=True)]
 
-    return TosaArtifact(data, contract, run_model)
+    return TosaArtifact(data, contract, run_model, model)
 
 
 def load(file: Path) -> tuple[Contract, Run]:

@@ -9,6 +9,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,16 +28,22 @@ from dimorder.lowering.capture.captured import where
 from dimorder.lowering.capture.typed import integer_type
 from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.verify import Run
+from dimorder.targets.delegate import TO_NCHW, TO_NHWC, empty, is_channels_last, lowered
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.backend import XnnWriter
-from dimorder.targets.xnnpack.boundary import TO_NCHW, TO_NHWC, empty, is_channels_last, lowered
 from dimorder.targets.xnnpack.exact import Computed, exact_run
 from dimorder.targets.xnnpack.graph import XnnValue
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 
 aten = torch.ops.aten
+
+# Of views whose results are not dense.
+_COPIES: Mapping[Any, Any] = MappingProxyType(
+    {aten.permute.default: aten.permute_copy.default, aten.expand.default: aten.expand_copy.default}
+)
+BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
 
 
 @dataclass(frozen=True)
@@ -306,13 +313,13 @@ class _OuterBuilder:
         reads, gives = (
             [empty(node.meta["val"], self.plan.is_nhwc(node)) for node in nodes] for nodes in (read, given)
         )
-        self.root.add_module(name, lowered(reads, gives, *writer.serialise()))
+        self.root.add_module(name, lowered(BACKEND, reads, gives, *writer.serialise()))
         model, outputs = writer.model(), list(writer.outputs)
         more = [index for index in model.rounded if index not in outputs]
 
         def telling() -> LoweredBackendModule:
             told = [torch.empty(model.shapes[index], dtype=model.dtype(index)) for index in more]
-            return lowered(reads, [*gives, *told], *writer.serialise(more))
+            return lowered(BACKEND, reads, [*gives, *told], *writer.serialise(more))
 
         nhwc = [*map(self.plan.is_nhwc, read)], [*map(self.plan.is_nhwc, given)]
         rounded = [(outputs + more).index(index) for index in model.rounded]
@@ -327,8 +334,8 @@ class _OuterBuilder:
             if node.target is aten.clone.default:
                 self.values[node] = self.value(node.all_input_nodes[0])
                 continue
-            target = aten.permute_copy.default if node.target is aten.permute.default else node.target
-            self.values[node] = self.graph.call_function(target, arguments, keywords)  # type: ignore[arg-type]
+            target = _COPIES.get(node.target, node.target)
+            self.values[node] = self.graph.call_function(target, arguments, keywords)
 
     def value(self, node: Node) -> Node:
         """What `node` is to a portable kernel, which is right in contiguous order alone."""

@@ -22,8 +22,8 @@ from dimorder.lowering import exactly
 from dimorder.lowering.capture.captured import operator_name, where
 from dimorder.lowering.operators.quantisation import is_dynamic
 from dimorder.lowering.verify import Run, verify
+from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View
-from dimorder.targets.xnnpack.boundary import TO_NCHW, TO_NHWC
 from dimorder.targets.xnnpack.graph import XnnValue
 from dimorder.targets.xnnpack.model import XnnModel
 

@@ -32,6 +32,10 @@ class Pte:
     float_islands: tuple[tuple[Place, str], ...] = ()
 
     @property
+    def npu(self) -> None:
+        return None
+
+    @property
     def beside(self) -> Mapping[str, bytes]:
         return {}
 

@@ -223,6 +223,19 @@ def _max_pool(n: TosaNode, x: Tensor) -> Tensor:
     return functional.max_pool2d(padded, a["kernel"], a["stride"]).movedim(1, -1)
 
 
+def _avg_pool(n: TosaNode, x: Tensor, zero: Tensor, to_zero: Tensor) -> Tensor:
+    """Of whole windows, by a reciprocal of 31 bits."""
+    a, count = n.attributes, math.prod(n.attributes["kernel"])
+    assert not any(a["pad"])
+    centred = _space(x.double() - zero.double())
+    sums = functional.avg_pool2d(centred, a["kernel"], a["stride"], divisor_override=1).movedim(1, -1)
+    bits = (count - 1).bit_length()  # reciprocal_scale of the specification
+    multiplier = ((2**30 + 1) << bits) // count
+    y = apply_scale(sums.to(torch.int64), torch.tensor(multiplier), torch.tensor(30 + bits))
+    limits = torch.iinfo(n.dtype)
+    return (y + int(to_zero)).clamp(limits.min, limits.max)
+
+
 def _pad(n: TosaNode, x: Tensor, amounts: Tensor, value: Tensor) -> Tensor:
     pairs = amounts.reshape(-1, 2).flip(0).flatten().tolist()
     return functional.pad(x.to(torch.int64), pairs, value=int(value))
@@ -288,6 +301,7 @@ _COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "REDUCE_MIN": lambda n, x: x.amin(n.attributes["axis"], keepdim=True),
         "ARGMAX": _argmax,
         "MAX_POOL2D": _max_pool,
+        "AVG_POOL2D": _avg_pool,
         "CONCAT": lambda n, *x: torch.cat(x, n.attributes["axis"]),
         "SLICE": _slice,
         "PAD": _pad,

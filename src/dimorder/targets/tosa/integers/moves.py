@@ -81,13 +81,12 @@ def _constant_pad(w: W, x: TosaValue, a: Arguments, fill: float) -> TosaValue:
     return y
 
 
-_MOVES = (
-    *(aten.slice.Tensor, aten.expand.default, aten.flip.default, aten.permute.default),
-    *(aten.view.default, aten.clone.default),
-)
+_MOVES = (aten.slice.Tensor, aten.expand.default, aten.flip.default)
+_RELABELS = (aten.permute.default, aten.view.default, aten.clone.default)  # the writer's own, of any numbers
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{target: _moved(moves.ROWS[target]) for target in _MOVES},
+        **{target: moves.ROWS[target] for target in _RELABELS},
         aten.cat.default: Row(_cat),
         aten.constant_pad_nd.default: Row(_pad),
     }

@@ -8,7 +8,7 @@ with scales. Either is written when it is quantised: by one RESCALE, CLAMP or TA
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,12 +100,19 @@ class IntegerWriter(TosaWriter):
     """A writer whose values may be numbers that integers stand for. What is alike is written again: Vela
     makes a RESCALE a part of what reads it, and estimates fewer cycles so (8 % of a vision transformer's).
 
-    `padded` has for the results of paddings what was padded, how much before each dimension, and by what.
+    `padded` has for the results of paddings what was padded, how much before each dimension, and by what;
+    `shortcuts` for the tensor of a sum what writes it in fewer operators where it is quantised, if that is
+    exact for the type that is asked for. What is not read then is left out.
+
+    `has_free_products` is whether what multiplies or adds int8 constants is best written so, as of Ethos-U85,
+    which computes it on the way; else a constant of each channel makes a depthwise convolution.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_free_products: bool = True) -> None:
         super().__init__()
+        self.has_free_products = has_free_products
         self.padded: dict[TosaValue, tuple[TosaValue, Sequence[int], float]] = {}
+        self.shortcuts: dict[str, Callable[[Accumulator, IntegerType], TosaValue | None]] = {}
 
     def reshape(self, value: Any, shape: Sequence[int]) -> Any:
         if isinstance(value, TosaValue):
@@ -152,9 +159,13 @@ def quantised(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
         real = torch.where(x.numbers.isnan(), 0.0, x.numbers / scale)
         levels = real.round().add(to.zero_point).clamp(to.low, to.high)
         return looked_up(w, x.integers, levels, x.of, _slope(real), to.zero_point)
-    if x.scales.dim() > 1 and x.scales.shape[-1] != x.shape[-1]:
-        x = uniform(w, x)
-    y = _rescaled(w, x, x.scales / scale, "INT8", to.zero_point)
+    shortcut = w.shortcuts.get(x.integers.tensor)
+    y = None if shortcut is None or x.scales.numel() > 1 else shortcut(x, to)
+    if y is None:
+        if x.scales.dim() > 1 and x.scales.shape[-1] != x.shape[-1]:
+            x = uniform(w, x)
+        y = _rescaled(w, x, x.scales / scale, "INT8", to.zero_point)
+    y = TosaWriter.reshape(w, y, x.shape)
     low, high = (round(min(max(bound / scale + to.zero_point, to.low), to.high)) for bound in (x.low, x.high))
     return _clamped(w, y, low, high)
 

@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.lowering.capture.scaled import Scaled
+from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.tosa.integers.channels import add_channels, are_channels, multiplied_channels
 from dimorder.targets.tosa.integers.numbers import (
     Accumulator,
     IntegerWriter,
@@ -57,9 +60,14 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
 
 
 def operand(w: W, argument: Any) -> Any:
+    """Numbers that integers stand for; a constant as its int8, where these are of one scale."""
     if isinstance(argument, View):
         return numbers(w, argument)
-    return argument
+    held = argument.integers if w.has_free_products and isinstance(argument, Scaled) else None
+    if held is None or held.scale is None or held.values.dtype != torch.int8 or held.values.numel() == 1:
+        return argument
+    of = IntegerType(torch.int8, held.scale, held.zero_point)
+    return Lookup.dequantised(w.constant(held.values), of)
 
 
 def _plain(argument: Any) -> Any:
@@ -73,11 +81,20 @@ def _constant(argument: Any) -> Operand:
 
 
 def _add(w: W, a: Arguments) -> Numbers:
-    return added(w, _constant(a.self), scaled(w, _constant(a.other), a.alpha))
+    return _sum(w, _constant(a.self), scaled(w, _constant(a.other), a.alpha))
 
 
 def _subtract(w: W, a: Arguments) -> Numbers:
-    return added(w, _constant(a.self), scaled(w, _constant(a.other), a.alpha), "SUB")
+    y = scaled(w, _constant(a.other), a.alpha)
+    return _sum(w, _constant(a.self), -y) if isinstance(y, Tensor) else added(w, _constant(a.self), y, "SUB")
+
+
+def _sum(w: W, x: Operand, y: Operand) -> Accumulator:
+    total = added(w, x, y)
+    for value, constant in ((x, y), (y, x)):
+        if are_channels(value, constant):
+            add_channels(w, total, value, constant)  # type: ignore[arg-type]
+    return total
 
 
 def _multiply(w: W, a: Arguments) -> Numbers:
@@ -88,6 +105,8 @@ def _times(w: W, x: Operand, y: Operand) -> Numbers:
     for one, other in ((x, y), (y, x)):
         if isinstance(one, Tensor) and one.numel() == 1 and not isinstance(other, Tensor):
             return scaled(w, other, float(one))  # type: ignore[return-value]
+        if are_channels(other, one):
+            return multiplied_channels(w, other, one)  # type: ignore[arg-type]
     return multiplied(w, x, y)
 
 

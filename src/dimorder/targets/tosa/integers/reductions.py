@@ -15,6 +15,7 @@ from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, spatial
+from dimorder.targets.tosa.integers.channels import depthwise
 from dimorder.targets.tosa.integers.numbers import (
     Accumulator,
     IntegerWriter,
@@ -27,7 +28,6 @@ from dimorder.targets.tosa.integers.numbers import (
 )
 from dimorder.targets.tosa.integers.operands import numbers, refused
 from dimorder.targets.tosa.integers.pointwise import scaled
-from dimorder.targets.tosa.integers.products import limit_of
 from dimorder.targets.tosa.integers.quotients import layer_norm, softmax
 from dimorder.targets.tosa.reductions import reduced_dims
 from dimorder.targets.tosa.writer import TosaValue
@@ -44,6 +44,23 @@ def _mean(w: W, a: Arguments) -> Numbers:
     dims = reduced_dims(a)
     count = math.prod(a.self.shape[d] for d in dims)
     return scaled(w, _summed(w, numbers(w, a.self), dims, a.shape), 1 / count)  # type: ignore[return-value]
+
+
+def _pool_windows(
+    w: W, total: Accumulator, x: TosaValue, of: IntegerType, kernel: Sequence[int], stride: Sequence[int]
+) -> None:
+    """Lets `total`, sums of whole windows, be an AVG_POOL2D where their means have the integers' scale."""
+    count, step, shape = math.prod(kernel), float(total.scales), total.integers.shape
+
+    def write(wanted: Accumulator, to: IntegerType) -> TosaValue | None:
+        ratio = float(wanted.scales) * count / in_float32(to.scale)
+        if abs(ratio - 1) > 2**-20 or not math.isclose(step, in_float32(of.scale)):
+            return None
+        zeros = [w.number(of.zero_point, "INT8"), w.number(to.zero_point, "INT8")]
+        window = {"kernel": list(kernel), "stride": list(stride), "pad": [0] * 4}
+        return w.op("AVG_POOL2D", [x, *zeros], shape, "INT8", acc_type="INT32", **window)
+
+    w.shortcuts[total.integers.tensor] = write
 
 
 def _summed(w: W, x: Numbers, dims: set[int], shape: tuple[int, ...]) -> Accumulator:
@@ -86,19 +103,11 @@ def _with_ones(
     """The sums of windows of int8 (N, H, W, C), in which padding counts for nothing."""
     channels = x.shape[-1]
     ones = torch.ones(channels, *kernel, 1, dtype=torch.int8)
-    call = SimpleNamespace(
-        x=whole(x),
-        weight_ohwi=ones,
-        bias=None,
-        stride=stride,
-        padding=[p for p in padding for _ in range(2)],
-        dilation=[1, 1],
-        groups=channels,
-        shape=shape or (x.shape[0], 1, 1, channels),
-        zero_points=(of.zero_point, 0),
-    )
-    scale = torch.tensor([in_float32(of.scale)], dtype=torch.float64)
-    return Accumulator(spatial.convolution(w, call), scale, limit_of(ones, None, of))
+    total = depthwise(w, x, of, ones, shape or (x.shape[0], 1, 1, channels), None, stride, padding)
+    sides = zip(x.shape[1:3], kernel, stride, strict=True)
+    if not any(padding) and all((size - side) % step == 0 for size, side, step in sides):
+        _pool_windows(w, total, x, of, kernel, stride)
+    return total
 
 
 def _extreme_of(kind: str) -> Callable[[W, Arguments], Lookup]:

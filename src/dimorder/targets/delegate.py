@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch import Tensor
 
-BACKEND_ID = "XnnpackBackend"  # the name the stock runtime registers
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
@@ -33,11 +33,19 @@ def empty(value: Tensor, channels_last: bool) -> Tensor:
 
 
 def lowered(
-    reads: Sequence[Tensor], gives: Sequence[Tensor], blob: bytes, constants: NamedDataStoreOutput
+    backend: str,
+    reads: Sequence[Tensor],
+    gives: Sequence[Tensor],
+    blob: bytes,
+    constants: NamedDataStoreOutput | None = None,
+    options: Sequence[CompileSpec] = (),
 ) -> LoweredBackendModule:
-    """The delegate with these bytes, for operands and results like these."""
+    """The delegate with these bytes, for operands and results like these.
+
+    `backend` is the name that the runtime registers, `options` are what it is told besides the bytes.
+    """
     stand_in = torch.export.export(_StandIn(gives), tuple(reads))
-    return LoweredBackendModule(stand_in, BACKEND_ID, blob, [], constants)
+    return LoweredBackendModule(stand_in, backend, blob, list(options), constants)
 
 
 class _StandIn(torch.nn.Module):

@@ -1,0 +1,39 @@
+"""Targets ethos-u55-*, ethos-u65-* and ethos-u85-*: quantised networks for Arm's NPUs.
+
+Each is target tosa, whose graph of integers Vela compiles; ExecuTorch's Ethos-U runtime takes the `.pte`.
+"""
+
+from __future__ import annotations
+
+from dimorder.targets.listing import Listing
+
+# Vela's names: the NPU, and how many products it adds up in a cycle.
+ACCELERATORS = (
+    *("ethos-u55-32", "ethos-u55-64", "ethos-u55-128", "ethos-u55-256"),
+    *("ethos-u65-256", "ethos-u65-512"),
+    *("ethos-u85-128", "ethos-u85-256", "ethos-u85-512", "ethos-u85-1024", "ethos-u85-2048"),
+)
+INSTALL = "pip install 'dimorder[executorch,tosa]'"
+
+
+def named(attribute: str) -> str | None:
+    """The accelerator that modules here call by `attribute`.
+
+    >>> named("ETHOS_U85_256"), named("ETHOS_U1_2")
+    ('ethos-u85-256', None)
+    """
+    name = attribute.lower().replace("_", "-")
+    return name if name in ACCELERATORS else None
+
+
+def __getattr__(attribute: str) -> Listing:
+    accelerator = named(attribute)
+    if accelerator is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
+    family, macs = accelerator.rsplit("-", 1)
+    return Listing(
+        ".pte",
+        f"an ExecuTorch program for Arm's {family.title()} with {macs} MACs a cycle, of a quantised network",
+        INSTALL,
+        f"dimorder.targets.ethos_u.target:{attribute}",
+    )

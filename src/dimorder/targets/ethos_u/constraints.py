@@ -1,0 +1,116 @@
+"""Decides what Vela would refuse of a graph, before it is asked: it names no operator of the network.
+
+Ethos-U85 takes whatever TOSA's level 8K has. Of the conditions that `vela --supported-ops-report` has for U55
+and U65 these are the ones that Vela 5.1.0 holds a graph to; it cuts other operators into what they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from dimorder.errors import UnsupportedError
+from dimorder.lowering.network_plan import Place
+from dimorder.targets.tosa.graph import TosaTensor
+from dimorder.targets.tosa.integers.model import TosaModel, TosaNode
+
+FIX = "choose an ethos-u85, which has this, or replace it in the module"
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator of a graph with what it reads: the sizes of each operand, and its values if constant."""
+
+    node: TosaNode
+    shapes: Sequence[tuple[int, ...]]
+    values: Sequence[torch.Tensor | None]
+
+
+Reason = str | None
+
+
+def _unknown(call: Call) -> Reason:
+    return f"{call.node.kind}, which these have not"
+
+
+def _stride(call: Call) -> Reason:
+    worst = max(call.node.attributes["stride"])
+    return f"a depthwise stride of {worst}, where these have 3 at most" if worst > 3 else None
+
+
+def _upsampling(call: Call) -> Reason:
+    """What the hardware makes of a transposed convolution: elements twice, or as they are."""
+    stride, kernel = tuple(call.node.attributes["stride"]), call.shapes[1][1:3]
+    flat = [call.shapes[0][d + 1] == kernel[d] == 1 for d in range(2)]
+    if stride in ((1, 1), (2, 2)) or (stride == (1, 2) and flat[0]) or (stride == (2, 1) and flat[1]):
+        return None
+    return f"a transposed convolution of stride {stride}, where these have (2, 2)"
+
+
+def _resize(call: Call) -> Reason:
+    """Each element twice, four or eight times; what is bilinear they have where 2 ** n is all that it is
+    rescaled by, which a graph of ours has not."""
+    rows, to_rows, columns, to_columns = (int(number) for number in call.values[1])  # type: ignore[union-attr]
+    told = f"{call.node.attributes['mode'].lower()} by {rows / to_rows:g} and {columns / to_columns:g}"
+    factors = {rows / to_rows, columns / to_columns}
+    if call.node.attributes["mode"] == "NEAREST" and len(factors) == 1 and factors <= {2.0, 4.0, 8.0}:
+        return None
+    return f"a resize, {told}, where these have nearest by 2, 4 or 8 in both"
+
+
+def _argmax(call: Call) -> Reason:
+    shape, axis = call.shapes[0], call.node.attributes["axis"]
+    if axis != len(shape) - 1:
+        return f"an argmax along dimension {axis} of {len(shape)}, where these have the last"
+    return f"an argmax of {shape[-1]} channels, where these have 127 at most" if shape[-1] > 127 else None
+
+
+def _depth(call: Call) -> Reason:
+    taps = call.shapes[1][1]
+    return f"a convolution with {taps} taps in depth, where these have 1" if taps > 1 else None
+
+
+# Of Ethos-U55 and U65, by operator. What is not here Vela takes as it comes, or cuts into what they have.
+CONSTRAINTS: Mapping[str, Callable[[Call], Reason]] = MappingProxyType(
+    {
+        "CONV3D": _depth,
+        "DEPTHWISE_CONV2D": _stride,
+        "TRANSPOSE_CONV2D": _upsampling,
+        "RESIZE": _resize,
+        "ARGMAX": _argmax,
+        "GATHER": _unknown,
+    }
+)
+
+
+def refusals(
+    model: TosaModel, inputs: Sequence[TosaTensor], accelerator: str
+) -> Iterator[tuple[TosaNode, str]]:
+    """The operators of a graph that Vela does not compile for an accelerator, each with the reason."""
+    if accelerator.startswith("ethos-u85"):
+        return
+    shapes = {tensor.name: tensor.shape for tensor in inputs}
+    shapes |= {name: tuple(held.shape) for name, held in model.constants.items()}
+    shapes |= {node.output: node.shape for node in model.nodes}
+    for node in model.nodes:
+        call = Call(
+            node, [shapes[name] for name in node.inputs], [model.constants.get(name) for name in node.inputs]
+        )
+        reason = CONSTRAINTS[node.kind](call) if node.kind in CONSTRAINTS else None
+        if reason is not None:
+            yield node, reason
+
+
+def require_compilable(
+    model: TosaModel, inputs: Sequence[TosaTensor], accelerator: str, place_of: Callable[[str], Place]
+) -> None:
+    """Raises `UnsupportedError` where Vela would refuse: which operator of the network, where, and why."""
+    found = [(place_of(node.output), reason) for node, reason in refusals(model, inputs, accelerator)]
+    if found:
+        place, reason = found[0]
+        others = len({each for each, _ in found} - {place})
+        more = f" (and {others} more such operators)" if others else ""
+        raise UnsupportedError(f"{place} on {accelerator}", f"{reason}{more}", FIX)

@@ -1,0 +1,37 @@
+"""Turns what Vela compiled into a .pte: one delegate of the Ethos-U runtime, the contract beside it."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager
+from torch import Tensor
+from torch.fx import Graph, GraphModule
+
+from dimorder.contract import Contract, TensorSpec, constant_methods, seal
+from dimorder.targets.delegate import TO_NHWC, empty, lowered
+from dimorder.targets.ethos_u.vela import Compiled
+
+BACKEND = "EthosUBackend"  # the name that the runtime registers
+
+
+def packed(compiled: Compiled, contract: Contract) -> bytes:
+    """The sealed .pte. The runtime copies each input and output as it lies, so the contract's order is all
+    that says how."""
+    reads, gives = ([_example(spec) for spec in specs] for specs in (contract.inputs, contract.outputs))
+    root, graph = torch.nn.Module(), Graph()
+    root.add_module("npu", lowered(BACKEND, reads, gives, compiled.stream, options=compiled.options))
+    inputs = tuple(graph.placeholder(f"input_{i}") for i in range(len(reads)))
+    results = graph.call_module("npu", inputs)
+    graph.output(tuple(graph.call_function(operator.getitem, (results, i)) for i in range(len(gives))))
+    outer = torch.export.export(GraphModule(root, graph), tuple(reads))
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    texts = constant_methods(contract)
+    return seal(bytes(EdgeProgramManager({"forward": outer}, texts, config).to_executorch().buffer))
+
+
+def _example(spec: TensorSpec) -> Tensor:
+    shape = [int(size) for size in spec.boundary_shape]
+    value = torch.empty(shape, dtype=getattr(torch, spec.dtype), device="meta")
+    return empty(value, tuple(spec.boundary_order) == TO_NHWC)

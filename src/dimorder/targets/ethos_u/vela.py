@@ -1,0 +1,118 @@
+"""Decides how Vela compiles a TOSA graph: with which memories, and what of its reports is kept.
+
+ExecuTorch's own functions call it and pack what it makes, as its Ethos-U runtime reads it. This module needs
+executorch and ethos-u-vela.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from executorch.backends.arm.arm_vela import vela_compile
+from executorch.backends.arm.ethosu.compile_spec import EthosUCompileSpec
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.lowering.network_plan import Place
+from dimorder.targets.npu_report import NpuLayer, NpuReport
+
+KILO = 1024  # Vela's tables have memories in units of 1024 bytes
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the NPU runs, as ExecuTorch's runtime reads it; what that is told besides; and Vela's report."""
+
+    stream: bytes
+    options: Sequence[CompileSpec]
+    report: NpuReport
+
+
+def compiled(
+    graph: bytes,
+    accelerator: str,
+    place_of: Callable[[str], Place],
+    *,
+    system_config: str | None = None,
+    memory_mode: str | None = None,
+) -> Compiled:
+    """A TOSA graph compiled for an accelerator; `place_of` finds the operator that a tensor's name is of.
+
+    The configurations are sections of Vela's `Arm/vela.ini`, by default those of ExecuTorch.
+
+    Raises `UsageError` for a configuration that there is not, `UnsupportedError` for a graph that Vela does
+    not compile.
+    """
+    spec = EthosUCompileSpec(accelerator, system_config, memory_mode, ["--verbose-performance"])
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                made = vela_compile(graph, list(spec.compiler_flags), intermediate_path=folder)
+        except (Exception, SystemExit) as error:
+            raise _refused(accelerator, system_config, memory_mode, error, said.getvalue()) from error
+        report = _report(Path(folder, "output"), accelerator, place_of)
+    # What is told of the performance changes nothing that the runtime is told.
+    plain = EthosUCompileSpec(accelerator, system_config, memory_mode)
+    return Compiled(bytes(made.processed_bytes), plain._to_list(), report)
+
+
+def _refused(
+    accelerator: str, system: str | None, memory: str | None, error: BaseException, said: str
+) -> UnsupportedError | UsageError:
+    found = str(getattr(error, "error_msg", error)).strip() or type(error).__name__
+    found = " ".join(found.split())
+    if type(error).__name__ in ("ConfigOptionError", "CliOptionError", "InputFileError"):
+        asked = ", ".join(filter(None, (system, memory)))
+        return UsageError(
+            f"{accelerator} with {asked}", found, "choose a section of Vela's Arm/vela.ini, or leave it out"
+        )
+    last = " ".join(said.strip().splitlines()[-1:])
+    return UnsupportedError(
+        f"Vela for {accelerator}",
+        found if not last or last in found else f"{found}: {last}",
+        "choose another accelerator, or target tosa, which writes the graph as it is",
+    )
+
+
+def _report(folder: Path, accelerator: str, place_of: Callable[[str], Place]) -> NpuReport:
+    (summary,) = _rows(next(folder.glob("*_summary_*.csv")))
+    layers = [
+        (row["Target"], NpuLayer(place_of(row["Name"]), row["NNG Operator"], *_counts(row)))
+        for path in folder.glob("*_per-layer.csv")
+        for row in _rows(path)
+    ]
+
+    def held(*areas: str) -> int:
+        return round(sum(float(summary[f"{area}_memory_used"]) for area in areas) * KILO)
+
+    return NpuReport(
+        accelerator,
+        summary["system_config"],
+        summary["memory_mode"],
+        metadata.version("ethos-u-vela"),
+        round(float(summary["cycles_total"])),
+        1000 * float(summary["inference_time"]),
+        held("sram"),
+        held("dram"),
+        held("on_chip_flash", "off_chip_flash"),
+        sum(where == "NPU" for where, _ in layers),
+        sum(where != "NPU" for where, _ in layers),
+        tuple(layer for _, layer in layers),
+    )
+
+
+def _counts(row: dict[str, str]) -> tuple[int, int]:
+    return round(float(row["Op Cycles"])), round(float(row["MAC Count"]))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))

@@ -1,0 +1,74 @@
+"""Decides what is told of a graph that Vela compiled: its own estimates, by operator of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dimorder.lowering.network_plan import Place
+
+SHOWN = 5  # operators that the printout names, those first that take the most cycles
+
+
+@dataclass(frozen=True)
+class NpuLayer:
+    """What Vela made of an operator: `kind` is its name for it, `macs` are products added up."""
+
+    place: Place
+    kind: str
+    cycles: int
+    macs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "operator": self.place.operator,
+            "source": self.place.source,
+            "kind": self.kind,
+            "cycles": self.cycles,
+            "macs": self.macs,
+        }
+
+
+@dataclass(frozen=True)
+class NpuReport:
+    """Vela's estimates of a whole graph, for one configuration.
+
+    `cycles` are of the NPU's clock, and fewer than those of the `layers` where it overlaps these.
+    `sram_bytes`, `dram_bytes` and `flash_bytes` are the most that each memory holds at once, with constants.
+    """
+
+    accelerator: str
+    system_config: str
+    memory_mode: str
+    vela: str
+    cycles: int
+    milliseconds: float
+    sram_bytes: int
+    dram_bytes: int
+    flash_bytes: int
+    npu_operators: int
+    cpu_operators: int
+    layers: tuple[NpuLayer, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "layers": [layer.to_dict() for layer in self.layers]}
+
+    def __str__(self) -> str:
+        memories = {"SRAM": self.sram_bytes, "DRAM": self.dram_bytes, "flash": self.flash_bytes}
+        held = ", ".join(f"{name} {count:,} bytes" for name, count in memories.items() if count)
+        lines = [
+            f"npu          {self.cycles:,} cycles, {self.milliseconds:.3g} ms of {self.accelerator} by Vela "
+            f"{self.vela}'s estimate ({self.system_config}, {self.memory_mode})",
+            f"             {held}; {self.cpu_operators or 'no'} operators left to the CPU",
+        ]
+        most = sorted(self.by_place().items(), key=lambda item: -item[1])[:SHOWN]
+        lines += [f"             {count:12,} cycles  {place}" for place, count in most]
+        return "\n".join(lines)
+
+    def by_place(self) -> Mapping[Place, int]:
+        """The cycles of each operator of the network."""
+        found: dict[Place, int] = {}
+        for layer in self.layers:
+            found[layer.place] = found.get(layer.place, 0) + layer.cycles
+        return found

@@ -1,0 +1,115 @@
+"""What constants do to each channel by itself: a depthwise convolution of one tap, which Vela fuses with its
+RESCALE. Of a MUL or an ADD with such a constant it makes several operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from dimorder.lowering.exactly import in_float32
+from dimorder.lowering.integer_type import IntegerType
+from dimorder.targets.table import whole
+from dimorder.targets.tosa import spatial
+from dimorder.targets.tosa.integers.numbers import (
+    Accumulator,
+    IntegerWriter,
+    Lookup,
+    Operand,
+    as_int8,
+    is_int8,
+    quantised,
+)
+from dimorder.targets.tosa.integers.products import limit_of
+from dimorder.targets.tosa.writer import TosaValue
+
+LARGEST = 127  # of a weight
+ERROR = 2**-7  # of a quantum, by which a sum may be off for a constant that no weight makes an integer
+
+
+def are_channels(x: Operand, constant: Operand) -> bool:
+    """Whether `constant` has a number for each element of the last dimension of `x`, which are int8."""
+    return (
+        isinstance(x, Lookup)
+        and isinstance(constant, Tensor)
+        and constant.dim() <= len(x.shape)
+        and constant.numel() == constant.shape[-1] == x.shape[-1] > 1
+        and is_int8(x)
+    )
+
+
+def multiplied_channels(w: IntegerWriter, x: Lookup, constant: Tensor) -> Accumulator:
+    """x · constant: weights are its signs, its magnitudes are scales."""
+    integers, of = as_int8(w, x)
+    factors = constant.detach().double().flatten()
+    scales = torch.where(factors == 0, 1.0, factors.abs()) * in_float32(of.scale)
+    return _depthwise(w, integers, of, factors.sign(), None, scales)
+
+
+def add_channels(w: IntegerWriter, total: Accumulator, x: Lookup, constant: Tensor) -> None:
+    """Lets `total`, which is x + constant, be written as one convolution where it is quantised next.
+
+    Each channel has the weight with which its constant is most nearly an integer.
+    """
+    step = float(total.scales)
+    scale = in_float32(as_int8(w, x)[1].scale)
+    offsets = constant.detach().double().flatten() / scale
+    weights = torch.arange(1, LARGEST + 1, dtype=torch.float64)[:, None]
+    sums = (weights * offsets).round()
+    error, best = ((sums / weights - offsets).abs()).min(0)
+    if float(sums.abs().max()) >= 2**30:
+        return
+    bias = sums.gather(0, best[None])[0].to(torch.int32)
+
+    def write(wanted: Accumulator, to: IntegerType) -> TosaValue | None:
+        factor = float(wanted.scales) / step
+        if factor * scale * float(error.max()) > ERROR * in_float32(to.scale):
+            return None
+        integers, of = as_int8(w, x)
+        scales = factor * scale / (best + 1).double()
+        return quantised(w, _depthwise(w, integers, of, (best + 1).double(), bias, scales), to)
+
+    w.shortcuts[total.integers.tensor] = write
+
+
+def _depthwise(
+    w: IntegerWriter, x: TosaValue, of: IntegerType, weights: Tensor, bias: Tensor | None, scales: Tensor
+) -> Accumulator:
+    """Of any shape, its last dimension the channels."""
+    channels, space = x.shape[-1], x.shape[:-1]
+    if len(space) != 3:
+        space = (1, math.prod(space[:-1]), math.prod(space[-1:]))
+    image = w.reshape(x, (*space, channels))
+    total = depthwise(w, image, of, weights.to(torch.int8).reshape(channels, 1, 1, 1), image.shape, bias)
+    return Accumulator(w.reshape(total.integers, x.shape), scales, total.limit)
+
+
+def depthwise(
+    w: IntegerWriter,
+    x: TosaValue,
+    of: IntegerType,
+    weight: Tensor,
+    shape: Sequence[int],
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+) -> Accumulator:
+    """A depthwise convolution of int8 (N, H, W, C) with a weight (C, height, width, 1) of integers, which
+    stand for themselves; the result has `shape`."""
+    call = SimpleNamespace(
+        x=whole(x),
+        weight_ohwi=weight,
+        bias=bias,
+        stride=stride,
+        padding=[p for p in padding for _ in range(2)],
+        dilation=[1, 1],
+        groups=weight.shape[0],
+        shape=tuple(shape),
+        zero_points=(of.zero_point, 0),
+    )
+    scale = torch.tensor([in_float32(of.scale)], dtype=torch.float64)
+    return Accumulator(spatial.convolution(w, call), scale, limit_of(weight, bias, of))

@@ -1,0 +1,175 @@
+"""Quantised networks on targets ethos-u*: Vela compiles them, and the .pte is packed as by ExecuTorch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("ethosu.vela")
+pytest.importorskip("executorch")
+pytest.importorskip("torchao")
+
+import dimorder
+from dimorder.cli import main
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.lowered import Lowered
+from dimorder.targets.ethos_u import ACCELERATORS
+from dimorder.targets.ethos_u.target import target
+from tests.targets.quantised import by_arm
+from tests.targets.test_tosa_integers import Net
+
+SHAPE = (1, 3, 10, 14)
+
+
+def inputs() -> Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def quantised() -> nn.Module:
+    return by_arm(Net().eval(), inputs())
+
+
+@pytest.fixture(scope="module")
+def lowered(quantised: nn.Module) -> Lowered:
+    return dimorder.lower(quantised, (inputs(),), target="ethos-u85-256", input_orders="NHWC")
+
+
+def delegate(pte: bytes) -> Any:
+    """The one delegate of a program: its name, its bytes, and what the runtime is told besides."""
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    program = deserialize_pte_binary(pte).program
+    (forward,) = [plan for plan in program.execution_plan if plan.name == "forward"]
+    (found,) = forward.delegates
+    data = program.backend_delegate_data[found.processed.index].data
+    return found.id, bytes(data), [(spec.key, bytes(spec.value)) for spec in found.compile_specs]
+
+
+# -- what it writes ----------------------------------------------------------------------------------------
+
+
+def test_the_file_is_one_delegate_of_the_ethos_u_runtime(lowered: Lowered, tmp_path: Path) -> None:
+    name, stream, options = delegate(lowered.artifact.data)
+    assert name == "EthosUBackend"
+    assert stream.startswith(b"vela_bin_stream\0")
+    assert b"vela_end_stream\0" in stream[-64:]
+    assert dict(options)["target"] == b"ethos-u85-256"
+    assert lowered.artifact.delegates == 1
+    assert not lowered.artifact.outside
+
+
+def test_its_contract_is_inside_and_check_reads_it(
+    lowered: Lowered, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = lowered.save(tmp_path / "net.pte")
+    assert main(["check", str(file), "--json", "-"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["boundaries"] == lowered.contract.to_dict()
+    assert [spec["dtype"] for spec in told["boundaries"]["inputs"]] == ["int8"]
+    (found,) = told["delegates"]
+    assert found["backend"] == "EthosUBackend"
+
+
+def test_it_gives_what_the_quantised_network_gives(lowered: Lowered, quantised: nn.Module) -> None:
+    x = inputs()
+    (of,), (to,) = lowered.contract.inputs, lowered.contract.outputs
+    got = to.real(lowered.run(of.quantised(x).to(memory_format=torch.channels_last)))
+    with torch.no_grad():
+        wanted = quantised(x)
+    assert to.scale is not None
+    assert float((got - wanted).abs().max()) <= 1.01 * to.scale
+
+
+def test_what_vela_estimates_is_told(lowered: Lowered) -> None:
+    npu = lowered.to_dict()["npu"]
+    assert npu["accelerator"] == "ethos-u85-256"
+    assert (npu["system_config"], npu["memory_mode"]) == ("Ethos_U85_SYS_DRAM_Mid", "Sram_Only")
+    assert npu["cpu_operators"] == 0 < npu["npu_operators"] == len(npu["layers"])
+    assert npu["cycles"] > 0
+    assert npu["sram_bytes"] > 0
+    places = {(layer["operator"], layer["source"].split(",")[0]) for layer in npu["layers"] if layer["macs"]}
+    assert ("dimorder.conv_transpose2d_nhwc", "quantised.py:83") in places
+    assert not any("quantize" in operator for operator, _ in places)
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+def test_each_accelerator_compiles_a_network(quantised: nn.Module, accelerator: str) -> None:
+    made = dimorder.lower(quantised, (inputs(),), target=accelerator)
+    assert made.artifact.npu is not None
+    assert (made.artifact.npu.accelerator, made.artifact.npu.cpu_operators) == (accelerator, 0)
+
+
+def test_other_memories_are_the_callers_choice(quantised: nn.Module) -> None:
+    chosen = target("ethos-u85-256", system_config="Ethos_U85_SYS_Flash_High", memory_mode="Shared_Sram")
+    npu = dimorder.lower(quantised, (inputs(),), target=chosen).artifact.npu
+    assert npu is not None
+    assert (npu.system_config, npu.memory_mode) == ("Ethos_U85_SYS_Flash_High", "Shared_Sram")
+    assert npu.flash_bytes > 0
+
+
+def test_the_packing_is_that_of_executorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same graph, compiled and packed by both: the same bytes, and the same told to the runtime."""
+    from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner, backend
+    from executorch.exir import to_edge_transform_and_lower
+
+    from dimorder.lowering.network_plan import Place
+    from dimorder.targets.ethos_u.vela import compiled
+
+    graphs = []
+    stock_compile = backend.vela_compile
+
+    def kept(graph: bytes, *args: Any, **kwargs: Any) -> Any:
+        graphs.append(graph)
+        return stock_compile(graph, *args, **kwargs)
+
+    monkeypatch.setattr(backend, "vela_compile", kept)
+    network = by_arm(nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()).eval(), inputs())
+    exported = torch.export.export(network, (inputs(),))
+    partitioner = EthosUPartitioner(EthosUCompileSpec("ethos-u55-128"))
+    edge = to_edge_transform_and_lower(exported, partitioner=[partitioner])
+    name, stream, options = delegate(edge.to_executorch().buffer)
+    (graph,) = graphs
+    ours = compiled(graph, "ethos-u55-128", lambda tensor: Place(tensor, ""))
+    assert name == "EthosUBackend"
+    assert ours.stream == stream
+    assert [(spec.key, bytes(spec.value)) for spec in ours.options] == options
+
+
+# -- what it refuses ---------------------------------------------------------------------------------------
+
+
+def refusal(error: UnsupportedError | UsageError) -> list[str]:
+    return str(error).splitlines()
+
+
+def test_a_network_of_floats_is_refused() -> None:
+    with pytest.raises(UnsupportedError) as raised:
+        dimorder.lower(nn.Conv2d(3, 5, 3), (inputs(),), target="ethos-u55-128")
+    lines = refusal(raised.value)
+    assert len(lines) == 3
+    assert "computes integers alone: quantise the network" in lines[1]
+
+
+def test_a_configuration_that_there_is_not_is_refused(quantised: nn.Module) -> None:
+    with pytest.raises(UsageError) as raised:
+        dimorder.lower(quantised, (inputs(),), target=target("ethos-u85-256", memory_mode="Sram_Olny"))
+    lines = refusal(raised.value)
+    assert lines[0] == "ethos-u85-256 with Sram_Olny"
+    assert lines[2] == "  fix: choose a section of Vela's Arm/vela.ini, or leave it out"
+
+
+def test_a_file_is_not_run_where_its_runtime_is_not(lowered: Lowered, tmp_path: Path) -> None:
+    file = lowered.save(tmp_path / "net.pte")
+    with pytest.raises(UnsupportedError) as raised:
+        dimorder.load(file)
+    assert refusal(raised.value) == [
+        f"loading {file}",
+        "  found: it calls EthosUBackend, which this build of ExecuTorch's runtime has not",
+        "  fix: run it on the device it was lowered for; `dimorder check` reads it anywhere",
+    ]
