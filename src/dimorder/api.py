@@ -110,6 +110,9 @@ def lower(
     made: list[Lowered] = []
     for each in chosen.contenders.get(objective, (objective,)):  # one, but where only a compiler can tell
         planned = _plan(program, contract, chosen, each, clock)
+        found = (planned.layout_plan.choice, planned.layout_plan.conversions)
+        if any((one.plan.layout_plan.choice, one.plan.layout_plan.conversions) == found for one in made):
+            continue
         trial = trial or clock.step("verify", trial_of, model, program, contract)
         made.append(_emit(planned, program, trial, chosen, run_artifact, clock))
     return min(made, key=lambda one: 0 if one.artifact.npu is None else one.artifact.npu.cycles)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from dimorder.lowered import Lowered
 from dimorder.targets.ethos_u import ACCELERATORS
 from dimorder.targets.ethos_u.target import target
 from tests.targets.quantised import by_arm
+from tests.targets.quantised import quantised as quantised_to
 from tests.targets.test_tosa_integers import Net
 
 SHAPE = (1, 3, 10, 14)
@@ -93,9 +95,9 @@ def test_what_vela_estimates_is_told(lowered: Lowered) -> None:
     assert npu["cpu_operators"] == 0 < npu["npu_operators"] == len(npu["layers"])
     assert npu["cycles"] > 0
     assert npu["sram_bytes"] > 0
-    places = {(layer["operator"], layer["source"].split(",")[0]) for layer in npu["layers"] if layer["macs"]}
-    assert ("dimorder.conv_transpose2d_nhwc", "quantised.py:83") in places
-    assert not any("quantize" in operator for operator, _ in places)
+    places = {layer["operator"]: layer["source"] for layer in npu["layers"] if layer["macs"]}
+    assert places["dimorder.conv_transpose2d_nhwc"].startswith("quantised.py:")
+    assert not any("quantize" in operator for operator in places)
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
@@ -173,3 +175,99 @@ def test_a_file_is_not_run_where_its_runtime_is_not(lowered: Lowered, tmp_path: 
         "  found: it calls EthosUBackend, which this build of ExecuTorch's runtime has not",
         "  fix: run it on the device it was lowered for; `dimorder check` reads it anywhere",
     ]
+
+
+class Largest(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return quantised_to(x, 0.0247, 5).argmax(1)
+
+
+def test_integers_of_64_bits_are_refused() -> None:
+    with pytest.raises(UnsupportedError) as raised:
+        dimorder.lower(Largest(), (inputs(),), target="ethos-u85-256")
+    assert refusal(raised.value) == [
+        "output 'output0'",
+        "  found: int64, where an Ethos-U has 32 bits",
+        "  fix: pass and return what is quantised: take the largest of scores on the CPU",
+    ]
+
+
+# -- the objective of cycles, and the command line ---------------------------------------------------------
+
+
+def test_a_plan_by_cycles_is_the_better_of_two() -> None:
+    """A vision transformer's plan by count has a TRANSPOSE more of fewer bytes, or the other way round."""
+    network = by_arm(Attention().eval(), torch.randn(1, 6, 20, generator=torch.Generator().manual_seed(5)))
+    x = torch.randn(1, 6, 20, generator=torch.Generator().manual_seed(5))
+    found = {
+        objective: dimorder.lower(network, (x,), target="ethos-u85-256", objective=objective).artifact.npu
+        for objective in ("bytes", "count", "cycles")
+    }
+    cycles = {objective: npu.cycles for objective, npu in found.items() if npu is not None}
+    assert cycles["cycles"] == min(cycles["bytes"], cycles["count"])
+
+
+class Attention(nn.Module):
+    """One head, on sequences of features that come features first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 24), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x.transpose(1, 2)).chunk(3, -1)
+        mixed: Tensor = self.out((q @ k.transpose(1, 2)).softmax(-1) @ v)
+        return mixed.transpose(1, 2)
+
+
+def test_cycles_are_known_of_what_is_lowered_alone(quantised: nn.Module) -> None:
+    with pytest.raises(UsageError) as raised:
+        dimorder.plan(quantised, (inputs(),), target="ethos-u85-256", objective="cycles")
+    assert refusal(raised.value) == [
+        "objective",
+        "  found: 'cycles', which is known of what is lowered, and not of a plan",
+        "  fix: lower the network, or plan by bytes or count",
+    ]
+
+
+CONV = [
+    "lower",
+    "torch.nn:Conv2d",
+    "--arg",
+    "in_channels=3",
+    "--arg",
+    "out_channels=5",
+    "--arg",
+    "kernel_size=3",
+]
+
+
+@pytest.mark.parametrize(
+    ("target_name", "option", "found"),
+    [
+        ("ethos-u85-256", "memry_mode=Sram_Only", "no such option"),
+        ("ethos-u85-256", "memory_mode", "no such option"),
+        ("xnnpack", "memory_mode=Sram_Only", "target xnnpack has none"),
+    ],
+)
+def test_an_option_that_there_is_not_is_refused(
+    target_name: str, option: str, found: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = ["--input", "1x3x10x14", "--target", target_name, "--option", option]
+    assert main([*CONV, *options, "-o", str(tmp_path / "net.pte")]) == 2
+    said = capfd.readouterr().err.strip().splitlines()
+    assert said[-3:-1] == [f"--option {option}", f"  found: {found}"]
+
+
+def test_the_command_prints_and_writes_what_vela_estimates(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "examples.npz", x=np.random.default_rng(0).standard_normal((4, 3, 10, 14), "float32"))
+    options = ["--input", "1x3x10x14", "--target", "ethos-u55-256", "--option", "memory_mode=Sram_Only"]
+    quantise = ["--quantize", "int8", "--calibrate", str(tmp_path / "examples.npz")]
+    written = ["-o", str(tmp_path / "net.pte"), "--report", str(tmp_path / "net.html")]
+    assert main([*CONV, *options, *quantise, *written]) == 0
+    said = capfd.readouterr().out
+    assert "ethos-u55-256 by Vela" in said
+    assert "no operators left to the CPU" in said
+    assert "Vela 5.1.0 estimates" in (tmp_path / "net.html").read_text()

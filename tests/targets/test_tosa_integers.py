@@ -85,6 +85,13 @@ BETWEEN: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "mul by a constant": (lambda x: x * Y[0, :, :1, :1], (X,)),
     "mul of a sum": (lambda x, y, z: (x + y) * z, (X, Y, Z)),
     "mul by a gate": (lambda x, y: x * torch.sigmoid(y), (X, Y)),
+    "div by int8 of each channel": (lambda x: x / quantised(Y[0, :, :1, :1].abs() + 0.9, 0.0213, -4), (X,)),
+    "mul by next to nothing": (
+        lambda x: x * torch.tensor([1.0, 1e-14, -0.3, 0.0, 2.0, 1e-30])[:, None, None],
+        (X,),
+    ),
+    "mul of a vector": (lambda x: x[0, 0, 0] * Y[0, 0, 0], (X,)),
+    "add, flattened, then relu": (lambda x: torch.relu((x + Y[0, :, :1, :1]).flatten(1) * 0.5)[:, 3:], (X,)),
     "div": (lambda x, y: x / (y.abs() + 0.9), (X, Y)),
     "maximum": (torch.maximum, (X, Y)),
     "minimum": (torch.minimum, (X, Y)),
@@ -148,6 +155,10 @@ PRODUCTS: dict[str, Any] = {
     "of what is padded": (
         lambda x, w, b: F.conv2d(quantised(F.pad(x, (1, 2, 0, 1)), 0.0247, 5), w, b, (2, 1), 1),
         (12, 6, 3, 4),
+    ),
+    "dilated, as far apart as it reaches": (
+        lambda x, w, b: F.conv2d(F.pad(x, (0, 1, 0, 3)), w, b, 4, 0, 3),
+        (12, 6, 2, 2),
     ),
     "in one dimension": (lambda x, w, b: F.conv1d(x.flatten(2), w, b, 2, 1), (12, 6, 3)),
 }
@@ -244,8 +255,7 @@ FORMS: dict[str, tuple[Callable[..., Any], tuple[tuple[float, int], ...], set[st
         {"DEPTHWISE_CONV2D"},
         {"SUB", "ADD"},
     ),
-    # A constant near a level of x needs a finer grid than a weight has for levels this fine.
-    "plus a constant, finely": (lambda x: x + 0.0247 * 0.004, ((0.0911, -7),), set(), {"ADD"}),
+    # Constants near a level of x need a finer grid than a weight has, for levels this fine.
     "plus constants, finely": (
         lambda x: x + 0.0247 * torch.linspace(0.003, 0.0045, 6)[:, None, None],
         ((0.0003, -7),),
@@ -257,6 +267,12 @@ FORMS: dict[str, tuple[Callable[..., Any], tuple[tuple[float, int], ...], set[st
         ((0.0247, -9),),
         {"AVG_POOL2D"},
         {"DEPTHWISE_CONV2D"},
+    ),
+    "a resize of the integers' own scale": (
+        lambda x: F.interpolate(x, (9, 10), mode="bilinear"),
+        ((0.0247, 5),),
+        {"RESIZE"},
+        {"SUB"},
     ),
     "pools of the integers' own scale": (
         lambda x: F.avg_pool2d(x, (3, 3), (1, 2)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,8 +16,8 @@ from dimorder.errors import UsageError
 class Recipe:
     """One way of quantising.
 
-    `quantizer` makes torchao's `Quantizer` of it; `target` is what that was written for, or what the names of
-    such targets begin with, `scheme` the name of the arithmetic, and `install` what to do if a module is
+    `quantizer` makes torchao's `Quantizer` of it; `target` is what that was written for, a pattern
+    where these are several, `scheme` the name of the arithmetic, and `install` what to do if a module is
     missing. One that is `dynamic` needs no calibration: the scales of values are found as the network runs.
     """
 
@@ -58,7 +59,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "xnnpack", "int8-dynamic", partial(_xnnpack, True), _EXECUTORCH, dynamic=True
         ),
         "tosa": Recipe("tosa", "int8", _tosa, _BOTH),
-        "ethos-u": Recipe("ethos-u", "int8", _ethos_u, _BOTH),
+        "ethos-u": Recipe("ethos-u*", "int8", _ethos_u, _BOTH),
     }
 )
 
@@ -89,7 +90,7 @@ def name_for(scheme: str, target: str) -> str:
     >>> name_for("int8", "xnnpack"), name_for("int8", "ethos-u55-128")
     ('xnnpack', 'ethos-u')
     """
-    fits = [name for name, r in RECIPES.items() if r.scheme == scheme and target.startswith(r.target)]
+    fits = [name for name, r in RECIPES.items() if r.scheme == scheme and fnmatch(target, r.target)]
     if not fits:
         had = ", ".join(f"{recipe.scheme} for {recipe.target}" for recipe in RECIPES.values())
         raise UsageError(f"quantising to {scheme}", f"no recipe for target {target}", f"there is {had}")

@@ -21,7 +21,7 @@ FIX = "choose an ethos-u85, which has this, or replace it in the module"
 
 
 @dataclass(frozen=True)
-class Call:
+class TosaCall:
     """An operator of a graph with what it reads: the sizes of each operand, and its values if constant."""
 
     node: TosaNode
@@ -29,19 +29,16 @@ class Call:
     values: Sequence[torch.Tensor | None]
 
 
-Reason = str | None
-
-
-def _unknown(call: Call) -> Reason:
+def _unknown(call: TosaCall) -> str | None:
     return f"{call.node.kind}, which these have not"
 
 
-def _stride(call: Call) -> Reason:
+def _stride(call: TosaCall) -> str | None:
     worst = max(call.node.attributes["stride"])
     return f"a depthwise stride of {worst}, where these have 3 at most" if worst > 3 else None
 
 
-def _upsampling(call: Call) -> Reason:
+def _upsampling(call: TosaCall) -> str | None:
     """What the hardware makes of a transposed convolution: elements twice, or as they are."""
     stride, kernel = tuple(call.node.attributes["stride"]), call.shapes[1][1:3]
     flat = [call.shapes[0][d + 1] == kernel[d] == 1 for d in range(2)]
@@ -50,7 +47,7 @@ def _upsampling(call: Call) -> Reason:
     return f"a transposed convolution of stride {stride}, where these have (2, 2)"
 
 
-def _resize(call: Call) -> Reason:
+def _resize(call: TosaCall) -> str | None:
     """Each element twice, four or eight times; what is bilinear they have where 2 ** n is all that it is
     rescaled by, which a graph of ours has not."""
     rows, to_rows, columns, to_columns = (int(number) for number in call.values[1])  # type: ignore[union-attr]
@@ -61,20 +58,20 @@ def _resize(call: Call) -> Reason:
     return f"a resize, {told}, where these have nearest by 2, 4 or 8 in both"
 
 
-def _argmax(call: Call) -> Reason:
+def _argmax(call: TosaCall) -> str | None:
     shape, axis = call.shapes[0], call.node.attributes["axis"]
     if axis != len(shape) - 1:
         return f"an argmax along dimension {axis} of {len(shape)}, where these have the last"
     return f"an argmax of {shape[-1]} channels, where these have 127 at most" if shape[-1] > 127 else None
 
 
-def _depth(call: Call) -> Reason:
+def _depth(call: TosaCall) -> str | None:
     taps = call.shapes[1][1]
     return f"a convolution with {taps} taps in depth, where these have 1" if taps > 1 else None
 
 
 # Of Ethos-U55 and U65, by operator. What is not here Vela takes as it comes, or cuts into what they have.
-CONSTRAINTS: Mapping[str, Callable[[Call], Reason]] = MappingProxyType(
+CONSTRAINTS: Mapping[str, Callable[[TosaCall], str | None]] = MappingProxyType(
     {
         "CONV3D": _depth,
         "DEPTHWISE_CONV2D": _stride,
@@ -96,7 +93,7 @@ def refusals(
     shapes |= {name: tuple(held.shape) for name, held in model.constants.items()}
     shapes |= {node.output: node.shape for node in model.nodes}
     for node in model.nodes:
-        call = Call(
+        call = TosaCall(
             node, [shapes[name] for name in node.inputs], [model.constants.get(name) for name in node.inputs]
         )
         reason = CONSTRAINTS[node.kind](call) if node.kind in CONSTRAINTS else None

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from dimorder.contract import Contract
+from dimorder.errors import UnsupportedError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.network_plan import Place
 from dimorder.lowering.operators.quantisation import QUANTIZE
@@ -90,6 +91,11 @@ def emit(
     from dimorder.targets.ethos_u.pte import packed
     from dimorder.targets.ethos_u.vela import compiled
 
+    for kind, specs in (("input", contract.inputs), ("output", contract.outputs)):
+        for spec in specs:
+            if spec.dtype == "int64":
+                fix = "pass and return what is quantised: take the largest of scores on the CPU"
+                raise UnsupportedError(f"{kind} {spec.name!r}", "int64, where an Ethos-U has 32 bits", fix)
     graph = emit_integers(program, contract, has_free_products=accelerator.startswith("ethos-u85"))
     assert graph.model is not None
     written_for = {node.name: node for node in program.graph.nodes}

@@ -10,11 +10,13 @@ import contextlib
 import csv
 import io
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import ethosu.vela  # noqa: F401  # ExecuTorch imports without it
 from executorch.backends.arm.arm_vela import vela_compile
 from executorch.backends.arm.ethosu.compile_spec import EthosUCompileSpec
 from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -23,6 +25,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.network_plan import Place
 from dimorder.targets.npu_report import NpuLayer, NpuReport
 
+_ONE_AT_A_TIME = threading.Lock()  # Vela keeps tables of its own, and what it prints is redirected
 KILO = 1024  # Vela's tables have memories in units of 1024 bytes
 
 
@@ -52,7 +55,8 @@ def compiled(
     """
     spec = EthosUCompileSpec(accelerator, system_config, memory_mode, ["--verbose-performance"])
     said = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder:
+    with _ONE_AT_A_TIME, tempfile.TemporaryDirectory() as folder:
+        _require_words(folder, system_config, memory_mode)
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 made = vela_compile(graph, list(spec.compiler_flags), intermediate_path=folder)
@@ -64,13 +68,20 @@ def compiled(
     return Compiled(bytes(made.processed_bytes), plain._to_list(), report)
 
 
+def _require_words(*given: str | None) -> None:
+    """ExecuTorch hands them to Vela as one line."""
+    for each in given:
+        if each is not None and len(each.split()) != 1:
+            raise UsageError("Vela's options", f"white space in {each!r}", "name one without")
+
+
 def _refused(
     accelerator: str, system: str | None, memory: str | None, error: BaseException, said: str
 ) -> UnsupportedError | UsageError:
     found = str(getattr(error, "error_msg", error)).strip() or type(error).__name__
     found = " ".join(found.split())
-    if type(error).__name__ in ("ConfigOptionError", "CliOptionError", "InputFileError"):
-        asked = ", ".join(filter(None, (system, memory)))
+    asked = ", ".join(filter(None, (system, memory)))
+    if asked and type(error).__name__ in ("ConfigOptionError", "CliOptionError"):
         return UsageError(
             f"{accelerator} with {asked}", found, "choose a section of Vela's Arm/vela.ini, or leave it out"
         )

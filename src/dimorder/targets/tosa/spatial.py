@@ -47,18 +47,17 @@ def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
     if flat and 1 < a.groups == x.shape[-1]:  # depthwise: weight (H, W, C, multiplier)
         by_channel = weight.reshape(a.groups, -1, *weight.shape[1:3]).permute(2, 3, 0, 1)
         return _conv(w, "DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape, options, _zero_points(a))
-    if flat and a.groups == 1 and _are_patches(weight.shape, a.stride, padding, x.shape):
+    if flat and a.groups == 1 and set(a.dilation) == {1} and _are_patches(window, a.stride, padding, x.shape):
         return _patches(w, x, weight, a)
     return _in_groups(w, "CONV2D" if flat else "CONV3D", x, weight, a, options)
 
 
 def _are_patches(
-    kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], x: Sequence[int]
+    window: Sequence[int], stride: Sequence[int], padding: Sequence[int], x: Sequence[int]
 ) -> bool:
     """Whether windows lie side by side over the whole image, farther apart than an NPU steps in hardware."""
-    sides = tuple(kernel[1:3])
-    fits = all(size % side == 0 for size, side in zip(x[1:3], sides, strict=True))
-    return fits and sides == tuple(stride) and max(sides) > 3 and not any(padding)
+    fits = all(size % side == 0 for size, side in zip(x[1:3], window, strict=True))
+    return fits and list(window) == list(stride) and max(window) > 3 and not any(padding)
 
 
 def _patches(w: TosaWriter, x: TosaValue, weight: Tensor, a: Arguments) -> TosaValue:

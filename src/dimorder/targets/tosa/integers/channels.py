@@ -16,12 +16,14 @@ from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.table import whole
 from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.integers.numbers import (
+    BITS,
     Accumulator,
     IntegerWriter,
     Lookup,
     Operand,
     as_int8,
     is_int8,
+    largest,
     quantised,
 )
 from dimorder.targets.tosa.integers.products import limit_of
@@ -36,18 +38,19 @@ def are_channels(x: Operand, constant: Operand) -> bool:
     return (
         isinstance(x, Lookup)
         and isinstance(constant, Tensor)
-        and constant.dim() <= len(x.shape)
+        and 0 < constant.dim() <= len(x.shape)
         and constant.numel() == constant.shape[-1] == x.shape[-1] > 1
         and is_int8(x)
     )
 
 
 def multiplied_channels(w: IntegerWriter, x: Lookup, constant: Tensor) -> Accumulator:
-    """x · constant: weights are its signs, its magnitudes are scales."""
+    """x · constant: weights are its signs, its magnitudes scales. What is nothing beside the largest is 0."""
     integers, of = as_int8(w, x)
     factors = constant.detach().double().flatten()
-    scales = torch.where(factors == 0, 1.0, factors.abs()) * in_float32(of.scale)
-    return _depthwise(w, integers, of, factors.sign(), None, scales)
+    nothing = factors.abs() <= largest(factors) * 2.0**-BITS
+    scales = torch.where(nothing, 1.0, factors.abs()) * in_float32(of.scale)
+    return _depthwise(w, integers, of, torch.where(nothing, 0.0, factors.sign()), None, scales)
 
 
 def add_channels(w: IntegerWriter, total: Accumulator, x: Lookup, constant: Tensor) -> None:
@@ -57,7 +60,7 @@ def add_channels(w: IntegerWriter, total: Accumulator, x: Lookup, constant: Tens
     """
     step = float(total.scales)
     scale = in_float32(as_int8(w, x)[1].scale)
-    offsets = constant.detach().double().flatten() / scale
+    offsets = constant.detach().double().flatten() / scale  # which are finite, for `total` is their sum
     weights = torch.arange(1, LARGEST + 1, dtype=torch.float64)[:, None]
     sums = (weights * offsets).round()
     error, best = ((sums / weights - offsets).abs()).min(0)

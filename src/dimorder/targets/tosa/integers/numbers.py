@@ -122,6 +122,8 @@ class IntegerWriter(TosaWriter):
         return value.with_integers(super().reshape(value.integers, shape))
 
     def dense(self, operand: Any) -> Any:
+        if isinstance(operand, View) and operand.is_dense and not isinstance(operand.value, TosaValue):
+            return self.reshape(operand.value, operand.shape)
         return self._as_integers(super().dense, operand)
 
     def transposed(self, view: Any) -> Any:

@@ -41,7 +41,7 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
     named = {argument.name for argument in target._schema.arguments if argument.kwarg_only}
 
     def build(w: W, a: Arguments) -> Numbers:
-        given = {name: operand(w, getattr(a, name)) for name in names}
+        given = {name: operand(w, getattr(a, name), target in _OF_INT8) for name in names}
         held = [x for x in given.values() if isinstance(x, Numbers)]
         lookups = [x for x in held if isinstance(x, Lookup)]
         constants = [x for x in given.values() if isinstance(x, Tensor)]
@@ -59,11 +59,12 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
     return build
 
 
-def operand(w: W, argument: Any) -> Any:
-    """Numbers that integers stand for; a constant as its int8, where these are of one scale."""
+def operand(w: W, argument: Any, as_int8: bool = False) -> Any:
+    """Numbers that integers stand for; a constant as its int8, if that is wanted and of one scale."""
     if isinstance(argument, View):
         return numbers(w, argument)
-    held = argument.integers if w.has_free_products and isinstance(argument, Scaled) else None
+    as_int8 &= w.has_free_products and isinstance(argument, Scaled)
+    held = argument.integers if as_int8 else None
     if held is None or held.scale is None or held.values.dtype != torch.int8 or held.values.numel() == 1:
         return argument
     of = IntegerType(torch.int8, held.scale, held.zero_point)
@@ -174,6 +175,7 @@ _CLAMPS: Mapping[Any, Callable[[Arguments], tuple[float | None, float | None]]] 
         aten.clamp_max.default: lambda a: (None, a.max),
     }
 )
+_OF_INT8 = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor})
 _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
     {
         **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _add),

@@ -30,6 +30,7 @@ from dimorder.targets.tosa.integers.operands import numbers, refused
 from dimorder.targets.tosa.integers.pointwise import scaled
 from dimorder.targets.tosa.integers.quotients import layer_norm, softmax
 from dimorder.targets.tosa.reductions import reduced_dims
+from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
 
 aten = torch.ops.aten
@@ -50,11 +51,11 @@ def _pool_windows(
     w: W, total: Accumulator, x: TosaValue, of: IntegerType, kernel: Sequence[int], stride: Sequence[int]
 ) -> None:
     """Lets `total`, sums of whole windows, be an AVG_POOL2D where their means have the integers' scale."""
-    count, step, shape = math.prod(kernel), float(total.scales), total.integers.shape
+    count, shape = math.prod(kernel), total.integers.shape
 
     def write(wanted: Accumulator, to: IntegerType) -> TosaValue | None:
         ratio = float(wanted.scales) * count / in_float32(to.scale)
-        if abs(ratio - 1) > 2**-20 or not math.isclose(step, in_float32(of.scale)):
+        if abs(ratio - 1) > 2**-20:
             return None
         zeros = [w.number(of.zero_point, "INT8"), w.number(to.zero_point, "INT8")]
         window = {"kernel": list(kernel), "stride": list(stride), "pad": [0] * 4}
@@ -188,7 +189,17 @@ def _bilinear(w: W, a: Arguments) -> Accumulator:
     sums = spatial.bilinear(w, SimpleNamespace(**{**vars(a), "x": whole(x)}))
     centred = w.elementwise("SUB", sums, of.zero_point * ones) if of.zero_point else sums
     scale = torch.tensor(in_float32(of.scale) / ones, dtype=torch.float64)
-    return Accumulator(centred, scale, 255 * ones)
+    total = Accumulator(centred, scale, 255 * ones)
+
+    def write(wanted: Accumulator, to: IntegerType) -> TosaValue | None:
+        """Of the integers' own scale and zero point, which a mean of integers keeps."""
+        ratio = float(wanted.scales) * ones / in_float32(to.scale)
+        if abs(ratio - 1) > 2**-20 or to.zero_point != of.zero_point:
+            return None
+        return rescale(w, sums, [1 / ones], "INT8")
+
+    w.shortcuts[centred.tensor] = write
+    return total
 
 
 def _nearest(w: W, a: Arguments) -> Lookup:
