@@ -20,6 +20,7 @@ from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.model import TosaModel, TosaNode
 
 MAX_RANK = 6  # MAX_RANK of TOSA's level 8K, spec 1.0 section 1.7.6
+PICTURE = 4  # dimensions that an NPU broadcasts along: of what has more Vela makes an operator for each slice
 MAX_OPERANDS = 64  # MAX_TENSOR_LIST_SIZE of the same level: the operands of one CONCAT
 
 # torch dtype -> TOSA's. TOSA 1.0 has no 64-bit integers: indices are INT32, and `run` casts at the boundary.
@@ -307,12 +308,12 @@ def _require_shape(shape: tuple[int, ...], dtype: str) -> None:
 
 
 def _aligned(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Shapes that broadcast to `shape`, all of its rank; merged where that is above TOSA's.
+    """Shapes that broadcast to `shape`, all of its rank; merged where that is above `PICTURE`.
 
     Neighbouring dimensions merge where every operand has both or lacks both.
     """
     padded = [(1,) * (len(shape) - len(s)) + s for s in shapes]
-    if len(shape) <= MAX_RANK:
+    if len(shape) <= PICTURE:
         return padded
     groups: list[list[int]] = []
     held: list[list[bool]] = []

@@ -24,6 +24,7 @@ from dimorder.targets.tosa.rescale import fits, rescale, rescaled
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 BITS = 28  # of a sum: RESCALE takes values below 2^(shift - 1), so that no result may reach 2^29
+GRID = 19  # of a sum's finest operand: Ethos-U55 adds int8 on a grid of as many bits in one operator
 FINE = 2**15  # steps of a function's numbers, besides the sign
 EXACT = 2**24  # steps of a constant's: a float32 has no more
 
@@ -315,7 +316,7 @@ def added(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumu
     """The sum of both, or what `kind` makes of them on one grid, the finest on which int32 holds the sum."""
     most = _most(x) + _most(y)
     scale = max(_scale(x), _scale(y))
-    step = scale * 2.0 ** math.ceil(math.log2((most or 1.0) / 2**BITS / scale))
+    step = scale * 2.0 ** max(math.ceil(math.log2((most or 1.0) / 2**BITS / scale)), -GRID)
     total = w.elementwise(kind, on_grid(w, x, step), on_grid(w, y, step))
     limit = min(math.ceil(most / step) + 2, 2**31 - 1)
     return Accumulator(total, torch.tensor(step, dtype=torch.float64), limit)
