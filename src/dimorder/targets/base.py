@@ -54,6 +54,22 @@ class Artifact(Protocol):
         """The outputs for inputs as the program's own signature holds them."""
 
 
+class WholeArtifact:
+    """What an `Artifact` has that computes all in integers, or all in floats: nothing runs or lies beside."""
+
+    @property
+    def float_islands(self) -> tuple[()]:
+        return ()
+
+    @property
+    def outside(self) -> Mapping[str, int]:
+        return {}
+
+    @property
+    def beside(self) -> Mapping[str, bytes]:
+        return {}
+
+
 class FloatArtifact:
     """What an `Artifact` has that computes nothing in integers."""
 

@@ -5,7 +5,7 @@ Importing this takes neither executorch nor Vela; emitting does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from dimorder.lowering.ability import Ability
 from dimorder.lowering.network_plan import Place
 from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.verify import Run
-from dimorder.targets.base import Target
+from dimorder.targets.base import Target, WholeArtifact
 from dimorder.targets.ethos_u import INSTALL, named
 from dimorder.targets.ethos_u.constraints import require_compilable
 from dimorder.targets.npu_report import NpuReport
@@ -36,7 +36,7 @@ FLOAT = (
 
 
 @dataclass(frozen=True)
-class NpuPte:
+class NpuPte(WholeArtifact):
     """A sealed `.pte` with its contract inside. It runs on a board alone: `run` is its TOSA graph on Arm's
     reference model, which Vela's program gives bit for bit."""
 
@@ -44,18 +44,6 @@ class NpuPte:
     graph: TosaArtifact
     npu: NpuReport
     delegates: int = 1
-
-    @property
-    def float_islands(self) -> tuple[()]:
-        return ()
-
-    @property
-    def outside(self) -> Mapping[str, int]:
-        return {}
-
-    @property
-    def beside(self) -> Mapping[str, bytes]:
-        return {}
 
     @property
     def exactly(self) -> Run | None:

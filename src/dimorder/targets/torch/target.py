@@ -4,7 +4,7 @@ channels-last kernels run."""
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,25 +17,17 @@ from dimorder.errors import ContractError, UsageError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.operators.dialect import decompose
 from dimorder.lowering.verify import Run
-from dimorder.targets.base import FloatArtifact, Target
+from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
 from dimorder.targets.torch import LISTING
 
 
 @dataclass(frozen=True)
-class TorchArtifact(FloatArtifact):
+class TorchArtifact(FloatArtifact, WholeArtifact):
     """An exported program without the dialect; it runs on any device, compiles, and is saved as a `.pt2`."""
 
     program: ExportedProgram
     contract: Contract
     delegates: int = 0
-
-    @property
-    def outside(self) -> Mapping[str, int]:
-        return {}
-
-    @property
-    def beside(self) -> Mapping[str, bytes]:
-        return {}
 
     @property
     def data(self) -> bytes:

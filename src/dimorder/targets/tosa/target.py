@@ -22,7 +22,7 @@ from dimorder.lowering import exactly
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.lowering.verify import Run
-from dimorder.targets.base import FileSummary, Target
+from dimorder.targets.base import FileSummary, Target, WholeArtifact
 from dimorder.targets.table import Table
 from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
@@ -35,7 +35,7 @@ from dimorder.targets.tosa.writer import MAX_RANK
 
 
 @dataclass(frozen=True)
-class TosaArtifact:
+class TosaArtifact(WholeArtifact):
     """A TOSA flatbuffer. Its contract lies beside it: `model.tosa` and `model.tosa.json`.
 
     `model` is what a graph of integers computes, `exactly` runs that as a program.
@@ -46,14 +46,6 @@ class TosaArtifact:
     exactly: Run | None = None
     model: TosaModel | None = None
     delegates: int = 1
-
-    @property
-    def float_islands(self) -> tuple[()]:
-        return ()
-
-    @property
-    def outside(self) -> Mapping[str, int]:
-        return {}
 
     @property
     def npu(self) -> None:
