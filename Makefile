@@ -47,11 +47,12 @@ format: $(DEV) ## rewrite the sources in the one format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(DEV) ## every benchmark, side by side with its peer (an hour; results in benchmarks/results)
+bench: $(DEV) ## every benchmark, side by side with its peer (hours; results in benchmarks/results)
 	$(PY) -m benchmarks.planner --out benchmarks/results/planner.json
 	$(PY) -m benchmarks.lowering --target xnnpack
 	$(PY) -m benchmarks.lowering --target tosa
 	$(PY) -m benchmarks.integers
+	$(PY) -m benchmarks.npu
 	$(PY) -m benchmarks.eager --out benchmarks/results/eager.json
 	$(PY) -m benchmarks.inspect --out benchmarks/results/inspect.json
 	$(PY) -m benchmarks.guarded --out benchmarks/results/guarded.json
