@@ -9,6 +9,7 @@ import torch
 
 import dimorder
 from dimorder.errors import UnsupportedError, VerificationError
+from dimorder.lowering import exactly
 from dimorder.lowering.capture.captured import capture
 from dimorder.lowering.operators import normalisation
 from dimorder.lowering.promise import promise
@@ -256,3 +257,17 @@ def test_a_zero_of_the_other_sign_is_no_fault() -> None:
     assert trial(Angle()).compare(other_zeros, "the program") < 1e-6
     with pytest.raises(VerificationError, match="output 0 differs"):
         trial(Angle()).compare(other_turn, "the program")
+
+
+def test_numbers_below_the_normal_ones_are_zero_to_some_kernels() -> None:
+    """Then the place of the least is another, as it is where XNNPACK makes them zero."""
+
+    class Place(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 1e-20 * 1e-20).argmin(1).to(x.dtype)
+
+    x = torch.tensor([[1.0, 2.0, -3.0, 4.0], [3.0, 2.0, 1.0, -4.0]])
+    program = torch.export.export(Place(), (x,))
+    found = [exactly.noisy(program, (x,), seed)[0].tolist() for seed in range(3)]
+    assert Place()(x).tolist() == [2.0, 3.0]
+    assert [0.0, 0.0] in found
