@@ -18,8 +18,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +112,9 @@ def stock(program: ExportedProgram, accelerator: str, timed: bool) -> Row:
 
     from dimorder.targets.ethos_u.vela import compiled
     from dimorder.targets.tosa.graph import inspect_tosa
+    from tests.targets.vela import handed_over
 
-    with _handed_over() as graphs:
+    with handed_over() as graphs:
         start = time.perf_counter()
         partitioner = EthosUPartitioner(EthosUCompileSpec(accelerator))
         to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
@@ -126,25 +126,6 @@ def stock(program: ExportedProgram, accelerator: str, timed: bool) -> Row:
         "graphs": len(graphs),
         **({"seconds": round(seconds, 2)} if timed else {}),
     }
-
-
-@contextmanager
-def _handed_over() -> Iterator[list[bytes]]:
-    """The graphs that ExecuTorch's backend has Vela compile."""
-    from executorch.backends.arm.ethosu import backend
-
-    graphs: list[bytes] = []
-    compile_graph = backend.vela_compile
-
-    def keep(graph: bytes, *args: Any, **kwargs: Any) -> Any:
-        graphs.append(graph)
-        return compile_graph(graph, *args, **kwargs)
-
-    backend.vela_compile = keep
-    try:
-        yield graphs
-    finally:
-        backend.vela_compile = compile_graph
 
 
 def measure(name: str, accelerator: str, timed: bool, kept_stock: Row | None = None) -> Row:
@@ -261,13 +242,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept, here = options.results / "npu.json", machine(PACKAGES)
     done = {(row["network"], row["accelerator"]): row for row in rows_kept(kept, here)}
     wanted = [(name, each) for name in options.networks or NETWORKS for each in options.accelerators]
+    order = [(name, each) for name in NETWORKS for each in ACCELERATORS]
     record: dict[str, Any] = {"rows": list(done.values())}
     for key in wanted:
         if key in done and options.networks is None and not options.ours:
             continue
         kept_stock = done[key]["stock"] if options.ours and key in done else None
         done[key] = measure(*key, timed=not options.cycles, kept_stock=kept_stock)
-        order = [(name, each) for name in NETWORKS for each in ACCELERATORS]
         rows = sorted(done.values(), key=lambda row: order.index((row["network"], row["accelerator"])))
         command = "python -m benchmarks.npu" + " --cycles" * options.cycles
         record = {"command": command, "environment": here, "rows": rows}

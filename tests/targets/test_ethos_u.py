@@ -24,6 +24,7 @@ from dimorder.targets.ethos_u.target import target
 from tests.targets.quantised import by_arm
 from tests.targets.quantised import quantised as quantised_to
 from tests.targets.test_tosa_integers import Net
+from tests.targets.vela import handed_over
 
 SHAPE = (1, 3, 10, 14)
 
@@ -115,26 +116,19 @@ def test_other_memories_are_the_callers_choice(quantised: nn.Module) -> None:
     assert npu.flash_bytes > 0
 
 
-def test_the_packing_is_that_of_executorch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_packing_is_that_of_executorch() -> None:
     """The same graph, compiled and packed by both: the same bytes, and the same told to the runtime."""
-    from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner, backend
+    from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
     from dimorder.lowering.network_plan import Place
     from dimorder.targets.ethos_u.vela import compiled
 
-    graphs = []
-    stock_compile = backend.vela_compile
-
-    def kept(graph: bytes, *args: Any, **kwargs: Any) -> Any:
-        graphs.append(graph)
-        return stock_compile(graph, *args, **kwargs)
-
-    monkeypatch.setattr(backend, "vela_compile", kept)
     network = by_arm(nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()).eval(), inputs())
     exported = torch.export.export(network, (inputs(),))
     partitioner = EthosUPartitioner(EthosUCompileSpec("ethos-u55-128"))
-    edge = to_edge_transform_and_lower(exported, partitioner=[partitioner])
+    with handed_over() as graphs:
+        edge = to_edge_transform_and_lower(exported, partitioner=[partitioner])
     name, stream, options = delegate(edge.to_executorch().buffer)
     (graph,) = graphs
     ours = compiled(graph, "ethos-u55-128", lambda tensor: Place(tensor, ""))

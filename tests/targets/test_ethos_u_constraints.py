@@ -15,7 +15,6 @@ from dimorder.errors import UnsupportedError
 from dimorder.lowering.network_plan import Place
 from dimorder.targets.ethos_u.constraints import CONSTRAINTS, refusals
 from dimorder.targets.ethos_u.vela import compiled
-from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
@@ -133,8 +132,7 @@ def written(build: Build) -> tuple[bytes, TosaWriter]:
 
 
 def reasons(build: Build, accelerator: str) -> list[tuple[str, str]]:
-    graph, w = written(build)
-    found = refusals(w.model({}), inspect_tosa(graph).inputs, accelerator)
+    found = refusals(written(build)[1].model({}), accelerator)
     return [(node.kind, reason) for node, reason in found]
 
 

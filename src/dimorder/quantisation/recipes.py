@@ -36,18 +36,22 @@ def _xnnpack(dynamic: bool) -> Any:
 
 
 def _tosa() -> Any:
-    from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+    from executorch.backends.arm.quantizer import TOSAQuantizer
     from executorch.backends.arm.tosa.specification import TosaSpecification
 
-    quantizer = TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT"))
-    return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
+    return _of_arm(TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT")))
 
 
 def _ethos_u() -> Any:
     from executorch.backends.arm.ethosu.compile_spec import EthosUCompileSpec
-    from executorch.backends.arm.quantizer import EthosUQuantizer, get_symmetric_quantization_config
+    from executorch.backends.arm.quantizer import EthosUQuantizer
 
-    quantizer = EthosUQuantizer(EthosUCompileSpec("ethos-u85-256"))
+    return _of_arm(EthosUQuantizer(EthosUCompileSpec("ethos-u85-256")))
+
+
+def _of_arm(quantizer: Any) -> Any:
+    from executorch.backends.arm.quantizer import get_symmetric_quantization_config
+
     return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
 
 

@@ -236,7 +236,7 @@ def _left_over(report: Report) -> str:
 
 
 def _npu(npu: NpuReport) -> str:
-    found = sorted(npu.by_place().items(), key=lambda item: -item[1])
+    found = npu.by_place()
     most = max((count for _, count in found), default=1) or 1
     rows = "".join(
         f"<tr><td>{escape(place.operator)}</td><td>{escape(place.source)}</td>"
@@ -244,8 +244,7 @@ def _npu(npu: NpuReport) -> str:
         f'<td class="wide"><div class="bar"><i style="width:{100 * count / most:.1f}%"></i></div></td></tr>'
         for place, count in found
     )
-    memories = {"SRAM": npu.sram_bytes, "DRAM": npu.dram_bytes, "flash": npu.flash_bytes}
-    held = ", ".join(f"{_size(count)} of {name}" for name, count in memories.items() if count)
+    held = ", ".join(f"{_size(count)} of {name}" for name, count in npu.memories.items())
     text = (
         f"Vela {npu.vela} estimates {npu.cycles:,} cycles ({npu.milliseconds:.3g} ms) and {held} for "
         f"{npu.accelerator} ({npu.system_config}, {npu.memory_mode}); {npu.cpu_operators or 'no'} operators "

@@ -5,14 +5,17 @@ A 4-D channels-last tensor keeps its logical shape there; to the delegate it is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch import Tensor
+from torch.export import ExportedProgram
 
+EDGE = EdgeCompileConfig(_check_ir_validity=False)
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
@@ -46,6 +49,15 @@ def lowered(
     """
     stand_in = torch.export.export(_StandIn(gives), tuple(reads))
     return LoweredBackendModule(stand_in, backend, blob, list(options), constants)
+
+
+def written(program: ExportedProgram, texts: Mapping[str, str]) -> bytes:
+    """The .pte of a program in edge dialect; `texts` are methods that return them.
+
+    Calls of delegates alone are edge dialect as they stand, and to_edge takes half a second.
+    """
+    manager = EdgeProgramManager({"forward": program}, dict(texts), EDGE)
+    return bytes(manager.to_executorch().buffer)
 
 
 class _StandIn(torch.nn.Module):

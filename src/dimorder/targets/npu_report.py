@@ -55,20 +55,24 @@ class NpuReport:
         return {**asdict(self), "layers": [layer.to_dict() for layer in self.layers]}
 
     def __str__(self) -> str:
-        memories = {"SRAM": self.sram_bytes, "DRAM": self.dram_bytes, "flash": self.flash_bytes}
-        held = ", ".join(f"{name} {count:,} bytes" for name, count in memories.items() if count)
+        held = ", ".join(f"{name} {count:,} bytes" for name, count in self.memories.items())
         lines = [
             f"npu          {self.cycles:,} cycles, {self.milliseconds:.3g} ms of {self.accelerator} by Vela "
             f"{self.vela}'s estimate ({self.system_config}, {self.memory_mode})",
             f"             {held}; {self.cpu_operators or 'no'} operators left to the CPU",
         ]
-        most = sorted(self.by_place().items(), key=lambda item: -item[1])[:SHOWN]
-        lines += [f"             {count:12,} cycles  {place}" for place, count in most]
+        lines += [f"             {count:12,} cycles  {place}" for place, count in self.by_place()[:SHOWN]]
         return "\n".join(lines)
 
-    def by_place(self) -> Mapping[Place, int]:
-        """The cycles of each operator of the network."""
+    @property
+    def memories(self) -> Mapping[str, int]:
+        """The bytes in each memory that holds any."""
+        held = {"SRAM": self.sram_bytes, "DRAM": self.dram_bytes, "flash": self.flash_bytes}
+        return {name: count for name, count in held.items() if count}
+
+    def by_place(self) -> list[tuple[Place, int]]:
+        """The cycles of each operator of the network, the most first."""
         found: dict[Place, int] = {}
         for layer in self.layers:
             found[layer.place] = found.get(layer.place, 0) + layer.cycles
-        return found
+        return sorted(found.items(), key=lambda item: -item[1])

@@ -16,6 +16,15 @@ ACCELERATORS = (
 INSTALL = "pip install 'dimorder[executorch,tosa]'"
 
 
+def is_u85(accelerator: str) -> bool:
+    """Whether it is of the family that has what U55 and U65 lack.
+
+    >>> is_u85("ethos-u85-256"), is_u85("ethos-u65-256")
+    (True, False)
+    """
+    return accelerator.startswith("ethos-u85-")
+
+
 def named(attribute: str) -> str | None:
     """The accelerator that modules here call by `attribute`.
 

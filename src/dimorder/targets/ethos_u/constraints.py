@@ -14,7 +14,7 @@ import torch
 
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.network_plan import Place
-from dimorder.targets.tosa.graph import TosaTensor
+from dimorder.targets.ethos_u import is_u85
 from dimorder.targets.tosa.integers.model import TosaModel, TosaNode
 
 FIX = "choose an ethos-u85, which has this, or replace it in the module"
@@ -83,29 +83,23 @@ CONSTRAINTS: Mapping[str, Callable[[TosaCall], str | None]] = MappingProxyType(
 )
 
 
-def refusals(
-    model: TosaModel, inputs: Sequence[TosaTensor], accelerator: str
-) -> Iterator[tuple[TosaNode, str]]:
+def refusals(model: TosaModel, accelerator: str) -> Iterator[tuple[TosaNode, str]]:
     """The operators of a graph that Vela does not compile for an accelerator, each with the reason."""
-    if accelerator.startswith("ethos-u85"):
+    if is_u85(accelerator):
         return
-    shapes = {tensor.name: tensor.shape for tensor in inputs}
+    shapes = {**model.inputs, **{node.output: node.shape for node in model.nodes}}
     shapes |= {name: tuple(held.shape) for name, held in model.constants.items()}
-    shapes |= {node.output: node.shape for node in model.nodes}
     for node in model.nodes:
-        call = TosaCall(
-            node, [shapes[name] for name in node.inputs], [model.constants.get(name) for name in node.inputs]
-        )
-        reason = CONSTRAINTS[node.kind](call) if node.kind in CONSTRAINTS else None
-        if reason is not None:
-            yield node, reason
+        if node.kind in CONSTRAINTS:
+            read = [shapes[name] for name in node.inputs], [model.constants.get(name) for name in node.inputs]
+            reason = CONSTRAINTS[node.kind](TosaCall(node, *read))
+            if reason is not None:
+                yield node, reason
 
 
-def require_compilable(
-    model: TosaModel, inputs: Sequence[TosaTensor], accelerator: str, place_of: Callable[[str], Place]
-) -> None:
+def require_compilable(model: TosaModel, accelerator: str, place_of: Callable[[str], Place]) -> None:
     """Raises `UnsupportedError` where Vela would refuse: which operator of the network, where, and why."""
-    found = [(place_of(node.output), reason) for node, reason in refusals(model, inputs, accelerator)]
+    found = [(place_of(node.output), reason) for node, reason in refusals(model, accelerator)]
     if found:
         place, reason = found[0]
         others = len({each for each, _ in found} - {place})

@@ -5,12 +5,11 @@ from __future__ import annotations
 import operator
 
 import torch
-from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from torch import Tensor
 from torch.fx import Graph, GraphModule
 
 from dimorder.contract import Contract, TensorSpec, constant_methods, seal
-from dimorder.targets.delegate import TO_NHWC, empty, lowered
+from dimorder.targets.delegate import TO_NHWC, empty, lowered, written
 from dimorder.targets.ethos_u.vela import Compiled
 
 BACKEND = "EthosUBackend"  # the name that the runtime registers
@@ -26,9 +25,7 @@ def packed(compiled: Compiled, contract: Contract) -> bytes:
     results = graph.call_module("npu", inputs)
     graph.output(tuple(graph.call_function(operator.getitem, (results, i)) for i in range(len(gives))))
     outer = torch.export.export(GraphModule(root, graph), tuple(reads))
-    config = EdgeCompileConfig(_check_ir_validity=False)
-    texts = constant_methods(contract)
-    return seal(bytes(EdgeProgramManager({"forward": outer}, texts, config).to_executorch().buffer))
+    return seal(written(outer, constant_methods(contract)))
 
 
 def _example(spec: TensorSpec) -> Tensor:

@@ -20,11 +20,10 @@ from dimorder.lowering.network_plan import Place
 from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import Target, WholeArtifact
-from dimorder.targets.ethos_u import INSTALL, named
+from dimorder.targets.ethos_u import INSTALL, is_u85, named
 from dimorder.targets.ethos_u.constraints import require_compilable
 from dimorder.targets.npu_report import NpuReport
 from dimorder.targets.signature import read_signature
-from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.target import TARGET as TOSA
 from dimorder.targets.tosa.target import TosaArtifact, emit_integers
 
@@ -84,7 +83,7 @@ def emit(
             if spec.dtype == "int64":
                 fix = "pass and return what is quantised: take the largest of scores on the CPU"
                 raise UnsupportedError(f"{kind} {spec.name!r}", "int64, where an Ethos-U has 32 bits", fix)
-    graph = emit_integers(program, contract, has_free_products=accelerator.startswith("ethos-u85"))
+    graph = emit_integers(program, contract, has_free_products=is_u85(accelerator))
     assert graph.model is not None
     written_for = {node.name: node for node in program.graph.nodes}
     written_for |= zip((spec.name for spec in contract.outputs), read_signature(program).outputs, strict=True)
@@ -94,7 +93,7 @@ def emit(
         node = written_for.get(tensor.rsplit(".", 1)[0])
         return Place("a copy", "made by Vela") if node is None else Place.of(_computing(node))
 
-    require_compilable(graph.model, inspect_tosa(graph.data).inputs, accelerator, place_of)
+    require_compilable(graph.model, accelerator, place_of)
     made = compiled(graph.data, accelerator, place_of, system_config=system_config, memory_mode=memory_mode)
     return NpuPte(packed(made, contract), graph, made.report)
 
@@ -107,7 +106,7 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     """
     assert TOSA.quantised is not None
     ability = TOSA.quantised.ability
-    if not accelerator.startswith("ethos-u85"):
+    if not is_u85(accelerator):
         ability = replace(ability, declines=tuple(each | _CUT_UP for each in ability.declines))
     made = replace(
         TOSA.quantised,

@@ -270,7 +270,8 @@ class TosaWriter:
             if tensor.data is not None and name in read
         }
         names = {name: value.tensor for name, value in rounded.items()}
-        return TosaModel(nodes, constants, tuple(self._inputs), tuple(self._outputs), names)
+        inputs = {name: self._tensors[name].shape for name in self._inputs}
+        return TosaModel(nodes, constants, inputs, tuple(self._outputs), names)
 
     # -- helpers -------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.program._program import _generate_edge_program
@@ -28,7 +27,7 @@ from dimorder.lowering.capture.captured import where
 from dimorder.lowering.capture.typed import integer_type
 from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.verify import Run
-from dimorder.targets.delegate import TO_NCHW, TO_NHWC, empty, is_channels_last, lowered
+from dimorder.targets.delegate import EDGE, TO_NCHW, TO_NHWC, empty, is_channels_last, lowered, written
 from dimorder.targets.signature import read_signature
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack import run
@@ -108,11 +107,7 @@ def emit(
 
 def _file(plan: _Partition, module: GraphModule, texts: Mapping[str, str]) -> bytes:
     outer = torch.export.export(module, plan.example_inputs())
-    config = EdgeCompileConfig(_check_ir_validity=False)
-    if plan.outside():
-        return _lower_outside(plan, outer, dict(texts), config)
-    # Calls of delegates alone are edge dialect as they stand, and to_edge takes half a second.
-    return bytes(EdgeProgramManager({"forward": outer}, dict(texts), config).to_executorch().buffer)
+    return _lower_outside(plan, outer, texts) if plan.outside() else written(outer, texts)
 
 
 # Which operators go where
@@ -355,16 +350,13 @@ class _OuterBuilder:
 # The finished file
 
 
-def _lower_outside(
-    plan: _Partition, outer: ExportedProgram, texts: dict[str, str], config: EdgeCompileConfig
-) -> bytes:
+def _lower_outside(plan: _Partition, outer: ExportedProgram, texts: Mapping[str, str]) -> bytes:
     """The file of a program with portable operators; ExecuTorch fails in many ways on one that it lacks."""
     try:
         # What is core ATen already is not decomposed, which would take longer than all the rest.
         if not all(torch.Tag.core in getattr(node.target, "tags", ()) for node in plan.outside()):
             outer = outer.run_decompositions(_default_decomposition_table())
-        edge = _generate_edge_program(config, outer)
-        return bytes(EdgeProgramManager({"forward": edge}, texts, config).to_executorch().buffer)
+        return written(_generate_edge_program(EDGE, outer), texts)
     except Exception as error:
         summary = (str(error).strip().splitlines() or [""])[0]
         raise _no_kernel(plan, plan.outside(), f"{type(error).__name__}: {summary}") from error

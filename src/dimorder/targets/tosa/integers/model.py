@@ -35,12 +35,12 @@ class TosaNode:
 
 @dataclass(frozen=True)
 class TosaModel:
-    """A graph as it was written. `rounded` has, by the name of each node of the program that quantises, the
-    tensor that holds its integers."""
+    """A graph as it was written; its inputs with their shapes. `rounded` has, by the name of each node of the
+    program that quantises, the tensor that holds its integers."""
 
     nodes: Sequence[TosaNode]
     constants: Mapping[str, Tensor]
-    inputs: Sequence[str]
+    inputs: Mapping[str, tuple[int, ...]]
     outputs: Sequence[str]
     rounded: Mapping[str, str]
 
