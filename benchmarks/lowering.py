@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import dimorder
 from benchmarks.record import described, failed, machine, rows_kept
@@ -52,7 +53,8 @@ class Left:
     bytes: int
 
 
-Lowering = Callable[[nn.Module, tuple[Any, ...]], Any]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by position and by name
+Lowering = Callable[[nn.Module, Arguments], Any]
 
 
 @dataclass(frozen=True)
@@ -73,28 +75,28 @@ class Peers:
     worst: float
     ours_s: float
 
-    def ours(self, model: nn.Module, args: tuple[Any, ...]) -> Any:
-        lowered = dimorder.lower(model, args, **self.options)
+    def ours(self, model: nn.Module, given: Arguments) -> Any:
+        lowered = dimorder.lower(model, *given, **self.options)
         return [lowered.artifact.data], sum(lowered.artifact.outside.values())
 
-    def inputs(self, network: zoo.Network) -> tuple[Any, ...]:
-        args = network.inputs()
+    def inputs(self, network: zoo.Network) -> Arguments:
+        args, kwargs = network.call()
         if self.is_small and network.shape == zoo.SQUARE_224:
             args = (args[0][..., : SMALL[2], : SMALL[3]].contiguous(),)
-        return args
+        return args, kwargs
 
 
 # -- to TOSA
 
 
-def _stock_tosa(model: nn.Module, args: tuple[Any, ...]) -> tuple[list[bytes], int]:
+def _stock_tosa(model: nn.Module, given: Arguments) -> tuple[list[bytes], int]:
     """The TOSA graphs of ExecuTorch's delegates, and how many operators stay outside of them."""
     from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec
     from executorch.backends.arm.tosa.partitioner import TOSAPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
     partitioner = TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP"))
-    edge = to_edge_transform_and_lower(torch.export.export(model, args), partitioner=[partitioner])
+    edge = to_edge_transform_and_lower(torch.export.export(model, *given), partitioner=[partitioner])
     program = edge.exported_program()
     held = [getattr(program.graph_module, n.target) for n in program.graph.nodes if n.op == "get_attr"]
     called = [getattr(n.target, "__name__", n.name) for n in program.graph.nodes if n.op == "call_function"]
@@ -113,12 +115,12 @@ def _look_tosa(written: tuple[list[bytes], int]) -> Left:
 # -- to XNNPACK
 
 
-def _stock_xnnpack(model: nn.Module, args: tuple[Any, ...]) -> tuple[list[bytes], None]:
+def _stock_xnnpack(model: nn.Module, given: Arguments) -> tuple[list[bytes], None]:
     """The .pte that ExecuTorch makes with its XNNPACK partitioner."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    edge = to_edge_transform_and_lower(torch.export.export(model, args), partitioner=[XnnpackPartitioner()])
+    edge = to_edge_transform_and_lower(torch.export.export(model, *given), partitioner=[XnnpackPartitioner()])
     return [edge.to_executorch().buffer], None
 
 
@@ -166,8 +168,8 @@ PEERS = {
 def measure(peers: Peers, name: str, repeats: int, limit_s: float) -> Row:
     """One row of the table. A way that fails has its error there instead of figures."""
     network = zoo.network(name)
-    args, model = peers.inputs(network), network.build()
-    row: Row = {"network": name, "input": _told(args), "ours": {}, "stock": {}}
+    given, model = peers.inputs(network), network.build()
+    row: Row = {"network": name, "input": _told(given), "ours": {}, "stock": {}}
     for turn in range(repeats):
         for way, lowering in (("ours", peers.ours), ("stock", peers.stock)):
             cell = row[way]
@@ -176,7 +178,7 @@ def measure(peers: Peers, name: str, repeats: int, limit_s: float) -> Row:
             try:
                 with _limit(limit_s):
                     start = time.perf_counter()
-                    written = lowering(model, args)
+                    written = lowering(model, given)
                     seconds = time.perf_counter() - start
             # Whatever a lowering raises is what is recorded of it.
             except Exception as error:
@@ -188,8 +190,9 @@ def measure(peers: Peers, name: str, repeats: int, limit_s: float) -> Row:
     return row
 
 
-def _told(args: Sequence[Any]) -> str:
-    return ", ".join("x".join(map(str, each.shape)) for each in args if isinstance(each, torch.Tensor))
+def _told(given: Arguments) -> str:
+    tensors = [each for each in pytree.tree_leaves(given) if isinstance(each, torch.Tensor)]
+    return ", ".join("x".join(map(str, each.shape)) for each in tensors)
 
 
 @contextmanager
@@ -310,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = {row["network"]: row for row in record["rows"]}
     wanted = options.networks or [name for name in peers.networks if name not in done]
     for lowering in (peers.ours, peers.stock):  # neither pays for imports, nor for a process's first export
-        lowering(nn.Conv2d(3, 2, 3).eval(), (torch.randn(1, 3, 5, 7),))
+        lowering(nn.Conv2d(3, 2, 3).eval(), ((torch.randn(1, 3, 5, 7),), {}))
     for name in wanted:
         done[name] = measure(peers, name, options.repeats, options.limit)
         rows = [done[name] for name in peers.networks if name in done]
