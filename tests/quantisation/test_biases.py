@@ -15,7 +15,7 @@ from dimorder.quantisation import quantize as quantizing
 
 
 class Depthwise(nn.Module):
-    """Convolutions, one of few weights a channel, with norms and without, a linear layer, and one of no bias."""
+    """Convolutions, one of few weights a channel, with a norm and without, and linear layers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Decides that rounding a weight moves no mean: biases take back what it adds to a channel.
 
-Rounded weights of one channel do not err to both sides alike, least of all the few of a depthwise convolution,
-and the next operator reads what is off by the same amount everywhere (Nagel et al., Data-Free Quantization
-Through Weight Equalization and Bias Correction, 2019).
+Rounded weights of one channel do not err to both sides alike, least of all the few of a depthwise
+convolution, and the next operator reads what is off by the same amount everywhere (Nagel et al., Data-Free
+Quantization Through Weight Equalization and Bias Correction, 2019).
 """
 
 from __future__ import annotations
