@@ -28,9 +28,10 @@ import torch
 from torch import Tensor, nn
 
 import dimorder
-from benchmarks.record import described, failed, machine, rows_kept
-from benchmarks.timing import Call, geometric_mean, interleaved, ratio
+from benchmarks.record import failed, rows_kept
 from dimorder.files import write_whole
+from dimorder.latency.machine import described, machine
+from dimorder.latency.timing import Call, geometric_mean, interleaved, ratio
 from tests import zoo
 from tests.targets.quantised import by_xnnpack, stock_pte
 from tests.zoo.network import Network

@@ -29,9 +29,10 @@ import torch
 from torch import nn
 
 import dimorder
-from benchmarks.record import described, failed, machine, rows_kept
-from benchmarks.timing import geometric_mean
+from benchmarks.record import failed, rows_kept
 from dimorder.files import write_whole
+from dimorder.latency.machine import described, machine
+from dimorder.latency.timing import geometric_mean
 from tests import zoo
 
 SMALL = (1, 3, 64, 64)
