@@ -12,7 +12,7 @@ from torch import nn
 from dimorder import latency
 from dimorder.cli import main
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.latency import runtimes
+from dimorder.latency import limit, runtimes
 
 pytestmark = pytest.mark.usefixtures("at_root")
 
@@ -81,7 +81,7 @@ def test_the_command_writes_json_and_prints_a_table(tmp_path, capfd):
     out = capfd.readouterr().out
     assert out.startswith("Tiny  2x3x5x7  5 rounds in turn") and "dimorder, torch" in out
     told = json.loads(file.read_text())
-    assert set(told) == {"network", "inputs", "threads", "environment", "runtimes"}
+    assert set(told) == {"network", "inputs", "threads", "environment", "limit_ms", "runtimes"}
     assert [each["name"] for each in told["runtimes"]] == ["torch", "eager"]
     assert len(told["runtimes"][1]["ratio"]) == 3 and len(told["runtimes"][0]["ms"]) == 5
 
@@ -92,6 +92,32 @@ def test_the_command_refuses_what_it_cannot_write(capfd):
     assert main(["bench", *TINY, "--chart", "chart.svg"]) == 2
     assert "no .png" in capfd.readouterr().err
     assert main(["bench", "net.pt2"]) == 2
+
+
+def test_the_limit_counts_products_windows_and_norms_alone():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.LayerNorm(7), nn.Linear(7, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.norm(torch.relu(self.conv(x)).permute(0, 2, 3, 1) [..., :7]))
+
+    program = torch.export.export(Net(), (torch.randn(2, 3, 9, 11),))
+    found = {name.split(".")[1]: (flops, moved) for name, flops, moved in limit.work(program)}
+    pixels = 2 * 7 * 9
+    assert found["convolution"] == (2 * pixels * 8 * 27, 4 * (2 * 3 * 9 * 11 + 8 * 27 + 8 + pixels * 8))
+    assert found["native_layer_norm"] == (0, 4 * (2 * pixels * 7 + 2 * 7))
+    assert found["addmm"][0] == 2 * pixels * 7 * 5
+    assert len(found) == 3
+    told = limit.Limit(2, 1e9, ((1, 1e9),))
+    assert told.seconds(program) == pytest.approx(sum(max(f, m) for f, m in found.values()) / 1e9)
+
+
+@pytest.mark.slow
+def test_no_program_is_faster_than_the_limit():
+    found = latency.measure(*network(), against=(), rounds=5, limit=True)
+    assert found.limit_ms and found.rows[0].median > found.limit_ms
 
 
 def test_a_chart_has_a_bar_for_each_runtime():

@@ -58,6 +58,11 @@ def add_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads of each (default: as many as torch has)"
     )
+    parser.add_argument(
+        "--limit",
+        action="store_true",
+        help="measure also what this machine could do at most, and how far from it each is",
+    )
     parser.add_argument("--chart", metavar="FILE", help="the medians as a bar chart (.png)")
     json_option(parser, "every round of each runtime")
     parser.add_argument("-o", "--output", metavar="FILE", help="of `bench convert`: the table to add to")
@@ -87,6 +92,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             against=options.against,
             rounds=options.rounds,
             threads=options.threads,
+            limit=options.limit,
             progress=progress,
         )
         console.check_interrupt()

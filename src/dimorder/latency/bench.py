@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from dimorder.errors import DimorderError, UnsupportedError, UsageError
+from dimorder.latency.limit import measure_limit
 from dimorder.latency.machine import described, machine
 from dimorder.latency.peak import peak_bytes
 from dimorder.latency.runtimes import PEERS, Call, Given, Runtime, ours
@@ -51,13 +52,15 @@ class Timed:
 
 @dataclass(frozen=True)
 class Bench:
-    """A network in several runtimes, of which the first is ours."""
+    """A network in several runtimes, of which the first is ours. `limit_ms` is what none is below on this machine
+    (see `limit`), where that was asked for."""
 
     network: str
     inputs: tuple[tuple[int, ...], ...]
     rows: tuple[Timed, ...]
     threads: int
     environment: Mapping[str, object]
+    limit_ms: float | None = None
 
     def ratio(self, row: Timed) -> tuple[float, float, float] | None:
         """Our time over that of a row, and the interval of 95 %; None where one of the two was not timed."""
@@ -71,6 +74,7 @@ class Bench:
             "inputs": [list(shape) for shape in self.inputs],
             "threads": self.threads,
             "environment": dict(self.environment),
+            "limit_ms": self.limit_ms,
             "runtimes": [
                 {
                     "name": row.name,
@@ -103,9 +107,17 @@ class Bench:
                 f"{self.network}  {shapes}  {rounds} rounds in turn, {self.threads} threads",
                 *(line.rstrip() for line in lines),
                 *(f"{row.title}: {row.error}" for row in self.rows if row.error),
+                *self._told_limit(),
                 described(self.environment),
             ]
         )
+
+    def _told_limit(self) -> list[str]:
+        if self.limit_ms is None:
+            return []
+        ours = self.rows[0].median
+        times = "" if ours is None else f", {ours / self.limit_ms:.2f} times as much is {self.rows[0].title}"
+        return [f"the machine's limit is {self.limit_ms:,.3f} ms{times}"]
 
     def _cells(self, row: Timed) -> tuple[str, ...]:
         found = self.ratio(row)
@@ -133,6 +145,7 @@ def measure(
     against: Sequence[str] | None = None,
     rounds: int = ROUNDS,
     threads: int | None = None,
+    limit: bool = False,
     progress: Progress = lambda step: None,
 ) -> Bench:
     """Time a network lowered to `targets` and in the runtimes `against` (by default all that are installed).
@@ -141,6 +154,9 @@ def measure(
     pause and a call that is not timed. All have as many threads, by default torch's. What a runtime makes of
     the network is compared with eager first; what fails, or is wrong by more than 1e-3 of an output's largest
     value, has an error in place of times.
+
+    With `limit` the machine's rate of products and its bandwidth are measured too, and with them a time that no
+    program of this network is below.
 
     Raises `UsageError` for runtimes that there are not and for fewer than 5 rounds, `UnsupportedError` for a
     runtime that is asked for and not installed.
@@ -157,6 +173,11 @@ def measure(
     chosen = [*map(ours, dict.fromkeys(targets)), *_peers(against)]
     threads = torch.get_num_threads() if threads is None else threads
     given = Given(model, tuple(args), dict(kwargs or {}), threads)
+    limit_ms = None
+    if limit:
+        progress("measuring the machine's limit")
+        exported = torch.export.export(model, given.args, dict(given.kwargs))
+        limit_ms = 1e3 * measure_limit(threads).seconds(exported)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         rows, calls = _made(chosen, given, Path(folder), progress)
         progress(f"running {rounds} rounds")
@@ -168,6 +189,7 @@ def measure(
         tuple(Timed(each.name, each.title, **rows[each.name]) for each in chosen),
         threads,
         machine(("torch",)),
+        limit_ms,
     )
 
 
