@@ -54,7 +54,9 @@ def add_options(parser: CommandParser) -> None:
         choices=_RUNTIMES,
         help="a runtime to compare with; once for each (default: all that are installed)",
     )
-    parser.add_argument("--rounds", type=int, default=30, metavar="N", help="timed calls of each (default 30)")
+    parser.add_argument(
+        "--rounds", type=int, default=30, metavar="N", help="timed calls of each (default 30)"
+    )
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads of each (default: as many as torch has)"
     )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from dimorder.errors import DimorderError, UnsupportedError, UsageError
 from dimorder.latency.limit import measure_limit
 from dimorder.latency.machine import described, machine
 from dimorder.latency.peak import peak_bytes
-from dimorder.latency.runtimes import PEERS, Call, Given, Runtime, ours
-from dimorder.latency.timing import interleaved, ratio
+from dimorder.latency.runtimes import PEERS, Given, Runtime, ours
+from dimorder.latency.timing import Invocation, interleaved, ratio
 from dimorder.lowering.clock import Progress
 from dimorder.lowering.verify import relative_errors
 
@@ -33,7 +34,8 @@ TOLERANCE = 1e-3  # of the largest value of an output: others round in other pla
 @dataclass(frozen=True)
 class Timed:
     """A network in one runtime. Times are milliseconds of each round, `seconds` what making the program took;
-    `file_bytes` and `peak_bytes`, the memory that it takes, are None where it has no file. An `error` says why there are no times.
+    `file_bytes` and `peak_bytes`, the memory that it takes, are None where it has no file. An `error` says
+    why there are no times.
     """
 
     name: str
@@ -52,8 +54,8 @@ class Timed:
 
 @dataclass(frozen=True)
 class Bench:
-    """A network in several runtimes, of which the first is ours. `limit_ms` is what none is below on this machine
-    (see `limit`), where that was asked for."""
+    """A network in several runtimes, of which the first is ours. `limit_ms` is what none is below on this
+    machine (see `limit`), where that was asked for."""
 
     network: str
     inputs: tuple[tuple[int, ...], ...]
@@ -99,7 +101,9 @@ class Bench:
         cells = [head, *map(self._cells, self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
-            "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+            "  ".join(
+                [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+            )
             for row in cells
         ]
         return "\n".join(
@@ -155,8 +159,8 @@ def measure(
     the network is compared with eager first; what fails, or is wrong by more than 1e-3 of an output's largest
     value, has an error in place of times.
 
-    With `limit` the machine's rate of products and its bandwidth are measured too, and with them a time that no
-    program of this network is below.
+    With `limit` the machine's rate of products and its bandwidth are measured too, and with them a time that
+    no program of this network is below.
 
     Raises `UsageError` for runtimes that there are not and for fewer than 5 rounds, `UnsupportedError` for a
     runtime that is asked for and not installed.
@@ -207,19 +211,19 @@ def _peers(names: Sequence[str] | None) -> list[Runtime]:
 
 def _made(
     chosen: Sequence[Runtime], given: Given, folder: Path, progress: Progress
-) -> tuple[dict[str, dict[str, Any]], dict[str, Call]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, Invocation]]:
     """What is known of each runtime's program before it is timed, and the programs that can be."""
     wanted = PEERS["eager"].open(given, folder)()
     inputs = folder / "inputs"
     torch.save(given.tensors, inputs)
     rows: dict[str, dict[str, Any]] = {}
-    calls: dict[str, Call] = {}
+    calls: dict[str, Invocation] = {}
     for each in chosen:
         progress(f"preparing {each.title}")
         row = rows[each.name] = {}
         path = folder / f"{each.name}{each.suffix}"
         try:
-            call, row["seconds"] = _timed(lambda each=each, path=path: _prepared(each, given, path))
+            call, row["seconds"] = _timed(partial(_prepared, each, given, path))
             errors = relative_errors(call(), wanted)
             row["max_rel_error"] = max(errors, default=0.0)
             if not row["max_rel_error"] <= TOLERANCE:
@@ -235,13 +239,13 @@ def _made(
     return rows, calls
 
 
-def _prepared(chosen: Runtime, given: Given, path: Path) -> Call:
+def _prepared(chosen: Runtime, given: Given, path: Path) -> Invocation:
     if chosen.write:
         chosen.write(given, path)
     return chosen.open(given, path)
 
 
-def _timed(make: Callable[[], Call]) -> tuple[Call, float]:
+def _timed(make: Callable[[], Invocation]) -> tuple[Invocation, float]:
     start = time.perf_counter()
     made = make()
     return made, time.perf_counter() - start

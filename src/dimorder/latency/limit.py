@@ -1,8 +1,8 @@
-"""Decides how fast a network could be at most: its products at the machine's rate, its memory at its bandwidth.
+"""Decides how fast a network could be at most: products at the machine's rate, memory at its bandwidth.
 
 Both are measured in XNNPACK, in programs that do nothing else. Counted are products, reductions, windows and
-norms, each by the larger of its arithmetic and the memory that it cannot but move. Pointwise operators and moves
-count nothing: a perfect runtime would do them in passing.
+norms, each by the larger of its arithmetic and the memory that it cannot but move. Pointwise operators and
+moves count nothing: a perfect runtime would do them in passing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _MOVES = ("cat", "slice", "permute", "clone", "expand", "view", "_to_copy", "sel
 
 @dataclass(frozen=True)
 class Limit:
-    """What a machine does at most with so many threads: `flops` a second, and the bytes a second that an operator
-    moves which moves so many, as pairs in ascending order."""
+    """What a machine does at most with so many threads: `flops` a second, and the `bandwidth`, by how many
+    bytes an operator moves, in ascending order."""
 
     threads: int
     flops: float
@@ -58,7 +58,9 @@ class Limit:
 
     def seconds(self, program: ExportedProgram) -> float:
         """What no run of a program is below."""
-        return sum(max(flops / self.flops, moved / self.bytes_a_second(moved)) for _, flops, moved in work(program))
+        return sum(
+            max(flops / self.flops, moved / self.bytes_a_second(moved)) for _, flops, moved in work(program)
+        )
 
 
 def work(program: ExportedProgram) -> Iterator[tuple[str, int, int]]:

@@ -19,7 +19,7 @@ RUNS = 3
 
 
 def peak_bytes(runtime: str, file: Path, inputs: Path, threads: int) -> int:
-    """The bytes of resident memory that opening a file and running it takes, what it holds of the file included.
+    """The bytes of resident memory that opening a file and running it takes, the file's own included.
 
     Raises `DimorderError` where the other process fails, as it does elsewhere than on Linux.
     """

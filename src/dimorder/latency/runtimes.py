@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dimorder.latency.timing import Invocation
 from dimorder.targets import find, listing
-
-Call = Callable[[], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Runtime:
 
     name: str
     title: str
-    open: Callable[[Given, Path], Call]
+    open: Callable[[Given, Path], Invocation]
     write: Callable[[Given, Path], None] | None = None
     suffix: str = ""
     imports: tuple[str, ...] = ()
@@ -74,7 +73,7 @@ def ours(target: str) -> Runtime:
 
         lower(given.model, given.args, given.kwargs, target=target).save(path)
 
-    def open_(given: Given, path: Path) -> Call:
+    def open_(given: Given, path: Path) -> Invocation:
         from dimorder.api import load
 
         chosen = find(target)
@@ -99,7 +98,7 @@ def _write_executorch(given: Given, path: Path) -> None:
     path.write_bytes(edge.to_executorch().buffer)
 
 
-def _open_executorch(given: Given, path: Path) -> Call:
+def _open_executorch(given: Given, path: Path) -> Invocation:
     import executorch.kernels.quantized  # noqa: F401  the kernels of what a quantised network leaves outside
     from executorch.extension.pybindings import _C
 
@@ -119,20 +118,22 @@ def _open_executorch(given: Given, path: Path) -> Call:
 # -- PyTorch
 
 
-def _flat(model: Any, given: Given) -> Call:
+def _flat(model: Any, given: Given) -> Invocation:
     def call() -> Sequence[Tensor]:
         with torch.no_grad():
-            return [x for x in pytree.tree_leaves(model(*given.args, **given.kwargs)) if isinstance(x, Tensor)]
+            return [
+                x for x in pytree.tree_leaves(model(*given.args, **given.kwargs)) if isinstance(x, Tensor)
+            ]
 
     return call
 
 
-def _open_eager(given: Given, path: Path) -> Call:
+def _open_eager(given: Given, path: Path) -> Invocation:
     torch.set_num_threads(given.threads)
     return _flat(given.model, given)
 
 
-def _open_channels_last(given: Given, path: Path) -> Call:
+def _open_channels_last(given: Given, path: Path) -> Invocation:
     torch.set_num_threads(given.threads)
     model = copy.deepcopy(given.model).to(memory_format=torch.channels_last)
     args, kwargs = pytree.tree_map_only(Tensor, _channels_last, (given.args, dict(given.kwargs)))
@@ -143,18 +144,18 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
-def _open_compiled(given: Given, path: Path) -> Call:
+def _open_compiled(given: Given, path: Path) -> Invocation:
     torch.set_num_threads(given.threads)
     return _compiled(given)
 
 
-def _open_frozen(given: Given, path: Path) -> Call:
+def _open_frozen(given: Given, path: Path) -> Invocation:
     torch.set_num_threads(given.threads)
     with torch._inductor.config.patch(freezing=True):
         return _compiled(given)
 
 
-def _compiled(given: Given) -> Call:
+def _compiled(given: Given) -> Invocation:
     torch.compiler.reset()
     call = _flat(torch.compile(given.model), given)
     call()  # which is when it is compiled
@@ -178,7 +179,7 @@ def _write_onnx(given: Given, path: Path) -> None:
     )
 
 
-def _open_onnx_runtime(given: Given, path: Path) -> Call:
+def _open_onnx_runtime(given: Given, path: Path) -> Invocation:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -189,7 +190,7 @@ def _open_onnx_runtime(given: Given, path: Path) -> Call:
     return lambda: [torch.from_numpy(y) for y in session.run(None, fed)]
 
 
-def _open_openvino(given: Given, path: Path) -> Call:
+def _open_openvino(given: Given, path: Path) -> Invocation:
     import openvino
 
     how = {"INFERENCE_NUM_THREADS": given.threads, "PERFORMANCE_HINT": "LATENCY"}
@@ -208,7 +209,7 @@ def _write_litert(given: Given, path: Path) -> None:
     litert_torch.convert(given.model, given.args, dict(given.kwargs) or None).export(str(path))
 
 
-def _open_litert(given: Given, path: Path) -> Call:
+def _open_litert(given: Given, path: Path) -> Invocation:
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(model_path=str(path), num_threads=given.threads)
