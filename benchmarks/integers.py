@@ -28,9 +28,10 @@ import torch
 from torch import Tensor, nn
 
 import dimorder
-from benchmarks.record import described, failed, machine, rows_kept
-from benchmarks.timing import Call, geometric_mean, interleaved, ratio
+from benchmarks.record import failed, rows_kept
 from dimorder.files import write_whole
+from dimorder.latency.machine import described, machine
+from dimorder.latency.timing import Invocation, geometric_mean, interleaved, ratio
 from tests import zoo
 from tests.targets.quantised import by_xnnpack, stock_pte
 from tests.zoo.network import Network
@@ -71,7 +72,7 @@ def _executorch(model: nn.Module, quantised: nn.Module, x: Tensor) -> bytes:
 PROGRAMS: Mapping[str, _Make] = {"ours": _ours, "ours float32": _ours_in_float, "ExecuTorch": _executorch}
 
 
-def _call(pte: bytes, x: Tensor) -> Call:
+def _call(pte: bytes, x: Tensor) -> Invocation:
     import executorch.kernels.quantized  # noqa: F401  the kernels of what ExecuTorch leaves outside
     from executorch.runtime import Runtime
 
@@ -84,7 +85,7 @@ def _call(pte: bytes, x: Tensor) -> Call:
     return call
 
 
-def _onnx_runtime(model: nn.Module, x: Tensor, folder: Path) -> Call:
+def _onnx_runtime(model: nn.Module, x: Tensor, folder: Path) -> Invocation:
     """ONNX Runtime's program of its own quantised network."""
     import onnxruntime
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -124,7 +125,7 @@ def measure(name: str, rounds: int, repeats: int) -> Row:
     x = torch.randn(SHAPES.get(name, zoo.SQUARE_224), generator=torch.Generator().manual_seed(1))
     quantised = by_xnnpack(model, x)
     measured: Row = {"network": name, "input": "x".join(map(str, x.shape))}
-    calls: dict[str, Call] = {}
+    calls: dict[str, Invocation] = {}
     for way, make in PROGRAMS.items():
         seconds = []
         try:

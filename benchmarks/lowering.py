@@ -30,9 +30,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import dimorder
-from benchmarks.record import described, failed, machine, rows_kept
-from benchmarks.timing import geometric_mean
+from benchmarks.record import failed, rows_kept
 from dimorder.files import write_whole
+from dimorder.latency.machine import described, machine
+from dimorder.latency.timing import geometric_mean
 from tests import zoo
 
 SMALL = (1, 3, 64, 64)

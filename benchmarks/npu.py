@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import dimorder
-from benchmarks.record import described, failed, machine, rows_kept
-from benchmarks.timing import geometric_mean
+from benchmarks.record import failed, rows_kept
 from dimorder.files import write_whole
+from dimorder.latency.machine import described, machine
+from dimorder.latency.timing import geometric_mean
 from dimorder.lowering.network_plan import Place
 from tests import zoo
 from tests.zoo import timm

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-
-def machine(packages: Sequence[str]) -> dict[str, object]:
-    """What a figure was measured on, and with which versions of these packages."""
-    return {
-        "machine": platform.platform(),
-        "processor": _processor(),
-        "processors": os.cpu_count(),
-        **(_of_torch() if "torch" in packages else {}),
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in packages},
-    }
-
-
-def described(machine: Mapping[str, object]) -> str:
-    return "; ".join(f"{key} {value}" for key, value in machine.items())
+from dimorder.files import write_whole
+from dimorder.latency.machine import machine
 
 
 def rows_kept(path: Path, environment: Mapping[str, object]) -> list[dict[str, Any]]:
@@ -44,21 +28,4 @@ def write(out: Path, module: str, packages: Sequence[str], **results: object) ->
     """Write the results of `python -m benchmarks.MODULE` as JSON."""
     command = shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
     record = {"command": command, "machine": machine(packages), **results}
-    from dimorder.files import write_whole
-
     write_whole(out, (json.dumps(record, indent=2) + "\n").encode())
-
-
-def _of_torch() -> dict[str, object]:
-    import torch
-
-    return {"capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())

@@ -52,6 +52,7 @@ MAY_IMPORT = {
         "executorch",
         "runtime",
     },
+    "latency": {"errors", "lowering", "targets", "executorch", "api"},
     "report": {
         "errors",
         "files",

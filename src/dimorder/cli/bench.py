@@ -1,4 +1,4 @@
-"""Decides what `dimorder bench` does: conversions between orders are measured on this machine."""
+"""Decides what `dimorder bench` does: a network, or conversions between orders, are timed on this machine."""
 
 from __future__ import annotations
 
@@ -6,24 +6,110 @@ import argparse
 import json
 from pathlib import Path
 
+from dimorder.cli import models
 from dimorder.cli.console import Console
-from dimorder.cli.options import DONE, Command, CommandParser, check_outputs, read_json
+from dimorder.cli.options import (
+    DONE,
+    NO,
+    Command,
+    CommandParser,
+    check_outputs,
+    json_option,
+    model_options,
+    read_json,
+    write_json,
+)
+from dimorder.errors import UsageError
 
 EXAMPLES = """\
+  dimorder bench torchvision.models:resnet18 --input 1x3x224x224
+  dimorder bench torchvision.models:resnet18 --input 1x3x224x224 --against executorch --against onnxruntime
+  dimorder bench mymodels:Ranker --input ids=1x128:int64 --target torch --threads 1 --chart ranker.png
   dimorder bench convert
   dimorder bench convert -o src/dimorder/eager/conversion.json
 
-Measures which way of moving memory is fastest here; -o puts the result, for this kind of CPU, into
-a table."""
+A network is lowered by dimorder, and run in turn with what one would take instead: {runtimes}.
+Leave the machine alone meanwhile. `bench convert` measures which way of moving memory is fastest here;
+-o puts the result, for this kind of CPU, into a table."""
+
+_RUNTIMES = (
+    *("executorch", "eager", "eager-channels-last", "compile", "compile-frozen"),
+    *("onnxruntime", "openvino", "litert"),
+)
+_CONVERT = "convert"
 
 
 def add_options(parser: CommandParser) -> None:
-    parser.add_argument("what", choices=("convert",), help="what to measure")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the table to put the result into")
+    model_options(parser)
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="TARGET",
+        help="what dimorder lowers it to: xnnpack (the default) or torch; the first is what others are "
+        "compared with",
+    )
+    parser.add_argument(
+        "--against",
+        action="append",
+        choices=_RUNTIMES,
+        help="a runtime to compare with; once for each (default: all that are installed)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=30, metavar="N", help="timed calls of each (default 30)"
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads of each (default: as many as torch has)"
+    )
+    parser.add_argument(
+        "--limit",
+        action="store_true",
+        help="measure also what this machine could do at most, and how far from it each is",
+    )
+    parser.add_argument("--chart", metavar="FILE", help="the medians as a bar chart (.png)")
+    json_option(parser, "every round of each runtime")
+    parser.add_argument("-o", "--output", metavar="FILE", help="of `bench convert`: the table to add to")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    check_outputs({"-o": options.output})
+    check_outputs({"-o": options.output, "--json": options.json, "--chart": options.chart})
+    if options.model == _CONVERT:
+        return _convert(options, console)
+    if options.output:
+        raise UsageError(f"-o {options.output}", "a table, for a network", "give --json FILE or --chart FILE")
+    if options.chart and Path(options.chart).suffix != ".png":
+        raise UsageError(f"--chart {options.chart}", "no .png", "name it so")
+    with console.progress() as progress:
+        progress("loading torch")
+        from dimorder import latency
+
+        progress(f"loading {options.model}")
+        model = models.runnable(models.load_model(options.model, dict(options.arg)))
+        args, kwargs = models.example_inputs(model, options.input)
+        models.check_runs(model, args, kwargs)
+        found = latency.measure(
+            model,
+            args,
+            kwargs,
+            targets=options.target or ("xnnpack",),
+            against=options.against,
+            rounds=options.rounds,
+            threads=options.threads,
+            limit=options.limit,
+            progress=progress,
+        )
+        console.check_interrupt()
+        if options.chart:
+            from dimorder import files
+            from dimorder.latency.chart import png
+
+            files.write_whole(options.chart, png(found))
+    write_json(options.json, found.to_dict(), console)
+    if options.json != "-":
+        console.print(found)
+    return DONE if found.rows[0].ms else NO
+
+
+def _convert(options: argparse.Namespace, console: Console) -> int:
     with console.progress() as progress:
         progress("loading torch")
         from dimorder import files
@@ -43,4 +129,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return DONE
 
 
-COMMAND = Command("bench", "measure conversions between orders on this machine", EXAMPLES, add_options, run)
+COMMAND = Command(
+    "bench",
+    "time a network in dimorder and in other runtimes, or conversions between orders",
+    EXAMPLES.format(runtimes=", ".join(_RUNTIMES)),
+    add_options,
+    run,
+)

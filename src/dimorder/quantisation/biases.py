@@ -8,7 +8,7 @@ Quantization Through Weight Equalization and Bias Correction, 2019).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHAN
 aten = torch.ops.aten
 
 # Product → the dimension of its result that its bias lies along.
-_CHANNELS = {
+_CHANNELS: Mapping[Any, int] = {
     aten.conv1d.default: 1,
     aten.conv2d.default: 1,
     aten.conv3d.default: 1,

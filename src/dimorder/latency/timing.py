@@ -7,13 +7,16 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 PAUSE_S = 0.02  # in which the idle threads of the runtime before fall asleep
 
-Call = Callable[[], object]
+Invocation = Callable[[], Any]  # runs a program once, on inputs that it has; its outputs
 
 
-def interleaved(ways: Mapping[str, Call], rounds: int, limit_s: float = 120.0) -> dict[str, list[float]]:
+def interleaved(
+    ways: Mapping[str, Invocation], rounds: int, limit_s: float = 120.0
+) -> dict[str, list[float]]:
     """The milliseconds of each way, one per round; fewer rounds, but 5 at least, than take `limit_s`.
 
     The order of the ways is drawn anew for each round.

@@ -1,0 +1,251 @@
+"""Decides how a network is timed beside other runtimes: made, checked against eager, and run in turn.
+
+No figure is told of a program whose numbers are wrong.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dimorder.errors import DimorderError, UnsupportedError, UsageError
+from dimorder.latency.limit import measure_limit
+from dimorder.latency.machine import described, machine
+from dimorder.latency.peak import peak_bytes
+from dimorder.latency.runtimes import PEERS, Given, Runtime, ours
+from dimorder.latency.timing import Invocation, interleaved, ratio
+from dimorder.lowering.clock import Progress
+from dimorder.lowering.verify import relative_errors
+
+ROUNDS = 30
+TOLERANCE = 1e-3  # of the largest value of an output: others round in other places, and some to fewer bits
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A network in one runtime. Times are milliseconds of each round, `seconds` what making the program took;
+    `file_bytes` and `peak_bytes`, the memory that it takes, are None where it has no file. An `error` says
+    why there are no times.
+    """
+
+    name: str
+    title: str
+    ms: tuple[float, ...] = ()
+    seconds: float | None = None
+    file_bytes: int | None = None
+    peak_bytes: int | None = None
+    max_rel_error: float | None = None
+    error: str | None = None
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.ms) if self.ms else None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A network in several runtimes, of which the first is ours. `limit_ms` is what none is below on this
+    machine (see `limit`), where that was asked for."""
+
+    network: str
+    inputs: tuple[tuple[int, ...], ...]
+    rows: tuple[Timed, ...]
+    threads: int
+    environment: Mapping[str, object]
+    limit_ms: float | None = None
+
+    def ratio(self, row: Timed) -> tuple[float, float, float] | None:
+        """Our time over that of a row, and the interval of 95 %; None where one of the two was not timed."""
+        first = self.rows[0]
+        return ratio(first.ms, row.ms) if first.ms and row.ms and row is not first else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `dimorder bench --json` writes; the keys are stable."""
+        return {
+            "network": self.network,
+            "inputs": [list(shape) for shape in self.inputs],
+            "threads": self.threads,
+            "environment": dict(self.environment),
+            "limit_ms": self.limit_ms,
+            "runtimes": [
+                {
+                    "name": row.name,
+                    "title": row.title,
+                    "median_ms": row.median,
+                    "ms": list(row.ms),
+                    "ratio": self.ratio(row),
+                    "seconds": row.seconds,
+                    "file_bytes": row.file_bytes,
+                    "peak_bytes": row.peak_bytes,
+                    "max_rel_error": row.max_rel_error,
+                    "error": row.error,
+                }
+                for row in self.rows
+            ],
+        }
+
+    def __str__(self) -> str:
+        shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.inputs)
+        rounds = max((len(row.ms) for row in self.rows), default=0)
+        head = ("", "ms", "ours / this (95 %)", "made in", "file", "memory", "error")
+        cells = [head, *map(self._cells, self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(
+                [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+            )
+            for row in cells
+        ]
+        return "\n".join(
+            [
+                f"{self.network}  {shapes}  {rounds} rounds in turn, {self.threads} threads",
+                *(line.rstrip() for line in lines),
+                *(f"{row.title}: {row.error}" for row in self.rows if row.error),
+                *self._told_limit(),
+                described(self.environment),
+            ]
+        )
+
+    def _told_limit(self) -> list[str]:
+        if self.limit_ms is None:
+            return []
+        ours = self.rows[0].median
+        times = "" if ours is None else f", {ours / self.limit_ms:.2f} times as much is {self.rows[0].title}"
+        return [f"the machine's limit is {self.limit_ms:,.3f} ms{times}"]
+
+    def _cells(self, row: Timed) -> tuple[str, ...]:
+        found = self.ratio(row)
+
+        def megabytes(count: int | None) -> str:
+            return "" if count is None else f"{count / 1e6:,.1f} MB"
+
+        return (
+            row.title,
+            "fails" if row.median is None else f"{row.median:,.3f}",
+            "" if found is None else f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})",
+            "" if row.seconds is None else f"{row.seconds:,.1f} s",
+            megabytes(row.file_bytes),
+            megabytes(row.peak_bytes),
+            "" if row.max_rel_error is None else f"{row.max_rel_error:.0e}",
+        )
+
+
+def measure(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    targets: Sequence[str] = ("xnnpack",),
+    against: Sequence[str] | None = None,
+    rounds: int = ROUNDS,
+    threads: int | None = None,
+    limit: bool = False,
+    progress: Progress = lambda step: None,
+) -> Bench:
+    """Time a network lowered to `targets` and in the runtimes `against` (by default all that are installed).
+
+    The programs run in turn, in a sequence that is drawn anew for each of `rounds`, each timed call after a
+    pause and a call that is not timed. All have as many threads, by default torch's. What a runtime makes of
+    the network is compared with eager first; what fails, or is wrong by more than 1e-3 of an output's largest
+    value, has an error in place of times.
+
+    With `limit` the machine's rate of products and its bandwidth are measured too, and with them a time that
+    no program of this network is below.
+
+    Raises `UsageError` for runtimes that there are not and for fewer than 5 rounds, `UnsupportedError` for a
+    runtime that is asked for and not installed.
+
+    >>> conv = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    >>> found = measure(conv, (torch.randn(1, 3, 9, 11),), targets=("torch",), against=("eager",), rounds=5)
+    >>> [(row.title, len(row.ms)) for row in found.rows]
+    [('dimorder, torch', 5), ('PyTorch', 5)]
+    """
+    if rounds < 5:
+        raise UsageError(f"{rounds} rounds", "too few to tell noise from a difference", "give 5 or more")
+    if not targets:
+        raise UsageError("the targets", "none", "give one at least: it is what others are compared with")
+    chosen = [*map(ours, dict.fromkeys(targets)), *_peers(against)]
+    threads = torch.get_num_threads() if threads is None else threads
+    given = Given(model, tuple(args), dict(kwargs or {}), threads)
+    limit_ms = None
+    if limit:
+        progress("measuring the machine's limit")
+        exported = torch.export.export(model, given.args, dict(given.kwargs))
+        limit_ms = 1e3 * measure_limit(threads).seconds(exported)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        rows, calls = _made(chosen, given, Path(folder), progress)
+        progress(f"running {rounds} rounds")
+        for name, times in interleaved(calls, rounds).items():
+            rows[name]["ms"] = tuple(round(each, 4) for each in times)
+    return Bench(
+        type(model).__name__,
+        tuple(tuple(x.shape) for x in given.tensors),
+        tuple(Timed(each.name, each.title, **rows[each.name]) for each in chosen),
+        threads,
+        machine(("torch",)),
+        limit_ms,
+    )
+
+
+def _peers(names: Sequence[str] | None) -> list[Runtime]:
+    if names is None:
+        return [each for each in PEERS.values() if not each.missing]
+    for name in names:
+        if name not in PEERS:
+            raise UsageError("runtime", f"no runtime {name!r}", f"choose among {', '.join(PEERS)}")
+        if PEERS[name].missing:
+            found = f"not all that it needs is installed: {', '.join(PEERS[name].missing)}"
+            raise UnsupportedError(f"runtime {name}", found, PEERS[name].install)
+    return [PEERS[name] for name in dict.fromkeys(names)]
+
+
+def _made(
+    chosen: Sequence[Runtime], given: Given, folder: Path, progress: Progress
+) -> tuple[dict[str, dict[str, Any]], dict[str, Invocation]]:
+    """What is known of each runtime's program before it is timed, and the programs that can be."""
+    wanted = PEERS["eager"].open(given, folder)()
+    inputs = folder / "inputs"
+    torch.save(given.tensors, inputs)
+    rows: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Invocation] = {}
+    for each in chosen:
+        progress(f"preparing {each.title}")
+        row = rows[each.name] = {}
+        path = folder / f"{each.name}{each.suffix}"
+        try:
+            call, row["seconds"] = _timed(partial(_prepared, each, given, path))
+            errors = relative_errors(call(), wanted)
+            row["max_rel_error"] = max(errors, default=0.0)
+            if not row["max_rel_error"] <= TOLERANCE:
+                row["error"] = f"wrong by {row['max_rel_error']:.1e} of an output's largest value"
+                continue
+            if each.write:
+                row["file_bytes"] = path.stat().st_size
+                with suppress(DimorderError):  # elsewhere than on Linux
+                    row["peak_bytes"] = peak_bytes(each.name, path, inputs, given.threads)
+            calls[each.name] = call
+        except Exception as error:  # whatever a runtime raises is what is told of it
+            row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return rows, calls
+
+
+def _prepared(chosen: Runtime, given: Given, path: Path) -> Invocation:
+    if chosen.write:
+        chosen.write(given, path)
+    return chosen.open(given, path)
+
+
+def _timed(make: Callable[[], Invocation]) -> tuple[Invocation, float]:
+    start = time.perf_counter()
+    made = make()
+    return made, time.perf_counter() - start

@@ -1,0 +1,44 @@
+"""Decides what is told of a machine beside figures that were measured on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+
+def machine(packages: Sequence[str]) -> dict[str, object]:
+    """What a figure was measured on, and with which versions of these packages."""
+    return {
+        "machine": platform.platform(),
+        "processor": _processor(),
+        "processors": os.cpu_count(),
+        **(_of_torch() if "torch" in packages else {}),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def described(machine: Mapping[str, object]) -> str:
+    """
+    >>> described({"processors": 2, "python": "3.12.1"})
+    'processors 2; python 3.12.1'
+    """
+    return "; ".join(f"{key} {value}" for key, value in machine.items())
+
+
+def _of_torch() -> dict[str, object]:
+    import torch
+
+    return {"capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())

@@ -1,0 +1,59 @@
+"""Decides how the memory that a program takes is measured: in a process of its own.
+
+    python -m dimorder.latency.peak RUNTIME FILE INPUTS THREADS
+
+INPUTS is what torch.save wrote of the call's tensors. Prints by how many bytes the most memory of the process
+exceeds what it held when all was imported, and no file was open.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+from dimorder.errors import DimorderError
+
+RUNS = 3
+
+
+def peak_bytes(runtime: str, file: Path, inputs: Path, threads: int) -> int:
+    """The bytes of resident memory that opening a file and running it takes, the file's own included.
+
+    Raises `DimorderError` where the other process fails, as it does elsewhere than on Linux.
+    """
+    command = [sys.executable, "-m", "dimorder.latency.peak", runtime, str(file), str(inputs), str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["nothing"]
+        raise DimorderError(f"running {file} in {runtime}", said[-1], "see whether it runs in this process")
+    return int(done.stdout.split()[-1])
+
+
+def _main(name: str, file: str, inputs: str, threads: str) -> None:
+    import torch
+
+    from dimorder.latency.runtimes import Given, runtime
+
+    given = Given(None, tuple(torch.load(inputs)), {}, int(threads))
+    chosen = runtime(name)
+    for module in chosen.imports:
+        importlib.import_module(module)
+    Path("/proc/self/clear_refs").write_text("5")  # the most memory so far is what it is now
+    before = _status("VmHWM")
+    call = chosen.open(given, Path(file))
+    for _ in range(RUNS):
+        call()
+    print(_status("VmHWM") - before)
+
+
+def _status(field: str) -> int:
+    """A figure of this process in bytes, as Linux tells it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (found,) = (line for line in lines if line.startswith(f"{field}:"))
+    return int(found.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

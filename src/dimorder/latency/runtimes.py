@@ -1,0 +1,287 @@
+"""Decides which runtimes a network can be timed in, and how each takes it.
+
+Each takes the network as one would give it to it: from the module, with float32 results, on the CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dimorder.latency.timing import Invocation
+from dimorder.targets import find, listing
+
+
+@dataclass(frozen=True)
+class Given:
+    """A network that is to be timed, with a call of it, and how many threads it may have."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    threads: int
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The inputs, in the sequence of a flat signature."""
+        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a network can be timed in.
+
+    `write` makes a file of the network, of that suffix, which `open` reads; without it, `open` takes the
+    network itself. `open` gives a function that runs it once, and imports no more than `imports`. `needs` are
+    the packages without which neither works, and `install` what installs them.
+    """
+
+    name: str
+    title: str
+    open: Callable[[Given, Path], Invocation]
+    write: Callable[[Given, Path], None] | None = None
+    suffix: str = ""
+    imports: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    install: str = ""
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages that it needs and that are not installed."""
+        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+
+
+def ours(target: str) -> Runtime:
+    """A target of dimorder's whose files run here.
+
+    >>> ours("torch").title, ours("torch").suffix
+    ('dimorder, torch', '.pt2')
+    """
+
+    def write(given: Given, path: Path) -> None:
+        from dimorder.api import lower
+
+        lower(given.model, given.args, given.kwargs, target=target).save(path)
+
+    def open_(given: Given, path: Path) -> Invocation:
+        from dimorder.api import load
+
+        chosen = find(target)
+        program = load(path, target=chosen, threads=given.threads if chosen.set_threads else None)
+        return lambda: program.run(*given.tensors)
+
+    told = listing(target)
+    imports = ("dimorder.api", told.target.partition(":")[0], "executorch.extension.pybindings._C")
+    kept = imports if told.suffix == ".pte" else imports[:2]
+    return Runtime(target, f"dimorder, {target}", open_, write, told.suffix, kept)
+
+
+# -- ExecuTorch
+
+
+def _write_executorch(given: Given, path: Path) -> None:
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    exported = torch.export.export(given.model, given.args, dict(given.kwargs))
+    edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+    path.write_bytes(edge.to_executorch().buffer)
+
+
+def _open_executorch(given: Given, path: Path) -> Invocation:
+    import executorch.kernels.quantized  # noqa: F401  the kernels of what a quantised network leaves outside
+    from executorch.extension.pybindings import _C
+
+    from dimorder.executorch import pte
+
+    pte.set_threads(given.threads)
+    data = path.read_bytes()
+    program = _C._load_program_from_buffer(data)
+    method = program.load_method("forward")
+
+    def call(held: Any = (data, program)) -> Sequence[Tensor]:  # a method does not keep its program
+        return list(method(given.tensors))
+
+    return call
+
+
+# -- PyTorch
+
+
+def _flat(model: Any, given: Given) -> Invocation:
+    def call() -> Sequence[Tensor]:
+        with torch.no_grad():
+            return [
+                x for x in pytree.tree_leaves(model(*given.args, **given.kwargs)) if isinstance(x, Tensor)
+            ]
+
+    return call
+
+
+def _open_eager(given: Given, path: Path) -> Invocation:
+    torch.set_num_threads(given.threads)
+    return _flat(given.model, given)
+
+
+def _open_channels_last(given: Given, path: Path) -> Invocation:
+    torch.set_num_threads(given.threads)
+    model = copy.deepcopy(given.model).to(memory_format=torch.channels_last)
+    args, kwargs = pytree.tree_map_only(Tensor, _channels_last, (given.args, dict(given.kwargs)))
+    return _flat(model, Given(model, args, kwargs, given.threads))
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _open_compiled(given: Given, path: Path) -> Invocation:
+    torch.set_num_threads(given.threads)
+    return _compiled(given)
+
+
+def _open_frozen(given: Given, path: Path) -> Invocation:
+    torch.set_num_threads(given.threads)
+    with torch._inductor.config.patch(freezing=True):
+        return _compiled(given)
+
+
+def _compiled(given: Given) -> Invocation:
+    torch.compiler.reset()
+    call = _flat(torch.compile(given.model), given)
+    call()  # which is when it is compiled
+    return call
+
+
+# -- what reads ONNX
+
+
+def _write_onnx(given: Given, path: Path) -> None:
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    torch.onnx.export(
+        given.model,
+        given.args,
+        str(path),
+        kwargs=dict(given.kwargs),
+        opset_version=18,
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+
+
+def _open_onnx_runtime(given: Given, path: Path) -> Invocation:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = given.threads
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    fed = {name: x.numpy() for name, x in zip(names, given.tensors, strict=True)}
+    return lambda: [torch.from_numpy(y) for y in session.run(None, fed)]
+
+
+def _open_openvino(given: Given, path: Path) -> Invocation:
+    import openvino
+
+    how = {"INFERENCE_NUM_THREADS": given.threads, "PERFORMANCE_HINT": "LATENCY"}
+    # By default it may compute in bfloat16, where the processor has that.
+    compiled = openvino.Core().compile_model(str(path), "CPU", {**how, "INFERENCE_PRECISION_HINT": "f32"})
+    request, fed = compiled.create_infer_request(), [x.numpy() for x in given.tensors]
+    return lambda: [torch.from_numpy(y) for y in request.infer(fed, share_inputs=True).values()]
+
+
+# -- LiteRT
+
+
+def _write_litert(given: Given, path: Path) -> None:
+    import litert_torch
+
+    litert_torch.convert(given.model, given.args, dict(given.kwargs) or None).export(str(path))
+
+
+def _open_litert(given: Given, path: Path) -> Invocation:
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_path=str(path), num_threads=given.threads)
+    interpreter.allocate_tensors()
+    run = interpreter.get_signature_runner()
+    fed = dict(zip(sorted(run.get_input_details()), (x.numpy() for x in given.tensors), strict=True))
+    names = sorted(run.get_output_details())
+
+    def call() -> Sequence[Tensor]:
+        found = run(**fed)
+        return [torch.from_numpy(found[name]) for name in names]
+
+    return call
+
+
+_PEERS = "pip install 'dimorder[peers]'"
+
+PEERS: Mapping[str, Runtime] = {
+    each.name: each
+    for each in (
+        Runtime(
+            "executorch",
+            "ExecuTorch",
+            _open_executorch,
+            _write_executorch,
+            ".pte",
+            ("executorch.kernels.quantized", "executorch.extension.pybindings._C", "dimorder.executorch.pte"),
+            ("executorch",),
+            "pip install 'dimorder[executorch]'",
+        ),
+        Runtime("eager", "PyTorch", _open_eager),
+        Runtime("eager-channels-last", "PyTorch, channels-last", _open_channels_last),
+        Runtime("compile", "torch.compile", _open_compiled),
+        Runtime("compile-frozen", "torch.compile, frozen", _open_frozen),
+        Runtime(
+            "onnxruntime",
+            "ONNX Runtime",
+            _open_onnx_runtime,
+            _write_onnx,
+            ".onnx",
+            ("onnxruntime",),
+            ("onnxruntime", "onnx", "onnxscript"),
+            _PEERS,
+        ),
+        Runtime(
+            "openvino",
+            "OpenVINO",
+            _open_openvino,
+            _write_onnx,
+            ".onnx",
+            ("openvino",),
+            ("openvino", "onnx", "onnxscript"),
+            _PEERS,
+        ),
+        Runtime(
+            "litert",
+            "LiteRT",
+            _open_litert,
+            _write_litert,
+            ".tflite",
+            ("ai_edge_litert.interpreter",),
+            ("ai_edge_litert", "litert_torch"),
+            "pip install litert-torch ai-edge-litert",
+        ),
+    )
+}
+
+
+def runtime(name: str) -> Runtime:
+    """The runtime of that name: a peer's, or else dimorder's own target.
+
+    >>> runtime("onnxruntime").title
+    'ONNX Runtime'
+    """
+    return PEERS.get(name) or ours(name)

@@ -1,0 +1,136 @@
+"""Decides what `dimorder bench MODEL` measures, tells and refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from dimorder import latency
+from dimorder.cli import main
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.latency import limit, runtimes
+
+pytestmark = pytest.mark.usefixtures("at_root")
+
+TINY = ["tests.cli.networks:Tiny", "--input", "2x3x5x7"]
+
+
+def network() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), (torch.randn(2, 3, 9, 11),)
+
+
+def test_ours_and_executorchs_programs_are_checked_timed_and_weighed():
+    found = latency.measure(*network(), against=("executorch", "eager-channels-last"), rounds=5)
+    ours, stock, eager = found.rows
+    assert [row.name for row in found.rows] == ["xnnpack", "executorch", "eager-channels-last"]
+    assert all(len(row.ms) == 5 and min(row.ms) > 0 and row.error is None for row in found.rows)
+    assert all(row.max_rel_error is not None and row.max_rel_error < 1e-5 for row in found.rows)
+    assert ours.file_bytes and stock.file_bytes and eager.file_bytes is None and eager.peak_bytes is None
+    assert ours.peak_bytes and 0 < ours.peak_bytes < 200e6
+    low, high = found.ratio(stock)[1:]
+    assert found.ratio(ours) is None and low <= found.ratio(stock)[0] <= high
+
+
+def test_wrong_numbers_and_failures_have_no_times(monkeypatch):
+    def wrong(given, path):
+        call = runtimes.PEERS["eager"].open(given, path)
+        return lambda: [y + 0.01 for y in call()]
+
+    def failing(given, path):
+        raise RuntimeError("no such kernel")
+
+    peers = {"eager": runtimes.PEERS["eager"]}
+    peers |= {
+        name: replace(peers["eager"], name=name, open=o) for name, o in (("wrong", wrong), ("no", failing))
+    }
+    monkeypatch.setattr("dimorder.latency.bench.PEERS", peers)
+    found = latency.measure(*network(), targets=("torch",), rounds=5)
+    told = {row.name: row for row in found.rows}
+    assert told["eager"].ms and told["torch"].ms
+    assert not told["wrong"].ms and "wrong by" in told["wrong"].error
+    assert not told["no"].ms and told["no"].error == "RuntimeError: no such kernel"
+    assert found.ratio(told["no"]) is None and "PyTorch: RuntimeError: no such kernel" in str(found)
+
+
+def test_wrong_use_is_told():
+    model, args = network()
+    for options, text in (
+        ({"rounds": 4}, "4 rounds"),
+        ({"targets": ()}, "the targets"),
+        ({"targets": ("none",)}, "no target 'none'"),
+        ({"against": ("none",)}, "no runtime 'none'"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            latency.measure(model, args, **options)
+
+
+def test_a_runtime_that_is_not_installed_says_what_installs_it(monkeypatch):
+    lacking = replace(runtimes.PEERS["openvino"], needs=("no_such_package",))
+    monkeypatch.setattr("dimorder.latency.bench.PEERS", {"openvino": lacking})
+    with pytest.raises(UnsupportedError, match=r"no_such_package\n  fix: pip install 'dimorder\[peers\]'"):
+        latency.measure(*network(), against=("openvino",))
+
+
+def test_the_command_writes_json_and_prints_a_table(tmp_path, capfd):
+    file = tmp_path / "tiny.json"
+    options = ["--target", "torch", "--against", "eager", "--rounds", "5", "--json", str(file)]
+    assert main(["bench", *TINY, *options]) == 0
+    out = capfd.readouterr().out
+    assert out.startswith("Tiny  2x3x5x7  5 rounds in turn") and "dimorder, torch" in out
+    told = json.loads(file.read_text())
+    assert set(told) == {"network", "inputs", "threads", "environment", "limit_ms", "runtimes"}
+    assert [each["name"] for each in told["runtimes"]] == ["torch", "eager"]
+    assert len(told["runtimes"][1]["ratio"]) == 3 and len(told["runtimes"][0]["ms"]) == 5
+
+
+def test_the_command_refuses_what_it_cannot_write(capfd):
+    assert main(["bench", *TINY, "-o", "table.json"]) == 2
+    assert "give --json FILE" in capfd.readouterr().err
+    assert main(["bench", *TINY, "--chart", "chart.svg"]) == 2
+    assert "no .png" in capfd.readouterr().err
+    assert main(["bench", "net.pt2"]) == 2
+
+
+def test_the_limit_counts_products_windows_and_norms_alone():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.LayerNorm(7), nn.Linear(7, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.norm(torch.relu(self.conv(x)).permute(0, 2, 3, 1)[..., :7]))
+
+    program = torch.export.export(Net(), (torch.randn(2, 3, 9, 11),))
+    found = {name.split(".")[1]: (flops, moved) for name, flops, moved in limit.work(program)}
+    pixels = 2 * 7 * 9
+    assert found["convolution"] == (2 * pixels * 8 * 27, 4 * (2 * 3 * 9 * 11 + 8 * 27 + 8 + pixels * 8))
+    assert found["native_layer_norm"] == (0, 4 * (2 * pixels * 7 + 2 * 7))
+    assert found["addmm"][0] == 2 * pixels * 7 * 5
+    assert len(found) == 3
+    told = limit.Limit(2, 1e9, ((1, 1e9),))
+    assert told.seconds(program) == pytest.approx(sum(max(f, m) for f, m in found.values()) / 1e9)
+
+
+@pytest.mark.slow
+def test_no_program_is_faster_than_the_limit():
+    found = latency.measure(*network(), against=(), rounds=5, limit=True)
+    assert found.limit_ms and found.rows[0].median > found.limit_ms
+
+
+def test_a_chart_has_a_bar_for_each_runtime():
+    pytest.importorskip("matplotlib")
+    from dimorder.latency.chart import png
+
+    found = latency.measure(*network(), targets=("torch",), against=("eager",), rounds=5)
+    assert png(found).startswith(b"\x89PNG")
+
+
+def test_the_runtimes_that_help_names_are_those_there_are():
+    from dimorder.cli import bench
+
+    assert tuple(runtimes.PEERS) == bench._RUNTIMES
