@@ -1,0 +1,90 @@
+"""Decides which buffers of an exported program are its state: those that it writes, each with memory of its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import Node
+
+from dimorder.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class StateBuffer:
+    """A buffer that a network writes: its name there, and what it holds before the first call."""
+
+    name: str
+    initial: torch.Tensor
+
+
+def left_in_state(program: ExportedProgram) -> dict[str, Node]:
+    """What a functional program leaves in each buffer that it writes, by its name."""
+    ends: Any = program.graph.output_node().args[0]
+    return {
+        str(spec.target): end
+        for spec, end in zip(program.graph_signature.output_specs, ends, strict=True)
+        if spec.kind is OutputKind.BUFFER_MUTATION
+    }
+
+
+def state_buffer(program: ExportedProgram, name: str) -> StateBuffer:
+    """One of these buffers, with what it holds now: whoever has it may write it later.
+
+    Raises `UnsupportedError` where another that the program reads has the same memory, which export does
+    not see.
+    """
+    held = {**program.state_dict, **program.constants}
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    memory = held[name].untyped_storage().data_ptr()
+    for spec in program.graph_signature.input_specs:
+        other = held.get(spec.target)
+        if spec.target == name or not isinstance(other, torch.Tensor) or not placeholders[spec.arg.name].users:
+            continue
+        if other.untyped_storage().data_ptr() == memory:
+            raise UnsupportedError(
+                f"buffer {name}, which the network writes",
+                f"it shares its memory with {spec.target}",
+                "register one of the two, and view it in forward",
+            )
+    return StateBuffer(name, held[name].detach().clone(memory_format=torch.contiguous_format))
+
+
+@runtime_checkable
+class StatefulRun(Protocol):
+    """A program as a function of its tensors that keeps a state from call to call."""
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
+
+    def reset(self) -> None:
+        """The state as it was before the first call."""
+
+
+def restart(run: object) -> None:
+    """Let what keeps a state begin anew."""
+    assert isinstance(run, StatefulRun), f"{run} cannot begin anew"
+    run.reset()
+
+
+@contextmanager
+def restored(network: torch.nn.Module, state: Sequence[StateBuffer]) -> Iterator[None]:
+    """A network in its initial state, and afterwards in the state in which it was before."""
+    held = {buffer.name: network.get_buffer(buffer.name) for buffer in state}
+    before = {name: tensor.detach().clone() for name, tensor in held.items()}
+    with torch.no_grad():
+        for buffer in state:
+            held[buffer.name].copy_(buffer.initial)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in held.items():
+                owner, _, leaf = name.rpartition(".")
+                setattr(network.get_submodule(owner), leaf, tensor.copy_(before[name]))
