@@ -5,6 +5,7 @@ A 4-D channels-last tensor keeps its logical shape there; to the delegate it is 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,7 +65,9 @@ def written(program: ExportedProgram, texts: Mapping[str, str]) -> bytes:
     state = list(state_of(program))
     # Else ExecuTorch lets a buffer that is written begin with whatever lies in its memory.
     passes: list[Any] = [InitializedMutableBufferPass(state)] if state else []
-    return bytes(manager.to_executorch(ExecutorchBackendConfig(passes=passes)).buffer)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mutation on a buffer")  # which says that
+        return bytes(manager.to_executorch(ExecutorchBackendConfig(passes=passes)).buffer)
 
 
 class _StandIn(torch.nn.Module):

@@ -23,7 +23,7 @@ from dimorder.lowering.capture.dynamic import with_dynamic
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.integers import simplify
 from dimorder.lowering.capture.refusals import control_flow, not_exported, size_by_data
-from dimorder.lowering.capture.state import StateBuffer, left_in_state, state_buffer
+from dimorder.lowering.capture.state import StateBuffer, left_in_state, require_apart, state_buffer
 from dimorder.lowering.capture.tracing import Tracer, Value, is_random
 from dimorder.lowering.operators.table import OPERATORS, SPELLINGS, find
 
@@ -109,6 +109,7 @@ def capture(
     _refuse_meta("the arguments", args, kwargs)
     exported = export(model, args, kwargs)
     _refuse_meta("the network", exported.state_dict, exported.constants)
+    require_apart(exported)
     plain = functional(with_dynamic(exported), OPERATORS)
     _refuse_state(plain)  # only this form's signature tells every write
     return _normal_form(plain, exported, _examples(exported, args, kwargs or {}))

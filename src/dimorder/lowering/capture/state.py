@@ -35,25 +35,42 @@ def left_in_state(program: ExportedProgram) -> dict[str, Node]:
     }
 
 
-def state_buffer(program: ExportedProgram, name: str) -> StateBuffer:
-    """One of these buffers, with what it holds now: whoever has it may write it later.
+def require_apart(program: ExportedProgram) -> None:
+    """Refuses buffers of which one is a view of another where the program writes one of them.
 
-    Raises `UnsupportedError` where another that the program reads has the same memory, which export does
-    not see.
+    Raises `UnsupportedError`: torch.export takes them for two.
     """
     held = {**program.state_dict, **program.constants}
-    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    memory = held[name].untyped_storage().data_ptr()
-    for spec in program.graph_signature.input_specs:
-        other = held.get(spec.target)
-        if spec.target == name or not isinstance(other, torch.Tensor) or not placeholders[spec.arg.name].users:
-            continue
-        if other.untyped_storage().data_ptr() == memory:
+    of: dict[int, list[tuple[str, Node]]] = {}
+    for node, spec in zip(program.graph.nodes, program.graph_signature.input_specs, strict=False):
+        tensor = held.get(spec.target or "")
+        if isinstance(tensor, torch.Tensor) and node.users:
+            of.setdefault(tensor.untyped_storage().data_ptr(), []).append((str(spec.target), node))
+    for sharers in of.values():
+        written = next((name for name, node in sharers if any(map(_writes, node.users))), None)
+        if written is not None and len(sharers) > 1:
+            other = next(name for name, _ in sharers if name != written)
             raise UnsupportedError(
-                f"buffer {name}, which the network writes",
-                f"it shares its memory with {spec.target}",
+                f"buffer {written}, which the network writes",
+                f"it shares its memory with {other}",
                 "register one of the two, and view it in forward",
             )
+
+
+def _writes(node: Node) -> bool:
+    """Whether a call writes to its first operand, or to a view of it."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    if schema.is_mutable:
+        return True
+    views = any(result.alias_info is not None for result in schema.returns)
+    return views and any(map(_writes, node.users))
+
+
+def state_buffer(program: ExportedProgram, name: str) -> StateBuffer:
+    """One of the buffers that a program writes, with what it holds now: whoever has it may write it later."""
+    held = {**program.state_dict, **program.constants}
     return StateBuffer(name, held[name].detach().clone(memory_format=torch.contiguous_format))
 
 

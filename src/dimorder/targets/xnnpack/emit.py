@@ -111,7 +111,7 @@ def emit(
 
 def _file(plan: _Partition, module: GraphModule, texts: Mapping[str, str]) -> bytes:
     outer = torch.export.export(module, plan.example_inputs())
-    if plan.outside():
+    if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
         return _lower_outside(plan, outer, texts)
     return written(stateful(outer, plan.state), texts)
 
@@ -286,7 +286,11 @@ def _outer(plan: _Partition) -> _OuterBuilder:
     for stage in sorted(set(plan.stage.values())):
         group = [node for node, s in plan.stage.items() if s == stage]
         build.delegate(group) if stage % 2 == 0 else build.outside(group)
-    graph.output(tuple(build.result(node) for node in plan.outputs))
+    results = [build.result(node) for node in plan.outputs]
+    for i, result in enumerate(results[: len(plan.state)]):
+        if result.op == "get_attr":  # ExecuTorch would take it for the buffer that is written
+            results[i] = graph.call_function(aten.clone.default, (result,))
+    graph.output(tuple(results))
     return build
 
 
@@ -366,7 +370,7 @@ def _lower_outside(plan: _Partition, outer: ExportedProgram, texts: Mapping[str,
         # What is core ATen already is not decomposed, which would take longer than all the rest.
         if not all(torch.Tag.core in getattr(node.target, "tags", ()) for node in plan.outside()):
             outer = outer.run_decompositions(_default_decomposition_table())
-        return written(_generate_edge_program(EDGE, stateful(outer, plan.state)), texts)
+        return written(stateful(_generate_edge_program(EDGE, outer), plan.state), texts)
     except Exception as error:
         summary = (str(error).strip().splitlines() or [""])[0]
         raise _no_kernel(plan, plan.outside(), f"{type(error).__name__}: {summary}") from error
