@@ -23,7 +23,14 @@ from dimorder.lowering.capture.dynamic import with_dynamic
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.integers import simplify
 from dimorder.lowering.capture.refusals import control_flow, not_exported, size_by_data
-from dimorder.lowering.capture.state import StateBuffer, left_in_state, require_apart, state_buffer
+from dimorder.lowering.capture.state import (
+    StateBuffer,
+    left_in_state,
+    require_apart,
+    state_buffer,
+    unchanged,
+    with_one_name,
+)
 from dimorder.lowering.capture.tracing import Tracer, Value, is_random
 from dimorder.lowering.operators.table import OPERATORS, SPELLINGS, find
 
@@ -107,7 +114,7 @@ def capture(
     if not isinstance(args, (tuple, list)):
         raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
     _refuse_meta("the arguments", args, kwargs)
-    exported = export(model, args, kwargs)
+    exported = with_one_name(export(model, args, kwargs))
     _refuse_meta("the network", exported.state_dict, exported.constants)
     require_apart(exported)
     plain = functional(with_dynamic(exported), OPERATORS)
@@ -225,7 +232,7 @@ def export(
         )
     _refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
-        with torch.no_grad(), eval_mode(model):
+        with torch.no_grad(), eval_mode(model), unchanged(model):
             return torch.export.export(model, *_told_apart(tuple(args), dict(kwargs or {})))
     except UnsupportedError:
         raise

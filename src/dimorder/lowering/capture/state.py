@@ -4,6 +4,7 @@ own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind
 from torch.fx import Node
 
 from dimorder.errors import UnsupportedError
+from dimorder.lowering.capture.exported import keep_names, remade
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,44 @@ def left_in_state(program: ExportedProgram) -> dict[str, Node]:
         for spec, end in zip(program.graph_signature.output_specs, ends, strict=True)
         if spec.kind is OutputKind.BUFFER_MUTATION
     }
+
+
+def with_one_name(program: ExportedProgram) -> ExportedProgram:
+    """The program in which a buffer that a module holds besides as a plain tensor is that buffer alone.
+
+    torch.export takes what is reached by another way than the buffer's name for a constant.
+    """
+    specs = program.graph_signature.input_specs
+    buffers = {
+        _memory(program, spec): spec.arg.name
+        for spec in specs
+        if spec.kind is InputKind.BUFFER and _memory(program, spec) is not None
+    }
+    same = {
+        spec.arg.name: buffers[_memory(program, spec)]
+        for spec in specs
+        if spec.kind is InputKind.CONSTANT_TENSOR and _memory(program, spec) in buffers
+    }
+    if not same:
+        return program
+    graph = copy.deepcopy(program.graph)
+    keep_names(graph, program.graph)
+    nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    for constant, buffer in same.items():
+        nodes[constant].replace_all_uses_with(nodes[buffer])
+        graph.erase_node(nodes[constant])
+    kept = [spec for spec in specs if spec.arg.name not in same]
+    signature = ExportGraphSignature(kept, program.graph_signature.output_specs)
+    return remade(program, graph=graph, graph_signature=signature)
+
+
+def _memory(program: ExportedProgram, spec: InputSpec) -> Any:
+    """What tells a tensor that the program holds from every other one; None where it has no elements."""
+    name = spec.target or ""
+    tensor = program.state_dict.get(name, program.constants.get(name))
+    if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+        return None
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def require_apart(program: ExportedProgram) -> None:
@@ -105,3 +145,16 @@ def restored(network: torch.nn.Module, state: Sequence[StateBuffer]) -> Iterator
             for name, tensor in held.items():
                 owner, _, leaf = name.rpartition(".")
                 setattr(network.get_submodule(owner), leaf, tensor.copy_(before[name]))
+
+
+@contextmanager
+def unchanged(network: torch.nn.Module) -> Iterator[None]:
+    """A network whose buffers hold afterwards what they hold now: torch.export may write small ones."""
+    before = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, held in before:
+                if not torch.equal(buffer, held):
+                    buffer.copy_(held)
