@@ -129,7 +129,7 @@ def carried(seed: int) -> LayoutProblem:
     return b.problem()
 
 
-KINDS: tuple[Callable[[int], LayoutProblem], ...] = (chain_with_skips, relabels, fan_out, carried)
+KINDS: tuple[Callable[[int], LayoutProblem], ...] = (chain_with_skips, relabels, fan_out)
 
 
 def frustrated_triangle(weight: int = 2, copies: int = 1) -> LayoutProblem:

@@ -47,15 +47,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
             progress(f"explaining conversion {index}")
             reasons.append(found.explain(index))
         state = explain_state(found) if options.conversion is None else []
-    write_json(options.json, [reason.to_dict() for reason in (*reasons, *state)], console)
+    told = [*(reason.to_dict() for reason in reasons), *(each.to_dict() for each in state)]
+    write_json(options.json, told, console)
     if options.json == "-":
         return DONE
     if not count:
         console.print("no conversions: nothing to explain")
     for index, reason in zip(chosen, reasons, strict=True):
         console.print(f"{index}  {reason}")
-    for told in state:
-        console.print(told)
+    for each in state:
+        console.print(each)
     return DONE
 
 

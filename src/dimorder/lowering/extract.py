@@ -205,7 +205,9 @@ class _Extractor:
     def _carried(self, found: BufferView, left: torch.fx.Node) -> Site:
         """A buffer of the state: in one order where a call finds it and where it leaves it for the next."""
         reads = (self.views[left],) if left in self.views else ()  # a constant is in any order
-        tokens = tuple({("axis", i): (axis,) for i, axis in enumerate(view.axes)} for view in (*reads, found))
+        tokens: tuple[dict[Token, AxisOrder], ...] = tuple(
+            {("axis", i): (axis,) for i, axis in enumerate(view.axes)} for view in (*reads, found)
+        )
         return Site(self.buffers[found.buffer].root, "state", reads, (found,), tokens)
 
     def _offered(self, call: torch.fx.Node, relation: Relation) -> list[tuple[Implementation, str]]:

@@ -126,7 +126,10 @@ class Carried:
 
     @property
     def runs(self) -> list[AxisGroup]:
-        """The axes of each physical dimension: the logical ones, as far as they stay whole."""
+        """The axes of each physical dimension: the logical ones, as far as they stay whole.
+
+        Where the order is another than row-major, those of size 1 stand in front.
+        """
         runs: list[AxisGroup] = []
         for axis in self.order:
             last = runs[-1][-1] if runs else -2
@@ -135,7 +138,8 @@ class Carried:
             else:
                 runs.append((axis,))
         if list(self.order) != sorted(self.order):
-            return runs
+            ones: list[AxisGroup] = [()] * self.shape.count(1)
+            return [*ones, *runs] if len(ones) + len(runs) <= len(self.shape) else runs
         feed = iter(runs)
         return [() if size == 1 else next(feed) for size in self.shape]
 

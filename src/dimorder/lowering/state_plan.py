@@ -48,9 +48,7 @@ class StateExplanation:
 def state_specs(extracted: Extracted, plan: LayoutPlan) -> tuple[StateSpec, ...]:
     """The state of a program in the orders of a plan."""
     specs = []
-    for buffer, carried in zip(
-        extracted.annotated.program.state, carried_by(extracted, plan), strict=True
-    ):
+    for buffer, carried in zip(extracted.annotated.program.state, carried_by(extracted, plan), strict=True):
         info = extracted.buffers[carried.found.buffer]
         dtype = str(buffer.initial.dtype).removeprefix("torch.")
         specs.append(StateSpec(buffer.name, info.shape, dtype, order_name(info, carried.order)))

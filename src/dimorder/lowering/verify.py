@@ -73,6 +73,8 @@ class Trial:
         self.network = _flat(model, program, self.calls)
         self.examples = program.example_inputs * self.calls
         self.inputs, self.taken, self.wanted, others = self._computed()
+        if isinstance(model, torch.nn.Module):
+            self._require_all_told()
         self.input_matters = True
         if any(
             spec.scale or x.is_floating_point()
@@ -94,6 +96,16 @@ class Trial:
                 return inputs, taken, wanted, self._drawn(like, seed=1)[1]
         fix = "give example inputs of which it makes numbers"
         raise UnsupportedError("the network on its example inputs", why, fix)
+
+    def _require_all_told(self) -> None:
+        """Refuses a network that remembers what the program cannot know of: the next call shows it."""
+        again = self._outputs(self.taken)
+        if isinstance(again, str) or differ(again, self.wanted):
+            raise UnsupportedError(
+                "the network, called again on the same inputs",
+                "other results than before: it keeps something that is no buffer",
+                "register what it keeps: self.register_buffer(name, tensor)",
+            )
 
     def _outputs(self, inputs: Sequence[torch.Tensor]) -> Outputs | str:
         """The network's outputs, or the error that it raises."""
@@ -146,8 +158,8 @@ class Trial:
         if allowed > MOST:
             raise VerificationError(
                 what,
-                f"{self._named(i)} differs from PyTorch's by {error:.2e} of its largest value, and PyTorch's own "
-                f"{self.wanted[i].dtype} from float64 by {inexact:.2e}",
+                f"{self._named(i)} differs from PyTorch's by {error:.2e} of its largest value, and "
+                f"PyTorch's own {self.wanted[i].dtype} from float64 by {inexact:.2e}",
                 "this network makes so much of a rounding that nothing can be shown: give it trained weights",
             )
         eager = relative_error(self.wanted[i], wide[i])
@@ -164,7 +176,9 @@ class Trial:
         if self.program.state:
             restart(run)
         for first in range(0, len(inputs), len(specs)):
-            held = [at_boundary(*pair) for pair in zip(inputs[first : first + len(specs)], specs, strict=True)]
+            held = [
+                at_boundary(*pair) for pair in zip(inputs[first : first + len(specs)], specs, strict=True)
+            ]
             with torch.no_grad():
                 given = run(held)
             got += [from_boundary(*pair) for pair in zip(given, self.contract.outputs, strict=True)]
@@ -206,9 +220,7 @@ class Trial:
     def _leaves(self, taken: Sequence[torch.Tensor]) -> list[Any]:
         """The arguments of the exported program, call by call, with these for its tensors."""
         feed = iter(taken)
-        return [
-            next(feed) if isinstance(x, torch.Tensor) else x for x in self.program.examples * self.calls
-        ]
+        return [next(feed) if isinstance(x, torch.Tensor) else x for x in self.program.examples * self.calls]
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
         """The relative error of a physical program, run in torch; see `compare`."""

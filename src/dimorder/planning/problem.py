@@ -72,7 +72,8 @@ class Step:
 
 @dataclass(frozen=True)
 class LayoutProblem:
-    """Steps over buffers, each of which exactly one step writes; in topological order, but for what is carried.
+    """Steps over buffers, each of which exactly one step writes: in topological order, but for those that
+    carry.
 
     `candidates` is "complete" if the configurations are all there are, "truncated" if a cap cut them. A wrong
     problem raises ValueError.

@@ -155,7 +155,11 @@ def _operators(plan: NetworkPlan) -> Iterator[OperatorRow]:
         note = f"row-major: {relation.reason}" if relation and relation.kind == "opaque" else ""
         yield OperatorRow(
             operator=f"{site.kind} {site.node.name}" if contract else operator_name(site.node),
-            source="the last call" if site.kind == "state" else "the caller" if contract else where(site.node),
+            source="the last call"
+            if site.kind == "state"
+            else "the caller"
+            if contract
+            else where(site.node),
             module=module,
             shape=_shape(site.node),
             reads=tuple(named[: len(site.reads)]),

@@ -32,8 +32,8 @@ class Signature:
 def read_signature(program: ExportedProgram) -> Signature:
     """The signature, every operator that reads constants alone evaluated.
 
-    Raises `UnsupportedError` for an input or output that is no tensor or has a symbolic shape, and for a write
-    to an input.
+    Raises `UnsupportedError` for an input or output that is no tensor or has a symbolic shape, and for an
+    input that is written.
     """
     signature, written = Signature(), state_of(program)
     nodes = {node.name: node for node in program.graph.nodes}

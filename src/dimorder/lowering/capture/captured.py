@@ -22,7 +22,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.dynamic import with_dynamic
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.integers import simplify
-from dimorder.lowering.capture.refusals import control_flow, not_exported, size_by_data
+from dimorder.lowering.capture.refusals import control_flow, not_exported, size_by_data, writes_no_buffer
 from dimorder.lowering.capture.state import (
     StateBuffer,
     left_in_state,
@@ -117,7 +117,10 @@ def capture(
     exported = with_one_name(export(model, args, kwargs))
     _refuse_meta("the network", exported.state_dict, exported.constants)
     require_apart(exported)
-    plain = functional(with_dynamic(exported), OPERATORS)
+    try:
+        plain = functional(with_dynamic(exported), OPERATORS)
+    except RuntimeError as error:
+        raise writes_no_buffer(error) or error from error
     _refuse_state(plain)  # only this form's signature tells every write
     return _normal_form(plain, exported, _examples(exported, args, kwargs or {}))
 
@@ -191,7 +194,8 @@ def where(node: torch.fx.Node) -> str:
     module = str(modules[-1][0]) if modules else ""
     for line in reversed((node.meta.get("stack_trace") or "").splitlines()):
         line = line.strip()
-        if line.startswith("File ") and "/torch/nn/modules/" not in line:
+        written = line.startswith('File "') and not line.startswith('File "<')  # by a person, not by torch
+        if written and "/torch/nn/modules/" not in line:
             path, number = line.split('"')[1], line.split("line ")[1].split(",")[0]
             return f"{Path(path).name}:{number}" + (f", in {module}" if module else "")
     return module or node.name
@@ -309,7 +313,7 @@ def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples:
             args, kwargs = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
             env[node] = tracer.trace(node, args, kwargs)
     left = left_in_state(exported)
-    results: Any = exported.graph.output_node().args[0][len(left) :]  # type: ignore[index]
+    results: Any = exported.graph.output_node().args[0][len(left) :]
     fixed = {i: result for i, result in enumerate(results) if not isinstance(result, torch.fx.Node)}
     if len(fixed) == len(results):
         found = f"no tensor in what the network returns: {', '.join(map(repr, fixed.values())) or 'nothing'}"

@@ -36,25 +36,12 @@ _CONTROL_FLOW: Mapping[str, tuple[str, str]] = MappingProxyType(
             "control flow: a function that is scanned over a dimension",
             "unroll it in Python, or lower one step that keeps what it carries in a buffer",
         ),
-        "associative_scan": (
-            "control flow: a function that is scanned over a dimension",
-            "use torch.cumsum, torch.cumprod or torch.cummax, or unroll it in Python",
-        ),
     }
 )
 
-# What torch.export says of code that it cannot follow; its first line, and what to do.
-_SAID: tuple[tuple[str, str, str], ...] = (
-    (
-        r"data-dependent|Eq\(u\d|GuardOnDataDependent",
-        "Python decides by the elements of a tensor, in an `if`, a loop or a size",
-        "choose by torch.where, or compute what decides before the export",
-    ),
-    (
-        r"tensor attributes? (?P<name>[\w., ]+?) (?:was|were) assigned during export",
-        "{name} is assigned, and is no buffer",
-        "register it: self.register_buffer(name, tensor)",
-    ),
+_BY_DATA = (
+    "Python decides by the elements of a tensor, in an `if`, a loop or a size",
+    "choose by torch.where, or compute what decides before the export",
 )
 
 
@@ -65,12 +52,25 @@ def control_flow(target: Any) -> tuple[str, str]:
 
 def size_by_data(value: torch.Tensor) -> tuple[str, str] | None:
     """What was found, and what to do, where a result has as many elements as its operands' elements say."""
-    if not any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in value.shape):
+    sizes: list[Any] = list(value.shape)
+    if not any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes):
         return None
-    shape = ", ".join(str(size) for size in value.shape)
+    shape = ", ".join(map(str, sizes))
     return (
         f"a result whose size the data decide: ({shape})",
         "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk",
+    )
+
+
+def writes_no_buffer(error: RuntimeError) -> UnsupportedError | None:
+    """A write to a tensor that a network has as a plain attribute, as torch tells it."""
+    match = re.match(r"Constant (\S+) is mutated", str(error))
+    if match is None:
+        return None
+    return UnsupportedError(
+        f"tensor {match[1]}, which the network writes",
+        "it is an attribute, and no buffer",
+        f"register it: self.register_buffer({match[1].rpartition('.')[2]!r}, tensor)",
     )
 
 
@@ -80,10 +80,8 @@ def not_exported(model: torch.nn.Module, error: Exception) -> UnsupportedError:
     place = f"torch.export of {type(model).__name__}" + (f" ({line})" if line else "")
     message = str(error).strip()
     reason = next((line for line in message.splitlines() if line.strip()), type(error).__name__)
-    for pattern, found, fix in _SAID:
-        match = re.search(pattern, message)
-        if match is not None:
-            return UnsupportedError(place, found.format(**match.groupdict()), fix)
+    if re.search(r"data-dependent", message):
+        return UnsupportedError(place, *_BY_DATA)
     return UnsupportedError(
         place, *(_unknown_class(reason) or (f"{type(error).__name__}: {reason}", _EXPORTABLE))
     )
@@ -113,4 +111,7 @@ def _unknown_class(reason: str) -> tuple[str, str] | None:
     if "Cache" not in name:
         return found, "give and return tensors, in tuples, lists and dicts"
     one_call = "call it with use_cache=False"
-    return found, f"{one_call}; for a cache, wrap it so that the cache's tensors are buffers, inputs or outputs"
+    return (
+        found,
+        f"{one_call}; for a cache, wrap it so that the cache's tensors are buffers, inputs or outputs",
+    )
