@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import dimorder
-from dimorder.errors import UnsupportedError
+from dimorder import report
+from dimorder.errors import UnsupportedError, VerificationError
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
 from dimorder.lowering.verify import relative_error
 from tests.zoo import perturb, stateful
 
@@ -207,3 +209,54 @@ def test_the_decomposed_program_keeps_its_state_too() -> None:
         module = copy.deepcopy(lowered.decomposed()).module()
         for call, (wanted,) in zip(calls, results(copy.deepcopy(network), calls), strict=True):
             torch.testing.assert_close(module(call["x"])[0], wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_an_exported_program_keeps_its_state_and_is_left_as_it_was(decomposed: bool) -> None:
+    network, calls = stateful.Counter(), drawn(5, 7)
+    exported = torch.export.export(network, (calls[0]["x"],))
+    exported = exported.run_decompositions({}) if decomposed else exported
+    lowered = dimorder.lower(exported)
+    assert (int(exported.state_dict["calls"]), int(network.calls)) == (3, 3)
+    for call, tensors in zip(calls, results(network, calls), strict=True):
+        got = pytree.tree_leaves(lowered.run(**call))
+        assert max(relative_error(*pair) for pair in zip(got, tensors, strict=True)) <= 1e-5
+
+
+def test_a_wrong_order_of_calls_is_no_lowered_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call is compared, not only the first: a state that is not carried on is found."""
+    from dimorder.lowering import verify
+
+    monkeypatch.setattr(verify.ProgramRun, "__call__", forgetful(verify.ProgramRun.__call__))
+    with pytest.raises(VerificationError, match="output 0 of call 1 differs"):
+        dimorder.lower(perturb(stateful.StreamingConv1d(3, 8, 5)).eval(), (torch.randn(2, 3, 4),))
+
+
+def forgetful(call: Callable[..., Any]) -> Callable[..., Any]:
+    def forget_and_call(run: Any, inputs: Any) -> Any:
+        run.reset()
+        return call(run, inputs)
+
+    return forget_and_call
+
+
+def test_a_quantised_network_with_state_is_refused() -> None:
+    def quantised(m: Any, x: Tensor) -> Tensor:
+        integers = QUANTIZE(x + m.a, 0.1, 0, -128, 127, torch.int8)
+        y = DEQUANTIZE(integers, 0.1, 0, -128, 127, torch.int8)
+        m.a.copy_(y)
+        return y
+
+    with pytest.raises(UnsupportedError) as caught:
+        dimorder.plan(Net(quantised, a=torch.zeros(2, 3)), (torch.randn(2, 3),), target="xnnpack")
+    assert str(caught.value).splitlines()[1:] == [
+        "  found: a quantised network writes to it, which is not there yet",
+        "  fix: make it an input and an output, or lower the float network",
+    ]
+
+
+def test_the_page_shows_the_state() -> None:
+    plan = dimorder.plan(perturb(stateful.StreamingConv2d()).eval(), (torch.randn(1, 3, 2, 9),))
+    page = report.render(plan)
+    assert page.count("<td>state</td>") == 2
+    assert "the last call" in page

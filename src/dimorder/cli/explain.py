@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.json == "-":
         return DONE
     if not count:
-        console.print("no conversions: nothing to explain")
+        console.print("no conversions" if state else "no conversions: nothing to explain")
     for index, reason in zip(chosen, reasons, strict=True):
         console.print(f"{index}  {reason}")
     for each in state:

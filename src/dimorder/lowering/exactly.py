@@ -111,9 +111,9 @@ def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor
     >>> twice(torch.export.export(Thirds(), (x,)), (x,))
     ([tensor([0.3125])], [tensor([0.3333])])
     """
-    lifted = _Lifted(exported)
-    plain = lifted.run(Interpreter(lifted.module), leaves)
-    wide = lifted.run(_Exact(lifted.module, {}), leaves, _wide)
+    program = _FunctionalProgram(exported)
+    plain = program.run(Interpreter(program.module), leaves)
+    wide = program.run(_Exact(program.module, {}), leaves, _wide)
     pairs = [pair for pair in zip(plain, wide, strict=True) if isinstance(pair[0], Tensor)]
     return [p for p, _ in pairs], [w.to(p.dtype) for p, w in pairs]
 
@@ -130,12 +130,12 @@ def noisy(exported: ExportedProgram, leaves: Sequence[Any], seed: int = 0) -> li
     >>> program.module()(x), noisy(program, (x,))[0] == 0
     (tensor(0), tensor(False))
     """
-    lifted = _Lifted(exported)
-    results = lifted.run(_Noisy(lifted.module, seed), leaves)
+    program = _FunctionalProgram(exported)
+    results = program.run(_Noisy(program.module, seed), leaves)
     return [result for result in results if isinstance(result, Tensor)]
 
 
-class _Lifted:
+class _FunctionalProgram:
     """A program as a module that writes to nothing: what it holds is among its inputs, and what it leaves in
     buffers is in front of its results."""
 
