@@ -9,6 +9,7 @@ from dimorder.contract import (
     CONTRACT_METHOD,
     SEAL_METHOD,
     Contract,
+    StateSpec,
     Symbol,
     TensorSpec,
     constant_methods,
@@ -191,3 +192,18 @@ def test_scales_that_nothing_can_stand_for_are_refused(dtype, scale, zero_point,
     with pytest.raises(UsageError) as error:
         TensorSpec("x", (2, 3), dtype, DimOrder(0, 1), None, scale, zero_point)
     assert (error.value.where, error.value.found) == ("tensor 'x'", found)
+
+
+def test_state_travels_in_the_contract_and_is_no_input():
+    x = TensorSpec("x", (2, 3), "float32", DimOrder(0, 1))
+    state = StateSpec("last.frames", (1, 8, 4), "float32", "NLC (0, 2, 1)")
+    contract = Contract((x,), (x,), state=(state,))
+    assert Contract.from_json(contract.to_json()) == contract
+    assert str(contract).splitlines() == [
+        "input   x            2 x 3      float32  NC (0, 1)",
+        "output  x            2 x 3      float32  NC (0, 1)",
+        "state   last.frames  1 x 8 x 4  float32  NLC (0, 2, 1)",
+    ]
+    assert "state" not in json.loads(Contract((x,), (x,)).to_json())
+    with pytest.raises(UsageError, match="more than once"):
+        Contract((x,), (x,), state=(state, state))

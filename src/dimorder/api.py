@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
@@ -17,7 +17,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
 from dimorder.lowering import stages
 from dimorder.lowering.annotate import annotate
-from dimorder.lowering.capture.captured import Captured, capture
+from dimorder.lowering.capture.captured import Captured, capture, where
 from dimorder.lowering.capture.typed import Types, own_types, with_types
 from dimorder.lowering.choose import choose
 from dimorder.lowering.clock import Clock, Progress
@@ -26,13 +26,14 @@ from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.lowering.operators.quantisation import is_quantised
 from dimorder.lowering.promise import Orders, promise
 from dimorder.lowering.rewrite import constant_bytes, rewrite
-from dimorder.lowering.verify import Trial, Verified
+from dimorder.lowering.state_plan import state_specs
+from dimorder.lowering.verify import Run, Trial, Verified
 from dimorder.lowering.verify_integers import trial_of
 from dimorder.quantisation.quantize import QuantisedNetwork
 from dimorder.runtime.guard import OnMismatch, require_choice
 from dimorder.runtime.program import Program
 from dimorder.targets import find, target_for_suffix
-from dimorder.targets.base import Target
+from dimorder.targets.base import Artifact, StatefulArtifact, Target
 from dimorder.targets.listing import installed
 
 __all__ = ["Lowered", "load", "lower", "plan"]
@@ -63,6 +64,7 @@ def plan(
     clock, chosen = Clock(progress), find(target)
     model, args, kwargs = _called(model, args, kwargs)
     program = clock.step("capture", capture, model, args, kwargs)
+    _require_state(program, chosen)
     chosen, types = _for(program, chosen, (input_types, output_types))
     program = with_types(program, *types)
     contract = promise(program, input_orders, output_orders, chosen.channels_last)
@@ -103,6 +105,7 @@ def lower(
     clock, chosen = Clock(progress), find(target)
     model, args, kwargs = _called(model, args, kwargs)
     program = clock.step("capture", capture, model, args, kwargs)
+    _require_state(program, chosen)
     chosen, types = _for(program, chosen, (input_types, output_types))
     program = with_types(program, *types)
     contract = promise(program, input_orders, output_orders, chosen.channels_last)
@@ -137,7 +140,7 @@ def _emit(
         artifact = clock.step("emit", chosen.emit, physical, contract)
         planned = replace(planned, float_islands=tuple(artifact.float_islands))
         runs = chosen.runs_fast if run_artifact is None else run_artifact
-        run = artifact.run if runs else artifact.exactly
+        run = _run_of(artifact, program) if runs else artifact.exactly
         if run is not None:
             what = f"the {chosen.suffix} that was emitted"
             emitted = clock.step("run", trial.compare, run, what, artifact.exactly if runs else None)
@@ -155,6 +158,27 @@ def _called(
         return model, args, kwargs
     own = model.examples[0]
     return (model.module, args, kwargs) if args or kwargs else (model.module, own.args, own.kwargs)
+
+
+def _run_of(artifact: Artifact, program: Captured) -> Run:
+    """The artifact as a function, in a state of its own where the program has any."""
+    return cast(StatefulArtifact, artifact).started() if program.state else artifact.run
+
+
+def _require_state(program: Captured, target: Target) -> None:
+    """Refuses what writes buffers where nothing would keep them from call to call."""
+    if not program.state:
+        return
+    name, left = program.state[0].name, program.carried[0][1]
+    place = f"buffer {name} ({where(left)})"
+    if not target.state:
+        fix = "make it an input and an output, or choose a target that has state, such as xnnpack or torch"
+        raise UnsupportedError(
+            place, f"the network writes to it, and programs for {target.name} have no state", fix
+        )
+    if is_quantised(program.module):
+        fix = "make it an input and an output, or lower the float network"
+        raise UnsupportedError(place, "a quantised network writes to it, which is not there yet", fix)
 
 
 def _for(program: Captured, target: Target, types: tuple[Types, Types]) -> tuple[Target, tuple[Types, Types]]:
@@ -190,6 +214,7 @@ def _plan(program: Captured, contract: Contract, target: Target, objective: str,
     )
     stages.require("the layout problem", stages.problem_faults(extracted, contract, target.ability))
     solved = clock.step("solve", choose, extracted, target.ability.max_rank)
+    contract = replace(contract, state=state_specs(extracted, solved))
     return NetworkPlan(target.name, contract, solved, extracted)
 
 

@@ -207,6 +207,22 @@ class Symbol:
 
 
 @dataclass(frozen=True)
+class StateSpec:
+    """One buffer that a program keeps from call to call: no caller passes it.
+
+    `order` is how it lies between two calls, in words.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    order: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "shape": list(self.shape), "dtype": self.dtype, "order": self.order}
+
+
+@dataclass(frozen=True)
 class Contract:
     """The inputs and outputs that a program promises, in the order of its signature.
 
@@ -226,9 +242,10 @@ class Contract:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     symbols: tuple[Symbol, ...] = ()
+    state: tuple[StateSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in ("inputs", "outputs", "symbols"):
+        for field in ("inputs", "outputs", "symbols", "state"):
             object.__setattr__(self, field, tuple(getattr(self, field)))
             names = [item.name for item in getattr(self, field)]
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -251,6 +268,7 @@ class Contract:
             "inputs": [spec.to_dict() for spec in self.inputs],
             "outputs": [spec.to_dict() for spec in self.outputs],
             "symbols": [{"name": s.name, "minimum": s.minimum, "maximum": s.maximum} for s in self.symbols],
+            **({"state": [spec.to_dict() for spec in self.state]} if self.state else {}),
         }
 
     def to_json(self) -> str:
@@ -279,6 +297,7 @@ class Contract:
                 tuple(_spec(item) for item in data["inputs"]),
                 tuple(_spec(item) for item in data["outputs"]),
                 tuple(Symbol(item["name"], item["minimum"], item["maximum"]) for item in data["symbols"]),
+                tuple(_state(item) for item in data.get("state", ())),
             )
         except UsageError as error:
             raise ContractError(where, f"{error.where}: {error.found}", "lower the program again") from error
@@ -298,6 +317,10 @@ class Contract:
                 describe(spec.dim_order),
             )
             for kind, spec in rows
+        ]
+        cells += [
+            ("state", spec.name, " x ".join(map(str, spec.shape)) or "scalar", spec.dtype, spec.order)
+            for spec in self.state
         ]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
@@ -350,6 +373,10 @@ def _spec(item: dict[str, Any]) -> TensorSpec:
     order = DimOrder(*item["dim_order"])
     quantised = item.get("scale"), item.get("zero_point", 0)
     return TensorSpec(item["name"], tuple(item["shape"]), item["dtype"], order, item["boundary"], *quantised)
+
+
+def _state(item: dict[str, Any]) -> StateSpec:
+    return StateSpec(item["name"], tuple(item["shape"]), item["dtype"], item["order"])
 
 
 def _require(holds: bool, where: str, found: str, fix: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
@@ -16,13 +17,14 @@ from dimorder.errors import UsageError
 from dimorder.files import write_whole
 from dimorder.lowering.capture.captured import Captured, arguments
 from dimorder.lowering.capture.fold import fold_constants
+from dimorder.lowering.capture.state import restart
 from dimorder.lowering.levels import WastedLevels, wasted_levels
 from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.lowering.operators.dialect import decompose
 from dimorder.lowering.printing import captured_text, physical_text
-from dimorder.lowering.verify import Verified
+from dimorder.lowering.verify import Run, Verified
 from dimorder.runtime.guard import OnMismatch, check, restore
-from dimorder.targets.base import Artifact, Target
+from dimorder.targets.base import Artifact, StatefulArtifact, Target
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,10 @@ class Lowered:
         return fold_constants(decompose(self.physical, taps_as_linear=True))
 
     def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
-        """Run the artifact like the network, guarded by the contract; the result has its structure."""
+        """Run the artifact like the network, guarded by the contract; the result has its structure.
+
+        A network that writes buffers goes on where its last call ended, until `reset`.
+        """
         given = arguments(self.program.exported, args, kwargs)
         fed = []
         for value, example in zip(given, self.program.examples, strict=True):
@@ -104,8 +109,18 @@ class Lowered:
                 found = f"{value!r}, where the network was lowered for {example!r}"
                 raise UsageError("the arguments", found, "lower it again for that value")
         guarded = check(self.contract, fed, on_mismatch)
-        outputs = restore(self.contract, self.artifact.run(guarded.tensors), on_mismatch).tensors
+        raw = self._started(guarded.tensors) if self.program.state else self.artifact.run(guarded.tensors)
+        outputs = restore(self.contract, raw, on_mismatch).tensors
         return self.program.result(outputs)
+
+    def reset(self) -> None:
+        """The state as it was before the first `run`; of a program without, nothing."""
+        if self.program.state:
+            restart(self._started)
+
+    @cached_property
+    def _started(self) -> Run:
+        return cast(StatefulArtifact, self.artifact).started()
 
     def to_dict(self) -> dict[str, Any]:
         """What `dimorder lower --json` writes; the keys are stable."""

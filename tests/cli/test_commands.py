@@ -156,6 +156,25 @@ def test_explain_of_a_plan_without_conversions(capfd):
     assert "a plan of no conversions" in text
 
 
+def test_explain_tells_of_the_state_too(capfd):
+    orders = ["--input-order", "NHWC", "--output-order", "NHWC", "--target", "xnnpack"]
+    model = ["tests.zoo.stateful:StreamingConv2d", "--input", "1x3x2x9"]
+    assert main(["explain", *model, *orders]) == 0
+    assert capfd.readouterr().out.splitlines() == [
+        "no conversions",
+        "state rows: NHWC (0, 2, 3, 1) at entry and exit",
+        "    in another order the best plan costs 432 bytes instead of 0",
+        "state features: NHWC (0, 2, 3, 1) at entry and exit",
+        "    in another order the best plan costs 2,160 bytes instead of 0",
+    ]
+    assert main(["explain", *model, *orders, "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert [(each["state"]["name"], each["cost_otherwise"]) for each in told] == [
+        ("rows", 432),
+        ("features", 2160),
+    ]
+
+
 def test_explain_refuses_a_number_that_is_not_there(capfd):
     text = refused(capfd, ["explain", f"{HERE}:Tiny", *INPUT, "--conversion", "1"], 2)
     assert "give 0 to 0" in text

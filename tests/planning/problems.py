@@ -113,6 +113,22 @@ def fan_out(seed: int) -> LayoutProblem:
     return b.problem()
 
 
+def carried(seed: int) -> LayoutProblem:
+    """What the last steps write is what the first ones read in the next run, in the same order."""
+    b = Builder(seed)
+    found = [b.source() for _ in range(b.random.randint(1, 2))]
+    values = [*found, b.source()]
+    for _ in range(b.random.randint(1, 3)):
+        reads = b.random.choices(values, k=2)
+        values.append(b.agnostic(*reads) if b.random.random() < 0.4 else b.anything(*reads)[0])
+    zero = (0,) * len(b.units)
+    for buffer in found:
+        orders = b.random.sample(b.orders, b.random.randint(1, len(b.orders)))
+        configs = tuple(Config((order,), (order,), zero) for order in orders)
+        b.steps[buffer] = Step(f"state{buffer}", (b.random.choice(values),), (buffer,), configs, carries=True)
+    return b.problem()
+
+
 KINDS: tuple[Callable[[int], LayoutProblem], ...] = (chain_with_skips, relabels, fan_out)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -22,7 +23,7 @@ from dimorder.planning import (
     solve,
     solve_without,
 )
-from tests.planning.problems import KINDS, fan_out, frustrated_triangle, relabels
+from tests.planning.problems import KINDS, carried, fan_out, frustrated_triangle, relabels
 
 SEEDS_PER_KIND = 667  # three kinds: 2,001 problems
 
@@ -173,3 +174,30 @@ def test_forbidding_a_conversion_costs_what_the_best_plan_without_it_costs():
                 continue
             assert without.cost == exhaustive(other).cost >= plan.cost
             assert without.check(other) == ()
+
+
+def test_what_steps_carry_to_the_next_run_is_planned_exactly():
+    solved = 0
+    for seed in range(200):
+        problem = carried(seed)
+        try:
+            best = exhaustive(problem)
+        except InvalidChoice:
+            with pytest.raises(InvalidChoice):
+                solve(problem)
+            continue
+        plan = solve(problem)
+        assert (plan.cost, plan.certificate.optimal) == (best.cost, True), f"carried({seed})"
+        assert plan.check(problem) == (), f"carried({seed})"
+        solved += 1
+    assert solved > 160
+
+
+def test_only_a_step_that_carries_may_read_what_a_later_one_writes():
+    x, y = Buffer("x", (8,)), Buffer("y", (8,))
+    state = Step("state", (1,), (0,), (Config(("NHWC",), ("NHWC",), (0,)),))
+    step = Step("op", (0,), (1,), (Config(("NCHW",), ("NHWC",), (0,)),))
+    with pytest.raises(ValueError, match="it reads buffer 1 before it is written"):
+        LayoutProblem(("bytes",), (x, y), (state, step), "complete")
+    problem = LayoutProblem(("bytes",), (x, y), (replace(state, carries=True), step), "complete")
+    assert solve(problem).cost == (8,)

@@ -29,6 +29,8 @@ def add_options(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
+    from dimorder.lowering.state_plan import explain_state
+
     check_outputs({"--json": options.json})
     found = planned(options, console)
     count = len(found.conversions)
@@ -44,13 +46,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
         for index in chosen:
             progress(f"explaining conversion {index}")
             reasons.append(found.explain(index))
-    write_json(options.json, [reason.to_dict() for reason in reasons], console)
+        state = explain_state(found) if options.conversion is None else []
+    told = [*(reason.to_dict() for reason in reasons), *(each.to_dict() for each in state)]
+    write_json(options.json, told, console)
     if options.json == "-":
         return DONE
     if not count:
-        console.print("no conversions: nothing to explain")
+        console.print("no conversions" if state else "no conversions: nothing to explain")
     for index, reason in zip(chosen, reasons, strict=True):
         console.print(f"{index}  {reason}")
+    for each in state:
+        console.print(each)
     return DONE
 
 

@@ -37,15 +37,28 @@ _LOADED: WeakSet[PteMethod] = WeakSet()  # whose delegates hold the pool of thre
 _METHOD = "forward"  # the one that a program is called by
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PteMethod:
-    """A method of an open program, and what it reads as long as it lives."""
+    """A method of an open program, which reads the bytes as long as it lives."""
 
     method: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-    held: tuple[Any, ...]
+    program: Any
+    data: bytes
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return list(self.method(list(inputs)))
+
+    def reset(self) -> None:
+        """The state as it is in the file, which is not read again."""
+        self.method = self.program.load_method(_METHOD)
+
+
+def method_of(data: bytes) -> PteMethod:
+    """A program of ours as a function of tensors as its own signature holds them, in a state of its own."""
+    from executorch.extension.pybindings import _C
+
+    program = _C._load_program_from_buffer(data)
+    return PteMethod(program.load_method(_METHOD), program, data)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
@@ -68,7 +81,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
             f"ExecuTorch: {error}",
             "see the line that ExecuTorch logged before: this build lacks an operator or a backend",
         ) from error
-    loaded = PteMethod(method, (data, native))
+    loaded = PteMethod(method, native, data)
     _LOADED.add(loaded)
     return contract, loaded
 

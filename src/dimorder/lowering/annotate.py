@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -25,7 +25,8 @@ class Annotated:
     """A program with, per call, its relation and the axes of its operands and results.
 
     `reads[call]` is aligned with `table.operands(call)`, `writes[call]` with its results. `blocked` names
-    the labels that became blocks because cuts conflict.
+    the labels that became blocks because cuts conflict. `state` are the axes of what a call finds in each
+    buffer of the state, and so of what it leaves there.
     """
 
     program: Captured
@@ -33,6 +34,7 @@ class Annotated:
     reads: dict[torch.fx.Node, tuple[AxedTensor, ...]]
     writes: dict[torch.fx.Node, tuple[AxedTensor, ...]]
     blocked: dict[torch.fx.Node, tuple[str, ...]]
+    state: dict[torch.fx.Node, AxedTensor]
 
     @property
     def calls(self) -> list[torch.fx.Node]:
@@ -69,7 +71,8 @@ class _Solver:
         self.dims: dict[torch.fx.Node, list[int]] = {}
         self.tensors: dict[torch.fx.Node, tuple[list[list[int]], list[list[int]]]] = {}
         self.blocked: dict[torch.fx.Node, list[str]] = {}
-        for node in program.inputs:
+        found = [node for node, _ in program.carried]
+        for node in (*found, *program.inputs):
             self.dims[node] = self._new(node.meta["val"])
         for call in relations:
             reads = [self._new(n.meta["val"]) if n.op == "get_attr" else self.dims[n] for n in operands(call)]
@@ -86,6 +89,7 @@ class _Solver:
             for call, relation in self.relations.items()
             if any(len(dim) > 1 for dim in _all_dims(relation))
         ]
+        self._carry()
         plain = [call for call in self.relations if call not in set(cutting)]
         for call in plain:
             self._identify(call)
@@ -102,9 +106,16 @@ class _Solver:
                 tuple(self._tensor(factors, dims) for factors, dims in zip(side, rel, strict=True))
                 for side, rel in sides
             )
-        return Annotated(
-            self.program, self.relations, reads, writes, {c: tuple(b) for c, b in self.blocked.items()}
-        )
+        state = {node: self._axes(self.dims[node]) for node, _ in self.program.carried}
+        blocked = {c: tuple(b) for c, b in self.blocked.items()}
+        return Annotated(self.program, self.relations, reads, writes, blocked, state)
+
+    def _carry(self) -> None:
+        """What a call leaves in the state has the axes of what the next one finds there."""
+        for found, left in self.program.carried:
+            for mine, other in zip(self.dims[found], self.dims.get(left, ()), strict=left in self.dims):
+                same = self.factors.identify(self.factors.leaves(mine), self.factors.leaves(other))
+                assert same, "dimensions that are not cut"
 
     def _new(self, value: torch.Tensor) -> list[int]:
         return [self.factors.new(int(size)) for size in value.shape]
@@ -147,10 +158,13 @@ class _Solver:
                 found[name] = found.get(name, ()) + leaves
         return found
 
-    def _tensor(self, factors: list[int], dims: Dims) -> AxedTensor:
+    def _axes(self, factors: list[int]) -> AxedTensor:
         leaves = [self.factors.leaves(factor) for factor in factors]
         sizes = tuple(self.factors.size(leaf) for group in leaves for leaf in group)
-        owner = tuple(d for d, group in enumerate(leaves) for _ in group)
+        return AxedTensor(sizes, tuple(d for d, group in enumerate(leaves) for _ in group), {})
+
+    def _tensor(self, factors: list[int], dims: Dims) -> AxedTensor:
+        tensor = self._axes(factors)
         labels: dict[str, tuple[int, ...]] = {}
         position = 0
         for factor, pieces in zip(factors, dims, strict=True):
@@ -159,8 +173,8 @@ class _Solver:
             ):
                 labels[name] = labels.get(name, ()) + tuple(range(position, position + len(piece)))
                 position += len(piece)
-        assert position == len(sizes), "every axis has a label"
-        return AxedTensor(sizes, owner, labels)
+        assert position == len(tensor.sizes), "every axis has a label"
+        return replace(tensor, labels=labels)
 
 
 def _all_dims(relation: Relation) -> Iterator[tuple[tuple[str, int], ...]]:

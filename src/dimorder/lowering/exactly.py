@@ -13,6 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Interpreter, Node
 
 from dimorder.errors import VerificationError
@@ -20,6 +21,7 @@ from dimorder.lowering.capture.dynamic import is_dynamic_dequantize
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.capture.schema import bound
+from dimorder.lowering.capture.state import left_in_state
 from dimorder.lowering.capture.tracing import EXPORTED
 from dimorder.lowering.operators.dialect import dynamic_type
 from dimorder.lowering.operators.quantisation import (
@@ -99,7 +101,8 @@ def roundings(module: GraphModule, inputs: Sequence[Tensor]) -> dict[str, tuple[
 def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
     """What an exported program gives for the leaves of its inputs, as it stands, and computed in float64.
 
-    Each result of the second is of the type that the first has.
+    Each result of the second is of the type that the first has. Leaves of several calls stand one behind the
+    other; so do their results, and what a call leaves in the buffers that the program writes, the next finds.
 
     >>> class Thirds(torch.nn.Module):
     ...     def forward(self, x):
@@ -108,10 +111,9 @@ def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor
     >>> twice(torch.export.export(Thirds(), (x,)), (x,))
     ([tensor([0.3125])], [tensor([0.3333])])
     """
-    module = _functional(exported)
-    with torch.no_grad():
-        plain = Interpreter(module).run(*leaves, enable_io_processing=False)
-        wide = _Exact(module, {}).run(*map(_wide, leaves), enable_io_processing=False)
+    program = _FunctionalProgram(exported)
+    plain = program.run(Interpreter(program.module), leaves)
+    wide = program.run(_Exact(program.module, {}), leaves, _wide)
     pairs = [pair for pair in zip(plain, wide, strict=True) if isinstance(pair[0], Tensor)]
     return [p for p, _ in pairs], [w.to(p.dtype) for p, w in pairs]
 
@@ -128,16 +130,36 @@ def noisy(exported: ExportedProgram, leaves: Sequence[Any], seed: int = 0) -> li
     >>> program.module()(x), noisy(program, (x,))[0] == 0
     (tensor(0), tensor(False))
     """
-    with torch.no_grad():
-        results = _Noisy(_functional(exported), seed).run(*leaves, enable_io_processing=False)
+    program = _FunctionalProgram(exported)
+    results = program.run(_Noisy(program.module, seed), leaves)
     return [result for result in results if isinstance(result, Tensor)]
 
 
-def _functional(exported: ExportedProgram) -> GraphModule:
-    """The program as a module that writes to nothing; it takes the leaves of its inputs."""
-    module = functional(exported, OPERATORS).module(check_guards=False)
-    assert isinstance(module, GraphModule)
-    return module
+class _FunctionalProgram:
+    """A program as a module that writes to nothing: what it holds is among its inputs, and what it leaves in
+    buffers is in front of its results."""
+
+    def __init__(self, exported: ExportedProgram) -> None:
+        program = functional(exported, OPERATORS)
+        specs, held = program.graph_signature.input_specs, {**program.state_dict, **program.constants}
+        self.module = program.graph_module
+        self.inputs = [None if spec.kind is InputKind.USER_INPUT else str(spec.target) for spec in specs]
+        self.held = {name: held[name] for name in self.inputs if name is not None}
+        self.left = list(left_in_state(program))
+
+    def run(
+        self, interpreter: Interpreter, leaves: Sequence[Any], of: Callable[[Any], Any] = lambda value: value
+    ) -> list[Any]:
+        """The results of each call; `of` is done to all that goes in."""
+        held, results = {name: of(value) for name, value in self.held.items()}, list[Any]()
+        feed = iter(leaves)
+        with torch.no_grad():
+            for _ in range(len(leaves) // self.inputs.count(None)):
+                given = [of(next(feed)) if name is None else held[name] for name in self.inputs]
+                made = interpreter.run(*given, enable_io_processing=False)
+                held |= zip(self.left, made, strict=False)
+                results += made[len(self.left) :]
+        return results
 
 
 def recorded(exported: ExportedProgram, inputs: Sequence[Tensor], captured: GraphModule) -> dict[str, Tensor]:

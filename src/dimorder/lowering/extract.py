@@ -133,9 +133,15 @@ class _Extractor:
                 continue
             kept, configs = found
             arrangements.append(kept)
-            name = operator_name(site.node) if site.kind != "output" else site.kind
+            name = site.kind if site.kind in ("output", "state") else operator_name(site.node)
             steps.append(
-                Step(name, tuple(v.buffer for v in site.reads), tuple(v.buffer for v in site.writes), configs)
+                Step(
+                    name,
+                    tuple(v.buffer for v in site.reads),
+                    tuple(v.buffer for v in site.writes),
+                    configs,
+                    carries=site.kind == "state",
+                )
             )
         if refused:
             return refused
@@ -157,6 +163,7 @@ class _Extractor:
     def _sites(self) -> list[Site]:
         program, sites = self.annotated.program, []
         roots = self._root_tensors()
+        found = {node: self._produce(node, tensor) for node, tensor in self.annotated.state.items()}
         for node in program.inputs:
             view = self._produce(node, roots[node])
             sites.append(self._boundary(node, "input", view, write=True))
@@ -193,7 +200,15 @@ class _Extractor:
         for node in program.outputs:
             if node in self.views:
                 sites.append(self._boundary(node, "output", self.views[node], write=False))
-        return sites
+        return [*(self._carried(found[node], left) for node, left in program.carried), *sites]
+
+    def _carried(self, found: BufferView, left: torch.fx.Node) -> Site:
+        """A buffer of the state: in one order where a call finds it and where it leaves it for the next."""
+        reads = (self.views[left],) if left in self.views else ()  # a constant is in any order
+        tokens: tuple[dict[Token, AxisOrder], ...] = tuple(
+            {("axis", i): (axis,) for i, axis in enumerate(view.axes)} for view in (*reads, found)
+        )
+        return Site(self.buffers[found.buffer].root, "state", reads, (found,), tokens)
 
     def _offered(self, call: torch.fx.Node, relation: Relation) -> list[tuple[Implementation, str]]:
         """The implementations of a call that the target does not decline, each with its order."""

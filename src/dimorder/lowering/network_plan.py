@@ -203,6 +203,7 @@ class NetworkPlan:
             "target": self.target,
             "inputs": contract["inputs"],
             "outputs": contract["outputs"],
+            **({"state": contract["state"]} if "state" in contract else {}),
             "conversions": [conversion.to_dict() for conversion in self.conversions],
             "conversion_count": len(self.layout_plan.conversions),
             "cost": self.cost[0],
@@ -268,6 +269,8 @@ class NetworkPlan:
     def _site_place(self, index: int) -> Place:
         site = self.extracted.sites[index]
         name = site.node.name
+        if site.kind == "state":  # these sites come first, in the program's own sequence
+            return Place("state", self.extracted.annotated.program.state[index].name)
         told = {"input": Place("contract", name), "output": Place("contract", f"output {name}")}
         return told.get(site.kind) or Place.of(site.node)
 
@@ -321,7 +324,8 @@ class NetworkPlan:
         return index
 
 
-_FREE = ("agnostic", "expand", "reduce")  # kinds of operators that take any order, if their forms let them
+# Kinds of sites that take any order, if their forms let them.
+_FREE = ("agnostic", "expand", "reduce", "state")
 
 
 def order_name(info: BufferInfo, order: Sequence[int]) -> str:

@@ -19,6 +19,8 @@ from dimorder.contract import describe
 from dimorder.lowering.annotate import is_result
 from dimorder.lowering.building import origin_of
 from dimorder.lowering.capture.captured import Captured, where
+from dimorder.lowering.capture.exported import state_of
+from dimorder.lowering.capture.state import left_in_state
 from dimorder.lowering.network_plan import NetworkPlan, order_name
 from dimorder.lowering.operators.operator import results
 
@@ -65,18 +67,23 @@ def captured_text(program: Captured) -> str:
     names = _Names()
     texts: dict[Node, str] = {}
     lines: list[_Line] = []
-    inputs = dict(zip(program.inputs, program.input_names, strict=True))
+    told = {node: (name, "input") for node, name in zip(program.inputs, program.input_names, strict=True)}
+    for (node, _), buffer in zip(program.carried, program.state, strict=True):
+        told[node] = buffer.name, "state"
     for node in program.nodes:
         if node.op == "get_attr":
             texts[node] = f"{node.target}[{_shape(node)}]"
         elif node.op == "placeholder":
-            texts[node] = names.new(inputs[node])
-            lines.append(_Line(texts[node], _shape(node), "", "input"))
+            name, kind = told[node]
+            texts[node] = names.new(name)
+            lines.append(_Line(texts[node], _shape(node), "", kind))
         elif is_result(node):
             texts[node] = f"{texts[node.all_input_nodes[0]]}.{node.args[1]}"
         elif node.op == "call_function":
             texts[node] = names.new(_short(node))
             lines.append(_Line(texts[node], _shape(node), "", f"{_call(node, texts)}  # {where(node)}"))
+    for (_, node), buffer in zip(program.carried, program.state, strict=True):
+        lines.append(_Line(buffer.name, "", "", f"from now on {texts[node]}"))
     lines += [_Line(f"output{i}", "", "", texts[node]) for i, node in enumerate(program.outputs)]
     return _table(lines)
 
@@ -106,7 +113,9 @@ class _PhysicalText:
         self.values: dict[Node, str] = {}  # the line that a node is of
         specs = program.graph_signature.input_specs
         self.given = [s.arg.name for s in specs if s.kind is InputKind.USER_INPUT]
-        self.held = {s.arg.name: str(s.target) for s in specs if s.kind is not InputKind.USER_INPUT}
+        self.state = state_of(program)
+        constant = (s for s in specs if s.kind is not InputKind.USER_INPUT and s.arg.name not in self.state)
+        self.held = {s.arg.name: str(s.target) for s in constant}
 
     def lines(self) -> Iterator[_Line]:
         contract = self.plan.contract
@@ -116,6 +125,9 @@ class _PhysicalText:
                 # A second order of one weight is weight__1; the first has no need of a number.
                 name = self.held[node.name].removesuffix("__0")
                 self._tell(node, f"{name}[{_shape(node)}]")
+            elif node.name in self.state:
+                self._tell(node, self.names.new(self.state[node.name]))
+                yield _Line(self.texts[node], _shape(node), self._order(node), "state")
             elif node.op == "placeholder":
                 spec = promised[node.name]
                 self._tell(node, self.names.new(spec.name))
@@ -123,8 +135,10 @@ class _PhysicalText:
                 yield _Line(self.texts[node], _sizes(shape), _letters(describe(spec.dim_order)), "input")
             elif node.op == "call_function":
                 yield from self._call(node)
+        for name, node in left_in_state(self.program).items():
+            yield _Line(name, _shape(node), self._order(node), f"from now on {self.values[node]}")
         outputs: Any = self.program.graph.output_node().args[0]
-        for node, spec in zip(outputs, contract.outputs, strict=True):
+        for node, spec in zip(outputs[len(self.state) :], contract.outputs, strict=True):
             shape = spec.dim_order.physical_shape(spec.shape)
             yield _Line(spec.name, _sizes(shape), _letters(describe(spec.dim_order)), self.values[node])
 

@@ -5,6 +5,7 @@ The result is an `ExportedProgram` that runs in torch as it stands; nothing down
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,10 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
 from dimorder.lowering.borders import absorb_borders
 from dimorder.lowering.building import ORIGIN, AxisGroup, Builder, Call
-from dimorder.lowering.capture.exported import exported
+from dimorder.lowering.capture.exported import exported, state_of, stateful
 from dimorder.lowering.capture.tracing import SOURCE, shape_of
 from dimorder.lowering.extract import Extracted
-from dimorder.lowering.sites import Arrangement, AxisOrder, Site, layout_of
+from dimorder.lowering.sites import Arrangement, AxedTensor, AxisOrder, BufferView, Site, layout_of
 from dimorder.planning.plan import LayoutPlan
 
 aten = torch.ops.aten
@@ -27,18 +28,23 @@ aten = torch.ops.aten
 def rewrite(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> ExportedProgram:
     """The physical program of a plan. Its signature is that of the contract's boundary: logical shapes in the
     promised dim orders, or dense physical shapes."""
+    program = extracted.annotated.program
     module = build(extracted, plan, contract)
-    examples = tuple(
+    examples = [
         at_boundary(example, spec)
-        for example, spec in zip(extracted.annotated.program.example_inputs, contract.inputs, strict=True)
-    )
-    return exported(module, examples)
+        for example, spec in zip(program.example_inputs, contract.inputs, strict=True)
+    ]
+    held = {
+        buffer.name: carried.lay(buffer.initial)
+        for buffer, carried in zip(program.state, carried_by(extracted, plan), strict=True)
+    }
+    return stateful(exported(module, [*held.values(), *examples]), held)
 
 
 def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.fx.GraphModule:
     """The physical program of a plan as a module, before it is exported."""
     b = Builder(extracted.annotated.program, extracted.buffers)
-    inputs = iter(contract.inputs)
+    inputs, carried = iter(contract.inputs), carried_by(extracted, plan)
     computed: list[_At] = []
     for index, site in enumerate(extracted.sites):
         arrangement = extracted.arrangements[index][plan.choice[index]]
@@ -47,15 +53,28 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
             _input(b, _At(site, arrangement), next(inputs))
         elif site.kind == "output":
             computed.append(_At(site, arrangement))
+        elif site.kind == "state":
+            _found(b, carried[index])
         else:
             site.implementations[arrangement.implementation].lower(Call(b, site, arrangement))
     results: list[torch.fx.Node] = []
+    kept = b.graph.find_nodes(op="placeholder")[: len(carried)]
+
+    def give(result: torch.fx.Node) -> None:
+        """One more result, in memory that no other has, nor what a call finds in the state."""
+        source = result
+        while source.target in (aten.view.default, aten.permute.default):
+            source = source.args[0]  # type: ignore[assignment]
+        fresh = result.op == "call_function" and result not in results and source not in kept
+        results.append(result if fresh else b.call(aten.clone.default, result))
+
+    for (_, node), each in zip(b.program.carried, carried, strict=True):
+        b.source = {**_source(node), "custom": {ORIGIN: {}}}
+        give(_left(b, node, each))
     left = iter(computed)
     for node, spec in zip(b.program.outputs, contract.outputs, strict=True):
         b.source = {**_source(node), "custom": {ORIGIN: {}}}
-        result = _constant_output(b, node, spec) if node.op == "get_attr" else _output(b, next(left), spec)
-        fresh = result.op == "call_function" and result not in results
-        results.append(result if fresh else b.call(aten.clone.default, result))
+        give(_constant_output(b, node, spec) if node.op == "get_attr" else _output(b, next(left), spec))
     b.graph.output(tuple(results))
     absorb_borders(b.graph)
     return torch.fx.GraphModule(b.root, b.graph)
@@ -83,8 +102,63 @@ def from_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def constant_bytes(program: ExportedProgram) -> int:
-    """What a physical program's weights, buffers and other constants take."""
-    return sum(t.numel() * t.element_size() for t in program.state_dict.values())
+    """What a physical program's weights and other constants take; its state is none."""
+    written = state_of(program).values()
+    held = (tensor for name, tensor in program.state_dict.items() if name not in written)
+    return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A buffer of the state, and the order in which each call finds it and leaves it for the next.
+
+    `order` has the axes of the value, slowest first, and `tensor` says which these are.
+    """
+
+    site: Site
+    tensor: AxedTensor
+    shape: tuple[int, ...]
+    order: AxisOrder
+
+    @property
+    def found(self) -> BufferView:
+        return self.site.writes[0]
+
+    @property
+    def runs(self) -> list[AxisGroup]:
+        """The axes of each physical dimension: the logical ones, as far as they stay whole.
+
+        Where the order is another than row-major, those of size 1 stand in front.
+        """
+        runs: list[AxisGroup] = []
+        for axis in self.order:
+            last = runs[-1][-1] if runs else -2
+            if last + 1 == axis and self.tensor.dims[last] == self.tensor.dims[axis]:
+                runs[-1] = (*runs[-1], axis)
+            else:
+                runs.append((axis,))
+        if list(self.order) != sorted(self.order):
+            ones: list[AxisGroup] = [()] * self.shape.count(1)
+            return [*ones, *runs] if len(ones) + len(runs) <= len(self.shape) else runs
+        feed = iter(runs)
+        return [() if size == 1 else next(feed) for size in self.shape]
+
+    def lay(self, value: torch.Tensor) -> torch.Tensor:
+        """A logical value, dense in that order."""
+        sizes = self.tensor.sizes
+        extents = [math.prod(sizes[axis] for axis in run) for run in self.runs]
+        return value.reshape(sizes).permute(self.order).reshape(extents).contiguous()
+
+
+def carried_by(extracted: Extracted, plan: LayoutPlan) -> list[Carried]:
+    """The state, in the orders of a plan."""
+    found = []
+    for index, site in enumerate(extracted.sites):
+        if site.kind == "state":
+            info = extracted.buffers[site.writes[0].buffer]
+            tokens = extracted.arrangements[index][plan.choice[index]].tokens
+            found.append(Carried(site, info.tensor, info.shape, tuple(axis for _, axis in tokens)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -113,6 +187,19 @@ def _input(b: Builder, at: _At, spec: TensorSpec) -> None:
     if spec.boundary == "logical" and not order.is_contiguous:
         node = b.call(aten.permute.default, node, list(order))
     b.store(at.buffer, at.layout, node, tuple(at.runs(b, order)))
+
+
+def _found(b: Builder, carried: Carried) -> None:
+    node = b.graph.placeholder(carried.site.node.name)
+    b.store(carried.found.buffer, carried.order, node, tuple(carried.runs))
+
+
+def _left(b: Builder, node: torch.fx.Node, carried: Carried) -> torch.fx.Node:
+    if not carried.site.reads:
+        return b.constant(f"state_{node.name}", carried.lay(b.program.constant(node)))
+    buffer, axes = carried.site.reads[0].buffer, carried.site.reads[0].axes
+    dense = b.fetch(buffer, tuple(axes[axis] for axis in carried.order))
+    return b.shaped(buffer, dense, [tuple(axes[axis] for axis in run) for run in carried.runs])
 
 
 def _output(b: Builder, at: _At, spec: TensorSpec) -> torch.fx.Node:

@@ -57,8 +57,8 @@ class Site:
     """One operator of the problem: its node, and per operand and result the buffer axes behind each token.
 
     `implementations` are those that the target takes, and `forms` their orders in the labels of `relation`.
-    The contract's inputs and outputs are sites too; they have no relation and one implementation, which is
-    none.
+    The contract's inputs and outputs are sites too, and so is each buffer of the state; they have no relation
+    and one implementation, which is none.
     """
 
     node: torch.fx.Node

@@ -24,6 +24,7 @@ from dimorder.lowering.ability import Ability, Verdicts
 from dimorder.lowering.annotate import Annotated, is_result, results_of
 from dimorder.lowering.building import origin_of
 from dimorder.lowering.capture.captured import Captured, operator_name
+from dimorder.lowering.capture.exported import own_module, state_of
 from dimorder.lowering.capture.tracing import Tracer, shape_of
 from dimorder.lowering.closure import default_tokens, formed
 from dimorder.lowering.extract import Extracted
@@ -204,6 +205,8 @@ def problem_faults(extracted: Extracted, contract: Contract, ability: Ability) -
             if [(*config.reads, *config.writes) for config in configs] != [(order,)]:
                 yield f"{name}: not the promised order {order} alone"
             continue
+        if site.kind == "state":
+            continue
         for fault in _configured_faults(extracted, index, verdicts):
             yield f"{name}: {fault}"
 
@@ -280,7 +283,7 @@ def physical_faults(
     yield from _left_faults(program, extracted, ability)
     inputs = extracted.annotated.program.example_inputs
     held = [at_boundary(tensor, spec) for tensor, spec in zip(inputs, contract.inputs, strict=True)]
-    yield from run_densely(program.module(check_guards=False), held)[1]
+    yield from run_densely(own_module(program), held)[1]
 
 
 def made_faults(nodes: Iterable[Node], extracted: Extracted, plan: LayoutPlan) -> Iterator[str]:
@@ -382,8 +385,9 @@ def _not_computed(
 
 
 def _constants(program: ExportedProgram) -> Collection[Node]:
-    """What is known ahead of time: all that is no input, and what reads nothing else."""
+    """What is known ahead of time: all that is no input and no state, and what reads nothing else."""
     given = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
+    given |= set(state_of(program))
     known: dict[Node, None] = {}
     for node in program.graph.nodes:
         made = node.op == "call_function" and all(operand in known for operand in node.all_input_nodes)

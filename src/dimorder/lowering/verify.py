@@ -4,7 +4,8 @@ Nothing is trusted that was not run; the error is relative to the largest value 
 on numbers of one magnitude, one on numbers of many, with zeros among them. Where a network makes nothing of
 normal numbers (the logarithm of one that is negative, a factor of a matrix that has none), the first trial is
 on numbers between 0 and 1, else near the examples. Where float32 itself is farther from float64 than the
-tolerance, the program may be as far from it as PyTorch is.
+tolerance, the program may be as far from it as PyTorch is. A network that writes buffers is called several
+times in a row, and so is the program.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.lowering import exactly
 from dimorder.lowering.capture.captured import Captured, eval_mode
+from dimorder.lowering.capture.exported import ProgramRun
+from dimorder.lowering.capture.state import restart, restored
 from dimorder.lowering.rewrite import at_boundary, from_boundary
 
 TOLERANCE = 1e-4
 FACTOR = 4  # of the network's own distance from float64: sums are of other sequences
 MOST = 1e-2  # that any rounding excuses
+CALLS = 10  # in a row, of a network that writes buffers
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Inputs = tuple[torch.Tensor, ...]
@@ -57,16 +61,24 @@ class Trial:
 
     `model` is the network as it was given to `capture`, `program` what that made of it. `input_matters` says
     whether other inputs give other outputs; integers are not to be made up, for they may be ids or masks.
+
+    Where the network writes buffers, inputs and outputs are those of several calls in a row, one behind the
+    other.
     """
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         self.contract, self.program = contract, program
+        self.calls = CALLS if program.state else 1
         self.eager_error: float | None = None
-        self.network, self.examples = _flat(model, program), program.example_inputs
+        self.network = _flat(model, program, self.calls)
+        self.examples = program.example_inputs * self.calls
         self.inputs, self.taken, self.wanted, others = self._computed()
+        if isinstance(model, torch.nn.Module):
+            self._require_all_told()
         self.input_matters = True
         if any(
-            spec.scale or x.is_floating_point() for spec, x in zip(contract.inputs, self.inputs, strict=True)
+            spec.scale or x.is_floating_point()
+            for spec, x in zip(contract.inputs * self.calls, self.inputs, strict=True)
         ):
             told = self._outputs(others)
             self.input_matters = not isinstance(told, str) and differ(told, self.wanted)
@@ -85,6 +97,16 @@ class Trial:
         fix = "give example inputs of which it makes numbers"
         raise UnsupportedError("the network on its example inputs", why, fix)
 
+    def _require_all_told(self) -> None:
+        """Refuses a network that remembers what the program cannot know of: the next call shows it."""
+        again = self._outputs(self.taken)
+        if isinstance(again, str) or differ(again, self.wanted):
+            raise UnsupportedError(
+                "the network, called again on the same inputs",
+                "other results than before: it keeps something that is no buffer",
+                "register what it keeps: self.register_buffer(name, tensor)",
+            )
+
     def _outputs(self, inputs: Sequence[torch.Tensor]) -> Outputs | str:
         """The network's outputs, or the error that it raises."""
         try:
@@ -95,12 +117,13 @@ class Trial:
 
     def _drawn(self, like: Callable[..., Inputs], seed: int) -> tuple[Inputs, Inputs]:
         """Inputs as the program takes them, and as the network does: integers may stand for floats."""
-        specs = self.contract.inputs
+        specs = self.contract.inputs * self.calls
+        takes_floats = _takes_floats(self.program.exported) * self.calls
         reals = [spec.real(x) for spec, x in zip(specs, self.examples, strict=True)]
         held = [spec.quantised(x) for spec, x in zip(specs, like(reals, seed), strict=True)]
         return tuple(held), tuple(
             spec.real(x) if takes_float else x
-            for spec, x, takes_float in zip(specs, held, _takes_floats(self.program.exported), strict=True)
+            for spec, x, takes_float in zip(specs, held, takes_floats, strict=True)
         )
 
     def compare(self, run: Run, what: str, model: Run | None = None) -> float:
@@ -129,19 +152,19 @@ class Trial:
         try:
             narrow, wide = self._twice
         except RuntimeError as reason:  # an operator that torch has not in float64
-            raise _wrong(what, i, error) from reason
+            raise _wrong(what, self._named(i), error) from reason
         inexact = relative_error(narrow[i], wide[i])
         allowed = FACTOR * inexact if self.wanted[i].is_floating_point() else 0.0
         if allowed > MOST:
             raise VerificationError(
                 what,
-                f"output {i} differs from PyTorch's by {error:.2e} of its largest value, and PyTorch's own "
-                f"{self.wanted[i].dtype} from float64 by {inexact:.2e}",
+                f"{self._named(i)} differs from PyTorch's by {error:.2e} of its largest value, and "
+                f"PyTorch's own {self.wanted[i].dtype} from float64 by {inexact:.2e}",
                 "this network makes so much of a rounding that nothing can be shown: give it trained weights",
             )
         eager = relative_error(self.wanted[i], wide[i])
         if not max(eager, relative_error(got, wide[i])) <= allowed:
-            raise _wrong(what, i, error)
+            raise _wrong(what, self._named(i), error)
         self.eager_error = max(eager, self.eager_error or 0.0)
 
     @cached_property
@@ -149,10 +172,17 @@ class Trial:
         return exactly.twice(self.program.exported, self._leaves(self.taken))
 
     def _logical(self, run: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        held = [at_boundary(*pair) for pair in zip(inputs, self.contract.inputs, strict=True)]
-        with torch.no_grad():
-            got = run(held)
-        return [from_boundary(*pair) for pair in zip(got, self.contract.outputs, strict=True)]
+        specs, got = self.contract.inputs, list[torch.Tensor]()
+        if self.program.state:
+            restart(run)
+        for first in range(0, len(inputs), len(specs)):
+            held = [
+                at_boundary(*pair) for pair in zip(inputs[first : first + len(specs)], specs, strict=True)
+            ]
+            with torch.no_grad():
+                given = run(held)
+            got += [from_boundary(*pair) for pair in zip(given, self.contract.outputs, strict=True)]
+        return got
 
     def _steep_faults(self, run: Run, seed: int) -> list[str]:
         """The outputs that differ by more than a small change of the inputs explains; whole numbers may."""
@@ -173,10 +203,14 @@ class Trial:
                     found[i] = error
         noisy = self._noisy(seed) if found else []
         return [
-            f"output {i} differs from PyTorch's by {error:.2e} of its largest value"
+            f"{self._named(i)} differs from PyTorch's by {error:.2e} of its largest value"
             for i, error in found.items()
             if not error <= 100 * _finite_error(noisy[i], steep[1][i])
         ]
+
+    def _named(self, i: int) -> str:
+        call, output = divmod(i, len(self.contract.outputs))
+        return f"output {output}" + (f" of call {call}" if self.calls > 1 else "")
 
     def _noisy(self, seed: int) -> list[torch.Tensor]:
         """The network's outputs on steep inputs if its operators rounded otherwise: what was a tie may be
@@ -184,14 +218,13 @@ class Trial:
         return exactly.noisy(self.program.exported, self._leaves(self._drawn(steep_like, seed)[1]))
 
     def _leaves(self, taken: Sequence[torch.Tensor]) -> list[Any]:
-        """The arguments of the exported program, with these for its tensors."""
+        """The arguments of the exported program, call by call, with these for its tensors."""
         feed = iter(taken)
-        return [next(feed) if isinstance(x, torch.Tensor) else x for x in self.program.examples]
+        return [next(feed) if isinstance(x, torch.Tensor) else x for x in self.program.examples * self.calls]
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
         """The relative error of a physical program, run in torch; see `compare`."""
-        module = physical.module(check_guards=False)
-        return self.compare(lambda held: module(*held), what)
+        return self.compare(ProgramRun(physical), what)
 
 
 def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -295,7 +328,7 @@ def verify(
     """
     errors = relative_errors(got, wanted)
     for i in outputs_above(tolerance, errors, wanted):
-        raise _wrong(what, i, errors[i])
+        raise _wrong(what, f"output {i}", errors[i])
     return max(errors, default=0.0)
 
 
@@ -313,8 +346,8 @@ def outputs_above(tolerance: float, errors: Sequence[float], wanted: Sequence[to
     return [i for i, error in enumerate(errors) if not error <= max(tolerance, rounding[i])]
 
 
-def _wrong(what: str, i: int, error: float) -> VerificationError:
-    found = f"output {i} differs from PyTorch's by {error:.2e} of its largest value"
+def _wrong(what: str, output: str, error: float) -> VerificationError:
+    found = f"{output} differs from PyTorch's by {error:.2e} of its largest value"
     return VerificationError(what, found, "report this network: a rule, or the target, is wrong")
 
 
@@ -334,16 +367,22 @@ def _takes_floats(exported: ExportedProgram) -> list[bool]:
     return [value.is_floating_point() for value in values if isinstance(value, torch.Tensor)]
 
 
-def _flat(model: Any, program: Captured) -> Callable[..., list[torch.Tensor]]:
-    """The network as a function of its flattened tensors: what the physical program is verified against."""
+def _flat(model: Any, program: Captured, calls: int) -> Callable[..., list[torch.Tensor]]:
+    """The network as a function of its flattened tensors: what the physical program is verified against.
+
+    Of a network that writes buffers, those of some calls in a row; it is left as it was found.
+    """
     reference = model if isinstance(model, torch.nn.Module) else program.exported.module()
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        feed = iter(inputs)
-        leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in program.examples]
-        args, kwargs = pytree.tree_unflatten(leaves, program.exported.call_spec.in_spec)
-        with eval_mode(model):
-            result = reference(*args, **kwargs)
-        return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        feed, results = iter(inputs), list[torch.Tensor]()
+        with eval_mode(model), restored(reference, program.state):
+            for _ in range(calls):
+                leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in program.examples]
+                args, kwargs = pytree.tree_unflatten(leaves, program.exported.call_spec.in_spec)
+                result = pytree.tree_leaves(reference(*args, **kwargs))
+                tensors = [leaf for leaf in result if isinstance(leaf, torch.Tensor)]
+                results += [tensor.clone() for tensor in tensors] if program.state else tensors
+        return results
 
     return run

@@ -10,7 +10,8 @@ import time
 from dimorder.planning.plan import LayoutPlan, make_plan
 from dimorder.planning.problem import Config, Cost, InvalidChoice, LayoutProblem, Step, add_costs
 
-# For each buffer: the produced order, then the orders it has been converted to.
+_LATER = object()  # in place of the produced order: a later step produces the buffer
+# For each buffer: the produced order, then the orders it has been converted to, or will have to be.
 _Present = tuple[tuple[object, ...], ...]
 
 
@@ -29,7 +30,7 @@ def exhaustive(problem: LayoutProblem) -> LayoutPlan:
     started = time.perf_counter()
     best: tuple[Cost, tuple[int, ...]] | None = None
     pending: list[tuple[Cost, tuple[int, ...], _Present]] = [
-        ((0,) * len(problem.units), (), ((),) * len(problem.buffers))
+        ((0,) * len(problem.units), (), ((_LATER,),) * len(problem.buffers))
     ]
     while pending:
         cost, choice, present = pending.pop()
@@ -56,15 +57,18 @@ def _run(
 ) -> tuple[Cost, _Present] | None:
     """What running a configuration next adds to the cost, and what is present then; None if not offered."""
     after = list(present)
-    costs = [config.cost]
+    costs: list[Cost | None] = [config.cost]
     for index, order in zip(step.reads, config.reads, strict=True):
         if order in after[index]:
             continue
-        cost = problem.buffers[index].cost(after[index][0], order)
-        if cost is None:
-            return None
         after[index] = (*after[index], order)
-        costs.append(cost)
+        if after[index][0] is not _LATER:
+            costs.append(problem.buffers[index].cost(after[index][0], order))
     for index, order in zip(step.writes, config.writes, strict=True):
-        after[index] = (order,)
-    return add_costs(costs, len(problem.units)), tuple(after)
+        wanted = tuple(other for other in after[index][1:] if other != order)
+        costs += [problem.buffers[index].cost(order, other) for other in wanted]
+        after[index] = (order, *wanted)
+    offered = [cost for cost in costs if cost is not None]
+    if len(offered) < len(costs):
+        return None
+    return add_costs(offered, len(problem.units)), tuple(after)

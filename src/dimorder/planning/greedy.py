@@ -34,7 +34,7 @@ def greedy(problem: LayoutProblem) -> LayoutPlan:
         index = min(offered)[1]
         choice.append(index)
         for buffer, order in zip(step.reads, step.configs[index].reads, strict=True):
-            if order not in present[buffer]:
+            if present[buffer] and order not in present[buffer]:
                 present[buffer].append(order)
         for buffer, order in zip(step.writes, step.configs[index].writes, strict=True):
             present[buffer].append(order)
@@ -42,11 +42,14 @@ def greedy(problem: LayoutProblem) -> LayoutPlan:
 
 
 def _price(problem: LayoutProblem, step: Step, config: Config, present: list[list[Order]]) -> Cost | None:
-    """What a configuration costs on top of what is there, None if a conversion is not offered."""
+    """What a configuration costs on top of what is there, None if a conversion is not offered.
+
+    Buffers that a later step writes are not looked at.
+    """
     needed = {
         (buffer, order)
         for buffer, order in zip(step.reads, config.reads, strict=True)
-        if order not in present[buffer]
+        if present[buffer] and order not in present[buffer]
     }
     conversions = [problem.buffers[buffer].cost(present[buffer][0], order) for buffer, order in needed]
     offered = [cost for cost in conversions if cost is not None]

@@ -60,18 +60,20 @@ class Step:
     """A step with its buffers (indices; one buffer may be read twice) and its configurations.
 
     `configs[0]` is the default. Inputs and constants are steps without reads, outputs steps without
-    writes.
+    writes. One that `carries` reads what later steps write, and writes it for the next run of them all.
     """
 
     name: str
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     configs: tuple[Config, ...]
+    carries: bool = False
 
 
 @dataclass(frozen=True)
 class LayoutProblem:
-    """Steps in topological order over buffers, each of which exactly one step writes.
+    """Steps over buffers, each of which exactly one step writes: in topological order, but for those that
+    carry.
 
     `candidates` is "complete" if the configurations are all there are, "truncated" if a cap cut them. A wrong
     problem raises ValueError.
@@ -235,7 +237,7 @@ def _check_step(step: Step, units: int, written: list[bool]) -> None:
         if not 0 <= buffer < len(written):
             raise _fault(where, f"buffer index {buffer}", f"use an index below {len(written)}")
     for buffer in step.reads:
-        if not written[buffer]:
+        if not written[buffer] and not step.carries:
             raise _fault(where, f"it reads buffer {buffer} before it is written", "sort the steps")
     for buffer in step.writes:
         if written[buffer]:

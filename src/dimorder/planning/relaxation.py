@@ -127,6 +127,10 @@ def build(problem: LayoutProblem) -> Relaxation:
     demands: list[Demand] = []
     demand_of: list[int] = []
     entries: list[tuple[int, int, int]] = []
+    for step, start in zip(problem.steps, starts[:-1], strict=True):
+        for position, buffer in enumerate(step.writes):
+            for column, config in enumerate(step.configs, start):
+                produced[buffer].setdefault(config.writes[position], []).append(column)
     for index, step in enumerate(problem.steps):
         for position, buffer in enumerate(step.reads):
             wanted: dict[Order, list[int]] = {}
@@ -145,9 +149,6 @@ def build(problem: LayoutProblem) -> Relaxation:
                     entries.extend((row, column, -1) for column in (*made, level))
                     demand_of.append(len(demands))
                 demands.append(Demand(index, position, order))
-        for position, buffer in enumerate(step.writes):
-            for column, config in enumerate(step.configs, starts[index]):
-                produced[buffer].setdefault(config.writes[position], []).append(column)
     width = configs + len(costs)
     own = [config.cost for step in problem.steps for config in step.configs]
     own += [(0,) * len(divisors) if cost is None else cost for cost in costs]

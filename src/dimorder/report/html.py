@@ -77,7 +77,7 @@ def _head(report: Report) -> str:
 def _contract(report: Report) -> str:
     rows = [("input", spec) for spec in report.contract.inputs]
     rows += [("output", spec) for spec in report.contract.outputs]
-    cells = (
+    cells = [
         (
             kind,
             spec.name,
@@ -86,7 +86,11 @@ def _contract(report: Report) -> str:
             describe(spec.dim_order),
         )
         for kind, spec in rows
-    )
+    ]
+    cells += [
+        ("state", spec.name, " × ".join(map(str, spec.shape)) or "scalar", spec.dtype, spec.order)
+        for spec in report.contract.state
+    ]
     return _section(
         "Contract",
         "What the program promises, and checks on every call.",

@@ -149,13 +149,17 @@ def _operators(plan: NetworkPlan) -> Iterator[OperatorRow]:
         orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
         buffers = [extracted.buffers[view.buffer] for view in site.views]
         named = [order_name(*pair) for pair in zip(buffers, orders, strict=True)]
-        contract = site.kind in ("input", "output")
+        contract = site.kind in ("input", "output", "state")
         module = "contract" if contract else _module(site.node) or module
         relation = relations.get(site.node)
         note = f"row-major: {relation.reason}" if relation and relation.kind == "opaque" else ""
         yield OperatorRow(
             operator=f"{site.kind} {site.node.name}" if contract else operator_name(site.node),
-            source="the caller" if contract else where(site.node),
+            source="the last call"
+            if site.kind == "state"
+            else "the caller"
+            if contract
+            else where(site.node),
             module=module,
             shape=_shape(site.node),
             reads=tuple(named[: len(site.reads)]),

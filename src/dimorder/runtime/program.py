@@ -28,6 +28,9 @@ class Program:
 
     `contract` is what it promises, `stats` what its guard did, `on_mismatch` what that does (`guard.check`);
     `runtime` is what errors call whatever computes `method`.
+
+    Where the contract has `state`, each call goes on where the last one ended, until `reset`. No two programs
+    share their state.
     """
 
     def __init__(
@@ -72,6 +75,12 @@ class Program:
         cost = self.stats.cost_bytes + guarded.cost_bytes + outputs.cost_bytes
         self.stats = Stats(self.stats.calls + 1, self.stats.conversions + len(conversions), cost, conversions)
         return outputs.tensors
+
+    def reset(self) -> None:
+        """The state as it was when the program was loaded; of one without, nothing."""
+        reset = getattr(self._method, "reset", None)
+        if reset is not None:
+            reset()
 
     def _bind(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         if not kwargs:

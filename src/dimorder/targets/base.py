@@ -54,6 +54,14 @@ class Artifact(Protocol):
         """The outputs for inputs as the program's own signature holds them."""
 
 
+class StatefulArtifact(Artifact, Protocol):
+    """An artifact of a program that writes buffers."""
+
+    def started(self) -> Run:
+        """The program in a state of its own, as it was written; each call goes on where the last one ended,
+        and `restart` begins anew."""
+
+
 class WholeArtifact:
     """What an `Artifact` has that computes all in integers, or all in floats: nothing runs or lies beside."""
 
@@ -126,6 +134,7 @@ class Target:
     quantised: Target | None = None
     configured: Callable[..., Target] | None = None
     contenders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    state: bool = False
 
     def check_name(self, path: Path) -> None:
         """Raises `UsageError` for a file name by which nobody would know how to load the file."""

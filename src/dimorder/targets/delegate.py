@@ -5,15 +5,20 @@ A 4-D channels-last tensor keeps its logical shape there; to the delegate it is 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from executorch.exir import EdgeCompileConfig, EdgeProgramManager
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, ExecutorchBackendConfig
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import LoweredBackendModule
+from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from torch import Tensor
 from torch.export import ExportedProgram
+
+from dimorder.lowering.capture.exported import state_of
 
 EDGE = EdgeCompileConfig(_check_ir_validity=False)
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -57,7 +62,12 @@ def written(program: ExportedProgram, texts: Mapping[str, str]) -> bytes:
     Calls of delegates alone are edge dialect as they stand, and to_edge takes half a second.
     """
     manager = EdgeProgramManager({"forward": program}, dict(texts), EDGE)
-    return bytes(manager.to_executorch().buffer)
+    state = list(state_of(program))
+    # Else ExecuTorch lets a buffer that is written begin with whatever lies in its memory.
+    passes: list[Any] = [InitializedMutableBufferPass(state)] if state else []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mutation on a buffer")  # which says that
+        return bytes(manager.to_executorch(ExecutorchBackendConfig(passes=passes)).buffer)
 
 
 class _StandIn(torch.nn.Module):

@@ -6,7 +6,6 @@ Constant subgraphs are evaluated, batch-norms folded, reshapes spelt `reshape` a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,15 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.dynamic import with_dynamic
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.integers import simplify
+from dimorder.lowering.capture.refusals import control_flow, not_exported, size_by_data, writes_no_buffer
+from dimorder.lowering.capture.state import (
+    StateBuffer,
+    left_in_state,
+    require_apart,
+    state_buffer,
+    unchanged,
+    with_one_name,
+)
 from dimorder.lowering.capture.tracing import Tracer, Value, is_random
 from dimorder.lowering.operators.table import OPERATORS, SPELLINGS, find
 
@@ -35,6 +43,9 @@ class Captured:
     `examples` are the leaves of the call it was captured with, in the sequence of `exported`; `out_spec`
     restores the structure of the result, and `fixed_results` are the leaves of it that are no tensors, by
     position. `exported` is the program as it was exported, which is what "the same numbers" means.
+
+    A buffer of the `state` is one more placeholder of the graph, what a call finds in it, and one more of its
+    results, what it leaves there: both lie in front, in this sequence.
     """
 
     module: torch.fx.GraphModule
@@ -43,6 +54,7 @@ class Captured:
     out_spec: pytree.TreeSpec
     fixed_results: Mapping[int, Any]
     exported: ExportedProgram
+    state: tuple[StateBuffer, ...] = ()
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the network returns where these are the tensors in it."""
@@ -61,10 +73,23 @@ class Captured:
 
     @property
     def inputs(self) -> list[torch.fx.Node]:
-        return [node for node in self.nodes if node.op == "placeholder"]
+        return self._placeholders[len(self.state) :]
 
     @property
     def outputs(self) -> list[torch.fx.Node]:
+        return self._results[len(self.state) :]
+
+    @property
+    def carried(self) -> list[tuple[torch.fx.Node, torch.fx.Node]]:
+        """What a call finds in each buffer of the state, and what it leaves there."""
+        return list(zip(self._placeholders, self._results, strict=False))[: len(self.state)]
+
+    @property
+    def _placeholders(self) -> list[torch.fx.Node]:
+        return [node for node in self.nodes if node.op == "placeholder"]
+
+    @property
+    def _results(self) -> list[torch.fx.Node]:
         return list(self.module.graph.output_node().args[0])  # type: ignore[arg-type]
 
     @property
@@ -89,9 +114,13 @@ def capture(
     if not isinstance(args, (tuple, list)):
         raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
     _refuse_meta("the arguments", args, kwargs)
-    exported = export(model, args, kwargs)
+    exported = with_one_name(export(model, args, kwargs))
     _refuse_meta("the network", exported.state_dict, exported.constants)
-    plain = functional(with_dynamic(exported), OPERATORS)
+    require_apart(exported)
+    try:
+        plain = functional(with_dynamic(exported), OPERATORS)
+    except RuntimeError as error:
+        raise writes_no_buffer(error) or error from error
     _refuse_state(plain)  # only this form's signature tells every write
     return _normal_form(plain, exported, _examples(exported, args, kwargs or {}))
 
@@ -165,7 +194,8 @@ def where(node: torch.fx.Node) -> str:
     module = str(modules[-1][0]) if modules else ""
     for line in reversed((node.meta.get("stack_trace") or "").splitlines()):
         line = line.strip()
-        if line.startswith("File ") and "/torch/nn/modules/" not in line:
+        written = line.startswith('File "') and not line.startswith('File "<')  # by a person, not by torch
+        if written and "/torch/nn/modules/" not in line:
             path, number = line.split('"')[1], line.split("line ")[1].split(",")[0]
             return f"{Path(path).name}:{number}" + (f", in {module}" if module else "")
     return module or node.name
@@ -206,18 +236,12 @@ def export(
         )
     _refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
-        with torch.no_grad(), eval_mode(model):
+        with torch.no_grad(), eval_mode(model), unchanged(model):
             return torch.export.export(model, *_told_apart(tuple(args), dict(kwargs or {})))
     except UnsupportedError:
         raise
     except Exception as error:
-        reason = next(
-            (line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__
-        )
-        raise UnsupportedError(
-            f"torch.export of {type(model).__name__}",
-            *(_unknown_class(reason) or (f"{type(error).__name__}: {reason}", _EXPORTABLE)),
-        ) from error
+        raise not_exported(model, error) from error
 
 
 def _told_apart(*call: Any) -> Any:
@@ -230,22 +254,6 @@ def _told_apart(*call: Any) -> Any:
         return leaf.clone() if again else leaf
 
     return pytree.tree_map_only(torch.Tensor, another, call)
-
-
-_EXPORTABLE = "make the module exportable, and check --input shapes"
-
-
-def _unknown_class(reason: str) -> tuple[str, str] | None:
-    """What was found and what to do where torch.export cannot see into an input or an output."""
-    match = re.match(r"Found <class '([\w.]+)'> in (output|input)", reason)
-    if match is None:
-        return None
-    name, side = match[1].rsplit(".", 1)[-1], match[2]
-    found = f"a {name} in its {side}, into which torch.export cannot see"
-    if "Cache" not in name:
-        return found, "give and return tensors, in tuples, lists and dicts"
-    one_call = "call it with use_cache=False"
-    return found, f"{one_call}; for a cache, wrap it so that the cache's tensors are inputs and outputs"
 
 
 def _refuse_meta(where: str, *trees: Any) -> None:
@@ -266,19 +274,22 @@ def _refuse_meta(where: str, *trees: Any) -> None:
 
 
 def _refuse_state(exported: ExportedProgram) -> None:
-    for spec in exported.graph_signature.output_specs:
-        if spec.kind != OutputKind.USER_OUTPUT:
+    ends: Any = exported.graph.output_node().args[0]
+    for spec, end in zip(exported.graph_signature.output_specs, ends, strict=True):
+        if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION):
+            kind = spec.kind.name.removesuffix("_MUTATION").replace("_", " ").lower()
             raise UnsupportedError(
-                f"{spec.kind.name.removesuffix('_MUTATION').replace('_', ' ').lower()} {spec.target or ''}",
+                f"{kind} {spec.target or ''} ({where(end)})",
                 "the program writes to it",
-                "return the new value as an output instead",
+                "return the new value as an output instead, or keep it in a buffer",
             )
     for node in exported.graph.nodes:
         value = node.meta.get("val")
-        if node.op == "get_attr" or isinstance(node.target, torch._ops.HigherOrderOperator):
-            raise UnsupportedError(
-                f"{operator_name(node)} ({where(node)})", "control flow", "decide it before the export"
-            )
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise UnsupportedError(f"{operator_name(node)} ({where(node)})", *control_flow(node.target))
+        by_data = size_by_data(value) if isinstance(value, torch.Tensor) else None
+        if by_data is not None:
+            raise UnsupportedError(f"{operator_name(node)} ({where(node)})", *by_data)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise UnsupportedError(
                 f"{operator_name(node)} ({where(node)})",
@@ -296,22 +307,25 @@ def _refuse_state(exported: ExportedProgram) -> None:
 def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples: tuple[Any, ...]) -> Captured:
     """The program traced anew in the normal form's spellings."""
     tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
-    env, names = _bind_inputs(tracer, exported)
+    env, names, state = _bind_inputs(tracer, exported)
     for node in exported.graph.nodes:
         if node.op == "call_function":
             args, kwargs = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
             env[node] = tracer.trace(node, args, kwargs)
-    results: Any = exported.graph.output_node().args[0]
+    left = left_in_state(exported)
+    results: Any = exported.graph.output_node().args[0][len(left) :]
     fixed = {i: result for i, result in enumerate(results) if not isinstance(result, torch.fx.Node)}
     if len(fixed) == len(results):
         found = f"no tensor in what the network returns: {', '.join(map(repr, fixed.values())) or 'nothing'}"
         raise UnsupportedError("output", found, "return what it computes")
-    module = tracer.module([env[result] for result in results if isinstance(result, torch.fx.Node)])
+    returned = [result for result in results if isinstance(result, torch.fx.Node)]
+    module = tracer.module([env[each] for each in (*(left[buffer.name] for buffer in state), *returned)])
     simplify(module)
     _refuse_random(module)
     if not names:
         raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")
-    return Captured(module, examples, tuple(names), exported.call_spec.out_spec, fixed, original)
+    out_spec = exported.call_spec.out_spec
+    return Captured(module, examples, tuple(names), out_spec, fixed, original, tuple(state))
 
 
 def _refuse_random(module: torch.fx.GraphModule) -> None:
@@ -324,12 +338,15 @@ def _refuse_random(module: torch.fx.GraphModule) -> None:
             )
 
 
-def _bind_inputs(tracer: Tracer, exported: ExportedProgram) -> tuple[dict[torch.fx.Node, Value], list[str]]:
-    """What each placeholder stands for, and the names of the user's tensors."""
+def _bind_inputs(
+    tracer: Tracer, exported: ExportedProgram
+) -> tuple[dict[torch.fx.Node, Value], list[str], list[StateBuffer]]:
+    """What each placeholder stands for, the names of the user's tensors, and the buffers that are written."""
     state = {**exported.state_dict, **exported.constants}
     placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     env: dict[torch.fx.Node, Value] = {}
-    names = []
+    names, buffers = [], list[StateBuffer]()
+    written = left_in_state(exported)
     for spec in exported.graph_signature.input_specs:
         node = placeholders[spec.arg.name]
         value = node.meta.get("val")
@@ -341,7 +358,11 @@ def _bind_inputs(tracer: Tracer, exported: ExportedProgram) -> tuple[dict[torch.
                     f"a {type(held).__name__}",
                     "keep tensors alone; random numbers can be an input",
                 )
-            env[node] = tracer.named(spec.target.replace(".", "_"), held.detach())
+            if spec.target in written and held.numel():
+                env[node] = tracer.input(node.name, held)
+                buffers.append(state_buffer(exported, spec.target))
+            else:
+                env[node] = tracer.named(spec.target.replace(".", "_"), held.detach())
         elif not isinstance(value, torch.Tensor):
             env[node] = value
         elif value.numel() == 0:
@@ -351,4 +372,4 @@ def _bind_inputs(tracer: Tracer, exported: ExportedProgram) -> tuple[dict[torch.
         else:
             env[node] = tracer.input(node.name, value)
             names.append(node.name)
-    return env, names
+    return env, names, buffers

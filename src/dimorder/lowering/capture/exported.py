@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,6 +79,67 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
     )
 
 
+def stateful(program: ExportedProgram, held: Mapping[str, torch.Tensor]) -> ExportedProgram:
+    """The program whose first inputs are these buffers, by their names, and whose first results are what they
+    hold from then on: no inputs or results any more, but state that each call changes.
+
+    >>> graph = Graph()
+    >>> result = graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("count"), 1))
+    >>> twice = graph.call_function(torch.ops.aten.mul.Tensor, (result, graph.placeholder("x")))
+    >>> _ = graph.output((result, twice))
+    >>> program = exported(GraphModule(torch.nn.Module(), graph), (torch.zeros(1), torch.ones(1)))
+    >>> module = own_module(stateful(program, {"count": torch.zeros(1)}))
+    >>> module(torch.ones(1)), module(torch.ones(1))
+    ((tensor([1.]),), (tensor([2.]),))
+    """
+    if not held:
+        return program
+    old, count = program.graph_signature, len(held)
+    assert not set(held) & set(program.state_dict), "a buffer and a constant of one name"
+    given = [spec for spec in old.input_specs if spec.kind is InputKind.USER_INPUT]
+    kept = dict(zip((spec.arg.name for spec in given), held, strict=False))
+    inputs = [
+        InputSpec(InputKind.BUFFER, spec.arg, kept[spec.arg.name], persistent=True)
+        if spec.arg.name in kept
+        else spec
+        for spec in old.input_specs
+    ]
+    outputs = [
+        OutputSpec(OutputKind.BUFFER_MUTATION, spec.arg, name)
+        for spec, name in zip(old.output_specs, held, strict=False)
+    ]
+    call: tuple[tuple[Any, ...], dict[str, Any]] = (program.example_inputs[0][count:], {})
+    returned = [spec.arg for spec in old.output_specs[count:]]
+    trees = pytree.tree_structure(call), pytree.tree_structure((*returned,))
+    root = ModuleCallSignature([spec.arg for spec in given[count:]], returned, *trees)
+    return remade(
+        program,
+        graph_signature=ExportGraphSignature(inputs, [*outputs, *old.output_specs[count:]]),
+        state_dict={**program.state_dict, **held},
+        module_call_graph=[ModuleCallEntry("", root)],
+        example_inputs=call,
+    )
+
+
+def state_of(program: ExportedProgram) -> dict[str, str]:
+    """The names of the buffers that a functional program writes, by the names of their placeholders."""
+    signature = program.graph_signature
+    written = set(signature.buffers_to_mutate.values())
+    return {name: buffer for name, buffer in signature.inputs_to_buffers.items() if buffer in written}
+
+
+def own_module(program: ExportedProgram) -> GraphModule:
+    """The program as a module with a state of its own: what a call writes, neither the program nor another
+    module of it sees."""
+    module = program.module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    for name in state_of(program).values():
+        owner, _, buffer = name.rpartition(".")
+        held = module.get_submodule(owner)
+        setattr(held, buffer, getattr(held, buffer).clone())
+    return module
+
+
 def remade(
     program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram, **parts: Any
 ) -> ExportedProgram:
@@ -110,3 +171,21 @@ def keep_names(copied: Graph, original: Graph) -> None:
     """
     for node, old in zip(copied.nodes, original.nodes, strict=True):
         node.name = old.name
+
+
+class ProgramRun:
+    """A program as a function of its tensors, in torch, with a state of its own."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.module = own_module(program)
+        written = [self.module.get_buffer(name) for name in state_of(program).values()]
+        self._initial = [(buffer, buffer.clone()) for buffer in written]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return list(self.module(*inputs))
+
+    def reset(self) -> None:
+        """The state as it was at first."""
+        for buffer, initial in self._initial:
+            buffer.copy_(initial)

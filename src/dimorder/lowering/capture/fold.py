@@ -8,6 +8,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node, map_arg
 
+from dimorder.lowering.capture.exported import own_module, state_of
 from dimorder.lowering.capture.scaled import evaluate
 from dimorder.lowering.capture.tracing import is_random
 
@@ -27,9 +28,10 @@ def fold_constants(program: ExportedProgram) -> ExportedProgram:
     >>> [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
     ['aten.conv2d.default']
     """
-    module = program.module(check_guards=False)
-    assert isinstance(module, GraphModule)
-    held = {node: _held(module, node) for node in module.graph.nodes if node.op == "get_attr"}
+    module = own_module(program)
+    written = state_of(program).values()
+    read = (node for node in module.graph.nodes if node.op == "get_attr" and node.target not in written)
+    held = {node: _held(module, node) for node in read}
     for node, value in evaluated(module.graph, held).items():
         name = f"folded_{node.name}"
         module.register_buffer(name, value.detach().contiguous())

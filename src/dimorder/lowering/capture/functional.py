@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from dimorder.lowering.capture.exported import keep_names, remade
+from dimorder.lowering.capture.exported import keep_names, remade, state_of
 from dimorder.lowering.capture.tracing import out_of_place
 from dimorder.lowering.operators.operator import Operator
 
@@ -50,6 +50,7 @@ def functional(exported: ExportedProgram, operators: Mapping[Any, Operator]) -> 
     graph = copy.deepcopy(exported.graph)
     keep_names(graph, exported.graph)
     constants = {s.arg.name for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT}
+    constants -= set(state_of(exported))
     ahead = {node for node in graph.nodes if node.op == "placeholder" and node.name in constants}
     for node in graph.nodes:
         if node.op == "call_function" and _is_ahead(node, ahead, operators):

@@ -78,7 +78,7 @@ def with_types(program: Captured, input_types: Types, output_types: Types) -> Ca
         if dtype is not None:
             results[index] = _given(results[index], named[index], dtype)
     output = program.module.graph.output_node()
-    output.args = (tuple(results),)
+    output.args = ((*(left for _, left in program.carried), *results),)
     _make_signed(program)
     program.module.graph.eliminate_dead_code()
     program.module.recompile()

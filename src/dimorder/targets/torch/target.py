@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from dimorder.contract import CONTRACT_METHOD, Contract
 from dimorder.errors import ContractError, UsageError
 from dimorder.lowering.ability import Ability
+from dimorder.lowering.capture.exported import ProgramRun
 from dimorder.lowering.operators.dialect import decompose
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
@@ -36,12 +37,15 @@ class TorchArtifact(FloatArtifact, WholeArtifact):
         return buffer.getvalue()
 
     @cached_property
-    def _module(self) -> torch.nn.Module:
-        return self.program.module()
+    def _once(self) -> ProgramRun:
+        return self.started()
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.no_grad():
-            return list(self._module(*inputs))
+        self._once.reset()
+        return self._once(inputs)
+
+    def started(self) -> ProgramRun:
+        return ProgramRun(self.program)
 
 
 def emit(program: ExportedProgram, contract: Contract) -> TorchArtifact:
@@ -67,7 +71,7 @@ def load(file: Path) -> tuple[Contract, Run]:
         fix = "lower it with target torch, or load it with torch.export.load"
         raise ContractError(f"loading {file}", "no contract inside: another tool wrote it", fix)
     contract = Contract.from_json(extra[CONTRACT_METHOD])
-    return contract, TorchArtifact(program, contract).run
+    return contract, ProgramRun(program)
 
 
 # torch resizes by the few taps of each pixel itself.
@@ -89,4 +93,5 @@ TARGET = Target(
     load=load,
     install=LISTING.install,
     set_threads=torch.set_num_threads,
+    state=True,
 )

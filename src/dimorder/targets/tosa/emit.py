@@ -42,6 +42,9 @@ def write(
     is written where the call alone tells, and with its name and source line in any case.
     """
     signature = read_signature(program)
+    for name in signature.state:
+        found = "the program writes to it, and a TOSA graph has no state"
+        raise UnsupportedError(f"buffer {name!r}", found, "make it an input and an output")
     in_integers = QUANTIZE in operators.rows
     fix = QUANTISE_FIX if in_integers else FIX
     for node in signature.inputs:

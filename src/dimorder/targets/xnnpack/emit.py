@@ -24,6 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import where
+from dimorder.lowering.capture.exported import stateful
 from dimorder.lowering.capture.typed import integer_type
 from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.verify import Run
@@ -76,7 +77,10 @@ def emit(
     lacks runs as portable kernels between the delegates. `constant_methods` are embedded as methods that
     return the text; `operators` are what the delegates compute.
 
-    Raises `UnsupportedError` for a program with state, for an input or output that is no tensor, for a
+    A buffer that the program writes is one of ExecuTorch's mutable buffers: what it holds at first is in the
+    file, and each load of the method has its own.
+
+    Raises `UnsupportedError` for a write to an input, for an input or output that is no tensor, for a
     symbolic shape, and for an operator that neither XNNPACK nor the runtime's portable kernels know.
 
     >>> class Double(torch.nn.Module):
@@ -107,7 +111,9 @@ def emit(
 
 def _file(plan: _Partition, module: GraphModule, texts: Mapping[str, str]) -> bytes:
     outer = torch.export.export(module, plan.example_inputs())
-    return _lower_outside(plan, outer, texts) if plan.outside() else written(outer, texts)
+    if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
+        return _lower_outside(plan, outer, texts)
+    return written(stateful(outer, plan.state), texts)
 
 
 # Which operators go where
@@ -120,6 +126,7 @@ class _Partition:
     inputs: list[Node]
     outputs: list[Node]
     constants: dict[Node, Tensor]
+    state: dict[str, Tensor]  # read by the first inputs, written by the first outputs
     # Even: a delegate, odd: outside; a later one reads earlier ones.
     stage: dict[Node, int] = field(default_factory=dict)
 
@@ -147,7 +154,8 @@ def _partition(program: ExportedProgram, operators: Table) -> _Partition:
     """Stages: a node's is the first of its kind (delegate or outside) not before its operands' stages; a
     delegate for which nothing outside waits is part of the next one."""
     signature = read_signature(program)
-    plan = _Partition(program, operators, signature.inputs, signature.outputs, signature.constants)
+    ends = signature.inputs, signature.outputs, signature.constants, signature.state
+    plan = _Partition(program, operators, *ends)
     called = [
         node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
     ]
@@ -278,7 +286,11 @@ def _outer(plan: _Partition) -> _OuterBuilder:
     for stage in sorted(set(plan.stage.values())):
         group = [node for node, s in plan.stage.items() if s == stage]
         build.delegate(group) if stage % 2 == 0 else build.outside(group)
-    graph.output(tuple(build.result(node) for node in plan.outputs))
+    results = [build.result(node) for node in plan.outputs]
+    for i, result in enumerate(results[: len(plan.state)]):
+        if result.op == "get_attr":  # ExecuTorch would take it for the buffer that is written
+            results[i] = graph.call_function(aten.clone.default, (result,))
+    graph.output(tuple(results))
     return build
 
 
@@ -326,7 +338,9 @@ class _OuterBuilder:
     def outside(self, group: Sequence[Node]) -> None:
         for node in group:
             arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), self.value)
-            if node.target is aten.clone.default:
+            # What the end of a call writes back is a value of its own, and so is what it would write over.
+            is_own = bool(self.plan.state) and node in self.plan.outputs
+            if node.target is aten.clone.default and not is_own:
                 self.values[node] = self.value(node.all_input_nodes[0])
                 continue
             target = _COPIES.get(node.target, node.target)
@@ -356,7 +370,7 @@ def _lower_outside(plan: _Partition, outer: ExportedProgram, texts: Mapping[str,
         # What is core ATen already is not decomposed, which would take longer than all the rest.
         if not all(torch.Tag.core in getattr(node.target, "tags", ()) for node in plan.outside()):
             outer = outer.run_decompositions(_default_decomposition_table())
-        return written(_generate_edge_program(EDGE, outer), texts)
+        return written(stateful(_generate_edge_program(EDGE, outer), plan.state), texts)
     except Exception as error:
         summary = (str(error).strip().splitlines() or [""])[0]
         raise _no_kernel(plan, plan.outside(), f"{type(error).__name__}: {summary}") from error

@@ -44,6 +44,9 @@ class Pte:
 
         return run(self.data, inputs)
 
+    def started(self) -> pte.PteMethod:
+        return pte.method_of(self.data)
+
 
 def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> Pte:
     """Raises `UnsupportedError` where an operator has no kernel."""
@@ -88,6 +91,7 @@ def target(operators: Table = OPERATORS) -> Target:
         install=LISTING.install,
         runtime="ExecuTorch",
         set_threads=pte.set_threads,
+        state=True,
     )
 
 

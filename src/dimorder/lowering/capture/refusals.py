@@ -1,0 +1,117 @@
+"""Decides how it is told that a network cannot be captured: the construct, its source line, the way round."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from dimorder.errors import UnsupportedError
+
+_EXPORTABLE = "make the module exportable, and check --input shapes"
+
+# Of each construct what decides there, and the way round, by the name that torch has for its operator.
+_CONTROL_FLOW: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "cond": (
+            "control flow: data decide which of two branches runs",
+            "compute both and choose: torch.where(condition, a, b)",
+        ),
+        "while_loop": (
+            "control flow: data decide how often a loop runs",
+            "run it a fixed number of times, or lower its body and loop outside",
+        ),
+        "map_impl": (
+            "control flow: a function that is mapped over a dimension",
+            "write it for all of the dimension at once, with torch.vmap perhaps",
+        ),
+        "scan": (
+            "control flow: a function that is scanned over a dimension",
+            "unroll it in Python, or lower one step that keeps what it carries in a buffer",
+        ),
+    }
+)
+
+_BY_DATA = (
+    "Python decides by the elements of a tensor, in an `if`, a loop or a size",
+    "choose by torch.where, or compute what decides before the export",
+)
+
+
+def control_flow(target: Any) -> tuple[str, str]:
+    """What was found, and what to do, where an operator runs graphs of its own."""
+    return _CONTROL_FLOW.get(str(target), ("control flow", "decide it before the export"))
+
+
+def size_by_data(value: torch.Tensor) -> tuple[str, str] | None:
+    """What was found, and what to do, where a result has as many elements as its operands' elements say."""
+    sizes: list[Any] = list(value.shape)
+    if not any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes):
+        return None
+    shape = ", ".join(map(str, sizes))
+    return (
+        f"a result whose size the data decide: ({shape})",
+        "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk",
+    )
+
+
+def writes_no_buffer(error: RuntimeError) -> UnsupportedError | None:
+    """A write to a tensor that a network has as a plain attribute, as torch tells it."""
+    match = re.match(r"Constant (\S+) is mutated", str(error))
+    if match is None:
+        return None
+    return UnsupportedError(
+        f"tensor {match[1]}, which the network writes",
+        "it is an attribute, and no buffer",
+        f"register it: self.register_buffer({match[1].rpartition('.')[2]!r}, tensor)",
+    )
+
+
+def not_exported(model: torch.nn.Module, error: Exception) -> UnsupportedError:
+    """What torch.export says of a network that it cannot export, in three lines."""
+    line = next(_source_lines(error), "")
+    place = f"torch.export of {type(model).__name__}" + (f" ({line})" if line else "")
+    message = str(error).strip()
+    reason = next((line for line in message.splitlines() if line.strip()), type(error).__name__)
+    if re.search(r"data-dependent", message):
+        return UnsupportedError(place, *_BY_DATA)
+    return UnsupportedError(
+        place, *(_unknown_class(reason) or (f"{type(error).__name__}: {reason}", _EXPORTABLE))
+    )
+
+
+def _source_lines(error: BaseException | None) -> Iterator[str]:
+    """Where in the user's source an error came from: of it and of what it was raised for."""
+    own = str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<"
+    library = sysconfig.get_path("stdlib")
+    while error is not None:
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            path = frame.filename
+            built_in = path.startswith(library) and "site-packages" not in path
+            if not (built_in or path.startswith(own)):
+                yield f"{Path(path).name}:{frame.lineno}"
+                break
+        error = error.__cause__ or error.__context__
+
+
+def _unknown_class(reason: str) -> tuple[str, str] | None:
+    """What was found and what to do where torch.export cannot see into an input or an output."""
+    match = re.match(r"Found <class '([\w.]+)'> in (output|input)", reason)
+    if match is None:
+        return None
+    name, side = match[1].rsplit(".", 1)[-1], match[2]
+    found = f"a {name} in its {side}, into which torch.export cannot see"
+    if "Cache" not in name:
+        return found, "give and return tensors, in tuples, lists and dicts"
+    one_call = "call it with use_cache=False"
+    return (
+        found,
+        f"{one_call}; for a cache, wrap it so that the cache's tensors are buffers, inputs or outputs",
+    )

@@ -1,0 +1,160 @@
+"""Decides which buffers of an exported program are its state: those that it writes, each with memory of its
+own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind
+from torch.fx import Node
+
+from dimorder.errors import UnsupportedError
+from dimorder.lowering.capture.exported import keep_names, remade
+
+
+@dataclass(frozen=True)
+class StateBuffer:
+    """A buffer that a network writes: its name there, and what it holds before the first call."""
+
+    name: str
+    initial: torch.Tensor
+
+
+def left_in_state(program: ExportedProgram) -> dict[str, Node]:
+    """What a functional program leaves in each buffer that it writes, by its name."""
+    ends: Any = program.graph.output_node().args[0]
+    return {
+        str(spec.target): end
+        for spec, end in zip(program.graph_signature.output_specs, ends, strict=True)
+        if spec.kind is OutputKind.BUFFER_MUTATION
+    }
+
+
+def with_one_name(program: ExportedProgram) -> ExportedProgram:
+    """The program in which a buffer that a module holds besides as a plain tensor is that buffer alone.
+
+    torch.export takes what is reached by another way than the buffer's name for a constant.
+    """
+    specs = program.graph_signature.input_specs
+    buffers = {
+        _memory(program, spec): spec.arg.name
+        for spec in specs
+        if spec.kind is InputKind.BUFFER and _memory(program, spec) is not None
+    }
+    same = {
+        spec.arg.name: buffers[_memory(program, spec)]
+        for spec in specs
+        if spec.kind is InputKind.CONSTANT_TENSOR and _memory(program, spec) in buffers
+    }
+    if not same:
+        return program
+    graph = copy.deepcopy(program.graph)
+    keep_names(graph, program.graph)
+    nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    for constant, buffer in same.items():
+        nodes[constant].replace_all_uses_with(nodes[buffer])
+        graph.erase_node(nodes[constant])
+    kept = [spec for spec in specs if spec.arg.name not in same]
+    signature = ExportGraphSignature(kept, program.graph_signature.output_specs)
+    return remade(program, graph=graph, graph_signature=signature)
+
+
+def _memory(program: ExportedProgram, spec: InputSpec) -> Any:
+    """What tells a tensor that the program holds from every other one; None where it has no elements."""
+    name = spec.target or ""
+    tensor = program.state_dict.get(name, program.constants.get(name))
+    if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+        return None
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def require_apart(program: ExportedProgram) -> None:
+    """Refuses buffers of which one is a view of another where the program writes one of them.
+
+    Raises `UnsupportedError`: torch.export takes them for two.
+    """
+    held = {**program.state_dict, **program.constants}
+    of: dict[int, list[tuple[str, Node]]] = {}
+    for node, spec in zip(program.graph.nodes, program.graph_signature.input_specs, strict=False):
+        tensor = held.get(spec.target or "")
+        if isinstance(tensor, torch.Tensor) and node.users:
+            of.setdefault(tensor.untyped_storage().data_ptr(), []).append((str(spec.target), node))
+    for sharers in of.values():
+        written = next((name for name, node in sharers if any(map(_writes, node.users))), None)
+        if written is not None and len(sharers) > 1:
+            other = next(name for name, _ in sharers if name != written)
+            raise UnsupportedError(
+                f"buffer {written}, which the network writes",
+                f"it shares its memory with {other}",
+                "register one of the two, and view it in forward",
+            )
+
+
+def _writes(node: Node) -> bool:
+    """Whether a call writes to its first operand, or to a view of it."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return False
+    if schema.is_mutable:
+        return True
+    views = any(result.alias_info is not None for result in schema.returns)
+    return views and any(map(_writes, node.users))
+
+
+def state_buffer(program: ExportedProgram, name: str) -> StateBuffer:
+    """One of the buffers that a program writes, with what it holds now: whoever has it may write it later."""
+    held = {**program.state_dict, **program.constants}
+    return StateBuffer(name, held[name].detach().clone(memory_format=torch.contiguous_format))
+
+
+@runtime_checkable
+class StatefulRun(Protocol):
+    """A program as a function of its tensors that keeps a state from call to call."""
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
+
+    def reset(self) -> None:
+        """The state as it was before the first call."""
+
+
+def restart(run: object) -> None:
+    """Let what keeps a state begin anew."""
+    assert isinstance(run, StatefulRun), f"{run} cannot begin anew"
+    run.reset()
+
+
+@contextmanager
+def restored(network: torch.nn.Module, state: Sequence[StateBuffer]) -> Iterator[None]:
+    """A network in its initial state, and afterwards in the state in which it was before."""
+    held = {buffer.name: network.get_buffer(buffer.name) for buffer in state}
+    before = {name: tensor.detach().clone() for name, tensor in held.items()}
+    with torch.no_grad():
+        for buffer in state:
+            held[buffer.name].copy_(buffer.initial)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in held.items():
+                owner, _, leaf = name.rpartition(".")
+                setattr(network.get_submodule(owner), leaf, tensor.copy_(before[name]))
+
+
+@contextmanager
+def unchanged(network: torch.nn.Module) -> Iterator[None]:
+    """A network whose buffers hold afterwards what they hold now: torch.export may write small ones."""
+    before = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, held in before:
+                if not torch.equal(buffer, held):
+                    buffer.copy_(held)

@@ -1,0 +1,180 @@
+"""What cannot be captured is told in three lines: the construct with its source line, what was found, the way
+round.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops import map as mapped
+from torch._higher_order_ops import scan, while_loop
+
+import dimorder
+from dimorder.errors import UnsupportedError
+from dimorder.lowering.capture.captured import capture
+
+
+class Nonzero(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.nonzero()  # here
+
+
+class MaskedSelect(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.masked_select(x, x > 0)  # here
+
+
+class Item(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.sum().item()  # here
+
+
+class SizeOfItem(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(int(x.sum().item()) + 1)  # here
+
+
+class Branch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:  # here
+            return x + 1
+        return x - 1
+
+
+class Loop(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(int(x.sum())):  # here
+            x = x + 1
+        return x
+
+
+class Cond(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))  # here
+
+
+class While(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return while_loop(lambda v: v.sum() < 9, lambda v: (v + 1,), (x,))  # here
+
+
+class Map(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return mapped(lambda v: v.relu(), x)  # here
+
+
+class Scan(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return scan(lambda a, v: (a + v, a * v), x[0], x)  # here
+
+
+class WritesItsInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1) * 2  # here
+
+
+class WritesItsWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight.add_(x) * 2  # here
+
+
+BY_DATA = (
+    "torch.export of {name} ({line})",
+    "Python decides by the elements of a tensor, in an `if`, a loop or a size",
+    "choose by torch.where, or compute what decides before the export",
+)
+SIZE = "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk"
+KEEP = "return the new value as an output instead, or keep it in a buffer"
+TOLD: dict[type[nn.Module], tuple[str, str, str]] = {
+    Nonzero: ("aten.nonzero ({line})", "a result whose size the data decide: (u0, 2)", SIZE),
+    MaskedSelect: ("aten.masked_select ({line})", "a result whose size the data decide: (u0)", SIZE),
+    Item: (
+        "aten.item ({line})",
+        "a number that is read out of a tensor",
+        "keep it a tensor, or make it a constant",
+    ),
+    SizeOfItem: BY_DATA,
+    Branch: BY_DATA,
+    Loop: BY_DATA,
+    Cond: (
+        "cond ({line})",
+        "control flow: data decide which of two branches runs",
+        "compute both and choose: torch.where(condition, a, b)",
+    ),
+    While: (
+        "while_loop ({line})",
+        "control flow: data decide how often a loop runs",
+        "run it a fixed number of times, or lower its body and loop outside",
+    ),
+    Map: (
+        "map_impl ({line})",
+        "control flow: a function that is mapped over a dimension",
+        "write it for all of the dimension at once, with torch.vmap perhaps",
+    ),
+    Scan: (
+        "scan ({line})",
+        "control flow: a function that is scanned over a dimension",
+        "unroll it in Python, or lower one step that keeps what it carries in a buffer",
+    ),
+    WritesItsInput: ("user input x ({line})", "the program writes to it", KEEP),
+    WritesItsWeight: ("parameter weight ({line})", "the program writes to it", KEEP),
+}
+
+
+@pytest.mark.parametrize("network", TOLD, ids=lambda network: network.__name__)
+def test_a_refusal_says_what_and_where_and_the_way_round(network: type[nn.Module]) -> None:
+    place, found, fix = TOLD[network]
+    lines, first = inspect.getsourcelines(network)
+    number = first + next(i for i, line in enumerate(lines) if "# here" in line)
+    with pytest.raises(UnsupportedError) as caught:
+        capture(network(), (torch.rand(2, 3),))
+    at = place.format(name=network.__name__, line=f"test_refusals.py:{number}")
+    assert str(caught.value) == f"{at}\n  found: {found}\n  fix: {fix}"
+
+
+class Remembers(nn.Module):
+    """Keeps what it has seen where torch.export does not look."""
+
+    def __init__(self, kept: Any) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.kept, list):
+            y, self.kept[0] = x + self.kept[0], x * 2
+            return y
+        self.kept = self.kept + 1
+        return x * self.kept
+
+
+@pytest.mark.parametrize("kept", [[torch.zeros(2, 3)], 0], ids=["a tensor in a list", "a number"])
+def test_a_network_that_keeps_what_is_no_buffer_is_refused(kept: Any) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        dimorder.lower(Remembers(kept), (torch.rand(2, 3),))
+    assert str(caught.value) == (
+        "the network, called again on the same inputs\n"
+        "  found: other results than before: it keeps something that is no buffer\n"
+        "  fix: register what it keeps: self.register_buffer(name, tensor)"
+    )
+
+
+def test_a_tensor_that_is_written_and_no_buffer_is_refused() -> None:
+    class Adds(Remembers):
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept.add_(x)
+            return x * self.kept
+
+    with pytest.raises(UnsupportedError) as caught:
+        dimorder.plan(Adds(torch.zeros(2, 3)), (torch.rand(2, 3),))
+    assert str(caught.value) == (
+        "tensor kept, which the network writes\n  found: it is an attribute, and no buffer\n"
+        "  fix: register it: self.register_buffer('kept', tensor)"
+    )

@@ -1,0 +1,262 @@
+"""Networks that write buffers: ten calls of the file that is loaded again give what ten calls of the network
+give, on every target that has state.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import dimorder
+from dimorder import report
+from dimorder.errors import UnsupportedError, VerificationError
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+from dimorder.lowering.verify import relative_error
+from tests.zoo import perturb, stateful
+
+CALLS = 10
+SUFFIX = {"torch": ".pt2", "xnnpack": ".pte"}
+Calls = list[dict[str, Tensor]]
+
+
+def drawn(*shape: int, name: str = "x") -> Calls:
+    generator = torch.Generator().manual_seed(1)
+    return [{name: torch.randn(shape, generator=generator)} for _ in range(CALLS)]
+
+
+def tokens() -> Calls:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, stateful.VOCABULARY, (CALLS, 1, 1), generator=generator)
+    return [{"input_ids": each, "cache_position": torch.tensor([i])} for i, each in enumerate(ids)]
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Calls]] = {
+    "counter": (stateful.Counter, drawn(5, 7)),
+    "streaming conv 1-d": (lambda: perturb(stateful.StreamingConv1d(3, 8, 5)).eval(), drawn(2, 3, 4)),
+    "streaming conv 2-d": (lambda: perturb(stateful.StreamingConv2d()).eval(), drawn(1, 3, 2, 9)),
+    "tcn": (stateful.tcn, drawn(2, 5, 6, name="input")),
+    "gpt2": (stateful.gpt2, tokens()),
+    "llama": (stateful.llama, tokens()),
+}
+
+
+def results(network: nn.Module, calls: Calls) -> Iterator[list[Tensor]]:
+    """What each call gives; a network may return a buffer itself."""
+    for call in calls:
+        with torch.no_grad():
+            leaves = pytree.tree_leaves(network(**call))
+        yield [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def require_same(program: dimorder.Program, wanted: list[list[Tensor]], calls: Calls) -> None:
+    for number, (call, tensors) in enumerate(zip(calls, wanted, strict=True)):
+        got = program.run(**call)
+        errors = [relative_error(*pair) for pair in zip(got, tensors, strict=True)]
+        assert max(errors) <= 1e-5, f"call {number}: {errors}"
+
+
+@pytest.mark.parametrize("target", SUFFIX)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_ten_calls_equal_eager(name: str, target: str, tmp_path: Path) -> None:
+    make, calls = NETWORKS[name]
+    network = make()
+    before = copy.deepcopy(dict(network.named_buffers()))
+    wanted = list(results(copy.deepcopy(network), calls))
+    lowered = dimorder.lower(network, (), calls[0], target=target)
+    for buffer, held in network.named_buffers():
+        torch.testing.assert_close(held, before[buffer], rtol=0, atol=0)
+    path = lowered.save(tmp_path / f"net{SUFFIX[target]}")
+    program, other = dimorder.load(path), dimorder.load(path)
+    require_same(program, wanted, calls)
+    require_same(other, wanted, calls)  # which has seen nothing of the first one's calls
+    program.reset()
+    require_same(program, wanted, calls)
+    assert lowered.plan.certificate.optimal
+    assert {spec.name for spec in program.contract.state} == {b.name for b in lowered.program.state}
+
+
+@pytest.mark.parametrize("target", SUFFIX)
+def test_a_lowered_network_keeps_its_state_until_it_is_reset(target: str) -> None:
+    network, calls = stateful.Counter(), drawn(5, 7)
+    wanted = list(results(copy.deepcopy(network), calls))
+    lowered = dimorder.lower(network, (), calls[0], target=target)
+    for _ in range(2):
+        for call, tensors in zip(calls, wanted, strict=True):
+            got = pytree.tree_leaves(lowered.run(**call))
+            assert max(relative_error(*pair) for pair in zip(got, tensors, strict=True)) <= 1e-5
+        lowered.reset()
+
+
+class Net(nn.Module):
+    """Buffers, and a function of them and an input."""
+
+    def __init__(self, forward: Callable[..., Any], **buffers: Tensor) -> None:
+        super().__init__()
+        self.function = forward
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def swap(m: Any, x: Tensor) -> Tensor:
+    a = m.a.clone()
+    m.a.copy_(m.b)
+    m.b.copy_(a)
+    return x + m.a
+
+
+def forget(m: Any, x: Tensor) -> Tensor:
+    y = x + m.a
+    m.a.zero_()
+    return y
+
+
+def last(m: Any, x: Tensor) -> Tensor:
+    y = m.a - x
+    m.a.copy_(x)
+    return y
+
+
+def before(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What it found, as a view of it."""
+    found = m.a.clone().reshape(3, 2)
+    m.a.add_(x)
+    return found.t(), m.a
+
+
+def ring(m: Any, x: Tensor) -> Tensor:
+    m.a[:, 0] = x.sum(1)
+    m.a.copy_(m.a.roll(-1, 1))
+    return m.a * x
+
+
+def nothing(m: Any, x: Tensor) -> Tensor:
+    m.a.copy_(m.a + 0)
+    return x * m.a
+
+
+ODD: dict[str, Callable[..., Any]] = {
+    "swapped": swap, "set to a constant": forget, "set to the input": last, "returned as it was": before,
+    "written through a view": ring, "left alone": nothing,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", SUFFIX)
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_ways_to_write(name: str, kind: torch.dtype, target: str, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw() -> Tensor:
+        return (10 * torch.randn(2, 3, generator=generator)).to(kind)
+
+    network = Net(ODD[name], a=draw(), b=draw())
+    calls = [{"x": draw()} for _ in range(CALLS)]
+    wanted = list(results(copy.deepcopy(network), calls))
+    lowered = dimorder.lower(network, (), calls[0], target=target)
+    require_same(dimorder.load(lowered.save(tmp_path / f"net{SUFFIX[target]}")), wanted, calls)
+
+
+def test_the_plan_chooses_one_order_for_entry_and_exit() -> None:
+    network = perturb(stateful.StreamingConv2d()).eval()
+    plan = dimorder.plan(network, (torch.randn(1, 3, 2, 9),), target="xnnpack", input_orders="NHWC")
+    assert [(spec.name, spec.order) for spec in plan.contract.state] == [
+        ("rows", "NHWC (0, 2, 3, 1)"),
+        ("features", "NHWC (0, 2, 3, 1)"),
+    ]
+    assert "state   features  1 x 10 x 3 x 9  float32  NHWC (0, 2, 3, 1)" in str(plan)
+    assert plan.check() == ()
+
+
+@pytest.mark.parametrize("target", ["tosa", "ethos-u85-256"])
+def test_targets_without_state_refuse_it(target: str) -> None:
+    lines, first = inspect.getsourcelines(stateful.StreamingConv1d)
+    line = first + next(i for i, text in enumerate(lines) if "self.last.copy_" in text)
+    with pytest.raises(UnsupportedError) as caught:
+        dimorder.plan(stateful.StreamingConv1d(3, 8, 5), (torch.randn(2, 3, 4),), target=target)
+    assert str(caught.value) == (
+        f"buffer last (stateful.py:{line})\n"
+        f"  found: the network writes to it, and programs for {target} have no state\n"
+        "  fix: make it an input and an output, or choose a target that has state, such as xnnpack or torch"
+    )
+
+
+def test_a_buffer_that_shares_its_memory_is_refused() -> None:
+    memory = torch.randn(2, 3)
+    network = Net(lambda m, x: m.a.add_(x) + m.b, a=memory, b=memory[0])
+    with pytest.raises(UnsupportedError) as caught:
+        dimorder.plan(network, (torch.randn(2, 3),))
+    assert str(caught.value) == (
+        "buffer a, which the network writes\n  found: it shares its memory with b\n"
+        "  fix: register one of the two, and view it in forward"
+    )
+
+
+def test_the_decomposed_program_keeps_its_state_too() -> None:
+    network, calls = perturb(stateful.StreamingConv2d()).eval(), drawn(1, 3, 2, 9)
+    lowered = dimorder.lower(network, (calls[0]["x"],))
+    for _ in range(2):  # each module begins anew
+        module = copy.deepcopy(lowered.decomposed()).module()
+        for call, (wanted,) in zip(calls, results(copy.deepcopy(network), calls), strict=True):
+            torch.testing.assert_close(module(call["x"])[0], wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_an_exported_program_keeps_its_state_and_is_left_as_it_was(decomposed: bool) -> None:
+    network, calls = stateful.Counter(), drawn(5, 7)
+    exported = torch.export.export(network, (calls[0]["x"],))
+    exported = exported.run_decompositions({}) if decomposed else exported
+    lowered = dimorder.lower(exported)
+    assert (int(exported.state_dict["calls"]), int(network.calls)) == (3, 3)
+    for call, tensors in zip(calls, results(network, calls), strict=True):
+        got = pytree.tree_leaves(lowered.run(**call))
+        assert max(relative_error(*pair) for pair in zip(got, tensors, strict=True)) <= 1e-5
+
+
+def test_a_wrong_order_of_calls_is_no_lowered_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call is compared, not only the first: a state that is not carried on is found."""
+    from dimorder.lowering import verify
+
+    monkeypatch.setattr(verify.ProgramRun, "__call__", forgetful(verify.ProgramRun.__call__))
+    with pytest.raises(VerificationError, match="output 0 of call 1 differs"):
+        dimorder.lower(perturb(stateful.StreamingConv1d(3, 8, 5)).eval(), (torch.randn(2, 3, 4),))
+
+
+def forgetful(call: Callable[..., Any]) -> Callable[..., Any]:
+    def forget_and_call(run: Any, inputs: Any) -> Any:
+        run.reset()
+        return call(run, inputs)
+
+    return forget_and_call
+
+
+def test_a_quantised_network_with_state_is_refused() -> None:
+    def quantised(m: Any, x: Tensor) -> Tensor:
+        integers = QUANTIZE(x + m.a, 0.1, 0, -128, 127, torch.int8)
+        y = DEQUANTIZE(integers, 0.1, 0, -128, 127, torch.int8)
+        m.a.copy_(y)
+        return y
+
+    with pytest.raises(UnsupportedError) as caught:
+        dimorder.plan(Net(quantised, a=torch.zeros(2, 3)), (torch.randn(2, 3),), target="xnnpack")
+    assert str(caught.value).splitlines()[1:] == [
+        "  found: a quantised network writes to it, which is not there yet",
+        "  fix: make it an input and an output, or lower the float network",
+    ]
+
+
+def test_the_page_shows_the_state() -> None:
+    plan = dimorder.plan(perturb(stateful.StreamingConv2d()).eval(), (torch.randn(1, 3, 2, 9),))
+    page = report.render(plan)
+    assert page.count("<td>state</td>") == 2
+    assert "the last call" in page
