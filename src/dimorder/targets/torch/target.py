@@ -15,7 +15,9 @@ from torch.export import ExportedProgram
 from dimorder.contract import CONTRACT_METHOD, Contract
 from dimorder.errors import ContractError, UsageError
 from dimorder.lowering.ability import Ability
+from dimorder.lowering.capture.ranged import Point
 from dimorder.lowering.operators.dialect import decompose
+from dimorder.lowering.symbolic import symbolic
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
 from dimorder.targets.torch import LISTING
@@ -47,6 +49,13 @@ class TorchArtifact(FloatArtifact, WholeArtifact):
 def emit(program: ExportedProgram, contract: Contract) -> TorchArtifact:
     """The program with every dialect operator written out in ATen."""
     return TorchArtifact(decompose(program), contract)
+
+
+def emit_ranges(
+    programs: Sequence[ExportedProgram], points: Sequence[Point], contract: Contract
+) -> TorchArtifact:
+    """The same, of programs of several sizes as one for all."""
+    return TorchArtifact(symbolic([decompose(program) for program in programs], points, contract), contract)
 
 
 def load(file: Path) -> tuple[Contract, Run]:
@@ -89,4 +98,5 @@ TARGET = Target(
     load=load,
     install=LISTING.install,
     set_threads=torch.set_num_threads,
+    emit_ranges=emit_ranges,
 )

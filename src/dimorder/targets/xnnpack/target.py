@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract, constant_methods, seal
 from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
+from dimorder.lowering.capture.ranged import Point
 from dimorder.lowering.costs import counted
 from dimorder.lowering.network_plan import Place
 from dimorder.lowering.verify import Run
@@ -45,11 +46,18 @@ class Pte:
         return run(self.data, inputs)
 
 
-def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> Pte:
-    """Raises `UnsupportedError` where an operator has no kernel."""
+def emit(
+    program: ExportedProgram,
+    contract: Contract,
+    operators: Table = OPERATORS,
+    others: Sequence[ExportedProgram] = (),
+) -> Pte:
+    """Raises `UnsupportedError` where an operator has no kernel. `others` are programs of the same plan for
+    other sizes, where the contract has symbols."""
     from dimorder.targets.xnnpack.emit import emit as emit_pte
 
-    emitted = emit_pte(program, constant_methods=constant_methods(contract), operators=operators)
+    ranges = {"others": others, "contract": contract} if others else {}
+    emitted = emit_pte(program, constant_methods=constant_methods(contract), operators=operators, **ranges)
     islands = tuple((Place.of(node), reason) for node, reason in emitted.float_islands)
     return Pte(
         seal(emitted.pte),
@@ -58,6 +66,19 @@ def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERAT
         emitted.exactly,
         tuple(dict(islands).items()),
     )
+
+
+def emit_ranges(
+    programs: Sequence[ExportedProgram],
+    points: Sequence[Point],
+    contract: Contract,
+    operators: Table = OPERATORS,
+) -> Pte:
+    """One file for all sizes, of programs of several.
+
+    Raises `UnsupportedError` where an operator has no kernel, or none for all sizes.
+    """
+    return emit(programs[0], contract, operators, programs[1:])
 
 
 def check(path: str, data: bytes) -> FileSummary:
@@ -88,6 +109,7 @@ def target(operators: Table = OPERATORS) -> Target:
         install=LISTING.install,
         runtime="ExecuTorch",
         set_threads=pte.set_threads,
+        emit_ranges=partial(emit_ranges, operators=operators),
     )
 
 
