@@ -198,9 +198,9 @@ def _emit_ranges(
     clock: Clock,
 ) -> Lowered:
     """What a plan for ranges of sizes becomes, verified at the corners of these and between."""
-    points, contract = [each.point for each in fixed], planned.contract
+    sizes, contract = sized.table([each.point for each in fixed]), planned.contract
     programs = [_rewrite(each.extracted, planned, each.contract, chosen, clock) for each in fixed]
-    physical = clock.step("rewrite", symbolic, programs, points, contract)
+    physical = clock.step("rewrite", symbolic, programs, sizes)
     trials = [
         (told(point), clock.step("verify", Trial, model, _captured_at(sized, point, fixed[0].program), contract))
         for point in (*sized.corners, sized.middle)
@@ -211,7 +211,7 @@ def _emit_ranges(
     )
     assert chosen.emit_ranges is not None
     with installed(chosen.name, chosen.install):
-        artifact = clock.step("emit", chosen.emit_ranges, programs, points, contract)
+        artifact = clock.step("emit", chosen.emit_ranges, programs, sizes, contract)
         runs = chosen.runs_fast if run_artifact is None else run_artifact
         for at, trial in trials if runs else []:
             what = f"the {chosen.suffix} that was emitted, at {at}"

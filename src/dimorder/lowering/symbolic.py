@@ -1,123 +1,126 @@
-"""Decides how an exported program with symbolic sizes is made of the programs of several sizes."""
+"""Decides how one exported program with symbolic sizes is made of the programs of several sizes.
+
+Nothing is traced with symbols: torch would fix a size wherever one of its operators compares it. The shape of
+each value follows from those that it has in the programs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._dynamo.source import ConstantSource
+from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StrictMinMaxConstraint
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
-from torch.utils._sympy.value_ranges import ValueRanges
 
-from dimorder.contract import Contract, Size, Symbol
 from dimorder.lowering.capture.exported import remade
-from dimorder.lowering.capture.ranged import Point
-from dimorder.lowering.unify import Unifier, broadcast_row, refusal
+from dimorder.lowering.unify import Unifier, broadcast_row, formula, refusal
 
 
-def symbolic(
-    programs: Sequence[ExportedProgram], points: Sequence[Point], contract: Contract
-) -> ExportedProgram:
-    """One program for all sizes that the contract's symbols may be, of those at a few points.
+@dataclass(frozen=True)
+class SizeTable:
+    """The sizes of a network in torch's symbols, by what they are at several points.
 
-    At each of these points it has the shapes that the program there has. Raises `UnsupportedError` for the
-    first operator of which no such program can be made.
+    `mode` makes tensors of such sizes, `ranges` are those of the symbols, as an exported program has them.
+    """
+
+    known: Mapping[tuple[int, ...], SymInt]
+    mode: FakeTensorMode
+    ranges: Mapping[Any, Any]
+
+    def size(self, values: Sequence[int]) -> int | SymInt | None:
+        """The size that has these values at the points; None where none of the network's makes it."""
+        if len(set(values)) == 1:
+            return values[0]
+        if tuple(values) in self.known:
+            return self.known[tuple(values)]
+        found = formula(values, list(self.known))
+        return None if found is None else found(list(self.known.values()))  # type: ignore[no-any-return]
+
+    def tensor(self, values: Sequence[Tensor]) -> Tensor | None:
+        """A tensor without data that has these shapes at the points; None where a size is not known."""
+        shape = [self.size(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
+        if None in shape:
+            return None
+        first, sizes = values[0], [size for size in shape if size is not None]
+        with self.mode:
+            return torch.empty_strided(sizes, _strides(first, sizes), dtype=first.dtype, device=first.device)
+
+
+def symbolic(programs: Sequence[ExportedProgram], sizes: SizeTable) -> ExportedProgram:
+    """One program for all sizes, of those at the points of a table.
+
+    Raises `UnsupportedError` for the first operator of which no such program can be made.
     """
     first = programs[0]
-    state: dict[str, torch.Tensor] = {}
-    broadcast: dict[str, list[torch.Tensor]] = {}
-    nodes = {node.name: node for node in first.graph.nodes}
-    for spec in first.graph_signature.input_specs:
+    state, broadcast = _constants(programs)
+    unifier = Unifier([program.graph for program in programs])
+    graph = unifier.unified(broadcast)
+    targets = {s.arg.name: s.target for s in first.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT}
+    rows = {unifier.made[row[0]]: row for row in unifier.rows if row[0] in unifier.made}
+    for node in graph.nodes:
+        if node.name in targets:
+            node.meta["val"] = sizes.mode.from_tensor(state[str(targets[node.name])], static_shapes=True)
+        elif node in rows:
+            node.meta["val"] = _value(rows[node], sizes, broadcast.get(rows[node][0].name))
+        elif node.op == "call_function":  # a number that is made of sizes
+            args = map_arg(node.args, lambda read: read.meta["val"])
+            node.meta["val"] = node.target(*args)
+    ranges = dict(sizes.ranges)
+    return remade(first, root=torch.nn.Module(), graph=graph, state_dict=state, range_constraints=ranges)
+
+
+def _constants(programs: Sequence[ExportedProgram]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
+    """The constants, with a size of 1 where it varies, and by the names of their nodes those that do."""
+    state: dict[str, Tensor] = {}
+    broadcast: dict[str, list[Tensor]] = {}
+    nodes = {node.name: node for node in programs[0].graph.nodes}
+    for spec in programs[0].graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             continue
         held = [program.state_dict[str(spec.target)] for program in programs]
         row = broadcast_row(held)
         if row is None:
-            raise refusal(nodes[spec.arg.name], f"the constant {spec.target}, which is another one for each size")
+            user = next(iter(nodes[spec.arg.name].users))
+            raise refusal(user, f"the constant {spec.target}, which is another one for each size")
         state[str(spec.target)] = row
         if len({tensor.shape for tensor in held}) > 1:
             broadcast[spec.arg.name] = held
-    graph = Unifier([program.graph for program in programs]).unified(broadcast)
-    sizes = _SymbolicSizes(contract, points[0])
-    module = GraphModule(torch.nn.Module(), graph)
-    given = iter(contract.inputs)
-    with sizes.mode, torch.no_grad():
-        fakes = [
-            sizes.tensor(next(given))
-            if spec.kind is InputKind.USER_INPUT
-            else sizes.mode.from_tensor(state[str(spec.target)], static_shapes=True)
-            for spec in first.graph_signature.input_specs
-        ]
-        FakeTensorProp(module, sizes.mode).propagate_dont_convert_inputs(*fakes)
-    _require_shapes(module, programs, [sizes.roots_at(point) for point in points])
-    made = remade(
-        first, root=torch.nn.Module(), graph=module.graph, state_dict=state, range_constraints=sizes.ranges
-    )
-    return made
+    return state, broadcast
 
 
-class _SymbolicSizes:
-    """Symbols of torch for those of a contract, with their ranges; `hints` are sizes that they may be."""
-
-    def __init__(self, contract: Contract, hints: Point) -> None:
-        self.mode = FakeTensorMode(shape_env=ShapeEnv())
-        self.symbols = {symbol.name: symbol for symbol in contract.symbols}
-        self.roots = {symbol.name: self._root(symbol, hints[symbol.name]) for symbol in contract.symbols}
-        self.ranges = {self.roots[s.name].node.expr: _roots(s) for s in contract.symbols}
-
-    def _root(self, symbol: Symbol, hint: int) -> Any:
-        env, source = self.mode.shape_env, ConstantSource(symbol.name)
-        assert env is not None
-        limits = StrictMinMaxConstraint(vr=_roots(symbol), warn_only=False)
-        made = env.create_symbol(hint // symbol.step, source, DimDynamic.DYNAMIC, limits)
-        return env.create_symintnode(made, hint=hint // symbol.step, source=source)
-
-    def roots_at(self, point: Point) -> Mapping[Any, int]:
-        return {self.roots[name].node.expr: point[name] // s.step for name, s in self.symbols.items()}
-
-    def size(self, size: Size) -> Any:
-        return self.roots[size] * self.symbols[size].step if isinstance(size, str) else size
-
-    def tensor(self, spec: Any) -> torch.Tensor:
-        """An input as the program's own signature holds it."""
-        shape = [self.size(size) for size in spec.boundary_shape]
-        strides, step = [0] * len(shape), 1
-        for dim in reversed(spec.boundary_order.dims):
-            strides[dim] = step
-            step = step * shape[dim]
-        return torch.empty_strided(shape, strides, dtype=getattr(torch, spec.dtype))
+def _value(row: Sequence[Node], sizes: SizeTable, repeated: Sequence[Tensor] | None) -> Any:
+    """What a node gives, of what its twins give in their programs: or of a constant that is repeated."""
+    columns = [pytree.tree_leaves(node.meta["val"]) for node in row]
+    if repeated is not None:
+        one = broadcast_row(repeated)
+        columns = [[one.expand(each.shape)] for each in repeated if one is not None]
+    made = [sizes.tensor(each) for each in zip(*columns, strict=True)]
+    if None in made:
+        shapes = " or ".join(str(tuple(shape)) for shape in map(_shape, columns))
+        raise refusal(row[0], f"the shape {shapes}, which is made of no sizes of the network")
+    return pytree.tree_unflatten(made, pytree.tree_structure(row[0].meta["val"]))
 
 
-def _roots(symbol: Symbol) -> ValueRanges[Any]:
-    assert symbol.maximum is not None
-    return ValueRanges(symbol.minimum // symbol.step, symbol.maximum // symbol.step)
+def _shape(leaves: Sequence[Tensor]) -> Sequence[int]:
+    return leaves[0].shape
 
 
-def _require_shapes(
-    module: GraphModule, programs: Sequence[ExportedProgram], points: Sequence[Mapping[Any, int]]
-) -> None:
-    """Holds the symbolic shape of each value to what it is in the program at each point."""
-    made = {node.name: node for node in module.graph.nodes}
-    for program, point in zip(programs, points, strict=True):
-        for node in program.graph.nodes:
-            if node.op == "call_function":
-                found = [_at(shape, point) for shape in _shapes(made[node.name])]
-                wanted = [tuple(shape) for shape in _shapes(node)]
-                if found != wanted:
-                    raise refusal(node, f"the shape {found[0]}, where {wanted[0]} was planned")
+def _strides(like: Tensor, shape: Sequence[Any]) -> list[Any]:
+    """The strides of a dense tensor of that shape whose dimensions lie in the sequence that `like` has them in;
+    a dimension that is repeated keeps its stride of 0."""
+    strides: list[Any] = [0] * len(shape)
+    step: Any = 1
+    for d in sorted(_moving(like), key=lambda d: (like.stride(d), -d)):
+        strides[d] = step
+        step = step * shape[d]
+    return strides
 
 
-def _shapes(node: Node) -> list[Any]:
-    values = pytree.tree_leaves(node.meta["val"])
-    return [value.shape for value in values if isinstance(value, torch.Tensor)]
-
-
-def _at(shape: Sequence[Any], point: Mapping[Any, int]) -> tuple[int, ...]:
-    return tuple(size if isinstance(size, int) else int(size.node.expr.xreplace(point)) for size in shape)
+def _moving(like: Tensor) -> Iterator[int]:
+    return (d for d in range(like.dim()) if like.stride(d) or like.shape[d] == 1)

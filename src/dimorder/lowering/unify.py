@@ -159,7 +159,8 @@ class Unifier:
         shape = [
             sizes[0] if len(set(sizes)) == 1 else self._written(Varying(tuple(sizes)), row) for sizes in shapes
         ]
-        return self.graph.call_function(aten.expand.default, (self.made[row[0]], shape))
+        args = (self.made[row[0]], shape)
+        return self.graph.create_node("call_function", aten.expand.default, args, name=f"{row[0].name}_repeated")
 
 
 @dataclass(frozen=True)

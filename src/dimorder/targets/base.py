@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
 from dimorder.lowering.ability import Ability
-from dimorder.lowering.capture.ranged import Point
+from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.costs import Costs, counted
 from dimorder.lowering.network_plan import Place
 from dimorder.lowering.verify import Run
@@ -128,7 +128,7 @@ class Target:
     quantised: Target | None = None
     configured: Callable[..., Target] | None = None
     contenders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    emit_ranges: Callable[[Sequence[ExportedProgram], Sequence[Point], Contract], Artifact] | None = None
+    emit_ranges: Callable[[Sequence[ExportedProgram], SizeTable, Contract], Artifact] | None = None
 
     def check_name(self, path: Path) -> None:
         """Raises `UsageError` for a file name by which nobody would know how to load the file."""

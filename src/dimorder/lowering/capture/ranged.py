@@ -16,15 +16,18 @@ from typing import Any
 
 import sympy
 import torch
+from torch._guards import detect_fake_mode
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.captured import arguments, export, told_apart
 from dimorder.lowering.capture.specialised import resized, specialised
+from dimorder.lowering.symbolic import SizeTable
 
 Point = Mapping[str, int]  # a size for each symbol, by its name
 
@@ -126,6 +129,14 @@ class RangedProgram:
             fix = "give a range with two sizes from 2 on at least, or fix the size"
             raise UnsupportedError("the ranges of sizes", f"too few sizes in {ranges}", fix)
         return found
+
+    def table(self, points: Sequence[Point]) -> SizeTable:
+        """The sizes of the program by what they are at these points, those of its inputs first."""
+        known = {tuple(self._size(size, point) for point in points): size for size in self._sizes()[0]}
+        mode = detect_fake_mode([node.meta.get("val") for node in given(self.exported)])
+        assert mode is not None, "symbols are of a mode"
+        ranges = {self.roots[s.name]: ValueRanges(*(end // s.step for end in _ends(s))) for s in self.symbols}
+        return SizeTable(known, mode, ranges)
 
     def is_affine(self) -> bool:
         """Whether each size of the exported program is an affine function of one symbol over its range."""

@@ -15,9 +15,8 @@ from torch.export import ExportedProgram
 from dimorder.contract import CONTRACT_METHOD, Contract
 from dimorder.errors import ContractError, UsageError
 from dimorder.lowering.ability import Ability
-from dimorder.lowering.capture.ranged import Point
 from dimorder.lowering.operators.dialect import decompose
-from dimorder.lowering.symbolic import symbolic
+from dimorder.lowering.symbolic import SizeTable, symbolic
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
 from dimorder.targets.torch import LISTING
@@ -39,7 +38,8 @@ class TorchArtifact(FloatArtifact, WholeArtifact):
 
     @cached_property
     def _module(self) -> torch.nn.Module:
-        return self.program.module()
+        # With derived sizes torch 2.13 writes guards that name what is not defined there; the contract has them.
+        return self.program.module(check_guards=not self.program.range_constraints)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -52,10 +52,10 @@ def emit(program: ExportedProgram, contract: Contract) -> TorchArtifact:
 
 
 def emit_ranges(
-    programs: Sequence[ExportedProgram], points: Sequence[Point], contract: Contract
+    programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract
 ) -> TorchArtifact:
     """The same, of programs of several sizes as one for all."""
-    return TorchArtifact(symbolic([decompose(program) for program in programs], points, contract), contract)
+    return TorchArtifact(symbolic([decompose(program) for program in programs], sizes), contract)
 
 
 def load(file: Path) -> tuple[Contract, Run]:

@@ -12,9 +12,9 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract, constant_methods, seal
 from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
-from dimorder.lowering.capture.ranged import Point
 from dimorder.lowering.costs import counted
 from dimorder.lowering.network_plan import Place
+from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table
@@ -70,7 +70,7 @@ def emit(
 
 def emit_ranges(
     programs: Sequence[ExportedProgram],
-    points: Sequence[Point],
+    sizes: SizeTable,
     contract: Contract,
     operators: Table = OPERATORS,
 ) -> Pte:
