@@ -202,11 +202,16 @@ def _emit_ranges(
     programs = [_rewrite(each.extracted, planned, each.contract, chosen, clock) for each in fixed]
     physical = clock.step("rewrite", symbolic, programs, sizes)
     trials = [
-        (told(point), clock.step("verify", Trial, model, _captured_at(sized, point, fixed[0].program), contract))
+        (
+            told(point),
+            clock.step("verify", Trial, model, _captured_at(sized, point, fixed[0].program), contract),
+        )
         for point in (*sized.corners, sized.middle)
     ]
     error = max(
-        clock.step("verify", trial.compare_program, physical, f"the physical program for {chosen.name} at {at}")
+        clock.step(
+            "verify", trial.compare_program, physical, f"the physical program for {chosen.name} at {at}"
+        )
         for at, trial in trials
     )
     assert chosen.emit_ranges is not None
@@ -304,7 +309,9 @@ def _plan(program: Captured, contract: Contract, target: Target, objective: str,
     return NetworkPlan(target.name, contract, solved, extracted)
 
 
-def _extract(program: Captured, contract: Contract, target: Target, objective: str, clock: Clock) -> Extracted:
+def _extract(
+    program: Captured, contract: Contract, target: Target, objective: str, clock: Clock
+) -> Extracted:
     if objective in target.contenders:
         found = f"{objective!r}, which is known of what is lowered, and not of a plan"
         raise UsageError("objective", found, f"lower the network, or plan by {' or '.join(target.costs)}")

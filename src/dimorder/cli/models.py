@@ -27,16 +27,12 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
-    from dimorder.contract import Symbol
-
     Model = torch.nn.Module | ExportedProgram
 
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16"),
     *("int64", "int32", "int16", "int8", "uint8", "bool"),
 )
-_RANGE = re.compile(r"(?P<name>[A-Z])=(?P<minimum>\d+)\.\.(?P<maximum>\d+)(?::(?P<step>\d+))?")
-BATCH = (1, 16)  # the range of the first dimension of an input, where none is given
 _INPUT = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|(?:\d+|[A-Z])(?:[x,](?:\d+|[A-Z]))*)(?::(?:torch\.)?(?P<dtype>\w+))?"
 )
@@ -60,8 +56,10 @@ class InputOption:
         match = _INPUT.fullmatch(text)
         if match is None:
             raise UsageError(where, "no shape", write)
-        shape = () if match["shape"] == "scalar" else tuple(
-            int(size) if size.isdigit() else size for size in re.split("[x,]", match["shape"])
+        shape = (
+            ()
+            if match["shape"] == "scalar"
+            else tuple(int(size) if size.isdigit() else size for size in re.split("[x,]", match["shape"]))
         )
         dtype = match["dtype"] or "float32"
         if 0 in shape:
@@ -109,88 +107,6 @@ def parse_argument(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def parse_range(text: str) -> Symbol:
-    """One `--range LETTER=FROM..TO[:STEP]`.
-
-    >>> print(parse_range("N=1..16"), parse_range("H=64..256:32"), sep="; ")
-    N = 1 … 16; H = 64 … 256 in steps of 32
-    """
-    from dimorder.contract import Symbol
-
-    match = _RANGE.fullmatch(text)
-    if match is None:
-        raise UsageError(f"--range {text}", "no range", "write N=1..16, or H=64..256:32 for multiples of 32")
-    return Symbol(match["name"], *map(int, (match["minimum"], match["maximum"], match["step"] or 1)))
-
-
-def parse_size(text: str) -> tuple[str, int]:
-    """One `--cost-at LETTER=SIZE`.
-
-    >>> parse_size("N=8")
-    ('N', 8)
-    """
-    name, _, size = text.partition("=")
-    if not name.isidentifier() or not size.isdigit():
-        raise UsageError(f"--cost-at {text}", "no size of a symbol", "write N=8")
-    return name, int(size)
-
-
-def symbols(inputs: Sequence[InputOption], ranges: Sequence[Symbol]) -> dict[str, Symbol]:
-    """The symbols in the shapes of inputs, by their letters, with their ranges: of a first dimension 1 to 16
-    where none is given.
-
-    Raises `UsageError` for a symbol without a range, and for a range without a symbol.
-
-    >>> print(*symbols([InputOption.parse("Nx3x224x224")], []).values())
-    N = 1 … 16
-    """
-    from dimorder.contract import Symbol
-
-    known = {symbol.name: symbol for symbol in ranges}
-    found: dict[str, Symbol] = {}
-    for option in inputs:
-        for dim, size in enumerate(option.shape):
-            if isinstance(size, int):
-                continue
-            if size not in known and dim:
-                fix = f"give --range {size}=64..256, or {size}=64..256:32 for multiples of 32"
-                raise UsageError(f"--input {option}", f"the symbol {size}, without a range", fix)
-            found[size] = known.get(size, Symbol(size, *BATCH))
-    unused = sorted(set(known) - set(found))
-    if unused:
-        shape = "x".join([unused[0], "3", "224", "224"])
-        raise UsageError(f"--range {unused[0]}=", "in no --input", f"write the letter there, as in {shape}")
-    return found
-
-
-def dynamic_shapes(
-    model: Model, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[InputOption], known: Mapping[str, Symbol]
-) -> Any:
-    """The symbols of a call's tensors as torch.export wants them; None where there are none."""
-    if not known:
-        return None
-    import torch
-    from torch.export import Dim
-
-    dims: dict[str, Any] = {}
-    for symbol in known.values():
-        assert symbol.maximum is not None
-        root = Dim(symbol.name, min=symbol.minimum // symbol.step, max=symbol.maximum // symbol.step)
-        dims[symbol.name] = root if symbol.step == 1 else symbol.step * root
-    tensors = [*args, *kwargs.values()]
-    sorted_options = sorted(inputs, key=lambda option: option.name is not None)
-    told = {
-        id(tensor): {d: dims[size] for d, size in enumerate(option.shape) if isinstance(size, str)}
-        for tensor, option in zip(tensors, sorted_options, strict=True)
-    }
-    bound = inspect.signature(runnable(model).forward).bind(*args, **kwargs).arguments
-
-    def of(value: Any) -> Any:
-        return told[id(value)] if isinstance(value, torch.Tensor) else tuple(map(of, value))
-
-    return {name: of(value) for name, value in bound.items()}
-
-
 def load_model(spec: str, arguments: Mapping[str, Any]) -> Model:
     """The network that MODEL names, in eval mode.
 
@@ -219,19 +135,18 @@ def load_model(spec: str, arguments: Mapping[str, Any]) -> Model:
 
 
 def example_inputs(
-    model: Model, options: Sequence[InputOption], known: Mapping[str, Symbol] = MappingProxyType({})
+    model: Model, options: Sequence[InputOption], sizes: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """Tensors for the options: positional, then named; `known` are their symbols, by letters.
+    """Tensors for the options: positional, then named; `sizes` are those of symbols.
 
     Raises `UsageError` where the network takes others.
     """
     import torch
 
-    letters = [size for option in options for size in option.shape if size not in known and isinstance(size, str)]
-    if letters:
+    letters = [size for option in options for size in option.shape if isinstance(size, str)]
+    if not set(letters) <= set(sizes):
         fix = "give a number: symbols are for dimorder lower, plan and explain"
         raise UsageError("--input", f"the symbol {letters[0]}, where one size is needed", fix)
-    sizes = {name: _example_size(symbol) for name, symbol in known.items()}
 
     names = [option.name for option in options if option.name]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -253,12 +168,6 @@ def example_inputs(
             f"give one --input for each tensor of forward{signature}",
         ) from None
     return args, kwargs
-
-
-def _example_size(symbol: Symbol) -> int:
-    """A size to export with: torch takes a size of 1 for 1 ever after."""
-    assert symbol.maximum is not None
-    return min(symbol.maximum, max(symbol.minimum, 2 * symbol.step))
 
 
 def runnable(model: Model) -> torch.nn.Module:

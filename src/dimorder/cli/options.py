@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dimorder.cli import models
+from dimorder.cli import models, sizes
 from dimorder.cli.console import Console
 from dimorder.errors import UnsupportedError, UsageError
 
@@ -77,7 +77,7 @@ def network_options(parser: CommandParser) -> None:
         "--range",
         action="append",
         default=[],
-        type=models.parse_range,
+        type=sizes.parse_range,
         metavar="LETTER=FROM..TO[:STEP]",
         help="the sizes that a symbol of --input may be, such as N=1..16, or H=64..256:32 for multiples of 32 "
         "(default 1..16 where it is an input's first dimension)",
@@ -86,7 +86,7 @@ def network_options(parser: CommandParser) -> None:
         "--cost-at",
         action="append",
         default=[],
-        type=models.parse_size,
+        type=sizes.parse_size,
         metavar="LETTER=SIZE",
         help="the size at which costs are told, and at which the plan is the best where none is for the whole "
         "range (default: the middle)",
@@ -239,11 +239,11 @@ def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tup
         )
     progress(f"loading {options.model}")
     model = models.load_model(options.model, dict(options.arg))
-    known = models.symbols(options.input, options.range)
+    known = sizes.symbols(options.input, options.range)
     if known and options.quantize:
         fix = "give its inputs fixed sizes, one program for each"
         raise UsageError("--quantize", f"the symbol {next(iter(known))}: integers have fixed sizes here", fix)
-    args, kwargs = models.example_inputs(model, options.input, known)
+    args, kwargs = models.example_inputs(model, options.input, sizes.example_sizes(known))
     if not options.quantize:
         return model, args, kwargs
     from dimorder.quantisation.quantize import quantize
@@ -269,7 +269,7 @@ def pipeline(
 ) -> Any:
     """`api.lower` or `api.plan` of a network that the options name."""
     model, args, kwargs = named
-    known = models.symbols(options.input, options.range)
+    known = sizes.symbols(options.input, options.range)
     try:
         return step(
             model,
@@ -281,7 +281,7 @@ def pipeline(
             input_types=_one_or_each(options.input_type),
             output_types=_one_or_each(options.output_type),
             objective=options.objective,
-            dynamic_shapes=models.dynamic_shapes(model, args, kwargs, options.input, known),
+            dynamic_shapes=sizes.dynamic_shapes(model, args, kwargs, options.input, known),
             cost_at=dict(options.cost_at) or None,
             progress=progress,
             **more,

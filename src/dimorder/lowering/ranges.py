@@ -57,7 +57,8 @@ class RangeProof:
     def __str__(self) -> str:
         if self.unproven is not None:
             return f"of these sizes alone: {self.unproven}"
-        costs = ", ".join(f"{cost:,} at {told(point)}" for point, cost in self.corners)
+        (least, low), (most, high) = self.corners[0], self.corners[-1]
+        costs = f"{low:,} at {told(least)} to {high:,} at {told(most)}"
         return f"nor at any other sizes of these ranges, where this plan costs {costs}"
 
     @property
@@ -85,7 +86,9 @@ def plan_ranges(
     if planned is None:  # its sizes are no affine functions
         if cost_at is not None:
             raise UnsupportedError(f"the cost at {told(at)}", "sizes that are not known there", FIX)
-        at = min(points, key=lambda point: sum(abs(point[name] - size) for name, size in program.middle.items()))
+        at = min(
+            points, key=lambda point: sum(abs(point[name] - size) for name, size in program.middle.items())
+        )
         planned = extracted[points.index(at)]
     plan = choose(planned, max_rank)
     proof = RangeProof(program.symbols, at, (), None)
@@ -106,7 +109,9 @@ def plan_ranges(
     for problem, (point, cost) in zip(problems, found, strict=True):
         best = solve(problem).certificate
         if best.lower_bound < cost:
-            reason = f"at {told(point)} another plan may cost {best.lower_bound:,}, where this one costs {cost:,}"
+            reason = (
+                f"at {told(point)} another plan may cost {best.lower_bound:,}, where this one costs {cost:,}"
+            )
             return planned, plan, replace(proof, unproven=reason)
     return planned, plan, proof
 
@@ -146,7 +151,9 @@ class _Resize:
     def at(self, point: Point) -> Extracted | None:
         """None where a size is not known there."""
         first = self.extracted[0]
-        found = [self._resized(infos, point) for infos in zip(*(e.buffers for e in self.extracted), strict=True)]
+        found = [
+            self._resized(infos, point) for infos in zip(*(e.buffers for e in self.extracted), strict=True)
+        ]
         buffers = tuple(info for info in found if info is not None)
         if len(buffers) < len(found):
             return None
@@ -154,7 +161,9 @@ class _Resize:
 
     def _resized(self, infos: Sequence[BufferInfo], point: Point) -> BufferInfo | None:
         first = infos[0]
-        axes = [self._size(sizes, point) for sizes in zip(*(info.tensor.sizes for info in infos), strict=True)]
+        axes = [
+            self._size(sizes, point) for sizes in zip(*(info.tensor.sizes for info in infos), strict=True)
+        ]
         sizes = [size for size in axes if size is not None]
         if len(sizes) < len(axes):
             return None
@@ -186,7 +195,9 @@ class _Resize:
             priced(info, held, self.costs, self.max_rank) for info, held in zip(infos, layouts, strict=True)
         )
         steps = []
-        for site, step, arrangements in zip(first.sites, first.problem.steps, first.arrangements, strict=True):
+        for site, step, arrangements in zip(
+            first.sites, first.problem.steps, first.arrangements, strict=True
+        ):
             pairs_ = zip(step.configs, arrangements, strict=True)
             configs = tuple(
                 Config(c.reads, c.writes, self.costs.configuration(site, a, infos)) for c, a in pairs_

@@ -61,7 +61,9 @@ def symbolic(programs: Sequence[ExportedProgram], sizes: SizeTable) -> ExportedP
     state, broadcast = _constants(programs)
     unifier = Unifier([program.graph for program in programs])
     graph = unifier.unified(broadcast)
-    targets = {s.arg.name: s.target for s in first.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT}
+    targets = {
+        s.arg.name: s.target for s in first.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT
+    }
     rows = {unifier.made[row[0]]: row for row in unifier.rows if row[0] in unifier.made}
     for node in graph.nodes:
         if node.name in targets:

@@ -157,10 +157,13 @@ class Unifier:
         """A constant that is the same along each dimension whose size varies."""
         shapes = zip(*(value.shape for value in values), strict=True)
         shape = [
-            sizes[0] if len(set(sizes)) == 1 else self._written(Varying(tuple(sizes)), row) for sizes in shapes
+            sizes[0] if len(set(sizes)) == 1 else self._written(Varying(tuple(sizes)), row)
+            for sizes in shapes
         ]
         args = (self.made[row[0]], shape)
-        return self.graph.create_node("call_function", aten.expand.default, args, name=f"{row[0].name}_repeated")
+        return self.graph.create_node(
+            "call_function", aten.expand.default, args, name=f"{row[0].name}_repeated"
+        )
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,9 @@ class _StandIn(torch.nn.Module):
 
     def forward(self, *operands: Tensor) -> list[Tensor]:
         sizes = [size for operand in operands for size in operand.shape]
-        made = [[each(sizes) if isinstance(each, Formula) else each for each in shape] for shape in self.shapes]
+        made = [
+            [each(sizes) if isinstance(each, Formula) else each for each in shape] for shape in self.shapes
+        ]
         return [
             torch.zeros([shape[d] for d in TO_NHWC], dtype=dtype).permute(TO_NCHW)
             if nhwc

@@ -54,7 +54,9 @@ class RangedProgram:
         Raises `UnsupportedError` where it cannot be called so.
         """
         leaves = tuple(
-            resized(leaf, self._shape(node.meta["val"].shape, point)) if isinstance(leaf, torch.Tensor) else leaf
+            resized(leaf, self._shape(node.meta["val"].shape, point))
+            if isinstance(leaf, torch.Tensor)
+            else leaf
             for node, leaf in zip(given(self.exported), self.examples, strict=True)
         )
         return specialised(self.exported, leaves, told(point))
@@ -176,7 +178,9 @@ class RangedProgram:
         known = {self.roots[s.name]: size / s.step for s, size in own.items()}
         values = (node.meta.get("val") for node in nodes)
         return [
-            tuple(size if isinstance(size, int) else str(size.node.expr.xreplace(known)) for size in value.shape)
+            tuple(
+                size if isinstance(size, int) else str(size.node.expr.xreplace(known)) for size in value.shape
+            )
             for value in values
             if isinstance(value, torch.Tensor)
         ]
@@ -314,7 +318,9 @@ def _symbols(
             name = str(root) if dim is None else dim.__name__
             if not isinstance(most, (int, sympy.Integer)):
                 fix = f'say how large it may be: torch.export.Dim("{name}", min=1, max=16)'
-                raise UsageError(f"input {node.name}, dim {d}", f"the size {name}, without an upper bound", fix)
+                raise UsageError(
+                    f"input {node.name}, dim {d}", f"the size {name}, without an upper bound", fix
+                )
             symbol = Symbol(name, step * max(1, int(least)), step * int(most), step)
             if found.setdefault(root, symbol) != symbol:
                 fix = "give each a name of its own, or lower one program for each size"

@@ -48,18 +48,23 @@ def specialised(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) ->
         for node in graph.nodes:
             if node.op == "placeholder":
                 value = placed[node.name]
-                value = mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+                value = (
+                    mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+                )
             elif node.op == "call_function":
                 value = _value(node, known, sizes)
             elif node.op == "get_attr":
                 place = " and ".join(f"{operator_name(user)} ({where(user)})" for user in node.users)
-                raise UnsupportedError(place or operator_name(node), "control flow", "decide it before the export")
+                raise UnsupportedError(
+                    place or operator_name(node), "control flow", "decide it before the export"
+                )
             else:
                 continue
             known[node] = node.meta["val"] = value
     for node in reversed(graph.nodes):
         node.args, node.kwargs = (
-            map_arg(each, lambda n: known[n] if _is_number(n, known) else n) for each in (node.args, node.kwargs)
+            map_arg(each, lambda n: known[n] if _is_number(n, known) else n)
+            for each in (node.args, node.kwargs)
         )
         if _is_number(node, known) or (node.op == "call_function" and known[node] is None):
             graph.erase_node(node)

@@ -51,9 +51,7 @@ def emit(program: ExportedProgram, contract: Contract) -> TorchArtifact:
     return TorchArtifact(decompose(program), contract)
 
 
-def emit_ranges(
-    programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract
-) -> TorchArtifact:
+def emit_ranges(programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract) -> TorchArtifact:
     """The same, of programs of several sizes as one for all."""
     return TorchArtifact(symbolic([decompose(program) for program in programs], sizes), contract)
 

@@ -202,8 +202,13 @@ class XnnWriter(XnnFusion):
         read = {index for node in self._nodes for index in reads_of(node.xnode_union)}
         for index in sorted(read):
             held = [each._values[index] for each in writers]
-            keys = [each._constant_data[v.constant_buffer_idx].named_key for each, v in zip(writers, held, strict=True)]
-            if len(set(keys)) > 1 or (held[0].constant_buffer_idx and any(v.dims != held[0].dims for v in held)):
+            keys = [
+                each._constant_data[v.constant_buffer_idx].named_key
+                for each, v in zip(writers, held, strict=True)
+            ]
+            if len(set(keys)) > 1 or (
+                held[0].constant_buffer_idx and any(v.dims != held[0].dims for v in held)
+            ):
                 self._repeat(index, writers)
 
     def _unify_node(self, row: Sequence[Any], writers: Sequence[XnnWriter]) -> None:
@@ -248,7 +253,9 @@ class XnnWriter(XnnFusion):
         start, (x, dim) = len(self._nodes), source
         size, rank = x.shape[dim], max(2, len(x.shape))
         if len(x.shape) == 1:
-            x = self._of_any_size("StaticReshape", (size, 1), 0, num_dims=2, new_shape=[size, 1], input_id=x.id)
+            x = self._of_any_size(
+                "StaticReshape", (size, 1), 0, num_dims=2, new_shape=[size, 1], input_id=x.id
+            )
         ones = [size if d == dim else 1 for d in range(rank)]
         piece = {"num_dims": rank, "offsets": [0] * rank}
         x = self._of_any_size("StaticSlice", ones, dim, **piece, sizes=list(ones), input_id=x.id)

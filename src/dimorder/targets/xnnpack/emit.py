@@ -100,7 +100,9 @@ def emit(
     module, symbols = GraphModule(build.root, build.graph), None
     if contract is not None:
         builds = [build, *(_outer(_partition(other, operators)) for other in others)]
-        module, symbols = for_ranges([Outer(b.root, b.graph, b.values, b.delegates) for b in builds], contract)
+        module, symbols = for_ranges(
+            [Outer(b.root, b.graph, b.values, b.delegates) for b in builds], contract
+        )
     pte = _file(plan, module, constant_methods or {}, symbols)
     delegates, outside = _calls(pte)
     _require_kernels(outside, plan)
@@ -114,9 +116,7 @@ def emit(
     return Emitted(pte, delegates, outside, build.transposes, exactly, tuple(build.float_islands.items()))
 
 
-def _file(
-    plan: _Partition, module: GraphModule, texts: Mapping[str, str], symbols: Any = None
-) -> bytes:
+def _file(plan: _Partition, module: GraphModule, texts: Mapping[str, str], symbols: Any = None) -> bytes:
     outer = torch.export.export(module, plan.example_inputs(), dynamic_shapes=symbols)
     return _lower_outside(plan, outer, texts) if plan.outside() else written(outer, texts)
 

@@ -23,7 +23,9 @@ from dimorder.targets.xnnpack.backend import XnnWriter
 
 BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
 
-Parts = tuple[Sequence[Tensor], Sequence[Tensor], XnnWriter]  # what a delegate reads, what it gives, its graph
+Parts = tuple[
+    Sequence[Tensor], Sequence[Tensor], XnnWriter
+]  # what a delegate reads, what it gives, its graph
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts]) -> None:
     reads, gives, writer = parts[0]
     writer.unify([other for _, _, other in parts[1:]])
     columns = [
-        sizes for each in zip(*(p[0] for p in parts), strict=True) for sizes in _sizes([x.shape for x in each])
+        sizes
+        for each in zip(*(p[0] for p in parts), strict=True)
+        for sizes in _sizes([x.shape for x in each])
     ]
     shapes = []
     for each in zip(*(p[1] for p in parts), strict=True):
