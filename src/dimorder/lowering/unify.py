@@ -27,14 +27,14 @@ _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, at
 
 
 @dataclass(frozen=True)
-class Varying:
+class _Varying:
     """A number that is another one in each of several programs."""
 
     values: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Dimension:
+class _Dimension:
     """A dimension of a value, with its sizes in each of several programs."""
 
     node: Node
@@ -54,7 +54,7 @@ class Unifier:
         self.made: dict[Node, Node] = {}  # by the node of the first graph
         self.first: dict[Node, Node] = {}  # of each graph's node: that of the first one
         self.sizes: dict[tuple[Node, int], Node] = {}
-        self.given: list[Dimension] = []
+        self.given: list[_Dimension] = []
 
     def unified(self, broadcast: Mapping[str, Sequence[torch.Tensor]] | None = None) -> Graph:
         """The one graph. `broadcast` are the constants that vary in size alone, by the names of the nodes
@@ -84,7 +84,7 @@ class Unifier:
         args, kwargs = self._merged([(node.args, node.kwargs) for node in row], row)
         if first.target in _VIEWS:
             args = (args[0], self._left_to_torch(args[1], row), *args[2:])
-        args, kwargs = pytree.tree_map_only(Varying, lambda v: self._written(v, row), (args, kwargs))
+        args, kwargs = pytree.tree_map_only(_Varying, lambda v: self._written(v, row), (args, kwargs))
         return self.graph.create_node(first.op, first.target, args, kwargs, first.name)
 
     def _keep(self, row: Sequence[Node], made: Node) -> None:
@@ -94,7 +94,7 @@ class Unifier:
         self.first.update(dict.fromkeys(row, row[0]))
 
     def _merged(self, values: Sequence[Any], row: Sequence[Node]) -> Any:
-        """What the values are in all programs; a `Varying` where they are ints that differ."""
+        """What the values are in all programs; a `_Varying` where they are ints that differ."""
         first = values[0]
         if isinstance(first, Node):
             if {self.first.get(value) for value in values} == {self.first[first]}:
@@ -109,19 +109,19 @@ class Unifier:
         elif all(type(value) is type(first) and value == first for value in values):
             return first
         elif all(type(value) is int for value in values):
-            return Varying(tuple(values))
+            return _Varying(tuple(values))
         raise refusal(row[0], f"{_told(values)}, by the sizes")
 
     def _left_to_torch(self, shape: Sequence[Any], row: Sequence[Node]) -> list[Any]:
         """A view's shape with one entry left out, where several vary: one that is written in no other way."""
-        places = [i for i, size in enumerate(shape) if isinstance(size, Varying)]
+        places = [i for i, size in enumerate(shape) if isinstance(size, _Varying)]
         if not places:
             return list(shape)
         unknown = [i for i in places if self._dimension(shape[i], row) is None]
         left = next(iter(unknown), places[0])
         return [-1 if i == left else size for i, size in enumerate(shape)]
 
-    def _written(self, number: Varying, row: Sequence[Node]) -> Node:
+    def _written(self, number: _Varying, row: Sequence[Node]) -> Node:
         """The number by sizes of what the call reads, or of the program's inputs."""
         dims = [*self._read(row), *self.given]
         found = formula(number.values, [dim.sizes for dim in dims])
@@ -134,16 +134,16 @@ class Unifier:
             return self._number(operator.add, size, found.offset) if found.offset else size
         raise refusal(row[0], f"the number {_told(number.values)}, by the sizes")
 
-    def _dimension(self, number: Varying, row: Sequence[Node]) -> Dimension | None:
+    def _dimension(self, number: _Varying, row: Sequence[Node]) -> _Dimension | None:
         """A dimension that has this size: of what the call reads, or of the program's inputs."""
         dims = [*self._read(row), *self.given]
         return next((dim for dim in dims if dim.sizes == number.values), None)
 
-    def _read(self, row: Sequence[Node]) -> Iterator[Dimension]:
+    def _read(self, row: Sequence[Node]) -> Iterator[_Dimension]:
         for operands in zip(*(node.all_input_nodes for node in row), strict=True):
             yield from _varying_dims(operands)
 
-    def _size(self, dim: Dimension) -> Node:
+    def _size(self, dim: _Dimension) -> Node:
         key = dim.node, dim.dim
         if key not in self.sizes:
             made = self.made[self.first[dim.node]]
@@ -157,7 +157,7 @@ class Unifier:
         """A constant that is the same along each dimension whose size varies."""
         shapes = zip(*(value.shape for value in values), strict=True)
         shape = [
-            sizes[0] if len(set(sizes)) == 1 else self._written(Varying(tuple(sizes)), row)
+            sizes[0] if len(set(sizes)) == 1 else self._written(_Varying(tuple(sizes)), row)
             for sizes in shapes
         ]
         args = (self.made[row[0]], shape)
@@ -252,12 +252,12 @@ def _rows(graphs: Sequence[Graph]) -> list[tuple[Node, ...]]:
     return rows
 
 
-def _varying_dims(row: Sequence[Node]) -> Iterator[Dimension]:
+def _varying_dims(row: Sequence[Node]) -> Iterator[_Dimension]:
     values = [node.meta.get("val") for node in row]
     if all(isinstance(value, torch.Tensor) for value in values):
         for d, sizes in enumerate(zip(*(value.shape for value in values), strict=False)):  # type: ignore[union-attr]
             if len(set(sizes)) > 1:
-                yield Dimension(row[0], d, tuple(sizes))
+                yield _Dimension(row[0], d, tuple(sizes))
 
 
 def _told(values: Iterable[Any]) -> str:

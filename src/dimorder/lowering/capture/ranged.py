@@ -106,8 +106,8 @@ class RangedProgram:
         return Contract(inputs, outputs, self.symbols)
 
     def specimens(self, wanted: Point | None = None) -> list[Point]:
-        """The points at which the program is planned: no size at them is another one by chance, or 1, as far
-        as that can be. `wanted` is the first of them where what happens there does not follow from others, and
+        """The points at which the program is planned. As far as that can be, no size at them is 1, or another
+        one by chance, and none can be divided that not every size can: they are odd primes times a step. `wanted` is the first of them where what happens there does not follow from others, and
         no size at it is 1.
 
         Raises `UnsupportedError` where a range has too few sizes.
@@ -117,10 +117,12 @@ class RangedProgram:
         def chance(point: Point) -> tuple[int, int]:
             values = [self._size(size, point) for size in varying]
             alike = len(values) - len(set(values)) + sum(value in constant for value in values)
-            return 100 * sum(value < 2 for value in values) + alike, math.prod(point.values())
+            roots = [point[symbol.name] // symbol.step for symbol in self.symbols]
+            odd = 10 * sum(not _is_odd_prime(root) for root in roots)
+            return 1000 * sum(value < 2 for value in values) + odd + alike, math.prod(point.values())
 
         found = list[Point]()
-        if wanted is not None and chance(wanted)[0] < 100 and not self.is_affine():
+        if wanted is not None and chance(wanted)[0] < 1000 and not self.is_affine():
             found.append(wanted)
         count = _CANDIDATES.get(len(self.symbols), 4)
         for point in sorted(_points(self.symbols, [_some(s, count) for s in self.symbols]), key=chance):
@@ -268,10 +270,14 @@ def _points(symbols: Sequence[Symbol], sizes: Sequence[Sequence[int]]) -> list[P
 def _some(symbol: Symbol, count: int) -> list[int]:
     """Sizes of a symbol: of those from 2 roots on the smallest primes, primes all over the range, and others."""
     roots = [size // symbol.step for size in sizes_of(symbol) if size // symbol.step > 1]
-    primes = [root for root in roots if all(root % factor for factor in range(2, math.isqrt(root) + 1))]
+    primes = list(filter(_is_odd_prime, roots))
     spread = primes[:: max(1, len(primes) // count)]
     mixed = [root for pair in itertools.zip_longest(primes, spread) for root in pair if root is not None]
     return [symbol.step * root for root in list(dict.fromkeys([*mixed[: 2 * count], *roots]))[:count]]
+
+
+def _is_odd_prime(number: int) -> bool:
+    return number > 2 and all(number % factor for factor in range(2, math.isqrt(number) + 1))
 
 
 def _are_apart(points: Sequence[Point]) -> bool:
