@@ -1,5 +1,5 @@
-"""One program for all sizes of a range: it gives eager's numbers at each, its plan is the best at each, and what
-it cannot be made for is refused by the operator."""
+"""One program for all sizes of a range: it gives eager's numbers at each, its plan is the best at each, and
+what it cannot be made for is refused by the operator."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_range_of_steps_says_what_to_pad_to() -> None:
 
 
 class Mixed(nn.Module):
-    """A convolution, which wants channels last, and a sum over its rows of which the result is returned too."""
+    """A convolution, which wants channels last, and a product over its rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,11 @@ def test_the_plan_for_a_range_is_the_best_at_every_size_of_it() -> None:
         for h in range(4, 8):
             fixed = dimorder.plan(module, (torch.ones(n, 3, h, 7),), target="xnnpack")
             own = dimorder.plan(
-                module, (torch.ones(2, 3, 5, 7),), dynamic_shapes=dims, cost_at={"N": n, "H": h}, target="xnnpack"
+                module,
+                (torch.ones(2, 3, 5, 7),),
+                dynamic_shapes=dims,
+                cost_at={"N": n, "H": h},
+                target="xnnpack",
             )
             assert own.cost == fixed.cost and fixed.certificate.optimal
             assert [(c.value, c.from_order, c.to_order) for c in own.conversions] == kept
@@ -202,11 +206,14 @@ def test_the_plan_for_a_range_is_the_best_at_every_size_of_it() -> None:
 def test_what_is_proven_is_told_with_the_costs_at_the_ends() -> None:
     dims = ({0: Dim("N", min=1, max=16)},)
     found = dimorder.plan(Gated().eval(), (torch.ones(2, 3, 32, 48),), dynamic_shapes=dims, cost_at={"N": 8})
-    assert [line for line in str(found).splitlines() if line.startswith(("sizes", "cost", "proof", "     "))][:4] == [
+    assert [line for line in str(found).splitlines() if line.startswith(("sizes", "cost", "proof", "     "))][
+        :4
+    ] == [
         "sizes   N = 1 … 16",
         "cost    245,760 bytes, 2 conversions at N = 8",
         "proof   no plan costs less than 245,760 bytes: optimal over complete candidates (default)",
-        "        nor at any other sizes of these ranges, where this plan costs 30,720 at N = 1 to 491,520 at N = 16",
+        "        nor at any other sizes of these ranges, where this plan costs 30,720 at N = 1 to 491,520 at "
+        "N = 16",
     ]
     assert found.to_dict()["ranges"] == {
         "symbols": [{"name": "N", "minimum": 1, "maximum": 16}],
@@ -276,7 +283,10 @@ def test_a_cost_is_asked_for_at_a_size_of_the_range() -> None:
         "  found: N = 17",
         "  fix: give a size of N = 1 … 16",
     ]
-    assert refusal(module, x, BATCH, cost_at={"M": 1})[1:] == ["  found: no symbol 'M'", "  fix: give sizes of N"]
+    assert refusal(module, x, BATCH, cost_at={"M": 1})[1:] == [
+        "  found: no symbol 'M'",
+        "  fix: give sizes of N",
+    ]
 
 
 def test_an_exported_program_has_its_own_symbols() -> None:

@@ -59,8 +59,9 @@ def plan(
     cost_at: Point | None = None,
     progress: Progress = lambda step: None,
 ) -> NetworkPlan:
-    """The proven plan of a network for a target and a contract; nothing is emitted. The arguments are those of
-    `lower`.
+    """The proven plan of a network for a target and a contract; nothing is emitted.
+
+    The arguments are those of `lower`.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
     >>> found = plan(conv, (torch.randn(2, 3, 5, 7),), output_orders="NHWC")
@@ -96,10 +97,11 @@ def lower(
 ) -> Lowered:
     """Lower a network: from module to a verified artifact with a proven plan and its contract inside.
 
-    `args` and `kwargs` are example inputs. Their sizes are fixed, but for those that `dynamic_shapes` names, as
-    in torch.export: one program for their ranges, on targets torch and xnnpack. Its plan is proven for the
-    ranges, or where that cannot be, for the sizes `cost_at`, by default in the middle of each. `input_orders` and `output_orders` are what
-    the contract promises, contiguous by default: one order for all, or one per tensor. `objective` is "bytes"
+    `args` and `kwargs` are example inputs. Their sizes are fixed, but for those that `dynamic_shapes` names,
+    as in torch.export: then it is one program for their ranges, on targets torch and xnnpack. Its plan is
+    proven for the ranges, or where that cannot be, for the sizes `cost_at`, by default in the middle of each.
+    `input_orders` and `output_orders` are what the contract promises, contiguous by default: one order for
+    all, or one per tensor. `objective` is "bytes"
     moved by conversions, or their "count", or on an ethos-u "cycles": of both plans the one of which Vela
     estimates fewer. `input_types` and `output_types` are "int8" or "uint8" where the caller of a quantised
     network passes or gets integers, one for all or one per tensor; the contract says what they stand for. On

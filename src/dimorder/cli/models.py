@@ -69,8 +69,10 @@ class InputOption:
         return InputOption(match["name"], shape, dtype)
 
     def tensor(self, seed: int, sizes: Mapping[str, int]) -> torch.Tensor:
-        """Standard normal, or zeros and ones: an index or a mask that every network takes. `sizes` are those of
-        symbols."""
+        """Standard normal, or zeros and ones: an index or a mask that every network takes.
+
+        `sizes` are those of symbols.
+        """
         import torch
 
         dtype: torch.dtype = getattr(torch, self.dtype)

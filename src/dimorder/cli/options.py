@@ -79,8 +79,8 @@ def network_options(parser: CommandParser) -> None:
         default=[],
         type=sizes.parse_range,
         metavar="LETTER=FROM..TO[:STEP]",
-        help="the sizes that a symbol of --input may be, such as N=1..16, or H=64..256:32 for multiples of 32 "
-        "(default 1..16 where it is an input's first dimension)",
+        help="the sizes that a symbol of --input may be, such as N=1..16, or H=64..256:32 for multiples of "
+        "32 (default 1..16 where it is an input's first dimension)",
     )
     parser.add_argument(
         "--cost-at",
@@ -88,8 +88,8 @@ def network_options(parser: CommandParser) -> None:
         default=[],
         type=sizes.parse_size,
         metavar="LETTER=SIZE",
-        help="the size at which costs are told, and at which the plan is the best where none is for the whole "
-        "range (default: the middle)",
+        help="the size at which costs are told, and at which the plan is the best where none is for the "
+        "whole range (default: the middle)",
     )
     _tensor_options(
         parser,
@@ -166,8 +166,8 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=models.InputOption.parse,
         metavar="[NAME=]SHAPE[:DTYPE]",
-        help="one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default); a .pt2 needs none; a "
-        "letter is a symbol, as in Nx3x224x224: one program for all its sizes (lower, plan, explain)",
+        help="one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default); a .pt2 needs none; "
+        "a letter is a symbol, as in Nx3x224x224: one program for all its sizes (lower, plan, explain)",
     )
     parser.add_argument(
         "--arg",

@@ -1,4 +1,4 @@
-"""Decides what letters in the shapes of --input mean: symbols, their ranges, and what torch.export is told."""
+"""Decides what letters in the shapes of --input mean: symbols, and their ranges."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ class NetworkPlan:
     reasons.
 
     `float_islands` are the operators of a quantised network that are computed in float32, each with the
-    reason: known once it is emitted. `ranges` is what is known of symbolic sizes; sizes and costs are then those
-    at `ranges.cost_at`.
+    reason: known once it is emitted. `ranges` is what is known of symbolic sizes; sizes and costs are then
+    those at `ranges.cost_at`.
     """
 
     target: str

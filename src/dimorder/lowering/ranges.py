@@ -1,9 +1,9 @@
 """Decides what is proven of a plan for all sizes of a range, by the layout problems at a few points.
 
-What a plan costs is a sum of products of sizes. Where each is an affine function of one symbol, and no product
-has a symbol twice, the difference of two plans is affine in each symbol alone, so that over the box of the
-ranges it is least at a corner: a plan that none undercuts at any corner is undercut nowhere. The cost at a
-size of 1 is what a program for all sizes pays there: it moves a dimension of size 1 like any other.
+What a plan costs is a sum of products of sizes. Where each is an affine function of one symbol, and no
+product has a symbol twice, the difference of two plans is affine in each symbol alone, so that over the box
+of the ranges it is least at a corner: a plan that none undercuts at any corner is undercut nowhere. The cost
+at a size of 1 is what a program for all sizes pays there: it moves a dimension of size 1 like any other.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _function(values: Sequence[int], sizes: Sequence[int]) -> tuple[Fraction, Fr
 def _is_between(
     problem: LayoutProblem, point: Point, corners: Sequence[LayoutProblem], symbols: Sequence[Symbol]
 ) -> bool:
-    """Whether each cost is what those at the corners say of a function that is affine in each symbol alone."""
+    """Whether each cost is what those at the corners make it if it is affine in each symbol alone."""
     shares = [_shares(symbol, point[symbol.name]) for symbol in symbols]
     weights = [math.prod(each) for each in itertools.product(*shares)]
     columns = [_costs(problem), *map(_costs, corners)]

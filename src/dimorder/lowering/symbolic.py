@@ -40,7 +40,7 @@ class SizeTable:
         if tuple(values) in self.known:
             return self.known[tuple(values)]
         found = formula(values, list(self.known))
-        return None if found is None else found(list(self.known.values()))  # type: ignore[no-any-return]
+        return None if found is None else found(list(self.known.values()))
 
     def tensor(self, values: Sequence[Tensor]) -> Tensor | None:
         """A tensor without data that has these shapes at the points; None where a size is not known."""
@@ -114,8 +114,8 @@ def _shape(leaves: Sequence[Tensor]) -> Sequence[int]:
 
 
 def _strides(like: Tensor, shape: Sequence[Any]) -> list[Any]:
-    """The strides of a dense tensor of that shape whose dimensions lie in the sequence that `like` has them in;
-    a dimension that is repeated keeps its stride of 0."""
+    """The strides of a dense tensor of that shape, in the sequence of the dimensions of `like`; one that is
+    repeated keeps its stride of 0."""
     strides: list[Any] = [0] * len(shape)
     step: Any = 1
     for d in sorted(_moving(like), key=lambda d: (like.stride(d), -d)):

@@ -1,8 +1,8 @@
 """Decides how the programs that one plan makes at several sizes become one program for all sizes.
 
-They have the same nodes and differ in numbers alone. Each number that varies is written as what it is at every
-one of these sizes: the size of a dimension of an operand, an affine function of one, a product of two, or the
-entry of a view's shape that torch finds out itself.
+They have the same nodes and differ in numbers alone. Each number that varies is written as what it is at
+every one of these sizes: the size of a dimension of an operand, an affine function of one, a product of two,
+or the entry of a view's shape that torch finds out itself.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Formula:
 
 
 def formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
-    """How a number is made of sizes, which has these values where they have these; None where it is not found.
+    """How a number that has these values is made of sizes that have these; None where it is not found.
 
     One that is a size comes first, then an affine function of one, then a multiple of a product of two.
 
@@ -207,7 +207,7 @@ def formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | 
 
 
 def _affine(values: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | None:
-    """Whole numbers a > 0 and c such that each value is a times its size, plus c; None where there are none."""
+    """Whole numbers a > 0 and c such that each value is a times its size, plus c; None if there are none."""
     at = next((i for i, size in enumerate(sizes) if size != sizes[0]), None)
     if at is None:
         return None

@@ -13,9 +13,9 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
 from dimorder.lowering.ability import Ability
-from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.costs import Costs, counted
 from dimorder.lowering.network_plan import Place
+from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.verify import Run
 from dimorder.targets.npu_report import NpuReport
 

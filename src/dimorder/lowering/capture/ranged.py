@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,11 @@ class RangedProgram:
         return Contract(inputs, outputs, self.symbols)
 
     def specimens(self, wanted: Point | None = None) -> list[Point]:
-        """The points at which the program is planned. As far as that can be, no size at them is 1, or another
-        one by chance, and none can be divided that not every size can: they are odd primes times a step. `wanted` is the first of them where what happens there does not follow from others, and
-        no size at it is 1.
+        """The points at which the program is planned.
+
+        As far as that can be, no size at them is 1, or another one by chance, and none can be divided that
+        not every size can: they are odd primes times a step. `wanted` is the first of them where what happens
+        there does not follow from others, and no size at it is 1.
 
         Raises `UnsupportedError` where a range has too few sizes.
         """
@@ -268,7 +270,7 @@ def _points(symbols: Sequence[Symbol], sizes: Sequence[Sequence[int]]) -> list[P
 
 
 def _some(symbol: Symbol, count: int) -> list[int]:
-    """Sizes of a symbol: of those from 2 roots on the smallest primes, primes all over the range, and others."""
+    """Sizes of a symbol: the smallest primes from 2 roots on, primes all over the range, others."""
     roots = [size // symbol.step for size in sizes_of(symbol) if size // symbol.step > 1]
     primes = list(filter(_is_odd_prime, roots))
     spread = primes[:: max(1, len(primes) // count)]
@@ -281,7 +283,7 @@ def _is_odd_prime(number: int) -> bool:
 
 
 def _are_apart(points: Sequence[Point]) -> bool:
-    """Whether points tell the symbols apart: none is the same twice, and no two are in line with each other."""
+    """Whether points tell the symbols apart: none is the same twice, and no two are in line."""
     columns = [[point[name] for point in points] for name in points[0]]
     if any(len(set(column)) < len(column) for column in columns):
         return False

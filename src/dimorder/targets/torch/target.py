@@ -38,7 +38,7 @@ class TorchArtifact(FloatArtifact, WholeArtifact):
 
     @cached_property
     def _module(self) -> torch.nn.Module:
-        # With derived sizes torch 2.13 writes guards that name what is not defined there; the contract has them.
+        # Of multiples of a symbol torch 2.13 writes guards that do not run; the contract has them.
         return self.program.module(check_guards=not self.program.range_constraints)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -191,8 +191,8 @@ class XnnWriter(XnnFusion):
     def unify(self, others: Sequence[XnnWriter]) -> None:
         """Make this finished graph one for all sizes, where `others` are of the same program at other sizes.
 
-        Raises `UnsupportedError` for the first operator that cannot be: XNNPACK finds shapes anew from those of
-        inputs, but no more than one entry of a reshape, and no end of a slice but that of its dimension.
+        Raises `UnsupportedError` for the first operator that cannot be: XNNPACK finds shapes anew from those
+        of inputs, but no more than one entry of a reshape, and no end of a slice but that of its dimension.
         """
         writers = [self, *others]
         if len({(len(each._nodes), len(each._values)) for each in writers}) > 1:
@@ -240,8 +240,8 @@ class XnnWriter(XnnFusion):
         )
 
     def _repeat(self, index: int, writers: Sequence[XnnWriter]) -> None:
-        """Write a constant that is one row, repeated along a dimension whose size varies, as the sum of that row
-        and of zeros of such a size: those that pad a slice of an input."""
+        """Write a constant that is one row, repeated along a dimension whose size varies: as the sum of that
+        row and of zeros of such a size, which pad a slice of an input."""
         origin, row = self._origins[index], broadcast_row([each._data[index] for each in writers])
         shapes = list(zip(*(each._values[index].dims for each in writers), strict=True))
         varying = _varying([each._values[index].dims for each in writers])
@@ -261,7 +261,7 @@ class XnnWriter(XnnFusion):
         x = self._of_any_size("StaticSlice", ones, dim, **piece, sizes=list(ones), input_id=x.id)
         before = [int(d == (0 if dim else 1)) for d in range(rank)]
         wide = [a + b for a, b in zip(ones, before, strict=True)]
-        pads = {"pre_paddings": before, "post_paddings": [0] * rank, "padding_value": 0.0}
+        pads: dict[str, Any] = {"pre_paddings": before, "post_paddings": [0] * rank, "padding_value": 0.0}
         x = self.node("StaticConstantPad", wide, **pads, input_id=x.id)
         x = self._of_any_size("StaticSlice", ones, dim, **piece, sizes=list(ones), input_id=x.id)
         flat = [size if d == varying[0] else 1 for d in range(len(shapes))]

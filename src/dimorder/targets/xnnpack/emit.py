@@ -78,8 +78,8 @@ def emit(
     A 4-D input or output with channels-last strides keeps its logical shape and gets the dim order (0, 2, 3,
     1); every other one, and one whose order is ambiguous (C = 1, H = W = 1), is contiguous. What XNNPACK
     lacks runs as portable kernels between the delegates. `constant_methods` are embedded as methods that
-    return the text; `operators` are what the delegates compute. `others` are programs of the same plan for other
-    sizes: the file is for all that `contract` promises.
+    return the text; `operators` are what the delegates compute. `others` are programs of the same plan
+    for other sizes: the file is for all that `contract` promises.
 
     Raises `UnsupportedError` for a program with state, for an input or output that is no tensor, for a
     symbolic shape, and for an operator that neither XNNPACK nor the runtime's portable kernels know.
@@ -98,7 +98,7 @@ def emit(
             raise _no_kernel(plan, [node], reason)
     build = _outer(plan)
     module, symbols = GraphModule(build.root, build.graph), None
-    if contract is not None:
+    if others and contract is not None:
         builds = [build, *(_outer(_partition(other, operators)) for other in others)]
         module, symbols = for_ranges(
             [Outer(b.root, b.graph, b.values, b.delegates) for b in builds], contract

@@ -56,8 +56,13 @@ def emit(
     other sizes, where the contract has symbols."""
     from dimorder.targets.xnnpack.emit import emit as emit_pte
 
-    ranges = {"others": others, "contract": contract} if others else {}
-    emitted = emit_pte(program, constant_methods=constant_methods(contract), operators=operators, **ranges)
+    emitted = emit_pte(
+        program,
+        constant_methods=constant_methods(contract),
+        operators=operators,
+        others=others,
+        contract=contract,
+    )
     islands = tuple((Place.of(node), reason) for node, reason in emitted.float_islands)
     return Pte(
         seal(emitted.pte),
