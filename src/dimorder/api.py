@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,16 +17,19 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
 from dimorder.lowering import stages
 from dimorder.lowering.annotate import annotate
-from dimorder.lowering.capture.captured import Captured, capture, where
+from dimorder.lowering.capture.captured import Captured, arguments, capture, where
+from dimorder.lowering.capture.ranged import Point, RangedProgram, ranged, told
 from dimorder.lowering.capture.typed import Types, own_types, with_types
 from dimorder.lowering.choose import choose
 from dimorder.lowering.clock import Clock, Progress
-from dimorder.lowering.extract import extract
+from dimorder.lowering.extract import Extracted, extract
 from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.lowering.operators.quantisation import is_quantised
 from dimorder.lowering.promise import Orders, promise
+from dimorder.lowering.ranges import plan_ranges
 from dimorder.lowering.rewrite import constant_bytes, rewrite
 from dimorder.lowering.state_plan import state_specs
+from dimorder.lowering.symbolic import symbolic
 from dimorder.lowering.verify import Run, Trial, Verified
 from dimorder.lowering.verify_integers import trial_of
 from dimorder.quantisation.quantize import QuantisedNetwork
@@ -39,6 +42,7 @@ from dimorder.targets.listing import installed
 __all__ = ["Lowered", "load", "lower", "plan"]
 
 _Network = torch.nn.Module | ExportedProgram | QuantisedNetwork | str | Path
+_Asked = tuple[tuple[Orders, Orders], tuple[Types, Types]]
 
 
 def plan(
@@ -52,9 +56,13 @@ def plan(
     input_types: Types = None,
     output_types: Types = None,
     objective: str = "bytes",
+    dynamic_shapes: Any = None,
+    cost_at: Point | None = None,
     progress: Progress = lambda step: None,
 ) -> NetworkPlan:
     """The proven plan of a network for a target and a contract; nothing is emitted.
+
+    The arguments are those of `lower`.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
     >>> found = plan(conv, (torch.randn(2, 3, 5, 7),), output_orders="NHWC")
@@ -63,11 +71,13 @@ def plan(
     """
     clock, chosen = Clock(progress), find(target)
     model, args, kwargs = _called(model, args, kwargs)
+    asked = (input_orders, output_orders), (input_types, output_types)
+    sized = clock.step("capture", ranged, model, args, kwargs, dynamic_shapes)
+    if sized is not None:
+        return _plan_ranges(sized, chosen, asked, objective, cost_at, clock)[0]
     program = clock.step("capture", capture, model, args, kwargs)
     _require_state(program, chosen)
-    chosen, types = _for(program, chosen, (input_types, output_types))
-    program = with_types(program, *types)
-    contract = promise(program, input_orders, output_orders, chosen.channels_last)
+    program, contract, chosen = _promised(program, chosen, *asked)
     return _plan(program, contract, chosen, objective, clock)
 
 
@@ -82,13 +92,18 @@ def lower(
     input_types: Types = None,
     output_types: Types = None,
     objective: str = "bytes",
+    dynamic_shapes: Any = None,
+    cost_at: Point | None = None,
     run_artifact: bool | None = None,
     progress: Progress = lambda step: None,
 ) -> Lowered:
     """Lower a network: from module to a verified artifact with a proven plan and its contract inside.
 
-    `args` and `kwargs` are example inputs (shapes are static). `input_orders` and `output_orders` are what
-    the contract promises, contiguous by default: one order for all, or one per tensor. `objective` is "bytes"
+    `args` and `kwargs` are example inputs. Their sizes are fixed, but for those that `dynamic_shapes` names,
+    as in torch.export: then it is one program for their ranges, on targets torch and xnnpack. Its plan is
+    proven for the ranges, or where that cannot be, for the sizes `cost_at`, by default in the middle of each.
+    `input_orders` and `output_orders` are what the contract promises, contiguous by default: one order for
+    all, or one per tensor. `objective` is "bytes"
     moved by conversions, or their "count", or on an ethos-u "cycles": of both plans the one of which Vela
     estimates fewer. `input_types` and `output_types` are "int8" or "uint8" where the caller of a quantised
     network passes or gets integers, one for all or one per tensor; the contract says what they stand for. On
@@ -104,11 +119,14 @@ def lower(
     """
     clock, chosen = Clock(progress), find(target)
     model, args, kwargs = _called(model, args, kwargs)
+    asked = (input_orders, output_orders), (input_types, output_types)
+    sized = clock.step("capture", ranged, model, args, kwargs, dynamic_shapes)
+    if sized is not None:
+        planned, fixed = _plan_ranges(sized, chosen, asked, objective, cost_at, clock)
+        return _emit_ranges(planned, fixed, sized, model, chosen, run_artifact, clock)
     program = clock.step("capture", capture, model, args, kwargs)
     _require_state(program, chosen)
-    chosen, types = _for(program, chosen, (input_types, output_types))
-    program = with_types(program, *types)
-    contract = promise(program, input_orders, output_orders, chosen.channels_last)
+    program, contract, chosen = _promised(program, chosen, *asked)
     trial: Trial | None = None
     made: list[Lowered] = []
     for each in chosen.contenders.get(objective, (objective,)):  # one, but where only a compiler can tell
@@ -121,6 +139,112 @@ def lower(
     return min(made, key=lambda one: 0 if one.artifact.npu is None else one.artifact.npu.cycles)
 
 
+def _plan_ranges(
+    sized: RangedProgram,
+    target: Target,
+    asked: _Asked,
+    objective: str,
+    cost_at: Point | None,
+    clock: Clock,
+) -> tuple[NetworkPlan, list[_Fixed]]:
+    """The plan of a network with symbolic sizes, and the programs of fixed sizes that it was found by."""
+    if target.emit_ranges is None:
+        found = f"symbolic sizes, {', '.join(map(str, sized.symbols))}: its graphs have fixed ones"
+        raise UnsupportedError(f"target {target.name}", found, "lower one graph for each size that is needed")
+    at = None if cost_at is None else sized.point(cost_at)
+    fixed = [_Fixed.at(point, sized, target, asked, objective, clock) for point in sized.specimens(at)]
+    contract = sized.promise([each.contract for each in fixed])
+    extracted, layout_plan, proof = clock.step(
+        "solve",
+        plan_ranges,
+        [each.extracted for each in fixed],
+        [each.point for each in fixed],
+        sized,
+        target.costs[objective],
+        target.ability.max_rank,
+        at,
+    )
+    return NetworkPlan(target.name, contract, layout_plan, extracted, ranges=proof), fixed
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """A network with symbolic sizes at one point of their ranges."""
+
+    point: Point
+    program: Captured
+    contract: Contract
+    extracted: Extracted
+
+    @staticmethod
+    def at(
+        point: Point,
+        sized: RangedProgram,
+        target: Target,
+        asked: _Asked,
+        objective: str,
+        clock: Clock,
+    ) -> _Fixed:
+        captured = clock.step("capture", lambda: capture(sized.at(point)))
+        if is_quantised(captured.module):
+            found = "integers, with symbolic sizes"
+            raise UnsupportedError("a quantised network", found, "lower one program for each size")
+        if captured.state:
+            found = "symbolic sizes, with state"
+            raise UnsupportedError(
+                f"buffer {captured.state[0].name}", found, "lower one program for each size"
+            )
+        program, contract, _ = _promised(captured, target, *asked)
+        return _Fixed(point, program, contract, _extract(program, contract, target, objective, clock))
+
+
+def _emit_ranges(
+    planned: NetworkPlan,
+    fixed: Sequence[_Fixed],
+    sized: RangedProgram,
+    model: Any,
+    chosen: Target,
+    run_artifact: bool | None,
+    clock: Clock,
+) -> Lowered:
+    """What a plan for ranges of sizes becomes, verified at the corners of these and between."""
+    sizes, contract = sized.table([each.point for each in fixed]), planned.contract
+    programs = [_rewrite(each.extracted, planned, each.contract, chosen, clock) for each in fixed]
+    physical = clock.step("rewrite", symbolic, programs, sizes)
+    trials = [
+        (
+            told(point),
+            clock.step("verify", Trial, model, _captured_at(sized, point, fixed[0].program), contract),
+        )
+        for point in (*sized.corners, sized.middle)
+    ]
+    error = max(
+        clock.step(
+            "verify", trial.compare_program, physical, f"the physical program for {chosen.name} at {at}"
+        )
+        for at, trial in trials
+    )
+    assert chosen.emit_ranges is not None
+    with installed(chosen.name, chosen.install):
+        artifact = clock.step("emit", chosen.emit_ranges, programs, sizes, contract)
+        runs = chosen.runs_fast if run_artifact is None else run_artifact
+        for at, trial in trials if runs else []:
+            what = f"the {chosen.suffix} that was emitted, at {at}"
+            error = max(error, clock.step("run", trial.compare, artifact.run, what))
+    program = replace(fixed[0].program, exported=sized.exported, examples=sized.examples)
+    added = max(0, constant_bytes(physical) - program.constant_bytes)
+    eager = max((trial.eager_error for _, trial in trials if trial.eager_error is not None), default=None)
+    verified = Verified(error, eager, runs, all(trial.input_matters for _, trial in trials))
+    return Lowered(planned, physical, artifact, program, verified, added, chosen, clock.seconds)
+
+
+def _captured_at(sized: RangedProgram, point: Point, like: Captured) -> Captured:
+    """What a trial needs of a program at a point: the exported program there, and its example inputs."""
+    exported = sized.at(point)
+    assert exported.example_inputs is not None
+    return replace(like, exported=exported, examples=tuple(arguments(exported, *exported.example_inputs)))
+
+
 def _emit(
     planned: NetworkPlan,
     program: Captured,
@@ -130,11 +254,8 @@ def _emit(
     clock: Clock,
 ) -> Lowered:
     """What a plan becomes, verified."""
-    extracted, contract = planned.extracted, planned.contract
-    physical = clock.step("rewrite", rewrite, extracted, planned.layout_plan, contract)
-    stages.require_ability(physical, extracted, chosen.ability, chosen.name)
-    faults = stages.physical_faults(physical, extracted, planned.layout_plan, contract, chosen.ability)
-    stages.require("the physical program", faults)
+    contract = planned.contract
+    physical = _rewrite(planned.extracted, planned, contract, chosen, clock)
     error = clock.step("verify", trial.compare_program, physical, f"the physical program for {chosen.name}")
     with installed(chosen.name, chosen.install):
         artifact = clock.step("emit", chosen.emit, physical, contract)
@@ -148,6 +269,17 @@ def _emit(
     added = max(0, constant_bytes(physical) - program.constant_bytes)
     verified = Verified(error, trial.eager_error, runs, trial.input_matters)
     return Lowered(planned, physical, artifact, program, verified, added, chosen, clock.seconds)
+
+
+def _rewrite(
+    extracted: Extracted, planned: NetworkPlan, contract: Contract, chosen: Target, clock: Clock
+) -> ExportedProgram:
+    """The physical program of a plan, held to what it must keep."""
+    physical = clock.step("rewrite", rewrite, extracted, planned.layout_plan, contract)
+    stages.require_ability(physical, extracted, chosen.ability, chosen.name)
+    faults = stages.physical_faults(physical, extracted, planned.layout_plan, contract, chosen.ability)
+    stages.require("the physical program", faults)
+    return physical
 
 
 def _called(
@@ -193,7 +325,25 @@ def _for(program: Captured, target: Target, types: tuple[Types, Types]) -> tuple
     )
 
 
+def _promised(
+    program: Captured, target: Target, orders: tuple[Orders, Orders], types: tuple[Types, Types]
+) -> tuple[Captured, Contract, Target]:
+    """The program, what it promises, and the target as it wants it."""
+    chosen, own = _for(program, target, types)
+    program = with_types(program, *own)
+    return program, promise(program, *orders, chosen.channels_last), chosen
+
+
 def _plan(program: Captured, contract: Contract, target: Target, objective: str, clock: Clock) -> NetworkPlan:
+    extracted = _extract(program, contract, target, objective, clock)
+    solved = clock.step("solve", choose, extracted, target.ability.max_rank)
+    contract = replace(contract, state=state_specs(extracted, solved))
+    return NetworkPlan(target.name, contract, solved, extracted)
+
+
+def _extract(
+    program: Captured, contract: Contract, target: Target, objective: str, clock: Clock
+) -> Extracted:
     if objective in target.contenders:
         found = f"{objective!r}, which is known of what is lowered, and not of a plan"
         raise UsageError("objective", found, f"lower the network, or plan by {' or '.join(target.costs)}")
@@ -213,9 +363,7 @@ def _plan(program: Captured, contract: Contract, target: Target, objective: str,
         target.ability,
     )
     stages.require("the layout problem", stages.problem_faults(extracted, contract, target.ability))
-    solved = clock.step("solve", choose, extracted, target.ability.max_rank)
-    contract = replace(contract, state=state_specs(extracted, solved))
-    return NetworkPlan(target.name, contract, solved, extracted)
+    return extracted
 
 
 def load(

@@ -189,21 +189,43 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Symbol:
-    """The range of a symbolic size, both ends included; `maximum` None is unbounded."""
+    """The range of a symbolic size, both ends included; `maximum` None is unbounded. Sizes are multiples of
+    `step`.
+
+    >>> str(Symbol("N", 1, 16)), str(Symbol("H", 64, 256, 32))
+    ('N = 1 … 16', 'H = 64 … 256 in steps of 32')
+    """
 
     name: str
     minimum: int = 0
     maximum: int | None = None
+    step: int = 1
 
     def __post_init__(self) -> None:
         ends = (self.minimum, self.minimum if self.maximum is None else self.maximum)
-        valid = all(isinstance(end, int) for end in ends) and 0 <= ends[0] <= ends[1]
+        numbers = (*ends, self.step)
+        valid = all(isinstance(each, int) for each in numbers) and 0 <= ends[0] <= ends[1] and self.step > 0
         _require(
             valid and isinstance(self.name, str) and self.name.isidentifier(),
             f"symbol {self.name!r}",
             f"range {self.minimum} to {self.maximum}",
             "give an identifier and 0 <= minimum <= maximum",
         )
+        _require(
+            not any(end % self.step for end in ends),
+            f"symbol {self.name!r}",
+            f"range {self.minimum} to {self.maximum} in steps of {self.step}",
+            f"give multiples of {self.step} for both ends",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        step = {} if self.step == 1 else {"step": self.step}
+        return {"name": self.name, "minimum": self.minimum, "maximum": self.maximum, **step}
+
+    def __str__(self) -> str:
+        end = "" if self.maximum is None else f" {self.maximum}"
+        steps = "" if self.step == 1 else f" in steps of {self.step}"
+        return f"{self.name} = {self.minimum} …{end}{steps}"
 
 
 @dataclass(frozen=True)
@@ -267,7 +289,7 @@ class Contract:
             "version": VERSION,
             "inputs": [spec.to_dict() for spec in self.inputs],
             "outputs": [spec.to_dict() for spec in self.outputs],
-            "symbols": [{"name": s.name, "minimum": s.minimum, "maximum": s.maximum} for s in self.symbols],
+            "symbols": [symbol.to_dict() for symbol in self.symbols],
             **({"state": [spec.to_dict() for spec in self.state]} if self.state else {}),
         }
 
@@ -296,7 +318,7 @@ class Contract:
             return Contract(
                 tuple(_spec(item) for item in data["inputs"]),
                 tuple(_spec(item) for item in data["outputs"]),
-                tuple(Symbol(item["name"], item["minimum"], item["maximum"]) for item in data["symbols"]),
+                tuple(_symbol(item) for item in data["symbols"]),
                 tuple(_state(item) for item in data.get("state", ())),
             )
         except UsageError as error:
@@ -377,6 +399,10 @@ def _spec(item: dict[str, Any]) -> TensorSpec:
 
 def _state(item: dict[str, Any]) -> StateSpec:
     return StateSpec(item["name"], tuple(item["shape"]), item["dtype"], item["order"])
+
+
+def _symbol(item: dict[str, Any]) -> Symbol:
+    return Symbol(item["name"], item["minimum"], item["maximum"], item.get("step", 1))
 
 
 def _require(holds: bool, where: str, found: str, fix: str) -> None:

@@ -29,7 +29,7 @@ INPUT = ["--input", "2x3x5x7"]
 JSON_KEYS = {
     *("target", "inputs", "outputs", "conversions", "conversion_count", "cost", "cost_unit", "lower_bound"),
     *("optimal", "candidates", "solver", "constant_bytes_added", "delegates", "outside", "verify", "seconds"),
-    *("opaque", "outside_calls", "blocks", "wasted_levels", "float_islands", "npu"),
+    *("opaque", "outside_calls", "blocks", "ranges", "wasted_levels", "float_islands", "npu"),
 }
 WITH_QUANTIZE = {"fidelity"}
 

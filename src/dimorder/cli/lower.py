@@ -31,6 +31,7 @@ EXAMPLES = """\
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte
   dimorder lower net.pt2 -o net.pte --input-order NHWC --report net.html
   dimorder lower net.pt2 --target tosa -o net.tosa
+  dimorder lower mymodels:unet --input Nx3xHxW --range H=64..256:32 --range W=64..256:32 -o unet.pte
   dimorder lower net.pt2 -o net.pte --quantize int8 --calibrate photos/ --mean 0.5 --std 0.5
   dimorder lower quantised.pt2 -o net.pte --input-type uint8 --input-order NHWC
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 --print physical

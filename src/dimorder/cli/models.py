@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dimorder.errors import DimorderError, UsageError
@@ -33,20 +34,20 @@ DTYPES = (
     *("int64", "int32", "int16", "int8", "uint8", "bool"),
 )
 _INPUT = re.compile(
-    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|\d+(?:[x,]\d+)*)(?::(?:torch\.)?(?P<dtype>\w+))?"
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>scalar|(?:\d+|[A-Z])(?:[x,](?:\d+|[A-Z]))*)(?::(?:torch\.)?(?P<dtype>\w+))?"
 )
 
 
 @dataclass(frozen=True)
 class InputOption:
-    """One `--input [NAME=]SHAPE[:DTYPE]`.
+    """One `--input [NAME=]SHAPE[:DTYPE]`; a letter in the shape is a symbol.
 
-    >>> InputOption.parse("ids=1x128:int64")
-    InputOption(name='ids', shape=(1, 128), dtype='int64')
+    >>> InputOption.parse("ids=Nx128:int64")
+    InputOption(name='ids', shape=('N', 128), dtype='int64')
     """
 
     name: str | None
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
     dtype: str
 
     @staticmethod
@@ -55,7 +56,11 @@ class InputOption:
         match = _INPUT.fullmatch(text)
         if match is None:
             raise UsageError(where, "no shape", write)
-        shape = () if match["shape"] == "scalar" else tuple(map(int, re.split("[x,]", match["shape"])))
+        shape = (
+            ()
+            if match["shape"] == "scalar"
+            else tuple(int(size) if size.isdigit() else size for size in re.split("[x,]", match["shape"]))
+        )
         dtype = match["dtype"] or "float32"
         if 0 in shape:
             raise UsageError(where, "a dimension of size 0", "give sizes from 1 on")
@@ -63,12 +68,16 @@ class InputOption:
             raise UsageError(where, f"no dtype {dtype!r}", f"use one of {', '.join(DTYPES)}")
         return InputOption(match["name"], shape, dtype)
 
-    def tensor(self, seed: int) -> torch.Tensor:
-        """Standard normal, or zeros and ones: an index or a mask that every network takes."""
+    def tensor(self, seed: int, sizes: Mapping[str, int]) -> torch.Tensor:
+        """Standard normal, or zeros and ones: an index or a mask that every network takes.
+
+        `sizes` are those of symbols.
+        """
         import torch
 
         dtype: torch.dtype = getattr(torch, self.dtype)
-        needed = math.prod(self.shape) * dtype.itemsize
+        shape = [size if isinstance(size, int) else sizes[size] for size in self.shape]
+        needed = math.prod(shape) * dtype.itemsize
         if needed > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
             raise UsageError(
                 f"--input {self}",
@@ -77,8 +86,8 @@ class InputOption:
             )
         generator = torch.Generator().manual_seed(seed)
         if dtype.is_floating_point:
-            return torch.randn(self.shape, generator=generator).to(dtype)
-        return torch.randint(0, 2, self.shape, generator=generator).to(dtype)
+            return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
     def __str__(self) -> str:
         name = f"{self.name}=" if self.name else ""
@@ -128,16 +137,24 @@ def load_model(spec: str, arguments: Mapping[str, Any]) -> Model:
 
 
 def example_inputs(
-    model: Model, options: Sequence[InputOption]
+    model: Model, options: Sequence[InputOption], sizes: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """Tensors for the options: positional, then named. Raises `UsageError` where the network takes others."""
+    """Tensors for the options: positional, then named; `sizes` are those of symbols.
+
+    Raises `UsageError` where the network takes others.
+    """
     import torch
+
+    letters = [size for option in options for size in option.shape if isinstance(size, str)]
+    if not set(letters) <= set(sizes):
+        fix = "give a number: symbols are for dimorder lower, plan and explain"
+        raise UsageError("--input", f"the symbol {letters[0]}, where one size is needed", fix)
 
     names = [option.name for option in options if option.name]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"--input {twice[0]}=", "given more than once", "give each input once")
-    tensors = [option.tensor(seed) for seed, option in enumerate(options)]
+    tensors = [option.tensor(seed, sizes) for seed, option in enumerate(options)]
     args = tuple(x for x, option in zip(tensors, options, strict=True) if option.name is None)
     kwargs = {option.name: x for x, option in zip(tensors, options, strict=True) if option.name}
     if not isinstance(model, torch.nn.Module):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dimorder.cli import models
+from dimorder.cli import models, sizes
 from dimorder.cli.console import Console
 from dimorder.errors import UnsupportedError, UsageError
 
@@ -72,6 +72,24 @@ def network_options(parser: CommandParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="of the target's compiler: an ethos-u has system_config and memory_mode, as in Arm/vela.ini",
+    )
+    parser.add_argument(
+        "--range",
+        action="append",
+        default=[],
+        type=sizes.parse_range,
+        metavar="LETTER=FROM..TO[:STEP]",
+        help="the sizes that a symbol of --input may be, such as N=1..16, or H=64..256:32 for multiples of "
+        "32 (default 1..16 where it is an input's first dimension)",
+    )
+    parser.add_argument(
+        "--cost-at",
+        action="append",
+        default=[],
+        type=sizes.parse_size,
+        metavar="LETTER=SIZE",
+        help="the size at which costs are told, and at which the plan is the best where none is for the "
+        "whole range (default: the middle)",
     )
     _tensor_options(
         parser,
@@ -148,7 +166,8 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=models.InputOption.parse,
         metavar="[NAME=]SHAPE[:DTYPE]",
-        help="one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default); a .pt2 needs none",
+        help="one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default); a .pt2 needs none; "
+        "a letter is a symbol, as in Nx3x224x224: one program for all its sizes (lower, plan, explain)",
     )
     parser.add_argument(
         "--arg",
@@ -220,7 +239,11 @@ def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tup
         )
     progress(f"loading {options.model}")
     model = models.load_model(options.model, dict(options.arg))
-    args, kwargs = models.example_inputs(model, options.input)
+    known = sizes.symbols(options.input, options.range)
+    if known and options.quantize:
+        fix = "give its inputs fixed sizes, one program for each"
+        raise UsageError("--quantize", f"the symbol {next(iter(known))}: integers have fixed sizes here", fix)
+    args, kwargs = models.example_inputs(model, options.input, sizes.example_sizes(known))
     if not options.quantize:
         return model, args, kwargs
     from dimorder.quantisation.quantize import quantize
@@ -246,6 +269,7 @@ def pipeline(
 ) -> Any:
     """`api.lower` or `api.plan` of a network that the options name."""
     model, args, kwargs = named
+    known = sizes.symbols(options.input, options.range)
     try:
         return step(
             model,
@@ -257,6 +281,8 @@ def pipeline(
             input_types=_one_or_each(options.input_type),
             output_types=_one_or_each(options.output_type),
             objective=options.objective,
+            dynamic_shapes=sizes.dynamic_shapes(model, args, kwargs, options.input, known),
+            cost_at=dict(options.cost_at) or None,
             progress=progress,
             **more,
         )

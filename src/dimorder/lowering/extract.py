@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -146,7 +146,10 @@ class _Extractor:
         if refused:
             return refused
         candidates = "truncated" if self.truncated or proposals.truncated else "complete"
-        buffers = tuple(self._buffer(info, proposals.candidates[info.index]) for info in self.buffers)
+        max_rank = self.verdicts.ability.max_rank
+        buffers = tuple(
+            priced(info, proposals.candidates[info.index], self.costs, max_rank) for info in self.buffers
+        )
         problem = LayoutProblem(self.costs.units, buffers, tuple(steps), candidates)
         return Extracted(
             problem,
@@ -337,19 +340,20 @@ class _Extractor:
             return reasons[0] if reasons else "its orders are beyond the candidates that are kept"
         return tuple(a for a, _ in kept.values()), tuple(c for _, c in kept.values())
 
-    def _buffer(self, info: BufferInfo, layouts: Mapping[AxisOrder, None]) -> Buffer:
-        """A buffer with the costs of its conversions: the commonest, and the pairs that cost otherwise."""
-        costs: dict[tuple[AxisOrder, AxisOrder], Cost | None] = {
-            pair: self.costs.conversion(info, *pair) if self._is_offered(*pair) else None
-            for pair in itertools.permutations(layouts, 2)
-        }
-        usual = Counter(cost for cost in costs.values() if cost is not None).most_common(1)
-        default = usual[0][0] if usual else (0,) * len(self.costs.units)
-        return Buffer(info.root.name, default, {p: cost for p, cost in costs.items() if cost != default})
 
-    def _is_offered(self, source: AxisOrder, target: AxisOrder) -> bool:
-        max_rank = self.verdicts.ability.max_rank
+def priced(info: BufferInfo, layouts: Iterable[AxisOrder], costs: Costs, max_rank: int | None) -> Buffer:
+    """A buffer with the costs of its conversions: the commonest, and the pairs that cost otherwise."""
+
+    def is_offered(source: AxisOrder, target: AxisOrder) -> bool:
         return max_rank is None or len(source) <= max_rank or transpose_rank(source, target) <= max_rank
+
+    found: dict[tuple[AxisOrder, AxisOrder], Cost | None] = {
+        pair: costs.conversion(info, *pair) if is_offered(*pair) else None
+        for pair in itertools.permutations(layouts, 2)
+    }
+    usual = Counter(cost for cost in found.values() if cost is not None).most_common(1)
+    default = usual[0][0] if usual else (0,) * len(costs.units)
+    return Buffer(info.root.name, default, {p: cost for p, cost in found.items() if cost != default})
 
 
 def _relabelled(view: BufferView, before: AxedTensor, after: AxedTensor) -> BufferView:

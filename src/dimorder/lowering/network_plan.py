@@ -15,7 +15,9 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, describe
 from dimorder.errors import UsageError
 from dimorder.lowering.capture.captured import operator_name, where
+from dimorder.lowering.capture.ranged import told
 from dimorder.lowering.extract import Extracted
+from dimorder.lowering.ranges import RangeProof
 from dimorder.lowering.sites import BufferInfo
 from dimorder.planning.plan import Certificate, LayoutPlan
 from dimorder.planning.problem import Conversion
@@ -123,7 +125,8 @@ class NetworkPlan:
     reasons.
 
     `float_islands` are the operators of a quantised network that are computed in float32, each with the
-    reason: known once it is emitted.
+    reason: known once it is emitted. `ranges` is what is known of symbolic sizes; sizes and costs are then
+    those at `ranges.cost_at`.
     """
 
     target: str
@@ -131,6 +134,7 @@ class NetworkPlan:
     layout_plan: LayoutPlan
     extracted: Extracted
     float_islands: tuple[tuple[Place, str], ...] = ()
+    ranges: RangeProof | None = None
 
     @property
     def certificate(self) -> Certificate:
@@ -219,6 +223,7 @@ class NetworkPlan:
                 {"operator": p.operator, "source": p.source, "reason": reason} for p, reason in self.outside
             ],
             "blocks": [{"operator": p.operator, "source": p.source} for p in self.blocks],
+            "ranges": None if self.ranges is None else self.ranges.to_dict(),
         }
 
     def __str__(self) -> str:
@@ -230,9 +235,11 @@ class NetworkPlan:
         lines = [
             *str(self.contract).splitlines(),
             f"target  {self.target}: {operators} operators, {configs} configurations",
-            f"cost    {cost}",
+            *([] if self.ranges is None else [f"sizes   {self.ranges.ranges}"]),
+            f"cost    {cost}{'' if self.ranges is None else f' at {told(self.ranges.cost_at)}'}",
             f"proof   no plan costs less than {bound}: {verdict} over {certificate.candidates} candidates "
             f"({certificate.solver})",
+            *([] if self.ranges is None else [f"        {self.ranges}"]),
             f"conversions  {len(self.layout_plan.conversions) or 'none'}",
         ]
         for number, conversion in enumerate(self.conversions):

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from dimorder.contract import describe
+from dimorder.contract import TensorSpec, describe
 from dimorder.lowering.annotate import is_result
 from dimorder.lowering.building import origin_of
 from dimorder.lowering.capture.captured import Captured, where
@@ -116,6 +117,7 @@ class _PhysicalText:
         self.state = state_of(program)
         constant = (s for s in specs if s.kind is not InputKind.USER_INPUT and s.arg.name not in self.state)
         self.held = {s.arg.name: str(s.target) for s in constant}
+        self.symbols = _symbols(program, dict(zip(self.given, plan.contract.inputs, strict=True)))
 
     def lines(self) -> Iterator[_Line]:
         contract = self.plan.contract
@@ -124,19 +126,21 @@ class _PhysicalText:
             if node.name in self.held:
                 # A second order of one weight is weight__1; the first has no need of a number.
                 name = self.held[node.name].removesuffix("__0")
-                self._tell(node, f"{name}[{_shape(node)}]")
+                self._tell(node, f"{name}[{self._shape(node)}]")
             elif node.name in self.state:
                 self._tell(node, self.names.new(self.state[node.name]))
-                yield _Line(self.texts[node], _shape(node), self._order(node), "state")
+                yield _Line(self.texts[node], self._shape(node), self._order(node), "state")
             elif node.op == "placeholder":
                 spec = promised[node.name]
                 self._tell(node, self.names.new(spec.name))
                 shape = spec.dim_order.physical_shape(spec.shape)
                 yield _Line(self.texts[node], _sizes(shape), _letters(describe(spec.dim_order)), "input")
+            elif node.op == "call_function" and isinstance(node.meta["val"], torch.SymInt):
+                self._tell(node, self._size(node.meta["val"]))
             elif node.op == "call_function":
                 yield from self._call(node)
         for name, node in left_in_state(self.program).items():
-            yield _Line(name, _shape(node), self._order(node), f"from now on {self.values[node]}")
+            yield _Line(name, self._shape(node), self._order(node), f"from now on {self.values[node]}")
         outputs: Any = self.program.graph.output_node().args[0]
         for node, spec in zip(outputs[len(self.state) :], contract.outputs, strict=True):
             shape = spec.dim_order.physical_shape(spec.shape)
@@ -146,7 +150,7 @@ class _PhysicalText:
         source: Any = node.args[0] if node.args else None
         converts = bool(origin_of(node).get("converts"))
         if node.target is aten.view.default:
-            self._tell(node, f"{self.values[source]} as {_shape(node)}", self.values[source])
+            self._tell(node, f"{self.values[source]} as {self._shape(node)}", self.values[source])
         elif node.target is aten.permute.default:
             self._tell(node, self._permuted(node, source, converts), self.values[source])
         elif node.target is aten.clone.default and not converts:
@@ -162,7 +166,7 @@ class _PhysicalText:
             self._tell(node, self.names.new(_short(node)))
             outside = "outside: " if self._is_outside(node) else ""
             yield _Line(
-                self.texts[node], _shape(node), self._order(node), f"{outside}{_call(node, self.texts)}"
+                self.texts[node], self._shape(node), self._order(node), f"{outside}{_call(node, self.texts)}"
             )
 
     def _permuted(self, node: Node, source: Node, converts: bool) -> str:
@@ -183,7 +187,15 @@ class _PhysicalText:
         self._tell(node, name)
         value = node.meta["val"]
         moved = value.numel() * value.element_size()
-        return _Line(name, _shape(node), order, f"convert {source}, {moved:,} bytes")
+        told = f"{moved:,}" if isinstance(moved, int) else self._size(moved)
+        return _Line(name, self._shape(node), order, f"convert {source}, {told} bytes")
+
+    def _shape(self, node: Node) -> str:
+        return ", ".join(_sizes([self._size(size) for size in value.shape]) for value in results(node))
+
+    def _size(self, size: Any) -> str:
+        """A size, a symbolic one by the contract's names."""
+        return str(size) if isinstance(size, int) else str(size.node.expr.xreplace(self.symbols))
 
     def _tell(self, node: Node, text: str, value: str | None = None) -> None:
         self.texts[node], self.values[node] = text, text if value is None else value
@@ -218,6 +230,18 @@ class _Names:
     def new(self, name: str) -> str:
         self.counts[name] += 1
         return name if self.counts[name] == 1 else f"{name}_{self.counts[name]}"
+
+
+def _symbols(program: ExportedProgram, promised: Mapping[str, TensorSpec]) -> dict[Any, Any]:
+    """What torch's symbols are in the contract's."""
+    found = {}
+    for node in program.graph.nodes:
+        if node.name in promised:
+            for size, name in zip(node.meta["val"].shape, promised[node.name].boundary_shape, strict=True):
+                if isinstance(name, str):
+                    step, root = size.node.expr.as_coeff_Mul()
+                    found[root] = sympy.Symbol(name, integer=True, positive=True) / step
+    return found
 
 
 def _short(node: Node) -> str:

@@ -283,6 +283,12 @@ def _check_shape(
                 f"size {size} in dim {dim}, where {symbol} is from {limit.minimum} to {limit.maximum}",
                 f"pass a size within that range, or lower the program for a wider {symbol}",
             )
+        if size % limit.step:
+            raise ContractError(
+                where,
+                f"size {size} in dim {dim}, where {symbol} is a multiple of {limit.step}",
+                f"pad to {-(-size // limit.step) * limit.step}, or lower the program for other sizes",
+            )
 
 
 def _shape_fix(spec: TensorSpec, shape: tuple[int, ...]) -> str:

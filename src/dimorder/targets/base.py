@@ -15,6 +15,7 @@ from dimorder.errors import UsageError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import Costs, counted
 from dimorder.lowering.network_plan import Place
+from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.verify import Run
 from dimorder.targets.npu_report import NpuReport
 
@@ -115,7 +116,8 @@ class Target:
     target's place for quantised networks; it takes and gives integers. `configured` is the same target with
     other options of its compiler, which it has as keywords of strings. `contenders` are, for an objective
     that only a compiler can tell, those whose plans are all emitted: the one of the fewest cycles is taken.
-    What is told of a target without importing it is in its `Listing`.
+    `emit_ranges` makes one artifact for ranges of sizes, of the physical programs at several points; without
+    it, symbolic sizes are refused. What is told of a target without importing it is in its `Listing`.
     """
 
     name: str
@@ -135,6 +137,7 @@ class Target:
     configured: Callable[..., Target] | None = None
     contenders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     state: bool = False
+    emit_ranges: Callable[[Sequence[ExportedProgram], SizeTable, Contract], Artifact] | None = None
 
     def check_name(self, path: Path) -> None:
         """Raises `UsageError` for a file name by which nobody would know how to load the file."""

@@ -6,7 +6,7 @@ A 4-D channels-last tensor keeps its logical shape there; to the delegate it is 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from torch import Tensor
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
 from dimorder.lowering.capture.exported import state_of
+from dimorder.lowering.unify import Formula
 
 EDGE = EdgeCompileConfig(_check_ir_validity=False)
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -47,12 +48,17 @@ def lowered(
     blob: bytes,
     constants: NamedDataStoreOutput | None = None,
     options: Sequence[CompileSpec] = (),
+    shapes: Sequence[Sequence[int | Formula]] | None = None,
+    varying: Sequence[Collection[int]] = (),
 ) -> LoweredBackendModule:
     """The delegate with these bytes, for operands and results like these.
 
-    `backend` is the name that the runtime registers, `options` are what it is told besides the bytes.
+    `backend` is the name that the runtime registers, `options` are what it is told besides the bytes. Where
+    sizes are symbols, `varying` are the dimensions of each operand that have one, and `shapes` the results',
+    made of the operands' sizes, all in a row.
     """
-    stand_in = torch.export.export(_StandIn(gives), tuple(reads))
+    symbols = (tuple(dict.fromkeys(dims, Dim.AUTO) for dims in varying),) if varying else None
+    stand_in = torch.export.export(_StandIn(gives, shapes), tuple(reads), dynamic_shapes=symbols)
     return LoweredBackendModule(stand_in, backend, blob, list(options), constants)
 
 
@@ -73,14 +79,21 @@ def written(program: ExportedProgram, texts: Mapping[str, str]) -> bytes:
 class _StandIn(torch.nn.Module):
     """What ExecuTorch runs for a delegate while it traces: tensors of the right shapes, strides and types."""
 
-    def __init__(self, results: Sequence[Tensor]) -> None:
+    def __init__(
+        self, results: Sequence[Tensor], shapes: Sequence[Sequence[int | Formula]] | None = None
+    ) -> None:
         super().__init__()
-        self.results = [(tuple(r.shape), is_channels_last(r), r.dtype) for r in results]
+        self.results = [(is_channels_last(r), r.dtype) for r in results]
+        self.shapes = [tuple(r.shape) for r in results] if shapes is None else shapes
 
-    def forward(self, *_: Tensor) -> list[Tensor]:
+    def forward(self, *operands: Tensor) -> list[Tensor]:
+        sizes = [size for operand in operands for size in operand.shape]
+        made = [
+            [each(sizes) if isinstance(each, Formula) else each for each in shape] for shape in self.shapes
+        ]
         return [
             torch.zeros([shape[d] for d in TO_NHWC], dtype=dtype).permute(TO_NCHW)
             if nhwc
             else torch.zeros(shape, dtype=dtype)
-            for shape, nhwc, dtype in self.results
+            for shape, (nhwc, dtype) in zip(made, self.results, strict=True)
         ]

@@ -212,8 +212,10 @@ def export(
     model: torch.nn.Module | ExportedProgram | str | Path,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any = None,
 ) -> ExportedProgram:
-    """A network as an exported program; a module is exported in eval mode.
+    """A network as an exported program; a module is exported in eval mode, with `dynamic_shapes` as in
+    torch.export.
 
     Raises `UsageError` for what is no network, `UnsupportedError` for one that cannot be exported.
     """
@@ -237,14 +239,15 @@ def export(
     _refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
         with torch.no_grad(), eval_mode(model), unchanged(model):
-            return torch.export.export(model, *_told_apart(tuple(args), dict(kwargs or {})))
+            call = told_apart(tuple(args), dict(kwargs or {}))
+            return torch.export.export(model, *call, dynamic_shapes=dynamic_shapes)
     except UnsupportedError:
         raise
     except Exception as error:
         raise not_exported(model, error) from error
 
 
-def _told_apart(*call: Any) -> Any:
+def told_apart(*call: Any) -> Any:
     """A call in which no tensor is given twice: torch 2.13 exports two such arguments as one."""
     seen: set[int] = set()
 

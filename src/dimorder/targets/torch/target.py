@@ -17,6 +17,7 @@ from dimorder.errors import ContractError, UsageError
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.capture.exported import ProgramRun
 from dimorder.lowering.operators.dialect import decompose
+from dimorder.lowering.symbolic import SizeTable, symbolic
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
 from dimorder.targets.torch import LISTING
@@ -51,6 +52,11 @@ class TorchArtifact(FloatArtifact, WholeArtifact):
 def emit(program: ExportedProgram, contract: Contract) -> TorchArtifact:
     """The program with every dialect operator written out in ATen."""
     return TorchArtifact(decompose(program), contract)
+
+
+def emit_ranges(programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract) -> TorchArtifact:
+    """The same, of programs of several sizes as one for all."""
+    return TorchArtifact(symbolic([decompose(program) for program in programs], sizes), contract)
 
 
 def load(file: Path) -> tuple[Contract, Run]:
@@ -94,4 +100,5 @@ TARGET = Target(
     install=LISTING.install,
     set_threads=torch.set_num_threads,
     state=True,
+    emit_ranges=emit_ranges,
 )

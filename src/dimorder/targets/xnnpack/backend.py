@@ -21,9 +21,10 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.integer_type import IntegerType
+from dimorder.lowering.unify import broadcast_row, refusal
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.fusion import XnnFusion, whole_range
-from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed
+from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed, reads_of
 from dimorder.targets.xnnpack.integers import CHOOSES, MOVES, OPERANDS
 from dimorder.targets.xnnpack.model import moved
 
@@ -186,6 +187,117 @@ class XnnWriter(XnnFusion):
     def finish(self) -> None:
         """Nothing more is written."""
         self.fuse()
+
+    def unify(self, others: Sequence[XnnWriter]) -> None:
+        """Make this finished graph one for all sizes, where `others` are of the same program at other sizes.
+
+        Raises `UnsupportedError` for the first operator that cannot be: XNNPACK finds shapes anew from those
+        of inputs, but no more than one entry of a reshape, and no end of a slice but that of its dimension.
+        """
+        writers = [self, *others]
+        if len({(len(each._nodes), len(each._values)) for each in writers}) > 1:
+            raise refusal(next(iter(self._origins.values())), "other XNNPACK nodes, by the sizes")
+        for row in zip(*(each._nodes for each in writers), strict=True):
+            self._unify_node([node.xnode_union for node in row], writers)
+        read = {index for node in self._nodes for index in reads_of(node.xnode_union)}
+        for index in sorted(read):
+            held = [each._values[index] for each in writers]
+            keys = [
+                each._constant_data[v.constant_buffer_idx].named_key
+                for each, v in zip(writers, held, strict=True)
+            ]
+            if len(set(keys)) > 1 or (
+                held[0].constant_buffer_idx and any(v.dims != held[0].dims for v in held)
+            ):
+                self._repeat(index, writers)
+
+    def _unify_node(self, row: Sequence[Any], writers: Sequence[XnnWriter]) -> None:
+        first, kind = row[0], type(row[0]).__name__.removeprefix("XNN")
+        origin = self._origins[first.output_id]
+        if len(set(map(type, row))) > 1:
+            raise refusal(origin, "other XNNPACK nodes, by the sizes")
+        for name, value in vars(first).items():
+            values = [getattr(each, name) for each in row]
+            if all(each == value for each in values):
+                continue
+            varying = _varying(values)
+            if name == "new_shape" and len(varying) == 1:
+                value[varying[0]] = _INFERRED
+            elif name == "sizes" and self._is_whole(row, writers, varying):
+                for d in varying:
+                    value[d] = _INFERRED
+            else:
+                told = " or ".join(dict.fromkeys(map(str, values)))
+                raise refusal(origin, f"an XNNPACK {kind} whose {name} is {told}, by the sizes")
+
+    def _is_whole(self, slices: Sequence[Any], writers: Sequence[XnnWriter], dims: Sequence[int]) -> bool:
+        """Whether slices take all that there is of some dimensions."""
+        read = [each._values[node.input_id].dims for each, node in zip(writers, slices, strict=True)]
+        return all(
+            node.offsets[d] == 0 and node.sizes[d] == sizes[d]
+            for node, sizes in zip(slices, read, strict=True)
+            for d in dims
+        )
+
+    def _repeat(self, index: int, writers: Sequence[XnnWriter]) -> None:
+        """Write a constant that is one row, repeated along a dimension whose size varies: as the sum of that
+        row and of zeros of such a size, which pad a slice of an input."""
+        origin, row = self._origins[index], broadcast_row([each._data[index] for each in writers])
+        shapes = list(zip(*(each._values[index].dims for each in writers), strict=True))
+        varying = _varying([each._values[index].dims for each in writers])
+        if row is None or len(varying) != 1:
+            raise refusal(origin, "a constant that is another one for each size")
+        source = self._input_of(shapes[varying[0]], writers)
+        if source is None:
+            raise refusal(origin, "a constant of a size that no input of the delegate has")
+        start, (x, dim) = len(self._nodes), source
+        size, rank = x.shape[dim], max(2, len(x.shape))
+        if len(x.shape) == 1:
+            x = self._of_any_size(
+                "StaticReshape", (size, 1), 0, num_dims=2, new_shape=[size, 1], input_id=x.id
+            )
+        ones = [size if d == dim else 1 for d in range(rank)]
+        piece = {"num_dims": rank, "offsets": [0] * rank}
+        x = self._of_any_size("StaticSlice", ones, dim, **piece, sizes=list(ones), input_id=x.id)
+        before = [int(d == (0 if dim else 1)) for d in range(rank)]
+        wide = [a + b for a, b in zip(ones, before, strict=True)]
+        pads: dict[str, Any] = {"pre_paddings": before, "post_paddings": [0] * rank, "padding_value": 0.0}
+        x = self.node("StaticConstantPad", wide, **pads, input_id=x.id)
+        x = self._of_any_size("StaticSlice", ones, dim, **piece, sizes=list(ones), input_id=x.id)
+        flat = [size if d == varying[0] else 1 for d in range(len(shapes))]
+        shaped = {"num_dims": len(flat), "new_shape": list(flat)}
+        x = self._of_any_size("StaticReshape", flat, varying[0], **shaped, input_id=x.id)
+        term = self.constant(row)
+        made = self.node("Add", self._values[index].dims, input1_id=x.id, input2_id=term.id)
+        self._nodes[-1].xnode_union.output_id = index
+        assert self._values.pop().id_out == made.id
+        self._values[index].constant_buffer_idx = 0
+        self._nodes[start:], self._nodes[:0] = [], self._nodes[start:]
+
+    def _of_any_size(self, kind: str, shape: Sequence[int], dim: int, **fields: Any) -> XnnValue:
+        """A reshape or a slice which takes that dimension as it comes."""
+        made = self.node(kind, shape, **fields)
+        node = self._nodes[-1].xnode_union
+        (node.new_shape if kind == "StaticReshape" else node.sizes)[dim] = _INFERRED
+        return made
+
+    def _input_of(self, sizes: Sequence[int], writers: Sequence[XnnWriter]) -> tuple[XnnValue, int] | None:
+        """An input of floats, and the dimension of it that has these sizes in each graph."""
+        for index in self._inputs:
+            for d, found in enumerate(zip(*(each._values[index].dims for each in writers), strict=True)):
+                if found == tuple(sizes) and index not in self._types:
+                    return XnnValue(index, tuple(self._values[index].dims)), d
+        return None
+
+
+def _varying(rows: Sequence[Any]) -> list[int]:
+    """The places at which lists of numbers differ."""
+    if not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
+        return []
+    return [d for d, sizes in enumerate(zip(*rows, strict=True)) if len(set(sizes)) > 1]
+
+
+_INFERRED = 0  # in place of a size: what is left for it, or all of the dimension
 
 
 def _moved(

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import where
 from dimorder.lowering.capture.exported import stateful
@@ -36,6 +37,7 @@ from dimorder.targets.xnnpack.backend import XnnWriter
 from dimorder.targets.xnnpack.exact import Computed, exact_run
 from dimorder.targets.xnnpack.graph import XnnValue
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
+from dimorder.targets.xnnpack.ranges import Outer, Parts, for_ranges
 
 aten = torch.ops.aten
 
@@ -69,13 +71,16 @@ def emit(
     *,
     constant_methods: Mapping[str, str] | None = None,
     operators: Table = OPERATORS,
+    others: Sequence[ExportedProgram] = (),
+    contract: Contract | None = None,
 ) -> Emitted:
     """The `.pte` of a physical program; its inputs and outputs are the program's, flat and in order.
 
     A 4-D input or output with channels-last strides keeps its logical shape and gets the dim order (0, 2, 3,
     1); every other one, and one whose order is ambiguous (C = 1, H = W = 1), is contiguous. What XNNPACK
     lacks runs as portable kernels between the delegates. `constant_methods` are embedded as methods that
-    return the text; `operators` are what the delegates compute.
+    return the text; `operators` are what the delegates compute. `others` are programs of the same plan
+    for other sizes: the file is for all that `contract` promises.
 
     A buffer that the program writes is one of ExecuTorch's mutable buffers: what it holds at first is in the
     file, and each load of the method has its own.
@@ -96,7 +101,13 @@ def emit(
         if reason:
             raise _no_kernel(plan, [node], reason)
     build = _outer(plan)
-    pte = _file(plan, GraphModule(build.root, build.graph), constant_methods or {})
+    module, symbols = GraphModule(build.root, build.graph), None
+    if others and contract is not None:
+        builds = [build, *(_outer(_partition(other, operators)) for other in others)]
+        module, symbols = for_ranges(
+            [Outer(b.root, b.graph, b.values, b.delegates) for b in builds], contract
+        )
+    pte = _file(plan, module, constant_methods or {}, symbols)
     delegates, outside = _calls(pte)
     _require_kernels(outside, plan)
     exactly = None
@@ -109,8 +120,8 @@ def emit(
     return Emitted(pte, delegates, outside, build.transposes, exactly, tuple(build.float_islands.items()))
 
 
-def _file(plan: _Partition, module: GraphModule, texts: Mapping[str, str]) -> bytes:
-    outer = torch.export.export(module, plan.example_inputs())
+def _file(plan: _Partition, module: GraphModule, texts: Mapping[str, str], symbols: Any = None) -> bytes:
+    outer = torch.export.export(module, plan.example_inputs(), dynamic_shapes=symbols)
     if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
         return _lower_outside(plan, outer, texts)
     return written(stateful(outer, plan.state), texts)
@@ -309,6 +320,7 @@ class _OuterBuilder:
     transposes: int = 0
     is_quantised: bool = False
     computed: dict[str, Computed] = field(default_factory=dict)
+    delegates: dict[str, Parts] = field(default_factory=dict)
     float_islands: dict[Node, str] = field(default_factory=dict)
 
     def delegate(self, group: Sequence[Node]) -> None:
@@ -321,6 +333,7 @@ class _OuterBuilder:
             [empty(node.meta["val"], self.plan.is_nhwc(node)) for node in nodes] for nodes in (read, given)
         )
         self.root.add_module(name, lowered(BACKEND, reads, gives, *writer.serialise()))
+        self.delegates[name] = reads, gives, writer
         model, outputs = writer.model(), list(writer.outputs)
         more = [index for index in model.rounded if index not in outputs]
 

@@ -14,6 +14,7 @@ from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.lowering.network_plan import Place
+from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table
@@ -48,11 +49,23 @@ class Pte:
         return pte.method_of(self.data)
 
 
-def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> Pte:
-    """Raises `UnsupportedError` where an operator has no kernel."""
+def emit(
+    program: ExportedProgram,
+    contract: Contract,
+    operators: Table = OPERATORS,
+    others: Sequence[ExportedProgram] = (),
+) -> Pte:
+    """Raises `UnsupportedError` where an operator has no kernel. `others` are programs of the same plan for
+    other sizes, where the contract has symbols."""
     from dimorder.targets.xnnpack.emit import emit as emit_pte
 
-    emitted = emit_pte(program, constant_methods=constant_methods(contract), operators=operators)
+    emitted = emit_pte(
+        program,
+        constant_methods=constant_methods(contract),
+        operators=operators,
+        others=others,
+        contract=contract,
+    )
     islands = tuple((Place.of(node), reason) for node, reason in emitted.float_islands)
     return Pte(
         seal(emitted.pte),
@@ -61,6 +74,19 @@ def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERAT
         emitted.exactly,
         tuple(dict(islands).items()),
     )
+
+
+def emit_ranges(
+    programs: Sequence[ExportedProgram],
+    sizes: SizeTable,
+    contract: Contract,
+    operators: Table = OPERATORS,
+) -> Pte:
+    """One file for all sizes, of programs of several.
+
+    Raises `UnsupportedError` where an operator has no kernel, or none for all sizes.
+    """
+    return emit(programs[0], contract, operators, programs[1:])
 
 
 def check(path: str, data: bytes) -> FileSummary:
@@ -92,6 +118,7 @@ def target(operators: Table = OPERATORS) -> Target:
         runtime="ExecuTorch",
         set_threads=pte.set_threads,
         state=True,
+        emit_ranges=partial(emit_ranges, operators=operators),
     )
 
 

@@ -1,0 +1,111 @@
+"""Decides what letters in the shapes of --input mean: symbols, and their ranges."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dimorder.cli import models
+from dimorder.errors import UsageError
+
+if TYPE_CHECKING:
+    from dimorder.contract import Symbol
+
+BATCH = (1, 16)  # the range of the first dimension of an input, where none is given
+_RANGE = re.compile(r"(?P<name>[A-Z])=(?P<minimum>\d+)\.\.(?P<maximum>\d+)(?::(?P<step>\d+))?")
+
+
+def parse_range(text: str) -> Symbol:
+    """One `--range LETTER=FROM..TO[:STEP]`.
+
+    >>> print(parse_range("N=1..16"), parse_range("H=64..256:32"), sep="; ")
+    N = 1 … 16; H = 64 … 256 in steps of 32
+    """
+    from dimorder.contract import Symbol
+
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--range {text}", "no range", "write N=1..16, or H=64..256:32 for multiples of 32")
+    return Symbol(match["name"], *map(int, (match["minimum"], match["maximum"], match["step"] or 1)))
+
+
+def parse_size(text: str) -> tuple[str, int]:
+    """One `--cost-at LETTER=SIZE`.
+
+    >>> parse_size("N=8")
+    ('N', 8)
+    """
+    name, _, size = text.partition("=")
+    if not name.isidentifier() or not size.isdigit():
+        raise UsageError(f"--cost-at {text}", "no size of a symbol", "write N=8")
+    return name, int(size)
+
+
+def symbols(inputs: Sequence[models.InputOption], ranges: Sequence[Symbol]) -> dict[str, Symbol]:
+    """The symbols in the shapes of inputs, by their letters, with their ranges: of a first dimension 1 to 16
+    where none is given.
+
+    Raises `UsageError` for a symbol without a range, and for a range without a symbol.
+
+    >>> print(*symbols([models.InputOption.parse("Nx3x224x224")], []).values())
+    N = 1 … 16
+    """
+    from dimorder.contract import Symbol
+
+    known = {symbol.name: symbol for symbol in ranges}
+    found: dict[str, Symbol] = {}
+    for option in inputs:
+        for dim, size in enumerate(option.shape):
+            if isinstance(size, int):
+                continue
+            if size not in known and dim:
+                fix = f"give --range {size}=64..256, or {size}=64..256:32 for multiples of 32"
+                raise UsageError(f"--input {option}", f"the symbol {size}, without a range", fix)
+            found[size] = known.get(size, Symbol(size, *BATCH))
+    unused = sorted(set(known) - set(found))
+    if unused:
+        fix = f"write the letter there, as in {unused[0]}x3x224x224"
+        raise UsageError(f"--range {unused[0]}=…", "a symbol that is in no --input", fix)
+    return found
+
+
+def example_sizes(known: Mapping[str, Symbol]) -> dict[str, int]:
+    """A size of each symbol to export with: not the least, for torch takes a size of 1 for 1 ever after."""
+    sizes = {}
+    for symbol in known.values():
+        assert symbol.maximum is not None
+        sizes[symbol.name] = min(symbol.maximum, max(symbol.minimum, 2 * symbol.step))
+    return sizes
+
+
+def dynamic_shapes(
+    model: models.Model,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    inputs: Sequence[models.InputOption],
+    known: Mapping[str, Symbol],
+) -> Any:
+    """The symbols of a call's tensors as torch.export wants them; None where there are none."""
+    if not known:
+        return None
+    import torch
+    from torch.export import Dim
+
+    dims: dict[str, Any] = {}
+    for symbol in known.values():
+        assert symbol.maximum is not None
+        root = Dim(symbol.name, min=symbol.minimum // symbol.step, max=symbol.maximum // symbol.step)
+        dims[symbol.name] = root if symbol.step == 1 else symbol.step * root
+    positional_first = sorted(inputs, key=lambda option: option.name is not None)
+    told = {
+        id(tensor): {d: dims[size] for d, size in enumerate(option.shape) if isinstance(size, str)}
+        for tensor, option in zip([*args, *kwargs.values()], positional_first, strict=True)
+    }
+    bound = inspect.signature(models.runnable(model).forward).bind(*args, **kwargs).arguments
+
+    def shapes(value: Any) -> Any:
+        return told[id(value)] if isinstance(value, torch.Tensor) else tuple(map(shapes, value))
+
+    return {name: shapes(value) for name, value in bound.items()}

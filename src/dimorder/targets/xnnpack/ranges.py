@@ -1,0 +1,104 @@
+"""Decides how the delegates of one plan at several sizes become delegates for all sizes.
+
+XNNPACK finds every shape anew from those of its inputs: a graph for all sizes is that of one size, but for a
+reshape, one entry of which may be left out, a slice, which may take a dimension whole, and constants that are
+one row, repeated. The program round them is traced with symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+from torch.fx import Graph, GraphModule, Node
+
+from dimorder.contract import Contract
+from dimorder.lowering.unify import Unifier, broadcast_row, formula, refusal
+from dimorder.targets.delegate import lowered
+from dimorder.targets.xnnpack.backend import XnnWriter
+
+BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
+
+Parts = tuple[
+    Sequence[Tensor], Sequence[Tensor], XnnWriter
+]  # what a delegate reads, what it gives, its graph
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A program of delegates and portable operators: its graph, the delegates in it, and for each node of the
+    physical program that it has a value of, that value."""
+
+    root: torch.nn.Module
+    graph: Graph
+    values: Mapping[Node, Node]
+    delegates: Mapping[str, Parts]
+
+
+def for_ranges(outers: Sequence[Outer], contract: Contract) -> tuple[GraphModule, Any]:
+    """The one program of several that differ in sizes, and its inputs' symbols as torch.export wants them.
+
+    Raises `UnsupportedError` for the first operator that XNNPACK cannot compute at all sizes.
+    """
+    first = outers[0]
+    for outer in outers:
+        for node, made in outer.values.items():
+            made.meta["val"] = node.meta["val"]
+    root, broadcast = torch.nn.Module(), {}
+    for node in first.graph.find_nodes(op="get_attr"):
+        held = [outer.root.get_buffer(str(node.target)) for outer in outers]
+        row = broadcast_row(held)
+        if row is None:
+            raise refusal(node, "a constant that is another one for each size")
+        root.register_buffer(str(node.target), row)
+        if len({each.shape for each in held}) > 1:
+            broadcast[node.name] = held
+    for name in first.delegates:
+        _add(root, name, [outer.delegates[name] for outer in outers])
+    graph = Unifier([outer.graph for outer in outers]).unified(broadcast)
+    return GraphModule(root, graph), _symbols(contract)
+
+
+def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts]) -> None:
+    """Adds a delegate for all sizes."""
+    reads, gives, writer = parts[0]
+    writer.unify([other for _, _, other in parts[1:]])
+    columns = [
+        sizes
+        for each in zip(*(p[0] for p in parts), strict=True)
+        for sizes in _sizes([x.shape for x in each])
+    ]
+    shapes = []
+    for each in zip(*(p[1] for p in parts), strict=True):
+        rows = _sizes([x.shape for x in each])
+        made = [sizes[0] if len(set(sizes)) == 1 else formula(sizes, columns) for sizes in rows]
+        assert None not in made, "a result of a delegate has sizes that are not those of its operands"
+        shapes.append([size for size in made if size is not None])
+    varying = [
+        [d for d, sizes in enumerate(_sizes([x.shape for x in each])) if len(set(sizes)) > 1]
+        for each in zip(*(p[0] for p in parts), strict=True)
+    ]
+    blob = writer.serialise()
+    root.add_module(name, lowered(BACKEND, reads, gives, *blob, shapes=shapes, varying=varying))
+
+
+def _sizes(shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """The sizes of each dimension, in several programs."""
+    return list(zip(*(map(int, shape) for shape in shapes), strict=True))
+
+
+def _symbols(contract: Contract) -> Any:
+    dims: dict[str, Any] = {}
+    for symbol in contract.symbols:
+        assert symbol.maximum is not None
+        ends = symbol.minimum // symbol.step, symbol.maximum // symbol.step
+        root = Dim(symbol.name, min=ends[0], max=ends[1])
+        dims[symbol.name] = root if symbol.step == 1 else symbol.step * root
+    return tuple(
+        {d: dims[size] for d, size in enumerate(spec.boundary_shape) if isinstance(size, str)}
+        for spec in contract.inputs
+    )

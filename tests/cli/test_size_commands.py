@@ -1,0 +1,92 @@
+"""Decides what letters in --input do: one file for all sizes of a range, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dimorder.cli import main
+from dimorder.lowering.verify import relative_error
+from tests.cli import networks
+
+HERE = "tests.cli.networks"
+
+pytestmark = pytest.mark.usefixtures("at_root")
+
+
+def test_a_file_for_a_range_is_lowered_and_run_at_several_sizes(tmp_path: Path, capfd) -> None:
+    file, plan, out = tmp_path / "net.pte", tmp_path / "plan.json", tmp_path / "y.npy"
+    sizes = ["--input", "Nx3xHx7", "--range", "H=4..32:4", "--cost-at", "N=8"]
+    assert main(["lower", f"{HERE}:Tiny", *sizes, "-o", str(file), "--json", str(plan)]) == 0
+    told = json.loads(plan.read_text())
+    assert told["inputs"][0]["shape"] == ["N", 3, "H", 7] and told["outputs"][0]["shape"] == ["N", 5]
+    assert told["ranges"]["symbols"] == [
+        {"name": "N", "minimum": 1, "maximum": 16},
+        {"name": "H", "minimum": 4, "maximum": 32, "step": 4},
+    ]
+    assert told["ranges"]["cost_at"]["N"] == 8 and told["ranges"]["optimal_for_range"] is True
+    torch.manual_seed(0)
+    module = networks.Tiny().eval()
+    for shape in ((1, 3, 4, 7), (16, 3, 32, 7), (5, 3, 12, 7)):
+        x = torch.randn(shape)
+        np.save(tmp_path / "x.npy", x.numpy())
+        assert main(["run", str(file), "--input", str(tmp_path / "x.npy"), "-o", str(out)]) == 0
+        with torch.no_grad():
+            assert relative_error(torch.from_numpy(np.load(out)), module(x)) <= 1e-4
+    np.save(tmp_path / "x.npy", np.zeros((1, 3, 6, 7), np.float32))
+    capfd.readouterr()
+    assert main(["run", str(file), "--input", str(tmp_path / "x.npy")]) == 1
+    assert "size 6 in dim 2, where H is a multiple of 4" in capfd.readouterr().err
+
+
+def test_a_physical_program_is_printed_by_its_symbols(capfd) -> None:
+    argv = ["lower", f"{HERE}:Tiny", "--arg", "width=4", "--input", "Nx3x5x7", "--target", "torch"]
+    assert main([*argv, "--print", "physical"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [" ".join(line.split()) for line in lines[:3]] == [
+        "x N×3×5×7 NCHW input",
+        "x.NHWC N×5×7×3 NHWC convert x, 420*N bytes",
+        "conv2d N×5×7×4 NHWC conv2d_nhwc(x.NHWC, conv_weight[4×3×3×3], conv_bias[4], padding 1)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "found", "fix"),
+    [
+        (["--input", "Nx3xHx7"], "the symbol H, without a range", "give --range H=64..256, or H=64..256:32"),
+        (
+            ["--input", "2x3x5x7", "--range", "N=1..4"],
+            "a symbol that is in no --input",
+            "write the letter there",
+        ),
+        (["--input", "Nx3x5x7", "--range", "N=4"], "no range", "write N=1..16, or H=64..256:32"),
+        (["--input", "Nx3x5x7", "--range", "N=9..4"], "range 9 to 4", "give an identifier and 0 <= minimum"),
+        (
+            ["--input", "Nx3x5x7", "--range", "N=1..16:4"],
+            "range 1 to 16 in steps of 4",
+            "give multiples of 4",
+        ),
+        (["--input", "Nx3x5x7", "--cost-at", "N"], "no size of a symbol", "write N=8"),
+        (["--input", "Nx3x5x7", "--cost-at", "N=17"], "N = 17", "give a size of N = 1 … 16"),
+        (["--input", "Nx3x5x7", "--quantize", "int8-dynamic"], "the symbol N", "give its inputs fixed sizes"),
+        (
+            ["--input", "Nx3x5x7", "--target", "tosa"],
+            "symbolic sizes, N = 1 … 16",
+            "lower one graph for each",
+        ),
+    ],
+)
+def test_a_wrong_size_is_told_in_three_lines(argv: list[str], found: str, fix: str, capfd) -> None:
+    assert main(["plan", f"{HERE}:Tiny", *argv]) != 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("dimorder: ")]
+    assert len(lines) == 3
+    assert lines[1].startswith(f"  found: {found}") and lines[2].startswith(f"  fix: {fix}")
+
+
+def test_a_command_that_runs_a_network_wants_numbers(capfd) -> None:
+    assert main(["inspect", f"{HERE}:Tiny", "--input", "Nx3x5x7"]) != 0
+    assert "the symbol N, where one size is needed" in capfd.readouterr().err

@@ -1,0 +1,339 @@
+"""One program for all sizes of a range: it gives eager's numbers at each, its plan is the best at each, and
+what it cannot be made for is refused by the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+import dimorder
+from dimorder.contract import Contract, Symbol
+from dimorder.errors import ContractError, UnsupportedError, UsageError
+from dimorder.lowered import Lowered
+from dimorder.lowering.verify import relative_error
+from tests import zoo
+
+TARGETS = ("torch", "xnnpack")
+RANGES = {
+    "N": Symbol("N", 1, 16),
+    "H": Symbol("H", 32, 96, 16),
+    "W": Symbol("W", 48, 128, 16),
+    "T": Symbol("T", 60, 130),
+}
+BATCHES = [{"N": n} for n in (1, 2, 4, 7, 15, 16)]
+PICTURES = [
+    {"N": n, "H": h, "W": w}
+    for n, h, w in ((1, 32, 48), (2, 96, 128), (1, 96, 48), (3, 32, 128), (2, 64, 64), (16, 48, 80))
+]
+TIMES = [{"T": t} for t in (60, 61, 77, 96, 129, 130)]
+
+
+def dynamic_shapes(shape: str) -> tuple[dict[int, Any], ...]:
+    """What torch.export is told of one input of such a shape: `Nx3x64x64`."""
+    dims = {}
+    for d, size in enumerate(shape.split("x")):
+        if size in RANGES:
+            symbol = RANGES[size]
+            root = Dim(size, min=symbol.minimum // symbol.step, max=(symbol.maximum or 0) // symbol.step)
+            dims[d] = root if symbol.step == 1 else symbol.step * root
+    return (dims,)
+
+
+def sized(shape: str, sizes: Mapping[str, int]) -> torch.Tensor:
+    return torch.randn([sizes.get(size) or int(size) for size in shape.split("x")])
+
+
+def lower(module: nn.Module, shape: str, **options: Any) -> Lowered:
+    example = sized(shape, {name: symbol.minimum + symbol.step for name, symbol in RANGES.items()})
+    return dimorder.lower(module, (example,), dynamic_shapes=dynamic_shapes(shape), **options)
+
+
+def errors(lowered: Lowered, module: nn.Module, x: torch.Tensor) -> list[float]:
+    with torch.no_grad():
+        wanted = pytree.tree_leaves(module(x))
+    return [relative_error(*pair) for pair in zip(pytree.tree_leaves(lowered.run(x)), wanted, strict=True)]
+
+
+# Whole networks
+
+
+def _slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+NETWORKS = [
+    ("unet", "Nx3xHxW", PICTURES),
+    ("vit_128", "Nx3x64x64", BATCHES),
+    ("tcn", "Nx6x200", BATCHES),
+    _slow("resnet18", "Nx3x64x64", BATCHES),
+    _slow("mobilenet_v3_small", "Nx3x64x64", BATCHES),
+    _slow("shufflenet_v2_x1_0", "Nx3x64x64", BATCHES),
+    _slow("convnext_tiny", "Nx3x64x64", BATCHES),
+    _slow("espcn", "1x3xHxW", PICTURES),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("name", "shape", "points"), NETWORKS)
+def test_one_program_gives_eagers_numbers_at_every_size(
+    name: str, shape: str, points: list[dict[str, int]], target: str
+) -> None:
+    module = zoo.network(name).build()
+    lowered = lower(module, shape, target=target)
+    assert lowered.artifact.delegates == (target == "xnnpack") and not lowered.artifact.outside
+    assert lowered.plan.ranges is not None and lowered.plan.ranges.unproven is None
+    for sizes in points:
+        x = sized(shape, sizes)
+        found = errors(lowered, module, x)
+        assert max(found) <= 1e-4, (sizes, found)
+
+
+def test_time_is_a_symbol_too() -> None:
+    module = zoo.network("tcn").build()
+    lowered = lower(module, "1x6xT", target="torch")
+    for sizes in TIMES:
+        assert max(errors(lowered, module, sized("1x6xT", sizes))) <= 1e-4
+
+
+def test_a_file_is_loaded_and_run_at_every_size_in_any_order(tmp_path: Path) -> None:
+    module = zoo.network("unet").build()
+    program = dimorder.load(lower(module, "Nx3xHxW", target="xnnpack").save(tmp_path / "unet.pte"))
+    for sizes in PICTURES:
+        x = sized("Nx3xHxW", sizes)
+        with torch.no_grad():
+            wanted = module(x)
+        for fed in (x, x.contiguous(memory_format=torch.channels_last)):
+            assert relative_error(program(fed), wanted) <= 1e-4
+
+
+def test_a_saved_program_of_torch_keeps_its_ranges(tmp_path: Path) -> None:
+    module = Gated().eval()
+    program = dimorder.load(lower(module, "Nx3xHxW", target="torch").save(tmp_path / "gated.pt2"))
+    for sizes in PICTURES:
+        x = sized("Nx3xHxW", sizes)
+        with torch.no_grad():
+            assert relative_error(program(x), module(x)) <= 1e-4
+
+
+# The contract
+
+
+class Gated(nn.Module):
+    """A convolution of stride 2, times a gate of its mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        gate: torch.Tensor = self.gate(y.mean((2, 3))).sigmoid()
+        return y * gate[:, :, None, None]
+
+
+def test_a_contract_holds_names_and_ranges() -> None:
+    lowered = lower(Gated().eval(), "Nx3xHxW", input_orders="NHWC")
+    contract = lowered.contract
+    assert contract.inputs[0].shape == ("N", 3, "H", "W")
+    assert contract.outputs[0].shape == ("N", 8, "H/2", "W/2")
+    assert contract.symbols == tuple(RANGES[name] for name in "NHW")
+    assert Contract.from_json(contract.to_json()) == contract
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        ((17, 3, 32, 48), "size 17 in dim 0, where N is from 1 to 16"),
+        ((2, 3, 16, 48), "size 16 in dim 2, where H is from 32 to 96"),
+        ((2, 3, 40, 48), "size 40 in dim 2, where H is a multiple of 16"),
+    ],
+)
+def test_a_size_outside_of_its_range_is_refused(shape: tuple[int, ...], told: str) -> None:
+    lowered = lower(Gated().eval(), "Nx3xHxW")
+    with pytest.raises(ContractError) as refused:
+        lowered.run(torch.zeros(shape))
+    assert str(refused.value).splitlines()[1] == f"  found: {told}"
+
+
+def test_a_range_of_steps_says_what_to_pad_to() -> None:
+    lowered = lower(Gated().eval(), "Nx3xHxW")
+    with pytest.raises(ContractError, match="fix: pad to 48, or lower the program for other sizes"):
+        lowered.run(torch.zeros(2, 3, 40, 48))
+
+
+# The plan
+
+
+class Mixed(nn.Module):
+    """A convolution, which wants channels last, and a product over its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mix = nn.Conv2d(3, 5, 3, padding=1), nn.Linear(7, 11)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.conv(x)
+        return y.relu(), self.mix(y).softmax(2)
+
+
+def test_the_plan_for_a_range_is_the_best_at_every_size_of_it() -> None:
+    module = Mixed().eval()
+    dims = ({0: Dim("N", min=1, max=5), 2: Dim("H", min=4, max=7)},)
+    found = dimorder.plan(module, (torch.ones(2, 3, 5, 7),), dynamic_shapes=dims, target="xnnpack")
+    assert found.ranges is not None and found.ranges.unproven is None
+    kept = [(c.value, c.from_order, c.to_order) for c in found.conversions]
+    for n in range(2, 6):
+        for h in range(4, 8):
+            fixed = dimorder.plan(module, (torch.ones(n, 3, h, 7),), target="xnnpack")
+            own = dimorder.plan(
+                module,
+                (torch.ones(2, 3, 5, 7),),
+                dynamic_shapes=dims,
+                cost_at={"N": n, "H": h},
+                target="xnnpack",
+            )
+            assert own.cost == fixed.cost and fixed.certificate.optimal
+            assert [(c.value, c.from_order, c.to_order) for c in own.conversions] == kept
+
+
+def test_what_is_proven_is_told_with_the_costs_at_the_ends() -> None:
+    dims = ({0: Dim("N", min=1, max=16)},)
+    found = dimorder.plan(Gated().eval(), (torch.ones(2, 3, 32, 48),), dynamic_shapes=dims, cost_at={"N": 8})
+    assert [line for line in str(found).splitlines() if line.startswith(("sizes", "cost", "proof", "     "))][
+        :4
+    ] == [
+        "sizes   N = 1 … 16",
+        "cost    245,760 bytes, 2 conversions at N = 8",
+        "proof   no plan costs less than 245,760 bytes: optimal over complete candidates (default)",
+        "        nor at any other sizes of these ranges, where this plan costs 30,720 at N = 1 to 491,520 at "
+        "N = 16",
+    ]
+    assert found.to_dict()["ranges"] == {
+        "symbols": [{"name": "N", "minimum": 1, "maximum": 16}],
+        "cost_at": {"N": 8},
+        "corners": [{"sizes": {"N": 1}, "cost": 30720}, {"sizes": {"N": 16}, "cost": 491520}],
+        "optimal_for_range": True,
+        "unproven": None,
+    }
+
+
+class Pairs(nn.Module):
+    """Attention over a length, whose scores grow with its square."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.transpose(1, 2)).softmax(1) @ x
+
+
+def test_a_cost_that_grows_with_a_square_is_proven_at_one_size_alone() -> None:
+    dims = ({1: Dim("L", min=4, max=40)},)
+    found = dimorder.plan(Pairs(), (torch.ones(3, 9, 7),), dynamic_shapes=dims, target="xnnpack")
+    assert found.ranges is not None and found.ranges.cost_at == {"L": 12}
+    assert found.ranges.unproven == "a cost grows faster than one of the sizes"
+    assert "of these sizes alone: a cost grows faster than one of the sizes" in str(found)
+
+
+# Refusals
+
+
+def refusal(module: nn.Module, example: torch.Tensor, dims: Any, **options: Any) -> list[str]:
+    with pytest.raises((UnsupportedError, UsageError)) as refused:
+        dimorder.lower(module, (example,), dynamic_shapes=dims, **options)
+    return str(refused.value).splitlines()
+
+
+BATCH = ({0: Dim("N", min=1, max=16)},)
+
+
+def test_tosa_has_one_graph_per_size() -> None:
+    assert refusal(Gated().eval(), torch.ones(2, 3, 8, 8), BATCH, target="tosa") == [
+        "target tosa",
+        "  found: symbolic sizes, N = 1 … 16: its graphs have fixed ones",
+        "  fix: lower one graph for each size that is needed",
+    ]
+
+
+def test_a_size_without_an_upper_bound_is_refused() -> None:
+    assert refusal(Gated().eval(), torch.ones(2, 3, 8, 8), ({0: Dim("N", min=1)},)) == [
+        "input x, dim 0",
+        "  found: the size N, without an upper bound",
+        '  fix: say how large it may be: torch.export.Dim("N", min=1, max=16)',
+    ]
+
+
+def test_a_size_that_the_network_fixes_is_refused_with_torchs_reason() -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.ones(2, 3)
+
+    first, found, _ = refusal(Fixed(), torch.ones(2, 3), BATCH)
+    assert first == "torch.export of Fixed" and "N" in found
+
+
+def test_a_cost_is_asked_for_at_a_size_of_the_range() -> None:
+    module, x = Gated().eval(), torch.ones(2, 3, 8, 8)
+    assert refusal(module, x, BATCH, cost_at={"N": 17}) == [
+        "cost_at",
+        "  found: N = 17",
+        "  fix: give a size of N = 1 … 16",
+    ]
+    assert refusal(module, x, BATCH, cost_at={"M": 1})[1:] == [
+        "  found: no symbol 'M'",
+        "  fix: give sizes of N",
+    ]
+
+
+def test_an_exported_program_has_its_own_symbols() -> None:
+    module = Gated().eval()
+    exported = torch.export.export(module, (torch.ones(3, 3, 8, 6),), dynamic_shapes=BATCH)
+    with pytest.raises(UsageError, match="an exported program, which has its own"):
+        dimorder.lower(exported, dynamic_shapes=BATCH)
+    lowered = dimorder.lower(exported)
+    (symbol,) = lowered.contract.symbols
+    assert (symbol.maximum, symbol.step) == (16, 1)
+    for n in (1, 5, 16):
+        assert max(errors(lowered, module, torch.randn(n, 3, 8, 6))) <= 1e-4
+
+
+def test_integers_have_fixed_sizes() -> None:
+    class Rounded(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            integers = torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8)
+            y: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_tensor(
+                integers, 0.5, 0, -128, 127, torch.int8
+            )
+            return y + 1
+
+    assert refusal(Rounded(), torch.ones(2, 3), BATCH, target="xnnpack") == [
+        "a quantised network",
+        "  found: integers, with symbolic sizes",
+        "  fix: lower one program for each size",
+    ]
+
+
+def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:
+    class Positions(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.arange(x.shape[1])
+
+    dims = ({1: Dim("L", min=4, max=40)},)
+    first, found, _ = refusal(Positions(), torch.ones(2, 9), dims)
+    assert first.startswith("aten.add.Tensor (test_symbolic_sizes.py:")
+    assert found == "  found: the constant constant__0, which is another one for each size"
+
+
+def test_what_xnnpack_cannot_do_at_all_sizes_is_refused_by_the_operator() -> None:
+    class Last(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu()[:, -1:] * 2
+
+    dims = ({1: Dim("L", min=4, max=40)},)
+    first, found, _ = refusal(Last(), torch.ones(2, 9, 3), dims, target="xnnpack")
+    assert first.startswith("aten.slice.Tensor (test_symbolic_sizes.py:")
+    assert found.startswith("  found: an XNNPACK StaticSlice whose offsets is [0, ")
