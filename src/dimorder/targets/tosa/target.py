@@ -31,7 +31,7 @@ from dimorder.targets.tosa.integers.model import TosaModel
 from dimorder.targets.tosa.integers.numbers import IntegerWriter
 from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
-from dimorder.targets.tosa.writer import MAX_RANK
+from dimorder.targets.tosa.writer import MAX_RANK, as_held
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,10 @@ def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list
 def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
     """A tensor as the graph reads it: a dense array in the contract's order."""
     dense = tensor.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else tensor
-    array = dense.detach().cpu().contiguous().numpy()
+    held = dense.detach().cpu().contiguous()
+    if held.dtype == torch.bfloat16:  # which numpy has not
+        return as_held(held.float().numpy(), "BF16")
+    array = held.numpy()
     if array.dtype == np.uint8:  # TOSA has these bits as INT8
         return array.view(np.int8)
     if array.dtype != np.int64:
@@ -92,7 +95,8 @@ def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
 
 def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
     """A result as the program's signature shows it."""
-    held, dtype = torch.from_numpy(array), getattr(torch, spec.dtype)
+    dtype = getattr(torch, spec.dtype)
+    held = torch.from_numpy(array.astype(np.float32) if dtype == torch.bfloat16 else array)
     dense = held.view(dtype) if dtype == torch.uint8 else held.to(dtype)
     dense = dense.reshape([int(size) for size in spec.dim_order.physical_shape(spec.shape)])
     return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense

@@ -236,7 +236,8 @@ def _delegate(
 
 
 def _read(writer: XnnWriter, node: Node, plan: _Partition) -> View[XnnValue]:
-    value, of = node.meta["val"], None
+    value = node.meta["val"]
+    of: IntegerType | torch.dtype | None = value.dtype
     rounded = node not in plan.inputs and value.is_floating_point()
     if not value.is_floating_point():
         of = integer_type(node)

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnGraph, kind_of, passes_on, reads_of
-from dimorder.targets.xnnpack.integers import DYNAMIC, IN_FLOAT, IN_INT8, OPERANDS, WEIGHTS
+from dimorder.targets.xnnpack.integers import DYNAMIC, IN_FLOAT, IN_INT8, OPERANDS, READS, WEIGHTS
 
 _CLAMPED_BY_NODE = (
     schema.XNNConv2d,
@@ -30,7 +30,6 @@ _CLAMPED_BY_NODE = (
 _CLAMPED_BY_XNNPACK = frozenset(
     ("Conv2d", "DepthwiseConv2d", "ConvTranspose2d", "FullyConnected", "MaxPooling2d")
 )
-_READ = (*OPERANDS, *WEIGHTS)
 
 
 class XnnFusion(XnnGraph):
@@ -42,6 +41,8 @@ class XnnFusion(XnnGraph):
 
     def fuse(self) -> None:
         """Write fewer nodes that compute the same."""
+        if self._wide:
+            self._drop_unread()
         self._fuse_clamps()
         self._fuse_dynamic()
         if self._types:
@@ -161,7 +162,7 @@ class XnnFusion(XnnGraph):
         result = self._types.get(read_by[0].output_id) if len(read_by) == 1 else None
         if result is None or self._values[node.output_id].flags:
             return _BETWEEN[0]
-        read = {name: getattr(node, name) for name in _READ if getattr(node, name, NONE_ID) != NONE_ID}
+        read = {name: getattr(node, name) for name in READS if getattr(node, name, NONE_ID) != NONE_ID}
         weights = {n: index for n, index in read.items() if n in WEIGHTS and "filter_id" in read}
         sources = {n: self._integers_of(index) for n, index in read.items() if n not in weights}
         if None in sources.values():

@@ -63,6 +63,8 @@ class XnnGraph:
         self._weights: dict[int, Any] = {}  # their PerChannelQuant
         self._data: dict[int, torch.Tensor] = {}  # of constants
         self._scales: dict[int, torch.Tensor] = {}  # of constants that are integers
+        self._in_half: dict[int, int] = {}  # the values of float16 that hold constants
+        self._wide: dict[int, XnnValue] = {}  # by value of float16: the same in float32
         # Floats to be quantised dynamically: what they are, and which token each element is of.
         self._dynamic: dict[int, tuple[int, torch.Tensor]] = {}
         self._nonbatch: dict[
@@ -79,7 +81,7 @@ class XnnGraph:
         """Whether any value is of integers."""
         return bool(self._types or self._dynamic)
 
-    def _value(self, shape: Sequence[int], of: IntegerType | None = None) -> XnnValue:
+    def _value(self, shape: Sequence[int], of: IntegerType | torch.dtype | None = None) -> XnnValue:
         value = XnnValue(len(self._values), tuple(int(size) for size in shape))
         self._values.append(
             schema.XNNTensorValue(
@@ -92,11 +94,15 @@ class XnnGraph:
                 id_out=value.id,
             )
         )
-        if of is not None:
+        if isinstance(of, IntegerType):
             self._types[value.id] = of
         if self.origin is not None:
             self._origins[value.id] = self.origin
         return value
+
+    def _is_half(self, index: int) -> bool:
+        """Whether a value is of float16."""
+        return bool(self._values[index].datatype == schema.XNNDatatype.xnn_datatype_fp16)
 
     def _stored(self, key: str, data: bytes) -> int:
         """The index of a constant's bytes."""
@@ -308,10 +314,10 @@ class XnnGraph:
         return store.get_named_data_store_output()
 
 
-def _datatype(of: IntegerType | None) -> Any:
+def _datatype(of: IntegerType | torch.dtype | None) -> Any:
     datatype = schema.XNNDatatype
-    if of is None:
-        return datatype.xnn_datatype_fp32
+    if not isinstance(of, IntegerType):
+        return datatype.xnn_datatype_fp16 if of == torch.float16 else datatype.xnn_datatype_fp32
     return datatype.xnn_datatype_quint8 if of.dtype == torch.uint8 else datatype.xnn_datatype_qint8
 
 

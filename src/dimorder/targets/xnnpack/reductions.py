@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dimorder.lowering.capture.scaled import Scaled
-from dimorder.targets.table import Arguments, Row, View, is_transposed
+from dimorder.targets.table import Arguments, Row, View, is_of_one_type, is_transposed
 from dimorder.targets.xnnpack.pointwise import Build, apply, pair, times
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ def mean_over_space(w: XnnWriter, x: XnnValue) -> XnnValue:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.linear.default: Row(_linear, _check_linear),
-        aten.matmul.default: Row(_matmul, _check_matmul),
+        aten.linear.default: Row(_linear, _check_linear, halves=is_of_one_type),
+        aten.matmul.default: Row(_matmul, _check_matmul, halves=is_of_one_type),
         aten.softmax.int: Row(_softmax, _check_softmax),
         aten.layer_norm.default: Row(_layer_norm),
         aten.mean.dim: Row(_reduce(mean=True)),

@@ -18,7 +18,7 @@ from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.operators.convolution import PART_TAPS
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.resize import resized_by
-from dimorder.targets.table import Arguments, Row
+from dimorder.targets.table import Arguments, Row, is_of_one_type
 from dimorder.targets.xnnpack.moves import pad, slice_
 from dimorder.targets.xnnpack.pointwise import pair, times
 from dimorder.targets.xnnpack.reductions import mean_over_space, optional
@@ -282,11 +282,11 @@ def _check_nearest(a: Arguments) -> str | None:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        OPS.conv2d_nhwc.default: Row(_conv2d, _check_conv2d),
-        OPS.conv_transpose2d_nhwc.default: Row(_conv_transpose2d, _check_conv),
-        OPS.max_pool2d_nhwc.default: Row(_max_pool2d),
+        OPS.conv2d_nhwc.default: Row(_conv2d, _check_conv2d, halves=is_of_one_type),
+        OPS.conv_transpose2d_nhwc.default: Row(_conv_transpose2d, _check_conv, halves=is_of_one_type),
+        OPS.max_pool2d_nhwc.default: Row(_max_pool2d, halves=is_of_one_type),
         OPS.avg_pool2d_nhwc.default: Row(_avg_pool2d),
         OPS.upsample_bilinear2d_nhwc.default: Row(_bilinear, _check_bilinear),
-        OPS.upsample_nearest2d_nhwc.default: Row(_nearest, _check_nearest),
+        OPS.upsample_nearest2d_nhwc.default: Row(_nearest, _check_nearest, halves=is_of_one_type),
     }
 )
