@@ -22,9 +22,10 @@ TOP = 5  # the largest values of an output that are shown
 def read_inputs(
     contract: Contract, files: Sequence[str], normalisation: Normalisation | None
 ) -> list[torch.Tensor]:
-    """One tensor per input of the contract, from `[NAME=]FILE` each. numpy has no bfloat16: float32 becomes it.
+    """One tensor per input of the contract, from `[NAME=]FILE` each.
 
-    Raises `UsageError` for files that cannot be read, names that are not promised, inputs that are missing.
+    numpy has no bfloat16: an array of float32 becomes that. Raises `UsageError` for files that cannot be
+    read, names that are not promised, inputs that are missing.
     """
     chosen = _assign([spec.name for spec in contract.inputs], files)
     if normalisation is not None and all(is_array(file) for file in chosen.values()):

@@ -57,8 +57,8 @@ def whole(value: V) -> View[V]:
 
 
 # The arguments of a call by their schema's names, defaults filled in, each tensor a View or a constant
-# Tensor; `shape`, `shapes` and `dtype` (a torch.dtype) are the results', `floats` the floating types of operands
-# and results. A check gets the fx nodes instead.
+# Tensor; `shape`, `shapes` and `dtype` (a torch.dtype) are the results', `floats` the floating types of
+# operands and results. A check gets the fx nodes instead.
 Arguments = SimpleNamespace
 
 

@@ -25,6 +25,7 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import where
 from dimorder.lowering.capture.typed import integer_type
+from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.verify import Run
 from dimorder.targets.delegate import EDGE, TO_NCHW, TO_NHWC, empty, is_channels_last, lowered, written

@@ -199,24 +199,30 @@ class XnnFusion(XnnGraph):
         self._nodes = kept[::-1]
 
     def _fuse_clamps(self) -> None:
-        """Give the bounds of a clamp to the node that alone feeds it."""
+        """Give the bounds of a clamp to the node that alone feeds it, through a cast to float16 too."""
         readers = Counter(index for node in self._nodes for index in reads_of(node.xnode_union))
         producers = {node.xnode_union.output_id: node for node in self._nodes}
+
+        def alone(index: int) -> Any:
+            """The node that gives a value which one node reads, and nobody else."""
+            return producers.get(index) if readers[index] == 1 and not self._values[index].flags else None
+
         kept = []
         for node in self._nodes:
             clamp = node.xnode_union
-            source = producers.get(clamp.input_id) if isinstance(clamp, schema.XNNClamp) else None
+            last = alone(clamp.input_id) if isinstance(clamp, schema.XNNClamp) else None
+            casts = last is not None and kind_of(last) == "Convert" and self._is_half(clamp.input_id)
+            source = alone(last.xnode_union.input_id) if casts else last
             if (
                 source is None
                 or not isinstance(source.xnode_union, _CLAMPED_BY_NODE)
                 or source.output_min_max is not None
-                or readers[clamp.input_id] != 1
-                or self._values[clamp.input_id].flags
             ):
                 kept.append(node)
                 continue
             source.output_min_max = node.output_min_max
-            source.xnode_union.output_id = clamp.output_id
+            last.xnode_union.output_id = clamp.output_id
+            producers[clamp.output_id] = last
         self._nodes = kept
 
 

@@ -110,6 +110,12 @@ def _reduce(mean: bool) -> Build:
     return build
 
 
+def _is_over_space(a: Arguments) -> bool:
+    """Whether a mean is one node, which adds up in float32."""
+    rank = len(a.shape) if a.keepdim else len(a.shape) + len(a.dim or ())
+    return is_of_one_type(a) and rank == 4 and {d % rank for d in a.dim or ()} == {1, 2}
+
+
 def _reduced(w: XnnWriter, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:
     """The mean over `dims`, or the sum, in some shape of the right order: one run of adjacent dimensions at a
     time."""
@@ -152,7 +158,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.matmul.default: Row(_matmul, _check_matmul, halves=is_of_one_type),
         aten.softmax.int: Row(_softmax, _check_softmax),
         aten.layer_norm.default: Row(_layer_norm),
-        aten.mean.dim: Row(_reduce(mean=True)),
+        aten.mean.dim: Row(_reduce(mean=True), halves=_is_over_space),
         aten.sum.dim_IntList: Row(_reduce(mean=False)),
     }
 )
