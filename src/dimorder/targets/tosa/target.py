@@ -31,7 +31,7 @@ from dimorder.targets.tosa.integers.model import TosaModel
 from dimorder.targets.tosa.integers.numbers import IntegerWriter
 from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
-from dimorder.targets.tosa.writer import MAX_RANK, as_held
+from dimorder.targets.tosa.writer import MAX_RANK
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,7 @@ def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
     """A tensor as the graph reads it: a dense array in the contract's order."""
     dense = tensor.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else tensor
     held = dense.detach().cpu().contiguous()
-    if held.dtype == torch.bfloat16:  # which numpy has not
-        return as_held(held.float().numpy(), "BF16")
-    array = held.numpy()
+    array = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()  # numpy lacks that
     if array.dtype == np.uint8:  # TOSA has these bits as INT8
         return array.view(np.int8)
     if array.dtype != np.int64:
@@ -96,8 +94,8 @@ def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
 def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
     """A result as the program's signature shows it."""
     dtype = getattr(torch, spec.dtype)
-    held = torch.from_numpy(array.astype(np.float32) if dtype == torch.bfloat16 else array)
-    dense = held.view(dtype) if dtype == torch.uint8 else held.to(dtype)
+    held = torch.from_numpy(array.view(np.int16) if dtype == torch.bfloat16 else array)
+    dense = held.view(dtype) if dtype in (torch.uint8, torch.bfloat16) else held.to(dtype)
     dense = dense.reshape([int(size) for size in spec.dim_order.physical_shape(spec.shape)])
     return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
 

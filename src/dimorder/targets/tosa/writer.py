@@ -273,7 +273,7 @@ class TosaWriter:
         for name, tensor in self._tensors.items():
             if tensor.data is not None and name in read:
                 dtype = getattr(ts.DType, tensor.dtype)
-                serializer.addConst(list(tensor.shape), dtype, as_held(tensor.data, tensor.dtype), name=name)
+                serializer.addConst(list(tensor.shape), dtype, _as_held(tensor.data, tensor.dtype), name=name)
         for operator in operators:
             tensor = self._tensors[operator.output]
             block.addTensor(operator.output, list(tensor.shape), getattr(ts.DType, tensor.dtype))
@@ -341,7 +341,7 @@ class TosaWriter:
         return self._reshaped[key]
 
 
-def as_held(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+def _as_held(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     """Numbers as tosa-tools take them: of bfloat16 in its own extension of numpy."""
     if dtype != "BF16":
         return array
