@@ -56,7 +56,7 @@ class XnnWriter(XnnFusion):
     def constant(self, tensor: torch.Tensor) -> XnnValue:
         """A constant, stored once per distinct data; a scalar gets shape (1,).
 
-        It is of float32, or where a node reads it beside values of float16 (see `node`), of that.
+        It is of float32, or where a node reads it beside values of half precision (see `node`), of that.
         """
         held = tensor.detach().as_subclass(torch.Tensor).to("cpu", torch.float32)
         shape = tuple(tensor.shape) or (1,)
@@ -109,9 +109,10 @@ class XnnWriter(XnnFusion):
                 source = self._reshaped[index]
                 made = self.node(kind, source.shape, result_type=result_type, input_id=source.id)
                 return self.reshape(made, shape)
-        if kind != "Convert" and self._reads_halves(fields):
-            result_type = torch.float16
-            fields = {name: self._as_half(name, value) for name, value in fields.items()}
+        half = None if kind == "Convert" else self._reads_half(fields)
+        if half is not None:
+            result_type = half
+            fields = {name: self._as_half(name, value, half) for name, value in fields.items()}
         result = self._value(shape, result_type)
         if kind == "Convert" and result_type is None and fields["input_id"] in self._types:
             self._dequantised[result.id] = fields["input_id"]
@@ -121,26 +122,28 @@ class XnnWriter(XnnFusion):
         self._nodes.append(schema.XNode(made, debug_handle=len(self._nodes)))
         return result
 
-    def _reads_halves(self, fields: Mapping[str, Any]) -> bool:
-        """Whether what a node reads besides constants is of float16."""
-        read = (value for name, value in fields.items() if name in READS and value is not None)
-        return any(self._is_half(index) for index in read if not self._values[index].constant_buffer_idx)
+    def _reads_half(self, fields: Mapping[str, Any]) -> torch.dtype | None:
+        """The type of half precision that a node reads besides constants."""
+        read = [value for name, value in fields.items() if name in READS and value is not None]
+        types = {self._half(index) for index in read if not self._values[index].constant_buffer_idx}
+        assert len(types) < 2, f"a node reads {types}"
+        return next(iter(types), None)
 
-    def _as_half(self, name: str, value: Any) -> Any:
-        """A field of a node of float16: of a constant the value that is of that type."""
-        if name not in READS or value is None or self._is_half(value):
+    def _as_half(self, name: str, value: Any, half: torch.dtype) -> Any:
+        """A field of a node of half precision: of a constant the value that is of that type."""
+        if name not in READS or value is None or self._half(value):
             return value
-        if value not in self._in_half:
-            held = self._data[value].to(torch.float16)
-            made = self._value(held.shape, torch.float16)
+        if (value, half) not in self._in_half:
+            held = self._data[value].to(half)
+            made = self._value(held.shape, half)
             self._values[made.id].constant_buffer_idx = self._stored(*keyed(held))
             self._data[made.id] = held.float()
-            self._in_half[value] = made.id
-        return self._in_half[value]
+            self._in_half[value, half] = made.id
+        return self._in_half[value, half]
 
     def widened(self, operand: Any) -> Any:
-        """An operand in float32: a value of float16 is converted, or what it was converted from is taken."""
-        if not isinstance(operand, View) or not self._is_half(operand.value.id):
+        """An operand in float32: converted from half precision, or what that was converted from."""
+        if not isinstance(operand, View) or self._half(operand.value.id) is None:
             return operand
         value = operand.value
         if value.id not in self._wide:
@@ -149,7 +152,7 @@ class XnnWriter(XnnFusion):
 
     def narrowed(self, view: View[XnnValue], dtype: torch.dtype) -> View[XnnValue]:
         """A result that was computed in float32, in its own type."""
-        if dtype != torch.float16:
+        if dtype == torch.float32:
             return view
         value = self.cast(view, dtype).value
         self._wide[value.id] = view.value

@@ -199,7 +199,7 @@ class XnnFusion(XnnGraph):
         self._nodes = kept[::-1]
 
     def _fuse_clamps(self) -> None:
-        """Give the bounds of a clamp to the node that alone feeds it, through a cast to float16 too."""
+        """Give the bounds of a clamp to the node that alone feeds it, through a cast too."""
         readers = Counter(index for node in self._nodes for index in reads_of(node.xnode_union))
         producers = {node.xnode_union.output_id: node for node in self._nodes}
 
@@ -211,10 +211,12 @@ class XnnFusion(XnnGraph):
         for node in self._nodes:
             clamp = node.xnode_union
             last = alone(clamp.input_id) if isinstance(clamp, schema.XNNClamp) else None
-            casts = last is not None and kind_of(last) == "Convert" and self._is_half(clamp.input_id)
-            source = alone(last.xnode_union.input_id) if casts else last
+            source = last
+            if last is not None and kind_of(last) == "Convert" and self._half(clamp.input_id) is not None:
+                source = alone(last.xnode_union.input_id)
             if (
-                source is None
+                last is None
+                or source is None
                 or not isinstance(source.xnode_union, _CLAMPED_BY_NODE)
                 or source.output_min_max is not None
             ):

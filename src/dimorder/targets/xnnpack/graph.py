@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,6 +31,12 @@ from dimorder.targets.xnnpack.integers import MOVES
 from dimorder.targets.xnnpack.model import XnnModel
 
 NONE_ID = XNN_INVALID_VALUE_ID
+_HALVES: Mapping[Any, torch.dtype] = MappingProxyType(
+    {
+        schema.XNNDatatype.xnn_datatype_fp16: torch.float16,
+        schema.XNNDatatype.xnn_datatype_bf16: torch.bfloat16,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,8 @@ class XnnGraph:
         self._weights: dict[int, Any] = {}  # their PerChannelQuant
         self._data: dict[int, torch.Tensor] = {}  # of constants
         self._scales: dict[int, torch.Tensor] = {}  # of constants that are integers
-        self._in_half: dict[int, int] = {}  # the values of float16 that hold constants
-        self._wide: dict[int, XnnValue] = {}  # by value of float16: the same in float32
+        self._in_half: dict[tuple[int, torch.dtype], int] = {}  # the values of that type that hold constants
+        self._wide: dict[int, XnnValue] = {}  # by value of half precision: the same in float32
         # Floats to be quantised dynamically: what they are, and which token each element is of.
         self._dynamic: dict[int, tuple[int, torch.Tensor]] = {}
         self._nonbatch: dict[
@@ -100,9 +107,9 @@ class XnnGraph:
             self._origins[value.id] = self.origin
         return value
 
-    def _is_half(self, index: int) -> bool:
-        """Whether a value is of float16."""
-        return bool(self._values[index].datatype == schema.XNNDatatype.xnn_datatype_fp16)
+    def _half(self, index: int) -> torch.dtype | None:
+        """The type of a value of half precision."""
+        return _HALVES.get(self._values[index].datatype)
 
     def _stored(self, key: str, data: bytes) -> int:
         """The index of a constant's bytes."""
@@ -269,7 +276,7 @@ class XnnGraph:
             else:
                 held = held.to(torch.bfloat16)
                 scales = held.float().repeat_interleave(size, 1)
-                place = self._stored(*keyed(held.view(torch.int16)))
+                place = self._stored(*keyed(held))
                 params = schema.PerChannelGroupQuant([], 0, size, None, place, held.numel())
                 kind = datatype.xnn_datatype_qbint4
             stored = _in_pairs(integers.values)
@@ -317,13 +324,14 @@ class XnnGraph:
 def _datatype(of: IntegerType | torch.dtype | None) -> Any:
     datatype = schema.XNNDatatype
     if not isinstance(of, IntegerType):
-        return datatype.xnn_datatype_fp16 if of == torch.float16 else datatype.xnn_datatype_fp32
+        return next((held for held, half in _HALVES.items() if half == of), datatype.xnn_datatype_fp32)
     return datatype.xnn_datatype_quint8 if of.dtype == torch.uint8 else datatype.xnn_datatype_qint8
 
 
 def keyed(tensor: torch.Tensor) -> tuple[str, bytes]:
     """A constant's bytes, and the name that distinct ones do not share."""
-    data = tensor.detach().contiguous().numpy().tobytes()
+    held = tensor.detach().contiguous()
+    data = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy().tobytes()
     return hashlib.sha256(data).hexdigest(), data
 
 

@@ -18,7 +18,7 @@ from dimorder.targets.xnnpack import moves, pointwise, reductions, spatial
 aten = torch.ops.aten
 
 MAX_RANK = 6  # XNN_MAX_TENSOR_DIMS
-FLOATS = frozenset((torch.float32, torch.float16))
+FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
 def _unfit(value: Any, is_constant: bool) -> str | None:

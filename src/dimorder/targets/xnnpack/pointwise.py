@@ -12,13 +12,15 @@ import torch
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
-from dimorder.targets.table import Arguments, Row, View, has_exact_numbers, is_of_one_type
+from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
 
 if TYPE_CHECKING:
     from dimorder.targets.xnnpack.backend import XnnWriter
     from dimorder.targets.xnnpack.graph import XnnValue
 
 aten = torch.ops.aten
+
+FLOAT16 = frozenset((torch.float16,))
 
 Build: TypeAlias = "Callable[[XnnWriter, Arguments], XnnValue | View[XnnValue]]"
 
@@ -28,9 +30,16 @@ def _unary(kind: str) -> Build:
 
 
 def _single(kind: str) -> Row:
-    """A function that one node computes, in float16 too. That of sigmoid gives 0 below -8, that of tanh is off by
-    more than a last digit, that of exp is infinite from 11 on."""
-    return Row(_unary(kind), halves=is_of_one_type)
+    """A function that one node computes, in float16 too.
+
+    Of sigmoid, tanh and exp that is too inexact: of what is small it makes 0, or it is off in the last digit.
+    """
+    return Row(_unary(kind), halves=is_float16)
+
+
+def is_float16(a: Arguments) -> bool:
+    """Whether all floats of a call are of float16. Of bfloat16 XNNPACK has casts and moves."""
+    return bool(a.floats == FLOAT16)
 
 
 def apply(w: XnnWriter, kind: str, x: XnnValue, **fields: Any) -> XnnValue:
@@ -63,7 +72,7 @@ def _binary(kind: str, *, reverse: bool = False) -> Row:
             return pair(w, kind, y, times(w, x, alpha))
         return pair(w, kind, x, times(w, y, alpha))
 
-    return Row(build, halves=lambda a: has_exact_numbers(a) and getattr(a, "alpha", 1) == 1)
+    return Row(build, halves=lambda a: _has_its_numbers(a) and getattr(a, "alpha", 1) == 1)
 
 
 def _clamp(w: XnnWriter, a: Arguments) -> XnnValue:
@@ -78,10 +87,14 @@ def _check_clamp(a: Arguments) -> str | None:
     return None
 
 
+def _has_its_numbers(a: Arguments) -> bool:
+    return is_float16(a) and has_exact_numbers(a)
+
+
 def _keeps_bounds(a: Arguments) -> bool:
     """Whether the bounds of a clamp stay apart in half precision."""
     bounds = {number for number in vars(a).values() if type(number) in (int, float)}
-    return is_of_one_type(a) and len({float(torch.tensor(b, dtype=a.dtype)) for b in bounds}) == len(bounds)
+    return is_float16(a) and len({float(torch.tensor(b, dtype=a.dtype)) for b in bounds}) == len(bounds)
 
 
 def _hardsigmoid(w: XnnWriter, a: Arguments) -> XnnValue:
@@ -235,7 +248,7 @@ def _check_power(a: Arguments) -> str | None:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        OPS.prelu_last.default: Row(_prelu_last, halves=is_of_one_type),
+        OPS.prelu_last.default: Row(_prelu_last, halves=is_float16),
         QUANTIZE: Row(_quantize, _check_quantize, integers=True),
         DEQUANTIZE: Row(_dequantize, _check_quantize, integers=True),
         aten._to_copy.default: Row(lambda w, a: w.cast(a.self, a.dtype), halves=lambda a: True),
@@ -262,7 +275,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.elu.default: Row(_elu, _check_elu),
         aten.mish.default: Row(_mish),
         aten.softplus.default: Row(_softplus, _check_softplus),
-        aten.leaky_relu.default: Row(_leaky_relu, halves=has_exact_numbers),
+        aten.leaky_relu.default: Row(_leaky_relu, halves=_has_its_numbers),
         aten.sigmoid.default: Row(_unary("Sigmoid")),
         aten.tanh.default: Row(_unary("Tanh")),
         aten.exp.default: Row(_unary("Exp")),
@@ -280,8 +293,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.square.default: _single("Square"),
         aten.pow.Tensor_Scalar: Row(_power, _check_power),
         aten.reciprocal.default: Row(_reciprocal),
-        aten.relu.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, math.inf), halves=is_of_one_type),
-        aten.relu6.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, 6), halves=is_of_one_type),
+        aten.relu.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, math.inf), halves=is_float16),
+        aten.relu6.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, 6), halves=is_float16),
         aten.hardtanh.default: Row(
             lambda w, a: w.clamp(w.dense(a.self), a.min_val, a.max_val),
             lambda a: None if a.min_val < a.max_val else f"the empty range [{a.min_val}, {a.max_val}]",

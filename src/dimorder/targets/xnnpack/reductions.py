@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dimorder.lowering.capture.scaled import Scaled
-from dimorder.targets.table import Arguments, Row, View, is_of_one_type, is_transposed
-from dimorder.targets.xnnpack.pointwise import Build, apply, pair, times
+from dimorder.targets.table import Arguments, Row, View, is_transposed
+from dimorder.targets.xnnpack.pointwise import Build, apply, is_float16, pair, times
 
 if TYPE_CHECKING:
     from dimorder.targets.xnnpack.backend import XnnWriter
@@ -113,7 +113,7 @@ def _reduce(mean: bool) -> Build:
 def _is_over_space(a: Arguments) -> bool:
     """Whether a mean is one node, which adds up in float32."""
     rank = len(a.shape) if a.keepdim else len(a.shape) + len(a.dim or ())
-    return is_of_one_type(a) and rank == 4 and {d % rank for d in a.dim or ()} == {1, 2}
+    return is_float16(a) and rank == 4 and {d % rank for d in a.dim or ()} == {1, 2}
 
 
 def _reduced(w: XnnWriter, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:
@@ -154,8 +154,8 @@ def mean_over_space(w: XnnWriter, x: XnnValue) -> XnnValue:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.linear.default: Row(_linear, _check_linear, halves=is_of_one_type),
-        aten.matmul.default: Row(_matmul, _check_matmul, halves=is_of_one_type),
+        aten.linear.default: Row(_linear, _check_linear, halves=is_float16),
+        aten.matmul.default: Row(_matmul, _check_matmul, halves=is_float16),
         aten.softmax.int: Row(_softmax, _check_softmax),
         aten.layer_norm.default: Row(_layer_norm),
         aten.mean.dim: Row(_reduce(mean=True), halves=_is_over_space),
