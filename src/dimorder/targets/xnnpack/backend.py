@@ -145,10 +145,13 @@ class XnnWriter(XnnFusion):
         """An operand in float32: converted from half precision, or what that was converted from."""
         if not isinstance(operand, View) or self._half(operand.value.id) is None:
             return operand
-        value = operand.value
-        if value.id not in self._wide:
+        value = first = operand.value
+        while first.id not in self._wide and first.id in self._reshaped:
+            first = self._reshaped[first.id]
+        if first.id not in self._wide:
+            first = value
             self._wide[value.id] = self.node("Convert", value.shape, input_id=value.id)
-        return View(self._wide[value.id], operand.order)
+        return View(self.reshape(self._wide[first.id], value.shape), operand.order)
 
     def narrowed(self, view: View[XnnValue], dtype: torch.dtype) -> View[XnnValue]:
         """A result that was computed in float32, in its own type."""
