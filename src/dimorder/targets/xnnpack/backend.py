@@ -162,9 +162,11 @@ class XnnWriter(XnnFusion):
         return View(value, view.order)
 
     def cast(self, view: View[XnnValue], dtype: torch.dtype) -> View[XnnValue]:
-        """Floats as `dtype` has them."""
-        of = view.value
-        return View(self.node("Convert", of.shape, input_id=of.id, result_type=dtype), view.order)
+        """Floats as `dtype` has them; from one half precision to the other through float32."""
+        value = view.value
+        for to in (torch.float32, dtype) if self._half(value.id) and dtype != torch.float32 else (dtype,):
+            value = self.node("Convert", value.shape, input_id=value.id, result_type=to)
+        return View(value, view.order)
 
     def dynamic(self, value: XnnValue, tokens: torch.Tensor) -> XnnValue:
         """Floats that a product may read as dynamically quantised integers, and all else as they are.
