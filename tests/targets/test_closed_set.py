@@ -35,10 +35,10 @@ from tests.targets.halves import halved
 
 # Of which implementations from several operators compute what is in half precision in float32.
 IN_PARTS = (
-    *("log_softmax", "layer_norm, two dims", "prod", "running sum and product"),
+    *("log_softmax", "layer_norm of channels", "prod", "running sum and product"),
     *("depthwise, 7x7", "conv, 3-D", "conv, transposed, 3-D", "adaptive pools that do not divide"),
     *("bilinear, by a factor", "bicubic", "bilinear, antialias", "bicubic, antialias"),
-    "softmax over two dimensions with another between them",
+    "softmax and log_softmax over two dimensions with another between them",
 )
 FREE = {aten.view.default, aten.permute.default, aten.clone.default}
 TABLES = {
@@ -65,8 +65,8 @@ TORCH: dict[str, Case] = {
         (r(2, 3, 5, 6, 7),),
         (r(3, 4, 2, 3, 1),),
     ),
-    "softmax over two dimensions with another between them": (
-        lambda x: apart(x, lambda y: y.softmax(2)),
+    "softmax and log_softmax over two dimensions with another between them": (
+        lambda x: (apart(x, lambda y: y.softmax(2)), apart(x, lambda y: y.log_softmax(2))),
         (r(2, 7, 5, 10),),
         (),
     ),
