@@ -23,8 +23,8 @@ class Mixed(nn.Module):
         self.head = nn.Linear(12, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.inner(torch.relu(self.stem(x)).half())
-        return self.head(inner.mean((2, 3)).float())
+        inner = self.inner(torch.relu(self.stem(x)).to(self.inner[0].weight.dtype))
+        return self.head(inner.mean((2, 3)).to(self.head.weight.dtype))
 
 
 class Attended(nn.Module):
