@@ -153,12 +153,51 @@ def test_another_type_is_never_the_same() -> None:
     assert relative_error(torch.tensor([True]), torch.tensor([1.0])) == INF
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+
+
+@HALVES
 def test_half_precision_may_differ_by_its_rounding(dtype: torch.dtype) -> None:
-    x = torch.tensor([1.0, 2.0], dtype=dtype)
-    assert verify([x * (1 + torch.finfo(dtype).eps)], [x], what="it") > 0
+    x, eps = torch.tensor([1.0, 2.0], dtype=dtype), torch.finfo(dtype).eps
+    assert verify([torch.tensor([1 + eps, 2.0], dtype=dtype)], [x], what="it") > 0
     with pytest.raises(VerificationError):
-        verify([x * 1.1], [x], what="it")
+        verify([x * (1 + eps)], [x], what="it")
+
+
+class Scores(torch.nn.Module):
+    """Products of which each is rounded, and in the middle of which float32 becomes half precision."""
+
+    def __init__(self, dtype: torch.dtype, takes: torch.dtype) -> None:
+        super().__init__()
+        self.dtype, self.takes = dtype, takes
+        weight = torch.randn(50, 50, generator=torch.Generator().manual_seed(5)) / 7
+        self.weight = torch.nn.Parameter(weight.to(dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(self.dtype)
+        for _ in range(3):
+            x = torch.tanh(x @ self.weight * 2)
+        return x.to(self.takes)
+
+
+@HALVES
+@pytest.mark.parametrize("takes", [torch.float32, None])
+def test_half_precision_is_held_to_float64(dtype: torch.dtype, takes: torch.dtype | None) -> None:
+    """What is exact passes, and so does PyTorch's own; three times as far from float64 as that does not."""
+    network = Scores(dtype, takes or dtype)
+    held = trial_on(network, torch.randn(30, 50).to(takes or dtype))
+    exact = Scores(torch.float64, torch.float64)
+    exact.load_state_dict(network.state_dict())
+
+    def far(factor: float, x: torch.Tensor) -> list[torch.Tensor]:
+        with torch.no_grad():
+            right = exact(x.double())
+            return [(right + factor * (network(x).double() - right)).to(x.dtype)]
+
+    for factor in (0.0, 1.0):
+        held.compare(lambda given, factor=factor: far(factor, given[0]), "the program")
+    with pytest.raises(VerificationError, match="a rule, or the target, is wrong"):
+        held.compare(lambda given: far(3.0, given[0]), "the program")
 
 
 class Root(torch.nn.Module):

@@ -31,7 +31,15 @@ from dimorder.targets.xnnpack.ops import OPERATORS as XNNPACK
 from dimorder.targets.xnnpack.target import target as xnnpack
 from tests.targets import test_tosa_integers, test_tosa_ops, test_xnnpack_ops
 from tests.targets.cases import Case, Net, aten, r
+from tests.targets.halves import halved
 
+# Of which implementations from several operators compute what is in half precision in float32.
+IN_PARTS = (
+    *("log_softmax", "layer_norm of channels", "prod", "running sum and product"),
+    *("depthwise, 7x7", "conv, 3-D", "conv, transposed, 3-D", "adaptive pools that do not divide"),
+    *("bilinear, by a factor", "bicubic", "bilinear, antialias", "bicubic, antialias"),
+    "softmax and log_softmax over two dimensions with another between them",
+)
 FREE = {aten.view.default, aten.permute.default, aten.clone.default}
 TABLES = {
     "xnnpack": (XNNPACK, test_xnnpack_ops),
@@ -57,8 +65,8 @@ TORCH: dict[str, Case] = {
         (r(2, 3, 5, 6, 7),),
         (r(3, 4, 2, 3, 1),),
     ),
-    "softmax over two dimensions with another between them": (
-        lambda x: apart(x, lambda y: y.softmax(2)),
+    "softmax and log_softmax over two dimensions with another between them": (
+        lambda x: (apart(x, lambda y: y.softmax(2)), apart(x, lambda y: y.log_softmax(2))),
         (r(2, 7, 5, 10),),
         (),
     ),
@@ -88,6 +96,11 @@ def plans() -> tuple[NetworkPlan, ...]:
         *(module.lowered(name).plan for _, module in TABLES.values() for name in module.CASES),
         *(dimorder.plan(Net(f, constants), inputs) for f, inputs, constants in cases.values()),
         dimorder.plan(torch.nn.Linear(7, 3), (r(2, 7),), target=without_linear),
+        *(
+            dimorder.plan(*halved(cases[name]), target=target)
+            for name in IN_PARTS
+            for target in ("torch", "xnnpack")
+        ),
     )
 
 

@@ -119,6 +119,7 @@ CONVOLUTIONS: dict[str, Case] = {
 }
 
 ELEMENTWISE: dict[str, Case] = {
+    "casts": (lambda x: ((x * 2).half(), x.half().float() + 1, x.bfloat16().half().float()), (Y,), ()),
     "add": (lambda x, y: x + y, (r(2, 5, 7), r(2, 5, 7) + 1), ()),
     "add, broadcast": (lambda x, y: x + y, (r(2, 5, 7), r(5, 1)), ()),
     "add, relu": (lambda x, y: torch.relu(x + y), (Y, r(7)), ()),

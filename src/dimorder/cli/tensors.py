@@ -24,17 +24,23 @@ def read_inputs(
 ) -> list[torch.Tensor]:
     """One tensor per input of the contract, from `[NAME=]FILE` each.
 
-    Raises `UsageError` for files that cannot be read, names that are not promised, inputs that are missing.
+    numpy has no bfloat16: an array of float32 becomes that. Raises `UsageError` for files that cannot be
+    read, names that are not promised, inputs that are missing.
     """
     chosen = _assign([spec.name for spec in contract.inputs], files)
     if normalisation is not None and all(is_array(file) for file in chosen.values()):
         raise UsageError("--mean and --std", "inputs that are no images", "leave them out")
     return [
-        read_array(chosen[spec.name], f"--input {chosen[spec.name]}")
+        _as_promised(read_array(chosen[spec.name], f"--input {chosen[spec.name]}"), spec)
         if is_array(chosen[spec.name])
         else read_image(chosen[spec.name], spec, normalisation, f"--input {chosen[spec.name]}")
         for spec in contract.inputs
     ]
+
+
+def _as_promised(array: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    is_stand_in = spec.dtype == "bfloat16" and array.dtype == torch.float32
+    return array.to(torch.bfloat16) if is_stand_in else array
 
 
 def encode_outputs(path: str, contract: Contract, outputs: Sequence[torch.Tensor]) -> bytes:

@@ -15,7 +15,7 @@ import torch
 
 from dimorder.lowering.capture.captured import Captured
 from dimorder.lowering.capture.scaled import Scaled
-from dimorder.lowering.capture.tracing import shape_of
+from dimorder.lowering.capture.tracing import HALVES, shape_of
 from dimorder.lowering.operators.operator import args_of
 from dimorder.lowering.operators.quantisation import DEQUANTIZE_CHANNELS
 from dimorder.lowering.operators.table import operands
@@ -190,6 +190,12 @@ class Call:
         assert site.relation is not None
         self.relation = site.relation
         self.tensors: list[AxedTensor] = list(site.operands)
+        self.widens = False
+
+    def compute_in_float32(self) -> None:
+        """What is in half precision is taken in float32 from here on, and given in its own type again: for an
+        operator that is made of several, each of which would round."""
+        self.widens = True
 
     # -- tokens
 
@@ -309,7 +315,10 @@ class Call:
 
     def take(self, i: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
         """Dynamic operand `i` with one physical dimension per group."""
-        return self.b.shaped(self.site.views[i].buffer, self.dynamic[i], self.runs(i, groups))
+        buffer = self.site.views[i].buffer
+        taken = self.b.shaped(buffer, self.dynamic[i], self.runs(i, groups))
+        is_half = self.widens and self.b.buffers[buffer].value.dtype in HALVES
+        return self.b.call(aten._to_copy.default, taken, dtype=torch.float32) if is_half else taken
 
     def take_constant(self, position: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
         """The constant at `position` of `table.operands`, re-laid, with one dimension per group (1 where
@@ -342,7 +351,11 @@ class Call:
 
     def give(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]], result: int = 0) -> None:
         i = len(self.site.reads) + result
-        self.b.store(self.site.views[i].buffer, self.orders[i], node, self.runs(i, groups))
+        buffer = self.site.views[i].buffer
+        dtype = self.b.buffers[buffer].value.dtype
+        if self.widens and dtype in HALVES:
+            node = self.b.call(aten._to_copy.default, node, dtype=dtype)
+        self.b.store(buffer, self.orders[i], node, self.runs(i, groups))
 
     def size(self, i: int, group: Iterable[Token]) -> int:
         return self.b.extent(self.site.views[i].buffer, self.axes(i, group))
@@ -353,7 +366,10 @@ class Call:
 
     def weight(self, argument: int) -> torch.Tensor | None:
         source = args_of(self.node)[argument] if len(args_of(self.node)) > argument else None
-        return None if source is None else self.b.value_of(source)
+        if source is None:
+            return None
+        value = self.b.value_of(source)
+        return value.float() if self.widens and value.dtype in HALVES else value
 
     def constant(self, tensor: torch.Tensor | None, argument: int) -> torch.fx.Node | None:
         return None if tensor is None else self.b.constant(str(args_of(self.node)[argument].target), tensor)

@@ -101,21 +101,22 @@ def roundings(module: GraphModule, inputs: Sequence[Tensor]) -> dict[str, tuple[
 def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
     """What an exported program gives for the leaves of its inputs, as it stands, and computed in float64.
 
-    Each result of the second is of the type that the first has. Leaves of several calls stand one behind the
-    other; so do their results, and what a call leaves in the buffers that the program writes, the next finds.
+    Floats of the second are left in float64: of half precision that is more than the first can hold.
+    Leaves of several calls stand one behind the other; so do their results, and what a call leaves in the
+    buffers that the program writes, the next finds.
 
     >>> class Thirds(torch.nn.Module):
     ...     def forward(self, x):
     ...         return (x + 1e6) - 1e6
     >>> x = torch.tensor([1 / 3])
     >>> twice(torch.export.export(Thirds(), (x,)), (x,))
-    ([tensor([0.3125])], [tensor([0.3333])])
+    ([tensor([0.3125])], [tensor([0.3333], dtype=torch.float64)])
     """
     program = _FunctionalProgram(exported)
     plain = program.run(Interpreter(program.module), leaves)
     wide = program.run(_Exact(program.module, {}), leaves, _wide)
     pairs = [pair for pair in zip(plain, wide, strict=True) if isinstance(pair[0], Tensor)]
-    return [p for p, _ in pairs], [w.to(p.dtype) for p, w in pairs]
+    return [p for p, _ in pairs], [w for _, w in pairs]
 
 
 def noisy(exported: ExportedProgram, leaves: Sequence[Any], seed: int = 0) -> list[Tensor]:

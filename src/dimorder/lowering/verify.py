@@ -4,8 +4,9 @@ Nothing is trusted that was not run; the error is relative to the largest value 
 on numbers of one magnitude, one on numbers of many, with zeros among them. Where a network makes nothing of
 normal numbers (the logarithm of one that is negative, a factor of a matrix that has none), the first trial is
 on numbers between 0 and 1, else near the examples. Where float32 itself is farther from float64 than the
-tolerance, the program may be as far from it as PyTorch is. A network that writes buffers is called several
-times in a row, and so is the program.
+tolerance, the program may be as far from it as PyTorch is. Half precision always is: a program that computes
+in it is held to the float64 of its network, and may be twice as far from it as PyTorch's own half precision.
+A network that writes buffers is called several times in a row, and so is the program.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ TOLERANCE = 1e-4
 FACTOR = 4  # of the network's own distance from float64: sums are of other sequences
 MOST = 1e-2  # that any rounding excuses
 CALLS = 10  # in a row, of a network that writes buffers
+# The same where half precision rounds each result: sums within are of float32, and count for little.
+HALF_FACTOR = 2
+HALF_MOST = 0.2
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Inputs = tuple[torch.Tensor, ...]
@@ -43,8 +47,8 @@ class Verified:
 
     `max_rel_error` is the largest of any output, of the physical program and, where `artifact_ran`, of what
     was emitted. `eager_error` is how far the network's own float32 is from float64: it is asked where an
-    error is above the tolerance, else None. Where other inputs give the same outputs, so that `input_matters`
-    is false, all that shows little.
+    error is above the tolerance, else None; in half precision it is the network's own distance. Where other
+    inputs give the same outputs, so that `input_matters` is false, all that shows little.
     """
 
     max_rel_error: float
@@ -153,19 +157,34 @@ class Trial:
             narrow, wide = self._twice
         except RuntimeError as reason:  # an operator that torch has not in float64
             raise _wrong(what, self._named(i), error) from reason
-        inexact = relative_error(narrow[i], wide[i])
-        allowed = FACTOR * inexact if self.wanted[i].is_floating_point() else 0.0
-        if allowed > MOST:
+        inexact = _error_in_float64(narrow[i], wide[i])
+        factor, most = (HALF_FACTOR, HALF_MOST) if self._is_half else (FACTOR, MOST)
+        floating = self.wanted[i].is_floating_point()
+        allowed = factor * max(inexact, _rounding(self.wanted[i])) if floating else 0.0
+        if allowed > most:
             raise VerificationError(
                 what,
                 f"{self._named(i)} differs from PyTorch's by {error:.2e} of its largest value, and "
                 f"PyTorch's own {self.wanted[i].dtype} from float64 by {inexact:.2e}",
                 "this network makes so much of a rounding that nothing can be shown: give it trained weights",
             )
-        eager = relative_error(self.wanted[i], wide[i])
-        if not max(eager, relative_error(got, wide[i])) <= allowed:
+        if got.dtype != narrow[i].dtype:
+            raise _wrong(what, self._named(i), error)
+        eager = _error_in_float64(self.wanted[i], wide[i])
+        if not max(eager, _error_in_float64(got, wide[i])) <= allowed:
             raise _wrong(what, self._named(i), error)
         self.eager_error = max(eager, self.eager_error or 0.0)
+
+    @cached_property
+    def _eps(self) -> float:
+        """The coarsest spacing of the floats about 1 that the network computes with."""
+        values = (node.meta.get("val") for node in self.program.exported.graph.nodes)
+        floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+        return max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
+
+    @property
+    def _is_half(self) -> bool:
+        return self._eps > torch.finfo(torch.float32).eps
 
     @cached_property
     def _twice(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -188,7 +207,8 @@ class Trial:
         """The outputs that differ by more than a small change of the inputs explains; whole numbers may."""
         if seed not in self.steep:
             inputs, taken = self._drawn(steep_like, seed)
-            wanted, beside = map(self._outputs, (taken, changed(taken, 1e-6, seed)))
+            share = self._eps if self._is_half else 1e-6
+            wanted, beside = map(self._outputs, (taken, changed(taken, share, seed)))
             self.steep[seed] = None
             if not isinstance(wanted, str) and not isinstance(beside, str):
                 self.steep[seed] = (inputs, wanted, beside)
@@ -196,16 +216,17 @@ class Trial:
         if steep is None:  # the network takes no such inputs
             return []
         found = {}  # by output
+        factor = 4 if self._is_half else 100
         for i, (g, w, c) in enumerate(zip(self._logical(run, steep[0]), *steep[1:], strict=True)):
             if w.is_floating_point():
-                rounding, error = 4 * torch.finfo(w.dtype).eps, _finite_error(g, w)
-                if not error <= max(TOLERANCE, rounding, 100 * _finite_error(c, w)):
+                rounding, error = 4 * self._eps, _finite_error(g, w)
+                if not error <= max(TOLERANCE, rounding, factor * _finite_error(c, w)):
                     found[i] = error
         noisy = self._noisy(seed) if found else []
         return [
             f"{self._named(i)} differs from PyTorch's by {error:.2e} of its largest value"
             for i, error in found.items()
-            if not error <= 100 * _finite_error(noisy[i], steep[1][i])
+            if not error <= factor * _finite_error(noisy[i], steep[1][i])
         ]
 
     def _named(self, i: int) -> str:
@@ -338,12 +359,19 @@ def relative_errors(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor])
 
 
 def outputs_above(tolerance: float, errors: Sequence[float], wanted: Sequence[torch.Tensor]) -> list[int]:
-    """The outputs whose error is above the tolerance.
+    """The outputs whose error is above the tolerance, and above what rounding them to their type makes."""
+    allowed = [max(tolerance, _rounding(w)) for w in wanted]
+    return [i for i, error in enumerate(errors) if not error <= allowed[i]]
 
-    Half precision rounds by more than that: another sequence of sums differs by some of it.
-    """
-    rounding = [4 * torch.finfo(w.dtype).eps if w.is_floating_point() else 0.0 for w in wanted]
-    return [i for i, error in enumerate(errors) if not error <= max(tolerance, rounding[i])]
+
+def _rounding(output: torch.Tensor) -> float:
+    """The relative error of an output that is exact but for its type."""
+    return torch.finfo(output.dtype).eps / 2 if output.is_floating_point() else 0.0
+
+
+def _error_in_float64(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """`relative_error` against floats in float64; other types as they are."""
+    return relative_error(got.to(exact.dtype) if got.is_floating_point() else got, exact)
 
 
 def _wrong(what: str, output: str, error: float) -> VerificationError:

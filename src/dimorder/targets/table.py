@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.lowering.capture.schema import bound
+from dimorder.lowering.capture.tracing import HALVES
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
 
 aten = torch.ops.aten
@@ -56,8 +57,27 @@ def whole(value: V) -> View[V]:
 
 
 # The arguments of a call by their schema's names, defaults filled in, each tensor a View or a constant
-# Tensor; `shape`, `shapes` and `dtype` (a torch.dtype) are the results'. A check gets the fx nodes instead.
+# Tensor; `shape`, `shapes` and `dtype` (a torch.dtype) are the results', `floats` the floating types of
+# operands and results. A check gets the fx nodes instead.
 Arguments = SimpleNamespace
+
+
+def is_of_one_type(arguments: Arguments) -> bool:
+    """Whether all floats that a call reads and gives have one type."""
+    return len(arguments.floats) == 1
+
+
+def has_exact_numbers(arguments: Arguments) -> bool:
+    """Whether all floats of a call have one type, in which each number among its arguments is exact.
+
+    >>> [has_exact_numbers(Arguments(floats={torch.float16}, other=other)) for other in (0.25, 0.1, 1e5)]
+    [True, False, False]
+    """
+    (dtype, *others), numbers = (
+        arguments.floats,
+        (n for n in vars(arguments).values() if type(n) in (int, float)),
+    )
+    return not others and all(float(torch.tensor(number, dtype=dtype)) == number for number in numbers)
 
 
 @dataclass(frozen=True)
@@ -66,13 +86,19 @@ class Row:
 
     `build` takes the target's writer and the arguments, and returns a dense value, a View, or a list of dense
     values. `relabel` marks what moves no element, or only as part of a conversion, `integers` what takes int8
-    and uint8 besides the target's own types.
+    and uint8 besides the target's own types. `halves` says of which calls in half precision `build` takes and
+    gives that type; others it writes in float32, and the table the casts before and behind.
     """
 
     build: Callable[[Any, Arguments], Any]
     check: Callable[[Arguments], str | None] = lambda arguments: None
     relabel: bool = False
     integers: bool = False
+    halves: Callable[[Arguments], bool] = lambda arguments: False
+
+    def is_widened(self, arguments: Arguments) -> bool:
+        """Whether a call of half precision is computed in float32."""
+        return not HALVES.isdisjoint(arguments.floats) and not self.halves(arguments)
 
 
 @dataclass(frozen=True)
@@ -116,6 +142,8 @@ class Table:
             ]
         arguments = bind(node, lambda n: n)
         arguments.is_constant = lambda argument: argument is None or argument in constants
+        if row.is_widened(arguments):
+            arguments.dtype = _wide(arguments.dtype)
         if node.target in (QUANTIZE, DEQUANTIZE) and (reason := row.check(arguments)):
             return reason  # which says more of integers than that they are no floats
         for tensor in (node, *node.all_input_nodes):
@@ -126,14 +154,19 @@ class Table:
         return row.check(arguments)
 
     def build(self, writer: Any, node: Node, resolve: Callable[[Node], Any]) -> View[Any] | list[View[Any]]:
-        """Write the target's operators for `node`; its result or results."""
-        arguments = bind(node, resolve)
-        result = self.rows[node.target].build(writer, arguments)
-        if isinstance(result, View):
-            return result
-        if isinstance(result, list):
-            return [whole(value) for value in result]
-        return whole(writer.reshape(result, arguments.shape))
+        """Write the target's operators for `node`; its result or results.
+
+        Of what is computed in float32 `writer.widened` and `writer.narrowed` cast operands and results.
+        """
+        row, arguments = self.rows[node.target], bind(node, resolve)
+        if not row.is_widened(arguments):
+            return _viewed(writer, row.build(writer, arguments), arguments.shape)
+        wide = bind(node, lambda operand: writer.widened(resolve(operand)))
+        wide.dtype = _wide(wide.dtype)
+        made = _viewed(writer, row.build(writer, wide), wide.shape)
+        if not isinstance(made, list):
+            return writer.narrowed(made, arguments.dtype)  # type: ignore[no-any-return]
+        return [writer.narrowed(view, value.dtype) for view, value in zip(made, results(node), strict=True)]
 
     def is_relabel(self, node: Node) -> bool:
         """Whether `node` only renames or moves elements."""
@@ -146,8 +179,24 @@ def bind(node: Node, resolve: Callable[[Node], Any]) -> Arguments:
     given = bound(node.target, node.args, node.kwargs)
     values = results(node)
     shapes = [tuple(value.shape) for value in values]
-    told = {"shape": shapes[0], "shapes": shapes, "dtype": values[0].dtype}
+    read = (value for operand in node.all_input_nodes for value in results(operand))
+    tensors = (value for value in (*values, *read) if isinstance(value, Tensor))
+    floats = frozenset(tensor.dtype for tensor in tensors if tensor.is_floating_point())
+    told = {"shape": shapes[0], "shapes": shapes, "dtype": values[0].dtype, "floats": floats}
     return SimpleNamespace(**{**torch.fx.map_arg(given, resolve), **told})
+
+
+def _viewed(writer: Any, made: Any, shape: Sequence[int]) -> View[Any] | list[View[Any]]:
+    """What a row has built, as views."""
+    if isinstance(made, View):
+        return made
+    if isinstance(made, list):
+        return [whole(value) for value in made]
+    return whole(writer.reshape(made, shape))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in HALVES else dtype
 
 
 def results(node: Node) -> list[Tensor]:

@@ -21,6 +21,7 @@ from dimorder.lowering.capture.schema import bound
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
 EXPORTED = "exported"  # of a node's meta: the name of the node of the exported program that it was made for
 SOURCE = ("stack_trace", "nn_module_stack")  # what of a node's meta says where in the user's source it is
+HALVES = frozenset((torch.float16, torch.bfloat16))  # types of half precision
 
 
 class Tracer:
@@ -207,13 +208,18 @@ def decomposition_of(target: Any) -> Callable[..., Any] | None:
 
 
 def in_float32(spell: Callable[..., Value]) -> Callable[..., Value]:
-    """A spelling that computes what comes in half precision in float32, whose squares do not overflow."""
+    """A spelling that computes what comes in half precision in float32: squares do not overflow there, and
+    what is made of several operators is rounded once."""
+
+    def wide_of(n: Tracer, value: Value) -> Value:
+        is_half = isinstance(value, (torch.fx.Node, torch.Tensor)) and dtype_of(value) in HALVES
+        return n.write(torch.ops.aten._to_copy.default, value, dtype=torch.float32) if is_half else value
 
     def widened(n: Tracer, x: Value, *args: Any, **kwargs: Any) -> Value:
         given = dtype_of(x)
-        if given not in (torch.float16, torch.bfloat16):
+        if given not in HALVES:
             return spell(n, x, *args, **kwargs)
-        wide = spell(n, n.write(torch.ops.aten._to_copy.default, x, dtype=torch.float32), *args, **kwargs)
+        wide = spell(n, wide_of(n, x), *(wide_of(n, each) for each in args), **kwargs)
         several = isinstance(wide, list)
         to = kwargs.get("dtype") or given
         narrow = [

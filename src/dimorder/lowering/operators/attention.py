@@ -7,7 +7,7 @@ import math
 import torch
 
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.lowering.operators.moves import transpose
 from dimorder.lowering.operators.operator import spelt
 
@@ -55,4 +55,5 @@ def _attention(
     return n.write(aten.matmul.default, weights, v)
 
 
-OPERATORS = (spelt(_attention, aten.scaled_dot_product_attention.default),)
+# Scores may be beyond what float16 holds, where the weights that are made of them are not.
+OPERATORS = (spelt(in_float32(_attention), aten.scaled_dot_product_attention.default),)

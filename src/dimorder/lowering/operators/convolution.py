@@ -170,6 +170,7 @@ def _depthwise_in_parts(c: Call) -> None:
     Every n-th row with n times the dilation needs no more padding than the whole kernel where that is "same";
     consecutive rows would have to crop the input.
     """
+    c.compute_in_float32()
     conv = _Convolution.of(c)
     x, total = c.take(0, conv.dims), None
     size = [c.size(0, group) for group in conv.dims]
@@ -197,6 +198,7 @@ def _depthwise_in_parts(c: Call) -> None:
 
 def _depth_by_taps(c: Call) -> None:
     """A convolution in three dimensions as one in two for each tap of depth, which is more of the batch."""
+    c.compute_in_float32()
     conv = _Convolution.of(c)
     x = c.take(0, conv.dims)
     sizes = [c.size(0, group) for group in conv.dims]
@@ -226,6 +228,7 @@ def _depth_by_taps(c: Call) -> None:
 def _transposed_depth_by_taps(c: Call) -> None:
     """A transposed convolution in three dimensions: each tap of depth writes its planes where they belong,
     zeros between them; then those of all taps are added."""
+    c.compute_in_float32()
     conv = _Convolution.of(c)
     batch, depth, *rest = (c.size(0, group) for group in conv.dims)
     _, new_depth, *plane = (c.size(c.result, group) for group in conv.dims)
@@ -329,6 +332,7 @@ def _relaid_weight(
 
 
 _FORM = "n s.0 s.1 s.2 g c"
+_SUMMED = (aten.add.Tensor, aten.slice.Tensor, aten._to_copy.default)  # from several kernels
 
 OPERATORS = (
     Operator(
@@ -350,26 +354,21 @@ OPERATORS = (
                 "depthwise in parts",
                 _FORM,
                 _depthwise_in_parts,
-                (OPS.conv2d_nhwc.default, aten.add.Tensor, aten.slice.Tensor),
+                (OPS.conv2d_nhwc.default, *_SUMMED),
                 _has_many_taps,
             ),
             Implementation(
                 "depth tap by tap",
                 _FORM,
                 _depth_by_taps,
-                (OPS.conv2d_nhwc.default, aten.add.Tensor, aten.slice.Tensor, aten.constant_pad_nd.default),
+                (OPS.conv2d_nhwc.default, *_SUMMED, aten.constant_pad_nd.default),
                 _is_deep,
             ),
             Implementation(
                 "transposed depth tap by tap",
                 _FORM,
                 _transposed_depth_by_taps,
-                (
-                    OPS.conv_transpose2d_nhwc.default,
-                    aten.add.Tensor,
-                    aten.slice.Tensor,
-                    aten.constant_pad_nd.default,
-                ),
+                (OPS.conv_transpose2d_nhwc.default, *_SUMMED, aten.constant_pad_nd.default),
                 _is_deep_transposed,
             ),
         ),

@@ -153,6 +153,7 @@ def _layer_norm_last(c: Call) -> None:
 
 
 def _layer_norm_from_parts(c: Call) -> None:
+    c.compute_in_float32()
     weight, bias, eps = _affine(c)
     k = c.labelled("k")
     groups = c.split(alone=k) if k else c.ending_in("k")
@@ -171,7 +172,14 @@ def _layer_norm_from_parts(c: Call) -> None:
     c.give(y, groups)
 
 
-_PARTS = (aten.sub.Tensor, aten.mean.dim, aten.mul.Tensor, aten.rsqrt.default, aten.add.Tensor)
+_PARTS = (
+    aten.sub.Tensor,
+    aten.mean.dim,
+    aten.mul.Tensor,
+    aten.rsqrt.default,
+    aten.add.Tensor,
+    aten._to_copy.default,
+)
 
 OPERATORS = (
     Operator(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.lowering.capture.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import (
@@ -146,12 +146,12 @@ OPERATORS = (
             ),
         ),
     ),
-    spelt(_round_decimals, aten.round.decimals),
-    spelt(_glu, aten.glu.default),
+    spelt(in_float32(_round_decimals), aten.round.decimals),
+    spelt(in_float32(_glu), aten.glu.default),
     spelt(_threshold, aten.threshold.default),
     spelt(_selu, aten.selu.default),
     spelt(_celu, aten.celu.default),
     spelt(_spell_prelu, aten.prelu.default),
-    spelt(_add_combined(aten.mul.Tensor), aten.addcmul.default),
-    spelt(_add_combined(aten.div.Tensor), aten.addcdiv.default),
+    spelt(in_float32(_add_combined(aten.mul.Tensor)), aten.addcmul.default),
+    spelt(in_float32(_add_combined(aten.div.Tensor)), aten.addcdiv.default),
 )

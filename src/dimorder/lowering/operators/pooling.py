@@ -180,6 +180,7 @@ def _max_pool_by_taps(c: Call) -> None:
 
 def _adaptive_by_windows(c: Call) -> None:
     """A mean over a box is one of means: dimension by dimension, of a slice for each window that differs."""
+    c.compute_in_float32()
     spatial = c.labelled("s")
     groups = c.split(leads=spatial, alone=spatial)
     x, sizes = c.take(0, groups), [c.size(0, group) for group in groups]
@@ -233,7 +234,7 @@ def _adaptive(rank: int) -> Operator:
             "window by window",
             "*",
             _adaptive_by_windows,
-            (aten.slice.Tensor, aten.mean.dim, aten.cat.default),
+            (aten.slice.Tensor, aten.mean.dim, aten.cat.default, aten._to_copy.default),
             _has_few_windows,
         ),
     )

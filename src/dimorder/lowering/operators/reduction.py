@@ -208,6 +208,7 @@ def _softmax_from_parts(
     dims: list[int],
     largest: Callable[[torch.fx.Node], torch.fx.Node],
 ) -> None:
+    c.compute_in_float32()
     x, log = c.take(0, groups), c.target is aten.log_softmax.int
     shifted = c.b.call(aten.sub.Tensor, x, largest(x))
     powers = c.b.call(aten.exp.default, shifted)
@@ -235,11 +236,16 @@ def _product(c: Call) -> None:
     c.give(y, [[] if d in dims else group for d, group in enumerate(groups)])
 
 
-def _by_halves(combine: Any) -> Callable[[Call], None]:
-    """A reduction by an operator on two operands: of one half and the other, until one element is left."""
+def _by_halves(combine: Any, is_rounded: bool) -> Callable[[Call], None]:
+    """A reduction by an operator on two operands: of one half and the other, until one element is left.
+
+    `is_rounded` says that the operator rounds what it gives.
+    """
 
     def lower(c: Call) -> None:
         groups, dims = _reduced_groups(c)
+        if is_rounded:
+            c.compute_in_float32()
         y = c.take(0, groups)
         for dim in dims:
             y = _halved(c, y, dim, c.size(0, groups[dim]), combine)
@@ -265,6 +271,7 @@ def _by_doubling(combine: Any, neutral: float) -> Callable[[Call], None]:
     """A running sum or product: in each step with what lies 1, 2, 4, … elements before."""
 
     def lower(c: Call) -> None:
+        c.compute_in_float32()
         k = c.labelled("k")
         groups = c.split(alone=k, together=k)
         dim = next(d for d, group in enumerate(groups) if group and group[0] in k)
@@ -308,8 +315,9 @@ def _reduction(name: Any, *others: Implementation, spelling: Spell | None = None
     return Operator((name,), _relate_reduce, implementations, spelling)
 
 
-def _halving(combine: Any) -> Implementation:
-    return Implementation("by halves", "*", _by_halves(combine), (aten.slice.Tensor, combine), _is_floating)
+def _halving(combine: Any, is_rounded: bool = False) -> Implementation:
+    parts = (aten.slice.Tensor, combine, *((aten._to_copy.default,) if is_rounded else ()))
+    return Implementation("by halves", "*", _by_halves(combine, is_rounded), parts, _is_floating)
 
 
 def _index_reduction(name: Any) -> Operator:
@@ -341,7 +349,7 @@ def _plain_along(name: Any) -> Spell:
 
 
 def _running(name: Any, combine: Any, neutral: float) -> Operator:
-    parts = (aten.slice.Tensor, aten.constant_pad_nd.default, combine)
+    parts = (aten.slice.Tensor, aten.constant_pad_nd.default, combine, aten._to_copy.default)
     implementations = (
         Implementation("one dim", "*", _cumulative, (name,)),
         Implementation("by doubling", "*", _by_doubling(combine, neutral), parts, _is_short),
@@ -349,7 +357,7 @@ def _running(name: Any, combine: Any, neutral: float) -> Operator:
     return Operator((name,), _relate_running, implementations)
 
 
-_SUMMED = (aten.exp.default, aten.sum.dim_IntList)
+_SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)
 _LOG_BY_HALVES = Implementation(
     "by halves",
     "*",
@@ -370,7 +378,7 @@ OPERATORS = (
         _relate_reduce,
         (
             Implementation("dim by dim", "*", _product, (aten.prod.dim_int,)),
-            _halving(aten.mul.Tensor),
+            _halving(aten.mul.Tensor, is_rounded=True),
         ),
     ),
     *map(_index_reduction, (aten.argmax.default, aten.argmin.default)),

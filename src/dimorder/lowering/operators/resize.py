@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
+from dimorder.lowering.capture.tracing import HALVES, Tracer, Value, shape_of
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import Implementation, Operator, args_of, spelt
@@ -66,6 +66,7 @@ def _in_aten(c: Call) -> None:
 
 def _by_products(c: Call) -> None:
     """Each row of pixels and each column times a matrix; the dimension that shrinks most comes first."""
+    c.compute_in_float32()
     *_, aligned, factors = args_of(c.node)
     dims = c.by_label(["n"], ["s.0"], ["s.1"], ["c"])
     sizes = [c.size(0, group) for group in dims]
@@ -94,8 +95,8 @@ def resized_by(target: Any, old: int, new: int, aligned: bool, factor: float | N
     return target(units, [1, new], aligned, 1.0, factor).view(old, new).t().contiguous()  # type: ignore[no-any-return]
 
 
-def _is_float32(node: torch.fx.Node) -> bool:
-    return node.meta["val"].dtype == torch.float32  # type: ignore[no-any-return]
+def _is_float32_or_less(node: torch.fx.Node) -> bool:
+    return node.meta["val"].dtype in (torch.float32, *HALVES)
 
 
 def _along_a_line(n: Tracer, x: Value, flat: Callable[[Value], Value]) -> Value:
@@ -137,7 +138,8 @@ def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
 
 
 _BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
-_BY_PRODUCTS = Implementation("by products", FORM, _by_products, (aten.matmul.default,), _is_float32)
+_PRODUCTS = (aten.matmul.default, aten._to_copy.default)
+_BY_PRODUCTS = Implementation("by products", FORM, _by_products, _PRODUCTS, _is_float32_or_less)
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
 
 OPERATORS = (

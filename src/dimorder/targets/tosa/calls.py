@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.targets.table import View
-from dimorder.targets.tosa.writer import DTYPES
+from dimorder.targets.tosa.writer import DTYPES, FLOATS
 
 
 def size(operand: Any) -> tuple[int, ...]:
@@ -21,10 +21,15 @@ def dtype_of(operand: Any) -> str:
     if isinstance(operand, View):
         return str(operand.value.dtype)
     if isinstance(operand, Tensor):
-        return "FP32" if operand.is_floating_point() else DTYPES[operand.dtype]
+        return DTYPES.get(operand.dtype, "FP32")  # of a number of float64 too
     return "FP32" if isinstance(operand, float) else "INT32"
 
 
 def sum_type(dtype: str) -> str:
+    """The TOSA type of a sum of products of values of that type."""
+    return dtype if dtype in FLOATS else "INT32"
+
+
+def accumulator_type(dtype: str) -> str:
     """The TOSA type in which products of values of that type are added up."""
-    return "FP32" if dtype == "FP32" else "INT32"
+    return "FP32" if dtype in FLOATS else "INT32"

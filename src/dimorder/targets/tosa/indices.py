@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.table import Arguments, Row, View, is_of_one_type
 from dimorder.targets.tosa.calls import size
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, mul
@@ -182,10 +182,10 @@ def _check_index_put(a: Arguments) -> str | None:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.embedding.default: Row(_embedding),
-        aten.index_select.default: Row(_index_select),
-        aten.index.Tensor: Row(_index, _check_index),
-        aten.gather.default: Row(_gather, _check_gathered),
+        aten.embedding.default: Row(_embedding, halves=is_of_one_type),
+        aten.index_select.default: Row(_index_select, halves=is_of_one_type),
+        aten.index.Tensor: Row(_index, _check_index, halves=is_of_one_type),
+        aten.gather.default: Row(_gather, _check_gathered, halves=is_of_one_type),
         aten.index_put.default: Row(_index_put, _check_index_put),
     }
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dimorder.targets.table import Arguments, Row, View, is_conversion, whole
+from dimorder.targets.table import Arguments, Row, View, is_conversion, is_of_one_type, whole
 from dimorder.targets.tosa.pointwise import cast
 from dimorder.targets.tosa.writer import DTYPES, MAX_OPERANDS, MAX_RANK, TosaValue, TosaWriter
 
@@ -158,13 +158,13 @@ def _flip(w: TosaWriter, a: Arguments) -> TosaValue:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.cat.default: Row(_cat),
-        aten.slice.Tensor: Row(_slice, _check_slice),
-        aten.constant_pad_nd.default: Row(_constant_pad),
-        aten.expand.default: Row(_expand),
-        aten.flip.default: Row(_flip),
-        aten.permute.default: Row(_permute),
-        aten.view.default: Row(_view),
-        aten.clone.default: Row(_clone),
+        aten.cat.default: Row(_cat, halves=is_of_one_type),
+        aten.slice.Tensor: Row(_slice, _check_slice, halves=is_of_one_type),
+        aten.constant_pad_nd.default: Row(_constant_pad, halves=is_of_one_type),
+        aten.expand.default: Row(_expand, halves=is_of_one_type),
+        aten.flip.default: Row(_flip, halves=is_of_one_type),
+        aten.permute.default: Row(_permute, halves=is_of_one_type),
+        aten.view.default: Row(_view, halves=is_of_one_type),
+        aten.clone.default: Row(_clone, halves=is_of_one_type),
     }
 )

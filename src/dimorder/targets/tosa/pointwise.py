@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from dimorder.lowering.operators.dialect import OPS as dimorder
-from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.table import Arguments, Row, View, has_exact_numbers, is_of_one_type
 from dimorder.targets.tosa.calls import dtype_of
-from dimorder.targets.tosa.writer import DTYPES, WIDEST, TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import DTYPES, FLOATS, WIDEST, TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
 _Unary = Callable[[TosaWriter, TosaValue], TosaValue]
 _Binary = Callable[[TosaWriter, TosaValue, TosaValue], TosaValue]
 
+HALVES = FLOATS - {"FP32"}
 _WHOLE = 2.0**23  # from here on every float32 is a whole number
 
 
@@ -37,7 +38,7 @@ def add(w: TosaWriter, x: TosaValue, y: TosaValue | float) -> TosaValue:
 
 def div(w: TosaWriter, x: TosaValue, y: TosaValue) -> TosaValue:
     """Floats by a reciprocal, known ahead of time where `y` is constant; integers towards zero."""
-    if x.dtype != "FP32":
+    if x.dtype not in FLOATS:
         return w.elementwise("INTDIV", x, y)
     constant = w.data(y)
     return mul(w, x, w.elementwise("RECIPROCAL", y) if constant is None else w.constant(1 / constant))
@@ -49,17 +50,22 @@ def negate(w: TosaWriter, x: TosaValue) -> TosaValue:
 
 def clamp(w: TosaWriter, x: TosaValue, low: float = -math.inf, high: float = math.inf) -> TosaValue:
     """min(max(x, low), high); CLAMP itself does not know INT32."""
-    if x.dtype == "FP32":
-        low_bytes, high_bytes = (list(struct.pack("<f", bound)) for bound in (low, high))
-        return w.elementwise("CLAMP", x, min_val=low_bytes, max_val=high_bytes)
+    if x.dtype in FLOATS:
+        bounds = torch.tensor([[low], [high]], dtype=WIDEST[x.dtype]).view(torch.uint8).tolist()
+        return w.elementwise("CLAMP", x, min_val=bounds[0], max_val=bounds[1])
     x = x if low == -math.inf else w.elementwise("MAXIMUM", x, math.ceil(low))
     return x if high == math.inf else w.elementwise("MINIMUM", x, math.floor(high))
 
 
 def cast(w: TosaWriter, x: TosaValue, dtype: str) -> TosaValue:
-    """As torch casts: to an integer towards zero, where TOSA rounds; and from BOOL to FP32 and back."""
+    """As torch casts: to an integer towards zero, where TOSA rounds; and from BOOL to FP32 and back. Half
+    precision is cast from FP32 and to it."""
     if x.dtype == dtype:
         return x
+    if x.dtype in HALVES:
+        return cast(w, w.cast(x, "FP32"), dtype)
+    if dtype in HALVES:
+        return w.cast(cast(w, x, "FP32"), dtype)
     if (x.dtype, dtype) == ("FP32", "BOOL"):
         return w.elementwise("LOGICAL_NOT", w.elementwise("EQUAL", x, 0.0, dtype="BOOL"))
     if (x.dtype, dtype) == ("BOOL", "FP32"):
@@ -163,28 +169,37 @@ def _kind(kind: str) -> _Unary:
 
 
 def check_float(a: Arguments) -> str | None:
-    return None if a.dtype == torch.float32 else f"{a.dtype}, where TOSA computes this in torch.float32"
+    return None if DTYPES.get(a.dtype) in FLOATS else f"{a.dtype}, where TOSA computes this in torch.float32"
 
 
 def check_number(a: Arguments) -> str | None:
-    wide = a.dtype in (torch.float32, torch.int32, torch.int64)
-    return None if wide else f"arithmetic on {a.dtype}, which TOSA does in torch.float32 or torch.int32"
+    known = DTYPES.get(a.dtype) in (*FLOATS, "INT32")
+    return None if known else f"arithmetic on {a.dtype}, which TOSA does in torch.float32 or torch.int32"
 
 
 def _unary(function: _Unary) -> Row:
     return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), check_float)
 
 
+def _single(kind: str) -> Row:
+    """A function that one operator computes, in half precision too."""
+    return replace(_unary(_kind(kind)), halves=is_of_one_type)
+
+
 def _unary_number(function: _Unary) -> Row:
-    return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), check_number)
+    """A function that is exact, or rounded once."""
+    return Row(
+        lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), check_number, halves=is_of_one_type
+    )
 
 
 def _with(
     function: Callable[[TosaWriter, TosaValue, Arguments], TosaValue],
     check: Callable[[Arguments], str | None] = check_float,
+    halves: Callable[[Arguments], bool] = lambda a: False,
 ) -> Row:
     """A function of one value and of the call's other arguments."""
-    return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype]), a), check)
+    return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype]), a), check, halves=halves)
 
 
 def _binary(function: _Binary, *, reverse: bool = False) -> Row:
@@ -193,7 +208,12 @@ def _binary(function: _Binary, *, reverse: bool = False) -> Row:
         x, y = (y, x) if reverse else (x, y)
         return function(w, x, mul(w, y, getattr(a, "alpha", 1)))
 
-    return Row(build, check_number)
+    return Row(build, check_number, halves=_is_single)
+
+
+def _is_single(a: Arguments) -> bool:
+    """Whether one operator computes a call, of numbers that half precision has."""
+    return has_exact_numbers(a) and getattr(a, "alpha", 1) == 1
 
 
 def _kind2(kind: str) -> _Binary:
@@ -202,12 +222,13 @@ def _kind2(kind: str) -> _Binary:
 
 def _compare(kind: str, *, swap: bool = False, negated: bool = False) -> Row:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
-        floats = any(dtype_of(operand) == "FP32" for operand in (a.self, a.other))
-        x, y = (value(w, operand, "FP32" if floats else "INT32") for operand in (a.self, a.other))
+        types = [dtype_of(operand) for operand in (a.self, a.other)]  # a number is of the tensor's, if it may
+        floats = [dtype for dtype in types if dtype in HALVES] or [t for t in types if t in FLOATS]
+        x, y = (value(w, operand, (*floats, "INT32")[0]) for operand in (a.self, a.other))
         truth = w.elementwise(kind, *((y, x) if swap else (x, y)), dtype="BOOL")
         return w.elementwise("LOGICAL_NOT", truth) if negated else truth
 
-    return Row(build)
+    return Row(build, halves=is_of_one_type)
 
 
 def _isnan(w: TosaWriter, a: Arguments) -> TosaValue:
@@ -278,6 +299,7 @@ def _prelu(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 _add, _sub = _binary(add), _binary(_kind2("SUB"))
+_div = replace(_binary(div), halves=lambda a: False)  # by a reciprocal, which is rounded too
 _rsub = Row(
     lambda w, a: w.elementwise(
         "SUB", value(w, a.other, DTYPES[a.dtype]), mul(w, value(w, a.self, DTYPES[a.dtype]), a.alpha)
@@ -297,38 +319,40 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.rsub.Scalar: _rsub,
         aten.mul.Tensor: _binary(mul),
         aten.mul.Scalar: _binary(mul),
-        aten.div.Tensor: _binary(div),
-        aten.div.Scalar: _binary(div),
+        aten.div.Tensor: _div,
+        aten.div.Scalar: _div,
         aten.maximum.default: _binary(_kind2("MAXIMUM")),
         aten.minimum.default: _binary(_kind2("MINIMUM")),
         aten.pow.Tensor_Scalar: _with(lambda w, x, a: power(w, x, a.exponent), _check_power),
         aten.abs.default: _unary_number(_kind("ABS")),
         aten.neg.default: _unary_number(negate),
         aten.square.default: _unary(lambda w, x: mul(w, x, x)),
-        aten.reciprocal.default: _unary(_kind("RECIPROCAL")),
+        aten.reciprocal.default: _single("RECIPROCAL"),
         aten.sqrt.default: _unary(lambda w, x: power(w, x, 0.5)),
-        aten.rsqrt.default: _unary(_kind("RSQRT")),
-        aten.exp.default: _unary(_kind("EXP")),
-        aten.log.default: _unary(_kind("LOG")),
+        aten.rsqrt.default: _single("RSQRT"),
+        aten.exp.default: _single("EXP"),
+        aten.log.default: _single("LOG"),
         aten.log2.default: _unary(_logarithm(2)),
         aten.log10.default: _unary(_logarithm(10)),
         aten.log1p.default: _unary(log1p),
-        aten.sin.default: _unary(_kind("SIN")),
-        aten.cos.default: _unary(_kind("COS")),
-        aten.erf.default: _unary(_kind("ERF")),
-        aten.floor.default: _unary(_kind("FLOOR")),
-        aten.ceil.default: _unary(_kind("CEIL")),
+        aten.sin.default: _single("SIN"),
+        aten.cos.default: _single("COS"),
+        aten.erf.default: _single("ERF"),
+        aten.floor.default: _single("FLOOR"),
+        aten.ceil.default: _single("CEIL"),
         aten.trunc.default: _unary(truncate),
         aten.round.default: _unary(nearest),
-        aten.sigmoid.default: _unary(_kind("SIGMOID")),
-        aten.tanh.default: _unary(_kind("TANH")),
+        aten.sigmoid.default: _single("SIGMOID"),
+        aten.tanh.default: _single("TANH"),
         aten.relu.default: _unary_number(lambda w, x: clamp(w, x, 0)),
-        aten.relu6.default: _unary(lambda w, x: clamp(w, x, 0, 6)),
-        aten.hardtanh.default: _with(lambda w, x, a: clamp(w, x, a.min_val, a.max_val)),
-        aten.clamp.default: _with(_clamped, check_number),
-        aten.clamp.Tensor: _with(_clamp_tensor, check_number),
-        aten.clamp_min.default: _with(_clamped, check_number),
-        aten.clamp_max.default: _with(_clamped, check_number),
+        aten.relu6.default: _with(lambda w, x, a: clamp(w, x, 0, 6), halves=is_of_one_type),
+        aten.hardtanh.default: _with(
+            lambda w, x, a: clamp(w, x, a.min_val, a.max_val), halves=is_of_one_type
+        ),
+        aten.clamp.default: _with(_clamped, check_number, is_of_one_type),
+        aten.clamp.Tensor: _with(_clamp_tensor, check_number, is_of_one_type),
+        aten.clamp_min.default: _with(_clamped, check_number, is_of_one_type),
+        aten.clamp_max.default: _with(_clamped, check_number, is_of_one_type),
         aten.hardsigmoid.default: _unary(hardsigmoid),
         aten.hardswish.default: _unary(lambda w, x: mul(w, x, hardsigmoid(w, x))),
         aten.silu.default: _unary(lambda w, x: mul(w, x, w.elementwise("SIGMOID", x))),
@@ -339,7 +363,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.elu.default: _with(_elu),
         aten.leaky_relu.default: _with(lambda w, x, a: leaky(w, x, a.negative_slope)),
         dimorder.prelu_last.default: Row(_prelu),
-        aten.isnan.default: Row(_isnan),
+        aten.isnan.default: Row(_isnan, halves=is_of_one_type),
         aten.eq.Tensor: _equal,
         aten.eq.Scalar: _equal,
         aten.ne.Tensor: _not_equal,
@@ -362,12 +386,14 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.bitwise_not.default: Row(
             lambda w, a: w.elementwise("LOGICAL_NOT", w.dense(a.self)), _check_bool
         ),
-        aten.where.self: Row(_where),
-        aten.where.ScalarOther: Row(_where),
-        aten.where.ScalarSelf: Row(_where),
-        aten.where.Scalar: Row(_where),
-        aten.masked_fill.Scalar: _with(_masked_fill, lambda a: None),
-        aten.masked_fill.Tensor: _with(_masked_fill, lambda a: None),
-        aten._to_copy.default: Row(lambda w, a: cast(w, w.dense(a.self), DTYPES[a.dtype])),
+        aten.where.self: Row(_where, halves=is_of_one_type),
+        aten.where.ScalarOther: Row(_where, halves=is_of_one_type),
+        aten.where.ScalarSelf: Row(_where, halves=is_of_one_type),
+        aten.where.Scalar: Row(_where, halves=is_of_one_type),
+        aten.masked_fill.Scalar: _with(_masked_fill, lambda a: None, is_of_one_type),
+        aten.masked_fill.Tensor: _with(_masked_fill, lambda a: None, is_of_one_type),
+        aten._to_copy.default: Row(
+            lambda w, a: cast(w, w.dense(a.self), DTYPES[a.dtype]), halves=lambda a: True
+        ),
     }
 )

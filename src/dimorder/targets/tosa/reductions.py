@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.table import Arguments, Row, is_transposed
-from dimorder.targets.tosa.calls import size, sum_type
+from dimorder.targets.table import Arguments, Row, is_of_one_type, is_transposed
+from dimorder.targets.tosa.calls import accumulator_type, size, sum_type
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, check_float, mul, negate
-from dimorder.targets.tosa.writer import DTYPES, MAX_RANK, WIDEST, TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import DTYPES, FLOATS, MAX_RANK, WIDEST, TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
@@ -39,7 +39,8 @@ def full(
     operands = [pixels, w.constant(weight), w.constant(bias.to(WIDEST[sums]), sums), *zeros]
     shape = (*pixels.shape[:-1], outputs)
     once = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
-    y = w.op("CONV2D", operands, shape, sums, local_bound=False, acc_type=sums, **once)
+    accumulator = accumulator_type(x.dtype)
+    y = w.op("CONV2D", operands, shape, sums, local_bound=False, acc_type=accumulator, **once)
     return w.reshape(y, (*x.shape[:-1], outputs))
 
 
@@ -56,8 +57,8 @@ def product(w: TosaWriter, x: TosaValue, y: TosaValue, zero_points: Sequence[int
         x, y = (tile(w, v, (*batch, *v.shape[-2:])) for v in (x, y))
     x, y = (w.reshape(v, (math.prod(v.shape[:-2]), *v.shape[-2:])) for v in (x, y))
     zeros = [w.number(zero, x.dtype) for zero in zero_points]
-    z = w.op("MATMUL", [x, y, *zeros], (x.shape[0], x.shape[1], y.shape[2]), sum_type(x.dtype))
-    return w.reshape(z, shape)
+    z = w.op("MATMUL", [x, y, *zeros], (x.shape[0], x.shape[1], y.shape[2]), accumulator_type(x.dtype))
+    return w.reshape(w.narrow(z, x.dtype) if x.dtype in FLOATS else z, shape)
 
 
 def _matmul(w: TosaWriter, a: Arguments) -> TosaValue:
@@ -142,7 +143,7 @@ def arg(largest: bool) -> Callable[[TosaWriter, Arguments], TosaValue]:
 
 def check_arg(a: Arguments) -> str | None:
     dtype = a.self.meta["val"].dtype
-    return None if dtype == torch.float32 else f"argmax of {dtype}; TOSA's profile FP has it for floats"
+    return None if DTYPES.get(dtype) in FLOATS else f"argmax of {dtype}; TOSA's profile FP has it for floats"
 
 
 # -- softmax and normalisations, from parts ----------------------------------------------------------------
@@ -176,7 +177,7 @@ def _layer_norm(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 _sum, _mean_row = Row(_reduction("REDUCE_SUM")), Row(_mean, check_float)
-_matmul_row = Row(_matmul, check_matmul)
+_matmul_row = Row(_matmul, check_matmul, halves=is_of_one_type)
 _softmax_row, _log_softmax_row = Row(_softmax, check_float), Row(_log_softmax, check_float)
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
@@ -184,13 +185,13 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.matmul.default: _matmul_row,
         aten.sum.dim_IntList: _sum,
         aten.mean.dim: _mean_row,
-        aten.amax.default: Row(_reduction("REDUCE_MAX")),
-        aten.amin.default: Row(_reduction("REDUCE_MIN")),
+        aten.amax.default: Row(_reduction("REDUCE_MAX"), halves=is_of_one_type),
+        aten.amin.default: Row(_reduction("REDUCE_MIN"), halves=is_of_one_type),
         aten.any.dims: Row(_reduction("REDUCE_ANY")),
         aten.all.dims: Row(_reduction("REDUCE_ALL")),
         aten.prod.dim_int: Row(_reduction("REDUCE_PRODUCT"), check_float),
-        aten.argmax.default: Row(arg(largest=True), check_arg),
-        aten.argmin.default: Row(arg(largest=False), check_arg),
+        aten.argmax.default: Row(arg(largest=True), check_arg, halves=is_of_one_type),
+        aten.argmin.default: Row(arg(largest=False), check_arg, halves=is_of_one_type),
         aten.softmax.int: _softmax_row,
         aten.log_softmax.int: _log_softmax_row,
         aten.layer_norm.default: Row(_layer_norm, check_float),

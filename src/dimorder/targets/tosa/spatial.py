@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dimorder.lowering.operators.dialect import OPS as dimorder
-from dimorder.targets.table import Arguments, Row
-from dimorder.targets.tosa.calls import size, sum_type
+from dimorder.targets.table import Arguments, Row, is_of_one_type
+from dimorder.targets.tosa.calls import accumulator_type, size, sum_type
 from dimorder.targets.tosa.indices import take
 from dimorder.targets.tosa.moves import concat, pad, slice_
 from dimorder.targets.tosa.pointwise import check_float, mul
@@ -123,7 +123,8 @@ def _conv(
     bias = torch.zeros(shape[-1]) if bias is None else bias
     zeros = [w.number(zero, x.dtype) for zero in zero_points]
     operands = [x, w.constant(weight), w.constant(bias.to(WIDEST[sums]), sums), *zeros]
-    return w.op(kind, operands, shape, sums, local_bound=False, acc_type=sums, **options)
+    accumulator = accumulator_type(x.dtype)
+    return w.op(kind, operands, shape, sums, local_bound=False, acc_type=accumulator, **options)
 
 
 def _zero_points(a: Arguments) -> Sequence[int]:
@@ -320,12 +321,16 @@ def _resize(w: TosaWriter, mode: str, x: TosaValue, axes: Sequence[_Axis], shape
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        dimorder.conv2d_nhwc.default: Row(convolution, check_convolution),
-        dimorder.conv3d_ndhwc.default: Row(convolution, check_convolution),
-        dimorder.conv_transpose2d_nhwc.default: Row(conv_transpose2d, check_transposed),
-        dimorder.max_pool2d_nhwc.default: Row(_max_pool2d, check_max_pool),
-        dimorder.avg_pool2d_nhwc.default: Row(_avg_pool2d, check_float),
+        dimorder.conv2d_nhwc.default: Row(convolution, check_convolution, halves=is_of_one_type),
+        dimorder.conv3d_ndhwc.default: Row(convolution, check_convolution, halves=is_of_one_type),
+        dimorder.conv_transpose2d_nhwc.default: Row(
+            conv_transpose2d, check_transposed, halves=is_of_one_type
+        ),
+        dimorder.max_pool2d_nhwc.default: Row(_max_pool2d, check_max_pool, halves=is_of_one_type),
+        dimorder.avg_pool2d_nhwc.default: Row(
+            _avg_pool2d, check_float, halves=lambda a: a.divisor_override is None
+        ),
         dimorder.upsample_bilinear2d_nhwc.default: Row(bilinear, check_bilinear),
-        dimorder.upsample_nearest2d_nhwc.default: Row(nearest, check_float),
+        dimorder.upsample_nearest2d_nhwc.default: Row(nearest, check_float, halves=is_of_one_type),
     }
 )

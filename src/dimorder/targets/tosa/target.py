@@ -80,7 +80,8 @@ def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list
 def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
     """A tensor as the graph reads it: a dense array in the contract's order."""
     dense = tensor.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else tensor
-    array = dense.detach().cpu().contiguous().numpy()
+    held = dense.detach().cpu().contiguous()
+    array = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()  # numpy lacks that
     if array.dtype == np.uint8:  # TOSA has these bits as INT8
         return array.view(np.int8)
     if array.dtype != np.int64:
@@ -92,8 +93,9 @@ def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
 
 def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
     """A result as the program's signature shows it."""
-    held, dtype = torch.from_numpy(array), getattr(torch, spec.dtype)
-    dense = held.view(dtype) if dtype == torch.uint8 else held.to(dtype)
+    dtype = getattr(torch, spec.dtype)
+    held = torch.from_numpy(array.view(np.int16) if dtype == torch.bfloat16 else array)
+    dense = held.view(dtype) if dtype in (torch.uint8, torch.bfloat16) else held.to(dtype)
     dense = dense.reshape([int(size) for size in spec.dim_order.physical_shape(spec.shape)])
     return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
 

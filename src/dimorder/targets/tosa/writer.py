@@ -32,6 +32,8 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
         torch.int16: "INT16",
         torch.int8: "INT8",
         torch.bool: "BOOL",
+        torch.float16: "FP16",
+        torch.bfloat16: "BF16",  # an extension of the profile
     }
 )
 # TOSA's -> the first of torch's that it stands for, which is the widest.
@@ -44,10 +46,13 @@ _NUMPY: Mapping[str, Any] = MappingProxyType(
         "INT8": np.int8,
         "BOOL": np.bool_,
         "SHAPE": np.int64,
+        "FP16": np.float16,
+        "BF16": np.float32,  # which numpy has not: numbers that are rounded to it
     }
 )
 # The same, as TOSA holds it.
 _TORCH: Mapping[str, torch.dtype] = MappingProxyType({**WIDEST, "INT32": torch.int32})
+FLOATS = frozenset(("FP32", "FP16", "BF16"))
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ class TosaWriter:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
         self._transposed: dict[View[TosaValue], TosaValue] = {}
+        self._wide: dict[str, TosaValue] = {}  # by tensor of half precision: the same in float32
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -109,8 +115,11 @@ class TosaWriter:
     def constant(self, data: torch.Tensor | np.ndarray[Any, Any], dtype: str | None = None) -> TosaValue:
         """A constant, stored once per distinct data and shape; `dtype` is the data's own by default."""
         if isinstance(data, torch.Tensor):
-            dtype, data = dtype or DTYPES[data.dtype], data.detach().cpu().numpy()
+            dtype, data = dtype or DTYPES[data.dtype], data.detach().cpu()
+            data = (data.float() if data.dtype == torch.bfloat16 else data).numpy()
         assert dtype is not None
+        if dtype == "BF16":
+            data = torch.tensor(data).to(torch.bfloat16).float().numpy()
         array = np.ascontiguousarray(data, dtype=_NUMPY[dtype]).reshape(np.shape(data))
         _require_shape(array.shape, dtype)
         if array.dtype.kind == "i" and not np.array_equal(array, data):
@@ -164,6 +173,38 @@ class TosaWriter:
             written = self.op("TRANSPOSE", [source], [value.shape[i] for i in order], perms=list(order))
             self._transposed[view] = self.reshape(written, view.shape)
         return self._transposed[view]
+
+    # -- half precision ------------------------------------------------------------------------------------
+
+    def cast(self, value: TosaValue, dtype: str) -> TosaValue:
+        """A CAST between FP32 and another float, unless it is of that type."""
+        if value.dtype == dtype:
+            return value
+        if dtype == "FP32" and value.tensor in self._wide:
+            return self.reshape(self._wide[value.tensor], value.shape)
+        made = self.elementwise("CAST", value, dtype=dtype)
+        if dtype == "FP32":
+            self._wide[value.tensor] = made
+        return made
+
+    def narrow(self, value: TosaValue, dtype: str) -> TosaValue:
+        """A float32 in half precision; who reads it in float32 reads what it was made of."""
+        narrowed = self.cast(value, dtype)
+        if narrowed != value:
+            self._wide[narrowed.tensor] = value
+        return narrowed
+
+    def widened(self, operand: Any) -> Any:
+        """An operand in float32: a value or a constant of half precision is cast."""
+        if isinstance(operand, torch.Tensor):
+            return operand.float() if operand.is_floating_point() else operand
+        if not isinstance(operand, View) or operand.value.dtype not in FLOATS:
+            return operand
+        return View(self.cast(operand.value, "FP32"), operand.order)
+
+    def narrowed(self, view: View[TosaValue], dtype: torch.dtype) -> View[TosaValue]:
+        """A result that was computed in float32, in its own type."""
+        return View(self.narrow(view.value, DTYPES[dtype]), view.order) if dtype.is_floating_point else view
 
     # -- operators -----------------------------------------------------------------------------------------
 
@@ -232,7 +273,7 @@ class TosaWriter:
         for name, tensor in self._tensors.items():
             if tensor.data is not None and name in read:
                 dtype = getattr(ts.DType, tensor.dtype)
-                serializer.addConst(list(tensor.shape), dtype, tensor.data, name=name)
+                serializer.addConst(list(tensor.shape), dtype, _as_held(tensor.data, tensor.dtype), name=name)
         for operator in operators:
             tensor = self._tensors[operator.output]
             block.addTensor(operator.output, list(tensor.shape), getattr(ts.DType, tensor.dtype))
@@ -298,6 +339,15 @@ class TosaWriter:
                 written = self.op("RESHAPE", [source, self.shape(value.shape)], value.shape)
                 self._reshaped[key] = written.tensor
         return self._reshaped[key]
+
+
+def _as_held(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """Numbers as tosa-tools take them: of bfloat16 in its own extension of numpy."""
+    if dtype != "BF16":
+        return array
+    import ml_dtypes
+
+    return array.astype(ml_dtypes.bfloat16)
 
 
 def _require_shape(shape: tuple[int, ...], dtype: str) -> None:

@@ -25,7 +25,7 @@ from dimorder.lowering.unify import broadcast_row, refusal
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.fusion import XnnFusion, whole_range
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed, reads_of
-from dimorder.targets.xnnpack.integers import CHOOSES, MOVES, OPERANDS
+from dimorder.targets.xnnpack.integers import CHOOSES, MOVES, OPERANDS, READS
 from dimorder.targets.xnnpack.model import moved
 
 
@@ -33,9 +33,9 @@ class XnnWriter(XnnFusion):
     """Grows one XNNPACK graph; once it is finished, `serialise` gives its bytes and its named constants."""
 
     def input(
-        self, shape: Sequence[int], of: IntegerType | None = None, *, is_rounded: bool = False
+        self, shape: Sequence[int], of: IntegerType | torch.dtype | None = None, *, is_rounded: bool = False
     ) -> XnnValue:
-        """The next external input, dense in `shape`; of integers, where `of` says what they stand for.
+        """The next external input, dense in `shape`; `of` is its type, or what its integers stand for.
 
         `is_rounded` says that it was computed in floats.
         """
@@ -55,7 +55,10 @@ class XnnWriter(XnnFusion):
         self._outputs.append(value.id)
 
     def constant(self, tensor: torch.Tensor) -> XnnValue:
-        """A constant of float32, stored once per distinct data; a scalar gets shape (1,)."""
+        """A constant, stored once per distinct data; a scalar gets shape (1,).
+
+        It is of float32, or where a node reads it beside values of half precision (see `node`), of that.
+        """
         held = tensor.detach().as_subclass(torch.Tensor).to("cpu", torch.float32)
         shape = tuple(tensor.shape) or (1,)
         key, data = keyed(held)
@@ -74,12 +77,13 @@ class XnnWriter(XnnFusion):
         shape: Sequence[int],
         *,
         flags: Sequence[str] = (),
-        result_type: IntegerType | None = None,
+        result_type: IntegerType | torch.dtype | None = None,
         **fields: Any,
     ) -> XnnValue:
         """A node of the schema's class `XNN{kind}`; its one result has `shape`. An id may be None.
 
-        The result is of `result_type`; else of float32, or where elements are moved as they are.
+        The result is of `result_type`; else of the floating type of what the node reads, of float32 where
+        that is integers, or where elements are moved as they are.
         """
         if kind in MOVES or kind in CHOOSES:
             sources = {
@@ -98,7 +102,7 @@ class XnnWriter(XnnFusion):
                 tokens = _moved(kind, shape, fields, [self._dynamic[v][1] for v in read])
                 return self.dynamic(moved_floats, tokens)
             result_type = self._types.get(next(v for n, v in fields.items() if n in OPERANDS))
-        if kind == "Convert" and result_type is not None:
+        if kind == "Convert" and isinstance(result_type, IntegerType):
             index = fields["input_id"]
             if index in self._dequantised:
                 return self._requantised(self._dequantised[index], shape, result_type)
@@ -106,6 +110,10 @@ class XnnWriter(XnnFusion):
                 source = self._reshaped[index]
                 made = self.node(kind, source.shape, result_type=result_type, input_id=source.id)
                 return self.reshape(made, shape)
+        half = None if kind == "Convert" else self._reads_half(fields)
+        if half is not None:
+            result_type = half
+            fields = {name: self._as_half(name, value, half) for name, value in fields.items()}
         result = self._value(shape, result_type)
         if kind == "Convert" and result_type is None and fields["input_id"] in self._types:
             self._dequantised[result.id] = fields["input_id"]
@@ -114,6 +122,52 @@ class XnnWriter(XnnFusion):
         made = getattr(schema, f"XNN{kind}")(**{**fields, **ids}, output_id=result.id, flags=bits)
         self._nodes.append(schema.XNode(made, debug_handle=len(self._nodes)))
         return result
+
+    def _reads_half(self, fields: Mapping[str, Any]) -> torch.dtype | None:
+        """The type of half precision that a node reads besides constants."""
+        read = [value for name, value in fields.items() if name in READS and value is not None]
+        types = {self._half(index) for index in read if not self._values[index].constant_buffer_idx}
+        assert len(types) < 2, f"a node reads {types}"
+        return next(iter(types), None)
+
+    def _as_half(self, name: str, value: Any, half: torch.dtype) -> Any:
+        """A field of a node of half precision: of a constant the value that is of that type."""
+        if name not in READS or value is None or self._half(value):
+            return value
+        if (value, half) not in self._in_half:
+            held = self._data[value].to(half)
+            made = self._value(held.shape, half)
+            self._values[made.id].constant_buffer_idx = self._stored(*keyed(held))
+            self._data[made.id] = held.float()
+            self._in_half[value, half] = made.id
+        return self._in_half[value, half]
+
+    def widened(self, operand: Any) -> Any:
+        """An operand in float32: converted from half precision, or what that was converted from."""
+        if not isinstance(operand, View) or self._half(operand.value.id) is None:
+            return operand
+        value = first = operand.value
+        while first.id not in self._wide and first.id in self._reshaped:
+            first = self._reshaped[first.id]
+        if first.id not in self._wide:
+            first = value
+            self._wide[value.id] = self.node("Convert", value.shape, input_id=value.id)
+        return View(self.reshape(self._wide[first.id], value.shape), operand.order)
+
+    def narrowed(self, view: View[XnnValue], dtype: torch.dtype) -> View[XnnValue]:
+        """A result that was computed in float32, in its own type."""
+        if dtype == torch.float32:
+            return view
+        value = self.cast(view, dtype).value
+        self._wide[value.id] = view.value
+        return View(value, view.order)
+
+    def cast(self, view: View[XnnValue], dtype: torch.dtype) -> View[XnnValue]:
+        """Floats as `dtype` has them; from one half precision to the other through float32."""
+        value = view.value
+        for to in (torch.float32, dtype) if self._half(value.id) and dtype != torch.float32 else (dtype,):
+            value = self.node("Convert", value.shape, input_id=value.id, result_type=to)
+        return View(value, view.order)
 
     def dynamic(self, value: XnnValue, tokens: torch.Tensor) -> XnnValue:
         """Floats that a product may read as dynamically quantised integers, and all else as they are.

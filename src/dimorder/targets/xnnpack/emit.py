@@ -27,6 +27,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import where
 from dimorder.lowering.capture.exported import stateful
 from dimorder.lowering.capture.typed import integer_type
+from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.verify import Run
 from dimorder.targets.delegate import EDGE, TO_NCHW, TO_NHWC, empty, is_channels_last, lowered, written
@@ -255,7 +256,8 @@ def _delegate(
 
 
 def _read(writer: XnnWriter, node: Node, plan: _Partition) -> View[XnnValue]:
-    value, of = node.meta["val"], None
+    value = node.meta["val"]
+    of: IntegerType | torch.dtype | None = value.dtype
     rounded = node not in plan.inputs and value.is_floating_point()
     if not value.is_floating_point():
         of = integer_type(node)

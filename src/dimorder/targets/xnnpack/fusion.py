@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnGraph, kind_of, passes_on, reads_of
-from dimorder.targets.xnnpack.integers import DYNAMIC, IN_FLOAT, IN_INT8, OPERANDS, WEIGHTS
+from dimorder.targets.xnnpack.integers import DYNAMIC, IN_FLOAT, IN_INT8, OPERANDS, READS, WEIGHTS
 
 _CLAMPED_BY_NODE = (
     schema.XNNConv2d,
@@ -30,7 +30,6 @@ _CLAMPED_BY_NODE = (
 _CLAMPED_BY_XNNPACK = frozenset(
     ("Conv2d", "DepthwiseConv2d", "ConvTranspose2d", "FullyConnected", "MaxPooling2d")
 )
-_READ = (*OPERANDS, *WEIGHTS)
 
 
 class XnnFusion(XnnGraph):
@@ -42,6 +41,8 @@ class XnnFusion(XnnGraph):
 
     def fuse(self) -> None:
         """Write fewer nodes that compute the same."""
+        if self._wide:
+            self._drop_unread()
         self._fuse_clamps()
         self._fuse_dynamic()
         if self._types:
@@ -161,7 +162,7 @@ class XnnFusion(XnnGraph):
         result = self._types.get(read_by[0].output_id) if len(read_by) == 1 else None
         if result is None or self._values[node.output_id].flags:
             return _BETWEEN[0]
-        read = {name: getattr(node, name) for name in _READ if getattr(node, name, NONE_ID) != NONE_ID}
+        read = {name: getattr(node, name) for name in READS if getattr(node, name, NONE_ID) != NONE_ID}
         weights = {n: index for n, index in read.items() if n in WEIGHTS and "filter_id" in read}
         sources = {n: self._integers_of(index) for n, index in read.items() if n not in weights}
         if None in sources.values():
@@ -198,24 +199,32 @@ class XnnFusion(XnnGraph):
         self._nodes = kept[::-1]
 
     def _fuse_clamps(self) -> None:
-        """Give the bounds of a clamp to the node that alone feeds it."""
+        """Give the bounds of a clamp to the node that alone feeds it, through a cast too."""
         readers = Counter(index for node in self._nodes for index in reads_of(node.xnode_union))
         producers = {node.xnode_union.output_id: node for node in self._nodes}
+
+        def alone(index: int) -> Any:
+            """The node that gives a value which one node reads, and nobody else."""
+            return producers.get(index) if readers[index] == 1 and not self._values[index].flags else None
+
         kept = []
         for node in self._nodes:
             clamp = node.xnode_union
-            source = producers.get(clamp.input_id) if isinstance(clamp, schema.XNNClamp) else None
+            last = alone(clamp.input_id) if isinstance(clamp, schema.XNNClamp) else None
+            source = last
+            if last is not None and kind_of(last) == "Convert" and self._half(clamp.input_id) is not None:
+                source = alone(last.xnode_union.input_id)
             if (
-                source is None
+                last is None
+                or source is None
                 or not isinstance(source.xnode_union, _CLAMPED_BY_NODE)
                 or source.output_min_max is not None
-                or readers[clamp.input_id] != 1
-                or self._values[clamp.input_id].flags
             ):
                 kept.append(node)
                 continue
             source.output_min_max = node.output_min_max
-            source.xnode_union.output_id = clamp.output_id
+            last.xnode_union.output_id = clamp.output_id
+            producers[clamp.output_id] = last
         self._nodes = kept
 
 

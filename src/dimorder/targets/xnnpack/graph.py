@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,6 +31,12 @@ from dimorder.targets.xnnpack.integers import MOVES
 from dimorder.targets.xnnpack.model import XnnModel
 
 NONE_ID = XNN_INVALID_VALUE_ID
+_HALVES: Mapping[Any, torch.dtype] = MappingProxyType(
+    {
+        schema.XNNDatatype.xnn_datatype_fp16: torch.float16,
+        schema.XNNDatatype.xnn_datatype_bf16: torch.bfloat16,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ class XnnGraph:
         self._weights: dict[int, Any] = {}  # their PerChannelQuant
         self._data: dict[int, torch.Tensor] = {}  # of constants
         self._scales: dict[int, torch.Tensor] = {}  # of constants that are integers
+        self._in_half: dict[tuple[int, torch.dtype], int] = {}  # the values of that type that hold constants
+        self._wide: dict[int, XnnValue] = {}  # by value of half precision: the same in float32
         # Floats to be quantised dynamically: what they are, and which token each element is of.
         self._dynamic: dict[int, tuple[int, torch.Tensor]] = {}
         self._nonbatch: dict[
@@ -79,7 +88,7 @@ class XnnGraph:
         """Whether any value is of integers."""
         return bool(self._types or self._dynamic)
 
-    def _value(self, shape: Sequence[int], of: IntegerType | None = None) -> XnnValue:
+    def _value(self, shape: Sequence[int], of: IntegerType | torch.dtype | None = None) -> XnnValue:
         value = XnnValue(len(self._values), tuple(int(size) for size in shape))
         self._values.append(
             schema.XNNTensorValue(
@@ -92,11 +101,15 @@ class XnnGraph:
                 id_out=value.id,
             )
         )
-        if of is not None:
+        if isinstance(of, IntegerType):
             self._types[value.id] = of
         if self.origin is not None:
             self._origins[value.id] = self.origin
         return value
+
+    def _half(self, index: int) -> torch.dtype | None:
+        """The type of a value of half precision."""
+        return _HALVES.get(self._values[index].datatype)
 
     def _stored(self, key: str, data: bytes) -> int:
         """The index of a constant's bytes."""
@@ -263,7 +276,7 @@ class XnnGraph:
             else:
                 held = held.to(torch.bfloat16)
                 scales = held.float().repeat_interleave(size, 1)
-                place = self._stored(*keyed(held.view(torch.int16)))
+                place = self._stored(*keyed(held))
                 params = schema.PerChannelGroupQuant([], 0, size, None, place, held.numel())
                 kind = datatype.xnn_datatype_qbint4
             stored = _in_pairs(integers.values)
@@ -308,16 +321,17 @@ class XnnGraph:
         return store.get_named_data_store_output()
 
 
-def _datatype(of: IntegerType | None) -> Any:
+def _datatype(of: IntegerType | torch.dtype | None) -> Any:
     datatype = schema.XNNDatatype
-    if of is None:
-        return datatype.xnn_datatype_fp32
+    if not isinstance(of, IntegerType):
+        return next((held for held, half in _HALVES.items() if half == of), datatype.xnn_datatype_fp32)
     return datatype.xnn_datatype_quint8 if of.dtype == torch.uint8 else datatype.xnn_datatype_qint8
 
 
 def keyed(tensor: torch.Tensor) -> tuple[str, bytes]:
     """A constant's bytes, and the name that distinct ones do not share."""
-    data = tensor.detach().contiguous().numpy().tobytes()
+    held = tensor.detach().contiguous()
+    data = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy().tobytes()
     return hashlib.sha256(data).hexdigest(), data
 
 

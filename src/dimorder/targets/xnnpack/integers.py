@@ -95,6 +95,7 @@ IN_FLOAT: Mapping[str, str] = MappingProxyType(
 DYNAMIC: Mapping[str, int] = MappingProxyType({"FullyConnected": 1, "Conv2d": 3, "ConvTranspose2d": 3})
 WEIGHTS = ("filter_id", "bias_id")  # the fields of a node that name its weights
 OPERANDS = ("input_id", *(f"input{i}_id" for i in range(1, 6)))  # those that name what else it reads
+READS = (*OPERANDS, *WEIGHTS)
 # Kinds that move elements and have the type of what they read.
 MOVES = frozenset(
     (

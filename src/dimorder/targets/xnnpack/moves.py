@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dimorder.targets.table import Arguments, Row, View, is_conversion
+from dimorder.targets.table import Arguments, Row, View, is_conversion, is_of_one_type
 from dimorder.targets.xnnpack.pointwise import pair
 
 if TYPE_CHECKING:
@@ -120,12 +120,12 @@ def pad(w: XnnWriter, x: XnnValue, before: Sequence[int], after: Sequence[int], 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.cat.default: Row(_cat, integers=True),
-        aten.slice.Tensor: Row(_slice_tensor, _check_slice, integers=True),
-        aten.constant_pad_nd.default: Row(_constant_pad),
-        aten.expand.default: Row(_expand),
-        aten.permute.default: Row(_permute, relabel=True, integers=True),
-        aten.view.default: Row(_view, relabel=True, integers=True),
-        aten.clone.default: Row(_clone, relabel=True, integers=True),
+        aten.cat.default: Row(_cat, integers=True, halves=is_of_one_type),
+        aten.slice.Tensor: Row(_slice_tensor, _check_slice, integers=True, halves=is_of_one_type),
+        aten.constant_pad_nd.default: Row(_constant_pad, halves=is_of_one_type),
+        aten.expand.default: Row(_expand, halves=is_of_one_type),
+        aten.permute.default: Row(_permute, relabel=True, integers=True, halves=is_of_one_type),
+        aten.view.default: Row(_view, relabel=True, integers=True, halves=is_of_one_type),
+        aten.clone.default: Row(_clone, relabel=True, integers=True, halves=is_of_one_type),
     }
 )

@@ -18,6 +18,7 @@ from dimorder.targets.xnnpack import moves, pointwise, reductions, spatial
 aten = torch.ops.aten
 
 MAX_RANK = 6  # XNN_MAX_TENSOR_DIMS
+FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
 def _unfit(value: Any, is_constant: bool) -> str | None:
@@ -25,7 +26,7 @@ def _unfit(value: Any, is_constant: bool) -> str | None:
         return None
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__} where XNNPACK wants a tensor"
-    if value.dtype != torch.float32:
+    if value.dtype not in FLOATS:
         way_out = "; convert with .float()" if value.is_floating_point() else ""
         return f"{value.dtype} where this target computes in torch.float32{way_out}"
     if not all(isinstance(size, int) for size in value.shape):

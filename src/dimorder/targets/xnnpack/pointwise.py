@@ -12,7 +12,7 @@ import torch
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
-from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
 
 if TYPE_CHECKING:
     from dimorder.targets.xnnpack.backend import XnnWriter
@@ -20,11 +20,26 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+FLOAT16 = frozenset((torch.float16,))
+
 Build: TypeAlias = "Callable[[XnnWriter, Arguments], XnnValue | View[XnnValue]]"
 
 
 def _unary(kind: str) -> Build:
     return lambda w, a: apply(w, kind, w.dense(a.self))
+
+
+def _single(kind: str) -> Row:
+    """A function that one node computes, in float16 too.
+
+    Of sigmoid, tanh and exp that is too inexact: of what is small it makes 0, or it is off in the last digit.
+    """
+    return Row(_unary(kind), halves=is_float16)
+
+
+def is_float16(a: Arguments) -> bool:
+    """Whether all floats of a call are of float16. Of bfloat16 XNNPACK has casts and moves."""
+    return bool(a.floats == FLOAT16)
 
 
 def apply(w: XnnWriter, kind: str, x: XnnValue, **fields: Any) -> XnnValue:
@@ -49,7 +64,7 @@ def plus(w: XnnWriter, x: XnnValue, term: float) -> XnnValue:
     return pair(w, "Add", x, w.dense(term))
 
 
-def _binary(kind: str, *, reverse: bool = False) -> Build:
+def _binary(kind: str, *, reverse: bool = False) -> Row:
     def build(w: XnnWriter, a: Arguments) -> XnnValue:
         alpha = getattr(a, "alpha", 1)
         x, y = w.dense(a.self), w.dense(a.other)
@@ -57,7 +72,7 @@ def _binary(kind: str, *, reverse: bool = False) -> Build:
             return pair(w, kind, y, times(w, x, alpha))
         return pair(w, kind, x, times(w, y, alpha))
 
-    return build
+    return Row(build, halves=lambda a: _has_its_numbers(a) and getattr(a, "alpha", 1) == 1)
 
 
 def _clamp(w: XnnWriter, a: Arguments) -> XnnValue:
@@ -70,6 +85,16 @@ def _check_clamp(a: Arguments) -> str | None:
     if low is not None and high is not None and low >= high:
         return f"the empty range [{low}, {high}]"
     return None
+
+
+def _has_its_numbers(a: Arguments) -> bool:
+    return is_float16(a) and has_exact_numbers(a)
+
+
+def _keeps_bounds(a: Arguments) -> bool:
+    """Whether the bounds of a clamp stay apart in half precision."""
+    bounds = {number for number in vars(a).values() if type(number) in (int, float)}
+    return is_float16(a) and len({float(torch.tensor(b, dtype=a.dtype)) for b in bounds}) == len(bounds)
 
 
 def _hardsigmoid(w: XnnWriter, a: Arguments) -> XnnValue:
@@ -223,33 +248,34 @@ def _check_power(a: Arguments) -> str | None:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        OPS.prelu_last.default: Row(_prelu_last),
+        OPS.prelu_last.default: Row(_prelu_last, halves=is_float16),
         QUANTIZE: Row(_quantize, _check_quantize, integers=True),
         DEQUANTIZE: Row(_dequantize, _check_quantize, integers=True),
+        aten._to_copy.default: Row(lambda w, a: w.cast(a.self, a.dtype), halves=lambda a: True),
         FAKE_QUANTIZE_DYNAMIC: Row(_fake_quantize_dynamic, _check_dynamic),
-        aten.add.Tensor: Row(_binary("Add")),
-        aten.add.Scalar: Row(_binary("Add")),
-        aten.sub.Tensor: Row(_binary("Subtract")),
-        aten.sub.Scalar: Row(_binary("Subtract")),
-        aten.rsub.Tensor: Row(_binary("Subtract", reverse=True)),
-        aten.rsub.Scalar: Row(_binary("Subtract", reverse=True)),
-        aten.mul.Tensor: Row(_binary("Multiply")),
-        aten.mul.Scalar: Row(_binary("Multiply")),
-        aten.div.Tensor: Row(_binary("Div")),
-        aten.div.Scalar: Row(_binary("Div")),
-        aten.maximum.default: Row(_binary("Maximum")),
-        aten.minimum.default: Row(_binary("Minimum")),
-        aten.clamp.default: Row(_clamp, _check_clamp),
-        aten.clamp_min.default: Row(_clamp),
-        aten.clamp_max.default: Row(_clamp),
-        aten.hardswish.default: Row(_unary("Hardswish")),
+        aten.add.Tensor: _binary("Add"),
+        aten.add.Scalar: _binary("Add"),
+        aten.sub.Tensor: _binary("Subtract"),
+        aten.sub.Scalar: _binary("Subtract"),
+        aten.rsub.Tensor: _binary("Subtract", reverse=True),
+        aten.rsub.Scalar: _binary("Subtract", reverse=True),
+        aten.mul.Tensor: _binary("Multiply"),
+        aten.mul.Scalar: _binary("Multiply"),
+        aten.div.Tensor: _binary("Div"),
+        aten.div.Scalar: _binary("Div"),
+        aten.maximum.default: _binary("Maximum"),
+        aten.minimum.default: _binary("Minimum"),
+        aten.clamp.default: Row(_clamp, _check_clamp, halves=_keeps_bounds),
+        aten.clamp_min.default: Row(_clamp, halves=_keeps_bounds),
+        aten.clamp_max.default: Row(_clamp, halves=_keeps_bounds),
+        aten.hardswish.default: _single("Hardswish"),
         aten.hardsigmoid.default: Row(_hardsigmoid),
         aten.silu.default: Row(_silu),
         aten.gelu.default: Row(_gelu),
         aten.elu.default: Row(_elu, _check_elu),
         aten.mish.default: Row(_mish),
         aten.softplus.default: Row(_softplus, _check_softplus),
-        aten.leaky_relu.default: Row(_leaky_relu),
+        aten.leaky_relu.default: Row(_leaky_relu, halves=_has_its_numbers),
         aten.sigmoid.default: Row(_unary("Sigmoid")),
         aten.tanh.default: Row(_unary("Tanh")),
         aten.exp.default: Row(_unary("Exp")),
@@ -260,18 +286,19 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.cos.default: Row(_unary("Cos")),
         aten.sqrt.default: Row(_sqrt),
         aten.rsqrt.default: Row(_rsqrt),
-        aten.abs.default: Row(_unary("Abs")),
-        aten.neg.default: Row(_unary("Negate")),
-        aten.floor.default: Row(_unary("Floor")),
-        aten.ceil.default: Row(_unary("Ceiling")),
-        aten.square.default: Row(_unary("Square")),
+        aten.abs.default: _single("Abs"),
+        aten.neg.default: _single("Negate"),
+        aten.floor.default: _single("Floor"),
+        aten.ceil.default: _single("Ceiling"),
+        aten.square.default: _single("Square"),
         aten.pow.Tensor_Scalar: Row(_power, _check_power),
         aten.reciprocal.default: Row(_reciprocal),
-        aten.relu.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, math.inf)),
-        aten.relu6.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, 6)),
+        aten.relu.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, math.inf), halves=is_float16),
+        aten.relu6.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, 6), halves=is_float16),
         aten.hardtanh.default: Row(
             lambda w, a: w.clamp(w.dense(a.self), a.min_val, a.max_val),
             lambda a: None if a.min_val < a.max_val else f"the empty range [{a.min_val}, {a.max_val}]",
+            halves=_keeps_bounds,
         ),
     }
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.targets.table import Arguments, Row, View, is_transposed
-from dimorder.targets.xnnpack.pointwise import Build, apply, pair, times
+from dimorder.targets.xnnpack.pointwise import Build, apply, is_float16, pair, times
 
 if TYPE_CHECKING:
     from dimorder.targets.xnnpack.backend import XnnWriter
@@ -110,6 +110,12 @@ def _reduce(mean: bool) -> Build:
     return build
 
 
+def _is_over_space(a: Arguments) -> bool:
+    """Whether a mean is one node, which adds up in float32."""
+    rank = len(a.shape) if a.keepdim else len(a.shape) + len(a.dim or ())
+    return is_float16(a) and rank == 4 and {d % rank for d in a.dim or ()} == {1, 2}
+
+
 def _reduced(w: XnnWriter, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:
     """The mean over `dims`, or the sum, in some shape of the right order: one run of adjacent dimensions at a
     time."""
@@ -148,11 +154,11 @@ def mean_over_space(w: XnnWriter, x: XnnValue) -> XnnValue:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.linear.default: Row(_linear, _check_linear),
-        aten.matmul.default: Row(_matmul, _check_matmul),
+        aten.linear.default: Row(_linear, _check_linear, halves=is_float16),
+        aten.matmul.default: Row(_matmul, _check_matmul, halves=is_float16),
         aten.softmax.int: Row(_softmax, _check_softmax),
         aten.layer_norm.default: Row(_layer_norm),
-        aten.mean.dim: Row(_reduce(mean=True)),
+        aten.mean.dim: Row(_reduce(mean=True), halves=_is_over_space),
         aten.sum.dim_IntList: Row(_reduce(mean=False)),
     }
 )

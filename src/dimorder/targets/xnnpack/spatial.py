@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.operators.convolution import PART_TAPS
@@ -20,7 +21,7 @@ from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.resize import resized_by
 from dimorder.targets.table import Arguments, Row
 from dimorder.targets.xnnpack.moves import pad, slice_
-from dimorder.targets.xnnpack.pointwise import pair, times
+from dimorder.targets.xnnpack.pointwise import is_float16, pair, times
 from dimorder.targets.xnnpack.reductions import mean_over_space, optional
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ def _conv2d(w: XnnWriter, a: Arguments) -> XnnValue:
 
 def _is_depthwise(groups: int, weight_ohwi: Sequence[int]) -> bool:
     return groups > 1 and weight_ohwi[3] == 1
+
+
+def _is_summed_in_float32(a: Arguments) -> bool:
+    """Whether XNNPACK's kernel for float16 adds up products in float32. That of depthwise ones does
+    not, and is 3 times as inexact as PyTorch's; there is none for transposed ones."""
+    weight = a.weight_ohwi.meta["val"] if isinstance(a.weight_ohwi, Node) else a.weight_ohwi
+    return is_float16(a) and not _is_depthwise(a.groups, weight.shape)
 
 
 def _depthwise(
@@ -282,11 +290,11 @@ def _check_nearest(a: Arguments) -> str | None:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        OPS.conv2d_nhwc.default: Row(_conv2d, _check_conv2d),
+        OPS.conv2d_nhwc.default: Row(_conv2d, _check_conv2d, halves=_is_summed_in_float32),
         OPS.conv_transpose2d_nhwc.default: Row(_conv_transpose2d, _check_conv),
-        OPS.max_pool2d_nhwc.default: Row(_max_pool2d),
+        OPS.max_pool2d_nhwc.default: Row(_max_pool2d, halves=is_float16),
         OPS.avg_pool2d_nhwc.default: Row(_avg_pool2d),
-        OPS.upsample_bilinear2d_nhwc.default: Row(_bilinear, _check_bilinear),
-        OPS.upsample_nearest2d_nhwc.default: Row(_nearest, _check_nearest),
+        OPS.upsample_bilinear2d_nhwc.default: Row(_bilinear, _check_bilinear, halves=is_float16),
+        OPS.upsample_nearest2d_nhwc.default: Row(_nearest, _check_nearest, halves=is_float16),
     }
 )

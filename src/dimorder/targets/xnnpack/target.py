@@ -19,7 +19,7 @@ from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import LISTING
-from dimorder.targets.xnnpack.ops import MAX_RANK, OPERATORS, wrong_outside
+from dimorder.targets.xnnpack.ops import FLOATS, MAX_RANK, OPERATORS, wrong_outside
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def target(operators: Table = OPERATORS) -> Target:
         counted(min_run=8),
         # A delegate reads these in NHWC. Others stay on portable kernels outside, which want them contiguous:
         # in their logical shape a copy would come first that no plan holds.
-        channels_last=frozenset({torch.float32}),
+        channels_last=FLOATS,
         load=pte.load,
         check=check,
         install=LISTING.install,

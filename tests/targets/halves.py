@@ -1,0 +1,48 @@
+"""How tests measure half precision: no farther from float64 than twice as far as PyTorch's own is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dimorder.lowering.verify import relative_error
+from tests.targets.cases import Case, Net
+
+FACTOR = 2
+# PyTorch 2.13 has no kernels of half precision for these.
+NOT_IN_TORCH = {"average pool, 3-D", "average pools, unbatched", "bicubic, antialias", "bilinear, antialias"}
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def halved(case: Case, dtype: torch.dtype = torch.float16) -> tuple[Net, tuple[Tensor, ...]]:
+    """A case's network and inputs in half precision."""
+    function, inputs, constants = case
+    inputs, constants = (
+        tuple(x.to(dtype) if x.is_floating_point() else x for x in side) for side in (inputs, constants)
+    )
+    return Net(function, constants), inputs
+
+
+def share_of_allowed(got: object, network: nn.Module, inputs: Sequence[Tensor]) -> float:
+    """The largest error of any output, as a share of what is allowed; infinite where a type differs.
+
+    Allowed is twice what PyTorch's own result has, or one that is exact and then rounded to its type.
+    """
+    with torch.no_grad():
+        own = network(*inputs)
+        exact = copy.deepcopy(network).double()(*(x.double() if x.is_floating_point() else x for x in inputs))
+    shares = [0.0]
+    for g, o, e in zip(*map(pytree.tree_leaves, (got, own, exact)), strict=True):
+        if (g.shape, g.dtype) != (o.shape, o.dtype):
+            return float("inf")
+        if not o.is_floating_point():
+            shares.append(0.0 if torch.equal(g, o) else float("inf"))
+            continue
+        rounding = torch.finfo(o.dtype).eps / 2
+        own_error, error = (relative_error(x.double(), e.double()) for x in (o, g))
+        shares.append(error / (FACTOR * max(own_error, rounding)))
+    return max(shares)
