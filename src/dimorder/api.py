@@ -110,7 +110,8 @@ def lower(
     target tosa they are the network's own integers by default. The physical program is run and compared with
     the network before it is emitted, and the artifact after that, unless its runtime is slow (tosa) or
     `run_artifact` says otherwise. Raises a `DimorderError` that says what to do; a wrong program is never
-    returned.
+    returned. A buffer that the network writes is state of the program, on targets that have any; the network
+    is left as it was.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
     >>> lowered = lower(conv, (torch.randn(2, 3, 5, 7),), input_orders="NHWC", output_orders="NHWC")
@@ -377,6 +378,7 @@ def load(
 
     `target` reads it, by default the one whose suffix it has. `threads` is how many it has, by default as
     many as the runtime thinks best; all programs of a process that have the same runtime share them.
+    Programs share no state, and `reset` of each begins anew.
 
     Raises `UsageError` where there is no such file, or where threads cannot be chosen, `ContractError` where
     it is damaged or cut off, `UnsupportedError` where the runtime is not installed or lacks what the program

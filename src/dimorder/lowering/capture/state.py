@@ -84,7 +84,7 @@ def require_apart(program: ExportedProgram) -> None:
     of: dict[int, list[tuple[str, Node]]] = {}
     for node, spec in zip(program.graph.nodes, program.graph_signature.input_specs, strict=False):
         tensor = held.get(spec.target or "")
-        if isinstance(tensor, torch.Tensor) and node.users:
+        if isinstance(tensor, torch.Tensor) and tensor.numel() and node.users:
             of.setdefault(tensor.untyped_storage().data_ptr(), []).append((str(spec.target), node))
     for sharers in of.values():
         written = next((name for name, node in sharers if any(map(_writes, node.users))), None)
@@ -150,7 +150,8 @@ def restored(network: torch.nn.Module, state: Sequence[StateBuffer]) -> Iterator
 @contextmanager
 def unchanged(network: torch.nn.Module) -> Iterator[None]:
     """A network whose buffers hold afterwards what they hold now: torch.export may write small ones."""
-    before = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]
+    plain = (buffer for buffer in network.buffers() if type(buffer) is torch.Tensor)
+    before = [(buffer, buffer.detach().clone()) for buffer in plain]
     try:
         yield
     finally:
