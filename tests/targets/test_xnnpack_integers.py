@@ -114,6 +114,10 @@ PRODUCTS: dict[str, Any] = {
     "grouped": (lambda x, w, b: F.conv2d(x, w, b, 1, (0, 1), 1, 2), (12, 3, 3, 5)),
     "depthwise": (lambda x, w, b: F.conv2d(x, w, b, (1, 2), (1, 2), 1, 6), (12, 1, 3, 5)),
     "transposed": (lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, (0, 1)), (6, 12, 3, 2), 1),
+    "transposed, a scale for two channels": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, (0, 1), 6),
+        (6, 2, 3, 2),
+    ),
     "linear": (F.linear, (12, 7)),
     "linear without bias": (lambda x, w, b: F.linear(x, w), (12, 7)),
 }

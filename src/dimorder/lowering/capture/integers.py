@@ -271,13 +271,18 @@ def _scale_bias(module: GraphModule, product: Node) -> None:
         return
     scale: Any = x.args[1]
     channels = held[0].integers.per_channel()
-    # The weight's dimension of output channels.
-    outputs = 1 if given.get("transposed") and given["groups"] == 1 else 0
     if channels is None or held[0].integers.zero_point or isinstance(held[1], Scaled):
         return
-    if channels[0].numel() > 1 and channels[1] != outputs:
-        return
     scales = (channels[0] * scale).to(torch.float32)
+    if scales.numel() > 1:
+        # Of each output channel: they lie along a dimension of the weight, or some in each of its rows.
+        outputs, each = 0, 1
+        if given.get("transposed"):
+            rows, each = held[0].shape[:2]
+            outputs, each = (1, 1) if given["groups"] == 1 else (0, each if rows == given["groups"] else 0)
+        if channels[1] != outputs or not each:
+            return
+        scales = scales.repeat_interleave(each)
     limit = float(2**31 - 128)  # float32 holds no integer nearer to the end of int32
     multiples = (held[1].double() / scales.double()).round().clamp(-limit, limit).to(torch.int32)
     name = f"{bias.target}_of_{product.name}"
