@@ -30,7 +30,7 @@ FACTOR = 4  # of the network's own distance from float64: sums are of other sequ
 MOST = 1e-2  # that any rounding excuses
 # The same where half precision rounds each result: sums within are of float32, and count for little.
 HALF_FACTOR = 2
-HALF_MOST = 0.2
+HALF_MOST = 0.25
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Inputs = tuple[torch.Tensor, ...]
