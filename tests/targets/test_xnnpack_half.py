@@ -18,10 +18,9 @@ from dimorder.executorch import conversions_in
 from dimorder.lowering.verify import relative_error
 from dimorder.targets.xnnpack import run
 from tests.targets.cases import Case, D, Net, X, Y, r
-from tests.targets.halves import HALVES, NOT_IN_TORCH, halved, share_of_allowed
+from tests.targets.halves import NOT_IN_TORCH, TYPES, halved, share_of_allowed
 from tests.targets.test_xnnpack_ops import CALLS, CASES, INTEGERS, emitted, quantised
 
-TYPES = pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
 # float16 has no such numbers.
 FLOATS = [n for n in CASES if n not in INTEGERS and n != "roots of numbers near the largest"]
 
