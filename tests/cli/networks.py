@@ -22,6 +22,12 @@ class Tiny(nn.Module):
         return self.head(self.drop(torch.relu(self.conv(x)).mean((2, 3))))
 
 
+def half(dtype: str) -> nn.Module:
+    """`Tiny` in half precision."""
+    torch.manual_seed(3)
+    return Tiny().eval().to(getattr(torch, dtype))
+
+
 class TwoInTwoOut(nn.Module):
     def forward(self, image: Tensor, sound: Tensor) -> tuple[Tensor, Tensor]:
         return image * 2, torch.relu(sound)

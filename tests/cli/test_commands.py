@@ -307,6 +307,21 @@ def test_run_gives_the_numbers_of_the_network(made, tmp_path, capfd):
     assert out.endswith("guard  converted nothing\n")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_run_takes_and_gives_half_precision(dtype, tmp_path):
+    """numpy has no bfloat16: float32 stands for it on either side."""
+    argv = ["lower", f"{HERE}:half", "--arg", f"dtype={dtype}", "--input", f"2x3x5x7:{dtype}"]
+    assert main([*argv, "--target", "xnnpack", "-o", str(tmp_path / "net.pte")]) == 0
+    held = torch.float16 if dtype == "float16" else torch.float32
+    x = torch.randn(SHAPE).to(getattr(torch, dtype))
+    np.save(tmp_path / "x.npy", x.to(held).numpy())
+    files = ["--input", str(tmp_path / "x.npy"), "-o", str(tmp_path / "y.npy")]
+    assert main(["run", str(tmp_path / "net.pte"), *files]) == 0
+    got, wanted = np.load(tmp_path / "y.npy"), networks.half(dtype)(x).detach().float().numpy()
+    assert got.dtype == (np.float16 if dtype == "float16" else np.float32)
+    assert np.abs(got - wanted).max() <= 2 * torch.finfo(x.dtype).eps * np.abs(wanted).max()
+
+
 def test_run_takes_an_array_as_it_lies(made, tmp_path, capfd):
     x = torch.randn(SHAPE)
     np.save(tmp_path / "x.npy", np.asfortranarray(x.numpy()))

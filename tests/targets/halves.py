@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -15,7 +16,13 @@ from tests.targets.cases import Case, Net
 FACTOR = 2
 # PyTorch 2.13 has no kernels of half precision for these.
 NOT_IN_TORCH = {"average pool, 3-D", "average pools, unbatched", "bicubic, antialias", "bilinear, antialias"}
-HALVES = (torch.float16, torch.bfloat16)
+TYPES = pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(torch.float16, id="float16"),
+        pytest.param(torch.bfloat16, id="bfloat16", marks=pytest.mark.slow),  # all rows again
+    ],
+)
 
 
 def halved(case: Case, dtype: torch.dtype = torch.float16) -> tuple[Net, tuple[Tensor, ...]]:

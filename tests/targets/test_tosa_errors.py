@@ -16,7 +16,10 @@ pytest.importorskip("tosa_serializer")
 
 import dimorder
 
-TYPES = "this target has torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.bool"
+TYPES = (
+    "this target has torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.bool, "
+    "torch.float16, torch.bfloat16"
+)
 REPLACE = "replace it in the module, or choose another target"
 CHANGE = "change its type or shape, or choose another target"
 r = torch.randn
@@ -165,7 +168,6 @@ BOUNDARIES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor
         "7 dimensions (2, 3, 2, 4, 2, 5, 2), where TOSA has at most 6",
     ),
     "float64": (lambda x: x * 2, (r(3, 5).double(),), (), "input 'args_0'", f"torch.float64; {TYPES}"),
-    "float16": (lambda x: x * 2, (r(3, 5).half(),), (), "input 'args_0'", f"torch.float16; {TYPES}"),
     "complex": (
         lambda x: x * 2,
         (r(3, 5, dtype=torch.complex64),),

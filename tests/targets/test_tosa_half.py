@@ -9,10 +9,8 @@ pytest.importorskip("tosa_serializer")
 
 import dimorder
 from dimorder.targets.tosa.graph import inspect_tosa
-from tests.targets.halves import HALVES, NOT_IN_TORCH, halved, share_of_allowed
+from tests.targets.halves import NOT_IN_TORCH, TYPES, halved, share_of_allowed
 from tests.targets.test_tosa_ops import CALLS, CASES, emitted
-
-TYPES = pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
 
 
 @TYPES

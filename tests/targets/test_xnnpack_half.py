@@ -15,12 +15,12 @@ pytest.importorskip("executorch")
 
 import dimorder
 from dimorder.executorch import conversions_in
+from dimorder.lowering.verify import relative_error
 from dimorder.targets.xnnpack import run
 from tests.targets.cases import Case, D, Net, X, Y, r
-from tests.targets.halves import HALVES, NOT_IN_TORCH, halved, share_of_allowed
-from tests.targets.test_xnnpack_ops import CALLS, CASES, INTEGERS, emitted
+from tests.targets.halves import NOT_IN_TORCH, TYPES, halved, share_of_allowed
+from tests.targets.test_xnnpack_ops import CALLS, CASES, INTEGERS, emitted, quantised
 
-TYPES = pytest.mark.parametrize("dtype", HALVES, ids=["float16", "bfloat16"])
 # float16 has no such numbers.
 FLOATS = [n for n in CASES if n not in INTEGERS and n != "roots of numbers near the largest"]
 
@@ -106,4 +106,14 @@ def test_a_cast_is_no_reason_for_a_conversion(dtype: torch.dtype) -> None:
     x = r(2, 3, 9, 11)
     lowered = dimorder.lower(network, (x,), target="xnnpack", input_orders="NHWC", output_orders="NHWC")
     assert (len(lowered.plan.conversions), lowered.artifact.delegates, lowered.artifact.outside) == (0, 1, {})
-    assert share_of_allowed(lowered.run(x), network, (x,)) <= 1
+    assert relative_error(lowered.run(x), network(x).detach()) <= torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("takes", [torch.float32, torch.float16])
+def test_integers_beside_float16(takes: torch.dtype) -> None:
+    """What is not integers is held to the runtime's to the last digit."""
+    network = Net(lambda x: quantised(quantised((x * 3).float()).abs()).half() * 3)
+    x = r(2, 5, 7).to(takes)
+    lowered = dimorder.lower(network, (x,), target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    torch.testing.assert_close(lowered.run(x), network(x), rtol=torch.finfo(torch.float16).eps, atol=0)

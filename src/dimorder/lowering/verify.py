@@ -34,7 +34,7 @@ MOST = 1e-2  # that any rounding excuses
 CALLS = 10  # in a row, of a network that writes buffers
 # The same where half precision rounds each result: sums within are of float32, and count for little.
 HALF_FACTOR = 2
-HALF_MOST = 0.2
+HALF_MOST = 0.25
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Inputs = tuple[torch.Tensor, ...]

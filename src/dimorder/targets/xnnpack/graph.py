@@ -130,7 +130,8 @@ class XnnGraph:
         rounded = {i: _told(self._origins.get(_computed(i, producers))) for i in self.rounded()}
         external = tuple(self._inputs), tuple(self._outputs)
         constants = self._data, self._scales, self._nonbatch
-        return XnnModel(nodes, shapes, self._types, *constants, *external, rounded)
+        halves = {i: half for i in shapes if (half := self._half(i)) is not None}
+        return XnnModel(nodes, shapes, self._types, *constants, *external, rounded, halves)
 
     @property
     def outputs(self) -> Sequence[int]:

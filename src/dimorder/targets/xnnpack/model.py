@@ -21,7 +21,7 @@ from dimorder.errors import VerificationError
 from dimorder.lowering.exactly import require_close
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS
-from dimorder.lowering.verify import verify
+from dimorder.lowering.verify import TOLERANCE, verify
 from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, WEIGHTS
 
 _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
@@ -62,7 +62,7 @@ class XnnModel:
     of all; `constants` are float32, or integers with the scales of their channels. `nonbatch` says of values
     that are quantised dynamically how many dimensions share a scale. `rounded` are the values that floats
     were rounded to, those that are quantised dynamically and the products of these, each with the place in
-    the network of what computed it.
+    the network of what computed it. `halves` are the types of values in half precision.
     """
 
     nodes: Sequence[tuple[str, _Fields, tuple[float, float]]]
@@ -74,10 +74,11 @@ class XnnModel:
     inputs: Sequence[int]
     outputs: Sequence[int]
     rounded: Mapping[int, str]
+    halves: Mapping[int, torch.dtype]
 
     def dtype(self, index: int) -> torch.dtype:
         """The type of a value's elements."""
-        return self.types[index].dtype if index in self.types else torch.float32
+        return self.types[index].dtype if index in self.types else self.halves.get(index, torch.float32)
 
     def run(self, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> Mapping[int, Any]:
         """What each value is for these inputs, where the runtime gives `given` for those of `rounded`.
@@ -98,7 +99,7 @@ class XnnModel:
                 elif isinstance(read, DynamicIntegers):
                     held[index] = self._product(kind, fields, bounds, held, found[index])
                 else:
-                    made = self._node(kind, fields, bounds, held)
+                    made = self._node(kind, fields, bounds, held).to(self.dtype(index))
                     if index in found:
                         real = read if kind == "Convert" else None
                         made = self._agreed(made, found[index], index, real)
@@ -133,7 +134,8 @@ class XnnModel:
     def _agreed(self, made: Tensor, found: Tensor, index: int, real: Tensor | None) -> Tensor:
         what = f"{self.rounded[index]} in float32"
         if made.is_floating_point():
-            verify([found.reshape(made.shape)], [made], what=what)
+            last_digit = torch.finfo(made.dtype).eps
+            verify([found.reshape(made.shape)], [made], what=what, tolerance=max(TOLERANCE, last_digit))
         else:
             rounded = None if real is None else real.double() / self.types[index].scale
             require_close(made, found.reshape(made.shape), what, rounded)
@@ -147,7 +149,7 @@ class XnnModel:
         shape = self.shapes[fields.output_id]
         if kind == "Convert":
             return _converted(held[ids[0]], self.types.get(ids[0]), result)
-        operands = [held[i] for i in ids]
+        operands = [held[i].float() if i in self.halves else held[i] for i in ids]
         if result is None:
             return _FLOAT[kind](fields, shape, *operands).clamp(*bounds).reshape(shape)
         types = [self.types[i] for i in ids if i in self.types]
@@ -213,7 +215,7 @@ def moved(kind: str, fields: _Fields, shape: Sequence[int], *operands: Tensor) -
 
 
 def _converted(x: Tensor, source: IntegerType | None, result: IntegerType | None) -> Tensor:
-    real = x if source is None else _value(x, source)
+    real = x.float() if source is None else _value(x, source)
     if result is None:
         return real
     return _quantised(real, result).to(result.dtype)
