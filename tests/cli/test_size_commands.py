@@ -58,14 +58,26 @@ def test_a_physical_program_is_printed_by_its_symbols(capfd) -> None:
     ("argv", "found", "fix"),
     [
         (["--input", "Nx3xHx7"], "the symbol H, without a range", "give --range H=64..256, or H=64..256:32"),
-        (["--input", "2x3x5x7", "--range", "N=1..4"], "a symbol that is in no --input", "write the letter there"),
+        (
+            ["--input", "2x3x5x7", "--range", "N=1..4"],
+            "a symbol that is in no --input",
+            "write the letter there",
+        ),
         (["--input", "Nx3x5x7", "--range", "N=4"], "no range", "write N=1..16, or H=64..256:32"),
         (["--input", "Nx3x5x7", "--range", "N=9..4"], "range 9 to 4", "give an identifier and 0 <= minimum"),
-        (["--input", "Nx3x5x7", "--range", "N=1..16:4"], "range 1 to 16 in steps of 4", "give multiples of 4"),
+        (
+            ["--input", "Nx3x5x7", "--range", "N=1..16:4"],
+            "range 1 to 16 in steps of 4",
+            "give multiples of 4",
+        ),
         (["--input", "Nx3x5x7", "--cost-at", "N"], "no size of a symbol", "write N=8"),
         (["--input", "Nx3x5x7", "--cost-at", "N=17"], "N = 17", "give a size of N = 1 … 16"),
         (["--input", "Nx3x5x7", "--quantize", "int8-dynamic"], "the symbol N", "give its inputs fixed sizes"),
-        (["--input", "Nx3x5x7", "--target", "tosa"], "symbolic sizes, N = 1 … 16", "lower one graph for each"),
+        (
+            ["--input", "Nx3x5x7", "--target", "tosa"],
+            "symbolic sizes, N = 1 … 16",
+            "lower one graph for each",
+        ),
     ],
 )
 def test_a_wrong_size_is_told_in_three_lines(argv: list[str], found: str, fix: str, capfd) -> None:

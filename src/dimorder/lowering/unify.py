@@ -110,7 +110,7 @@ class Unifier:
             return first
         elif all(type(value) is int for value in values):
             return _Varying(tuple(values))
-        raise refusal(row[0], f"{_told(values)}, by the sizes")
+        raise SizesError(row[0], f"{_told(values)}, by the sizes")
 
     def _left_to_torch(self, shape: Sequence[Any], row: Sequence[Node]) -> list[Any]:
         """A view's shape with one entry left out, where several vary: one that is written in no other way."""
@@ -132,7 +132,7 @@ class Unifier:
             if found.factor != 1:
                 size = self._number(operator.mul, size, found.factor)
             return self._number(operator.add, size, found.offset) if found.offset else size
-        raise refusal(row[0], f"the number {_told(number.values)}, by the sizes")
+        raise SizesError(row[0], f"the number {_told(number.values)}, by the sizes")
 
     def _dimension(self, number: _Varying, row: Sequence[Node]) -> _Dimension | None:
         """A dimension that has this size: of what the call reads, or of the program's inputs."""
@@ -236,9 +236,12 @@ def broadcast_row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return row.contiguous()
 
 
-def refusal(node: Node, found: str) -> UnsupportedError:
-    """That one program cannot be written for all sizes, and which operator is the reason."""
-    return UnsupportedError(f"{operator_name(node)} ({where(node)})", found, FIX)
+class SizesError(UnsupportedError):
+    """That one program cannot be written for all sizes; `node` is the operator that is the reason."""
+
+    def __init__(self, node: Node, found: str) -> None:
+        super().__init__(f"{operator_name(node)} ({where(node)})", found, FIX)
+        self.node = node
 
 
 def _rows(graphs: Sequence[Graph]) -> list[tuple[Node, ...]]:
@@ -246,9 +249,11 @@ def _rows(graphs: Sequence[Graph]) -> list[tuple[Node, ...]]:
     rows = list(zip(*(graph.nodes for graph in graphs), strict=False))
     for row in rows:
         if len({(node.op, str(node.target), node.name) for node in row}) > 1:
-            raise refusal(row[0], f"{' or '.join(dict.fromkeys(str(n.target) for n in row))}, by the sizes")
+            raise SizesError(
+                row[0], f"{' or '.join(dict.fromkeys(str(n.target) for n in row))}, by the sizes"
+            )
     if len({len(graph.nodes) for graph in graphs}) > 1:
-        raise refusal(rows[-1][0], "programs with other operators, by the sizes")
+        raise SizesError(rows[-1][0], "programs with other operators, by the sizes")
     return rows
 
 

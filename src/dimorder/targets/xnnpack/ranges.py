@@ -17,7 +17,7 @@ from torch.export import Dim
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.contract import Contract
-from dimorder.lowering.unify import Unifier, broadcast_row, formula, refusal
+from dimorder.lowering.unify import SizesError, Unifier, broadcast_row, formula
 from dimorder.targets.delegate import lowered
 from dimorder.targets.xnnpack.backend import XnnWriter
 
@@ -53,7 +53,7 @@ def for_ranges(outers: Sequence[Outer], contract: Contract) -> tuple[GraphModule
         held = [outer.root.get_buffer(str(node.target)) for outer in outers]
         row = broadcast_row(held)
         if row is None:
-            raise refusal(node, "a constant that is another one for each size")
+            raise SizesError(node, "a constant that is another one for each size")
         root.register_buffer(str(node.target), row)
         if len({each.shape for each in held}) > 1:
             broadcast[node.name] = held
