@@ -341,7 +341,7 @@ def test_what_xnnpack_cannot_do_at_all_sizes_runs_outside_where_that_is_right() 
         assert max(errors(lowered, Last(), torch.randn(2, length, 3))) <= 1e-4
 
 
-def test_what_xnnpack_cannot_do_at_all_sizes_is_refused_by_the_operator() -> None:
+def test_a_reshape_of_two_symbols_is_a_view_between_delegates() -> None:
     class Heads(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -351,7 +351,20 @@ def test_what_xnnpack_cannot_do_at_all_sizes_is_refused_by_the_operator() -> Non
             rows: torch.Tensor = self.mix(x).reshape(x.shape[0], x.shape[1], 5, 2)
             return rows.softmax(3)
 
+    module = Heads().eval()
     dims = ({0: Dim("N", min=1, max=16), 1: Dim("L", min=4, max=40)},)
-    first, found, _ = refusal(Heads().eval(), torch.ones(2, 9, 10), dims, target="xnnpack")
-    assert first.startswith("aten.") and "(test_symbolic_sizes.py:" in first
-    assert found.startswith("  found: an XNNPACK StaticReshape whose new_shape is [")
+    lowered = dimorder.lower(module, (torch.ones(2, 9, 10),), dynamic_shapes=dims, target="xnnpack")
+    assert lowered.artifact.delegates == 2
+    for batch, length in ((1, 4), (16, 40), (1, 40), (16, 4), (3, 17), (5, 5)):
+        assert max(errors(lowered, module, torch.randn(batch, length, 10))) <= 1e-4
+
+
+def test_what_xnnpack_cannot_do_at_all_sizes_is_refused_by_the_operator() -> None:
+    class Larger(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.interpolate(x.relu(), scale_factor=2.0, mode="bilinear")
+
+    dims = ({2: Dim("H", min=4, max=40)},)
+    assert refusal(Larger(), torch.ones(2, 3, 9, 5), dims, target="xnnpack")[1].startswith(
+        "  found: an XNNPACK StaticResizeBilinear2D whose new_height is "
+    )

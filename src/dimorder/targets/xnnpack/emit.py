@@ -117,7 +117,7 @@ def emit(
 def _for_ranges(
     programs: Sequence[ExportedProgram], contract: Contract, texts: Mapping[str, str], operators: Table
 ) -> Emitted:
-    """The file for all sizes. What XNNPACK cannot compute at all of them runs outside, where that is right."""
+    """The file for all sizes. What XNNPACK cannot compute at all of them runs outside, if that is right."""
     outside: set[str] = set()
     while True:
         plans = [_partition(program, operators, outside) for program in programs]
