@@ -359,12 +359,20 @@ def test_a_reshape_of_two_symbols_is_a_view_between_delegates() -> None:
         assert max(errors(lowered, module, torch.randn(batch, length, 10))) <= 1e-4
 
 
-def test_what_xnnpack_cannot_do_at_all_sizes_is_refused_by_the_operator() -> None:
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_a_resize_to_symbols_runs_beside_the_delegates_and_is_named(mode: str) -> None:
     class Larger(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.interpolate(x.relu(), scale_factor=2.0, mode="bilinear")
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3, padding=1)
 
-    dims = ({2: Dim("H", min=4, max=40)},)
-    assert refusal(Larger(), torch.ones(2, 3, 9, 5), dims, target="xnnpack")[1].startswith(
-        "  found: an XNNPACK StaticResizeBilinear2D whose new_height is "
-    )
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.interpolate(self.conv(x), scale_factor=2.0, mode=mode).relu()
+
+    module = Larger().eval()
+    lowered = lower(module, "Nx3xHxW", target="xnnpack")
+    assert lowered.artifact.outside[f"aten::upsample_{mode}2d.vec_out"] == 1
+    ((place, reason),) = lowered.plan.outside
+    assert place.operator == f"aten.upsample_{mode}2d.vec" and f"{mode} resize" in reason
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("Nx3xHxW", sizes))) <= 1e-4

@@ -172,6 +172,7 @@ class _Fixed:
     program: Captured
     contract: Contract
     extracted: Extracted
+    target: Target
 
     @staticmethod
     def at(
@@ -186,8 +187,11 @@ class _Fixed:
         if is_quantised(captured.module):
             found = "integers, with symbolic sizes"
             raise UnsupportedError("a quantised network", found, "lower one program for each size")
+        if target.sized is not None:
+            target = replace(target, ability=target.sized(sized.varying(point), captured.module.graph))
         program, contract, _ = _promised(captured, target, *asked)
-        return _Fixed(point, program, contract, _extract(program, contract, target, objective, clock))
+        extracted = _extract(program, contract, target, objective, clock)
+        return _Fixed(point, program, contract, extracted, target)
 
 
 def _emit_ranges(
@@ -201,7 +205,7 @@ def _emit_ranges(
 ) -> Lowered:
     """What a plan for ranges of sizes becomes, verified at the corners of these and between."""
     sizes, contract = sized.table([each.point for each in fixed]), planned.contract
-    programs = [_rewrite(each.extracted, planned, each.contract, chosen, clock) for each in fixed]
+    programs = [_rewrite(each.extracted, planned, each.contract, each.target, clock) for each in fixed]
     physical = clock.step("rewrite", symbolic, programs, sizes)
     trials = [
         (

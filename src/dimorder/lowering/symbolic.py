@@ -85,8 +85,8 @@ def _constants(programs: Sequence[ExportedProgram]) -> tuple[dict[str, Tensor], 
     for spec in programs[0].graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             continue
-        held = [program.state_dict[str(spec.target)] for program in programs]
-        row = broadcast_row(held)
+        held = [p.state_dict[str(spec.target)] for p in programs if str(spec.target) in p.state_dict]
+        row = broadcast_row(held) if len(held) == len(programs) else None
         if row is None:
             user = next(iter(nodes[spec.arg.name].users))
             raise SizesError(user, f"the constant {spec.target}, which is another one for each size")
