@@ -231,7 +231,8 @@ def _emit_ranges(
     added = max(0, constant_bytes(physical) - program.constant_bytes)
     eager = max((trial.eager_error for _, trial in trials if trial.eager_error is not None), default=None)
     verified = Verified(error, eager, runs, all(trial.input_matters for _, trial in trials))
-    return Lowered(planned, physical, artifact, program, verified, added, chosen, clock.seconds)
+    parts = planned, physical, artifact, program, verified, added, chosen, clock.seconds
+    return Lowered(*parts, specimens=(programs, sizes))
 
 
 def _captured_at(sized: RangedProgram, point: Point, like: Captured) -> Captured:
