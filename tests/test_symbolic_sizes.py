@@ -168,6 +168,41 @@ def test_a_range_of_steps_says_what_to_pad_to() -> None:
         lowered.run(torch.zeros(2, 3, 40, 48))
 
 
+class Two(nn.Module):
+    """Ids and a picture that share a batch; the ids have a length of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.conv = nn.Embedding(20, 6), nn.Conv2d(3, 6, 3, padding=1)
+
+    def forward(self, ids: torch.Tensor, *, image: torch.Tensor) -> dict[str, torch.Tensor]:
+        told = self.table(ids).mean(1)
+        return {"seen": self.conv(image).relu() * told[:, :, None, None], "told": told}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_inputs_share_a_symbol(target: str) -> None:
+    module, batch = Two().eval(), Dim("N", min=1, max=8)
+    call = (torch.randint(0, 20, (1, 5)),), {"image": torch.randn(1, 3, 9, 7)}
+    dims = {"ids": {0: batch, 1: Dim("L", min=2, max=12)}, "image": {0: batch}}
+    lowered = dimorder.lower(module, *call, dynamic_shapes=dims, target=target)
+    for n, length in ((1, 2), (8, 12), (1, 12), (3, 7)):
+        ids, image = torch.randint(0, 20, (n, length)), torch.randn(n, 3, 9, 7)
+        wanted, got = module(ids, image=image), lowered.run(ids, image=image)
+        assert all(relative_error(got[key], wanted[key].detach()) <= 1e-4 for key in wanted)
+    with pytest.raises(ContractError, match="size 3 in dim 0, where N is 2 elsewhere in this call"):
+        lowered.run(torch.zeros(2, 5, dtype=torch.int64), image=torch.zeros(3, 3, 9, 7))
+
+
+def test_the_program_for_other_partitioners_has_the_symbols_too() -> None:
+    module = Gated().eval()
+    program = lower(module, "Nx3xHxW").decomposed().module(check_guards=False)
+    for sizes in PICTURES:
+        x = sized("Nx3xHxW", sizes)
+        with torch.no_grad():
+            assert relative_error(program(x)[0], module(x)) <= 1e-4
+
+
 # The plan
 
 
