@@ -411,3 +411,13 @@ def test_a_resize_to_symbols_runs_beside_the_delegates_and_is_named(mode: str) -
     assert place.operator == f"aten.upsample_{mode}2d.vec" and f"{mode} resize" in reason
     for sizes in PICTURES:
         assert max(errors(lowered, module, sized("Nx3xHxW", sizes))) <= 1e-4
+
+
+def test_a_network_that_takes_only_some_sizes_is_refused_with_what_torch_suggests() -> None:
+    dims = ({2: Dim("H", min=24, max=96)},)
+    assert refusal(zoo.network("unet").build(), torch.ones(1, 3, 32, 64), dims) == [
+        "torch.export of UNet",
+        "  found: Not all values of H = L['x'].size()[2] in the specified range 24 <= H <= 96 satisfy the "
+        "generated guard (2*(L['x'].size()[2] // 4)) == (L['x'].size()[2] // 2).",
+        "  fix: give sizes that the network takes: _H = Dim('_H', min=6, max=24), H = 4*_H",
+    ]

@@ -11,6 +11,7 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -168,17 +169,20 @@ class Unifier:
 
 @dataclass(frozen=True)
 class Formula:
-    """A number made of sizes: `factor` times the product of those at the places `of`, plus `offset`."""
+    """A number made of sizes: `factor` times the product of those at the places `of`, plus `offset`, divided by
+    `divisor`."""
 
     factor: int
     of: tuple[int, ...]
     offset: int
+    divisor: int = 1
 
     def __call__(self, sizes: Sequence[Any]) -> Any:
         product = self.factor
         for place in self.of:
             product = product * sizes[place]
-        return product + self.offset
+        total = product + self.offset
+        return total if self.divisor == 1 else total // self.divisor
 
 
 def formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
@@ -215,6 +219,25 @@ def _affine(values: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | No
     offset = values[0] - factor * sizes[0]
     fits = all(value == factor * size + offset for value, size in zip(values, sizes, strict=True))
     return (factor, offset) if fits and not rest and factor > 0 else None
+
+
+def quotient(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
+    """The same, where a size may also be divided. At sizes that leave a rest this may not be what was meant.
+
+    >>> quotient((4, 7, 10), [(10, 16, 22)])
+    Formula(factor=1, of=(0,), offset=-2, divisor=2)
+    """
+    found = formula(values, sizes)
+    for place, known in enumerate(sizes if found is None else ()):
+        at = next((i for i, size in enumerate(known) if size != known[0]), None)
+        if at is None:
+            continue
+        factor = Fraction(values[at] - values[0], known[at] - known[0])
+        offset = (values[0] - factor * known[0]) * factor.denominator
+        made = Formula(factor.numerator, (place,), int(offset), factor.denominator)
+        if [made(each) for each in zip(*sizes, strict=True)] == list(values):
+            return made
+    return found
 
 
 def broadcast_row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

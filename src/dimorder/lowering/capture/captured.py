@@ -6,6 +6,7 @@ Constant subgraphs are evaluated, batch-norms folded, reshapes spelt `reshape` a
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -219,7 +220,11 @@ def export(
         )
         raise UnsupportedError(
             f"torch.export of {type(model).__name__}",
-            *(_unknown_class(reason) or (f"{type(error).__name__}: {reason}", _EXPORTABLE)),
+            *(
+                _unknown_class(reason)
+                or _violated(str(error))
+                or (f"{type(error).__name__}: {reason}", _EXPORTABLE)
+            ),
         ) from error
 
 
@@ -249,6 +254,18 @@ def _unknown_class(reason: str) -> tuple[str, str] | None:
         return found, "give and return tensors, in tuples, lists and dicts"
     one_call = "call it with use_cache=False"
     return found, f"{one_call}; for a cache, wrap it so that the cache's tensors are inputs and outputs"
+
+
+def _violated(text: str) -> tuple[str, str] | None:
+    """What was found and what to do where the network does not take all sizes of a range."""
+    lines = [line.strip() for line in text.splitlines()]
+    reasons = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    if not text.startswith("Constraints violated") or not reasons:
+        return None
+    after = lines[lines.index("Suggested fixes:") + 1 :] if "Suggested fixes:" in lines else []
+    fixes = ", ".join(itertools.takewhile(bool, after)) or "narrow the range, or fix the size"
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return f"{reasons[0]}{more}", f"give sizes that the network takes: {fixes}"
 
 
 def _refuse_meta(where: str, *trees: Any) -> None:

@@ -17,7 +17,7 @@ from torch.export import Dim
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.contract import Contract
-from dimorder.lowering.unify import SizesError, Unifier, broadcast_row, formula
+from dimorder.lowering.unify import SizesError, Unifier, broadcast_row, quotient
 from dimorder.targets.delegate import lowered
 from dimorder.targets.xnnpack.backend import XnnWriter
 
@@ -75,7 +75,7 @@ def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts]) -> None:
     shapes = []
     for each in zip(*(p[1] for p in parts), strict=True):
         rows = _sizes([x.shape for x in each])
-        made = [sizes[0] if len(set(sizes)) == 1 else formula(sizes, columns) for sizes in rows]
+        made = [sizes[0] if len(set(sizes)) == 1 else quotient(sizes, columns) for sizes in rows]
         assert None not in made, "a result of a delegate has sizes that are not those of its operands"
         shapes.append([size for size in made if size is not None])
     varying = [
