@@ -70,6 +70,7 @@ def _slow(*values: Any) -> Any:
 
 NETWORKS = [
     ("unet", "1x3xHxW", PICTURES),
+    ("pnet", "1x3xHxW", PICTURES),
     ("vit_128", "Nx3x64x64", BATCHES),
     ("tcn", "Nx6x200", BATCHES),
     _slow("resnet18", "Nx3x64x64", BATCHES),

@@ -169,7 +169,7 @@ class Unifier:
 
 @dataclass(frozen=True)
 class Formula:
-    """A number made of sizes: `factor` times the product of those at the places `of`, plus `offset`, divided by
+    """A number made of sizes: `factor` times the product of those at the places `of`, plus `offset`, over
     `divisor`."""
 
     factor: int
