@@ -190,8 +190,10 @@ def formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | 
 
     One that is a size comes first, then an affine function of one, then a multiple of a product of two.
 
-    >>> formula((7, 11, 19), [(2, 3, 4), (3, 5, 9)]), formula((12, 30, 72), [(2, 3, 4), (3, 5, 9)])
-    (Formula(factor=2, of=(1,), offset=1), Formula(factor=2, of=(0, 1), offset=0))
+    >>> formula((7, 11, 19), [(2, 3, 4), (3, 5, 9)])
+    Formula(factor=2, of=(1,), offset=1, divisor=1)
+    >>> formula((12, 30, 72), [(2, 3, 4), (3, 5, 9)])
+    Formula(factor=2, of=(0, 1), offset=0, divisor=1)
     """
     if len(set(values)) == 1:
         return Formula(values[0], (), 0)
