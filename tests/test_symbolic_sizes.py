@@ -24,13 +24,13 @@ TARGETS = ("torch", "xnnpack")
 RANGES = {
     "N": Symbol("N", 1, 16),
     "H": Symbol("H", 32, 96, 16),
-    "W": Symbol("W", 48, 128, 16),
+    "W": Symbol("W", 48, 112, 16),
     "T": Symbol("T", 60, 130),
 }
 BATCHES = [{"N": n} for n in (1, 2, 4, 7, 15, 16)]
 PICTURES = [
     {"N": n, "H": h, "W": w}
-    for n, h, w in ((1, 32, 48), (2, 96, 128), (1, 96, 48), (3, 32, 128), (2, 64, 64), (16, 48, 80))
+    for n, h, w in ((1, 32, 48), (2, 96, 112), (1, 96, 48), (3, 32, 112), (2, 64, 64), (16, 48, 80))
 ]
 TIMES = [{"T": t} for t in (60, 61, 77, 96, 129, 130)]
 
@@ -69,7 +69,8 @@ def _slow(*values: Any) -> Any:
 
 
 NETWORKS = [
-    ("unet", "Nx3xHxW", PICTURES),
+    ("unet", "1x3xHxW", PICTURES),
+    ("pnet", "1x3xHxW", PICTURES),
     ("vit_128", "Nx3x64x64", BATCHES),
     ("tcn", "Nx6x200", BATCHES),
     _slow("resnet18", "Nx3x64x64", BATCHES),
@@ -104,9 +105,9 @@ def test_time_is_a_symbol_too() -> None:
 
 def test_a_file_is_loaded_and_run_at_every_size_in_any_order(tmp_path: Path) -> None:
     module = zoo.network("unet").build()
-    program = dimorder.load(lower(module, "Nx3xHxW", target="xnnpack").save(tmp_path / "unet.pte"))
+    program = dimorder.load(lower(module, "1x3xHxW", target="xnnpack").save(tmp_path / "unet.pte"))
     for sizes in PICTURES:
-        x = sized("Nx3xHxW", sizes)
+        x = sized("1x3xHxW", sizes)
         with torch.no_grad():
             wanted = module(x)
         for fed in (x, x.contiguous(memory_format=torch.channels_last)):
@@ -166,6 +167,41 @@ def test_a_range_of_steps_says_what_to_pad_to() -> None:
     lowered = lower(Gated().eval(), "Nx3xHxW")
     with pytest.raises(ContractError, match="fix: pad to 48, or lower the program for other sizes"):
         lowered.run(torch.zeros(2, 3, 40, 48))
+
+
+class Two(nn.Module):
+    """Ids and a picture that share a batch; the ids have a length of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.conv = nn.Embedding(20, 6), nn.Conv2d(3, 6, 3, padding=1)
+
+    def forward(self, ids: torch.Tensor, *, image: torch.Tensor) -> dict[str, torch.Tensor]:
+        told = self.table(ids).mean(1)
+        return {"seen": self.conv(image).relu() * told[:, :, None, None], "told": told}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_inputs_share_a_symbol(target: str) -> None:
+    module, batch = Two().eval(), Dim("N", min=1, max=8)
+    call = (torch.randint(0, 20, (1, 5)),), {"image": torch.randn(1, 3, 9, 7)}
+    dims = {"ids": {0: batch, 1: Dim("L", min=2, max=12)}, "image": {0: batch}}
+    lowered = dimorder.lower(module, *call, dynamic_shapes=dims, target=target)
+    for n, length in ((1, 2), (8, 12), (1, 12), (3, 7)):
+        ids, image = torch.randint(0, 20, (n, length)), torch.randn(n, 3, 9, 7)
+        wanted, got = module(ids, image=image), lowered.run(ids, image=image)
+        assert all(relative_error(got[key], wanted[key].detach()) <= 1e-4 for key in wanted)
+    with pytest.raises(ContractError, match="size 3 in dim 0, where N is 2 elsewhere in this call"):
+        lowered.run(torch.zeros(2, 5, dtype=torch.int64), image=torch.zeros(3, 3, 9, 7))
+
+
+def test_the_program_for_other_partitioners_has_the_symbols_too() -> None:
+    module = Gated().eval()
+    program = lower(module, "Nx3xHxW").decomposed().module(check_guards=False)
+    for sizes in PICTURES:
+        x = sized("Nx3xHxW", sizes)
+        with torch.no_grad():
+            assert relative_error(program(x)[0], module(x)) <= 1e-4
 
 
 # The plan
@@ -328,12 +364,61 @@ def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:
     assert found == "  found: the constant constant__0, which is another one for each size"
 
 
-def test_what_xnnpack_cannot_do_at_all_sizes_is_refused_by_the_operator() -> None:
+def test_what_xnnpack_cannot_do_at_all_sizes_runs_outside_where_that_is_right() -> None:
     class Last(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.relu()[:, -1:] * 2
 
     dims = ({1: Dim("L", min=4, max=40)},)
-    first, found, _ = refusal(Last(), torch.ones(2, 9, 3), dims, target="xnnpack")
-    assert first.startswith("aten.slice.Tensor (test_symbolic_sizes.py:")
-    assert found.startswith("  found: an XNNPACK StaticSlice whose offsets is [0, ")
+    lowered = dimorder.lower(Last(), (torch.ones(2, 9, 3),), dynamic_shapes=dims, target="xnnpack")
+    assert lowered.artifact.delegates == 2
+    assert lowered.artifact.outside["aten::slice_copy.Tensor_out"] == 1
+    for length in (4, 5, 17, 40):
+        assert max(errors(lowered, Last(), torch.randn(2, length, 3))) <= 1e-4
+
+
+def test_a_reshape_of_two_symbols_is_a_view_between_delegates() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(10, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows: torch.Tensor = self.mix(x).reshape(x.shape[0], x.shape[1], 5, 2)
+            return rows.softmax(3)
+
+    module = Heads().eval()
+    dims = ({0: Dim("N", min=1, max=16), 1: Dim("L", min=4, max=40)},)
+    lowered = dimorder.lower(module, (torch.ones(2, 9, 10),), dynamic_shapes=dims, target="xnnpack")
+    assert lowered.artifact.delegates == 2
+    for batch, length in ((1, 4), (16, 40), (1, 40), (16, 4), (3, 17), (5, 5)):
+        assert max(errors(lowered, module, torch.randn(batch, length, 10))) <= 1e-4
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_a_resize_to_symbols_runs_beside_the_delegates_and_is_named(mode: str) -> None:
+    class Larger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.interpolate(self.conv(x), scale_factor=2.0, mode=mode).relu()
+
+    module = Larger().eval()
+    lowered = lower(module, "Nx3xHxW", target="xnnpack")
+    assert lowered.artifact.outside[f"aten::upsample_{mode}2d.vec_out"] == 1
+    ((place, reason),) = lowered.plan.outside
+    assert place.operator == f"aten.upsample_{mode}2d.vec" and f"{mode} resize" in reason
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("Nx3xHxW", sizes))) <= 1e-4
+
+
+def test_a_network_that_takes_only_some_sizes_is_refused_with_what_torch_suggests() -> None:
+    dims = ({2: Dim("H", min=24, max=96)},)
+    assert refusal(zoo.network("unet").build(), torch.ones(1, 3, 32, 64), dims) == [
+        "torch.export of UNet",
+        "  found: Not all values of H = L['x'].size()[2] in the specified range 24 <= H <= 96 satisfy the "
+        "generated guard (2*(L['x'].size()[2] // 4)) == (L['x'].size()[2] // 2).",
+        "  fix: give sizes that the network takes: _H = Dim('_H', min=6, max=24), H = 4*_H",
+    ]

@@ -176,6 +176,7 @@ class _Fixed:
     program: Captured
     contract: Contract
     extracted: Extracted
+    target: Target
 
     @staticmethod
     def at(
@@ -195,8 +196,11 @@ class _Fixed:
             raise UnsupportedError(
                 f"buffer {captured.state[0].name}", found, "lower one program for each size"
             )
+        if target.sized is not None:
+            target = replace(target, ability=target.sized(sized.varying(point), captured.module.graph))
         program, contract, _ = _promised(captured, target, *asked)
-        return _Fixed(point, program, contract, _extract(program, contract, target, objective, clock))
+        extracted = _extract(program, contract, target, objective, clock)
+        return _Fixed(point, program, contract, extracted, target)
 
 
 def _emit_ranges(
@@ -210,7 +214,7 @@ def _emit_ranges(
 ) -> Lowered:
     """What a plan for ranges of sizes becomes, verified at the corners of these and between."""
     sizes, contract = sized.table([each.point for each in fixed]), planned.contract
-    programs = [_rewrite(each.extracted, planned, each.contract, chosen, clock) for each in fixed]
+    programs = [_rewrite(each.extracted, planned, each.contract, each.target, clock) for each in fixed]
     physical = clock.step("rewrite", symbolic, programs, sizes)
     trials = [
         (
@@ -236,7 +240,8 @@ def _emit_ranges(
     added = max(0, constant_bytes(physical) - program.constant_bytes)
     eager = max((trial.eager_error for _, trial in trials if trial.eager_error is not None), default=None)
     verified = Verified(error, eager, runs, all(trial.input_matters for _, trial in trials))
-    return Lowered(planned, physical, artifact, program, verified, added, chosen, clock.seconds)
+    parts = planned, physical, artifact, program, verified, added, chosen, clock.seconds
+    return Lowered(*parts, specimens=(programs, sizes))
 
 
 def _captured_at(sized: RangedProgram, point: Point, like: Captured) -> Captured:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from dimorder.lowering.levels import WastedLevels, wasted_levels
 from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.lowering.operators.dialect import decompose
 from dimorder.lowering.printing import captured_text, physical_text
+from dimorder.lowering.symbolic import SizeTable, symbolic
 from dimorder.lowering.verify import Run, Verified
 from dimorder.runtime.guard import OnMismatch, check, restore
 from dimorder.targets.base import Artifact, StatefulArtifact, Target
@@ -32,7 +33,8 @@ class Lowered:
     """A lowered network: its plan, its contract, the physical program it came from, and the target's
     artifact.
 
-    `seconds` is per step.
+    `seconds` is per step. Of a network with symbolic sizes, `specimens` are the physical programs at a few of
+    them, of which `physical` was made.
     """
 
     plan: NetworkPlan
@@ -43,6 +45,7 @@ class Lowered:
     constant_bytes_added: int
     target: Target
     seconds: Mapping[str, float] = field(compare=False)
+    specimens: tuple[Sequence[ExportedProgram], SizeTable] | None = None
 
     @property
     def contract(self) -> Contract:
@@ -93,7 +96,10 @@ class Lowered:
         >>> [n.target._opname for n in program.graph.nodes if n.op == "call_function"]
         ['permute', 'clone', 'permute', 'conv2d', 'permute', 'permute', 'clone', 'relu']
         """
-        return fold_constants(decompose(self.physical, taps_as_linear=True))
+        if self.specimens is None:
+            return fold_constants(decompose(self.physical, taps_as_linear=True))
+        programs, sizes = self.specimens
+        return symbolic([fold_constants(decompose(each, taps_as_linear=True)) for each in programs], sizes)
 
     def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
         """Run the artifact like the network, guarded by the contract; the result has its structure.

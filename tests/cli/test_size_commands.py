@@ -90,3 +90,12 @@ def test_a_wrong_size_is_told_in_three_lines(argv: list[str], found: str, fix: s
 def test_a_command_that_runs_a_network_wants_numbers(capfd) -> None:
     assert main(["inspect", f"{HERE}:Tiny", "--input", "Nx3x5x7"]) != 0
     assert "the symbol N, where one size is needed" in capfd.readouterr().err
+
+
+def test_an_exported_program_brings_its_symbols(tmp_path: Path, capfd) -> None:
+    file, made = tmp_path / "net.pt2", tmp_path / "net.pte"
+    module = networks.Tiny().eval()
+    dims = ({0: torch.export.Dim("N", min=1, max=5)},)
+    torch.export.save(torch.export.export(module, (torch.ones(2, 3, 5, 7),), dynamic_shapes=dims), file)
+    assert main(["lower", str(file), "-o", str(made)]) == 0
+    assert "= 1 … 5" in capfd.readouterr().out

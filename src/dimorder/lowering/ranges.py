@@ -101,7 +101,8 @@ def plan_ranges(
         for point, problem in zip(program.corners, problems, strict=True)
     )
     proof = replace(proof, corners=found)
-    known = [(planned.problem, at), *((each.problem, p) for each, p in zip(extracted, points, strict=True))]
+    own = zip((planned, *extracted), (at, *points), strict=True)
+    known = [(resize.priced(each, each.buffers), point) for each, point in own]
     if not all(_is_between(problem, point, problems, program.symbols) for problem, point in known):
         return planned, plan, replace(proof, unproven="a cost grows faster than one of the sizes")
     if not plan.certificate.optimal:
@@ -157,7 +158,7 @@ class _Resize:
         buffers = tuple(info for info in found if info is not None)
         if len(buffers) < len(found):
             return None
-        return replace(first, problem=self._problem(first, buffers), buffers=buffers)
+        return replace(first, problem=self.priced(first, buffers), buffers=buffers)
 
     def _resized(self, infos: Sequence[BufferInfo], point: Point) -> BufferInfo | None:
         first = infos[0]
@@ -184,7 +185,8 @@ class _Resize:
                 return int(size) if size.denominator == 1 and size > 0 else None
         return None
 
-    def _problem(self, first: Extracted, infos: tuple[BufferInfo, ...]) -> LayoutProblem:
+    def priced(self, first: Extracted, infos: tuple[BufferInfo, ...]) -> LayoutProblem:
+        """The problem of these buffers, each with the orders that a configuration has and no others."""
         layouts: list[dict[AxisOrder, None]] = [{} for _ in infos]
         for step in first.problem.steps:
             for config in step.configs:

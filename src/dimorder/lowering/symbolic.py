@@ -19,7 +19,7 @@ from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
 
 from dimorder.lowering.capture.exported import remade
-from dimorder.lowering.unify import Unifier, broadcast_row, formula, refusal
+from dimorder.lowering.unify import SizesError, Unifier, broadcast_row, formula
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ def _constants(programs: Sequence[ExportedProgram]) -> tuple[dict[str, Tensor], 
     for spec in programs[0].graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             continue
-        held = [program.state_dict[str(spec.target)] for program in programs]
-        row = broadcast_row(held)
+        held = [p.state_dict[str(spec.target)] for p in programs if str(spec.target) in p.state_dict]
+        row = broadcast_row(held) if len(held) == len(programs) else None
         if row is None:
             user = next(iter(nodes[spec.arg.name].users))
-            raise refusal(user, f"the constant {spec.target}, which is another one for each size")
+            raise SizesError(user, f"the constant {spec.target}, which is another one for each size")
         state[str(spec.target)] = row
         if len({tensor.shape for tensor in held}) > 1:
             broadcast[spec.arg.name] = held
@@ -105,7 +105,7 @@ def _value(row: Sequence[Node], sizes: SizeTable, repeated: Sequence[Tensor] | N
     made = [sizes.tensor(each) for each in zip(*columns, strict=True)]
     if None in made:
         shapes = " or ".join(str(tuple(shape)) for shape in map(_shape, columns))
-        raise refusal(row[0], f"the shape {shapes}, which is made of no sizes of the network")
+        raise SizesError(row[0], f"the shape {shapes}, which is made of no sizes of the network")
     return pytree.tree_unflatten(made, pytree.tree_structure(row[0].meta["val"]))
 
 

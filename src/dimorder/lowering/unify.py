@@ -11,6 +11,7 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ class Unifier:
             return first
         elif all(type(value) is int for value in values):
             return _Varying(tuple(values))
-        raise refusal(row[0], f"{_told(values)}, by the sizes")
+        raise SizesError(row[0], f"{_told(values)}, by the sizes")
 
     def _left_to_torch(self, shape: Sequence[Any], row: Sequence[Node]) -> list[Any]:
         """A view's shape with one entry left out, where several vary: one that is written in no other way."""
@@ -132,7 +133,7 @@ class Unifier:
             if found.factor != 1:
                 size = self._number(operator.mul, size, found.factor)
             return self._number(operator.add, size, found.offset) if found.offset else size
-        raise refusal(row[0], f"the number {_told(number.values)}, by the sizes")
+        raise SizesError(row[0], f"the number {_told(number.values)}, by the sizes")
 
     def _dimension(self, number: _Varying, row: Sequence[Node]) -> _Dimension | None:
         """A dimension that has this size: of what the call reads, or of the program's inputs."""
@@ -168,17 +169,20 @@ class Unifier:
 
 @dataclass(frozen=True)
 class Formula:
-    """A number made of sizes: `factor` times the product of those at the places `of`, plus `offset`."""
+    """A number made of sizes: `factor` times the product of those at the places `of`, plus `offset`, over
+    `divisor`."""
 
     factor: int
     of: tuple[int, ...]
     offset: int
+    divisor: int = 1
 
     def __call__(self, sizes: Sequence[Any]) -> Any:
         product = self.factor
         for place in self.of:
             product = product * sizes[place]
-        return product + self.offset
+        total = product + self.offset
+        return total if self.divisor == 1 else total // self.divisor
 
 
 def formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
@@ -186,8 +190,10 @@ def formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | 
 
     One that is a size comes first, then an affine function of one, then a multiple of a product of two.
 
-    >>> formula((7, 11, 19), [(2, 3, 4), (3, 5, 9)]), formula((12, 30, 72), [(2, 3, 4), (3, 5, 9)])
-    (Formula(factor=2, of=(1,), offset=1), Formula(factor=2, of=(0, 1), offset=0))
+    >>> formula((7, 11, 19), [(2, 3, 4), (3, 5, 9)])
+    Formula(factor=2, of=(1,), offset=1, divisor=1)
+    >>> formula((12, 30, 72), [(2, 3, 4), (3, 5, 9)])
+    Formula(factor=2, of=(0, 1), offset=0, divisor=1)
     """
     if len(set(values)) == 1:
         return Formula(values[0], (), 0)
@@ -217,6 +223,25 @@ def _affine(values: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | No
     return (factor, offset) if fits and not rest and factor > 0 else None
 
 
+def quotient(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
+    """The same, where a size may also be divided. At sizes that leave a rest this may not be what was meant.
+
+    >>> quotient((4, 7, 10), [(10, 16, 22)])
+    Formula(factor=1, of=(0,), offset=-2, divisor=2)
+    """
+    found = formula(values, sizes)
+    for place, known in enumerate(sizes if found is None else ()):
+        at = next((i for i, size in enumerate(known) if size != known[0]), None)
+        if at is None:
+            continue
+        factor = Fraction(values[at] - values[0], known[at] - known[0])
+        offset = (values[0] - factor * known[0]) * factor.denominator
+        made = Formula(factor.numerator, (place,), int(offset), factor.denominator)
+        if [made(each) for each in zip(*sizes, strict=True)] == list(values):
+            return made
+    return found
+
+
 def broadcast_row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """What several tensors are that differ in sizes alone: with a size of 1 along each dimension that varies.
 
@@ -236,9 +261,12 @@ def broadcast_row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return row.contiguous()
 
 
-def refusal(node: Node, found: str) -> UnsupportedError:
-    """That one program cannot be written for all sizes, and which operator is the reason."""
-    return UnsupportedError(f"{operator_name(node)} ({where(node)})", found, FIX)
+class SizesError(UnsupportedError):
+    """That one program cannot be written for all sizes; `node` is the operator that is the reason."""
+
+    def __init__(self, node: Node, found: str) -> None:
+        super().__init__(f"{operator_name(node)} ({where(node)})", found, FIX)
+        self.node = node
 
 
 def _rows(graphs: Sequence[Graph]) -> list[tuple[Node, ...]]:
@@ -246,9 +274,11 @@ def _rows(graphs: Sequence[Graph]) -> list[tuple[Node, ...]]:
     rows = list(zip(*(graph.nodes for graph in graphs), strict=False))
     for row in rows:
         if len({(node.op, str(node.target), node.name) for node in row}) > 1:
-            raise refusal(row[0], f"{' or '.join(dict.fromkeys(str(n.target) for n in row))}, by the sizes")
+            raise SizesError(
+                row[0], f"{' or '.join(dict.fromkeys(str(n.target) for n in row))}, by the sizes"
+            )
     if len({len(graph.nodes) for graph in graphs}) > 1:
-        raise refusal(rows[-1][0], "programs with other operators, by the sizes")
+        raise SizesError(rows[-1][0], "programs with other operators, by the sizes")
     return rows
 
 

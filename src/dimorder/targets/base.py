@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Graph
 
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
@@ -117,7 +118,8 @@ class Target:
     other options of its compiler, which it has as keywords of strings. `contenders` are, for an objective
     that only a compiler can tell, those whose plans are all emitted: the one of the fewest cycles is taken.
     `emit_ranges` makes one artifact for ranges of sizes, of the physical programs at several points; without
-    it, symbolic sizes are refused. What is told of a target without importing it is in its `Listing`.
+    it, symbolic sizes are refused. `sized` is the ability for a captured graph where these of its sizes are
+    symbols, if that is another. What is told of a target without importing it is in its `Listing`.
     """
 
     name: str
@@ -138,6 +140,7 @@ class Target:
     contenders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     state: bool = False
     emit_ranges: Callable[[Sequence[ExportedProgram], SizeTable, Contract], Artifact] | None = None
+    sized: Callable[[frozenset[int], Graph], Ability] | None = None
 
     def check_name(self, path: Path) -> None:
         """Raises `UsageError` for a file name by which nobody would know how to load the file."""

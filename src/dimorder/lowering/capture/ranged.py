@@ -144,6 +144,10 @@ class RangedProgram:
         ranges = {self.roots[s.name]: ValueRanges(*(end // s.step for end in _ends(s))) for s in self.symbols}
         return SizeTable(known, mode, ranges)
 
+    def varying(self, point: Point) -> frozenset[int]:
+        """What the sizes that are symbols, or made of them, are at a point."""
+        return frozenset(self._size(size, point) for size in self._sizes()[0])
+
     def is_affine(self) -> bool:
         """Whether each size of the exported program is an affine function of one symbol over its range."""
         return all(self._is_affine(size) for size in self._sizes()[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sysconfig
 import traceback
@@ -83,7 +84,8 @@ def not_exported(model: torch.nn.Module, error: Exception) -> UnsupportedError:
     if re.search(r"data-dependent", message):
         return UnsupportedError(place, *_BY_DATA)
     return UnsupportedError(
-        place, *(_unknown_class(reason) or (f"{type(error).__name__}: {reason}", _EXPORTABLE))
+        place,
+        *(_unknown_class(reason) or _violated(message) or (f"{type(error).__name__}: {reason}", _EXPORTABLE)),
     )
 
 
@@ -99,6 +101,18 @@ def _source_lines(error: BaseException | None) -> Iterator[str]:
                 yield f"{Path(path).name}:{frame.lineno}"
                 break
         error = error.__cause__ or error.__context__
+
+
+def _violated(text: str) -> tuple[str, str] | None:
+    """What was found and what to do where the network does not take all sizes of a range."""
+    lines = [line.strip() for line in text.splitlines()]
+    reasons = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    if not text.startswith("Constraints violated") or not reasons:
+        return None
+    after = lines[lines.index("Suggested fixes:") + 1 :] if "Suggested fixes:" in lines else []
+    fixes = ", ".join(itertools.takewhile(bool, after)) or "narrow the range, or fix the size"
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return f"{reasons[0]}{more}", f"give sizes that the network takes: {fixes}"
 
 
 def _unknown_class(reason: str) -> tuple[str, str] | None:

@@ -59,6 +59,7 @@ def specialised(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) ->
                     place or operator_name(node), "control flow", "decide it before the export"
                 )
             else:
+                node.meta.pop("val", None)  # of symbols; a program that was loaded has one here
                 continue
             known[node] = node.meta["val"] = value
     for node in reversed(graph.nodes):

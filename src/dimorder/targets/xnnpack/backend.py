@@ -21,7 +21,7 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.integer_type import IntegerType
-from dimorder.lowering.unify import broadcast_row, refusal
+from dimorder.lowering.unify import SizesError, broadcast_row
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.fusion import XnnFusion, whole_range
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed, reads_of
@@ -250,7 +250,7 @@ class XnnWriter(XnnFusion):
         """
         writers = [self, *others]
         if len({(len(each._nodes), len(each._values)) for each in writers}) > 1:
-            raise refusal(next(iter(self._origins.values())), "other XNNPACK nodes, by the sizes")
+            raise SizesError(next(iter(self._origins.values())), "other XNNPACK nodes, by the sizes")
         for row in zip(*(each._nodes for each in writers), strict=True):
             self._unify_node([node.xnode_union for node in row], writers)
         read = {index for node in self._nodes for index in reads_of(node.xnode_union)}
@@ -269,7 +269,7 @@ class XnnWriter(XnnFusion):
         first, kind = row[0], type(row[0]).__name__.removeprefix("XNN")
         origin = self._origins[first.output_id]
         if len(set(map(type, row))) > 1:
-            raise refusal(origin, "other XNNPACK nodes, by the sizes")
+            raise SizesError(origin, "other XNNPACK nodes, by the sizes")
         for name, value in vars(first).items():
             values = [getattr(each, name) for each in row]
             if all(each == value for each in values):
@@ -282,7 +282,7 @@ class XnnWriter(XnnFusion):
                     value[d] = _INFERRED
             else:
                 told = " or ".join(dict.fromkeys(map(str, values)))
-                raise refusal(origin, f"an XNNPACK {kind} whose {name} is {told}, by the sizes")
+                raise SizesError(origin, f"an XNNPACK {kind} whose {name} is {told}, by the sizes")
 
     def _is_whole(self, slices: Sequence[Any], writers: Sequence[XnnWriter], dims: Sequence[int]) -> bool:
         """Whether slices take all that there is of some dimensions."""
@@ -300,10 +300,10 @@ class XnnWriter(XnnFusion):
         shapes = list(zip(*(each._values[index].dims for each in writers), strict=True))
         varying = _varying([each._values[index].dims for each in writers])
         if row is None or len(varying) != 1:
-            raise refusal(origin, "a constant that is another one for each size")
+            raise SizesError(origin, "a constant that is another one for each size")
         source = self._input_of(shapes[varying[0]], writers)
         if source is None:
-            raise refusal(origin, "a constant of a size that no input of the delegate has")
+            raise SizesError(origin, "a constant of a size that no input of the delegate has")
         start, (x, dim) = len(self._nodes), source
         size, rank = x.shape[dim], max(2, len(x.shape))
         if len(x.shape) == 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +29,7 @@ from dimorder.lowering.capture.exported import stateful
 from dimorder.lowering.capture.typed import integer_type
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.quantisation import QUANTIZE
+from dimorder.lowering.unify import SizesError
 from dimorder.lowering.verify import Run
 from dimorder.targets.delegate import EDGE, TO_NCHW, TO_NHWC, empty, is_channels_last, lowered, written
 from dimorder.targets.signature import read_signature
@@ -101,14 +102,11 @@ def emit(
         reason = wrong_outside(node)
         if reason:
             raise _no_kernel(plan, [node], reason)
-    build = _outer(plan)
-    module, symbols = GraphModule(build.root, build.graph), None
     if others and contract is not None:
-        builds = [build, *(_outer(_partition(other, operators)) for other in others)]
-        module, symbols = for_ranges(
-            [Outer(b.root, b.graph, b.values, b.delegates) for b in builds], contract
-        )
-    pte = _file(plan, module, constant_methods or {}, symbols)
+        return _for_ranges([program, *others], contract, constant_methods or {}, operators)
+    build = _outer(plan)
+    module = GraphModule(build.root, build.graph)
+    pte = _file(plan, module, constant_methods or {})
     delegates, outside = _calls(pte)
     _require_kernels(outside, plan)
     exactly = None
@@ -119,6 +117,29 @@ def emit(
 
         exactly = exact_run(program, build.graph, build.root, build.computed, run_module)
     return Emitted(pte, delegates, outside, build.transposes, exactly, tuple(build.float_islands.items()))
+
+
+def _for_ranges(
+    programs: Sequence[ExportedProgram], contract: Contract, texts: Mapping[str, str], operators: Table
+) -> Emitted:
+    """The file for all sizes. What XNNPACK cannot compute at all of them runs outside, if that is right."""
+    outside: set[str] = set()
+    while True:
+        plans = [_partition(program, operators, outside) for program in programs]
+        builds = [_outer(plan, bare=True) for plan in plans]
+        outers = [Outer(build.root, build.graph, build.values, build.delegates) for build in builds]
+        try:
+            module, symbols = for_ranges(outers, contract)
+            break
+        except SizesError as error:
+            node = error.node
+            if node.name in outside or node not in plans[0].stage or wrong_outside(node):
+                raise
+            outside.add(node.name)
+    pte = _file(plans[0], module, texts, symbols)
+    delegates, kernels = _calls(pte)
+    _require_kernels(kernels, plans[0])
+    return Emitted(pte, delegates, kernels, builds[0].transposes)
 
 
 def _file(plan: _Partition, module: GraphModule, texts: Mapping[str, str], symbols: Any = None) -> bytes:
@@ -162,16 +183,20 @@ class _Partition:
             yield stage, [node for node, s in self.stage.items() if s == stage]
 
 
-def _partition(program: ExportedProgram, operators: Table) -> _Partition:
+def _partition(program: ExportedProgram, operators: Table, beside: Collection[str] = ()) -> _Partition:
     """Stages: a node's is the first of its kind (delegate or outside) not before its operands' stages; a
-    delegate for which nothing outside waits is part of the next one."""
+    delegate for which nothing outside waits is part of the next one. Nodes named in `beside` are outside."""
     signature = read_signature(program)
     ends = signature.inputs, signature.outputs, signature.constants, signature.state
     plan = _Partition(program, operators, *ends)
     called = [
         node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
     ]
-    outside = {node for node in called if operators.supports(node, plan.constants) or _counts(node)}
+    outside = {
+        node
+        for node in called
+        if node.name in beside or operators.supports(node, plan.constants) or _counts(node)
+    }
     while True:
         plan.stage = _stages(called, outside)
         idle = [
@@ -291,11 +316,11 @@ def _is_fetched(plan: _Partition, permute: Node, members: set[Node]) -> bool:
 # The program around the delegates
 
 
-def _outer(plan: _Partition) -> _OuterBuilder:
+def _outer(plan: _Partition, bare: bool = False) -> _OuterBuilder:
     """The program as calls of delegates and portable operators, and what is known of its delegates."""
     root, graph = torch.nn.Module(), Graph()
     values: dict[Node, Node] = {node: graph.placeholder(node.name) for node in plan.inputs}
-    build = _OuterBuilder(plan, root, graph, values)
+    build = _OuterBuilder(plan, root, graph, values, bare)
     for stage in sorted(set(plan.stage.values())):
         group = [node for node, s in plan.stage.items() if s == stage]
         build.delegate(group) if stage % 2 == 0 else build.outside(group)
@@ -319,6 +344,7 @@ class _OuterBuilder:
     root: torch.nn.Module
     graph: Graph
     values: dict[Node, Node]
+    bare: bool = False  # without what its delegates are
     transposes: int = 0
     is_quantised: bool = False
     computed: dict[str, Computed] = field(default_factory=dict)
@@ -330,12 +356,23 @@ class _OuterBuilder:
         self.transposes += writer.transposes
         self.is_quantised |= writer.is_quantised
         self.float_islands.update(writer.islands())
-        name = f"delegate_{len(self.computed)}"
+        name = f"delegate_{len(self.delegates)}"
         reads, gives = (
             [empty(node.meta["val"], self.plan.is_nhwc(node)) for node in nodes] for nodes in (read, given)
         )
-        self.root.add_module(name, lowered(BACKEND, reads, gives, *writer.serialise()))
         self.delegates[name] = reads, gives, writer
+        if not self.bare:
+            self._attach(name, read, given, integers)
+        results = self.graph.call_module(name, tuple(self.values[node] for node in read))
+        for position, node in enumerate(given):
+            self.values[node] = self.graph.call_function(operator.getitem, (results, position))
+
+    def _attach(
+        self, name: str, read: Sequence[Node], given: Sequence[Node], integers: dict[Node, View[XnnValue]]
+    ) -> None:
+        """Puts the delegate of that name into the program."""
+        reads, gives, writer = self.delegates[name]
+        self.root.add_module(name, lowered(BACKEND, reads, gives, *writer.serialise()))
         model, outputs = writer.model(), list(writer.outputs)
         more = [index for index in model.rounded if index not in outputs]
 
@@ -346,9 +383,6 @@ class _OuterBuilder:
         nhwc = [*map(self.plan.is_nhwc, read)], [*map(self.plan.is_nhwc, given)]
         rounded = [(outputs + more).index(index) for index in model.rounded]
         self.computed[name] = Computed(model, nhwc, telling, rounded, integers)
-        results = self.graph.call_module(name, tuple(self.values[node] for node in read))
-        for position, node in enumerate(given):
-            self.values[node] = self.graph.call_function(operator.getitem, (results, position))
 
     def outside(self, group: Sequence[Node]) -> None:
         for node in group:

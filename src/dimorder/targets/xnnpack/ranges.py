@@ -17,7 +17,7 @@ from torch.export import Dim
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.contract import Contract
-from dimorder.lowering.unify import Unifier, broadcast_row, formula, refusal
+from dimorder.lowering.unify import SizesError, Unifier, broadcast_row, quotient
 from dimorder.targets.delegate import lowered
 from dimorder.targets.xnnpack.backend import XnnWriter
 
@@ -53,7 +53,7 @@ def for_ranges(outers: Sequence[Outer], contract: Contract) -> tuple[GraphModule
         held = [outer.root.get_buffer(str(node.target)) for outer in outers]
         row = broadcast_row(held)
         if row is None:
-            raise refusal(node, "a constant that is another one for each size")
+            raise SizesError(node, "a constant that is another one for each size")
         root.register_buffer(str(node.target), row)
         if len({each.shape for each in held}) > 1:
             broadcast[node.name] = held
@@ -75,7 +75,7 @@ def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts]) -> None:
     shapes = []
     for each in zip(*(p[1] for p in parts), strict=True):
         rows = _sizes([x.shape for x in each])
-        made = [sizes[0] if len(set(sizes)) == 1 else formula(sizes, columns) for sizes in rows]
+        made = [sizes[0] if len(set(sizes)) == 1 else quotient(sizes, columns) for sizes in rows]
         assert None not in made, "a result of a delegate has sizes that are not those of its operands"
         shapes.append([size for size in made if size is not None])
     varying = [

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Graph, Node
 
 from dimorder.contract import Contract, constant_methods, seal
 from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.lowering.network_plan import Place
+from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target
-from dimorder.targets.table import Table
+from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.ops import FLOATS, MAX_RANK, OPERATORS, wrong_outside
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -100,13 +105,46 @@ def check(path: str, data: bytes) -> FileSummary:
 _DECLINED = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
 
 
+def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
+    """The ability where these sizes of a captured graph are symbols: XNNPACK resizes to fixed ones."""
+    resized = (node for node in graph.nodes if node.op == "call_function" and node.target in _BY_PRODUCTS)
+    declined: frozenset[str] = frozenset()
+    if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in resized):
+        declined = frozenset(f"{str(target).removesuffix('.default')}/by products" for target in _BY_PRODUCTS)
+
+    def computes(call: Node, constants: Collection[Node]) -> str | None:
+        operand: Any = call.args[0] if call.args else None
+        if call.target is OPS.upsample_bilinear2d_nhwc.default and not varying.isdisjoint(
+            results(call)[0].shape[1:3]
+        ):
+            return "a bilinear resize to a size that is a symbol"
+        if call.target is OPS.upsample_nearest2d_nhwc.default:
+            symbols = [size for size in results(operand)[0].shape[:3] if size in varying]
+            if len(symbols) > 1:
+                return "a nearest resize of several sizes that are symbols"
+        return None if ability.computes is None else ability.computes(call, constants)
+
+    declines = tuple(names | declined for names in ability.declines)
+    return replace(ability, computes=computes, declines=declines)
+
+
+# Resizes that may run as products with constant matrices, of the sizes.
+_BY_PRODUCTS = (
+    aten.upsample_bilinear2d.vec,
+    aten.upsample_bicubic2d.vec,
+    aten._upsample_bilinear2d_aa.vec,
+    aten._upsample_bicubic2d_aa.vec,
+)
+
+
 def target(operators: Table = OPERATORS) -> Target:
     """The target whose delegates compute these operators: all that XNNPACK has, or fewer."""
+    ability = Ability(operators.supports, wrong_outside, (_DECLINED,), MAX_RANK)
     return Target(
         "xnnpack",
         LISTING.suffix,
         partial(emit, operators=operators),
-        Ability(operators.supports, wrong_outside, (_DECLINED,), MAX_RANK),
+        ability,
         # 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
         counted(min_run=8),
         # A delegate reads these in NHWC. Others stay on portable kernels outside, which want them contiguous:
@@ -119,6 +157,7 @@ def target(operators: Table = OPERATORS) -> Target:
         set_threads=pte.set_threads,
         state=True,
         emit_ranges=partial(emit_ranges, operators=operators),
+        sized=partial(_sized, ability),
     )
 
 
