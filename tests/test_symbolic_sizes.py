@@ -422,3 +422,12 @@ def test_a_network_that_takes_only_some_sizes_is_refused_with_what_torch_suggest
         "generated guard (2*(L['x'].size()[2] // 4)) == (L['x'].size()[2] // 2).",
         "  fix: give sizes that the network takes: _H = Dim('_H', min=6, max=24), H = 4*_H",
     ]
+
+
+def test_ranges_with_too_few_sizes_to_tell_symbols_apart_are_refused() -> None:
+    dims = ({2: 32 * Dim("H", min=2, max=3), 3: 32 * Dim("W", min=2, max=3)},)
+    assert refusal(Gated().eval(), torch.ones(1, 3, 64, 96), dims) == [
+        "the ranges of sizes",
+        "  found: too few sizes in H = 64 … 96 in steps of 32, W = 64 … 96 in steps of 32",
+        "  fix: give ranges of three sizes at least, or two where there is one symbol, or fix a size",
+    ]

@@ -214,7 +214,7 @@ def _function(values: Sequence[int], sizes: Sequence[int]) -> tuple[Fraction, Fr
     factor = Fraction(values[at] - values[0], sizes[at] - sizes[0])
     offset = values[0] - factor * sizes[0]
     fits = all(value == factor * size + offset for value, size in zip(values, sizes, strict=True))
-    return (factor, offset) if fits else None
+    return (factor, offset) if fits and factor > 0 else None
 
 
 def _is_between(

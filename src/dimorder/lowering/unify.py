@@ -56,6 +56,7 @@ class Unifier:
         self.first: dict[Node, Node] = {}  # of each graph's node: that of the first one
         self.sizes: dict[tuple[Node, int], Node] = {}
         self.given: list[_Dimension] = []
+        self.seen: list[_Dimension] = []  # of all values so far
 
     def unified(self, broadcast: Mapping[str, Sequence[torch.Tensor]] | None = None) -> Graph:
         """The one graph. `broadcast` are the constants that vary in size alone, by the names of the nodes
@@ -93,6 +94,7 @@ class Unifier:
         made.meta = {key: value for key, value in row[0].meta.items() if key != "val"}
         self.made[row[0]] = made
         self.first.update(dict.fromkeys(row, row[0]))
+        self.seen += _varying_dims(row)
 
     def _merged(self, values: Sequence[Any], row: Sequence[Node]) -> Any:
         """What the values are in all programs; a `_Varying` where they are ints that differ."""
@@ -123,7 +125,7 @@ class Unifier:
         return [-1 if i == left else size for i, size in enumerate(shape)]
 
     def _written(self, number: _Varying, row: Sequence[Node]) -> Node:
-        """The number by sizes of what the call reads, or of the program's inputs."""
+        """The number by sizes of what the call reads, or of the program's inputs, or of another value."""
         dims = [*self._read(row), *self.given]
         found = formula(number.values, [dim.sizes for dim in dims])
         if found is not None:
@@ -133,6 +135,9 @@ class Unifier:
             if found.factor != 1:
                 size = self._number(operator.mul, size, found.factor)
             return self._number(operator.add, size, found.offset) if found.offset else size
+        alike = next((dim for dim in reversed(self.seen) if dim.sizes == number.values), None)
+        if alike is not None:
+            return self._size(alike)
         raise SizesError(row[0], f"the number {_told(number.values)}, by the sizes")
 
     def _dimension(self, number: _Varying, row: Sequence[Node]) -> _Dimension | None:

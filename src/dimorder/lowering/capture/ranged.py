@@ -130,9 +130,11 @@ class RangedProgram:
         for point in sorted(_points(self.symbols, [_some(s, count) for s in self.symbols]), key=chance):
             if len(found) < _MAX_SPECIMENS and _are_apart([*found, point]):
                 found.append(point)
-        if len(found) < 2:
+        if len(found) < min(
+            _MAX_SPECIMENS, len(self.symbols) + 1
+        ):  # or one symbol could be taken for another
             ranges = ", ".join(map(str, self.symbols))
-            fix = "give a range with two sizes from 2 on at least, or fix the size"
+            fix = "give ranges of three sizes at least, or two where there is one symbol, or fix a size"
             raise UnsupportedError("the ranges of sizes", f"too few sizes in {ranges}", fix)
         return found
 
