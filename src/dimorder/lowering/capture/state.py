@@ -8,12 +8,13 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind
 from torch.fx import Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.exported import keep_names, remade
@@ -70,9 +71,16 @@ def _memory(program: ExportedProgram, spec: InputSpec) -> Any:
     """What tells a tensor that the program holds from every other one; None where it has no elements."""
     name = spec.target or ""
     tensor = program.state_dict.get(name, program.constants.get(name))
-    if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+    if not _has_memory(tensor):
         return None
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a tensor has elements of its own: one that is made of others (torchao's integers) has none."""
+    return (
+        isinstance(tensor, torch.Tensor) and tensor.numel() > 0 and not is_traceable_wrapper_subclass(tensor)
+    )
 
 
 def require_apart(program: ExportedProgram) -> None:
@@ -84,7 +92,7 @@ def require_apart(program: ExportedProgram) -> None:
     of: dict[int, list[tuple[str, Node]]] = {}
     for node, spec in zip(program.graph.nodes, program.graph_signature.input_specs, strict=False):
         tensor = held.get(spec.target or "")
-        if isinstance(tensor, torch.Tensor) and tensor.numel() and node.users:
+        if _has_memory(tensor) and node.users:
             of.setdefault(tensor.untyped_storage().data_ptr(), []).append((str(spec.target), node))
     for sharers in of.values():
         written = next((name for name, node in sharers if any(map(_writes, node.users))), None)
