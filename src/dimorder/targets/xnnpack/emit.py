@@ -1,4 +1,4 @@
-"""Turns a physical program into a .pte: which operators share a delegate, what stays outside, the boundary.
+"""Turns a physical program into a .pte: the delegates, what runs outside of them, the boundary.
 
 Delegates read and write dense tensors; a 4-D channels-last input or output of the program is NHWC to them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -31,14 +31,14 @@ from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.unify import SizesError
 from dimorder.lowering.verify import Run
-from dimorder.targets.delegate import EDGE, TO_NCHW, TO_NHWC, empty, is_channels_last, lowered, written
-from dimorder.targets.signature import read_signature
+from dimorder.targets.delegate import EDGE, TO_NCHW, TO_NHWC, empty, lowered, written
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.backend import XnnWriter
 from dimorder.targets.xnnpack.exact import Computed, exact_run
 from dimorder.targets.xnnpack.graph import XnnValue
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
+from dimorder.targets.xnnpack.partition import Partition, partition
 from dimorder.targets.xnnpack.ranges import Outer, Parts, for_ranges
 
 aten = torch.ops.aten
@@ -97,7 +97,7 @@ def emit(
     >>> emitted.delegates, emitted.outside, emitted.transposes
     (1, {}, 0)
     """
-    plan = _partition(program, operators)
+    plan = partition(program, operators)
     for node in plan.outside():
         reason = wrong_outside(node)
         if reason:
@@ -125,7 +125,7 @@ def _for_ranges(
     """The file for all sizes. What XNNPACK cannot compute at all of them runs outside, if that is right."""
     outside: set[str] = set()
     while True:
-        plans = [_partition(program, operators, outside) for program in programs]
+        plans = [partition(program, operators, outside) for program in programs]
         builds = [_outer(plan, bare=True) for plan in plans]
         outers = [Outer(build.root, build.graph, build.values, build.delegates) for build in builds]
         try:
@@ -142,109 +142,18 @@ def _for_ranges(
     return Emitted(pte, delegates, kernels, builds[0].transposes)
 
 
-def _file(plan: _Partition, module: GraphModule, texts: Mapping[str, str], symbols: Any = None) -> bytes:
+def _file(plan: Partition, module: GraphModule, texts: Mapping[str, str], symbols: Any = None) -> bytes:
     outer = torch.export.export(module, plan.example_inputs(), dynamic_shapes=symbols)
     if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
         return _lower_outside(plan, outer, texts)
     return written(stateful(outer, plan.state), texts)
 
 
-# Which operators go where
-
-
-@dataclass
-class _Partition:
-    program: ExportedProgram
-    operators: Table
-    inputs: list[Node]
-    outputs: list[Node]
-    constants: dict[Node, Tensor]
-    state: dict[str, Tensor]  # read by the first inputs, written by the first outputs
-    # Even: a delegate, odd: outside; a later one reads earlier ones.
-    stage: dict[Node, int] = field(default_factory=dict)
-
-    def example_inputs(self) -> tuple[Tensor, ...]:
-        return tuple(empty(node.meta["val"], self.is_nhwc(node)) for node in self.inputs)
-
-    def outside(self) -> list[Node]:
-        return [node for node, stage in self.stage.items() if stage % 2]
-
-    def is_nhwc(self, node: Node) -> bool:
-        """Whether the program holds `node` channels-last: as its input, or as its output from a delegate."""
-        given = node in self.outputs and node in self.stage and self.stage[node] % 2 == 0
-        return (given or node in self.inputs) and is_channels_last(node.meta["val"])
-
-    def is_computed(self, node: Node) -> bool:
-        """Whether `node` is in a delegate."""
-        return self.stage.get(node, 1) % 2 == 0
-
-    def delegates(self) -> Iterator[tuple[int, list[Node]]]:
-        for stage in sorted({s for s in self.stage.values() if s % 2 == 0}):
-            yield stage, [node for node, s in self.stage.items() if s == stage]
-
-
-def _partition(program: ExportedProgram, operators: Table, beside: Collection[str] = ()) -> _Partition:
-    """Stages: a node's is the first of its kind (delegate or outside) not before its operands' stages; a
-    delegate for which nothing outside waits is part of the next one. Nodes named in `beside` are outside."""
-    signature = read_signature(program)
-    ends = signature.inputs, signature.outputs, signature.constants, signature.state
-    plan = _Partition(program, operators, *ends)
-    called = [
-        node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
-    ]
-    outside = {
-        node
-        for node in called
-        if node.name in beside or operators.supports(node, plan.constants) or _counts(node)
-    }
-    while True:
-        plan.stage = _stages(called, outside)
-        idle = [
-            group
-            for _, group in plan.delegates()
-            if all(map(operators.is_relabel, group)) and not _at_border(plan, group)
-        ]
-        if not idle:
-            return plan
-        outside.update(node for group in idle for node in group)
-
-
-def _counts(node: Node) -> bool:
-    """Whether a call moves integers of 8 bits that stand for themselves: XNNPACK has none."""
-    read = (each for each in (node, *node.all_input_nodes) if isinstance(each.meta["val"], Tensor))
-    return any(
-        each.meta["val"].dtype in (torch.int8, torch.uint8) and integer_type(each) is None for each in read
-    )
-
-
-def _stages(called: Sequence[Node], outside: set[Node]) -> dict[Node, int]:
-    stage: dict[Node, int] = {}
-    for node in called:
-        parity = int(node in outside)
-        earliest = max((stage[operand] for operand in node.all_input_nodes if operand in stage), default=0)
-        stage[node] = earliest if earliest % 2 == parity else earliest + 1
-    for early in range(0, max(stage.values(), default=0) - 1, 2):
-        group = [node for node in stage if stage[node] == early]
-        if not any(stage.get(user) == early + 1 for node in group for user in node.users):
-            stage.update(dict.fromkeys(group, early + 2))
-    return stage
-
-
-def _at_border(plan: _Partition, group: Sequence[Node]) -> bool:
-    """Whether the group brings an input or an output of the program into its order, or copies one to the
-    other. Other views and copies cost less outside."""
-    nodes = set(group)
-    reads = {operand for node in group for operand in node.all_input_nodes}
-    touched = bool(reads & set(plan.inputs)), bool(nodes & set(plan.outputs))
-    moves = any(node.target is aten.permute.default for node in group)
-    return all(touched) or (any(touched) and moves)
-
-
 # The delegates
 
 
 def _delegate(
-    plan: _Partition, group: Sequence[Node]
+    plan: Partition, group: Sequence[Node]
 ) -> tuple[list[Node], list[Node], XnnWriter, dict[Node, View[XnnValue]]]:
     """The nodes that the delegate of `group` reads, those that it gives, its graph, and where that has the
     integers of the nodes that quantise."""
@@ -280,7 +189,7 @@ def _delegate(
     return read, given, writer, {node: operands[node] for node in group if node.target is QUANTIZE}
 
 
-def _read(writer: XnnWriter, node: Node, plan: _Partition) -> View[XnnValue]:
+def _read(writer: XnnWriter, node: Node, plan: Partition) -> View[XnnValue]:
     value = node.meta["val"]
     of: IntegerType | torch.dtype | None = value.dtype
     rounded = node not in plan.inputs and value.is_floating_point()
@@ -293,7 +202,7 @@ def _read(writer: XnnWriter, node: Node, plan: _Partition) -> View[XnnValue]:
     return whole(writer.input(shape, of, is_rounded=rounded)).permute(TO_NCHW)
 
 
-def _leaves(plan: _Partition, node: Node, members: set[Node]) -> bool:
+def _leaves(plan: Partition, node: Node, members: set[Node]) -> bool:
     """Whether something else reads a value as it is: another delegate does a permute by itself."""
     for user in node.users:
         if user in members:
@@ -304,7 +213,7 @@ def _leaves(plan: _Partition, node: Node, members: set[Node]) -> bool:
     return False
 
 
-def _is_fetched(plan: _Partition, permute: Node, members: set[Node]) -> bool:
+def _is_fetched(plan: Partition, permute: Node, members: set[Node]) -> bool:
     """Whether another delegate does a permute again, and so reads what it permutes."""
     return any(
         _is_fetched(plan, user, members) if user in members and is_permute(user) else plan.is_computed(user)
@@ -316,7 +225,7 @@ def _is_fetched(plan: _Partition, permute: Node, members: set[Node]) -> bool:
 # The program around the delegates
 
 
-def _outer(plan: _Partition, bare: bool = False) -> _OuterBuilder:
+def _outer(plan: Partition, bare: bool = False) -> _OuterBuilder:
     """The program as calls of delegates and portable operators, and what is known of its delegates."""
     root, graph = torch.nn.Module(), Graph()
     values: dict[Node, Node] = {node: graph.placeholder(node.name) for node in plan.inputs}
@@ -340,7 +249,7 @@ class _OuterBuilder:
     left to do.
     """
 
-    plan: _Partition
+    plan: Partition
     root: torch.nn.Module
     graph: Graph
     values: dict[Node, Node]
@@ -413,7 +322,7 @@ class _OuterBuilder:
 # The finished file
 
 
-def _lower_outside(plan: _Partition, outer: ExportedProgram, texts: Mapping[str, str]) -> bytes:
+def _lower_outside(plan: Partition, outer: ExportedProgram, texts: Mapping[str, str]) -> bytes:
     """The file of a program with portable operators; ExecuTorch fails in many ways on one that it lacks."""
     try:
         # What is core ATen already is not decomposed, which would take longer than all the rest.
@@ -436,7 +345,7 @@ def _calls(pte: bytes) -> tuple[int, dict[str, int]]:
     return len(forward.delegates), dict(sorted(outside.items()))
 
 
-def _require_kernels(outside: Mapping[str, int], plan: _Partition) -> None:
+def _require_kernels(outside: Mapping[str, int], plan: Partition) -> None:
     """The runtime would refuse to load the file, and name no node."""
     from executorch.runtime import Runtime
 
@@ -454,7 +363,7 @@ def _stem(node: Node) -> str:
     return str(node.target).split(".")[1] if "." in str(node.target) else str(node.target)
 
 
-def _no_kernel(plan: _Partition, nodes: Sequence[Node], found: str) -> UnsupportedError:
+def _no_kernel(plan: Partition, nodes: Sequence[Node], found: str) -> UnsupportedError:
     described = [f"{node.target} ({where(node)})" for node in nodes]
     reasons = {reason for node in nodes if (reason := plan.operators.supports(node, plan.constants))}
     return UnsupportedError(

@@ -1,0 +1,109 @@
+"""Decides which operators of a physical program share a delegate, and which run outside, between two."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from dimorder.lowering.capture.typed import integer_type
+from dimorder.targets.delegate import empty, is_channels_last
+from dimorder.targets.signature import read_signature
+from dimorder.targets.table import Table
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Partition:
+    """Which operators of a physical program are computed by delegates, and which run outside of them."""
+
+    program: ExportedProgram
+    operators: Table
+    inputs: list[Node]
+    outputs: list[Node]
+    constants: dict[Node, Tensor]
+    state: dict[str, Tensor]  # read by the first inputs, written by the first outputs
+    # Even: a delegate, odd: outside; a later one reads earlier ones.
+    stage: dict[Node, int] = field(default_factory=dict)
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        return tuple(empty(node.meta["val"], self.is_nhwc(node)) for node in self.inputs)
+
+    def outside(self) -> list[Node]:
+        return [node for node, stage in self.stage.items() if stage % 2]
+
+    def is_nhwc(self, node: Node) -> bool:
+        """Whether the program holds `node` channels-last: as its input, or as its output from a delegate."""
+        given = node in self.outputs and node in self.stage and self.stage[node] % 2 == 0
+        return (given or node in self.inputs) and is_channels_last(node.meta["val"])
+
+    def is_computed(self, node: Node) -> bool:
+        """Whether `node` is in a delegate."""
+        return self.stage.get(node, 1) % 2 == 0
+
+    def delegates(self) -> Iterator[tuple[int, list[Node]]]:
+        for stage in sorted({s for s in self.stage.values() if s % 2 == 0}):
+            yield stage, [node for node, s in self.stage.items() if s == stage]
+
+
+def partition(program: ExportedProgram, operators: Table, beside: Collection[str] = ()) -> Partition:
+    """The program with its stages: a node's is the first of its kind (delegate or outside) not before its
+    operands' stages; a delegate for which nothing outside waits is part of the next one. Nodes named in
+    `beside` are outside."""
+    signature = read_signature(program)
+    ends = signature.inputs, signature.outputs, signature.constants, signature.state
+    plan = Partition(program, operators, *ends)
+    called = [
+        node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
+    ]
+    outside = {
+        node
+        for node in called
+        if node.name in beside or operators.supports(node, plan.constants) or _counts(node)
+    }
+    while True:
+        plan.stage = _stages(called, outside)
+        idle = [
+            group
+            for _, group in plan.delegates()
+            if all(map(operators.is_relabel, group)) and not _at_border(plan, group)
+        ]
+        if not idle:
+            return plan
+        outside.update(node for group in idle for node in group)
+
+
+def _counts(node: Node) -> bool:
+    """Whether a call moves integers of 8 bits that stand for themselves: XNNPACK has none."""
+    read = (each for each in (node, *node.all_input_nodes) if isinstance(each.meta["val"], Tensor))
+    return any(
+        each.meta["val"].dtype in (torch.int8, torch.uint8) and integer_type(each) is None for each in read
+    )
+
+
+def _stages(called: Sequence[Node], outside: set[Node]) -> dict[Node, int]:
+    stage: dict[Node, int] = {}
+    for node in called:
+        parity = int(node in outside)
+        earliest = max((stage[operand] for operand in node.all_input_nodes if operand in stage), default=0)
+        stage[node] = earliest if earliest % 2 == parity else earliest + 1
+    for early in range(0, max(stage.values(), default=0) - 1, 2):
+        group = [node for node in stage if stage[node] == early]
+        if not any(stage.get(user) == early + 1 for node in group for user in node.users):
+            stage.update(dict.fromkeys(group, early + 2))
+    return stage
+
+
+def _at_border(plan: Partition, group: Sequence[Node]) -> bool:
+    """Whether the group brings an input or an output of the program into its order, or copies one to the
+    other. Other views and copies cost less outside."""
+    nodes = set(group)
+    reads = {operand for node in group for operand in node.all_input_nodes}
+    touched = bool(reads & set(plan.inputs)), bool(nodes & set(plan.outputs))
+    moves = any(node.target is aten.permute.default for node in group)
+    return all(touched) or (any(touched) and moves)
