@@ -41,9 +41,9 @@ def test_efficientnet_lite0_names_the_same_classes(recipe: str) -> None:
             first, second = scores[0].flatten().topk(2).values
             margins.append(float(first - second))
     real, reference, ours = torch.tensor(named).unbind(1)
-    # Quantising moves scores by some tenths: what changes its class are crops whose first two are that near.
+    # Quantising moves scores by some tenths: what changes its class are crops whose first two are near.
     clear = torch.tensor(margins) > MARGIN
-    assert clear.sum() > COUNT / 2
+    assert clear.sum() > COUNT / 3
     assert (ours == reference)[clear].all() and (ours == real)[clear].all()
     like_float, like_pt2e = AGREES[recipe]
     assert (ours == real).double().mean() >= like_float
