@@ -91,13 +91,10 @@ def dynamic_shapes(
     if not known:
         return None
     import torch
-    from torch.export import Dim
 
-    dims: dict[str, Any] = {}
-    for symbol in known.values():
-        assert symbol.maximum is not None
-        root = Dim(symbol.name, min=symbol.minimum // symbol.step, max=symbol.maximum // symbol.step)
-        dims[symbol.name] = root if symbol.step == 1 else symbol.step * root
+    from dimorder.lowering.capture.ranged import dims_of
+
+    dims = dims_of(known.values())
     positional_first = sorted(inputs, key=lambda option: option.name is not None)
     told = {
         id(tensor): {d: dims[size] for d, size in enumerate(option.shape) if isinstance(size, str)}

@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class RangedProgram:
 
         Raises `UnsupportedError` where a range has too few sizes.
         """
-        varying, constant = self._sizes()
+        varying, constant = self._sizes
 
         def chance(point: Point) -> tuple[int, int]:
             values = [self._size(size, point) for size in varying]
@@ -140,7 +141,7 @@ class RangedProgram:
 
     def table(self, points: Sequence[Point]) -> SizeTable:
         """The sizes of the program by what they are at these points, those of its inputs first."""
-        known = {tuple(self._size(size, point) for point in points): size for size in self._sizes()[0]}
+        known = {tuple(self._size(size, point) for point in points): size for size in self._sizes[0]}
         mode = detect_fake_mode([node.meta.get("val") for node in given(self.exported)])
         assert mode is not None, "symbols are of a mode"
         ranges = {self.roots[s.name]: ValueRanges(*(end // s.step for end in _ends(s))) for s in self.symbols}
@@ -148,11 +149,11 @@ class RangedProgram:
 
     def varying(self, point: Point) -> frozenset[int]:
         """What the sizes that are symbols, or made of them, are at a point."""
-        return frozenset(self._size(size, point) for size in self._sizes()[0])
+        return frozenset(self._size(size, point) for size in self._sizes[0])
 
     def is_affine(self) -> bool:
         """Whether each size of the exported program is an affine function of one symbol over its range."""
-        return all(self._is_affine(size) for size in self._sizes()[0])
+        return all(self._is_affine(size) for size in self._sizes[0])
 
     def _is_affine(self, size: Any) -> bool:
         expression = size.node.expr
@@ -163,6 +164,7 @@ class RangedProgram:
         values = [self._size(size, {**self.middle, symbol.name: each}) for each in sizes_of(symbol)]
         return len({b - a for a, b in itertools.pairwise(values)}) <= 1
 
+    @cached_property
     def _sizes(self) -> tuple[list[Any], set[int]]:
         """The distinct sizes of the program's values: those that vary, and the constant ones."""
         varying: dict[str, Any] = {}
@@ -194,6 +196,20 @@ class RangedProgram:
             for value in values
             if isinstance(value, torch.Tensor)
         ]
+
+
+def dims_of(symbols: Iterable[Symbol]) -> dict[str, Any]:
+    """Bounded symbols as torch.export wants them, by their names: a `Dim`, or a multiple of one.
+
+    >>> print(dims_of([Symbol("H", 64, 256, 32)])["H"])
+    32*H
+    """
+    dims: dict[str, Any] = {}
+    for symbol in symbols:
+        least, most = (end // symbol.step for end in _ends(symbol))
+        root = Dim(symbol.name, min=least, max=most)
+        dims[symbol.name] = root if symbol.step == 1 else symbol.step * root
+    return dims
 
 
 def ranged(

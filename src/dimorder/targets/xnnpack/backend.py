@@ -28,6 +28,8 @@ from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed, reads_of
 from dimorder.targets.xnnpack.integers import CHOOSES, MOVES, OPERANDS, READS
 from dimorder.targets.xnnpack.model import moved
 
+BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
+
 
 class XnnWriter(XnnFusion):
     """Grows one XNNPACK graph; once it is finished, `serialise` gives its bytes and its named constants."""

@@ -34,7 +34,7 @@ from dimorder.lowering.verify import Run
 from dimorder.targets.delegate import EDGE, TO_NCHW, TO_NHWC, empty, lowered, written
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack import run
-from dimorder.targets.xnnpack.backend import XnnWriter
+from dimorder.targets.xnnpack.backend import BACKEND, XnnWriter
 from dimorder.targets.xnnpack.exact import Computed, exact_run
 from dimorder.targets.xnnpack.graph import XnnValue
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
@@ -47,7 +47,6 @@ aten = torch.ops.aten
 _COPIES: Mapping[Any, Any] = MappingProxyType(
     {aten.permute.default: aten.permute_copy.default, aten.expand.default: aten.expand_copy.default}
 )
-BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
 
 
 @dataclass(frozen=True)

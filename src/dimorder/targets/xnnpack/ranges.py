@@ -13,15 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.export import Dim
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.contract import Contract
+from dimorder.lowering.capture.ranged import dims_of
 from dimorder.lowering.unify import SizesError, Unifier, broadcast_row, quotient
 from dimorder.targets.delegate import lowered
-from dimorder.targets.xnnpack.backend import XnnWriter
-
-BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
+from dimorder.targets.xnnpack.backend import BACKEND, XnnWriter
 
 Parts = tuple[
     Sequence[Tensor], Sequence[Tensor], XnnWriter
@@ -92,12 +90,7 @@ def _sizes(shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
 
 
 def _symbols(contract: Contract) -> Any:
-    dims: dict[str, Any] = {}
-    for symbol in contract.symbols:
-        assert symbol.maximum is not None
-        ends = symbol.minimum // symbol.step, symbol.maximum // symbol.step
-        root = Dim(symbol.name, min=ends[0], max=ends[1])
-        dims[symbol.name] = root if symbol.step == 1 else symbol.step * root
+    dims = dims_of(contract.symbols)
     return tuple(
         {d: dims[size] for d, size in enumerate(spec.boundary_shape) if isinstance(size, str)}
         for spec in contract.inputs
