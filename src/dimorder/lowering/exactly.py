@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from dimorder.errors import VerificationError
 from dimorder.lowering.capture.dynamic import is_dynamic_dequantize
 from dimorder.lowering.capture.functional import functional
+from dimorder.lowering.capture.integers import MOVES, SELECTIONS, moved_by
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.capture.schema import bound
 from dimorder.lowering.capture.state import left_in_state
@@ -259,6 +260,8 @@ class _Exact(Interpreter):
         super().__init__(module)
         self.forced, self.noise = forced, noise
         self.differences: dict[Node, Differences] = {}
+        # What integers were rounded from, in quanta less the zero point, and the quantum.
+        self.rounded: dict[Node, tuple[Tensor, float]] = {}
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return _wide(super().get_attr(target, args, kwargs))
@@ -272,15 +275,32 @@ class _Exact(Interpreter):
             found = self.differences[n] = Differences()
             found.add((result / step).round(), (wanted / step).round(), x / step)
             return torch.empty_like(result).copy_(wanted)
+        rounded = self._rounded(n)
+        if rounded is not None:
+            self.rounded[n] = rounded
         if wanted is None or result.dtype != wanted.dtype:
             return result
-        rounded = None
+        self.differences[n] = Differences()
+        self.differences[n].add(result, wanted, rounded and rounded[0])
+        return torch.empty_like(result).copy_(wanted)  # as it lies: views read it
+
+    def _rounded(self, n: Node) -> tuple[Tensor, float] | None:
+        """What the elements of a value were rounded from: in it, or before they were moved or selected."""
         if n.target is QUANTIZE:
             real, scale, *_ = self.fetch_args_kwargs_from_env(n)[0]
-            rounded = real.double() / in_float32(scale)
-        self.differences[n] = Differences()
-        self.differences[n].add(result, wanted, rounded)
-        return torch.empty_like(result).copy_(wanted)  # as it lies: views read it
+            before = self.rounded.get(n.all_input_nodes[0])
+            return before if before and before[1] == scale else (real.double() / in_float32(scale), scale)
+        if n.target not in (*_MOVES, *SELECTIONS, DEQUANTIZE):
+            return None
+        if not all(source in self.rounded for source in moved_by(n)):
+            return None
+        found = {source: self.rounded[source] for source in moved_by(n)}
+        quanta = {quantum for _, quantum in found.values()}
+        if len(quanta) > 1:
+            return None
+        args: Any = torch.fx.map_arg(n.args, lambda m: found[m][0] if m in found else self.env[m])
+        rounded = args[0] if n.target is DEQUANTIZE else super().call_function(n.target, args, n.kwargs)
+        return rounded, quanta.pop()
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is FAKE_QUANTIZE_DYNAMIC:
@@ -350,7 +370,7 @@ def _dequantize_channels(
     return centred * scales.double().reshape(along)
 
 
-_MOVES = (aten.permute.default, aten.view.default, aten.reshape.default, aten.clone.default)
+_MOVES = MOVES | {aten.view.default, aten.clone.default}
 _SPECIAL: Mapping[Any, Callable[..., Tensor]] = {
     QUANTIZE: _quantize,
     DEQUANTIZE: _dequantize,

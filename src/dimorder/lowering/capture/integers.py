@@ -36,7 +36,7 @@ _CLAMPS = frozenset(
     )
 )
 # Each element of the result is one of the first operand, or of each operand of its list.
-_MOVES = frozenset(
+MOVES = frozenset(
     (
         *(aten.reshape.default, aten.permute.default, aten.slice.Tensor, aten.cat.default, aten.flip.default),
         aten.roll.default,
@@ -44,7 +44,7 @@ _MOVES = frozenset(
 )
 # The same, or a number that is quantised alike. But torch has them for floats alone, or targets compute them
 # by products with ones, or pad with floats.
-_SELECTIONS = frozenset(
+SELECTIONS = frozenset(
     (
         *(aten.max_pool2d.default, aten.upsample_nearest2d.vec),
         *(aten.expand.default, aten.repeat.default, aten.index_select.default),
@@ -64,9 +64,9 @@ def simplify(module: GraphModule) -> None:
     while pending:
         pending += _quantised_before(pending.pop())
     for node in list(graph.nodes):
-        if node.target in _MOVES:
+        if node.target in MOVES:
             _move_integers(node)
-        elif node.target in _SELECTIONS:
+        elif node.target in SELECTIONS:
             _quantise_after(node)
         elif node.target is QUANTIZE:
             left_out(node) or _clamped(node)
@@ -108,7 +108,7 @@ def _agree(graph: Graph) -> None:
 
 def _source(integers: Node) -> Node:
     """What was moved to give these integers."""
-    while integers.target in _MOVES | _SELECTIONS:
+    while integers.target in MOVES | SELECTIONS:
         integers = integers.all_input_nodes[0]
     return integers
 
@@ -137,14 +137,14 @@ def _join(dequantize: Node) -> None:
         dequantize.replace_all_uses_with(first)
 
 
-def _moved_by(move: Node) -> list[Node]:
+def moved_by(move: Node) -> list[Node]:
     """The values whose elements a move or a selection gives."""
     return move.all_input_nodes if move.target is aten.cat.default else move.all_input_nodes[:1]
 
 
 def _move_integers(move: Node) -> None:
     """A move of dequantised values: the integers are moved, and dequantised afterwards."""
-    sources = _moved_by(move)
+    sources = moved_by(move)
     if any(s.target is not DEQUANTIZE or s.args[1:] != sources[0].args[1:] for s in sources):
         return
     _, *scale = sources[0].args
@@ -164,20 +164,20 @@ def _quantised_before(quantize: Node) -> list[Node]:
     """A quantised move of floats: what it moves is quantised instead, and the integers are moved. The nodes
     that do that."""
     move: Any = quantize.args[0]
-    if not isinstance(move, Node) or move.target not in _MOVES | _SELECTIONS:
+    if not isinstance(move, Node) or move.target not in MOVES | SELECTIONS:
         return []
-    sources = _moved_by(move)
+    sources = moved_by(move)
     scale = quantize.args[1:]
     if any(source.op == "get_attr" for source in sources):
         return []
     if move.target is not aten.cat.default:
-        others = [user for user in sources[0].users if user.target in _MOVES | _SELECTIONS]
+        others = [user for user in sources[0].users if user.target in MOVES | SELECTIONS]
         alike = all(u.target is QUANTIZE and u.args[1:] == scale for other in others for u in other.users)
         if sources[0].target is DEQUANTIZE or not alike:
             return []
     made = {source: _quantised(source, quantize) for source in sources}
     with quantize.graph.inserting_before(quantize):
-        if move.target in _MOVES:
+        if move.target in MOVES:
             args = torch.fx.map_arg(move.args, lambda n: made.get(n, n))
             moved = quantize.graph.call_function(move.target, args, move.kwargs)
             moved.meta = {**move.meta, EXPORTED: quantize.meta.get(EXPORTED), "val": quantize.meta["val"]}
