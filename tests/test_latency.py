@@ -103,7 +103,7 @@ def test_the_limit_counts_products_windows_and_norms_alone():
             self.conv, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.LayerNorm(7), nn.Linear(7, 5)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(self.norm(torch.relu(self.conv(x)).permute(0, 2, 3, 1)[..., :7]))
+            return self.last(self.norm(torch.relu(self.conv(x)).permute(0, 2, 3, 1)[..., :7].float()))
 
     program = torch.export.export(Net(), (torch.randn(2, 3, 9, 11),))
     found = {name.split(".")[1]: (flops, moved) for name, flops, moved in limit.work(program)}

@@ -8,6 +8,7 @@ moves count nothing: a perfect runtime would do them in passing.
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 import operator
 import statistics
@@ -74,7 +75,7 @@ def work(program: ExportedProgram) -> Iterator[tuple[str, int, int]]:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
         packet = getattr(node.target, "overloadpacket", None)
-        made = node.meta["val"]
+        made = node.meta.get("val")  # an assertion has none
         first = made[0] if isinstance(made, (tuple, list)) else made
         if not isinstance(first, Tensor) or packet is None:
             continue
@@ -89,8 +90,9 @@ def work(program: ExportedProgram) -> Iterator[tuple[str, int, int]]:
         yield str(node.target), int(flops), moved
 
 
+@functools.cache
 def measure_limit(threads: int, rounds: int = 11) -> Limit:
-    """The limit of this machine, by programs of ours for XNNPACK."""
+    """The limit of this machine, by programs of ours for XNNPACK; measured once in a process."""
     with tempfile.TemporaryDirectory() as folder:
         products = _run(dict(_products()), threads, rounds, Path(folder))
         chains = _run(dict(_chains()), threads, rounds, Path(folder))

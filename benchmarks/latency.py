@@ -1,0 +1,275 @@
+"""How fast float32 programs are: ours for XNNPACK beside ExecuTorch's, and the runtimes taken in their place.
+
+    python -m benchmarks.latency [--networks NAME ...] [--against NAME ...] [--rounds 30]
+
+Each network is timed as `dimorder bench` does it, at the size at which it is used: in turn, each timed call
+after a pause and an untimed one, every program checked against eager first. Runtimes that are not installed
+are left out (extra `peers`). What was measured is kept in benchmarks/results/latency.json after every
+network; the .md beside it is the table of it, the .png the chart. Ends with 1 where a bound does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import failed, rows_kept
+from dimorder.files import write_whole
+from dimorder.latency.bench import ROUNDS, measure
+from dimorder.latency.machine import described, machine
+from dimorder.latency.runtimes import PEERS
+from dimorder.latency.timing import geometric_mean, ratio
+from tests import zoo
+from tests.zoo.hugging_face import text, transformers
+from tests.zoo.network import Network, Shape
+
+PACKAGES = ("torch", "executorch", "torchvision", "timm", "transformers")
+OURS, STOCK = "xnnpack", "executorch"
+OTHERS = ("onnxruntime", "openvino", "compile-frozen")  # of which the best is what ours is held to
+AGAINST = (STOCK, "eager-channels-last", *OTHERS)
+
+MOST, SURELY = 1.02, 1.05  # of ExecuTorch's milliseconds on any network, and the upper end of the interval
+LEAST = {"vit_tiny": 0.48, "convnext_tiny": 0.52, "shufflenet_v2_x1_0": 0.68}  # where its conversions cost
+MEANS = {  # geometric means
+    "ExecuTorch's milliseconds": 0.70,
+    "the best of the others' milliseconds": 0.95,
+    "the machine's limit": 1.6,
+}
+OF_MEMORY = OF_FILE = 1.05  # of ExecuTorch's, on any network
+
+_OF_224 = (
+    *("resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "squeezenet1_1"),
+    *("shufflenet_v2_x1_0", "densenet121", "googlenet", "efficientnet_b0", "regnet_y_400mf", "mnasnet1_0"),
+    *("deeplabv3_mobilenet_v3_large", "convnext_tiny", "vit_b_16", "swin_t", "fastvit_t8", "repvgg_a0"),
+    *("efficientvit_b0", "mixer_s32_224", "poolformer_s12", "ghostnet_100", "hrnet_w18_small"),
+)
+_OTHER_SIZES: Mapping[str, Shape] = {
+    "inception_v3": (1, 3, 299, 299),
+    "mobilevit_xxs": (1, 3, 256, 256),
+    "unet": (1, 3, 256, 256),
+    "yolo": (1, 3, 256, 256),
+    "wav2vec2": (1, 16000),
+    "tcn": (1, 6, 2000),
+    "conv_tasnet": (1, 1, 16000),
+}
+_TIMM = {"vit_tiny": "vit_tiny_patch16_224", "resmlp_12_224": "resmlp_12_224"}
+_SMALL = {  # BERT-small
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+}
+NETWORKS: Mapping[str, Network] = {
+    each.name: each
+    for each in (
+        *(replace(zoo.network(name), shape=zoo.SQUARE_224) for name in _OF_224),
+        *(Network(name, zoo.timm(path), zoo.SQUARE_224, frozenset()) for name, path in _TIMM.items()),
+        *(replace(zoo.network(name), shape=shape) for name, shape in _OTHER_SIZES.items()),
+        Network("bert", transformers("BertModel", "BertConfig", **_SMALL), (), frozenset(), text(128)),
+    )
+}
+
+Row = dict[str, Any]
+
+
+def timed(name: str, against: Sequence[str], rounds: int) -> Row:
+    """One row: what `dimorder bench --json` writes of the network, under its name in the zoo."""
+    network = NETWORKS[name]
+    try:
+        found = measure(
+            network.build(), *network.call(), targets=(OURS,), against=against, rounds=rounds, limit=True
+        ).to_dict()
+    except Exception as error:  # whatever is raised is what is recorded of it
+        return {"network": name, **failed(error)}
+    del found["environment"]
+    return {**found, "network": name}
+
+
+# -- what is made of it
+
+
+def _cell(row: Row, name: str) -> Row:
+    return next((each for each in row.get("runtimes", ()) if each["name"] == name), {})
+
+
+def share(row: Row, name: str) -> tuple[float, float, float] | None:
+    """Our milliseconds over a runtime's, with the interval; None where one of the two failed."""
+    ours, theirs = (_cell(row, each).get("ms") for each in (OURS, name))
+    return ratio(ours, theirs) if ours and theirs else None
+
+
+def best(row: Row) -> tuple[str, float] | None:
+    """The fastest of the others, and our milliseconds over its."""
+    found = {name: share(row, name) for name in OTHERS}
+    shares = {name: each[0] for name, each in found.items() if each}
+    return max(shares.items(), key=lambda item: item[1]) if shares else None
+
+
+def above_limit(row: Row) -> float | None:
+    ours, limit = _cell(row, OURS).get("median_ms"), row.get("limit_ms")
+    return ours / limit if ours and limit else None
+
+
+def of_stock(row: Row, what: str) -> float | None:
+    """Our bytes over ExecuTorch's: of the file, or of memory."""
+    ours, theirs = (_cell(row, each).get(what) for each in (OURS, STOCK))
+    return ours / theirs if ours and theirs else None
+
+
+def means(rows: Sequence[Row]) -> dict[str, float]:
+    """The geometric means that have a bound."""
+    shares, bests = [share(row, STOCK) for row in rows], [best(row) for row in rows]
+    found = (
+        [each[0] for each in shares if each],
+        [each[1] for each in bests if each],
+        [each for each in map(above_limit, rows) if each],
+    )
+    return dict(zip(MEANS, map(geometric_mean, found), strict=True))
+
+
+def missed(rows: Sequence[Row]) -> list[str]:
+    """The bounds that do not hold."""
+    found = []
+    for row in rows:
+        name, error = row["network"], row.get("error") or _cell(row, OURS).get("error")
+        if error:
+            found.append(f"{name}: ours fails: {error}")
+        took, most = share(row, STOCK), LEAST.get(row["network"], MOST)
+        if took and (took[0] > most or took[2] > max(most, SURELY)):
+            found.append(f"{name}: {_told(took)} of ExecuTorch's milliseconds, not {most}")
+        for what, bound in (("peak_bytes", OF_MEMORY), ("file_bytes", OF_FILE)):
+            size = of_stock(row, what)
+            if size and size > bound:
+                found.append(f"{name}: {size:.2f} of ExecuTorch's {what.replace('_', ' ')}, not {bound}")
+    for what, mean in means(rows).items():
+        if not mean <= MEANS[what]:
+            found.append(f"ours takes {mean:.2f} of {what}, not {MEANS[what]}")
+    return found
+
+
+def _told(found: tuple[float, float, float] | None) -> str:
+    return "" if found is None else "{:.2f} ({:.2f} to {:.2f})".format(*found)
+
+
+def table(record: Mapping[str, Any]) -> str:
+    rows: list[Row] = record["rows"]
+    titles = {name: PEERS[name].title for name in AGAINST}
+    head = (
+        *("network", "input", "ours, ms", "of the limit", *titles.values(), "best of the others"),
+        *("memory", "file"),
+    )
+    lines = [
+        "# Latency of float32 programs",
+        "",
+        "Milliseconds of ours for XNNPACK, medians; how many times the machine's limit that is; ours over "
+        "each of the others (95 % interval); peak memory and file over ExecuTorch's.",
+        "",
+        f"    {record['command']}",
+        "",
+        described(record["environment"]) + ".",
+        "",
+        f"| {' | '.join(head)} |",
+        f"| --- | --- |{' ---: |' * (len(head) - 2)}",
+        *map(_line, rows),
+        "",
+        *(f"Geometric mean of ours over {what}: {mean:.2f}.\n" for what, mean in means(rows).items()),
+    ]
+    for row in rows:
+        for each in [row, *row.get("runtimes", ())]:
+            if each.get("error"):
+                lines += [f"{row['network']}, {each.get('title', 'all')}: `{each['error'][:200]}`", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _line(row: Row) -> str:
+    ours, fastest = _cell(row, OURS).get("median_ms"), best(row)
+    sizes = [of_stock(row, what) for what in ("peak_bytes", "file_bytes")]
+    cells = [
+        row["network"],
+        ", ".join("x".join(map(str, shape)) for shape in row.get("inputs", ())),
+        "fails" if ours is None else f"{ours:.2f}",
+        "" if above_limit(row) is None else f"{above_limit(row):.2f}",
+        *(_told(share(row, name)) or "fails" for name in AGAINST),
+        "" if fastest is None else f"{fastest[1]:.2f} ({PEERS[fastest[0]].title})",
+        *("" if size is None else f"{size:.2f}" for size in sizes),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+_COLOURS = {
+    STOCK: "#c53030",
+    "eager-channels-last": "#a0aec0",
+    "onnxruntime": "#2b6cb0",
+    "openvino": "#6b46c1",
+    "compile-frozen": "#b7791f",
+}
+
+
+def chart(rows: Sequence[Row]) -> bytes:
+    """The others' milliseconds over ours, by network: right of the line ours is faster."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.2 + 0.26 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    names = [row["network"] for row in reversed(rows)]
+    for name in AGAINST:
+        shares = [share(row, name) for row in reversed(rows)]
+        points = [(1 / each[0], y) for y, each in enumerate(shares) if each]
+        if points:
+            axes.scatter(*zip(*points, strict=True), s=22, color=_COLOURS[name], label=PEERS[name].title)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("milliseconds over ours")
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=110)
+    return image.getvalue()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.latency",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--networks", nargs="+", metavar="NAME", choices=NETWORKS, help="measure these anew")
+    parser.add_argument("--against", nargs="+", metavar="NAME", choices=AGAINST, default=AGAINST)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    options.results.mkdir(parents=True, exist_ok=True)
+    kept, here = options.results / "latency.json", machine(PACKAGES)
+    against = [name for name in options.against if not PEERS[name].missing]
+    done = {row["network"]: row for row in rows_kept(kept, here)}
+    for name in options.networks or [name for name in NETWORKS if name not in done]:
+        start = time.perf_counter()
+        done[name] = timed(name, against, options.rounds)
+        rows = [done[name] for name in NETWORKS if name in done]
+        record = {"command": "python -m benchmarks.latency", "environment": here, "rows": rows}
+        write_whole(kept, (json.dumps(record, indent=1) + "\n").encode())
+        write_whole(kept.with_suffix(".md"), table(record).encode())
+        print(f"{_line(done[name])}  {time.perf_counter() - start:.0f} s", flush=True)
+    rows = [done[name] for name in NETWORKS if name in done]
+    write_whole(kept.with_suffix(".png"), chart(rows))
+    for fault in missed(rows):
+        print(fault, file=sys.stderr)
+    return int(bool(missed(rows)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
