@@ -35,6 +35,16 @@ class Lowered:
 
     `seconds` is per step. Of a network with symbolic sizes, `specimens` are the physical programs at a few of
     them, of which `physical` was made.
+
+    >>> from dimorder.api import lower
+    >>> lower(torch.nn.ReLU(), (torch.ones(2, 3),))  # doctest: +ELLIPSIS
+    Lowered for torch, ... bytes, max_rel_error=0.0e+00
+    input   input    2 x 3  float32  (0, 1)
+    output  output0  2 x 3  float32  (0, 1)
+    target  torch: ... operators, ... configurations
+    cost    0 bytes, 0 conversions
+    proof   no plan costs less than 0 bytes: optimal over complete candidates (...)
+    conversions  none
     """
 
     plan: NetworkPlan
@@ -100,6 +110,10 @@ class Lowered:
             return fold_constants(decompose(self.physical, taps_as_linear=True))
         programs, sizes = self.specimens
         return symbolic([fold_constants(decompose(each, taps_as_linear=True)) for each in programs], sizes)
+
+    def __repr__(self) -> str:
+        told = f"{len(self.artifact.data):,} bytes, max_rel_error={self.max_rel_error:.1e}"
+        return f"Lowered for {self.plan.target}, {told}\n{self.plan}"
 
     def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
         """Run the artifact like the network, guarded by the contract; the result has its structure.

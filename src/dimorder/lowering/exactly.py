@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Interpreter, Node
 
 from dimorder.errors import VerificationError
-from dimorder.lowering.capture.dynamic import is_dynamic_dequantize
+from dimorder.lowering.capture.dynamic import is_dynamic_dequantize, is_static_quantize
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.integers import MOVES, SELECTIONS, moved_by
 from dimorder.lowering.capture.scaled import Scaled
@@ -184,7 +184,7 @@ class _Recorder(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if n.target is QUANTIZE or is_dynamic_dequantize(n):
+        if is_static_quantize(n) or is_dynamic_dequantize(n):
             self.found[n.name] = result
         return result
 

@@ -226,6 +226,9 @@ class NetworkPlan:
             "ranges": None if self.ranges is None else self.ranges.to_dict(),
         }
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         certificate, problem = self.certificate, self.extracted.problem
         operators, configs = problem.size

@@ -1,7 +1,8 @@
 """Decides which values of an exported program are quantised dynamically: by scales found in themselves.
 
 What quantizers write for that is three operators (choose, quantize, dequantize) of several families; here it
-becomes one. torchao's weights, which are tensors of tensors, become these.
+becomes one. torchao's weights, which are tensors of tensors, become these, and what its operators quantise by
+one scale that is known, is quantised by torch's own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.lowering.capture.exported import keep_names, remade
 from dimorder.lowering.capture.integer_products import as_linear, name_of
 from dimorder.lowering.capture.schema import bound
-from dimorder.lowering.operators.quantisation import FAKE_QUANTIZE_DYNAMIC
+from dimorder.lowering.operators.quantisation import FAKE_QUANTIZE_DYNAMIC, quantized
 
 # The dimensions of a token, the least and the greatest integer, the least scale, and the mode of a call that
 # chooses scales; see `dialect.dynamic_type`.
@@ -54,6 +55,9 @@ def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
             _join(node)
         elif name_of(node) == _PRODUCT:
             as_linear(node, _rounded)
+    for node in list(graph.nodes):
+        if name_of(node) in _AFFINE:
+            _by_one_scale(node, _AFFINE[name_of(node)])
     graph.eliminate_dead_code()
     return remade(exported, graph=graph, graph_signature=signature, state_dict=state)
 
@@ -61,6 +65,14 @@ def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
 def is_dynamic_dequantize(node: Node) -> bool:
     """Whether a node of an exported program gives floats that were quantised dynamically."""
     return name_of(node) in _DEQUANTIZE and _source(node) is not None
+
+
+def is_static_quantize(node: Node) -> bool:
+    """Whether a node of an exported program gives integers, by a scale that is not found in the value."""
+    if name_of(node) not in _QUANTIZE:
+        return False
+    scale = _arguments(node)[1]
+    return not isinstance(scale, Node) or scale.target is not operator.getitem
 
 
 def quantises(module: GraphModule) -> bool:
@@ -156,6 +168,24 @@ def _chosen(quantize: Any, scale: Any, zero: Any) -> tuple[Node, _Tokens] | None
     return (x, tokens) if low <= tokens[1] and high == tokens[2] else None
 
 
+def _by_one_scale(node: Node, plain: Any) -> None:
+    """torchao's operator as torch's own, where all elements of a value share a scale and a zero point."""
+    given = bound(node.target, node.args, node.kwargs)
+    shape, dtype = given["input"].meta["val"].shape, given.get("input_dtype", given["output_dtype"])
+    result = given["output_dtype"] if "input_dtype" in given else torch.float32
+    one = all(block in (-1, size) for size, block in zip(shape, given["block_size"], strict=True))
+    if not one or given["zero_point"] is None or result not in (torch.float32, _FLOAT32):
+        return
+    low, high = (given[n] if given[n] is not None else v for n, v in _limits(torch.iinfo(dtype)))
+    args = (given["input"], given["scale"], given["zero_point"], int(low), int(high), dtype)
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(plain, args)
+    made.meta, name = {**node.meta}, node.name
+    node.replace_all_uses_with(made)
+    node.graph.erase_node(node)
+    made.name = name
+
+
 def _arguments(node: Node) -> list[Any]:
     """What is quantised, scales, zero points, the least and the greatest integer."""
     given = bound(node.target, node.args, node.kwargs)
@@ -205,6 +235,13 @@ _CHOOSE: Mapping[str, Callable[[Sequence[int], Mapping[str, Any]], _Tokens | Non
 _KINDS = ("quantized_decomposed.{}quantize_per_tensor", "quantized_decomposed.{}quantize_per_token")
 _QUANTIZE, _DEQUANTIZE = (
     frozenset(kind.format(prefix) for kind in (*_KINDS, "torchao.{}quantize_affine")) for prefix in ("", "de")
+)
+_FLOAT32 = 6  # as the default of a schema has it
+_AFFINE = MappingProxyType(
+    {
+        "torchao.quantize_affine": quantized.quantize_per_tensor.tensor,
+        "torchao.dequantize_affine": quantized.dequantize_per_tensor.tensor,
+    }
 )
 _INNER, _CHECK, _PRODUCT = (
     *("export.access_subclass_inner_tensor", "aten._assert_tensor_metadata"),

@@ -91,15 +91,15 @@ class Tracer:
         rewrite = self.spellings.get(target)
         if rewrite is not None:
             return rewrite(self, *args, **kwargs)
-        decomposition = None if self.is_known(target) else decomposition_of(target)
-        if decomposition is not None:
-            return self._decomposed(decomposition, args, kwargs)
-        return self.emit(target, *args, **kwargs)
+        if self.is_known(target):
+            return self.emit(target, *args, **kwargs)
+        return self.parts(target, args, kwargs)
 
-    def _decomposed(
-        self, function: Callable[..., Any], args: Sequence[Value], kwargs: Mapping[str, Value]
-    ) -> Value:
+    def parts(self, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
         """What torch itself makes of an operator that nothing else is known of, operator by operator."""
+        function = decomposition_of(target)
+        if function is None:
+            return self.emit(target, *args, **kwargs)
         leaves, spec = pytree.tree_flatten((_plain(args), _plain(kwargs)))
         given = [leaf for leaf in leaves if isinstance(leaf, (torch.fx.Node, torch.Tensor))]
 

@@ -6,14 +6,15 @@ one: floats in, floats out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.ao.quantization.fx._decomposed  # defines them
 from torch.fx import GraphModule, Node
 
-from dimorder.lowering.capture.tracing import shape_of
+from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
 from dimorder.lowering.operators.dialect import OPS
+from dimorder.lowering.operators.masks import constant_of
 from dimorder.lowering.operators.operator import Implementation, Operator, Relation, args_of, dims_of
 from dimorder.lowering.operators.pointwise import pointwise
 
@@ -63,9 +64,28 @@ def _fake_quantize_dynamic(c: Call) -> None:
     c.give(c.b.call(c.target, c.take(0, groups), dims, *args_of(c.node)[2:]), groups)
 
 
+def _by_constants(target: Any, plain: Any) -> Operator:
+    """An operator whose scale and zero point are tensors: with these as numbers, where they are constants."""
+
+    def spell(
+        n: Tracer, x: Value, scale: Value, zero: Value, low: Value, high: Value, dtype: Any, **result: Any
+    ) -> Value:
+        given = (scale, zero, low, high)
+        known = [each for value in given if (each := constant_of(n, value)) is not None and each.numel() == 1]
+        if len(known) < len(given) or any(result.values()):
+            return n.parts(target, (x, *given, dtype), result)
+        return n.write(plain, x, float(known[0]), *map(int, known[1:]), dtype)
+
+    return Operator((target,), spelt=spell)
+
+
 OPERATORS = (
     pointwise(QUANTIZE),
     pointwise(DEQUANTIZE),
+    _by_constants(quantized.quantize_per_tensor.tensor, QUANTIZE),
+    _by_constants(quantized.quantize_per_tensor.tensor2, QUANTIZE),
+    _by_constants(quantized.dequantize_per_tensor.tensor, DEQUANTIZE),
+    _by_constants(quantized.dequantize_per_tensor.tensor2, DEQUANTIZE),
     Operator(
         (FAKE_QUANTIZE_DYNAMIC,),
         _relate_dynamic,
