@@ -357,6 +357,18 @@ def test_a_half_may_be_rounded_either_way_before_it_is_moved(name: str) -> None:
     assert (lowered.run(HALVES) - Moved()(HALVES)).abs().max() <= 1.01 * 0.008272
 
 
+def test_what_is_computed_from_a_half_is_as_unsure() -> None:
+    """1.25 times the scale makes halves, which are quantised again before they are repeated."""
+
+    class Chain(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = DEQUANTIZE(x, 0.005545, 0, *INT8).unsqueeze(2).expand(1, 256, 2)
+            return quantised(quantised(x, 0.004436, 0), 0.01314, 0)
+
+    lowered = dimorder.lower(Chain(), (HALVES,), target="xnnpack")
+    assert (lowered.run(HALVES) - Chain()(HALVES)).abs().max() <= 1.01 * 0.01314
+
+
 @pytest.mark.parametrize("scale", [0.028, 0.01055])  # whose inverse is another in float64 than in float32
 def test_numbers_on_a_half_are_rounded_as_the_kernel_does_it(scale: float) -> None:
     class Rounded(nn.Module):

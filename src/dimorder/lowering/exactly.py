@@ -7,7 +7,7 @@ value across a half.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
@@ -189,6 +189,21 @@ class _Recorder(Interpreter):
         return result
 
 
+class Origin(NamedTuple):
+    """What integers were rounded from: in quanta less the zero point, and the `quantum`.
+
+    `unsure` are those that were computed from integers that may be rounded to either side.
+    """
+
+    quanta: Tensor
+    quantum: float = 1.0
+    unsure: Tensor | bool = False
+
+    @property
+    def on_a_half(self) -> Tensor:
+        return (self.quanta - self.quanta.floor() - 0.5).abs() <= HALF
+
+
 class Differences:
     """By how many quanta, and how many elements, values were off that were compared one by one.
 
@@ -208,13 +223,14 @@ class Differences:
             made.compared += part.compared
         return made
 
-    def add(self, got: Tensor, wanted: Tensor, rounded: Tensor | None = None) -> None:
-        """Compare integers; `rounded` is what `got` was rounded from, in quanta, where that is known."""
+    def add(self, got: Tensor, wanted: Tensor, origin: Origin | None = None) -> None:
+        """Compare integers; `origin` is what `got` was rounded from, where that is known."""
         quanta = (got.to(torch.int64) - wanted.to(torch.int64)).abs()
-        self.most = max(self.most, int(quanta.max()))
         off = quanta > 0
-        if rounded is not None:
-            off &= (rounded - rounded.floor() - 0.5).abs() > HALF
+        if origin is not None:
+            quanta[origin.unsure] = 0
+            off = (quanta > 0) & ~origin.on_a_half
+        self.most = max(self.most, int(quanta.max()))
         self.off += int(off.sum())
         self.compared += quanta.numel()
 
@@ -228,13 +244,14 @@ class Differences:
             )
 
 
-def require_close(got: Tensor, wanted: Tensor, what: str, rounded: Tensor | None = None) -> None:
+def require_close(got: Tensor, wanted: Tensor, what: str, origin: Origin | None = None) -> None:
     """Raises `VerificationError` where integers differ by more than rounding explains; see `Differences`.
 
-    >>> require_close(torch.tensor([3] * 99), torch.tensor([2] * 99), "halves", torch.full((99,), 2.5))
+    >>> origin = Origin(torch.full((99,), 2.5))
+    >>> require_close(torch.tensor([3] * 99), torch.tensor([2] * 99), "halves", origin)
     """
     differences = Differences()
-    differences.add(got, wanted, rounded)
+    differences.add(got, wanted, origin)
     differences.require_few(what)
 
 
@@ -260,8 +277,7 @@ class _Exact(Interpreter):
         super().__init__(module)
         self.forced, self.noise = forced, noise
         self.differences: dict[Node, Differences] = {}
-        # What integers were rounded from, in quanta less the zero point, and the quantum.
-        self.rounded: dict[Node, tuple[Tensor, float]] = {}
+        self.origins: dict[Node, Origin] = {}  # of integers that are not forced, and of what these stand for
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return _wide(super().get_attr(target, args, kwargs))
@@ -273,34 +289,40 @@ class _Exact(Interpreter):
             x, *tokens = self.fetch_args_kwargs_from_env(n)[0]
             step, _ = dynamic_type(x.double(), *tokens)
             found = self.differences[n] = Differences()
-            found.add((result / step).round(), (wanted / step).round(), x / step)
+            found.add((result / step).round(), (wanted / step).round(), Origin(x / step))
             return torch.empty_like(result).copy_(wanted)
-        rounded = self._rounded(n)
-        if rounded is not None:
-            self.rounded[n] = rounded
+        origin = self._origin(n)
         if wanted is None or result.dtype != wanted.dtype:
+            if origin is not None:
+                self.origins[n] = origin
             return result
         self.differences[n] = Differences()
-        self.differences[n].add(result, wanted, rounded and rounded[0])
+        self.differences[n].add(result, wanted, origin)
         return torch.empty_like(result).copy_(wanted)  # as it lies: views read it
 
-    def _rounded(self, n: Node) -> tuple[Tensor, float] | None:
+    def _origin(self, n: Node) -> Origin | None:
         """What the elements of a value were rounded from: in it, or before they were moved or selected."""
         if n.target is QUANTIZE:
             real, scale, *_ = self.fetch_args_kwargs_from_env(n)[0]
-            before = self.rounded.get(n.all_input_nodes[0])
-            return before if before and before[1] == scale else (real.double() / in_float32(scale), scale)
-        if n.target not in (*_MOVES, *SELECTIONS, DEQUANTIZE):
+            before = self.origins.get(n.all_input_nodes[0])
+            if before is not None and before.quantum == scale:
+                return before
+            unsure = before.on_a_half | before.unsure if before is not None else False
+            return Origin(real.double() / in_float32(scale), scale, unsure)
+        sources = moved_by(n) if n.target in (*_MOVES, *SELECTIONS, DEQUANTIZE) else []
+        found = {source: self.origins[source] for source in sources if source in self.origins}
+        if not found or len(found) < len(set(sources)) or len({each.quantum for each in found.values()}) > 1:
             return None
-        if not all(source in self.rounded for source in moved_by(n)):
-            return None
-        found = {source: self.rounded[source] for source in moved_by(n)}
-        quanta = {quantum for _, quantum in found.values()}
-        if len(quanta) > 1:
-            return None
-        args: Any = torch.fx.map_arg(n.args, lambda m: found[m][0] if m in found else self.env[m])
-        rounded = args[0] if n.target is DEQUANTIZE else super().call_function(n.target, args, n.kwargs)
-        return rounded, quanta.pop()
+        if n.target is DEQUANTIZE:
+            return found[sources[0]]
+
+        def moved(part: Callable[[Origin], Tensor]) -> Tensor:
+            args: Any = torch.fx.map_arg(n.args, lambda m: part(found[m]) if m in found else self.env[m])
+            made: Tensor = Interpreter.call_function(self, n.target, args, n.kwargs)
+            return made
+
+        unsure = moved(lambda origin: origin.quanta * 0 + origin.unsure) > 0
+        return Origin(moved(lambda origin: origin.quanta), found[sources[0]].quantum, unsure)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is FAKE_QUANTIZE_DYNAMIC:

@@ -18,7 +18,7 @@ from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch import Tensor
 
 from dimorder.errors import VerificationError
-from dimorder.lowering.exactly import require_close
+from dimorder.lowering.exactly import Origin, require_close
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.verify import TOLERANCE, verify
@@ -137,8 +137,8 @@ class XnnModel:
             last_digit = torch.finfo(made.dtype).eps
             verify([found.reshape(made.shape)], [made], what=what, tolerance=max(TOLERANCE, last_digit))
         else:
-            rounded = None if real is None else real.double() / self.types[index].scale
-            require_close(made, found.reshape(made.shape), what, rounded)
+            origin = None if real is None else Origin(real.double() / self.types[index].scale)
+            require_close(made, found.reshape(made.shape), what, origin)
         return found.reshape(made.shape)
 
     def _node(
