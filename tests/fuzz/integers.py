@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dimorder.errors import VerificationError
 from dimorder.lowering import exactly
+from dimorder.lowering.operators.quantisation import DEQUANTIZE
 from dimorder.lowering.rewrite import at_boundary, from_boundary
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
@@ -32,13 +33,13 @@ def integer_faults(module: nn.Module, fed: Sequence[Tensor], lowered: Any) -> Ou
     with torch.no_grad():
         wanted = module(*taken)
         shaken = module(*map(_shaken, taken, contract.inputs))
-    specs = contract.outputs
-    for i, (g, w, s, spec) in enumerate(zip(got, wanted, shaken, specs, strict=True)):
+    specs, steps = contract.outputs, _steps(lowered.program.module)
+    for i, (g, w, s, spec, step) in enumerate(zip(got, wanted, shaken, specs, steps, strict=True)):
         fault = type_fault(i, g, tuple(w.shape), getattr(torch, spec.dtype)) or promise_fault(i, g, spec)
         if fault:
             return fault
         off, allowed = (
-            _far(_real(g, spec), _real(w, spec)),
+            _far(_real(g, spec), _real(w, spec), step),
             NEAR + SHAKEN * _far(_real(s, spec), _real(w, spec)),
         )
         if not off <= allowed:
@@ -87,7 +88,14 @@ def _real(x: Tensor, spec: Any) -> Tensor:
     return real.double()
 
 
-def _far(got: Tensor, wanted: Tensor) -> float:
-    """The root mean square of the difference, of the spread of what is wanted."""
+def _steps(module: nn.Module) -> list[float]:
+    """The quantum of each result; none of what is not quantised."""
+    (results,) = module.graph.output_node().args
+    return [float(node.args[1]) if node.target is DEQUANTIZE else 0.0 for node in results]
+
+
+def _far(got: Tensor, wanted: Tensor, step: float = 0.0) -> float:
+    """The root mean square of the difference beyond one step, of the spread of what is wanted."""
     spread = float(wanted.std()) if wanted.numel() > 1 else 0.0
-    return float(((got - wanted) ** 2).mean().sqrt()) / max(spread, 0.05 * float(wanted.abs().max()), 1e-9)
+    beyond = ((got - wanted).abs() - 1.01 * step).clamp(min=0.0)
+    return float((beyond**2).mean().sqrt()) / max(spread, 0.05 * float(wanted.abs().max()), 1e-9)

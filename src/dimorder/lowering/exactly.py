@@ -309,7 +309,7 @@ class _Exact(Interpreter):
                 return before
             unsure = before.on_a_half | before.unsure if before is not None else False
             return Origin(real.double() / in_float32(scale), scale, unsure)
-        sources = moved_by(n) if n.target in (*_MOVES, *SELECTIONS, DEQUANTIZE) else []
+        sources = moved_by(n) if n.target in (*_RELABELS, *MOVES, *SELECTIONS, DEQUANTIZE) else []
         found = {source: self.origins[source] for source in sources if source in self.origins}
         if not found or len(found) < len(set(sources)) or len({each.quantum for each in found.values()}) > 1:
             return None
@@ -330,7 +330,7 @@ class _Exact(Interpreter):
         special = _SPECIAL.get(target)
         if special is not None:
             return special(**bound(target, args, kwargs))
-        if target not in _MOVES:  # an input is quantised in float32, as every kernel does it
+        if target not in _RELABELS:  # an input is quantised in float32, as every kernel does it
             args, kwargs = pytree.tree_map(_wide, (args, kwargs))
         return super().call_function(target, args, kwargs)
 
@@ -392,7 +392,7 @@ def _dequantize_channels(
     return centred * scales.double().reshape(along)
 
 
-_MOVES = MOVES | {aten.view.default, aten.clone.default}
+_RELABELS = (aten.permute.default, aten.view.default, aten.reshape.default, aten.clone.default)
 _SPECIAL: Mapping[Any, Callable[..., Tensor]] = {
     QUANTIZE: _quantize,
     DEQUANTIZE: _dequantize,
