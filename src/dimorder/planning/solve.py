@@ -12,7 +12,7 @@ from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.problem import Conversion, InvalidChoice, LayoutProblem, Order
 
 
-def solve(problem: LayoutProblem, *, time_limit_s: float = 120.0) -> LayoutPlan:
+def solve(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
     """The cheapest plan, unit by unit, and a proof for the first unit.
 
     InvalidChoice if there is none. Out of time: the best plan found, the bound proven, optimal=False.
