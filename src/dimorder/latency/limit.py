@@ -11,12 +11,12 @@ import bisect
 import functools
 import math
 import operator
-import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,14 @@ from torch.export import ExportedProgram
 from torch.utils.flop_counter import flop_registry
 
 from dimorder.latency.runtimes import Given, ours
-from dimorder.latency.timing import interleaved
+from dimorder.latency.timing import Invocation
 
-_LINEAR = ((512, 1024, 1024), (3136, 384, 96), (196, 2048, 512))  # rows, inputs, outputs of a product
-_CONV = ((64, 64, 56), (256, 256, 14))  # inputs, outputs, pixels along a side of a 3×3 convolution
+_LINEAR = ((512, 1024), (196, 768), (3136, 256))  # rows, and inputs and outputs, of products
+_CONV = ((64, 56), (256, 14), (512, 7))  # inputs and outputs, pixels along a side, of 3×3 convolutions
 _NUMBERS = tuple(4**power for power in range(7, 13))  # 64 kB to 67 MB
-_CHAIN = 8  # operators on as many numbers, one after the other
+_CHAIN = 8  # operators alike, one after the other
+_WARM_S = 0.1  # of calls before those that are timed: a processor that has slept is slow at first
+_TIMED_S = 0.5  # at least, of those
 _MOVES = ("cat", "slice", "permute", "clone", "expand", "view", "_to_copy", "select", "constant_pad_nd")
 
 
@@ -91,28 +93,33 @@ def work(program: ExportedProgram) -> Iterator[tuple[str, int, int]]:
 
 
 @functools.cache
-def measure_limit(threads: int, rounds: int = 11) -> Limit:
+def measure_limit(threads: int, rounds: int = 30) -> Limit:
     """The limit of this machine, by programs of ours for XNNPACK; measured once in a process."""
     with tempfile.TemporaryDirectory() as folder:
-        products = _run(dict(_products()), threads, rounds, Path(folder))
-        chains = _run(dict(_chains()), threads, rounds, Path(folder))
+        products = _run(_products(), threads, rounds, Path(folder))
+        chains = _run(_chains(), threads, rounds, Path(folder))
     bandwidth = [(moved, _CHAIN * moved / seconds) for moved, seconds in chains]
     return Limit(threads, max(flops / seconds for flops, seconds in products), tuple(sorted(bandwidth)))
 
 
-def _products() -> Iterator[tuple[int, tuple[nn.Module, Tensor]]]:
-    """By the floating-point operations of each."""
-    for rows, k, n in _LINEAR:
-        yield 2 * rows * k * n, (nn.Linear(k, n), torch.randn(rows, k))
-    for c, k, side in _CONV:
+_Measured: TypeAlias = Iterator[tuple[int, nn.Module, Tensor]]
+
+
+def _products() -> _Measured:
+    """With the floating-point operations of each."""
+    for rows, k in _LINEAR:
+        module = nn.Sequential(*(nn.Linear(k, k) for _ in range(_CHAIN)))
+        yield _CHAIN * 2 * rows * k * k, module, torch.randn(rows, k)
+    for c, side in _CONV:
         x = torch.randn(1, c, side, side).to(memory_format=torch.channels_last)
-        yield 2 * 9 * c * k * side * side, (nn.Conv2d(c, k, 3, padding=1), x)
+        module = nn.Sequential(*(nn.Conv2d(c, c, 3, padding=1) for _ in range(_CHAIN)))
+        yield _CHAIN * 2 * 9 * c * c * side * side, module, x
 
 
-def _chains() -> Iterator[tuple[int, tuple[nn.Module, Tensor]]]:
-    """By the bytes that each operator reads and writes."""
+def _chains() -> _Measured:
+    """With the bytes that each operator reads and writes."""
     for count in _NUMBERS:
-        yield 2 * 4 * count, (_Chain(), torch.rand(count // 256, 256))
+        yield 2 * 4 * count, _Chain(), torch.rand(count // 256, 256)
 
 
 class _Chain(nn.Module):
@@ -122,15 +129,23 @@ class _Chain(nn.Module):
         return x
 
 
-def _run(
-    programs: dict[int, tuple[nn.Module, Tensor]], threads: int, rounds: int, folder: Path
-) -> Sequence[tuple[int, float]]:
-    """The least seconds of each, by what it does."""
-    runtime, calls = ours("xnnpack"), {}
+def _run(programs: _Measured, threads: int, rounds: int, folder: Path) -> list[tuple[int, float]]:
+    """The least seconds of each, with what it does."""
+    runtime, found = ours("xnnpack"), []
     assert runtime.write is not None
-    for count, (module, x) in programs.items():
-        given, path = Given(module.eval(), (x,), {}, threads), folder / f"{count}.pte"
+    for number, (count, module, x) in enumerate(programs):
+        given, path = Given(module.eval(), (x,), {}, threads), folder / f"{number}.pte"
         runtime.write(given, path)
-        calls[str(count)] = runtime.open(given, path)
-    times = interleaved(calls, rounds)
-    return [(int(count), statistics.quantiles(found, n=10)[0] / 1e3) for count, found in times.items()]
+        found.append((count, _least(runtime.open(given, path), rounds)))
+        path.unlink()
+    return found
+
+
+def _least(call: Invocation, rounds: int) -> float:
+    begun, times = time.perf_counter(), list[float]()
+    while len(times) < rounds or start - begun < _WARM_S + _TIMED_S:
+        start = time.perf_counter()
+        call()
+        if start - begun > _WARM_S:
+            times.append(time.perf_counter() - start)
+    return min(times)
