@@ -5,7 +5,7 @@
 Each network is quantised by PT2E with XNNPACKQuantizer, per channel; ours and ExecuTorch's are made of that
 one program. ONNX Runtime quantises the float network itself (QDQ, uint8 activations, int8 weights per
 channel), and is left out where onnx and onnxruntime are not installed (extra `peers`). All take and give
-float32, NCHW. The programs of a network are called in turn, each timed call after a pause and an untimed one.
+float32, NCHW. The programs of a network are called in turn, each timed call after a pause and untimed ones.
 What was measured is kept in benchmarks/results/integers.json after every network; the .md beside it is the
 table of it. Ends with 1 where a bound does not hold.
 """

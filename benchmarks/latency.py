@@ -3,7 +3,7 @@
     python -m benchmarks.latency [--networks NAME ...] [--against NAME ...] [--rounds 30]
 
 Each network is timed as `dimorder bench` does it, at the size at which it is used: in turn, each timed call
-after a pause and an untimed one, every program checked against eager first. Runtimes that are not installed
+after a pause and untimed ones, every program checked against eager first. Runtimes that are not installed
 are left out (extra `peers`). What was measured is kept in benchmarks/results/latency.json after every
 network; the .md beside it is the table of it, the .png the chart. Ends with 1 where a bound does not hold.
 """

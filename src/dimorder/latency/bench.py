@@ -155,7 +155,7 @@ def measure(
     """Time a network lowered to `targets` and in the runtimes `against` (by default all that are installed).
 
     The programs run in turn, in a sequence that is drawn anew for each of `rounds`, each timed call after a
-    pause and a call that is not timed. All have as many threads, by default torch's. What a runtime makes of
+    pause and calls that are not timed. All have as many threads, by default torch's. What a runtime makes of
     the network is compared with eager first; what fails, or is wrong by more than 1e-3 of an output's largest
     value, has an error in place of times.
 

@@ -142,7 +142,8 @@ def _run(programs: _Measured, threads: int, rounds: int, folder: Path) -> list[t
 
 
 def _least(call: Invocation, rounds: int) -> float:
-    begun, times = time.perf_counter(), list[float]()
+    begun = start = time.perf_counter()
+    times: list[float] = []
     while len(times) < rounds or start - begun < _WARM_S + _TIMED_S:
         start = time.perf_counter()
         call()
