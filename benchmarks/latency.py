@@ -14,6 +14,7 @@ import argparse
 import io
 import json
 import logging
+import shlex
 import sys
 import time
 import warnings
@@ -198,7 +199,7 @@ def _line(row: Row) -> str:
         ", ".join("x".join(map(str, shape)) for shape in row.get("inputs", ())),
         "fails" if ours is None else f"{ours:.2f}",
         "" if above_limit(row) is None else f"{above_limit(row):.2f}",
-        *(_told(share(row, name)) or "fails" for name in AGAINST),
+        *(_told(share(row, name)) or ("fails" if _cell(row, name) else "") for name in AGAINST),
         "" if fastest is None else f"{fastest[1]:.2f} ({PEERS[fastest[0]].title})",
         *("" if size is None else f"{size:.2f}" for size in sizes),
     ]
@@ -260,7 +261,8 @@ def main() -> int:
         start = time.perf_counter()
         done[name] = timed(name, against, options.rounds)
         rows = [done[name] for name in NETWORKS if name in done]
-        record = {"command": "python -m benchmarks.latency", "environment": here, "rows": rows}
+        command = shlex.join(["python", "-m", "benchmarks.latency", *sys.argv[1:]])
+        record = {"command": command, "environment": here, "rows": rows}
         write_whole(kept, (json.dumps(record, indent=1) + "\n").encode())
         write_whole(kept.with_suffix(".md"), table(record).encode())
         print(f"{_line(done[name])}  {time.perf_counter() - start:.0f} s", flush=True)
