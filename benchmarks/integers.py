@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 import dimorder
-from benchmarks.record import failed, rows_kept
+from benchmarks.record import failed, record_lines, rows_kept
 from dimorder.files import write_whole
-from dimorder.latency.machine import described, machine
+from dimorder.latency.machine import machine
 from dimorder.latency.timing import Invocation, geometric_mean, interleaved, ratio
 from tests import zoo
 from tests.targets.quantised import by_xnnpack, stock_pte
@@ -207,10 +207,7 @@ def table(record: Mapping[str, Any]) -> str:
         "",
         "Milliseconds of a call, medians; ours over each of the others (95 % interval); seconds of lowering.",
         "",
-        f"    {record['command']}",
-        "",
-        described(record["environment"]) + ".",
-        "",
+        *record_lines(record),
         "| network | input | ours | ExecuTorch int8 | our float32 | ONNX Runtime uint8 | ours / ExecuTorch "
         "| ours / float32 | ours / ONNX Runtime | lowering, ours | ExecuTorch's |",
         f"| --- | --- |{' ---: |' * 9}",

@@ -23,12 +23,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import failed, rows_kept
+from benchmarks.record import failed, record_lines, rows_kept
 from dimorder.files import write_whole
 from dimorder.latency.bench import ROUNDS, measure
-from dimorder.latency.machine import described, machine
+from dimorder.latency.machine import machine
 from dimorder.latency.runtimes import PEERS
-from dimorder.latency.timing import geometric_mean, ratio
+from dimorder.latency.timing import geometric_mean
 from tests import zoo
 from tests.zoo.hugging_face import text, transformers
 from tests.zoo.network import Network, Shape
@@ -104,8 +104,8 @@ def _cell(row: Row, name: str) -> Row:
 
 def share(row: Row, name: str) -> tuple[float, float, float] | None:
     """Our milliseconds over a runtime's, with the interval; None where one of the two failed."""
-    ours, theirs = (_cell(row, each).get("ms") for each in (OURS, name))
-    return ratio(ours, theirs) if ours and theirs else None
+    found = _cell(row, name).get("ratio")
+    return (found[0], found[1], found[2]) if found else None
 
 
 def best(row: Row) -> tuple[str, float] | None:
@@ -174,10 +174,7 @@ def table(record: Mapping[str, Any]) -> str:
         "Milliseconds of ours for XNNPACK, medians; how many times the machine's limit that is; ours over "
         "each of the others (95 % interval); peak memory and file over ExecuTorch's.",
         "",
-        f"    {record['command']}",
-        "",
-        described(record["environment"]) + ".",
-        "",
+        *record_lines(record),
         f"| {' | '.join(head)} |",
         f"| --- | --- |{' ---: |' * (len(head) - 2)}",
         *map(_line, rows),

@@ -30,9 +30,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import dimorder
-from benchmarks.record import failed, rows_kept
+from benchmarks.record import failed, record_lines, rows_kept
 from dimorder.files import write_whole
-from dimorder.latency.machine import described, machine
+from dimorder.latency.machine import machine
 from dimorder.latency.timing import geometric_mean
 from tests import zoo
 
@@ -267,10 +267,7 @@ def table(peers: Peers, record: Mapping[str, Any]) -> str:
         "seconds from the module to the file, export included, ours verified; medians of the runs in "
         f"brackets. What took over {CHEAP_S:g} s ran once.",
         "",
-        f"    {record['command']}",
-        "",
-        described(record["environment"]) + ".",
-        "",
+        *record_lines(record),
         f"| {' | '.join(HEADER)} |",
         f"| --- | --- |{' ---: |' * 7} --- | --- |",
         *map(line, rows),

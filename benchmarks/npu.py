@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import dimorder
-from benchmarks.record import failed, rows_kept
+from benchmarks.record import failed, record_lines, rows_kept
 from dimorder.files import write_whole
-from dimorder.latency.machine import described, machine
+from dimorder.latency.machine import machine
 from dimorder.latency.timing import geometric_mean
 from dimorder.lowering.network_plan import Place
 from tests import zoo
@@ -203,10 +203,7 @@ def table(record: Mapping[str, Any]) -> str:
         "By Arm's quantizer, input of int8 in NHWC, for ours by three objectives and for ExecuTorch's own",
         "Ethos-U backend: cycles of whole graphs as Vela estimates them, in ExecuTorch's default memories.",
         "",
-        f"    {record['command']}",
-        "",
-        described(record["environment"]) + ".",
-        "",
+        *record_lines(record),
         f"| {' | '.join(HEADER)} |",
         f"| --- | --- | --- |{' ---: |' * (len(HEADER) - 3)}",
         *map(line, rows),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dimorder.files import write_whole
-from dimorder.latency.machine import machine
+from dimorder.latency.machine import described, machine
 
 
 def rows_kept(path: Path, environment: Mapping[str, object]) -> list[dict[str, Any]]:
@@ -22,6 +22,11 @@ def rows_kept(path: Path, environment: Mapping[str, object]) -> list[dict[str, A
 def failed(error: Exception) -> dict[str, str]:
     """What is recorded of a way that raised this, in place of its figures."""
     return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+
+
+def record_lines(record: Mapping[str, Any]) -> list[str]:
+    """What stands above the table of a record: the command that measured it, and on what."""
+    return [f"    {record['command']}", "", described(record["environment"]) + ".", ""]
 
 
 def write(out: Path, module: str, packages: Sequence[str], **results: object) -> None:

@@ -311,7 +311,7 @@ class _Exact(Interpreter):
             return Origin(real.double() / in_float32(scale), scale, unsure)
         sources = moved_by(n) if n.target in (*_RELABELS, *MOVES, *SELECTIONS, DEQUANTIZE) else []
         found = {source: self.origins[source] for source in sources if source in self.origins}
-        if not found or len(found) < len(set(sources)) or len({each.quantum for each in found.values()}) > 1:
+        if not found or len(found) < len(sources) or len({each.quantum for each in found.values()}) > 1:
             return None
         if n.target is DEQUANTIZE:
             return found[sources[0]]

@@ -121,10 +121,13 @@ def _join(dequantize: Node) -> None:
     source = _source(dequantize)
     if source is None:
         return
-    made = _written(dequantize, *source)
-    name = dequantize.name
-    dequantize.replace_all_uses_with(made)
-    dequantize.graph.erase_node(dequantize)
+    _replace(dequantize, _written(dequantize, *source))
+
+
+def _replace(node: Node, made: Node) -> None:
+    name = node.name
+    node.replace_all_uses_with(made)
+    node.graph.erase_node(node)
     made.name = name  # by which what the exported program gives is known
 
 
@@ -176,14 +179,11 @@ def _by_one_scale(node: Node, plain: Any) -> None:
     one = all(block in (-1, size) for size, block in zip(shape, given["block_size"], strict=True))
     if not one or given["zero_point"] is None or result not in (torch.float32, _FLOAT32):
         return
-    low, high = (given[n] if given[n] is not None else v for n, v in _limits(torch.iinfo(dtype)))
-    args = (given["input"], given["scale"], given["zero_point"], int(low), int(high), dtype)
+    args = (given["input"], given["scale"], given["zero_point"], *_limits(given, dtype), dtype)
     with node.graph.inserting_before(node):
         made = node.graph.call_function(plain, args)
-    made.meta, name = {**node.meta}, node.name
-    node.replace_all_uses_with(made)
-    node.graph.erase_node(node)
-    made.name = name
+    made.meta = {**node.meta}
+    _replace(node, made)
 
 
 def _arguments(node: Node) -> list[Any]:
@@ -210,14 +210,14 @@ def _blocks(shape: Sequence[int], given: Mapping[str, Any]) -> _Tokens | None:
     if mode is None or any(block not in (1, size) for size, block in sizes):
         return None
     dims = [d for d, (size, block) in enumerate(sizes) if block == size]
-    limits = torch.iinfo(given["target_dtype"])
-    low, high = (given[n] if given[n] is not None else v for n, v in _limits(limits))
     eps = given["eps"] if given["eps"] is not None else torch.finfo(torch.float32).smallest_normal
-    return dims, int(low), int(high), eps, mode
+    return dims, *_limits(given, given["target_dtype"]), eps, mode
 
 
-def _limits(limits: torch.iinfo) -> tuple[tuple[str, int], ...]:
-    return ("quant_min", limits.min), ("quant_max", limits.max)
+def _limits(given: Mapping[str, Any], dtype: torch.dtype) -> tuple[int, int]:
+    """torchao's least and greatest integer: the type's own where a call says none."""
+    own, low, high = torch.iinfo(dtype), given["quant_min"], given["quant_max"]
+    return int(own.min if low is None else low), int(own.max if high is None else high)
 
 
 _MODES = MappingProxyType({"SYMMETRIC": "symmetric", "ASYMMETRIC": "asymmetric"})
