@@ -20,6 +20,7 @@ from dimorder.errors import ContractError, UsageError
 
 Size = int | str
 Boundary = Literal["logical", "physical"]
+Memory = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]  # type, shape and strides
 
 FORMAT = "dimorder.contract"
 VERSION = 1
@@ -147,7 +148,7 @@ class TensorSpec:
         return self._named_order or self.dim_order
 
     @cached_property
-    def memory(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...]] | None:
+    def memory(self) -> Memory | None:
         """The type, the shape and the strides of a tensor that lies exactly as the program holds it, logical
         dims first to last; None where a size is a symbol."""
         sizes = tuple(size for size in self.shape if isinstance(size, int))

@@ -10,7 +10,7 @@ from hypothesis import given
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.errors import ContractError, UsageError
-from dimorder.runtime.guard import check, restore
+from dimorder.runtime.guard import check, quick_check, quick_restore, restore
 
 NCHW, NHWC, NLC = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1), DimOrder(0, 2, 1)
 
@@ -159,6 +159,43 @@ def test_an_output_in_another_order_than_promised_is_not_handed_on():
     assert restore(contract, [X]).tensors[0].stride() == NHWC.strides(X.shape)
     with pytest.raises(ContractError, match="output 'logits', promised in NHWC"):
         restore(contract, [X], "error")
+
+
+@pytest.mark.parametrize("boundary", ["logical", "physical"])
+@pytest.mark.parametrize("order", [NCHW, NHWC, DimOrder(1, 2, 3, 0), DimOrder(3, 0, 2, 1)])
+@pytest.mark.parametrize("name", [*WRONG, *RIGHT, "as promised by that order", "negated", "int32", "smaller"])
+def test_the_quick_way_takes_what_lies_to_the_letter_and_gives_what_the_long_way_gives(name, order, boundary):
+    ordered = X.permute(order.dims).contiguous().permute(order.inverse.dims)
+    negated = torch.view_as_complex(numbers(2, 6, 5, 7, 2)).conj().imag
+    odd = {"as promised by that order": ordered, "negated": negated, "int32": ordered.int(), "smaller": X[:1]}
+    tensor = {**WRONG, **RIGHT, **odd}[name]
+    contract = one(tuple(X.shape), order, boundary=boundary)
+    taken = quick_check(contract)([tensor])
+    if taken is None:
+        exact = (tensor.dtype, tensor.shape, tensor.stride()) == contract.inputs[0].memory
+        assert not exact or name in ("negated", "a parameter")
+        return
+    (slowly,) = check(contract, [tensor], "error").tensors
+    assert taken[0].data_ptr() == slowly.data_ptr() == tensor.data_ptr()
+    assert (taken[0].shape, taken[0].stride()) == (slowly.shape, slowly.stride())
+    assert not taken[0].requires_grad
+    back = Contract((), (TensorSpec("y", tuple(X.shape), "float32", order, boundary),))
+    (given,), (wanted,) = quick_restore(back)(taken), restore(back, taken, "error").tensors
+    assert (given.shape, given.stride(), given.data_ptr()) == (
+        wanted.shape,
+        wanted.stride(),
+        tensor.data_ptr(),
+    )
+
+
+def test_the_quick_way_takes_no_other_number_of_tensors_and_no_symbols():
+    fixed, symbolic = (
+        one((2, 6, 5, 7), NCHW),
+        Contract((TensorSpec("x", ("n", 3), "float32", DimOrder(0, 1)),), ()),
+    )
+    assert quick_check(fixed)([]) is None and quick_check(fixed)([X, X]) is None
+    assert quick_check(symbolic)([numbers(2, 3)]) is None
+    assert quick_restore(Contract((), fixed.inputs))([X.permute(0, 2, 3, 1)]) is None
 
 
 @pytest.mark.parametrize("on_mismatch", ["adapt", "error", "warn"])

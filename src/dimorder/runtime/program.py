@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from dimorder.contract import Contract
 from dimorder.errors import DimorderError, UsageError
-from dimorder.runtime.guard import Adaptation, OnMismatch, check, restore
+from dimorder.runtime.guard import Adaptation, OnMismatch, check, quick_check, quick_restore, restore
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,11 @@ class Stats:
     conversions: int = 0
     cost_bytes: int = 0
     last: tuple[Adaptation, ...] = ()
+
+    def after(self, conversions: tuple[Adaptation, ...]) -> Stats:
+        """These, and one more call's conversions."""
+        cost = sum(conversion.cost_bytes for conversion in conversions)
+        return Stats(self.calls, self.conversions + len(conversions), self.cost_bytes + cost, conversions)
 
 
 class Program:
@@ -44,9 +49,17 @@ class Program:
         self.path = path
         self.contract = contract
         self.on_mismatch: OnMismatch = on_mismatch
-        self.stats = Stats()
+        self._calls = 0
+        self._adapted = Stats()
+        self._quick_check = quick_check(contract)
+        self._quick_restore = quick_restore(contract)
         self._method = method
         self._runtime = runtime
+
+    @property
+    def stats(self) -> Stats:
+        """What the guard has done since the program was loaded."""
+        return replace(self._adapted, calls=self._calls)
 
     def __call__(
         self, *args: torch.Tensor, **kwargs: torch.Tensor
@@ -61,20 +74,28 @@ class Program:
         Inputs are positional, by name, or both. Raises `ContractError` for tensors that do not keep the
         contract, `UsageError` for names that it does not have, `DimorderError` where the runtime fails.
         """
-        guarded = check(self.contract, self._bind(args, kwargs), self.on_mismatch, device="cpu")
+        given = self._bind(args, kwargs) if kwargs else args
+        conversions: tuple[Adaptation, ...] = ()
+        tensors = self._quick_check(given)
+        if tensors is None:
+            guarded = check(self.contract, given, self.on_mismatch, device="cpu")
+            tensors, conversions = list(guarded.tensors), guarded.conversions
         try:
-            raw = self._method(list(guarded.tensors))
+            raw = self._method(tensors)
         except RuntimeError as error:
             raise DimorderError(
                 f"running {self.path}",
                 f"{self._runtime}: {error}",
                 f"see the line that {self._runtime} logged before; an operator in it refuses these tensors",
             ) from error
-        outputs = restore(self.contract, raw, self.on_mismatch)
-        conversions = guarded.conversions + outputs.conversions
-        cost = self.stats.cost_bytes + guarded.cost_bytes + outputs.cost_bytes
-        self.stats = Stats(self.stats.calls + 1, self.stats.conversions + len(conversions), cost, conversions)
-        return outputs.tensors
+        outputs: Sequence[torch.Tensor] | None = self._quick_restore(raw)
+        if outputs is None:
+            restored = restore(self.contract, raw, self.on_mismatch)
+            outputs, conversions = restored.tensors, conversions + restored.conversions
+        self._calls += 1
+        if conversions or self._adapted.last:
+            self._adapted = self._adapted.after(conversions)
+        return tuple(outputs)
 
     def reset(self) -> None:
         """The state as it was when the program was loaded; of one without, nothing."""
@@ -83,8 +104,6 @@ class Program:
             reset()
 
     def _bind(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        if not kwargs:
-            return list(args)
         names = [spec.name for spec in self.contract.inputs]
         open_names = names[len(args) :]
         odd = sorted(set(kwargs) - set(open_names)) or sorted(set(open_names) - set(kwargs))
