@@ -6,7 +6,7 @@ ExecuTorch checks types and sizes, never the order of dimensions: a wrong one gi
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -108,7 +108,7 @@ def quick_check(contract: Contract) -> Quick:
 
 def quick_restore(contract: Contract) -> Quick:
     """`restore` for outputs that keep the promise to the letter; None for any others."""
-    given = []
+    given: list[tuple[Memory | None, DimOrder | None]] = []
     for spec in contract.outputs:
         memory, order = spec.memory, spec.dim_order
         if spec.boundary == "logical" or memory is None:
