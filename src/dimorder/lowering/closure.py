@@ -11,6 +11,8 @@ from dimorder.lowering.sites import Arrangement, AxisOrder, BufferInfo, Site, To
 
 MAX_LAYOUTS = 128  # candidate layouts of one buffer
 
+_Absorbed = tuple[tuple[Token, AxisOrder], ...]  # the axes behind each token that a tensor absorbs, in order
+
 
 class TooManyCandidates(Exception):
     """A cap on candidates was reached."""
@@ -21,10 +23,10 @@ class Proposal:
     """What the closure found for one site: token orders, and per tensor the orders of its absorbed axes."""
 
     tokens: dict[tuple[int, tuple[Token, ...]], None] = field(default_factory=dict)  # by implementation
-    absorbed: list[dict[tuple[tuple[Token, AxisOrder], ...], None]] = field(default_factory=list)
+    absorbed: list[dict[_Absorbed, None]] = field(default_factory=list)
 
     @property
-    def some_absorbed(self) -> tuple[tuple[tuple[Token, AxisOrder], ...], ...]:
+    def some_absorbed(self) -> tuple[_Absorbed, ...]:
         """Some order of the absorbed axes: it decides how a constant is re-laid, not what is computed."""
         return tuple(next(iter(orders)) for orders in self.absorbed)
 
@@ -112,10 +114,11 @@ class Closure:
         else:
             new = [way for way in ways if way not in proposal.tokens]
         absorbed = self._absorbed(site, position, rank)
-        if new or absorbed not in proposal.absorbed[position]:
+        is_known = absorbed in proposal.absorbed[position]
+        if new or not is_known:
             self._offer(index, new)
             proposal.absorbed[position][absorbed] = None
-            self._expand(index)
+            self._expand(index, {tokens for _, tokens in new}, None if is_known else (position, absorbed))
 
     def _offer(self, index: int, ways: Iterable[tuple[int, tuple[Token, ...]]]) -> None:
         self.per_site[index].tokens.update(dict.fromkeys(ways))
@@ -127,9 +130,7 @@ class Closure:
             for position, held in enumerate(self.sites[index].tokens)
         )
 
-    def _absorbed(
-        self, site: Site, position: int, rank: Mapping[int, int] | None
-    ) -> tuple[tuple[Token, AxisOrder], ...]:
+    def _absorbed(self, site: Site, position: int, rank: Mapping[int, int] | None) -> _Absorbed:
         held = site.tokens[position]
         return tuple(
             (token, tuple(sorted(axes, key=lambda a: rank[a])) if rank else axes)
@@ -137,12 +138,27 @@ class Closure:
             if token[0] in site.absorbed
         )
 
-    def _expand(self, index: int, *, seed: bool = False) -> None:
-        """Every order that the site's arrangements give to its tensors is a candidate of their buffers."""
+    def _expand(
+        self,
+        index: int,
+        new: Collection[tuple[Token, ...]] | None = None,
+        new_absorbed: tuple[int, _Absorbed] | None = None,
+        *,
+        seed: bool = False,
+    ) -> None:
+        """Every order that the site's arrangements give to its tensors is a candidate of their buffers.
+
+        Those made of neither `new` tokens nor a new order of what a tensor absorbs are known already; by
+        default all are new.
+        """
         site, proposal = self.sites[index], self.per_site[index]
+        at, order = new_absorbed or (None, ())
         for position, view in enumerate(site.views):
             for tokens in dict.fromkeys(tokens for _, tokens in proposal.tokens):
-                for absorbed in list(proposal.absorbed[position]):
+                is_new = new is None or tokens in new
+                if not is_new and position != at:
+                    continue
+                for absorbed in list(proposal.absorbed[position]) if is_new else [order]:
                     choice = ((),) * position + (absorbed,)
                     self._add(view.buffer, layout_of(position, site, Arrangement(tokens, choice)), seed=seed)
 

@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Interpreter, Node
+from torch.nn import Module
 
 from dimorder.errors import VerificationError
 from dimorder.lowering.capture.dynamic import is_dynamic_dequantize, is_static_quantize
+from dimorder.lowering.capture.exported import readable
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.integers import MOVES, SELECTIONS, moved_by
 from dimorder.lowering.capture.scaled import Scaled
@@ -43,7 +45,7 @@ HALF = 1e-3  # quanta from a half, within which float32 may round to either side
 
 
 def run(
-    module: GraphModule, inputs: Sequence[Tensor], forced: Mapping[str, Tensor] | None = None
+    module: Module, inputs: Sequence[Tensor], forced: Mapping[str, Tensor] | None = None
 ) -> tuple[list[Tensor], dict[Node, Differences]]:
     """What a graph gives for inputs, floats computed in float64.
 
@@ -81,7 +83,7 @@ def moved(module: GraphModule, inputs: Sequence[Tensor], seed: int) -> list[Tens
     return [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor)]
 
 
-def roundings(module: GraphModule, inputs: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+def roundings(module: Module, inputs: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """What a graph rounds to integers, and these, by the names of the nodes that quantise: real over scale,
     plus the zero point, held in the type's range, in float64.
 
@@ -168,9 +170,7 @@ def recorded(exported: ExportedProgram, inputs: Sequence[Tensor], captured: Grap
     """The integers that an exported program computes, and what it quantises dynamically, by the names of the
     nodes that were captured of these.
     """
-    module = exported.module(check_guards=False)
-    assert isinstance(module, GraphModule)
-    recorder = _Recorder(module)
+    recorder = _Recorder(readable(exported))
     with torch.no_grad():
         recorder.run(*inputs)
     origins = {node.name: node.meta.get(EXPORTED) for node in captured.graph.nodes}
@@ -178,7 +178,7 @@ def recorded(exported: ExportedProgram, inputs: Sequence[Tensor], captured: Grap
 
 
 class _Recorder(Interpreter):
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: Module) -> None:
         super().__init__(module)
         self.found: dict[str, Tensor] = {}
 
@@ -272,7 +272,7 @@ class _Noisy(Interpreter):
 
 class _Exact(Interpreter):
     def __init__(
-        self, module: GraphModule, forced: Mapping[str, Tensor], noise: torch.Generator | None = None
+        self, module: Module, forced: Mapping[str, Tensor], noise: torch.Generator | None = None
     ) -> None:
         super().__init__(module)
         self.forced, self.noise = forced, noise
@@ -346,7 +346,7 @@ class _Exact(Interpreter):
 
 
 class _Roundings(_Exact):
-    def __init__(self, module: GraphModule, forced: Mapping[str, Tensor]) -> None:
+    def __init__(self, module: Module, forced: Mapping[str, Tensor]) -> None:
         super().__init__(module, forced)
         self.found: dict[str, tuple[Tensor, Tensor]] = {}
 

@@ -146,10 +146,7 @@ class _Extractor:
         if refused:
             return refused
         candidates = "truncated" if self.truncated or proposals.truncated else "complete"
-        max_rank = self.verdicts.ability.max_rank
-        buffers = tuple(
-            priced(info, proposals.candidates[info.index], self.costs, max_rank) for info in self.buffers
-        )
+        buffers = self._priced(proposals.candidates)
         problem = LayoutProblem(self.costs.units, buffers, tuple(steps), candidates)
         return Extracted(
             problem,
@@ -286,6 +283,17 @@ class _Extractor:
         return tuple(owner)
 
     # -- configurations
+
+    def _priced(self, candidates: Sequence[Mapping[AxisOrder, None]]) -> tuple[Buffer, ...]:
+        """All buffers, each with its costs; those of one shape, type and set of orders cost the same."""
+        max_rank, known, made = self.verdicts.ability.max_rank, dict[object, Buffer](), []
+        for info in self.buffers:
+            orders = tuple(candidates[info.index])
+            alike = info.shape, info.tensor.sizes, info.value.dtype, orders
+            if alike not in known:
+                known[alike] = priced(info, orders, self.costs, max_rank)
+            made.append(replace(known[alike], name=info.root.name))
+        return tuple(made)
 
     def _configs(
         self, site: Site, proposal: Proposal, candidates: Sequence[Mapping[AxisOrder, None]]

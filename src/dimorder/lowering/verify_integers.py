@@ -24,6 +24,7 @@ from dimorder.contract import Contract
 from dimorder.errors import VerificationError
 from dimorder.lowering import exactly
 from dimorder.lowering.capture.captured import Captured
+from dimorder.lowering.capture.exported import readable
 from dimorder.lowering.operators.quantisation import is_dynamic, is_quantised
 from dimorder.lowering.verify import FACTOR, TOLERANCE, Run, Trial, relative_error, verify
 
@@ -80,7 +81,7 @@ class QuantisedTrial(Trial):
         ]
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
-        module = physical.module(check_guards=False)
+        module = readable(physical)
         wanted, _ = exactly.run(self.program.module, self.inputs)
         got = self._logical(lambda held: exactly.run(module, held)[0], self.inputs)
         return verify(got, wanted, what=what, tolerance=_SAME)

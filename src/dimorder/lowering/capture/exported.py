@@ -18,7 +18,7 @@ from torch.export.graph_signature import (
     OutputSpec,
     TensorArgument,
 )
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
@@ -138,6 +138,46 @@ def own_module(program: ExportedProgram) -> GraphModule:
         held = module.get_submodule(owner)
         setattr(held, buffer, getattr(held, buffer).clone())
     return module
+
+
+class Readable(torch.nn.Module):
+    """A graph with what it reads, for an `Interpreter`."""
+
+    def __init__(self, graph: Graph, held: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.graph = graph
+        for name, tensor in held.items():
+            self.register_buffer(name, tensor)
+
+
+def readable(program: ExportedProgram) -> Readable | GraphModule:
+    """The program for an `Interpreter`, which is given its tensors one after another.
+
+    `ExportedProgram.module` writes and compiles Python code four times; this needs none. Of a program that
+    writes buffers it is that module, with a state of its own.
+
+    >>> program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(5, 3),))
+    >>> given = torch.randn(5, 3)
+    >>> torch.equal(torch.fx.Interpreter(readable(program)).run(given), program.module()(given))
+    True
+    """
+    signature = program.graph_signature
+    if any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs):
+        return own_module(program)
+    tensors = {**program.state_dict, **program.constants}
+    graph, made = Graph(), dict[Node, Node]()
+    held: dict[str, torch.Tensor] = {}
+    inputs = (node for node in program.graph.nodes if node.op == "placeholder")
+    for node, spec in zip(inputs, signature.input_specs, strict=True):
+        if spec.kind is InputKind.USER_INPUT:
+            made[node] = graph.placeholder(node.name)
+        else:
+            held[node.name] = tensors[str(spec.target)]
+            made[node] = graph.get_attr(node.name)
+        made[node].meta = dict(node.meta)
+    graph.output(graph.graph_copy(program.graph, made))
+    keep_names(graph, program.graph)
+    return Readable(graph, held)
 
 
 def remade(

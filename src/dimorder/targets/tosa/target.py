@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering import exactly
 from dimorder.lowering.ability import Ability
+from dimorder.lowering.capture.exported import readable
 from dimorder.lowering.costs import counted
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target, WholeArtifact
@@ -118,8 +118,7 @@ def emit_integers(
     """
     data, model_of = write(program, contract, operators, IntegerWriter(has_free_products))
     model = model_of()
-    module = program.module(check_guards=False)
-    assert isinstance(module, GraphModule)
+    module = readable(program)
 
     def run_model(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the graph gives, once each of its integers was held to what the program rounds there."""

@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.lowering import exactly
 from dimorder.lowering.capture.captured import operator_name, where
+from dimorder.lowering.capture.exported import readable
 from dimorder.lowering.operators.quantisation import is_dynamic
 from dimorder.lowering.verify import Run, verify
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
@@ -84,10 +85,8 @@ def _require_meant(
 ) -> None:
     """The physical program computes these integers, each from those before it, and of them these results."""
     nodes = {node.name: node for node in integers}
-    module = physical.module(check_guards=False)
-    assert isinstance(module, GraphModule)
     forced = {name: integers[node] for name, node in nodes.items()}
-    wanted, found = exactly.run(module, inputs, forced)
+    wanted, found = exactly.run(readable(physical), inputs, forced)
     for each, differences in found.items():
         node = nodes[each.name]
         differences.require_few(f"{operator_name(node)} ({where(node)}) as it was written for XNNPACK")
