@@ -103,6 +103,9 @@ BY_ARM: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "efficientnet_b0": (PHOTO, {"aten.silu": 49}),
     "deeplabv3_mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8, "dimorder.upsample_bilinear2d_nhwc": 2}),
     "onet": ((1, 3, 48, 48), {"aten.reciprocal": 1}),
+    "yolo": (PHOTO, {"aten.silu": 63, "aten.reciprocal": 1}),
+    "convnext_tiny": (PHOTO, {"aten.rsqrt": 23, "dimorder.conv2d_nhwc": 18, "aten.add.Tensor": 18}),
+    "swin_t": (SQUARE, {"aten.rsqrt": 29, "aten.matmul": 12, "aten.reciprocal": 12}),
 }
 
 

@@ -40,7 +40,7 @@ from dimorder.planning.relaxation import (
 Allowed = Mapping[int, frozenset[int]]  # configurations left, by step; all of the others
 
 
-def milp(problem: LayoutProblem, *, time_limit_s: float = 30.0) -> LayoutPlan:
+def milp(problem: LayoutProblem, *, time_limit_s: float = 60.0) -> LayoutPlan:
     """The lexicographically cheapest plan with a proof for the first unit; InvalidChoice if there is none.
 
     Out of time, the best plan found and the bound proven by then.

@@ -19,7 +19,7 @@ with no more than the rows do whose S holds s: those without s add up to at most
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -32,6 +32,7 @@ from scipy import optimize, sparse
 from dimorder.planning.plan import Price, Prices, bound_of_prices
 from dimorder.planning.problem import Buffer, Cost, LayoutProblem, Order, unit_gcd
 
+_Level = tuple[tuple[Order, ...], Cost | None]  # the orders inside, and what being outside adds
 Array = Any  # numpy and scipy.sparse arrays; scipy is untyped
 
 # HiGHS works to 1e-7; costs are divided by their greatest common divisor, so a real difference is larger.
@@ -131,6 +132,7 @@ def build(problem: LayoutProblem) -> Relaxation:
         for position, buffer in enumerate(step.writes):
             for column, config in enumerate(step.configs, start):
                 produced[buffer].setdefault(config.writes[position], []).append(column)
+    alike = _levels_of_alike(problem, produced)
     for index, step in enumerate(problem.steps):
         for position, buffer in enumerate(step.reads):
             wanted: dict[Order, list[int]] = {}
@@ -139,7 +141,10 @@ def build(problem: LayoutProblem) -> Relaxation:
             for order, columns in wanted.items():
                 if (buffer, order) not in levels:
                     levels[buffer, order] = []
-                    for inside, cost in levels_of(problem.buffers[buffer], order, produced[buffer]):
+                    if order not in alike[buffer]:
+                        found = levels_of(problem.buffers[buffer], order, produced[buffer])
+                        alike[buffer][order] = found
+                    for inside, cost in alike[buffer][order]:
                         made = [column for source in inside for column in produced[buffer][source]]
                         levels[buffer, order].append((configs + len(costs), made))
                         costs.append(cost)
@@ -176,9 +181,19 @@ def build(problem: LayoutProblem) -> Relaxation:
     )
 
 
-def levels_of(
-    buffer: Buffer, order: Order, produced: Collection[Order]
-) -> list[tuple[tuple[Order, ...], Cost | None]]:
+def _levels_of_alike(
+    problem: LayoutProblem, produced: Sequence[Collection[Order]]
+) -> list[dict[Order, list[_Level]]]:
+    """For each buffer where its levels are to be kept: one place for those that share their costs and are
+    produced in the same orders, as most buffers of a large problem do."""
+    places: dict[object, dict[Order, list[_Level]]] = {}
+    return [
+        places.setdefault((id(buffer.exceptions), buffer.conversion_cost, tuple(orders)), {})
+        for buffer, orders in zip(problem.buffers, produced, strict=True)
+    ]
+
+
+def levels_of(buffer: Buffer, order: Order, produced: Collection[Order]) -> list[_Level]:
     """The levels of conversions to an order: the orders of `produced` inside, and what being outside adds.
 
     A set that is a level in one unit only adds nothing in the others. None: outside is not offered.
@@ -205,7 +220,7 @@ def levels_of(
             inside = tuple(source for cost, source in offered if cost[unit] < value)
             added.setdefault(inside, [0] * len(buffer.conversion_cost))[unit] = value - below
             below = value
-    levels: list[tuple[tuple[Order, ...], Cost | None]] = [(s, tuple(cost)) for s, cost in added.items()]
+    levels: list[_Level] = [(s, tuple(cost)) for s, cost in added.items()]
     return [*levels, (tuple(source for _, source in offered), None)] if barred else levels
 
 
