@@ -457,3 +457,22 @@ def test_scales_that_are_constants_are_known_however_they_are_given(name: str) -
     with torch.no_grad():
         assert (lowered.run(X) - model(X)).abs().max() <= 1.01 * 0.0151
     assert [i.bytes for i in lowered.plan.conversions] == [X.numel(), 2 * 10 * 3 * 5]
+
+
+def test_what_is_left_in_floats_may_be_computed_with_constants_of_float32() -> None:
+    class Beside(nn.Module):
+        """A quantised convolution, and a picture of another size, in weights that lowering works out."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(6, 4, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            small = F.interpolate(x, size=(3, 2), mode="bicubic", antialias=True)
+            return self.convolution(x), small
+
+    made = by_xnnpack(Beside().eval(), X)
+    lowered = dimorder.lower(made, (X,), target="xnnpack")
+    for got, wanted in zip(lowered.run(X), made(X), strict=True):
+        assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-4)
+    assert lowered.artifact.delegates == 1

@@ -29,7 +29,7 @@ from dimorder.lowering.operators.quantisation import is_dynamic, is_quantised
 from dimorder.lowering.verify import FACTOR, TOLERANCE, Run, Trial, relative_error, verify
 
 _DRAWS = 4  # of moved values: one alone may leave an output of few elements where it was
-_SAME = 1e-9  # of two sums in float64 of the same terms
+_SAME = 1e-6  # of what both compute in float64: constants that lowering works out are float32
 
 
 def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
