@@ -306,7 +306,7 @@ def _moved(rng: random.Random, case: Case) -> Case | None:
         row = rng.choice([row for row, each in MOVES.items() if values[name].dim() in each.ranks])
         alike = {n: tuple(v.shape) for n, v in values.items() if v.dtype == values[name].dtype}
         drawn = MOVES[row].draw(Draw(rng, name, alike, lambda *_: ""))
-        if drawn is None:
+        if drawn is None or "" in drawn[0]:  # a constant, of which integers have none
             return None
         made = _followed(made, row, *drawn[0], **drawn[1])
         last = [n for n in run(made) if n not in values] if made else []
