@@ -122,8 +122,11 @@ def _minimise(model: Relaxation, unit: int, face: Face, relaxed: Relaxed | None,
     """Minimise one unit over a face, from its relaxation if there is one; where the next unit may look."""
     if relaxed is not None:
         search.offer(chosen(model, relaxed.columns), "lp (HiGHS)")
-    if relaxed is None or not _reached(search.value(model, unit), relaxed.value):
-        columns = solve_integer(model, model.objectives[unit], face, search.left / 2)
+    # First where the relaxation's own value can be reached: that is a small part of a large problem.
+    for place in (face,) if relaxed is None else (_within(face, relaxed, 0.0), face):
+        if relaxed is not None and _reached(search.value(model, unit), relaxed.value):
+            break
+        columns = solve_integer(model, model.objectives[unit], place, search.left / 2)
         if columns is not None:
             search.offer(chosen(model, columns), "milp (HiGHS)")
     value = search.value(model, unit)
@@ -131,11 +134,16 @@ def _minimise(model: Relaxation, unit: int, face: Face, relaxed: Relaxed | None,
         return face
     if relaxed is None:
         return replace(face, caps=(*face.caps, (unit, value)))
-    gap = max(0.0, value - relaxed.value)
-    upper = np.where(relaxed.reduced > gap + TOLERANCE, 0.0, face.upper)
     if _reached(value, relaxed.value):
-        return replace(face, upper=upper, tight=face.tight | (relaxed.duals > TOLERANCE))
-    return replace(face, upper=upper, caps=(*face.caps, (unit, value)))
+        return _within(face, relaxed, 0.0)
+    return replace(_within(face, relaxed, value - relaxed.value), caps=(*face.caps, (unit, value)))
+
+
+def _within(face: Face, relaxed: Relaxed, gap: float) -> Face:
+    """The part of a face that holds all plans at most `gap` above its relaxation; at 0, these alone."""
+    upper = np.where(relaxed.reduced > max(0.0, gap) + TOLERANCE, 0.0, face.upper)
+    tight = face.tight if gap > 0 else face.tight | (relaxed.duals > TOLERANCE)
+    return replace(face, upper=upper, tight=tight)
 
 
 def _reached(value: int | None, bound: float) -> bool:
