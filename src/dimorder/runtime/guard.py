@@ -18,7 +18,7 @@ from dimorder.contract import Contract, Memory, Symbol, TensorSpec, describe
 from dimorder.errors import ContractError, UsageError
 
 OnMismatch = Literal["adapt", "error", "warn"]
-Quick = Callable[[Sequence[object]], list[torch.Tensor] | None]
+_Quick = Callable[[Sequence[object]], list[torch.Tensor] | None]
 _CHOICES = get_args(OnMismatch)
 
 
@@ -95,7 +95,7 @@ def restore(
     return _conform("output", contract.outputs, logical, on_mismatch)
 
 
-def quick_check(contract: Contract) -> Quick:
+def quick_check(contract: Contract) -> _Quick:
     """`check` on the CPU for inputs that lie to the letter as the program holds them; None for any others.
 
     Nearly every call is such. The network before it has emptied the processor's caches, where all that is
@@ -106,7 +106,7 @@ def quick_check(contract: Contract) -> Quick:
     )
 
 
-def quick_restore(contract: Contract) -> Quick:
+def quick_restore(contract: Contract) -> _Quick:
     """`restore` for outputs that keep the promise to the letter; None for any others."""
     given: list[tuple[Memory | None, DimOrder | None]] = []
     for spec in contract.outputs:
@@ -119,7 +119,7 @@ def quick_restore(contract: Contract) -> Quick:
     return _quick(given)
 
 
-def _quick(given: Sequence[tuple[Memory | None, DimOrder | None]]) -> Quick:
+def _quick(given: Sequence[tuple[Memory | None, DimOrder | None]]) -> _Quick:
     """Takes tensors that lie so, each permuted where an order is given."""
     expected = [(memory, order.dims if order else None) for memory, order in given]
 
