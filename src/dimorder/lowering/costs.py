@@ -21,9 +21,9 @@ Buffers = Sequence[BufferInfo]
 class Costs:
     """What a plan costs, lexicographically in `units`.
 
-    `conversion(buffer, from, to)` is what it costs to convert a buffer, None where the target cannot: the same
-    for buffers of one shape, type and division into axes. `configuration(site, arrangement, buffers)` is what
-    it costs to run an operator so.
+    `conversion(buffer, from, to)` is what it costs to convert a buffer, None where the target cannot: the
+    same for buffers of one shape, type and division into axes. `configuration(site, arrangement, buffers)` is
+    what it costs to run an operator so.
     """
 
     units: tuple[str, ...]
