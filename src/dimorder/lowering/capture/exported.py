@@ -158,7 +158,8 @@ def readable(program: ExportedProgram) -> Readable | GraphModule:
 
     >>> program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(5, 3),))
     >>> given = torch.randn(5, 3)
-    >>> torch.equal(torch.fx.Interpreter(readable(program)).run(given), program.module()(given))
+    >>> (result,) = torch.fx.Interpreter(readable(program)).run(given)
+    >>> torch.equal(result, program.module()(given))
     True
     """
     signature = program.graph_signature
