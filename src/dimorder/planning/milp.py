@@ -37,10 +37,11 @@ from dimorder.planning.relaxation import (
     solve_integer,
 )
 
+LIMIT_S = 60.0  # for one plan
 Allowed = Mapping[int, frozenset[int]]  # configurations left, by step; all of the others
 
 
-def milp(problem: LayoutProblem, *, time_limit_s: float = 60.0) -> LayoutPlan:
+def milp(problem: LayoutProblem, *, time_limit_s: float = LIMIT_S) -> LayoutPlan:
     """The lexicographically cheapest plan with a proof for the first unit; InvalidChoice if there is none.
 
     Out of time, the best plan found and the bound proven by then.

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dimorder.planning.milp import milp
+from dimorder.planning.milp import LIMIT_S, milp
 from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.problem import Conversion, InvalidChoice, LayoutProblem, Order
 
 
-def solve(problem: LayoutProblem, *, time_limit_s: float = 60.0) -> LayoutPlan:
+def solve(problem: LayoutProblem, *, time_limit_s: float = LIMIT_S) -> LayoutPlan:
     """The cheapest plan, unit by unit, and a proof for the first unit.
 
     InvalidChoice if there is none. Out of time: the best plan found, the bound proven, optimal=False.
@@ -43,7 +43,7 @@ def forbid(problem: LayoutProblem, buffer: int, from_order: Order, to_order: Ord
 
 
 def solve_without(
-    problem: LayoutProblem, conversion: Conversion, *, time_limit_s: float = 60.0
+    problem: LayoutProblem, conversion: Conversion, *, time_limit_s: float = LIMIT_S
 ) -> LayoutPlan | None:
     """The best plan if one conversion were not offered, which explains it; None if nothing replaces it.
 

@@ -18,6 +18,7 @@ from dimorder.contract import Contract, Memory, Symbol, TensorSpec, describe
 from dimorder.errors import ContractError, UsageError
 
 OnMismatch = Literal["adapt", "error", "warn"]
+_Expected = tuple[Memory | None, tuple[int, ...] | None]  # how a tensor lies, and the dims it is permuted to
 _Quick = Callable[[Sequence[object]], list[torch.Tensor] | None]
 _CHOICES = get_args(OnMismatch)
 
@@ -102,26 +103,29 @@ def quick_check(contract: Contract) -> _Quick:
     read has to be fetched from memory, so this reads no more than it must.
     """
     return _quick(
-        [(spec.memory, spec.dim_order if spec.boundary == "physical" else None) for spec in contract.inputs]
+        [
+            (spec.memory, spec.dim_order.dims if spec.boundary == "physical" else None)
+            for spec in contract.inputs
+        ]
     )
 
 
 def quick_restore(contract: Contract) -> _Quick:
     """`restore` for outputs that keep the promise to the letter; None for any others."""
-    given: list[tuple[Memory | None, DimOrder | None]] = []
+    expected: list[_Expected] = []
     for spec in contract.outputs:
         memory, order = spec.memory, spec.dim_order
         if spec.boundary == "logical" or memory is None:
-            given.append((memory, None))
+            expected.append((memory, None))
         else:
             dtype, shape, steps = memory
-            given.append(((dtype, order.physical_shape(shape), order.physical_shape(steps)), order.inverse))
-    return _quick(given)
+            raw = dtype, order.physical_shape(shape), order.physical_shape(steps)
+            expected.append((raw, order.inverse.dims))
+    return _quick(expected)
 
 
-def _quick(given: Sequence[tuple[Memory | None, DimOrder | None]]) -> _Quick:
-    """Takes tensors that lie so, each permuted where an order is given."""
-    expected = [(memory, order.dims if order else None) for memory, order in given]
+def _quick(expected: Sequence[_Expected]) -> _Quick:
+    """Takes tensors that lie as expected, each permuted where dims are given."""
 
     def take(tensors: Sequence[object]) -> list[torch.Tensor] | None:
         if len(tensors) != len(expected):
