@@ -12,6 +12,7 @@ from dimorder.errors import VerificationError
 from dimorder.lowering import exactly
 from dimorder.lowering.operators.quantisation import DEQUANTIZE
 from dimorder.lowering.rewrite import at_boundary, from_boundary
+from dimorder.lowering.verify_integers import differing
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
 NEAR = 0.15  # of an output's own spread: what roundings may make of a small network
@@ -57,7 +58,7 @@ def _unlike_model(got: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -
     contract = lowered.contract
     made = lowered.artifact.exactly([at_boundary(*each) for each in zip(held, contract.inputs, strict=True)])
     for i, (g, m, spec) in enumerate(zip(got, made, contract.outputs, strict=True)):
-        off = int((g != from_boundary(m, spec).reshape(g.shape)).sum())
+        off = differing(g, from_boundary(m, spec).reshape(g.shape))
         if off:
             return Outcome("wrong bits: unnoticed", f"{off} of {g.numel()} elements of output {i}")
     return None

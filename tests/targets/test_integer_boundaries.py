@@ -169,6 +169,19 @@ def test_a_network_may_take_and_give_unsigned_integers_itself(kinds: Counter[str
     assert (lowered.run(x).int() - Bytes()(x).int()).abs().max() <= 1
 
 
+def test_integers_that_are_given_back_stand_for_what_they_stood_for() -> None:
+    class Moved(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            real = DEQUANTIZE(x.permute(0, 2, 1), 0.0173, -5, *INT8)
+            return real, DEQUANTIZE(QUANTIZE(y, *PHOTO, *INT8), *PHOTO, *INT8)
+
+    x = torch.randint(-128, 128, (2, 3, 5), generator=torch.Generator().manual_seed(1)).to(torch.int8)
+    lowered = dimorder.lower(Moved(), (x, X), target="xnnpack", output_types="int8")
+    told = [(s.dtype, s.scale, s.zero_point) for s in (lowered.contract.inputs[0], *lowered.contract.outputs)]
+    assert told == [("int8", 0.0173, -5), ("int8", 0.0173, -5), ("int8", *PHOTO)]
+    assert torch.equal(lowered.run(x, X)[0], x.permute(0, 2, 1))
+
+
 REFUSED: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
     "an input that is read as floats": (
         nn.Conv2d(3, 5, 3),

@@ -395,6 +395,9 @@ def test_a_linear_may_have_no_bias(kinds: Counter[str]) -> None:
     assert (lowered.plan.float_islands, kinds["FullyConnected"]) == ((), 1)
 
 
+UINT8 = (0, 255, torch.uint8)
+
+
 class Misread(nn.Module):
     """Integers that are read as others than they were quantised as, and joined with others."""
 
@@ -409,6 +412,59 @@ def test_integers_may_be_read_as_others_than_they_are() -> None:
     assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
     for got, wanted in zip(lowered.run(X), Misread()(X), strict=True):
         assert torch.allclose(got, wanted, atol=1e-5)
+
+
+def test_integers_may_be_quantised_and_joined_with_themselves() -> None:
+    """What reads an input anew stands before what read it first."""
+    x = torch.randint(0, 256, (2, 3, 5, 7), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+
+    class Joined(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            coarse = QUANTIZE(DEQUANTIZE(x, 0.0173, 0, *UINT8), 0.0519, 0, *UINT8)
+            return torch.cat([coarse, x], 1)
+
+    lowered = dimorder.lower(Joined(), (x,), target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
+    assert torch.equal(lowered.run(x), Joined()(x))
+
+
+def test_what_a_portable_kernel_gives_is_taken_as_it_is() -> None:
+    """Its last digits are its own, and log1p of what lies below -1 is NaN on both sides."""
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(6, 4, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            y = x.log1p()
+            return self.convolution(x), y, F.relu(y)
+
+    made = by_xnnpack(Beside().eval(), X)
+    lowered = dimorder.lower(made, (X,), target="xnnpack")
+    got, wanted = lowered.run(X), made(X)
+    assert lowered.artifact.outside == {"aten::log1p.out": 1}
+    assert not torch.equal(got[1].nan_to_num(), wanted[1].nan_to_num()), "the test shows nothing"
+    assert 0 < got[1].isnan().sum() < X.numel()
+    for g, w in zip(got, wanted, strict=True):
+        assert torch.allclose(g, w, rtol=1e-4, atol=0.03, equal_nan=True)
+
+
+def test_a_float_island_may_make_much_of_constants() -> None:
+    """The norm of rows whose elements hardly differ, of what an enlargement in constants of float32 gave."""
+
+    class Steep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(6, 4, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            large = F.interpolate(1 + F.relu(x[..., :2, :2]) * 0.1, scale_factor=3, mode="bicubic")
+            return self.convolution(x), F.layer_norm(large, (6,))
+
+    made = by_xnnpack(Steep().eval(), X)
+    lowered = dimorder.lower(made, (X,), target="xnnpack")
+    assert lowered.artifact.delegates == 1
 
 
 def _affine(x: Tensor, block: Any, scales: Tensor, zeros: Tensor) -> Tensor:

@@ -341,11 +341,11 @@ def verify(
     wanted: Sequence[torch.Tensor],
     *,
     what: str,
-    tolerance: float = TOLERANCE,
+    tolerance: float | Sequence[float] = TOLERANCE,
 ) -> float:
     """The largest relative error of a program's outputs `got` against the network's, `wanted`; both logical.
 
-    Raises `VerificationError` above the tolerance: a wrong program is never handed out.
+    Raises `VerificationError` above the tolerance, of all or of each: a wrong program is never handed out.
     """
     errors = relative_errors(got, wanted)
     for i in outputs_above(tolerance, errors, wanted):
@@ -358,9 +358,12 @@ def relative_errors(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor])
     return [relative_error(*pair) for pair in zip(got, wanted, strict=True)]
 
 
-def outputs_above(tolerance: float, errors: Sequence[float], wanted: Sequence[torch.Tensor]) -> list[int]:
+def outputs_above(
+    tolerance: float | Sequence[float], errors: Sequence[float], wanted: Sequence[torch.Tensor]
+) -> list[int]:
     """The outputs whose error is above the tolerance, and above what rounding them to their type makes."""
-    allowed = [max(tolerance, _rounding(w)) for w in wanted]
+    each = [tolerance] * len(wanted) if isinstance(tolerance, float) else tolerance
+    allowed = [max(asked, _rounding(w)) for asked, w in zip(each, wanted, strict=True)]
     return [i for i, error in enumerate(errors) if not error <= allowed[i]]
 
 

@@ -70,9 +70,7 @@ def simplify(module: GraphModule) -> None:
             _quantise_after(node)
         elif node.target is QUANTIZE:
             left_out(node) or _clamped(node)
-    for node in list(graph.nodes):
-        if node.target is DEQUANTIZE:
-            _join(node)
+    _join(graph)
     for node in list(graph.nodes):
         if node.target in _PRODUCTS:
             _scale_bias(module, node)
@@ -131,10 +129,12 @@ def _read_as(integers: Node, own: Any, alike: Node, wanted: Any = None) -> Node:
     return last
 
 
-def _join(dequantize: Node) -> None:
-    first = next(u for u in dequantize.args[0].users if u.target is DEQUANTIZE and u.args == dequantize.args)  # type: ignore[union-attr]
-    if first is not dequantize:
-        dequantize.replace_all_uses_with(first)
+def _join(graph: Graph) -> None:
+    """One that dequantises a value, the first in the graph, for all who read it."""
+    firsts: dict[Any, Node] = {}
+    for node in list(graph.nodes):
+        if node.target is DEQUANTIZE and firsts.setdefault(node.args, node) is not node:
+            node.replace_all_uses_with(firsts[node.args])
 
 
 def moved_by(move: Node) -> list[Node]:

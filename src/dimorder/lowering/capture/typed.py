@@ -36,12 +36,18 @@ _MOVES = frozenset(
 def integer_type(node: Node) -> IntegerType | None:
     """What the integers of an input or of a result stand for: by what quantises or dequantises them, moves
     apart. None where nothing does, or several in different ways."""
-    while node.target in _MOVES and node.meta["val"].dtype in _INTEGERS:
-        node = node.all_input_nodes[0]
+    node = _moved(node)
     if node.target is QUANTIZE:
         return _type_in(node)
     found = {_type_in(reader) for reader in _readers(node) if reader.target is DEQUANTIZE}
     return found.pop() if len(found) == 1 else None
+
+
+def _moved(node: Node) -> Node:
+    """What was moved to give these integers."""
+    while node.target in _MOVES and node.meta["val"].dtype in _INTEGERS:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _readers(node: Node) -> Iterator[Node]:
@@ -176,9 +182,10 @@ def _given(node: Node, called: str, dtype: torch.dtype) -> Node:
             f"{operator_name(node)} ({where(node)}) gives floats",
             "quantise it last thing, or leave its type out",
         )
-    if dtype == own.dtype:
-        integers = node.args[0]
-        assert isinstance(integers, Node)
+    integers = node.args[0]
+    assert isinstance(integers, Node)
+    # Nothing else may say what an input's integers stand for.
+    if dtype == own.dtype and _moved(integers).op != "placeholder":
         return integers
     return _after(node, QUANTIZE, own.as_type(dtype))
 

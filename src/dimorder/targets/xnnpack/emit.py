@@ -48,6 +48,16 @@ _COPIES: Mapping[Any, Any] = MappingProxyType(
     {aten.permute.default: aten.permute_copy.default, aten.expand.default: aten.expand_copy.default}
 )
 
+# Portable kernels that read positions of 64 bits alone, and which operand these are.
+_POSITIONS: Mapping[Any, int] = MappingProxyType(
+    {
+        aten.gather.default: 2,
+        aten.scatter.src: 2,
+        aten.scatter.value: 2,
+        aten.scatter_add.default: 2,
+    }
+)
+
 
 @dataclass(frozen=True)
 class Emitted:
@@ -300,8 +310,19 @@ class _OuterBuilder:
             if node.target is aten.clone.default and not is_own:
                 self.values[node] = self.value(node.all_input_nodes[0])
                 continue
+            at = _POSITIONS.get(node.target)
+            if at is not None:
+                arguments = (*arguments[:at], self._long(node.args[at]), *arguments[at + 1 :])
             target = _COPIES.get(node.target, node.target)
             self.values[node] = self.graph.call_function(target, arguments, keywords)
+
+    def _long(self, positions: Any) -> Node:
+        if positions.meta["val"].dtype == torch.int64:
+            return self.value(positions)
+        if positions in self.plan.constants:
+            return self._constant(self.plan.constants[positions].long())
+        cast: Any = aten._to_copy.default
+        return self.graph.call_function(cast, (self.value(positions),), {"dtype": torch.int64})
 
     def value(self, node: Node) -> Node:
         """What `node` is to a portable kernel, which is right in contiguous order alone."""
@@ -310,12 +331,13 @@ class _OuterBuilder:
 
     def result(self, node: Node) -> Node:
         if node not in self.values and node in self.plan.constants:
-            name = f"constant_{len(list(self.root.buffers()))}"
-            self.root.register_buffer(
-                name, self.plan.constants[node].clone(memory_format=torch.contiguous_format)
-            )
-            self.values[node] = self.graph.get_attr(name)
+            self.values[node] = self._constant(self.plan.constants[node])
         return self.values[node]
+
+    def _constant(self, value: Tensor) -> Node:
+        name = f"constant_{len(list(self.root.buffers()))}"
+        self.root.register_buffer(name, value.clone(memory_format=torch.contiguous_format))
+        return self.graph.get_attr(name)
 
 
 # The finished file

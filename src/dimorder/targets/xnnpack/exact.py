@@ -1,7 +1,8 @@
 """Decides how it is known, bit for bit, what a file gives that computes in integers.
 
-A model computes it anew. Floats it rounds otherwise here and there, so the file is made a second time with
-what floats were rounded to as further outputs: the model is held to each of these, and takes it from there.
+A model computes it anew, and torch what runs outside of delegates. Floats they round otherwise here and
+there, so the file is made a second time with more outputs: what floats were rounded to, and what portable
+kernels gave. The model is held to each of these, and takes it from there.
 The model is made of what was written, so it is held to the physical program, value by value: nothing else
 would show that the wrong thing was written.
 """
@@ -65,7 +66,7 @@ def exact_run(
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
         given: Sequence[Tensor] = ()
-        if any(computed.rounded for computed in delegates.values()):
+        if any(computed.rounded for computed in delegates.values()) or any(map(_is_portable, graph.nodes)):
             parts = {name: computed.telling() for name, computed in delegates.items()}
             module = GraphModule({**dict(root.named_buffers()), **parts}, _told(graph, delegates))
             given = run_module(module, inputs)[outputs:]
@@ -99,10 +100,12 @@ _NUMBERS = (torch.float32, torch.int8, torch.uint8)
 
 
 def _told(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:
-    """The graph whose outputs are besides the roundings of each delegate."""
-    made, more = _copied(graph), []
-    for node in made.nodes:
-        if node.op == "call_module":
+    """The graph whose outputs are besides the roundings of each delegate and what portable kernels give."""
+    made, more = _copied(graph), list[Node]()
+    for node in list(made.nodes):
+        if _is_portable(node):
+            more.append(node)
+        elif node.op == "call_module":
             with made.inserting_after(node):
                 rounded = delegates[str(node.target)].rounded
                 more += [made.call_function(operator.getitem, (node, i)) for i in rounded]
@@ -112,16 +115,40 @@ def _told(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:
 
 
 def _fed(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:
-    """The graph whose inputs are besides the roundings of each delegate, which is called with them."""
+    """The graph whose inputs are besides what `_told` tells: the roundings of each delegate, which is called
+    with them, and what portable kernels gave, which is read instead of what torch gives."""
     made = _copied(graph)
     last = [node for node in made.nodes if node.op == "placeholder"][-1]
-    for node in made.nodes:
-        if node.op == "call_module":
+    for node in list(made.nodes):
+        if _is_portable(node):
+            with made.inserting_after(last):
+                last = made.placeholder(f"{node.name}_given")
+            readers = list(node.users)
+            with made.inserting_after(node):
+                given = made.call_function(_given, (node, last))
+            for reader in readers:
+                reader.replace_input_with(node, given)
+        elif node.op == "call_module":
             for position in range(len(delegates[str(node.target)].rounded)):
                 with made.inserting_after(last):
                     last = made.placeholder(f"{node.target}_rounded_{position}")
                 node.args = (*node.args, last)
     return made
+
+
+def _is_portable(node: Node) -> bool:
+    """Whether a portable kernel gives this tensor."""
+    if node.op != "call_function" or any(user.target is operator.getitem for user in node.users):
+        return False
+    return node.target is not operator.getitem or node.all_input_nodes[0].op != "call_module"
+
+
+def _given(computed: Tensor, given: Tensor) -> Tensor:
+    """What a portable kernel gave, which torch computed nearly; of whole numbers what torch computed."""
+    if not computed.is_floating_point():
+        return computed
+    verify([given], [computed], what="a portable kernel")
+    return given
 
 
 def _copied(graph: Graph) -> Graph:
