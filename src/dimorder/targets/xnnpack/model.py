@@ -167,10 +167,10 @@ class XnnModel:
             sums = _FLOAT[kind](fields, shape, *centred)
             quanta = _scaled(sums, types[0].scale * self.scales[ids[1]] / result.scale, result)
         elif kind == "GlobalAvgPooling2d":
-            sums = (operands[0].double() - types[0].zero_point).sum((1, 2))
             taps = math.prod(operands[0].shape[1:3])
             factor = torch.tensor(types[0].scale / (result.scale * taps), dtype=torch.float32)
-            quanta = (sums.to(torch.float32) * factor + result.zero_point).round()
+            offset = result.zero_point - taps * types[0].zero_point * factor
+            quanta = (operands[0].double().sum((1, 2)).to(torch.float32) * factor + offset).round()
         elif kind in _MOVES:
             quanta = _FLOAT[kind](fields, shape, *(x.double() for x in operands))
         else:
