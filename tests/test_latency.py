@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+import dimorder
 from dimorder import latency
 from dimorder.cli import main
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.latency import limit, runtimes
+from dimorder.latency import limit, profile, runtimes
+from tests.targets.quantised import by_xnnpack
 
 pytestmark = pytest.mark.usefixtures("at_root")
 
@@ -83,7 +87,7 @@ def test_the_command_writes_json_and_prints_a_table(tmp_path, capfd):
     out = capfd.readouterr().out
     assert out.startswith("Tiny  2x3x5x7  5 rounds in turn") and "dimorder, torch" in out
     told = json.loads(file.read_text())
-    assert set(told) == {"network", "inputs", "threads", "environment", "limit_ms", "runtimes"}
+    assert set(told) == {"network", "inputs", "threads", "environment", "limit_ms", "operators", "runtimes"}
     assert [each["name"] for each in told["runtimes"]] == ["torch", "eager"]
     assert len(told["runtimes"][1]["ratio"]) == 3 and len(told["runtimes"][0]["ms"]) == 5
 
@@ -114,6 +118,61 @@ def test_the_limit_counts_products_windows_and_norms_alone():
     assert len(found) == 3
     told = limit.Limit(2, 1e9, ((1, 1e9),))
     assert told.seconds(program) == pytest.approx(sum(max(f, m) for f, m in found.values()) / 1e9)
+
+
+def _told(network: nn.Module, *inputs: torch.Tensor) -> list[profile.OperatorTime]:
+    lowered = dimorder.lower(network, inputs, target="xnnpack")
+    return profile.profile(lowered.physical, limit.Limit(1, 1e12, ((1, 1e12),)), rounds=5)
+
+
+def test_a_profile_has_each_operator_once_with_its_place_and_limit():
+    torch.manual_seed(0)
+    same = nn.Conv2d(8, 8, 3, padding=1)
+    body = [nn.Conv2d(3, 8, 3), nn.ReLU(), same, nn.ReLU6(), same, nn.Sigmoid(), nn.MaxPool2d(2, 2)]
+    found = _told(nn.Sequential(*body), torch.randn(2, 3, 9, 11))
+    names = [each.place.operator for each in found]
+    assert Counter(names) == {
+        "aten.clone": 2,
+        "aten.sigmoid": 1,
+        "dimorder.conv2d_nhwc": 3,  # each clamps otherwise
+        "dimorder.max_pool2d_nhwc": 1,
+    }
+    pixels = 2 * 7 * 9
+    least = [4 * (pixels * 8 * 2 + 8 * 8 * 9 + 8), 2 * pixels * 8 * 27, 2 * pixels * 8 * 72]
+    limits = {each.place.operator: each.limit_ms for each in found}
+    assert limits["aten.sigmoid"] == limits["aten.clone"] == 0
+    convolutions = sorted(each.limit_ms for each in found if each.place.operator == "dimorder.conv2d_nhwc")
+    assert convolutions == pytest.approx([each / 1e9 for each in (least[1], least[2], least[2])])
+    assert [each.above_ms for each in found] == sorted((each.above_ms for each in found), reverse=True)
+
+
+def test_operators_alike_are_timed_once():
+    torch.manual_seed(0)
+    found = _told(nn.Sequential(*(nn.Linear(7, 7) for _ in range(3)), nn.Tanh()), torch.randn(2, 5, 7))
+    assert {each.place.operator: each.count for each in found} == {"aten.linear": 3, "aten.tanh": 1}
+
+
+def test_what_has_several_results_and_what_runs_outside_has_a_time():
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            values, places = (x * 2).topk(3)
+            return values + 1, places, F.embedding(i, x)
+
+    found = _told(Net(), torch.randn(4, 7), torch.tensor([[1, 3, 0]]))
+    assert {"aten.topk", "aten.embedding"} <= {each.place.operator for each in found}
+
+
+def test_what_has_no_profile_is_told():
+    quantised = by_xnnpack(nn.Linear(5, 3).eval(), torch.randn(2, 5))
+    with pytest.raises(UnsupportedError, match="a quantised network"):
+        _told(quantised, torch.randn(2, 5))
+
+
+@pytest.mark.slow
+def test_the_command_profiles(capfd):
+    assert main(["bench", *TINY, "--against", "eager", "--rounds", "5", "--profile"]) == 0
+    out = capfd.readouterr().out
+    assert "operators one by one" in out and "dimorder.conv2d_nhwc (networks.py:" in out
 
 
 @pytest.mark.slow

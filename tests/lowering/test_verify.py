@@ -11,6 +11,7 @@ import dimorder
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.lowering import exactly
 from dimorder.lowering.capture.captured import capture
+from dimorder.lowering.half_sums import HalfSums
 from dimorder.lowering.operators import normalisation
 from dimorder.lowering.promise import promise
 from dimorder.lowering.verify import Trial, relative_error, verify
@@ -72,6 +73,16 @@ def trial(network: torch.nn.Module) -> Trial:
 def test_a_fault_among_large_numbers_is_found() -> None:
     with pytest.raises(VerificationError, match="on inputs of many magnitudes"):
         trial(Clamped(math.inf)).compare(lambda held: [torch.clamp(held[0], max=50.0)], "the program")
+
+
+def test_what_does_not_run_is_told() -> None:
+    def broken(held: object) -> list[torch.Tensor]:
+        raise RuntimeError("method->execute() failed\nin frame 0")
+
+    with pytest.raises(
+        VerificationError, match="it does not run: method->execute\\(\\) failed\n  fix: report"
+    ):
+        trial(Waves()).compare(broken, "the program")
 
 
 class Waves(torch.nn.Module):
@@ -197,7 +208,23 @@ def test_half_precision_is_held_to_float64(dtype: torch.dtype, takes: torch.dtyp
     for factor in (0.0, 1.0):
         held.compare(lambda given, factor=factor: far(factor, given[0]), "the program")
     with pytest.raises(VerificationError, match="a rule, or the target, is wrong"):
-        held.compare(lambda given: far(3.0, given[0]), "the program")
+        held.compare(lambda given: far(3.0, given[0]), "the program", half_sums=False)
+
+
+def test_a_program_may_keep_its_sums_in_float16_where_the_network_is_of_float16() -> None:
+    network, exact = Scores(torch.float16, torch.float16), Scores(torch.float64, torch.float64)
+    exact.load_state_dict(network.state_dict())
+    held = trial_on(network, torch.randn(30, 50).half())
+
+    def far(factor: float, x: torch.Tensor) -> list[torch.Tensor]:
+        with torch.no_grad(), HalfSums():
+            summed, right = network(x).double(), exact(x.double())
+        return [(right + factor * (summed - right)).half()]
+
+    held.compare(lambda given: far(1.0, given[0]), "the program")
+    for factor, half_sums in ((1.0, False), (5.0, True)):
+        with pytest.raises(VerificationError, match="a rule, or the target, is wrong"):
+            held.compare(lambda given, f=factor: far(f, given[0]), "the program", half_sums=half_sums)
 
 
 class Root(torch.nn.Module):

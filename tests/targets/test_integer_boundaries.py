@@ -182,6 +182,18 @@ def test_integers_that_are_given_back_stand_for_what_they_stood_for() -> None:
     assert torch.equal(lowered.run(x, X)[0], x.permute(0, 2, 1))
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_what_is_joined_with_an_input_and_given_back_leaves_its_type(first: bool) -> None:
+    class Joined(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            both = [x, QUANTIZE(y, 0.0173, -5, *INT8)]
+            return DEQUANTIZE(torch.cat(both if first else both[::-1], 1), 0.0173, -5, *INT8)
+
+    x = torch.randint(-128, 128, (1, 2, 7, 9), generator=torch.Generator().manual_seed(1)).to(torch.int8)
+    lowered = dimorder.lower(Joined(), (x, X), target="xnnpack", output_types="int8")
+    assert (lowered.contract.inputs[0].scale, lowered.contract.outputs[0].scale) == (0.0173, 0.0173)
+
+
 REFUSED: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
     "an input that is read as floats": (
         nn.Conv2d(3, 5, 3),

@@ -24,6 +24,7 @@ from dimorder.errors import UsageError
 EXAMPLES = """\
   dimorder bench torchvision.models:resnet18 --input 1x3x224x224
   dimorder bench torchvision.models:resnet18 --input 1x3x224x224 --against executorch --against onnxruntime
+  dimorder bench torchvision.models:mobilenet_v3_small --input 1x3x224x224 --against eager --profile
   dimorder bench mymodels:Ranker --input ids=1x128:int64 --target torch --threads 1 --chart ranker.png
   dimorder bench convert
   dimorder bench convert -o src/dimorder/eager/conversion.json
@@ -65,6 +66,12 @@ def add_options(parser: CommandParser) -> None:
         action="store_true",
         help="measure also what this machine could do at most, and how far from it each is",
     )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="time also each operator of the program for xnnpack alone, beside what the machine takes at "
+        "least for it: those first that are farthest above",
+    )
     parser.add_argument("--chart", metavar="FILE", help="the medians as a bar chart (.png)")
     json_option(parser, "every round of each runtime")
     parser.add_argument("-o", "--output", metavar="FILE", help="of `bench convert`: the table to add to")
@@ -95,6 +102,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             rounds=options.rounds,
             threads=options.threads,
             limit=options.limit,
+            operators=options.profile,
             progress=progress,
         )
         console.check_interrupt()

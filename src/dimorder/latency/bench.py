@@ -22,12 +22,14 @@ from dimorder.errors import DimorderError, UnsupportedError, UsageError
 from dimorder.latency.limit import measure_limit
 from dimorder.latency.machine import described, machine
 from dimorder.latency.peak import peak_bytes
+from dimorder.latency.profile import OperatorTime, profile
 from dimorder.latency.runtimes import PEERS, Given, Runtime, ours
 from dimorder.latency.timing import Invocation, interleaved, ratio
 from dimorder.lowering.clock import Progress
 from dimorder.lowering.verify import relative_errors
 
 ROUNDS = 30
+_SHOWN = 20  # operators
 TOLERANCE = 1e-3  # of the largest value of an output: others round in other places, and some to fewer bits
 
 
@@ -55,7 +57,8 @@ class Timed:
 @dataclass(frozen=True)
 class Bench:
     """A network in several runtimes, of which the first is ours. `limit_ms` is what none is below on this
-    machine (see `limit`), where that was asked for."""
+    machine (see `limit`), and `operators` are those of our program for XNNPACK (see `profile`), where these
+    were asked for."""
 
     network: str
     inputs: tuple[tuple[int, ...], ...]
@@ -63,6 +66,7 @@ class Bench:
     threads: int
     environment: Mapping[str, object]
     limit_ms: float | None = None
+    operators: tuple[OperatorTime, ...] | None = None
 
     def ratio(self, row: Timed) -> tuple[float, float, float] | None:
         """Our time over that of a row, and the interval of 95 %; None where one of the two was not timed."""
@@ -77,6 +81,7 @@ class Bench:
             "threads": self.threads,
             "environment": dict(self.environment),
             "limit_ms": self.limit_ms,
+            "operators": None if self.operators is None else [each.to_dict() for each in self.operators],
             "runtimes": [
                 {
                     "name": row.name,
@@ -112,6 +117,7 @@ class Bench:
                 *(line.rstrip() for line in lines),
                 *(f"{row.title}: {row.error}" for row in self.rows if row.error),
                 *self._told_limit(),
+                *self._told_operators(),
                 described(self.environment),
             ]
         )
@@ -122,6 +128,20 @@ class Bench:
         ours = self.rows[0].median
         times = "" if ours is None else f", {ours / self.limit_ms:.2f} times as much is {self.rows[0].title}"
         return [f"the machine's limit is {self.limit_ms:,.3f} ms{times}"]
+
+    def _told_operators(self) -> list[str]:
+        if self.operators is None:
+            return []
+        ms, shown = sum(each.ms for each in self.operators), self.operators[:_SHOWN]
+        told = f"operators one by one, {ms:,.3f} ms in all, by the time above the limit"
+        lines = [
+            f"{each.ms:9,.3f}  {each.limit_ms:8,.3f}  {each.count:4}  {each.place}, "
+            + "x".join(map(str, each.shape))
+            for each in shown
+        ]
+        left = len(self.operators) - len(shown)
+        more = [f"  and {left} more, in --json"] if left else []
+        return [told, "       ms  at least  runs  operator, and its result", *lines, *more]
 
     def _cells(self, row: Timed) -> tuple[str, ...]:
         found = self.ratio(row)
@@ -150,6 +170,7 @@ def measure(
     rounds: int = ROUNDS,
     threads: int | None = None,
     limit: bool = False,
+    operators: bool = False,
     progress: Progress = lambda step: None,
 ) -> Bench:
     """Time a network lowered to `targets` and in the runtimes `against` (by default all that are installed).
@@ -160,7 +181,7 @@ def measure(
     value, has an error in place of times.
 
     With `limit` the machine's rate of products and its bandwidth are measured too, and with them a time that
-    no program of this network is below.
+    no program of this network is below; with `operators` so is each operator of our program for XNNPACK.
 
     Raises `UsageError` for runtimes that there are not and for fewer than 5 rounds, `UnsupportedError` for a
     runtime that is asked for and not installed.
@@ -177,11 +198,18 @@ def measure(
     chosen = [*map(ours, dict.fromkeys(targets)), *_peers(against)]
     threads = torch.get_num_threads() if threads is None else threads
     given = Given(model, tuple(args), dict(kwargs or {}), threads)
-    limit_ms = None
-    if limit:
+    limit_ms, told = None, None
+    if limit or operators:
         progress("measuring the machine's limit")
+        found = measure_limit(threads)
         exported = torch.export.export(model, given.args, dict(given.kwargs))
-        limit_ms = 1e3 * measure_limit(threads).seconds(exported)
+        limit_ms = 1e3 * found.seconds(exported)
+    if operators:
+        progress("lowering for the profile")
+        from dimorder.api import lower
+
+        lowered = lower(model, given.args, given.kwargs, target="xnnpack")
+        told = tuple(profile(lowered.physical, found, rounds, progress))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         rows, calls = _made(chosen, given, Path(folder), progress)
         progress(f"running {rounds} rounds")
@@ -194,6 +222,7 @@ def measure(
         threads,
         machine(("torch",)),
         limit_ms,
+        told,
     )
 
 

@@ -7,6 +7,7 @@ value across a half.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -120,6 +121,14 @@ def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor
     wide = program.run(_Exact(program.module, {}), leaves, _wide)
     pairs = [pair for pair in zip(plain, wide, strict=True) if isinstance(pair[0], Tensor)]
     return [p for p, _ in pairs], [w for _, w in pairs]
+
+
+def once(exported: ExportedProgram, leaves: Sequence[Any], mode: AbstractContextManager[Any]) -> list[Tensor]:
+    """What an exported program gives for the leaves of its inputs, as it stands, while `mode` is active."""
+    program = _FunctionalProgram(exported)
+    with mode:
+        results = program.run(Interpreter(program.module), leaves)
+    return [result for result in results if isinstance(result, Tensor)]
 
 
 def noisy(exported: ExportedProgram, leaves: Sequence[Any], seed: int = 0) -> list[Tensor]:

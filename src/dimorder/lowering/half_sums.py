@@ -16,15 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dimorder.lowering.operators.dialect import BODIES
+from dimorder.lowering.operators.dialect import decomposition_table
 
 aten = torch.ops.aten
 
-_HALVES = (torch.float16, torch.bfloat16)
-
 
 class HalfSums(TorchDispatchMode):
-    """While it is active, each product of half precision rounds its sum after every term.
+    """While it is active, products of matrices and convolutions in float16 round their sums after every term.
 
     >>> ones = torch.ones(1, 4096, dtype=torch.float16)
     >>> with HalfSums():
@@ -34,24 +32,29 @@ class HalfSums(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.bodies = decomposition_table()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords = kwargs or {}
-        if not any(isinstance(x, Tensor) and x.dtype in _HALVES for x in args):
-            return func(*args, **keywords)
-        if func in _PRODUCTS:
-            return _PRODUCTS[func](*args, **keywords)
-        with self:
-            made = BODIES[func](*args, **keywords) if func in BODIES else func.decompose(*args, **keywords)
-        return func(*args, **keywords) if made is NotImplemented else made
+        if any(isinstance(x, Tensor) and x.dtype == torch.float16 for x in args):
+            if func in _PRODUCTS:
+                return _PRODUCTS[func](*args, **keywords)
+            if (
+                func in self.bodies or func.namespace == "aten"
+            ):  # others cannot be asked what they are made of
+                with self:
+                    made = self.bodies.get(func, func.decompose)(*args, **keywords)
+                if made is not NotImplemented:
+                    return made
+        return func(*args, **keywords)
 
 
-def _sum_of_products(start: Tensor, terms: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> Tensor:
-    """`start` and one product after the other, rounded each time: a fused multiplication and addition."""
+def _sum_of_products(start: Tensor, terms: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """`start` and one product after the other; the sum is rounded to float16 each time."""
     total = start.float()
     for left, right in terms:
-        total = torch.addcmul(total, left.float(), right.float()).to(dtype).float()
-    return total.to(dtype)
+        total = torch.addcmul(total, left.float(), right.float()).half().float()
+    return total.half()
 
 
 def _matmul(left: Tensor, right: Tensor, start: Tensor | None = None) -> Tensor:
@@ -59,7 +62,7 @@ def _matmul(left: Tensor, right: Tensor, start: Tensor | None = None) -> Tensor:
     if start is None:
         start = left.new_zeros(())
     terms = ((left[..., k, None], right[..., None, k, :]) for k in range(left.shape[-1]))
-    return _sum_of_products(start.expand(shape), terms, left.dtype)
+    return _sum_of_products(start.expand(shape), terms)
 
 
 def _addmm(start: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -102,7 +105,7 @@ def _convolution(
                 yield read[:, :, :, channel], factors[:, :, :, channel]
 
     start = x.new_zeros(outputs) if bias is None else bias
-    total = _sum_of_products(start.reshape(1, groups, outputs // groups, 1), terms(), x.dtype)
+    total = _sum_of_products(start.reshape(1, groups, outputs // groups, 1), terms())
     return total.reshape(x.shape[0], outputs, *sizes)
 
 

@@ -50,7 +50,7 @@ class QuantisedTrial(Trial):
         exactly.Differences.together(found.values()).require_few("the normal form of a quantised network")
         self.allowed = self._allowed() if is_dynamic(program.module) else None
 
-    def compare(self, run: Run, what: str, model: Run | None = None) -> float:
+    def compare(self, run: Run, what: str, model: Run | None = None, half_sums: bool = False) -> float:
         """The relative error of `run`, for information; it must give the bits that `model` does."""
         got = self._logical(run, self.inputs)
         if model is not None:

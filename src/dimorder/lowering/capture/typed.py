@@ -36,18 +36,23 @@ _MOVES = frozenset(
 def integer_type(node: Node) -> IntegerType | None:
     """What the integers of an input or of a result stand for: by what quantises or dequantises them, moves
     apart. None where nothing does, or several in different ways."""
-    node = _moved(node)
+    while _moves(node):
+        node = node.all_input_nodes[0]
     if node.target is QUANTIZE:
         return _type_in(node)
     found = {_type_in(reader) for reader in _readers(node) if reader.target is DEQUANTIZE}
     return found.pop() if len(found) == 1 else None
 
 
-def _moved(node: Node) -> Node:
-    """What was moved to give these integers."""
-    while node.target in _MOVES and node.meta["val"].dtype in _INTEGERS:
-        node = node.all_input_nodes[0]
-    return node
+def _moves(node: Node) -> bool:
+    return node.target in _MOVES and node.meta["val"].dtype in _INTEGERS
+
+
+def _are_inputs(integers: Node) -> bool:
+    """Whether some of these integers are those of an input, where they are or moved."""
+    if _moves(integers):
+        return any(map(_are_inputs, integers.all_input_nodes))
+    return integers.op == "placeholder"
 
 
 def _readers(node: Node) -> Iterator[Node]:
@@ -185,7 +190,7 @@ def _given(node: Node, called: str, dtype: torch.dtype) -> Node:
     integers = node.args[0]
     assert isinstance(integers, Node)
     # Nothing else may say what an input's integers stand for.
-    if dtype == own.dtype and _moved(integers).op != "placeholder":
+    if dtype == own.dtype and not _are_inputs(integers):
         return integers
     return _after(node, QUANTIZE, own.as_type(dtype))
 

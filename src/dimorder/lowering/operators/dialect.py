@@ -301,4 +301,3 @@ def _register() -> None:
 _register()
 
 OPS = torch.ops.dimorder  # the operators, registered
-BODIES = {getattr(OPS, name).default: body for name, (_, body) in _DIALECT.items()}  # what they are made of

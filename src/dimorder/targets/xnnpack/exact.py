@@ -2,7 +2,7 @@
 
 A model computes it anew, and torch what runs outside of delegates. Floats they round otherwise here and
 there, so the file is made a second time with more outputs: what floats were rounded to, and what portable
-kernels gave. The model is held to each of these, and takes it from there.
+kernels gave. The model is held to each of these that is a float, and takes it from there.
 The model is made of what was written, so it is held to the physical program, value by value: nothing else
 would show that the wrong thing was written.
 """
@@ -27,7 +27,7 @@ from dimorder.lowering.verify import Run, verify
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import XnnValue
-from dimorder.targets.xnnpack.model import XnnModel
+from dimorder.targets.xnnpack.model import XnnModel, require_near
 
 aten = torch.ops.aten
 
@@ -151,7 +151,7 @@ def _given(computed: Tensor, given: Tensor) -> Tensor:
     """What a portable kernel gave, which torch computed nearly; of whole numbers what torch computed."""
     if not computed.is_floating_point():
         return computed
-    verify([given], [computed], what="a portable kernel")
+    require_near(given, computed, "a portable kernel")
     return given
 
 

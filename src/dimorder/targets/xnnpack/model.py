@@ -134,8 +134,7 @@ class XnnModel:
     def _agreed(self, made: Tensor, found: Tensor, index: int, real: Tensor | None) -> Tensor:
         what = f"{self.rounded[index]} in float32"
         if made.is_floating_point():
-            last_digit = torch.finfo(made.dtype).eps
-            verify([found.reshape(made.shape)], [made], what=what, tolerance=max(TOLERANCE, last_digit))
+            require_near(found.reshape(made.shape), made, what)
         else:
             origin = None if real is None else Origin(real.double() / self.types[index].scale)
             require_close(made, found.reshape(made.shape), what, origin)
@@ -169,6 +168,7 @@ class XnnModel:
         elif kind == "GlobalAvgPooling2d":
             taps = math.prod(operands[0].shape[1:3])
             factor = torch.tensor(types[0].scale / (result.scale * taps), dtype=torch.float32)
+            # XNNPACK's kernels scale the sum as it is, and take the zero points away afterwards.
             offset = result.zero_point - taps * types[0].zero_point * factor
             quanta = (operands[0].double().sum((1, 2)).to(torch.float32) * factor + offset).round()
         elif kind in _MOVES:
@@ -177,6 +177,11 @@ class XnnModel:
             values = [_value(x, of) for x, of in zip(operands, types, strict=True)]
             quanta = _tabulated(_FLOAT[kind](fields, shape, *values), result)
         return quanta.clamp(lowest, highest).to(result.dtype).reshape(shape)
+
+
+def require_near(found: Tensor, made: Tensor, what: str) -> None:
+    """Refuses floats that are farther from what was made anew than other roundings leave them."""
+    verify([found], [made], what=what, tolerance=max(TOLERANCE, torch.finfo(made.dtype).eps))
 
 
 def _reads_first(fields: _Fields) -> int:

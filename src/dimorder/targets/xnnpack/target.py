@@ -12,7 +12,6 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from dimorder.contract import Contract, constant_methods, seal
-from dimorder.errors import VerificationError
 from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
@@ -49,14 +48,7 @@ class Pte:
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         from dimorder.targets.xnnpack import run
 
-        try:
-            return run(self.data, inputs)
-        except RuntimeError as error:
-            raise VerificationError(
-                "the .pte that was emitted",
-                f"ExecuTorch does not run it: {error}",
-                "report this network, or run it with target torch",
-            ) from error
+        return run(self.data, inputs)
 
     def started(self) -> pte.PteMethod:
         return pte.method_of(self.data)

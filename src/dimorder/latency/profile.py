@@ -1,0 +1,201 @@
+"""Decides how long each operator of a program for XNNPACK takes, and how long it would have to at least.
+
+The runtime tells no times of what is inside a delegate. So each operator is a program of its own, over
+tensors of the shapes and types that it reads in the network; what a call takes that computes nothing is taken
+away.
+Its operands lie in the caches more often than in the network.
+"""
+
+from __future__ import annotations
+
+import operator
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+
+from dimorder.errors import UnsupportedError
+from dimorder.latency.limit import Limit
+from dimorder.latency.timing import interleaved
+from dimorder.lowering.clock import Progress
+from dimorder.lowering.network_plan import Place
+from dimorder.lowering.operators.dialect import decomposition_table
+from dimorder.lowering.operators.quantisation import is_quantised
+from dimorder.targets.signature import read_signature
+from dimorder.targets.table import is_getitem, is_permute
+
+aten = torch.ops.aten
+
+_CLAMPS = (
+    *(aten.relu.default, aten.hardtanh.default, aten.clamp.default),
+    *(aten.clamp_min.default, aten.clamp_max.default),
+)
+# Behind these a clamp is no node of its own.
+_CLAMPED = ("conv2d", "linear", "conv_transpose2d", "add", "sub", "mul", "div", "max_pool2d", "avg_pool2d")
+_AT_ONCE = 32  # programs that are timed in turn
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """An operator of a program, or several alike: where the first of them is, the shape of its result, how
+    often it runs, and the milliseconds of all its runs, measured and at least (see `Limit`). What a perfect
+    runtime does in passing, moves and pointwise operators, takes none at least."""
+
+    place: Place
+    shape: tuple[int, ...]
+    count: int
+    ms: float
+    limit_ms: float
+
+    @property
+    def above_ms(self) -> float:
+        return self.ms - self.limit_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `dimorder bench --json` writes of it; the keys are stable."""
+        told = {"operator": self.place.operator, "source": self.place.source, "shape": list(self.shape)}
+        return {**told, "count": self.count, "ms": round(self.ms, 5), "limit_ms": round(self.limit_ms, 5)}
+
+
+def profile(
+    physical: ExportedProgram, limit: Limit, rounds: int = 30, progress: Progress = lambda step: None
+) -> list[OperatorTime]:
+    """The operators of a physical program for XNNPACK, those first that are farthest above their limit.
+
+    A product counts with the clamp behind it, which XNNPACK computes in passing. `limit` says how many
+    threads there are. Raises `UnsupportedError` for a quantised network.
+
+    >>> from dimorder import lower
+    >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
+    >>> lowered = lower(conv, (torch.randn(1, 3, 9, 11),), target="xnnpack")
+    >>> found = profile(lowered.physical, Limit(1, 1e9, ((100, 1e9),)), rounds=5)
+    >>> sorted((each.place.operator, each.count, each.shape) for each in found)[:2]
+    [('aten.clone', 1, (1, 8, 7, 9)), ('aten.clone', 1, (1, 9, 11, 3))]
+    """
+    if is_quantised(physical.graph_module):
+        raise UnsupportedError("the profile", "a quantised network", "profile the float network")
+    from dimorder.executorch import pte
+    from dimorder.targets.xnnpack.emit import emit
+
+    pte.set_threads(limit.threads)
+    alike: dict[str, list[_Alone]] = {}
+    for each in _alone(physical):
+        alike.setdefault(each.key, []).append(each)
+    groups = list(alike.values())
+    idle, medians = torch.export.export(_Idle(), (torch.ones(1),)), list[float]()
+    for first in range(0, len(groups), _AT_ONCE):
+        progress(f"timing operators {first + 1} to {min(first + _AT_ONCE, len(groups))} of {len(groups)}")
+        calls = {"idle": _opened(emit(idle).pte, [torch.ones(1)])}
+        for i, (each, *_) in enumerate(groups[first : first + _AT_ONCE]):
+            calls[str(i)] = _opened(emit(each.exported()).pte, each.inputs)
+        times = {name: statistics.median(ms) for name, ms in interleaved(calls, rounds).items()}
+        medians += [max(ms - times["idle"], 0.0) for name, ms in times.items() if name != "idle"]
+    told = []
+    for group, ms in zip(groups, medians, strict=True):
+        least = 1e3 * limit.seconds(group[0].exported(decomposition_table()))
+        shape, count = group[0].shape, len(group)
+        told.append(OperatorTime(group[0].place, shape, count, count * ms, count * least))
+    return sorted(told, key=lambda each: -each.above_ms)
+
+
+class _Idle(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return -x
+
+
+def _opened(data: bytes, inputs: Sequence[Tensor]) -> Callable[[], Any]:
+    from dimorder.executorch import pte
+
+    method = pte.method_of(data)
+    return lambda: method(inputs)
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """An operator as a program. Those with one `key` take the same time."""
+
+    place: Place
+    shape: tuple[int, ...]
+    key: str
+    module: GraphModule
+    inputs: tuple[Tensor, ...]
+
+    def exported(self, bodies: Mapping[Any, Callable[..., Any]] = MappingProxyType({})) -> ExportedProgram:
+        """The program, its operators replaced by these, of which they are made."""
+        graph = Graph()
+        graph.output(graph.graph_copy(self.module.graph, {}))
+        for node in graph.nodes:
+            node.target = bodies.get(node.target, node.target)
+        return torch.export.export(GraphModule(self.module, graph), self.inputs)
+
+
+def _alone(physical: ExportedProgram) -> Iterator[_Alone]:
+    constants, passed = read_signature(physical).constants, set[Node]()
+    for node in physical.graph.nodes:
+        if node.op != "call_function" or node in constants or node in passed or _is_view(node):
+            continue
+        chain = [node]
+        while _takes_clamps(node) and len(chain[-1].users) == 1:
+            (user,) = chain[-1].users
+            if user.target not in _CLAMPS:
+                break
+            chain.append(user)
+        passed.update(chain)
+        yield _program(chain, constants)
+
+
+def _takes_clamps(node: Node) -> bool:
+    return str(node.target).split(".")[1].removesuffix("_nhwc") in _CLAMPED
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node takes no time: of copies, one of what lies dense already."""
+    if node.target is aten.clone.default:
+        return not is_permute(node.all_input_nodes[0])
+    return is_permute(node) or is_getitem(node) or node.target is aten.view.default
+
+
+def _program(chain: Sequence[Node], constants: Mapping[Node, Tensor]) -> _Alone:
+    root, graph, calls, inputs = torch.nn.Module(), Graph(), dict[Node, Node](), list[Tensor]()
+
+    def called(each: Node) -> Node:
+        if each in calls:
+            return calls[each]
+        if each in constants:
+            name = f"constant_{len(calls)}"
+            root.register_buffer(name, constants[each].contiguous())
+            calls[each] = graph.get_attr(name)
+        elif each in chain or (_is_view(each) and not is_getitem(each)):
+            for operand in each.all_input_nodes:
+                called(operand)
+            calls[each] = graph.node_copy(each, called)
+        else:
+            calls[each] = graph.placeholder(each.name)
+            inputs.append(_drawn(each.meta["val"]))
+        return calls[each]
+
+    result, made = called(chain[-1]), chain[-1].meta["val"]
+    if not isinstance(made, Tensor):
+        made, result = made[0], graph.call_function(operator.getitem, (result, 0))
+    graph.output((result,))
+    places = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
+    calls_alike = [
+        (str(n.target), torch.fx.map_arg((n.args, n.kwargs), places.get))
+        for n in places
+        if n.op == "call_function"
+    ]
+    tensors = [(x.shape, x.stride(), x.dtype) for x in (*inputs, *root.buffers())]
+    module = GraphModule(root, graph)
+    return _Alone(Place.of(chain[0]), tuple(made.shape), str((calls_alike, tensors)), module, tuple(inputs))
+
+
+def _drawn(like: Any) -> Tensor:
+    """A tensor that lies so; integers are zeros, which may be read as places."""
+    held = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    return held.uniform_(0.1, 1.0) if like.is_floating_point() else held.zero_()
