@@ -16,6 +16,8 @@ from dimorder import latency
 from dimorder.cli import main
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.latency import limit, profile, runtimes
+from dimorder.targets.xnnpack.backend import XnnWriter
+from dimorder.targets.xnnpack.emit import emit
 from tests.targets.quantised import by_xnnpack
 
 pytestmark = pytest.mark.usefixtures("at_root")
@@ -144,6 +146,27 @@ def test_a_profile_has_each_operator_once_with_its_place_and_limit():
     convolutions = sorted(each.limit_ms for each in found if each.place.operator == "dimorder.conv2d_nhwc")
     assert convolutions == pytest.approx([each / 1e9 for each in (least[1], least[2], least[2])])
     assert [each.above_ms for each in found] == sorted((each.above_ms for each in found), reverse=True)
+
+
+def test_each_time_is_a_node_of_its_own_in_the_file(monkeypatch):
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardswish()).eval()
+    physical = dimorder.lower(network, (torch.randn(2, 3, 9, 11),), target="xnnpack").physical
+    counted, finish = [], XnnWriter.finish
+
+    def counting(writer):
+        finish(writer)
+        counted.append([type(each.xnode_union).__name__ for each in writer._nodes])
+
+    monkeypatch.setattr(XnnWriter, "finish", counting)
+    told = {}
+    for each in profile._alone(physical):
+        emit(each.exported(times=4))
+        told[each.place.operator] = counted[-1]
+    assert told == {
+        "aten.clone": ["XNNStaticTranspose"] * 4,
+        "dimorder.conv2d_nhwc": ["XNNConv2d"] * 4,
+        "aten.hardswish": ["XNNHardswish"] * 4,
+    }
 
 
 def test_operators_alike_are_timed_once():

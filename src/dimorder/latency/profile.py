@@ -1,8 +1,8 @@
 """Decides how long each operator of a program for XNNPACK takes, and how long it would have to at least.
 
-The runtime tells no times of what is inside a delegate. So each operator is a program of its own, over
-tensors of the shapes and types that it reads in the network; what a call takes that computes nothing is taken
-away.
+The runtime tells no times of what is inside a delegate. So each operator is a program of its own, which
+computes it several times over tensors of the shapes and types that it reads in the network; what a call takes
+that computes nothing is taken away.
 Its operands lie in the caches more often than in the network.
 """
 
@@ -39,6 +39,7 @@ _CLAMPS = (
 # Behind these a clamp is no node of its own.
 _CLAMPED = ("conv2d", "linear", "conv_transpose2d", "add", "sub", "mul", "div", "max_pool2d", "avg_pool2d")
 _AT_ONCE = 32  # programs that are timed in turn
+_TIMES = 8  # that a program computes its operator: threads take time to start
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,10 @@ def profile(
         progress(f"timing operators {first + 1} to {min(first + _AT_ONCE, len(groups))} of {len(groups)}")
         calls = {"idle": _opened(emit(idle).pte, [torch.ones(1)])}
         for i, (each, *_) in enumerate(groups[first : first + _AT_ONCE]):
-            calls[str(i)] = _opened(emit(each.exported()).pte, each.inputs)
+            calls[str(i)] = _opened(emit(each.exported(times=_TIMES)).pte, each.fed(_TIMES))
         times = {name: statistics.median(ms) for name, ms in interleaved(calls, rounds).items()}
-        medians += [max(ms - times["idle"], 0.0) for name, ms in times.items() if name != "idle"]
+        idle_ms = times.pop("idle")
+        medians += [max(ms - idle_ms, 0.0) / _TIMES for ms in times.values()]
     told = []
     for group, ms in zip(groups, medians, strict=True):
         least = 1e3 * limit.seconds(group[0].exported(decomposition_table()))
@@ -126,13 +128,29 @@ class _Alone:
     module: GraphModule
     inputs: tuple[Tensor, ...]
 
-    def exported(self, bodies: Mapping[Any, Callable[..., Any]] = MappingProxyType({})) -> ExportedProgram:
-        """The program, its operators replaced by these, of which they are made."""
-        graph = Graph()
-        graph.output(graph.graph_copy(self.module.graph, {}))
-        for node in graph.nodes:
-            node.target = bodies.get(node.target, node.target)
-        return torch.export.export(GraphModule(self.module, graph), self.inputs)
+    def exported(
+        self, bodies: Mapping[Any, Callable[..., Any]] = MappingProxyType({}), times: int = 1
+    ) -> ExportedProgram:
+        """The program that computes it so often, each time of other inputs, its operators replaced by these,
+        of which they are made."""
+        graph, constants, results = Graph(), dict[Node, Node](), list[Node]()
+        inputs = self.module.graph.find_nodes(op="placeholder")
+        given = [{node: graph.placeholder(f"{node.name}_{i}") for node in inputs} for i in range(times)]
+        for own in given:
+            made = {**constants, **own}
+            for node in self.module.graph.nodes:
+                if node.op == "output":
+                    results += [made[result] for result in node.all_input_nodes]
+                elif node not in made:
+                    made[node] = graph.node_copy(node, made.__getitem__)
+                    made[node].target = bodies.get(node.target, made[node].target)
+            constants = {node: copied for node, copied in made.items() if node.op == "get_attr"}
+        graph.output(tuple(results))
+        return torch.export.export(GraphModule(self.module, graph), self.fed(times))
+
+    def fed(self, times: int) -> tuple[Tensor, ...]:
+        """Inputs for so often, none of them another one: torch.export takes those for one."""
+        return tuple(x.clone() for _ in range(times) for x in self.inputs)
 
 
 def _alone(physical: ExportedProgram) -> Iterator[_Alone]:
