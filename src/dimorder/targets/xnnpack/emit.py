@@ -268,6 +268,7 @@ class _OuterBuilder:
     computed: dict[str, Computed] = field(default_factory=dict)
     delegates: dict[str, Parts] = field(default_factory=dict)
     float_islands: dict[Node, str] = field(default_factory=dict)
+    long: dict[Node, Node] = field(default_factory=dict)
 
     def delegate(self, group: Sequence[Node]) -> None:
         read, given, writer, integers = _delegate(self.plan, group)
@@ -317,12 +318,17 @@ class _OuterBuilder:
             self.values[node] = self.graph.call_function(target, arguments, keywords)
 
     def _long(self, positions: Any) -> Node:
+        """The same positions in 64 bits; once for all who read them."""
         if positions.meta["val"].dtype == torch.int64:
             return self.value(positions)
-        if positions in self.plan.constants:
-            return self._constant(self.plan.constants[positions].long())
-        cast: Any = aten._to_copy.default
-        return self.graph.call_function(cast, (self.value(positions),), {"dtype": torch.int64})
+        if positions not in self.long:
+            cast: Any = aten._to_copy.default
+            self.long[positions] = (
+                self._constant(self.plan.constants[positions].long())
+                if positions in self.plan.constants
+                else self.graph.call_function(cast, (self.value(positions),), {"dtype": torch.int64})
+            )
+        return self.long[positions]
 
     def value(self, node: Node) -> Node:
         """What `node` is to a portable kernel, which is right in contiguous order alone."""
