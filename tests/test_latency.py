@@ -140,11 +140,11 @@ def test_a_profile_has_each_operator_once_with_its_place_and_limit():
         "dimorder.max_pool2d_nhwc": 1,
     }
     pixels = 2 * 7 * 9
-    least = [4 * (pixels * 8 * 2 + 8 * 8 * 9 + 8), 2 * pixels * 8 * 27, 2 * pixels * 8 * 72]
+    first, same = (2 * pixels * 8 * taps for taps in (27, 72))
     limits = {each.place.operator: each.limit_ms for each in found}
     assert limits["aten.sigmoid"] == limits["aten.clone"] == 0
     convolutions = sorted(each.limit_ms for each in found if each.place.operator == "dimorder.conv2d_nhwc")
-    assert convolutions == pytest.approx([each / 1e9 for each in (least[1], least[2], least[2])])
+    assert convolutions == pytest.approx([each / 1e9 for each in (first, same, same)])
     assert [each.above_ms for each in found] == sorted((each.above_ms for each in found), reverse=True)
 
 

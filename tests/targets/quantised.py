@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 
-INT8 = (-128, 127, torch.int8)
+INT8, UINT8 = (-128, 127, torch.int8), (0, 255, torch.uint8)
 
 
 def quantised(x: Tensor, scale: float, zero_point: int) -> Tensor:

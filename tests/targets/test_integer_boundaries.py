@@ -24,8 +24,8 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+from tests.targets.quantised import INT8, UINT8
 
-INT8, UINT8 = (-128, 127, torch.int8), (0, 255, torch.uint8)
 PHOTO = (1 / 128, -1)  # in int8, of a byte b that stands for (b - 127) / 128
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
-from tests.targets.quantised import INT8, Net, by_xnnpack, quantised
+from tests.targets.quantised import INT8, UINT8, Net, by_xnnpack, quantised
 
 
 class Between(nn.Module):
@@ -406,9 +406,6 @@ def test_a_linear_may_have_no_bias(kinds: Counter[str]) -> None:
     model = nn.Sequential(nn.Linear(7, 12, bias=False), nn.ReLU())
     lowered = dimorder.lower(by_xnnpack(model, X), (X,), target="xnnpack")
     assert (lowered.plan.float_islands, kinds["FullyConnected"]) == ((), 1)
-
-
-UINT8 = (0, 255, torch.uint8)
 
 
 class Misread(nn.Module):

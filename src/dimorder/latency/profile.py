@@ -2,8 +2,7 @@
 
 The runtime tells no times of what is inside a delegate. So each operator is a program of its own, which
 computes it several times over tensors of the shapes and types that it reads in the network; what a call takes
-that computes nothing is taken away.
-Its operands lie in the caches more often than in the network.
+that computes nothing is taken away. Its operands lie in the caches more often than in the network.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.latency.limit import Limit
 from dimorder.latency.timing import interleaved
 from dimorder.lowering.clock import Progress
+from dimorder.lowering.levels import clamp_range
 from dimorder.lowering.network_plan import Place
 from dimorder.lowering.operators.dialect import decomposition_table
 from dimorder.lowering.operators.quantisation import is_quantised
@@ -32,10 +32,6 @@ from dimorder.targets.table import is_getitem, is_permute
 
 aten = torch.ops.aten
 
-_CLAMPS = (
-    *(aten.relu.default, aten.hardtanh.default, aten.clamp.default),
-    *(aten.clamp_min.default, aten.clamp_max.default),
-)
 # Behind these a clamp is no node of its own.
 _CLAMPED = ("conv2d", "linear", "conv_transpose2d", "add", "sub", "mul", "div", "max_pool2d", "avg_pool2d")
 _AT_ONCE = 32  # programs that are timed in turn
@@ -89,10 +85,11 @@ def profile(
     for each in _alone(physical):
         alike.setdefault(each.key, []).append(each)
     groups = list(alike.values())
-    idle, medians = torch.export.export(_Idle(), (torch.ones(1),)), list[float]()
+    idle = _opened(emit(torch.export.export(_Idle(), (torch.ones(1),))).pte, [torch.ones(1)])
+    medians: list[float] = []
     for first in range(0, len(groups), _AT_ONCE):
         progress(f"timing operators {first + 1} to {min(first + _AT_ONCE, len(groups))} of {len(groups)}")
-        calls = {"idle": _opened(emit(idle).pte, [torch.ones(1)])}
+        calls = {"idle": idle}
         for i, (each, *_) in enumerate(groups[first : first + _AT_ONCE]):
             calls[str(i)] = _opened(emit(each.exported(times=_TIMES)).pte, each.fed(_TIMES))
         times = {name: statistics.median(ms) for name, ms in interleaved(calls, rounds).items()}
@@ -161,7 +158,7 @@ def _alone(physical: ExportedProgram) -> Iterator[_Alone]:
         chain = [node]
         while _takes_clamps(node) and len(chain[-1].users) == 1:
             (user,) = chain[-1].users
-            if user.target not in _CLAMPS:
+            if clamp_range(user) is None:
                 break
             chain.append(user)
         passed.update(chain)

@@ -39,9 +39,8 @@ class HalfSums(TorchDispatchMode):
         if any(isinstance(x, Tensor) and x.dtype == torch.float16 for x in args):
             if func in _PRODUCTS:
                 return _PRODUCTS[func](*args, **keywords)
-            if (
-                func in self.bodies or func.namespace == "aten"
-            ):  # others cannot be asked what they are made of
+            # Of others nobody can ask what they are made of.
+            if func in self.bodies or func.namespace == "aten":
                 with self:
                     made = self.bodies.get(func, func.decompose)(*args, **keywords)
                 if made is not NotImplemented:
