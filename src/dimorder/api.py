@@ -35,7 +35,7 @@ from dimorder.lowering.verify_integers import trial_of
 from dimorder.quantisation.quantize import QuantisedNetwork
 from dimorder.runtime.guard import OnMismatch, require_choice
 from dimorder.runtime.program import Program
-from dimorder.targets import find, target_for_suffix
+from dimorder.targets import find, target_for_file
 from dimorder.targets.base import Artifact, StatefulArtifact, Target
 from dimorder.targets.listing import installed
 
@@ -380,7 +380,7 @@ def load(
 ) -> Program:
     """A saved program, ready to be called, with its guard: any `.pte`, or a `.tosa` or `.pt2` of ours.
 
-    `target` reads it, by default the one whose suffix it has. `threads` is how many it has, by default as
+    `target` reads it, by default the one that writes such files. `threads` is how many it has, by default as
     many as the runtime thinks best; all programs of a process that have the same runtime share them.
     Programs share no state, and `reset` of each begins anew.
 
@@ -395,7 +395,7 @@ def load(
       fix: give the path of a .tosa file
     """
     file = Path(path)
-    found = target_for_suffix(file) if target is None else find(target)
+    found = target_for_file(file) if target is None else find(target)
     if found.load is None:
         fix = "run it with what it was lowered for"
         raise UnsupportedError(f"loading {file}", f"target {found.name} reads no file back", fix)

@@ -220,7 +220,7 @@ def test_a_listing_that_is_none_is_refused_and_ours_still_load(
         targets.find("npu")
     assert f"broken 1.0 declares {value}" in error.value.found and words in error.value.found
     for suffix in (".pt2", ".tosa", ".pte"):
-        assert targets.target_for_suffix(Path("net" + suffix)).suffix == suffix
+        assert targets.target_for_file(Path("net" + suffix)).suffix == suffix
 
 
 def test_a_target_that_is_not_what_its_listing_says_is_refused(

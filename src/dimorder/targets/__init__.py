@@ -25,6 +25,7 @@ GROUP = "dimorder.targets"
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         "torch": "dimorder.targets.torch:LISTING",
+        "inductor": "dimorder.targets.inductor:LISTING",
         "tosa": "dimorder.targets.tosa:LISTING",
         "xnnpack": "dimorder.targets.xnnpack:LISTING",
         **{
@@ -39,8 +40,8 @@ _READS_THE_REST = "xnnpack"  # files of ExecuTorch are called many things: what 
 def names() -> list[str]:
     """The names of all targets, ours first; nothing is imported.
 
-    >>> names()[:3]
-    ['torch', 'tosa', 'xnnpack']
+    >>> names()[:4]
+    ['torch', 'inductor', 'tosa', 'xnnpack']
     """
     return list(_entries())
 
@@ -102,13 +103,16 @@ def find(target: str | Target) -> Target:
     return found
 
 
-def target_for_suffix(path: Path) -> Target:
-    """The target that reads this file back, by the file's suffix: of two that share one, ours or the first.
+def target_for_file(path: Path) -> Target:
+    """The target that reads this file back, by the file's suffix: of several that share one, that whose own
+    it is by what is inside, else ours or the first.
 
-    >>> target_for_suffix(Path("net.pt2")).name, target_for_suffix(Path("net.bin")).name
+    >>> target_for_file(Path("net.pt2")).name, target_for_file(Path("net.bin")).name
     ('torch', 'xnnpack')
     """
-    return find(next((name for name, told in listings() if told.suffix == path.suffix), _READS_THE_REST))
+    told = [(name, each) for name, each in listings() if each.suffix == path.suffix]
+    own = [name for name, each in told if each.holds_member(path)]
+    return find(next(iter([*own, *(name for name, each in told if each.member is None)]), _READS_THE_REST))
 
 
 def listings() -> Iterator[tuple[str, Listing]]:

@@ -5,9 +5,11 @@ what installs what it needs. Takes no torch.
 from __future__ import annotations
 
 import importlib
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dimorder.errors import UnsupportedError, UsageError
@@ -23,7 +25,8 @@ class Listing:
     `summary` is one line for `--help`; `target` says where the `Target` itself is, as "package.module:NAME";
     `install` is told where a module that it needs is missing. A file that `dimorder check` can read has a
     `kind`, which is how errors call it; it is known by the bytes that it `begins` with, at that place, else
-    by `suffix`.
+    by `suffix`. Of targets that share a suffix, one whose files are archives has a `member`, a part of a name in
+    these that others have not.
 
     >>> told = Listing(".tosa", "a graph", "pip install it", "m:TARGET", "a .tosa graph", (4, b"TOSA"))
     >>> told.is_file("a name of any kind", bytes(4) + b"TOSA..."), told.is_file("net.tosa", b"else")
@@ -36,6 +39,7 @@ class Listing:
     target: str
     kind: str | None = None
     begins: tuple[int, bytes] | None = None
+    member: str | None = None
 
     def __post_init__(self) -> None:
         module, colon, name = self.target.partition(":")
@@ -56,6 +60,13 @@ class Listing:
             return self.kind is not None and path.endswith(self.suffix)
         place, identifier = self.begins
         return data[place : place + len(identifier)] == identifier
+
+    def holds_member(self, path: Path) -> bool:
+        """Whether a file is an archive with this target's `member`."""
+        if self.member is None or not zipfile.is_zipfile(path):
+            return False
+        with zipfile.ZipFile(path) as archive:
+            return any(self.member in name for name in archive.namelist())
 
     def open(self, name: str) -> Target:
         """The target itself, imported. Raises `UnsupportedError` where what it needs is not installed."""

@@ -14,12 +14,12 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import CONTRACT_METHOD, Contract
 from dimorder.errors import ContractError, UsageError
-from dimorder.lowering.ability import Ability
 from dimorder.lowering.capture.exported import ProgramRun
 from dimorder.lowering.operators.dialect import decompose
 from dimorder.lowering.symbolic import SizeTable, symbolic
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
+from dimorder.targets.in_aten import ABILITY
 from dimorder.targets.torch import LISTING
 
 
@@ -80,22 +80,11 @@ def load(file: Path) -> tuple[Contract, Run]:
     return contract, ProgramRun(program)
 
 
-# torch resizes by the few taps of each pixel itself.
-_DECLINED = frozenset(
-    f"aten.{name}.vec/by products"
-    for name in (
-        "upsample_bilinear2d",
-        "upsample_bicubic2d",
-        "_upsample_bilinear2d_aa",
-        "_upsample_bicubic2d_aa",
-    )
-)
-
 TARGET = Target(
     "torch",
     LISTING.suffix,
     emit,
-    Ability(declines=(_DECLINED,)),
+    ABILITY,
     load=load,
     install=LISTING.install,
     set_threads=torch.set_num_threads,

@@ -1,0 +1,18 @@
+"""Decides what targets compute that have torch's own operators."""
+
+from __future__ import annotations
+
+from dimorder.lowering.ability import Ability
+
+# torch resizes by the few taps of each pixel itself.
+_DECLINED = frozenset(
+    f"aten.{name}.vec/by products"
+    for name in (
+        "upsample_bilinear2d",
+        "upsample_bicubic2d",
+        "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa",
+    )
+)
+
+ABILITY = Ability(declines=(_DECLINED,))

@@ -1,0 +1,14 @@
+"""Target inductor: the physical program compiled to machine code, saved as a `.pt2`. `target.py` has all of
+it."""
+
+from __future__ import annotations
+
+from dimorder.targets.listing import Listing
+
+LISTING = Listing(
+    ".pt2",
+    "machine code for this CPU, or for a GPU (--option device=cuda), by AOTInductor",
+    "install a C++ compiler, for example: apt-get install g++",
+    "dimorder.targets.inductor.target:TARGET",
+    member="/data/aotinductor/",
+)

@@ -1,0 +1,176 @@
+"""Target inductor: what target torch writes, compiled ahead of time by AOTInductor for one kind of machine.
+
+The code reads its inputs as they lay when it was compiled, and does not look at their strides: the guard does.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from dimorder.contract import CONTRACT_METHOD, Contract
+from dimorder.errors import ContractError, UnsupportedError, UsageError
+from dimorder.lowering.operators.dialect import decompose
+from dimorder.lowering.symbolic import SizeTable, symbolic
+from dimorder.lowering.verify import Run
+from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
+from dimorder.targets.in_aten import ABILITY
+from dimorder.targets.inductor import LISTING
+
+_MODEL = "model"  # what a package with one program calls it
+_OPTIONS = {
+    "aot_inductor.package": True,
+    "freezing": True,  # weights are constants, laid out as its kernels like them
+    "cpp.dynamic_threads": True,  # as many as torch has where it runs, not where it was compiled
+}
+_INSTRUCTIONS = ("AVX2", "AVX512")  # each has those before it
+
+
+@dataclass(frozen=True)
+class CompiledArtifact(FloatArtifact, WholeArtifact):
+    """A package of machine code, with its contract; its device is asked for at its first run."""
+
+    data: bytes
+    delegates: int = 0
+
+    @cached_property
+    def _code(self) -> CompiledRun:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, f"program{LISTING.suffix}")
+            path.write_bytes(self.data)
+            return CompiledRun(path)
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs, on the CPU as the inputs are. Sums are in float32 here, also where a GPU has TF32."""
+        there = [x.to(self._code.device) for x in inputs]
+        with torch.backends.cudnn.flags(allow_tf32=False) if self._code.device != "cpu" else nullcontext():
+            return [y.cpu() for y in self._code(there)]
+
+
+class CompiledRun:
+    """A package as a function of its tensors, which lie on its `device`, such as "cpu" or "cuda"."""
+
+    def __init__(self, path: Path) -> None:
+        loader: Any = torch._C._aoti.AOTIModelPackageLoader
+        made_for = loader.load_metadata_from_package(str(path), _MODEL)
+        self.device: str = made_for["AOTI_DEVICE_KEY"]
+        _require_machine(path, made_for)
+        self._loader = loader(str(path), _MODEL, False, 1, -1)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return list(self._loader.boxed_run(list(inputs)))
+
+
+def _require_machine(path: Path, made_for: dict[str, str]) -> None:
+    """Refuses code that would stop the process here with an illegal instruction, or has no device."""
+    place, fix = f"loading {path}", "lower it on a machine of the kind that runs it, or for target torch"
+    needed, has = made_for.get("AOTI_CPU_ISA", ""), torch.backends.cpu.get_cpu_capability()
+    if needed in _INSTRUCTIONS and has not in _INSTRUCTIONS[_INSTRUCTIONS.index(needed) :]:
+        raise UnsupportedError(place, f"code for CPUs with {needed}, where this one has {has}", fix)
+    if made_for["AOTI_DEVICE_KEY"] == "cuda" and not torch.cuda.is_available():
+        raise UnsupportedError(place, "code for a CUDA device, where there is none", fix)
+
+
+def emit(program: ExportedProgram, contract: Contract, device: str) -> CompiledArtifact:
+    """The program without the dialect, compiled.
+
+    Raises `UnsupportedError` where there is no compiler, and for what AOTInductor does not compile.
+    """
+    return _compiled(decompose(program), contract, device)
+
+
+def emit_ranges(
+    programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract, device: str
+) -> CompiledArtifact:
+    """The same, of programs of several sizes as one for all."""
+    return _compiled(symbolic([decompose(program) for program in programs], sizes), contract, device)
+
+
+def _compiled(program: ExportedProgram, contract: Contract, device: str) -> CompiledArtifact:
+    import torch._inductor
+    from torch._inductor.exc import InvalidCxxCompiler
+    from torch.export.passes import move_to_device_pass
+    from torch.export.pt2_archive._package import package_pt2
+
+    if device != "cpu":
+        program = move_to_device_pass(program, device)
+    assert program.example_inputs is not None
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        options: dict[str, Any] = {**_OPTIONS, "aot_inductor.output_path": folder}
+        try:
+            files: Any = torch._inductor.aot_compile(
+                program.module(check_guards=False), program.example_inputs[0], options=options
+            )
+        except Exception as error:  # whatever a compiler raises
+            if isinstance(getattr(error, "inner_exception", error), InvalidCxxCompiler):
+                found = "no C++ compiler works here"
+                raise UnsupportedError("target inductor", found, LISTING.install) from error
+            found = f"AOTInductor: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            fix = "lower it for target torch, and report this network to PyTorch"
+            raise UnsupportedError("target inductor", found, fix) from error
+        package = Path(folder, f"program{LISTING.suffix}")
+        package_pt2(
+            str(package), aoti_files={_MODEL: files}, extra_files={CONTRACT_METHOD: contract.to_json()}
+        )
+        return CompiledArtifact(package.read_bytes())
+
+
+def load(file: Path) -> tuple[Contract, Run]:
+    """The contract that lies in a compiled `.pt2` of ours, and the program as a function.
+
+    Raises `UsageError` where there is no such file, `ContractError` where it is damaged or another tool's,
+    `UnsupportedError` where it was compiled for another machine.
+    """
+    if not file.is_file():
+        raise UsageError(f"loading {file}", "no such file", "give the path of a .pt2 file")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise zipfile.BadZipFile(f"damaged: {damaged}")
+            inside = [name for name in archive.namelist() if name.endswith(f"/extra/{CONTRACT_METHOD}")]
+            text = archive.read(inside[0]).decode() if inside else ""
+    except zipfile.BadZipFile as error:
+        raise ContractError(
+            f"loading {file}", str(error), "lower it again, or copy the file again"
+        ) from error
+    if not text:
+        fix = "lower it with target inductor, or load it with torch._inductor.aoti_load_package"
+        raise ContractError(f"loading {file}", "no contract inside: another tool wrote it", fix)
+    return Contract.from_json(text), CompiledRun(file)
+
+
+def target(device: str = "cpu") -> Target:
+    """The target for a device: "cpu", or "cuda" where this machine has one.
+
+    >>> target().suffix
+    '.pt2'
+    """
+    if device not in ("cpu", "cuda"):
+        raise UsageError("target inductor", f"device {device!r}", "choose cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        found = "no CUDA device here, and its code is tuned for the one that it is compiled on"
+        raise UnsupportedError("target inductor", found, "lower it where there is one, or choose device=cpu")
+    return Target(
+        "inductor",
+        LISTING.suffix,
+        partial(emit, device=device),
+        ABILITY,
+        load=load,
+        install=LISTING.install,
+        set_threads=torch.set_num_threads,
+        configured=target,
+        emit_ranges=partial(emit_ranges, device=device),
+    )
+
+
+TARGET = target()

@@ -1,0 +1,197 @@
+"""Target inductor: what AOTInductor makes of a plan is right, is read back, and is refused where it cannot run."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dimorder
+from dimorder import targets
+from dimorder.errors import ContractError, UnsupportedError, UsageError
+from dimorder.lowered import Lowered
+from dimorder.targets.inductor.target import target
+from tests.zoo.network import perturb
+
+DEVICES = ("cpu", *(("cuda",) if torch.cuda.is_available() else ()))
+
+
+class Net(nn.Module):
+    """Convolutions, a slice, a norm and a product: NHWC inside, one output of each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, (3, 5), groups=8)
+        self.norm, self.last = nn.LayerNorm(7), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        maps = self.second(self.first(x).relu())[:, :, 1:]
+        return self.norm(maps), self.last(maps.mean((2, 3))).softmax(-1)
+
+
+def made() -> Net:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = Net().eval()
+    perturb(net, 0)
+    return net
+
+
+X = torch.randn(2, 3, 9, 11, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def lowered(request: pytest.FixtureRequest) -> Iterator[Lowered]:
+    tf32 = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield dimorder.lower(made(), (X,), target=target(request.param))
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+@pytest.fixture
+def file(lowered: Lowered, tmp_path: Path) -> Path:
+    return lowered.save(tmp_path / "net.pt2")
+
+
+def device_of(lowered: Lowered) -> str:
+    return str(lowered.target.emit.keywords["device"])  # type: ignore[attr-defined]
+
+
+def close(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
+    for y, expected in zip(found, wanted, strict=True):
+        assert y.stride() == expected.stride()
+        torch.testing.assert_close(y.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_it_gives_eagers_numbers_and_the_plan_of_target_torch(lowered: Lowered) -> None:
+    assert lowered.verified.artifact_ran and lowered.max_rel_error < 1e-5
+    assert lowered.plan.cost == dimorder.plan(made(), (X,)).cost
+    close(lowered.run(X), made()(X))
+
+
+@torch.no_grad()
+def test_a_file_is_known_by_what_is_inside(lowered: Lowered, file: Path, tmp_path: Path) -> None:
+    plain = dimorder.lower(made(), (X,), target="torch").save(tmp_path / "plain.pt2")
+    assert [targets.target_for_file(each).name for each in (file, plain)] == ["inductor", "torch"]
+    program = dimorder.load(file)
+    assert program.contract == lowered.contract
+    close(program.run(X.to(device_of(lowered))), made()(X))
+
+
+@torch.no_grad()
+def test_the_guard_saves_what_the_code_takes_for_another_order(lowered: Lowered, file: Path) -> None:
+    last = X.to(device_of(lowered)).contiguous(memory_format=torch.channels_last)
+    wanted, program = made()(X), dimorder.load(file)
+    silently = torch._inductor.aoti_load_package(str(file))(last)
+    assert not torch.allclose(silently[0].cpu(), wanted[0], atol=1e-2)
+    close(program.run(last), wanted)
+    assert [each.value for each in program.stats.last] == ["x"]
+
+
+@torch.no_grad()
+def test_an_input_may_begin_anywhere(lowered: Lowered, file: Path) -> None:
+    for start in (1, 2, 3):
+        memory = torch.zeros(X.numel() + start, device=device_of(lowered))
+        view = memory[start:].view(X.shape)
+        view.copy_(X)
+        close(dimorder.load(file).run(view), made()(X))
+
+
+@torch.no_grad()
+def test_outputs_lie_in_memory_of_their_own(lowered: Lowered, file: Path) -> None:
+    program, x = dimorder.load(file), X.to(device_of(lowered))
+    first = program.run(x)
+    kept = [y.clone() for y in first]
+    second = program.run(2 * x)
+    assert all(torch.equal(y, each) for y, each in zip(first, kept, strict=True))
+    assert not {y.data_ptr() for y in first} & {y.data_ptr() for y in second}
+
+
+def test_inputs_elsewhere_are_refused(lowered: Lowered, file: Path) -> None:
+    device = device_of(lowered)
+    with pytest.raises(ContractError) as error:
+        dimorder.load(file).run(X.to("meta"))
+    assert error.value.found == f"a tensor on meta, for a program that runs on {device}"
+    assert error.value.fix == f'x = x.to("{device}")'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_file_for_every_batch(device: str, tmp_path: Path) -> None:
+    shapes = ({0: torch.export.Dim("N", min=1, max=16)},)
+    lowered = dimorder.lower(made(), (X,), target=target(device), dynamic_shapes=shapes)
+    program = dimorder.load(lowered.save(tmp_path / "net.pt2"))
+    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+        for count in (1, 2, 7, 16):
+            x = torch.randn(count, 3, 9, 11)
+            close(program.run(x.to(device)), made()(x))
+
+
+def test_a_damaged_file_is_refused(lowered: Lowered, file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 255
+    file.write_bytes(data)
+    with pytest.raises(ContractError, match="damaged"):
+        dimorder.load(file)
+    file.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ContractError):
+        dimorder.load(file, target="inductor")
+
+
+def test_another_tools_file_is_refused(lowered: Lowered, file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pt2"
+    with zipfile.ZipFile(file) as archive, zipfile.ZipFile(other, "w") as copy:
+        for name in archive.namelist():
+            if "/extra/" not in name:
+                copy.writestr(name, archive.read(name))
+    with pytest.raises(ContractError, match="no contract inside: another tool wrote it"):
+        dimorder.load(other)
+
+
+def test_code_for_other_instructions_is_refused(
+    lowered: Lowered, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    with pytest.raises(UnsupportedError, match=r"code for CPUs with AVX\w+, where this one has DEFAULT"):
+        dimorder.load(file)
+
+
+def test_without_a_compiler_the_error_says_what_installs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.config
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    getattr(get_cpp_compiler, "cache_clear", lambda: None)()
+    with pytest.raises(UnsupportedError) as error:
+        dimorder.lower(
+            nn.Sequential(nn.Linear(3, 5), nn.GELU()).eval(), (torch.ones(2, 3),), target="inductor"
+        )
+    assert error.value.found == "no C++ compiler works here" and "apt-get install g++" in error.value.fix
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x + self.count
+
+
+def test_what_it_has_not_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="programs for inductor have no state"):
+        dimorder.lower(Counter(), (torch.ones(2, 3),), target="inductor")
+    with pytest.raises(UsageError, match="device 'tpu'"):
+        target("tpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_the_device_it_says_so() -> None:
+    with pytest.raises(UnsupportedError, match="no CUDA device here"):
+        target("cuda")
