@@ -80,7 +80,7 @@ def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Declare:
 
 @pytest.mark.usefixtures("counted")
 def test_it_is_found_beside_ours() -> None:
-    assert targets.names() == ["torch", "tosa", "xnnpack", *ACCELERATORS, "counted"]
+    assert targets.names() == ["inductor", "torch", "tosa", "xnnpack", *ACCELERATORS, "counted"]
     assert targets.find("counted").suffix == ".counted"
 
 

@@ -46,8 +46,8 @@ def add_options(parser: CommandParser) -> None:
         "--target",
         action="append",
         metavar="TARGET",
-        help="what dimorder lowers it to: xnnpack (the default) or torch; the first is what others are "
-        "compared with",
+        help="what dimorder lowers it to: xnnpack (the default), torch or inductor; the first is what "
+        "others are compared with",
     )
     parser.add_argument(
         "--against",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Literal, get_args
 
 import torch
@@ -97,8 +96,8 @@ def restore(
     return _conform("output", contract.outputs, logical, on_mismatch)
 
 
-def quick_check(contract: Contract, device: str = "cpu") -> _Quick:
-    """`check` on a device for inputs that lie to the letter as the program holds them; None for any others.
+def quick_check(contract: Contract) -> _Quick:
+    """`check` on the CPU for inputs that lie to the letter as the program holds them; None for any others.
 
     Nearly every call is such. The network before it has emptied the processor's caches, where all that is
     read has to be fetched from memory, so this reads no more than it must.
@@ -107,12 +106,11 @@ def quick_check(contract: Contract, device: str = "cpu") -> _Quick:
         [
             (spec.memory, spec.dim_order.dims if spec.boundary == "physical" else None)
             for spec in contract.inputs
-        ],
-        device,
+        ]
     )
 
 
-def quick_restore(contract: Contract, device: str = "cpu") -> _Quick:
+def quick_restore(contract: Contract) -> _Quick:
     """`restore` for outputs that keep the promise to the letter; None for any others."""
     expected: list[_Expected] = []
     for spec in contract.outputs:
@@ -123,12 +121,11 @@ def quick_restore(contract: Contract, device: str = "cpu") -> _Quick:
             dtype, shape, steps = memory
             raw = dtype, order.physical_shape(shape), order.physical_shape(steps)
             expected.append((raw, order.inverse.dims))
-    return _quick(expected, device)
+    return _quick(expected)
 
 
-def _quick(expected: Sequence[_Expected], device: str) -> _Quick:
+def _quick(expected: Sequence[_Expected]) -> _Quick:
     """Takes tensors that lie as expected, each permuted where dims are given."""
-    is_there = attrgetter(f"is_{device}")
 
     def take(tensors: Sequence[object]) -> list[torch.Tensor] | None:
         if len(tensors) != len(expected):
@@ -139,7 +136,7 @@ def _quick(expected: Sequence[_Expected], device: str) -> _Quick:
                 type(tensor) is not torch.Tensor
                 or tensor.layout is not torch.strided
                 or (tensor.dtype, tensor.shape, tensor.stride()) != memory
-                or not is_there(tensor)
+                or not tensor.is_cpu
                 or tensor.is_neg()
                 or tensor.is_conj()
             ):

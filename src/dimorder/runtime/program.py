@@ -51,9 +51,8 @@ class Program:
         self.on_mismatch: OnMismatch = on_mismatch
         self._calls = 0
         self._adapted = Stats()
-        self._device: str = getattr(method, "device", "cpu")
-        self._quick_check = quick_check(contract, self._device)
-        self._quick_restore = quick_restore(contract, self._device)
+        self._quick_check = quick_check(contract)
+        self._quick_restore = quick_restore(contract)
         self._method = method
         self._runtime = runtime
 
@@ -79,7 +78,7 @@ class Program:
         conversions: tuple[Adaptation, ...] = ()
         tensors = self._quick_check(given)
         if tensors is None:
-            guarded = check(self.contract, given, self.on_mismatch, self._device)
+            guarded = check(self.contract, given, self.on_mismatch, device="cpu")
             tensors, conversions = list(guarded.tensors), guarded.conversions
         try:
             raw = self._method(tensors)

@@ -24,8 +24,8 @@ GROUP = "dimorder.targets"
 # Not entry points of our own, which only an installed package has: dimorder also runs from its sources.
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
+        "inductor": "dimorder.targets.inductor:LISTING",  # before torch: it knows its files by what is inside
         "torch": "dimorder.targets.torch:LISTING",
-        "inductor": "dimorder.targets.inductor:LISTING",
         "tosa": "dimorder.targets.tosa:LISTING",
         "xnnpack": "dimorder.targets.xnnpack:LISTING",
         **{
@@ -41,7 +41,7 @@ def names() -> list[str]:
     """The names of all targets, ours first; nothing is imported.
 
     >>> names()[:4]
-    ['torch', 'inductor', 'tosa', 'xnnpack']
+    ['inductor', 'torch', 'tosa', 'xnnpack']
     """
     return list(_entries())
 
@@ -104,15 +104,13 @@ def find(target: str | Target) -> Target:
 
 
 def target_for_file(path: Path) -> Target:
-    """The target that reads this file back, by the file's suffix: of several that share one, that whose own
-    it is by what is inside, else ours or the first.
+    """The target that reads this file back, by the file's suffix: of several that share one, the first, ours
+    before others, but none whose own the file is not by what lies inside.
 
     >>> target_for_file(Path("net.pt2")).name, target_for_file(Path("net.bin")).name
     ('torch', 'xnnpack')
     """
-    told = [(name, each) for name, each in listings() if each.suffix == path.suffix]
-    own = [name for name, each in told if each.holds_member(path)]
-    return find(next(iter([*own, *(name for name, each in told if each.member is None)]), _READS_THE_REST))
+    return find(next((name for name, told in listings() if told.reads(path)), _READS_THE_REST))
 
 
 def listings() -> Iterator[tuple[str, Listing]]:

@@ -25,8 +25,8 @@ class Listing:
     `summary` is one line for `--help`; `target` says where the `Target` itself is, as "package.module:NAME";
     `install` is told where a module that it needs is missing. A file that `dimorder check` can read has a
     `kind`, which is how errors call it; it is known by the bytes that it `begins` with, at that place, else
-    by `suffix`. Of targets that share a suffix, one whose files are archives has a `member`, a part of a name in
-    these that others have not.
+    by `suffix`. A target that shares its suffix, and whose files are archives, has a `member`: a part of a
+    name in these that the other's have not.
 
     >>> told = Listing(".tosa", "a graph", "pip install it", "m:TARGET", "a .tosa graph", (4, b"TOSA"))
     >>> told.is_file("a name of any kind", bytes(4) + b"TOSA..."), told.is_file("net.tosa", b"else")
@@ -61,9 +61,11 @@ class Listing:
         place, identifier = self.begins
         return data[place : place + len(identifier)] == identifier
 
-    def holds_member(self, path: Path) -> bool:
-        """Whether a file is an archive with this target's `member`."""
-        if self.member is None or not zipfile.is_zipfile(path):
+    def reads(self, path: Path) -> bool:
+        """Whether this target loads that file, by its suffix, and by its `member` where there is one."""
+        if path.suffix != self.suffix or self.member is None:
+            return path.suffix == self.suffix
+        if not zipfile.is_zipfile(path):
             return False
         with zipfile.ZipFile(path) as archive:
             return any(self.member in name for name in archive.namelist())

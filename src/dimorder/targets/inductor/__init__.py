@@ -7,7 +7,7 @@ from dimorder.targets.listing import Listing
 
 LISTING = Listing(
     ".pt2",
-    "machine code for this CPU, or for a GPU (--option device=cuda), by AOTInductor",
+    "machine code for this kind of CPU, by AOTInductor",
     "install a C++ compiler, for example: apt-get install g++",
     "dimorder.targets.inductor.target:TARGET",
     member="/data/aotinductor/",

@@ -1,16 +1,15 @@
-"""Target inductor: what target torch writes, compiled ahead of time by AOTInductor for one kind of machine.
+"""Target inductor: what target torch writes, compiled ahead of time by AOTInductor for one kind of CPU.
 
-The code reads its inputs as they lay when it was compiled, and does not look at their strides: the guard does.
+The code reads its inputs as they lay when it was compiled. Their strides it does not look at: the guard does.
 """
 
 from __future__ import annotations
 
 import tempfile
 import zipfile
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,72 +37,62 @@ _INSTRUCTIONS = ("AVX2", "AVX512")  # each has those before it
 
 @dataclass(frozen=True)
 class CompiledArtifact(FloatArtifact, WholeArtifact):
-    """A package of machine code, with its contract; its device is asked for at its first run."""
+    """A package of machine code, with its contract inside."""
 
     data: bytes
     delegates: int = 0
 
     @cached_property
-    def _code(self) -> CompiledRun:
+    def run(self) -> CompiledRun:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"program{LISTING.suffix}")
             path.write_bytes(self.data)
             return CompiledRun(path)
 
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs, on the CPU as the inputs are. Sums are in float32 here, also where a GPU has TF32."""
-        there = [x.to(self._code.device) for x in inputs]
-        with torch.backends.cudnn.flags(allow_tf32=False) if self._code.device != "cpu" else nullcontext():
-            return [y.cpu() for y in self._code(there)]
-
 
 class CompiledRun:
-    """A package as a function of its tensors, which lie on its `device`, such as "cpu" or "cuda"."""
+    """A package as a function of its tensors."""
 
     def __init__(self, path: Path) -> None:
         loader: Any = torch._C._aoti.AOTIModelPackageLoader
-        made_for = loader.load_metadata_from_package(str(path), _MODEL)
-        self.device: str = made_for["AOTI_DEVICE_KEY"]
-        _require_machine(path, made_for)
+        _require_machine(path, loader.load_metadata_from_package(str(path), _MODEL))
         self._loader = loader(str(path), _MODEL, False, 1, -1)
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         return list(self._loader.boxed_run(list(inputs)))
 
 
-def _require_machine(path: Path, made_for: dict[str, str]) -> None:
-    """Refuses code that would stop the process here with an illegal instruction, or has no device."""
-    place, fix = f"loading {path}", "lower it on a machine of the kind that runs it, or for target torch"
+def _require_machine(path: Path, made_for: Mapping[str, str]) -> None:
+    """Refuses code that would stop the process here, by an instruction that this CPU has not."""
     needed, has = made_for.get("AOTI_CPU_ISA", ""), torch.backends.cpu.get_cpu_capability()
     if needed in _INSTRUCTIONS and has not in _INSTRUCTIONS[_INSTRUCTIONS.index(needed) :]:
-        raise UnsupportedError(place, f"code for CPUs with {needed}, where this one has {has}", fix)
-    if made_for["AOTI_DEVICE_KEY"] == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError(place, "code for a CUDA device, where there is none", fix)
+        raise UnsupportedError(
+            f"loading {path}",
+            f"code for CPUs with {needed}, where this one has {has}",
+            "lower it on a machine of the kind that runs it, or for target torch",
+        )
 
 
-def emit(program: ExportedProgram, contract: Contract, device: str) -> CompiledArtifact:
+def emit(program: ExportedProgram, contract: Contract) -> CompiledArtifact:
     """The program without the dialect, compiled.
 
     Raises `UnsupportedError` where there is no compiler, and for what AOTInductor does not compile.
     """
-    return _compiled(decompose(program), contract, device)
+    return _compiled(decompose(program), contract)
 
 
 def emit_ranges(
-    programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract, device: str
+    programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract
 ) -> CompiledArtifact:
     """The same, of programs of several sizes as one for all."""
-    return _compiled(symbolic([decompose(program) for program in programs], sizes), contract, device)
+    return _compiled(symbolic([decompose(program) for program in programs], sizes), contract)
 
 
-def _compiled(program: ExportedProgram, contract: Contract, device: str) -> CompiledArtifact:
+def _compiled(program: ExportedProgram, contract: Contract) -> CompiledArtifact:
     import torch._inductor
     from torch._inductor.exc import InvalidCxxCompiler
-    from torch.export.passes import move_to_device_pass
     from torch.export.pt2_archive._package import package_pt2
 
-    if device != "cpu":
-        program = move_to_device_pass(program, device)
     assert program.example_inputs is not None
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         options: dict[str, Any] = {**_OPTIONS, "aot_inductor.output_path": folder}
@@ -149,28 +138,13 @@ def load(file: Path) -> tuple[Contract, Run]:
     return Contract.from_json(text), CompiledRun(file)
 
 
-def target(device: str = "cpu") -> Target:
-    """The target for a device: "cpu", or "cuda" where this machine has one.
-
-    >>> target().suffix
-    '.pt2'
-    """
-    if device not in ("cpu", "cuda"):
-        raise UsageError("target inductor", f"device {device!r}", "choose cpu or cuda")
-    if device == "cuda" and not torch.cuda.is_available():
-        found = "no CUDA device here, and its code is tuned for the one that it is compiled on"
-        raise UnsupportedError("target inductor", found, "lower it where there is one, or choose device=cpu")
-    return Target(
-        "inductor",
-        LISTING.suffix,
-        partial(emit, device=device),
-        ABILITY,
-        load=load,
-        install=LISTING.install,
-        set_threads=torch.set_num_threads,
-        configured=target,
-        emit_ranges=partial(emit_ranges, device=device),
-    )
-
-
-TARGET = target()
+TARGET = Target(
+    "inductor",
+    LISTING.suffix,
+    emit,
+    ABILITY,
+    load=load,
+    install=LISTING.install,
+    set_threads=torch.set_num_threads,
+    emit_ranges=emit_ranges,
+)
