@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from dimorder.errors import ContractError, UnsupportedError
 from dimorder.lowered import Lowered
 from tests import zoo
 from tests.zoo.network import perturb
+
+
+PICTURED = ("mobilenet_v3_small", "shufflenet_v2_x1_0", "convnext_tiny", "swin_t")
 
 
 class Net(nn.Module):
@@ -107,9 +111,8 @@ def test_outputs_lie_in_memory_of_their_own(lowered: Lowered, file: Path) -> Non
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "name", ["mobilenet_v3_small", "shufflenet_v2_x1_0", "convnext_tiny", "swin_t", "bert"]
+    ("name", "order"), [*itertools.product(PICTURED, ("row-major", "channels-last")), ("bert", "row-major")]
 )
-@pytest.mark.parametrize("order", ["row-major", "channels-last"])
 def test_networks(name: str, order: str, tmp_path: Path) -> None:
     network = zoo.network(name)
     model, (args, kwargs) = network.build(), network.call(batch=2)
