@@ -19,7 +19,6 @@ from dimorder.lowered import Lowered
 from tests import zoo
 from tests.zoo.network import perturb
 
-
 PICTURED = ("mobilenet_v3_small", "shufflenet_v2_x1_0", "convnext_tiny", "swin_t")
 
 
