@@ -18,9 +18,11 @@ from dimorder.files import write_whole
 from dimorder.lowering.capture.captured import Captured, arguments
 from dimorder.lowering.capture.fold import fold_constants
 from dimorder.lowering.capture.state import restart
+from dimorder.lowering.integer_moves import in_integers
 from dimorder.lowering.levels import WastedLevels, wasted_levels
 from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.lowering.operators.dialect import decompose
+from dimorder.lowering.operators.quantisation import is_quantised
 from dimorder.lowering.printing import captured_text, physical_text
 from dimorder.lowering.symbolic import SizeTable, symbolic
 from dimorder.lowering.verify import Run, Verified
@@ -97,8 +99,9 @@ class Lowered:
         """The physical program in ATen between permutes, for ExecuTorch's own partitioners.
 
         Round its convolutions such a partitioner puts permutes of its own, which cancel against these; the
-        plan's conversions are what is left. Inputs and outputs are flat, and as the contract's boundary shows
-        them, except that ExecuTorch makes each output contiguous.
+        plan's conversions are what is left. Of a quantised network the permutes move integers, and
+        the partitioners of ExecuTorch's Arm backend take all of it. Inputs and outputs are flat, and as the
+        contract's boundary shows them, except that ExecuTorch makes each output contiguous.
 
         >>> from dimorder.api import lower
         >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
@@ -107,7 +110,8 @@ class Lowered:
         ['permute', 'clone', 'permute', 'conv2d', 'permute', 'permute', 'clone', 'relu']
         """
         if self.specimens is None:
-            return fold_constants(decompose(self.physical, taps_as_linear=True))
+            program = decompose(self.physical, taps_as_linear=True)
+            return in_integers(program) if is_quantised(program.graph_module) else fold_constants(program)
         programs, sizes = self.specimens
         return symbolic([fold_constants(decompose(each, taps_as_linear=True)) for each in programs], sizes)
 

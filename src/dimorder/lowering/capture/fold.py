@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch.export import ExportedProgram
@@ -13,10 +13,11 @@ from dimorder.lowering.capture.scaled import evaluate
 from dimorder.lowering.capture.tracing import is_random
 
 
-def fold_constants(program: ExportedProgram) -> ExportedProgram:
+def fold_constants(program: ExportedProgram, kept: Collection[object] = ()) -> ExportedProgram:
     """The same program, in which what reads constants alone is a constant: dense, in its own order.
 
-    A partitioner takes a convolution whose weight is a constant, and not one whose weight is computed.
+    A partitioner takes a convolution whose weight is a constant, and not one whose weight is computed. Calls
+    of `kept` stay as they are.
 
     >>> class Turned(torch.nn.Module):
     ...     def __init__(self):
@@ -32,7 +33,7 @@ def fold_constants(program: ExportedProgram) -> ExportedProgram:
     written = state_of(program).values()
     read = (node for node in module.graph.nodes if node.op == "get_attr" and node.target not in written)
     held = {node: _held(module, node) for node in read}
-    for node, value in evaluated(module.graph, held).items():
+    for node, value in evaluated(module.graph, held, kept).items():
         name = f"folded_{node.name}"
         module.register_buffer(name, value.detach().contiguous())
         with module.graph.inserting_before(node):
@@ -46,11 +47,15 @@ def fold_constants(program: ExportedProgram) -> ExportedProgram:
         return torch.export.export(module, args, kwargs)
 
 
-def evaluated(graph: Graph, constants: Mapping[Node, torch.Tensor]) -> dict[Node, torch.Tensor]:
-    """The value of every call that reads constants alone, and gives the same each time."""
+def evaluated(
+    graph: Graph, constants: Mapping[Node, torch.Tensor], kept: Collection[object] = ()
+) -> dict[Node, torch.Tensor]:
+    """The value of every call that reads constants alone, and gives the same each time; of none of `kept`."""
     found: dict[Node, torch.Tensor] = {}
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target in kept:
             continue
         known = {n: found[n] if n in found else constants.get(n) for n in node.all_input_nodes}
         if any(value is None for value in known.values()) or is_random(node.target, node.args, node.kwargs):
