@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import logging
-import shlex
 import statistics
 import sys
 import tempfile
@@ -30,8 +28,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import dimorder
-from benchmarks.record import failed, record_lines, rows_kept
-from dimorder.files import write_whole
+from benchmarks.record import failed, keep, record_lines, rows_kept
 from dimorder.latency.bench import ROUNDS, TOLERANCE
 from dimorder.latency.machine import machine
 from dimorder.latency.timing import Invocation, geometric_mean, interleaved, ratio
@@ -200,11 +197,7 @@ def main() -> int:
     for name in options.networks or [name for name in NETWORKS if name not in done]:
         start = time.perf_counter()
         done[name] = timed(name, options.rounds)
-        command = shlex.join(["python", "-m", "benchmarks.inductor", *sys.argv[1:]])
-        rows = [done[each] for each in NETWORKS if each in done]
-        record = {"command": command, "environment": here, "rows": rows}
-        write_whole(kept, (json.dumps(record, indent=1) + "\n").encode())
-        write_whole(kept.with_suffix(".md"), table(record).encode())
+        keep(kept, "inductor", here, [done[each] for each in NETWORKS if each in done], table)
         print(f"{_line(done[name])}  {time.perf_counter() - start:.0f} s", flush=True)
     return 0
 

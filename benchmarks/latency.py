@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import logging
-import shlex
 import sys
 import time
 import warnings
@@ -23,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import failed, record_lines, rows_kept
+from benchmarks.record import failed, keep, record_lines, rows_kept
 from dimorder.files import write_whole
 from dimorder.latency.bench import ROUNDS, measure
 from dimorder.latency.machine import machine
@@ -258,10 +256,7 @@ def main() -> int:
         start = time.perf_counter()
         done[name] = timed(name, against, options.rounds)
         rows = [done[name] for name in NETWORKS if name in done]
-        command = shlex.join(["python", "-m", "benchmarks.latency", *sys.argv[1:]])
-        record = {"command": command, "environment": here, "rows": rows}
-        write_whole(kept, (json.dumps(record, indent=1) + "\n").encode())
-        write_whole(kept.with_suffix(".md"), table(record).encode())
+        keep(kept, "latency", here, rows, table)
         print(f"{_line(done[name])}  {time.perf_counter() - start:.0f} s", flush=True)
     rows = [done[name] for name in NETWORKS if name in done]
     write_whole(kept.with_suffix(".png"), chart(rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,24 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
     return [f"    {record['command']}", "", described(record["environment"]) + ".", ""]
 
 
+def keep(
+    path: Path,
+    module: str,
+    environment: Mapping[str, object],
+    rows: Sequence[Mapping[str, Any]],
+    table: Callable[[Mapping[str, Any]], str],
+) -> None:
+    """Write the rows that `python -m benchmarks.MODULE` has so far as JSON, and their table beside it."""
+    record = {"command": _command(module), "environment": environment, "rows": rows}
+    write_whole(path, (json.dumps(record, indent=1) + "\n").encode())
+    write_whole(path.with_suffix(".md"), table(record).encode())
+
+
+def _command(module: str) -> str:
+    return shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
+
+
 def write(out: Path, module: str, packages: Sequence[str], **results: object) -> None:
     """Write the results of `python -m benchmarks.MODULE` as JSON."""
-    command = shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]])
-    record = {"command": command, "machine": machine(packages), **results}
+    record = {"command": _command(module), "machine": machine(packages), **results}
     write_whole(out, (json.dumps(record, indent=2) + "\n").encode())

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ import dimorder
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.tosa.graph import TosaSummary, inspect_tosa
 from tests.targets.quantised import by_arm
+from tests.targets.test_tosa_partitioner import computed
 from tests.zoo import network
 
 
@@ -45,17 +45,6 @@ def to_tosa(program: ExportedProgram) -> tuple[bytes, TosaSummary]:
 
     data = delegated(program, TOSAPartitioner(TosaCompileSpec("TOSA-1.0+INT")))
     return data, inspect_tosa(data)
-
-
-def computed(data: bytes, x: Tensor) -> Tensor:
-    """By the reference model, of integers as the graph shows them."""
-    import tosa_reference_model as reference
-
-    shape = inspect_tosa(data).inputs[0].shape
-    array = x if tuple(x.shape) == shape else x.permute(0, 2, 3, 1)
-    (result,), status = reference.run(data, [np.ascontiguousarray(array.numpy())])
-    assert status == reference.GraphStatus.TOSA_VALID
-    return torch.from_numpy(result)
 
 
 def compare(model: nn.Module, x: Tensor, quanta: int = 1, **options: Any) -> tuple[int, int]:
