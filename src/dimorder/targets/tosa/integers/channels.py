@@ -34,14 +34,13 @@ ERROR = 2**-7  # of a quantum, by which a sum may be off for a constant that no 
 
 
 def are_channels(x: Operand, constant: Operand) -> bool:
-    """Whether `constant` has a number for each element of the last dimension of `x`, which are int8."""
-    return (
-        isinstance(x, Lookup)
-        and isinstance(constant, Tensor)
-        and 0 < constant.dim() <= len(x.shape)
-        and constant.numel() == constant.shape[-1] == x.shape[-1] > 1
-        and is_int8(x)
-    )
+    """Whether `constant` has a number for each element of the last dimensions of `x`, which are int8."""
+    if not isinstance(x, Lookup) or not isinstance(constant, Tensor) or constant.dim() > len(x.shape):
+        return False
+    last = tuple(constant.shape)
+    while last[:1] == (1,):
+        last = last[1:]
+    return last != () and x.shape[-len(last) :] == last and is_int8(x)
 
 
 def multiplied_channels(w: IntegerWriter, x: Lookup, constant: Tensor) -> Accumulator:
@@ -82,13 +81,14 @@ def add_channels(w: IntegerWriter, total: Accumulator, x: Lookup, constant: Tens
 def _depthwise(
     w: IntegerWriter, x: TosaValue, of: IntegerType, weights: Tensor, bias: Tensor | None, scales: Tensor
 ) -> Accumulator:
-    """Of any shape, its last dimension the channels."""
-    channels, space = x.shape[-1], x.shape[:-1]
-    if len(space) != 3:
-        space = (1, math.prod(space[:-1]), math.prod(space[-1:]))
+    """Of any shape, whose last dimensions are the channels."""
+    channels, space = weights.numel(), x.shape[:-1]
+    if len(space) != 3 or x.shape[-1] != channels:
+        space = (1, 1, math.prod(x.shape) // channels)
     image = w.reshape(x, (*space, channels))
     total = depthwise(w, image, of, weights.to(torch.int8).reshape(channels, 1, 1, 1), image.shape, bias)
-    return Accumulator(w.reshape(total.integers, x.shape), scales, total.limit)
+    made: Accumulator = w.reshape(Accumulator(total.integers, scales, total.limit), x.shape)
+    return made
 
 
 def depthwise(
