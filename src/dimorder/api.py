@@ -128,15 +128,15 @@ def lower(
     _require_state(program, chosen)
     program, contract, chosen = _promised(program, chosen, *asked)
     trial: Trial | None = None
-    made: list[Lowered] = []
-    for each in chosen.contenders.get(objective, (objective,)):  # one, but where only a compiler can tell
-        planned = _plan(program, contract, chosen, each, clock)
-        found = (planned.layout_plan.choice, planned.layout_plan.conversions)
-        if any((one.plan.layout_plan.choice, one.plan.layout_plan.conversions) == found for one in made):
-            continue
-        trial = trial or clock.step("verify", trial_of, model, program, contract)
-        made.append(_emit(planned, program, trial, chosen, run_artifact, clock))
-    return min(made, key=lambda one: 0 if one.artifact.npu is None else one.artifact.npu.cycles)
+    made: dict[object, Lowered] = {}
+    # One, but where only a compiler can tell.
+    for each, contender in chosen.contenders.get(objective, ((objective, chosen),)):
+        planned = _plan(program, contract, contender, each, clock)
+        alike = (contender.ability.declines, planned.layout_plan.choice)
+        if alike not in made:
+            trial = trial or clock.step("verify", trial_of, model, program, contract)
+            made[alike] = _emit(planned, program, trial, contender, run_artifact, clock)
+    return min(made.values(), key=lambda one: 0 if one.artifact.npu is None else one.artifact.npu.cycles)
 
 
 def _plan_ranges(

@@ -189,8 +189,8 @@ def test_integers_of_64_bits_are_refused() -> None:
 # -- the objective of cycles, and the command line ---------------------------------------------------------
 
 
-def test_a_plan_by_cycles_is_the_better_of_two() -> None:
-    """A vision transformer's plan by count has a TRANSPOSE more of fewer bytes, or the other way round."""
+def test_a_plan_by_cycles_takes_fewer_than_others() -> None:
+    """Of attention over features that come first: its plan has other operators, and its graph other forms."""
     network = by_arm(Attention().eval(), torch.randn(1, 6, 20, generator=torch.Generator().manual_seed(5)))
     x = torch.randn(1, 6, 20, generator=torch.Generator().manual_seed(5))
     found = {
@@ -198,7 +198,7 @@ def test_a_plan_by_cycles_is_the_better_of_two() -> None:
         for objective in ("bytes", "count", "cycles")
     }
     cycles = {objective: npu.cycles for objective, npu in found.items() if npu is not None}
-    assert cycles["cycles"] == min(cycles["bytes"], cycles["count"])
+    assert cycles["cycles"] < min(cycles["bytes"], cycles["count"])
 
 
 class Attention(nn.Module):

@@ -24,6 +24,7 @@ from tests.targets.quantised import by_arm, by_xnnpack
 from tests.targets.test_tosa_integers import Net
 from tests.zoo import network, timm
 from tests.zoo.network import row
+from tests.zoo.vision import swin_blocks
 
 Quantise = Callable[[nn.Module, Tensor], nn.Module]
 
@@ -35,6 +36,7 @@ CONFIGURATIONS = {
 OURS = {
     "convnext_atto": row("convnext_atto", timm("convnext_atto"), SMALL, ""),
     "vit of 4 layers": row("vit", timm("vit_tiny_patch16_224", img_size=64, depth=4), SMALL, ""),
+    "swin blocks": row("swin blocks", swin_blocks, (1, 3, 32, 48), ""),
 }
 TRANSPOSES = {
     "resnet18": 1,

@@ -19,6 +19,7 @@ pytest.importorskip("tosa_serializer")
 import dimorder
 from dimorder.lowered import Lowered
 from dimorder.targets.tosa.graph import inspect_tosa
+from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.target import TARGET, emit_integers
 from tests.targets.quantised import Between, Net, Product, by_arm, by_xnnpack, quantised
 
@@ -297,10 +298,13 @@ def test_the_form_that_vela_makes_the_most_of(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["times int8 of each channel", "plus int8 of each channel"])
-def test_a_constant_where_products_are_not_free(name: str) -> None:
+def test_a_constant_of_each_channel_as_a_convolution(name: str) -> None:
     compute, results, lacking, having = FORMS[name]
     target = replace(
-        TARGET, quantised=replace(TARGET.quantised, emit=partial(emit_integers, has_free_products=False))
+        TARGET,
+        quantised=replace(
+            TARGET.quantised, emit=partial(emit_integers, forms=Forms(multiplies_constants=False))
+        ),
     )
     made = dimorder.lower(
         Between(compute, *results),

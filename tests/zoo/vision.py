@@ -50,6 +50,23 @@ def torchvision(path: str, **options: Any) -> Callable[[], nn.Module]:
     return make
 
 
+def swin_blocks() -> nn.Module:
+    """The beginning of a Swin transformer: patches of 4 × 4, two blocks of windows of 4 × 4, the second one's
+    shifted, and a norm; of pictures whose sides 16 divides."""
+    load_torchvision()
+    from torchvision.models.swin_transformer import SwinTransformerBlock
+    from torchvision.ops.misc import Permute
+
+    return nn.Sequential(
+        nn.Conv2d(3, 48, 4, 4),
+        Permute([0, 2, 3, 1]),
+        SwinTransformerBlock(48, 3, [4, 4], [0, 0]),
+        SwinTransformerBlock(48, 3, [4, 4], [2, 2]),
+        nn.LayerNorm(48),
+        Permute([0, 3, 1, 2]),
+    )
+
+
 def timm(name: str, **options: Any) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         load_torchvision()

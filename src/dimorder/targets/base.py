@@ -116,7 +116,8 @@ class Target:
     program, and `set_threads` says how many threads that has in this process. `quantised` is what takes the
     target's place for quantised networks; it takes and gives integers. `configured` is the same target with
     other options of its compiler, which it has as keywords of strings. `contenders` are, for an objective
-    that only a compiler can tell, those whose plans are all emitted: the one of the fewest cycles is taken.
+    that only a compiler can tell, the plans that are all emitted, each by an objective of a target that takes
+    this one's place: the one of the fewest cycles is taken.
     `emit_ranges` makes one artifact for ranges of sizes, of the physical programs at several points; without
     it, symbolic sizes are refused. `sized` is the ability for a captured graph where these of its sizes are
     symbols, if that is another. What is told of a target without importing it is in its `Listing`.
@@ -137,7 +138,7 @@ class Target:
     set_threads: Callable[[int], None] | None = None
     quantised: Target | None = None
     configured: Callable[..., Target] | None = None
-    contenders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    contenders: Mapping[str, Sequence[tuple[str, Target]]] = field(default_factory=dict)
     state: bool = False
     emit_ranges: Callable[[Sequence[ExportedProgram], SizeTable, Contract], Artifact] | None = None
     sized: Callable[[frozenset[int], Graph], Ability] | None = None

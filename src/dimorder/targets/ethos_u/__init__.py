@@ -25,6 +25,15 @@ def is_u85(accelerator: str) -> bool:
     return accelerator.startswith("ethos-u85-")
 
 
+def macs(accelerator: str) -> int:
+    """How many products it adds up in a cycle.
+
+    >>> macs("ethos-u85-256")
+    256
+    """
+    return int(accelerator.rsplit("-", 1)[1])
+
+
 def named(attribute: str) -> str | None:
     """The accelerator that modules here call by `attribute`.
 
@@ -39,10 +48,11 @@ def __getattr__(attribute: str) -> Listing:
     accelerator = named(attribute)
     if accelerator is None:
         raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
-    family, macs = accelerator.rsplit("-", 1)
+    family = accelerator.rsplit("-", 1)[0].title()
     return Listing(
         ".pte",
-        f"an ExecuTorch program for Arm's {family.title()} with {macs} MACs a cycle, of a quantised network",
+        f"an ExecuTorch program for Arm's {family} with {macs(accelerator)} MACs a cycle, "
+        "of a quantised network",
         INSTALL,
         f"dimorder.targets.ethos_u.target:{attribute}",
     )

@@ -6,6 +6,7 @@ Importing this takes neither executorch nor Vela; emitting does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,13 +23,17 @@ from dimorder.lowering.verify import Run
 from dimorder.targets.base import Target, WholeArtifact
 from dimorder.targets.ethos_u import INSTALL, is_u85, named
 from dimorder.targets.ethos_u.constraints import require_compilable
+from dimorder.targets.ethos_u.estimates import estimated
 from dimorder.targets.npu_report import NpuReport
 from dimorder.targets.signature import read_signature
+from dimorder.targets.tosa.integers.forms import FORMS, Forms
 from dimorder.targets.tosa.target import TARGET as TOSA
 from dimorder.targets.tosa.target import TosaArtifact, emit_integers
 
 # Of a product whose first matrix is constant Ethos-U55 and U65 compute each element by itself.
-_CUT_UP = frozenset({"aten.linear/features first"})
+_WEIGHTS_FIRST = frozenset({"aten.linear/features first"})
+OF_U85 = Forms(permutes_by_products=True, cuts_phases=True)
+OF_U55 = OF_U85.flipped("multiplies_constants")  # and of U65
 FLOAT = (
     "an Ethos-U computes integers alone: quantise the network first (dimorder.quantize, or --quantize int8)"
 )
@@ -73,18 +78,20 @@ def emit(
     accelerator: str,
     system_config: str | None,
     memory_mode: str | None,
+    tries_forms: bool = False,
 ) -> NpuPte:
-    """Raises `UnsupportedError` for what has no form in integers, and for what Vela does not compile."""
+    """`tries_forms` has Vela compile other forms of the graph too, and keeps what takes fewer cycles.
+
+    Raises `UnsupportedError` for what has no form in integers, and for what Vela does not compile.
+    """
     from dimorder.targets.ethos_u.pte import packed
-    from dimorder.targets.ethos_u.vela import compiled
+    from dimorder.targets.ethos_u.vela import Compiled, compiled
 
     for kind, specs in (("input", contract.inputs), ("output", contract.outputs)):
         for spec in specs:
             if spec.dtype == "int64":
                 fix = "pass and return what is quantised: take the largest of scores on the CPU"
                 raise UnsupportedError(f"{kind} {spec.name!r}", "int64, where an Ethos-U has 32 bits", fix)
-    graph = emit_integers(program, contract, has_free_products=is_u85(accelerator))
-    assert graph.model is not None
     written_for = {node.name: node for node in program.graph.nodes}
     written_for |= zip((spec.name for spec in contract.outputs), read_signature(program).outputs, strict=True)
 
@@ -93,8 +100,25 @@ def emit(
         node = written_for.get(tensor.rsplit(".", 1)[0])
         return Place("a copy", "made by Vela") if node is None else Place.of(_computing(node))
 
-    require_compilable(graph.model, accelerator, place_of)
-    made = compiled(graph.data, accelerator, place_of, system_config=system_config, memory_mode=memory_mode)
+    def compile_graph(graph: TosaArtifact) -> Compiled:
+        assert graph.model is not None
+        require_compilable(graph.model, accelerator, place_of)
+        return compiled(
+            graph.data, accelerator, place_of, system_config=system_config, memory_mode=memory_mode
+        )
+
+    forms = OF_U85 if is_u85(accelerator) else OF_U55
+    graph = emit_integers(program, contract, forms=forms)
+    made, seen = compile_graph(graph), {graph.data}
+    for name in FORMS if tries_forms else ():
+        other = emit_integers(program, contract, forms=forms.flipped(name))
+        if other.data in seen:
+            continue
+        seen.add(other.data)
+        with suppress(UnsupportedError):
+            compiled_so = compile_graph(other)
+            if compiled_so.report.cycles < made.report.cycles:
+                forms, graph, made = forms.flipped(name), other, compiled_so
     return NpuPte(packed(made, contract), graph, made.report)
 
 
@@ -106,20 +130,27 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     """
     assert TOSA.quantised is not None
     ability = TOSA.quantised.ability
-    if not is_u85(accelerator):
-        ability = replace(ability, declines=tuple(each | _CUT_UP for each in ability.declines))
+    weights_last = replace(ability, declines=tuple(each | _WEIGHTS_FIRST for each in ability.declines))
+    emits = partial(emit, accelerator=accelerator, system_config=system_config, memory_mode=memory_mode)
     made = replace(
         TOSA.quantised,
-        contenders={"cycles": ("bytes", "count")},
         name=accelerator,
         suffix=".pte",
-        ability=ability,
-        emit=partial(emit, accelerator=accelerator, system_config=system_config, memory_mode=memory_mode),
+        ability=ability if is_u85(accelerator) else weights_last,
+        emit=emits,
         beside=(),
         load=None,
         check=None,
         install=INSTALL,
     )
+    trying = replace(made, emit=partial(emits, tries_forms=True))
+    plans = [
+        (objective, replace(trying, costs={**made.costs, "cycles": estimated(accelerator)}))
+        for objective in ("bytes", "count", "cycles")
+    ]
+    if is_u85(accelerator):
+        plans += [(objective, replace(each, ability=weights_last)) for objective, each in plans]
+    made = replace(made, contenders={"cycles": plans})
     floats = Ability(lambda call, constants: FLOAT, takes=lambda value: FLOAT)
     return replace(made, ability=floats, quantised=made, configured=partial(target, accelerator))
 

@@ -27,8 +27,9 @@ from dimorder.targets.table import Table
 from dimorder.targets.tosa import LISTING, sidecar
 from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.graph import inspect_tosa
+from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.model import TosaModel
-from dimorder.targets.tosa.integers.numbers import IntegerWriter
+from dimorder.targets.tosa.integers.numbers import PLAIN, IntegerWriter
 from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
 from dimorder.targets.tosa.writer import MAX_RANK
@@ -110,13 +111,13 @@ def emit_integers(
     contract: Contract,
     operators: Table = INTEGERS,
     *,
-    has_free_products: bool = True,
+    forms: Forms = PLAIN,
 ) -> TosaArtifact:
-    """Of a quantised network, for an NPU that may have free products (see `IntegerWriter`).
+    """Of a quantised network, in these forms.
 
     Raises `UnsupportedError` where an operator has no form in integers.
     """
-    data, model_of = write(program, contract, operators, IntegerWriter(has_free_products))
+    data, model_of = write(program, contract, operators, IntegerWriter(forms))
     model = model_of()
     module = readable(program)
 

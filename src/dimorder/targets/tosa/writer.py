@@ -151,6 +151,10 @@ class TosaWriter:
         assert math.prod(shape) == math.prod(value.shape), (value.shape, shape)
         return TosaValue(value.tensor, shape, value.dtype)
 
+    def as_written(self, value: TosaValue) -> TosaValue:
+        """The same elements in the shape in which they were written: no operator is between."""
+        return self.reshape(value, self._tensors[value.tensor].shape)
+
     def dense(self, operand: View[TosaValue] | torch.Tensor) -> TosaValue:
         """`operand` dense in its own dimension order: a constant, or a value that lies so already.
 
@@ -246,7 +250,7 @@ class TosaWriter:
         full = [value for value in values if math.prod(value.shape) == count]
         if all(math.prod(value.shape) in (1, count) for value in values):
             written = next((v for v in full if self._tensors[v.tensor].data is None), full[0])
-            to = self._tensors[written.tensor].shape
+            to = self.as_written(written).shape
             common = [to if value in full else (1,) * len(to) for value in values]
         else:
             common = _aligned([value.shape for value in values], shape)

@@ -20,12 +20,17 @@ from dimorder.errors import UnsupportedError
 from dimorder.lowering.exactly import in_float32
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.table import View
+from dimorder.targets.tosa.integers.forms import Forms
+from dimorder.targets.tosa.integers.permutation import permuted
+from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.rescale import fits, rescale, rescaled
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 BITS = 28  # of a sum: RESCALE takes values below 2^(shift - 1), so that no result may reach 2^29
 GRID = 19  # of a sum's finest operand: Ethos-U55 adds int8 on a grid of as many bits in one operator
 FINE = 2**15  # steps of a function's numbers, besides the sign
+LANES = 16  # in which an Ethos-U computes channels
+PLAIN = Forms()
 EXACT = 2**24  # steps of a constant's: a float32 has no more
 
 
@@ -105,13 +110,12 @@ class IntegerWriter(TosaWriter):
     `shortcuts` for the tensor of a sum what writes it in fewer operators where it is quantised, if that is
     exact for the type that is asked for. What is not read then is left out.
 
-    `has_free_products` is whether what multiplies or adds int8 constants is best written so, as of Ethos-U85,
-    which computes it on the way; else a constant of each channel makes a depthwise convolution.
+    `forms` are those that it takes of operators that give the same integers.
     """
 
-    def __init__(self, has_free_products: bool = True) -> None:
+    def __init__(self, forms: Forms = PLAIN) -> None:
         super().__init__()
-        self.has_free_products = has_free_products
+        self.forms = forms
         self.padded: dict[TosaValue, tuple[TosaValue, Sequence[int], float]] = {}
         self.shortcuts: dict[str, Callable[[Accumulator, IntegerType], TosaValue | None]] = {}
 
@@ -128,7 +132,14 @@ class IntegerWriter(TosaWriter):
         return self._as_integers(super().dense, operand)
 
     def transposed(self, view: Any) -> Any:
-        return self._as_integers(super().transposed, view)
+        return self._as_integers(self._moved, view)
+
+    def _moved(self, view: View[TosaValue]) -> TosaValue:
+        if self.forms.permutes_by_products and not view.is_dense and view not in self._transposed:
+            made = permuted(self, view)
+            if made is not None:
+                self._transposed[view] = made
+        return super().transposed(view)
 
     def _as_integers(self, function: Any, operand: Any) -> Any:
         if not isinstance(operand, View) or isinstance(operand.value, TosaValue):
@@ -163,7 +174,7 @@ def quantised(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
         levels = real.round().add(to.zero_point).clamp(to.low, to.high)
         return looked_up(w, x.integers, levels, x.of, _slope(real), to.zero_point)
     shortcut = w.shortcuts.get(x.integers.tensor)
-    y = None if shortcut is None or x.scales.numel() > 1 else shortcut(x, to)
+    y = None if shortcut is None else shortcut(x, to)
     if y is None:
         if x.scales.dim() > 1 and x.scales.shape[-1] != x.shape[-1]:
             x = uniform(w, x)
@@ -301,7 +312,9 @@ def _rescaled(w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zer
     shape, value = x.shape, x.integers
     if dtype == "INT32" and factors.numel() == 1 and float(factors) == 1.0:
         return value
-    if factors.numel() > 1:
+    if factors.numel() == 1:
+        value = w.as_written(value)
+    else:
         varying = shape[len(shape) - factors.dim() :]
         factors = factors.expand(varying).flatten()
         value = w.reshape(value, (*shape[: len(shape) - len(varying)], factors.numel()))
@@ -314,25 +327,68 @@ def _rescaled(w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zer
 
 def added(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumulator:
     """The sum of both, or what `kind` makes of them on one grid, the finest on which int32 holds the sum."""
+    shape = np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
+    x, y = _in_lanes(w, x, y)
     most = _most(x) + _most(y)
     scale = max(_scale(x), _scale(y))
     step = scale * 2.0 ** max(math.ceil(math.log2((most or 1.0) / 2**BITS / scale)), -GRID)
     total = w.elementwise(kind, on_grid(w, x, step), on_grid(w, y, step))
     limit = min(math.ceil(most / step) + 2, 2**31 - 1)
-    return Accumulator(total, torch.tensor(step, dtype=torch.float64), limit)
+    return Accumulator(w.reshape(total, shape), torch.tensor(step, dtype=torch.float64), limit)
 
 
 def multiplied(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
     """The product, rounded to what int32 holds."""
-    a, b = as_sum(w, x), as_sum(w, y)
+    shape = np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
+    a, b = (as_sum(w, each) for each in _in_lanes(w, x, y))
     shift = max(0, math.ceil(math.log2(a.limit * b.limit)) - BITS)
     product = times(w, a.integers, b.integers, shift)
-    return Accumulator(product, a.scales * b.scales * 2.0**shift, (a.limit * b.limit >> shift) + 1)
+    return Accumulator(
+        w.reshape(product, shape), a.scales * b.scales * 2.0**shift, (a.limit * b.limit >> shift) + 1
+    )
 
 
 def times(w: IntegerWriter, x: TosaValue, y: TosaValue, shift: int) -> TosaValue:
     """x · y / 2**shift, rounded half up; the product has 64 bits."""
     return w.elementwise("MUL", x, y, extra=(w.number(shift, "INT8"),))
+
+
+def _in_lanes(w: IntegerWriter, x: Operand, y: Operand) -> tuple[Operand, Operand]:
+    """Both, with so many of the last dimensions as one that elements fill lanes, if these are to be filled:
+    what is smaller is repeated. Vela computes the elements of the last dimension side by side."""
+    if not w.forms.fills_lanes or isinstance(x, Tensor) or isinstance(y, Tensor):
+        return x, y
+    shape = np.broadcast_shapes(x.shape, y.shape)
+    shapes = [(1,) * (len(shape) - len(each.shape)) + each.shape for each in (x, y)]
+    merged = _dimensions_to_merge(shape, shapes)
+    if not merged:
+        return x, y
+    ends = shape[-merged:]
+    made = []
+    for each, sizes in zip((x, y), shapes, strict=True):
+        held: Numbers = w.reshape(each, sizes)
+        if sizes[-merged:] not in (ends, (1,) * merged):
+            held = uniform(w, held) if isinstance(held, Accumulator) else held
+            sizes = (*sizes[:-merged], *ends)
+            held = held.with_integers(tile(w, held.integers, sizes))
+        made.append(w.reshape(held, (*sizes[:-merged], math.prod(sizes[-merged:]))))
+    return made[0], made[1]
+
+
+def _dimensions_to_merge(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> int:
+    """How many of the last dimensions, where that fills lanes better and repeats little; else 0."""
+    for merged in range(2, len(shape) + 1):
+        ends = shape[-merged:]
+        repeated = [s for s in shapes if s[-merged:] not in (ends, (1,) * merged)]
+        little = all(math.prod(s[:-merged]) * 8 <= math.prod(shape[:-merged]) for s in repeated)
+        if repeated and little and _filled(math.prod(ends)) > 1.5 * _filled(shape[-1]):
+            return merged
+    return 0
+
+
+def _filled(count: int) -> float:
+    """The share of lanes that so many channels fill."""
+    return count / (math.ceil(count / LANES) * LANES)
 
 
 def _most(x: Operand) -> float:

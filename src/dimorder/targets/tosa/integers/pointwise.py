@@ -63,7 +63,7 @@ def operand(w: W, argument: Any, as_int8: bool = False) -> Any:
     """Numbers that integers stand for; a constant as its int8, if that is wanted and of one scale."""
     if isinstance(argument, View):
         return numbers(w, argument)
-    as_int8 &= w.has_free_products and isinstance(argument, Scaled)
+    as_int8 &= w.forms.multiplies_constants and isinstance(argument, Scaled)
     held = argument.integers if as_int8 else None
     if held is None or held.scale is None or held.values.dtype != torch.int8 or held.values.numel() == 1:
         return argument

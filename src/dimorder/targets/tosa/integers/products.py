@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -16,12 +17,9 @@ from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, spatial
-from dimorder.targets.tosa.integers.numbers import (
-    Accumulator,
-    IntegerWriter,
-    as_int8,
-)
+from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, as_int8, quantised
 from dimorder.targets.tosa.integers.operands import refused
+from dimorder.targets.tosa.integers.phases import Phases
 from dimorder.targets.tosa.writer import TosaValue
 
 aten = torch.ops.aten
@@ -117,13 +115,35 @@ def _check_matmul(a: Arguments) -> str | None:
     return reductions.check_matmul(a)
 
 
+_transposed = _product(spatial.conv_transpose2d, "weight_ohwi")
+
+
+def _conv_transpose(w: W, a: Arguments) -> Accumulator:
+    """Lets the sums be convolutions of phases where they are quantised next."""
+    total = _transposed(w, a)
+    (x, of), (weight, _, zero_point) = as_int8(w, w.dense(a.x)), _weight(a.weight_ohwi)
+    phases = Phases.of(a, x, weight) if w.forms.cuts_phases and zero_point == 0 else None
+    if phases is None:
+        return total
+    bias = _bias(a.bias, total.scales)
+
+    def write(wanted: Accumulator, to: IntegerType) -> TosaValue:
+        scales = wanted.scales.expand(weight.shape[0]).repeat(phases.columns)
+        rows = [
+            quantised(w, replace(wanted, integers=sums, scales=scales), to)
+            for sums in (phases.sums(w, x, r, bias, of.zero_point) for r in range(len(phases.weights)))
+        ]
+        return phases.joined(w, rows)
+
+    w.shortcuts[total.integers.tensor] = write
+    return total
+
+
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         dimorder.conv2d_nhwc.default: Row(_product(_convolution, "weight_ohwi"), spatial.check_convolution),
         dimorder.conv3d_ndhwc.default: Row(_product(_convolution, "weight_odhwi"), spatial.check_convolution),
-        dimorder.conv_transpose2d_nhwc.default: Row(
-            _product(spatial.conv_transpose2d, "weight_ohwi"), spatial.check_transposed
-        ),
+        dimorder.conv_transpose2d_nhwc.default: Row(_conv_transpose, spatial.check_transposed),
         aten.matmul.default: Row(_matmul, _check_matmul),
     }
 )

@@ -68,7 +68,7 @@ def _summed(w: W, x: Numbers, dims: set[int], shape: tuple[int, ...]) -> Accumul
     """Of int8 over neighbours by a convolution with ones, which reads them as they lie: Vela transposes what
     REDUCE_SUM adds up along any but the last dimension."""
     kernel = _kernel(x.shape, dims)
-    if isinstance(x, Lookup) and kernel is not None and is_int8(x):
+    if isinstance(x, Lookup) and kernel is not None and is_int8(x) and w.forms.sums_windows:
         values, of = as_int8(w, x)
         first, last = min(dims), max(dims)
         outer, channels = math.prod(x.shape[:first]), math.prod(x.shape[last + 1 :])

@@ -1,0 +1,55 @@
+"""Channels that change places among themselves, as a product with ones and zeros: an NPU computes it in a
+small part of the cycles in which it writes elements one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import torch
+
+from dimorder.targets.table import View, whole
+from dimorder.targets.tosa import spatial
+from dimorder.targets.tosa.rescale import rescale
+from dimorder.targets.tosa.writer import TosaValue, TosaWriter
+
+MAX_CHANNELS = 1024  # whose matrix has a million elements
+
+
+def unmoved(source: Sequence[int], target: Sequence[int], sizes: Sequence[int]) -> int | None:
+    """How many first dimensions keep their places, if the elements of the others are channels that a matrix
+    can move; `sizes` are by dimension.
+
+    >>> unmoved((0, 1, 2, 3), (0, 1, 3, 2), (2, 7, 3, 5)), unmoved((0, 1, 2), (1, 0, 2), (2, 7, 3))
+    (2, None)
+    """
+    still = 0
+    while still < len(source) and source[still] == target[still]:
+        still += 1
+    channels = math.prod(sizes[d] for d in source[still:])
+    return still if 0 < still < len(source) and channels <= MAX_CHANNELS else None
+
+
+def permuted(w: TosaWriter, view: View[TosaValue]) -> TosaValue | None:
+    """A view of int8 dense in its own order, if its channels alone change places."""
+    value, order = view.value, view.order
+    still = unmoved(range(len(order)), order, value.shape)
+    if still is None or value.dtype != "INT8":
+        return None
+    space, channels = value.shape[:still], math.prod(value.shape[still:])
+    source = torch.arange(channels).reshape(value.shape[still:]).permute([d - still for d in order[still:]])
+    weight = torch.nn.functional.one_hot(source.flatten(), channels).to(torch.int8)
+    image = w.reshape(value, (*(space if still == 3 else (1, 1, math.prod(space))), channels))
+    call = SimpleNamespace(
+        x=whole(image),
+        weight_ohwi=weight.reshape(channels, 1, 1, channels),
+        bias=None,
+        stride=[1, 1],
+        padding=[0] * 4,
+        dilation=[1, 1],
+        groups=1,
+        shape=image.shape,
+    )
+    return w.reshape(rescale(w, spatial.convolution(w, call), [1.0], "INT8"), view.shape)

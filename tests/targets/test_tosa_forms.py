@@ -1,0 +1,145 @@
+"""The forms of a graph of integers: each gives the bits of the plain one, on Arm's reference model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+pytest.importorskip("tosa_serializer")
+
+import dimorder
+from dimorder.lowered import Lowered
+from dimorder.targets.tosa.graph import inspect_tosa
+from dimorder.targets.tosa.integers.forms import FORMS, Forms
+from dimorder.targets.tosa.target import TARGET, emit_integers
+from tests.targets.quantised import Between, Product
+from tests.targets.test_tosa_integers import BETWEEN, PRODUCTS, RESULTS
+
+OTHER = Forms()
+for _name in FORMS:
+    OTHER = OTHER.flipped(_name)
+
+
+def lower(module: nn.Module, inputs: tuple[Tensor, ...], forms: Forms, order: str | None = None) -> Lowered:
+    target = replace(TARGET, quantised=replace(TARGET.quantised, emit=partial(emit_integers, forms=forms)))
+    return dimorder.lower(
+        module, inputs, target=target, input_orders=order, output_orders=order, run_artifact=True
+    )
+
+
+def randn(*shape: int) -> Tensor:
+    return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("name", [*BETWEEN, *PRODUCTS])
+def test_every_operator_in_the_other_forms(name: str) -> None:
+    if name in PRODUCTS:
+        module: nn.Module = Product(*PRODUCTS[name])
+        inputs: tuple[Tensor, ...] = (randn(2, 6, 5, 7),)
+    else:
+        module, inputs = Between(BETWEEN[name][0], *RESULTS), BETWEEN[name][1]
+    assert lower(module, inputs, OTHER).verified.artifact_ran
+
+
+def alike(module: nn.Module, x: Tensor, form: str) -> tuple[set[str], set[str]]:
+    """The operators of a graph without a form and with it, which give the same bits."""
+    plain = lower(module, (x,), Forms(), "NHWC")
+    other = lower(module, (x,), Forms().flipped(form), "NHWC")
+    integers = plain.contract.inputs[0].quantised(x)
+    wanted, got = (pytree.tree_leaves(made.run(integers)) for made in (plain, other))
+    assert len(wanted) == len(got) == 1
+    assert torch.equal(wanted[0], got[0])
+    assert float(wanted[0].double().std()) > 0
+    kinds = [set(inspect_tosa(made.artifact.data).operators) for made in (plain, other)]
+    return kinds[0], kinds[1]
+
+
+TRANSPOSED: dict[str, tuple[tuple[int, ...], tuple[int, int], Any]] = {
+    # channels in, kernel; size of the input; stride, padding, output padding
+    "twice, as U-Nets do": ((6, 12, 2, 2), (5, 7), (2, 0, 0)),
+    "with taps that overlap": ((6, 12, 3, 3), (5, 7), (2, 1, 1)),
+    "four by four": ((6, 12, 4, 4), (5, 7), (2, 1, 0)),
+    "steps that differ": ((6, 12, 3, 5), (5, 7), ((2, 3), (1, 1), (1, 0))),
+    "fewer taps than a step": ((6, 12, 2, 2), (5, 7), (3, 0, 1)),
+    "in one direction": ((6, 12, 3, 2), (5, 7), ((1, 2), (1, 0), (0, 0))),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_transposed_convolution_in_phases(name: str, has_bias: bool) -> None:
+    weight, size, options = TRANSPOSED[name]
+    product = Product(lambda x, w, b: F.conv_transpose2d(x, w, b, *options), weight, 1, None, has_bias)
+    plain, other = alike(product, randn(2, 6, *size), "cuts_phases")
+    assert "TRANSPOSE_CONV2D" in plain
+    assert "TRANSPOSE_CONV2D" not in other
+    assert {"CONV2D", "RESCALE"} <= other
+
+
+@pytest.mark.parametrize(
+    ("weight", "options"),
+    [
+        ((6, 12, 3, 3), (2, 1, 0)),  # the last step has one result of two
+        ((6, 12, 2, 2), (3, 0, 0)),  # no result of the last row
+        ((6, 6, 3, 3), (2, 1, 1, 2)),  # groups
+        ((6, 12, 3, 3), (2, 2, 1, 1, 2)),  # dilated
+        ((6, 12, 3, 3), (1, 1, 0)),  # no steps
+    ],
+)
+def test_what_is_not_cut_into_phases_stays_as_it_is(weight: tuple[int, ...], options: Any) -> None:
+    product = Product(lambda x, w, b: F.conv_transpose2d(x, w, b, *options), weight, 1)
+    plain, other = alike(product, randn(2, 6, 5, 7), "cuts_phases")
+    assert plain == other
+    assert "TRANSPOSE_CONV2D" in plain
+
+
+def shuffled(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    return x.reshape(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+def test_channels_that_change_places_are_a_product() -> None:
+    plain, other = alike(Between(shuffled, (0.0311, -7)), randn(2, 6, 5, 7), "permutes_by_products")
+    assert "TRANSPOSE" in plain
+    assert "TRANSPOSE" not in other
+    assert "CONV2D" in other
+
+
+def test_what_is_no_channel_is_transposed() -> None:
+    turned = Between(lambda x: x.transpose(2, 3), (0.0311, -7))
+    plain, other = alike(turned, randn(2, 6, 5, 7), "permutes_by_products")
+    assert plain == other
+    assert "TRANSPOSE" in plain
+
+
+def test_sums_of_neighbours() -> None:
+    gate = Between(lambda x: x.sum((2, 3), keepdim=True) * 0.03 + 0 * x, (0.0311, -7))
+    plain, other = alike(gate, randn(2, 6, 5, 7), "sums_windows")
+    assert ("DEPTHWISE_CONV2D" in plain, "REDUCE_SUM" in plain) == (True, False)
+    assert ("DEPTHWISE_CONV2D" in other, "REDUCE_SUM" in other) == (False, True)
+
+
+def of_groups(compute: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def grouped(x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        parts = x.reshape(n, 4, c // 4, h, w)
+        most = parts.amax((2, 3, 4), keepdim=True)
+        return compute(parts, most).reshape(n, c, h, w)
+
+    return grouped
+
+
+@pytest.mark.parametrize("compute", [torch.sub, torch.mul])
+def test_groups_fill_lanes(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Of 4 × 6 channels: the number of each group is repeated for its six."""
+    network = Between(of_groups(compute), (0.0611, -7))
+    plain, other = alike(network, randn(1, 24, 5, 7), "fills_lanes")
+    assert other - plain == {"TILE"}
