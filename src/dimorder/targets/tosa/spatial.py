@@ -40,16 +40,34 @@ def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
     Of int8 the sums in int32; `zero_points`, of x and of the weight, are 0 where they are not among the
     arguments.
     """
-    weight, flat = _weight(a), len(a.stride) == 2
-    window = [d * (k - 1) + 1 for d, k in zip(a.dilation, weight.shape[1:-1], strict=True)]
-    padding, x = exact_padding(w, w.dense(a.x), window, a.stride, a.padding, a.shape)
-    options = {"pad": padding, "stride": list(a.stride), "dilation": list(a.dilation)}
+    flat, x = len(a.stride) == 2, w.dense(a.x)
+    weight, before, dilation = _read_taps(_weight(a), x.shape, a)
+    window = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[1:-1], strict=True)]
+    padding, x = exact_padding(w, x, window, a.stride, before, a.shape)
+    options = {"pad": padding, "stride": list(a.stride), "dilation": dilation}
     if flat and 1 < a.groups == x.shape[-1]:  # depthwise: weight (H, W, C, multiplier)
         by_channel = weight.reshape(a.groups, -1, *weight.shape[1:3]).permute(2, 3, 0, 1)
         return _conv(w, "DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape, options, _zero_points(a))
-    if flat and a.groups == 1 and set(a.dilation) == {1} and _are_patches(window, a.stride, padding, x.shape):
+    if flat and a.groups == 1 and set(dilation) == {1} and _are_patches(window, a.stride, padding, x.shape):
         return _patches(w, x, weight, a)
     return _in_groups(w, "CONV2D" if flat else "CONV3D", x, weight, a, options)
+
+
+def _read_taps(weight: Tensor, sizes: Sequence[int], a: Arguments) -> tuple[Tensor, list[int], list[int]]:
+    """The weight without the first and last taps that read nothing but padding, wherever the window is, with
+    the padding before each dimension, and the dilation. A dilated window may reach far beyond an image."""
+    padding, dilation = list(a.padding[::2]), list(a.dilation)
+    for d, (size, count, step) in enumerate(zip(sizes[1:], a.shape[1:-1], a.stride, strict=False)):
+        apart, taps = dilation[d], weight.shape[d + 1]
+        first = [tap * apart - padding[d] for tap in range(taps)]  # what a tap reads of the first window
+        read = [tap for tap, at in enumerate(first) if any(0 <= at + y * step < size for y in range(count))]
+        if not read or not bool(weight.isfinite().all()):
+            continue
+        low = min(read[0], padding[d] // apart)
+        weight = weight.narrow(d + 1, low, read[-1] + 1 - low)
+        padding[d] -= low * apart
+        dilation[d] = apart if weight.shape[d + 1] > 1 else 1
+    return weight, [p for p in padding for _ in range(2)], dilation
 
 
 def _are_patches(
