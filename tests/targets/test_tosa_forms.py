@@ -143,3 +143,27 @@ def test_groups_fill_lanes(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
     network = Between(of_groups(compute), (0.0611, -7))
     plain, other = alike(network, randn(1, 24, 5, 7), "fills_lanes")
     assert other - plain == {"TILE"}
+
+
+UNREAD: dict[str, tuple[tuple[int, int], Any, tuple[int, int]]] = {
+    # kernel; stride, padding, dilation; the taps that are left, of an image of 5 × 7
+    "dilated beyond the image": ((3, 3), (1, (12, 13), (12, 13)), (1, 1)),
+    "beyond its height alone": ((3, 5), (1, (5, 4), (5, 2)), (1, 5)),
+    "padded by more than a window reads": ((9, 9), (1, 8), (9, 9)),
+    "the first row of one window": ((3, 3), (7, (1, 2)), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+@pytest.mark.parametrize("groups", [1, 6])
+def test_taps_that_read_padding_alone_are_left_out(name: str, groups: int) -> None:
+    kernel, options, left = UNREAD[name]
+    x, weight = randn(2, 6, 5, 7), (12, 6 // groups, *kernel)
+    rest = (*options, 1)[:3] if len(options) == 2 else options
+    product = Product(lambda x, w, b: F.conv2d(x, w, b, *rest, groups), weight)
+    made = lower(product, (x,), Forms(), "NHWC")
+    (conv,) = [node for node in made.artifact.model.nodes if "CONV2D" in node.kind]
+    held = made.artifact.model.constants[conv.inputs[1]].shape
+    assert tuple(held[1:3] if groups == 1 else held[:2]) == left
+    floats = nn.Conv2d(6, 12, kernel, *rest, groups).eval()
+    dimorder.lower(floats, (x,), target="tosa", run_artifact=True)

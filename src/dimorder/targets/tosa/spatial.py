@@ -61,7 +61,7 @@ def _read_taps(weight: Tensor, sizes: Sequence[int], a: Arguments) -> tuple[Tens
         apart, taps = dilation[d], weight.shape[d + 1]
         first = [tap * apart - padding[d] for tap in range(taps)]  # what a tap reads of the first window
         read = [tap for tap, at in enumerate(first) if any(0 <= at + y * step < size for y in range(count))]
-        if not read or not bool(weight.isfinite().all()):
+        if not read:
             continue
         low = min(read[0], padding[d] // apart)
         weight = weight.narrow(d + 1, low, read[-1] + 1 - low)
