@@ -34,7 +34,7 @@ from dimorder.latency.timing import geometric_mean
 from dimorder.lowering.network_plan import Place
 from tests import zoo
 from tests.zoo import timm
-from tests.zoo.network import row
+from tests.zoo.network import row as network_row
 from tests.zoo.vision import swin_blocks
 
 SMALL = (1, 3, 64, 64)
@@ -73,7 +73,7 @@ def _shufflenet_224() -> Built:
 
 
 def _swin() -> Built:
-    network = row("swin blocks", swin_blocks, (1, 3, 32, 48), "")
+    network = network_row("swin blocks", swin_blocks, (1, 3, 32, 48), "")
     return network.build(), torch.randn(network.shape, generator=torch.Generator().manual_seed(1))
 
 

@@ -57,10 +57,10 @@ def _read_taps(weight: Tensor, sizes: Sequence[int], a: Arguments) -> tuple[Tens
     """The weight without the first and last taps that read nothing but padding, wherever the window is, with
     the padding before each dimension, and the dilation. A dilated window may reach far beyond an image."""
     padding, dilation = list(a.padding[::2]), list(a.dilation)
-    for d, (size, count, step) in enumerate(zip(sizes[1:], a.shape[1:-1], a.stride, strict=False)):
+    for d, (length, count, step) in enumerate(zip(sizes[1:], a.shape[1:-1], a.stride, strict=False)):
         apart, taps = dilation[d], weight.shape[d + 1]
         first = [tap * apart - padding[d] for tap in range(taps)]  # what a tap reads of the first window
-        read = [tap for tap, at in enumerate(first) if any(0 <= at + y * step < size for y in range(count))]
+        read = [tap for tap, at in enumerate(first) if any(0 <= at + y * step < length for y in range(count))]
         if not read:
             continue
         low = min(read[0], padding[d] // apart)
