@@ -107,9 +107,9 @@ class TensorSpec:
 
     @property
     def integer_range(self) -> tuple[int, int]:
-        """The least and the largest integer of the type."""
+        """The least and the largest integer of the type; those of 16 bits are as many below 0 as above."""
         held = torch.iinfo(getattr(torch, self.dtype))
-        return held.min, held.max
+        return held.min + (self.dtype == "int16"), held.max
 
     def quantised(self, tensor: torch.Tensor) -> torch.Tensor:
         """The integers that stand for numbers here; a tensor as it is where numbers stand for themselves.

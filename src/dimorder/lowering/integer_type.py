@@ -18,13 +18,18 @@ class IntegerType:
 
     @property
     def low(self) -> int:
-        """The least of the integers."""
-        return torch.iinfo(self.dtype).min
+        """The least of the integers; those of 16 bits are as many below 0 as above."""
+        return torch.iinfo(self.dtype).min + (self.dtype == torch.int16)
 
     @property
     def high(self) -> int:
         """The greatest of the integers."""
         return torch.iinfo(self.dtype).max
+
+    @property
+    def reach(self) -> int:
+        """How far an integer may be from the zero point."""
+        return max(self.high - self.zero_point, self.zero_point - self.low)
 
     @property
     def arguments(self) -> tuple[Any, ...]:

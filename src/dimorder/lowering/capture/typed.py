@@ -21,8 +21,8 @@ from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
 
 aten = torch.ops.aten
 
-TYPES = ("float32", "int8", "uint8")
-_INTEGERS = (torch.int8, torch.uint8)
+TYPES = ("float32", "int8", "uint8", "int16")
+_INTEGERS = (torch.int8, torch.uint8, torch.int16)
 Types = Any  # None, one type for all, or one per tensor; a type is one of TYPES or a torch.dtype
 
 _MOVES = frozenset(

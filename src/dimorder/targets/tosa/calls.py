@@ -27,9 +27,9 @@ def dtype_of(operand: Any) -> str:
 
 def sum_type(dtype: str) -> str:
     """The TOSA type of a sum of products of values of that type."""
-    return dtype if dtype in FLOATS else "INT32"
+    return dtype if dtype in FLOATS else accumulator_type(dtype)
 
 
 def accumulator_type(dtype: str) -> str:
     """The TOSA type in which products of values of that type are added up."""
-    return "FP32" if dtype in FLOATS else "INT32"
+    return "FP32" if dtype in FLOATS else "INT48" if dtype == "INT16" else "INT32"

@@ -34,9 +34,9 @@ def full(
     pixels = w.reshape(x, x.shape if len(x.shape) == 4 else (1, math.prod(x.shape[:-1]), 1, inputs))
     sums = sum_type(x.dtype)
     bias = torch.zeros(outputs) if bias is None else bias
-    zeros = [w.number(zero, x.dtype) for zero in zero_points]
-    weight = weight.reshape(outputs, 1, 1, inputs)
-    operands = [pixels, w.constant(weight), w.constant(bias.to(WIDEST[sums]), sums), *zeros]
+    taps = w.constant(weight.reshape(outputs, 1, 1, inputs))
+    zeros = [w.number(zero, of.dtype) for zero, of in zip(zero_points, (x, taps), strict=True)]
+    operands = [pixels, taps, w.constant(bias.to(WIDEST.get(sums, torch.int64)), sums), *zeros]
     shape = (*pixels.shape[:-1], outputs)
     once = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
     accumulator = accumulator_type(x.dtype)

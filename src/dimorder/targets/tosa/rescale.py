@@ -13,11 +13,12 @@ from dimorder.errors import UsageError
 from dimorder.targets.tosa.integers.model import apply_scale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
+SHORT = 15  # bits of a factor of 48-bit integers
 SHIFTS = range(2, 63)  # RESCALE, spec 1.0: 2 <= shift <= 62
 
 
-def multiplier(factor: float) -> tuple[int, int]:
-    """A positive factor as (multiplier, shift): `multiplier / 2**shift`, right to 31 bits.
+def multiplier(factor: float, bits: int = 31) -> tuple[int, int]:
+    """A positive factor as (multiplier, shift): `multiplier / 2**shift`, right to so many bits.
 
     Raises `UsageError` for a factor beyond what TOSA's shifts can say.
 
@@ -25,13 +26,25 @@ def multiplier(factor: float) -> tuple[int, int]:
     ((1610612736, 31), (1073741824, 50))
     """
     mantissa, exponent = math.frexp(factor)
-    integer = round(mantissa * 2**31)
-    if integer == 2**31:  # rounded up to the next power of two
-        integer, exponent = 2**30, exponent + 1
-    if not factor > 0 or 31 - exponent not in SHIFTS:
-        limits = f"2^{31 - SHIFTS[-1]} and 2^{31 - SHIFTS[0]}"
+    integer = round(mantissa * 2**bits)
+    if integer == 2**bits:  # rounded up to the next power of two
+        integer, exponent = 2 ** (bits - 1), exponent + 1
+    if not factor > 0 or bits - exponent not in SHIFTS:
+        limits = f"2^{bits - SHIFTS[-1]} and 2^{bits - SHIFTS[0]}"
         raise UsageError("RESCALE", f"the factor {factor}", f"choose scales whose ratio is between {limits}")
-    return integer, 31 - exponent
+    return integer, bits - exponent
+
+
+def relative_error(dtype: str, factors: Tensor) -> float:
+    """By what share RESCALE may be off for integers of a type, for its factors have so many bits.
+
+    >>> relative_error("INT48", torch.tensor([0.75])), relative_error("INT48", torch.tensor([1 / 3])) < 2**-15
+    (0.0, True)
+    """
+    if dtype != "INT48":
+        return 0.0
+    pairs = [(multiplier(factor, SHORT), factor) for factor in factors.flatten().tolist()]
+    return max(float(abs(integer / 2**shift / factor - 1)) for (integer, shift), factor in pairs)
 
 
 def fits(factor: float) -> bool:
@@ -67,11 +80,12 @@ def rescale(
     """`(x - zero_point) * factor`, rounded half up, `+ to_zero_point`, clipped to `dtype`; all are integers.
 
     One factor for all of `x`, or one per channel, which is the last dimension. Unsigned integers
-    are in INT8 too, and have no zero point here.
+    are in INT8 too, and have no zero point here. Of INT48 factors have 15 bits.
     """
-    pairs = [multiplier(factor) for factor in factors]
+    wide = x.dtype == "INT48"
+    pairs = [multiplier(factor, SHORT if wide else 31) for factor in factors]
     operands = [
-        w.constant(np.array([integer for integer, _ in pairs]), "INT32"),
+        w.constant(np.array([integer for integer, _ in pairs]), "INT16" if wide else "INT32"),
         w.constant(np.array([shift for _, shift in pairs]), "INT8"),
         w.number(zero_point, x.dtype),
         w.number(to_zero_point, dtype),
@@ -81,7 +95,7 @@ def rescale(
         [x, *operands],
         x.shape,
         dtype,
-        scale32=True,
+        scale32=not wide,
         rounding_mode="SINGLE_ROUND",
         per_channel=len(pairs) > 1,
         input_unsigned=unsigned,

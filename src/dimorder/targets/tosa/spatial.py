@@ -139,8 +139,9 @@ def _conv(
 ) -> TosaValue:
     sums = sum_type(x.dtype)
     bias = torch.zeros(shape[-1]) if bias is None else bias
-    zeros = [w.number(zero, x.dtype) for zero in zero_points]
-    operands = [x, w.constant(weight), w.constant(bias.to(WIDEST[sums]), sums), *zeros]
+    taps = w.constant(weight)
+    zeros = [w.number(zero, of.dtype) for zero, of in zip(zero_points, (x, taps), strict=True)]
+    operands = [x, taps, w.constant(bias.to(WIDEST.get(sums, torch.int64)), sums), *zeros]
     accumulator = accumulator_type(x.dtype)
     return w.op(kind, operands, shape, sums, local_bound=False, acc_type=accumulator, **options)
 

@@ -117,8 +117,9 @@ def emit_integers(
 
     Raises `UnsupportedError` where an operator has no form in integers.
     """
-    data, model_of = write(program, contract, operators, IntegerWriter(forms))
-    model = model_of()
+    writer = IntegerWriter(forms)
+    data, model_of = write(program, contract, operators, writer)
+    model = replace(model_of(), errors=writer.errors)
     module = readable(program)
 
     def run_model(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -45,13 +45,14 @@ _NUMPY: Mapping[str, Any] = MappingProxyType(
         "INT16": np.int16,
         "INT8": np.int8,
         "BOOL": np.bool_,
+        "INT48": np.int64,  # sums of products of int16
         "SHAPE": np.int64,
         "FP16": np.float16,
         "BF16": np.float32,  # which numpy has not: numbers that are rounded to it
     }
 )
 # The same, as TOSA holds it.
-_TORCH: Mapping[str, torch.dtype] = MappingProxyType({**WIDEST, "INT32": torch.int32})
+_TORCH: Mapping[str, torch.dtype] = MappingProxyType({**WIDEST, "INT32": torch.int32, "INT48": torch.int64})
 FLOATS = frozenset(("FP32", "FP16", "BF16"))
 
 

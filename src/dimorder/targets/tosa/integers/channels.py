@@ -21,8 +21,8 @@ from dimorder.targets.tosa.integers.numbers import (
     IntegerWriter,
     Lookup,
     Operand,
-    as_int8,
-    is_int8,
+    as_integers,
+    has_integers,
     largest,
     quantised,
 )
@@ -40,12 +40,12 @@ def are_channels(x: Operand, constant: Operand) -> bool:
     last = tuple(constant.shape)
     while last[:1] == (1,):
         last = last[1:]
-    return last != () and x.shape[-len(last) :] == last and is_int8(x)
+    return last != () and x.shape[-len(last) :] == last and x.of.dtype == torch.int8 and has_integers(x)
 
 
 def multiplied_channels(w: IntegerWriter, x: Lookup, constant: Tensor) -> Accumulator:
     """x · constant: weights are its signs, its magnitudes scales. What is nothing beside the largest is 0."""
-    integers, of = as_int8(w, x)
+    integers, of = as_integers(w, x)
     factors = constant.detach().double().flatten()
     nothing = factors.abs() <= largest(factors) * 2.0**-BITS
     scales = torch.where(nothing, 1.0, factors.abs()) * in_float32(of.scale)
@@ -58,7 +58,7 @@ def add_channels(w: IntegerWriter, total: Accumulator, x: Lookup, constant: Tens
     Each channel has the weight with which its constant is most nearly an integer.
     """
     step = float(total.scales)
-    scale = in_float32(as_int8(w, x)[1].scale)
+    scale = in_float32(as_integers(w, x)[1].scale)
     offsets = constant.detach().double().flatten() / scale  # which are finite, for `total` is their sum
     weights = torch.arange(1, LARGEST + 1, dtype=torch.float64)[:, None]
     sums = (weights * offsets).round()
@@ -71,7 +71,7 @@ def add_channels(w: IntegerWriter, total: Accumulator, x: Lookup, constant: Tens
         factor = float(wanted.scales) / step
         if factor * scale * float(error.max()) > ERROR * in_float32(to.scale):
             return None
-        integers, of = as_int8(w, x)
+        integers, of = as_integers(w, x)
         scales = factor * scale / (best + 1).double()
         return quantised(w, _depthwise(w, integers, of, (best + 1).double(), bias, scales), to)
 

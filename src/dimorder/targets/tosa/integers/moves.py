@@ -18,7 +18,7 @@ from dimorder.targets.tosa.integers.numbers import (
     IntegerWriter,
     Lookup,
     Operand,
-    as_int8,
+    as_integers,
     as_sum,
     on_grid,
 )
@@ -55,7 +55,8 @@ def _cat(w: W, a: Arguments) -> Any:
     operands: list[Operand] = [operand(w, x) for x in a.tensors]
     step = max(float(x.abs().max()) if isinstance(x, Tensor) else x.most for x in operands) / 2**BITS
     joined = moves.concat(w, [on_grid(w, x, step) for x in operands], dim)
-    return Accumulator(joined, torch.tensor(step, dtype=torch.float64), 2**BITS + 1)
+    error = max(x.error if isinstance(x, Accumulator) else 0.0 for x in operands)
+    return Accumulator(joined, torch.tensor(step, dtype=torch.float64), 2**BITS + 1, error=error)
 
 
 def _pad(w: W, a: Arguments) -> Any:
@@ -66,7 +67,7 @@ def _pad(w: W, a: Arguments) -> Any:
     if value == 0 and not isinstance(held, Lookup):
         held = as_sum(w, held)
         return held.with_integers(_constant_pad(w, held.integers, a, 0))
-    x, of = as_int8(w, held)
+    x, of = as_integers(w, held)
     fill = value / in_float32(of.scale) + of.zero_point
     if abs(fill - round(fill)) > 1e-6 or not of.low <= round(fill) <= of.high:
         raise refused(f"a padding of {value}, which no integer stands for")

@@ -21,16 +21,18 @@ from dimorder.lowering.exactly import in_float32
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.forms import Forms
+from dimorder.targets.tosa.integers.model import interpolated
 from dimorder.targets.tosa.integers.permutation import permuted
 from dimorder.targets.tosa.moves import tile
-from dimorder.targets.tosa.rescale import fits, rescale, rescaled
-from dimorder.targets.tosa.writer import TosaValue, TosaWriter
+from dimorder.targets.tosa.rescale import fits, relative_error, rescale, rescaled
+from dimorder.targets.tosa.writer import DTYPES, WIDEST, TosaValue, TosaWriter
 
 BITS = 28  # of a sum: RESCALE takes values below 2^(shift - 1), so that no result may reach 2^29
 GRID = 19  # of a sum's finest operand: Ethos-U55 adds int8 on a grid of as many bits in one operator
 FINE = 2**15  # steps of a function's numbers, besides the sign
 LANES = 16  # in which an Ethos-U computes channels
 PLAIN = Forms()
+NEAR = {torch.int8: 1e-5, torch.int16: 4e-3}  # an integer: a scale has 24 bits
 EXACT = 2**24  # steps of a constant's: a float32 has no more
 
 
@@ -64,7 +66,8 @@ class Lookup:
 class Accumulator:
     """Integers of 32 bits, each of which stands for itself times a scale, held between two bounds.
 
-    `scales` broadcast against the last dimensions; `limit` is the largest magnitude of the integers.
+    `scales` broadcast against the last dimensions; `limit` is the largest magnitude of the integers. `error`
+    is how far the numbers may be off, where a TABLE interpolates them.
     """
 
     integers: TosaValue
@@ -72,10 +75,12 @@ class Accumulator:
     limit: int
     low: float = -math.inf
     high: float = math.inf
+    error: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.limit >= 2**31:
-            found = f"integers up to {self.limit:.2e}, where TOSA adds in 32 bits"
+        bits = 48 if self.integers.dtype == "INT48" else 32
+        if self.limit >= 2 ** (bits - 1):
+            found = f"integers up to {self.limit:.2e}, where TOSA adds in {bits} bits"
             raise UnsupportedError("a sum", found, "use fewer terms")
 
     @property
@@ -108,7 +113,8 @@ class IntegerWriter(TosaWriter):
 
     `padded` has for the results of paddings what was padded, how much before each dimension, and by what;
     `shortcuts` for the tensor of a sum what writes it in fewer operators where it is quantised, if that is
-    exact for the type that is asked for. What is not read then is left out.
+    exact for the type that is asked for. What is not read then is left out. `errors` are by how many quanta
+    tensors of int16 may be off the nearest integers.
 
     `forms` are those that it takes of operators that give the same integers.
     """
@@ -118,6 +124,7 @@ class IntegerWriter(TosaWriter):
         self.forms = forms
         self.padded: dict[TosaValue, tuple[TosaValue, Sequence[int], float]] = {}
         self.shortcuts: dict[str, Callable[[Accumulator, IntegerType], TosaValue | None]] = {}
+        self.errors: dict[str, float] = {}
 
     def reshape(self, value: Any, shape: Sequence[int]) -> Any:
         if isinstance(value, TosaValue):
@@ -145,8 +152,9 @@ class IntegerWriter(TosaWriter):
         if not isinstance(operand, View) or isinstance(operand.value, TosaValue):
             return function(operand)
         held: Any = operand.value
-        if isinstance(held, Accumulator) and held.scales.numel() > 1 and not operand.is_dense:
-            held = uniform(self, held)
+        if isinstance(held, Accumulator) and not operand.is_dense:
+            if held.scales.numel() > 1 or held.integers.dtype == "INT48":
+                held = uniform(self, held)
         return held.with_integers(function(View(held.integers, operand.order)))
 
 
@@ -172,32 +180,48 @@ def quantised(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
     if isinstance(x, Lookup):
         real = torch.where(x.numbers.isnan(), 0.0, x.numbers / scale)
         levels = real.round().add(to.zero_point).clamp(to.low, to.high)
-        return looked_up(w, x.integers, levels, x.of, _slope(real), to.zero_point)
+        y = looked_up(w, x.integers, levels, x.of, _slope(real), to)
+        return quantised(w, in_halves(w, replace(x, numbers=real * scale)), to) if y is None else y
     shortcut = w.shortcuts.get(x.integers.tensor)
     y = None if shortcut is None else shortcut(x, to)
     if y is None:
         if x.scales.dim() > 1 and x.scales.shape[-1] != x.shape[-1]:
             x = uniform(w, x)
-        y = _rescaled(w, x, x.scales / scale, "INT8", to.zero_point)
+        y = _rescaled(w, x, x.scales / scale, DTYPES[to.dtype], to.zero_point)
     y = TosaWriter.reshape(w, y, x.shape)
     low, high = (round(min(max(bound / scale + to.zero_point, to.low), to.high)) for bound in (x.low, x.high))
-    return _clamped(w, y, low, high)
+    y = _clamped(w, y, low, high)
+    reach = min(x.most, scale * to.reach)
+    off = x.error + relative_error(x.integers.dtype, x.scales / scale) * reach
+    if off:
+        w.errors[y.tensor] = off / scale
+    return y
 
 
 def looked_up(
-    w: IntegerWriter, x: TosaValue, levels: Tensor, of: IntegerType, slope: float = 0.0, zero_point: int = 0
-) -> TosaValue:
-    """`levels` of int8, by the least operator that gives just these: none, CLAMP, RESCALE, or TABLE.
+    w: IntegerWriter, x: TosaValue, levels: Tensor, of: IntegerType, slope: float, to: IntegerType
+) -> TosaValue | None:
+    """`levels` of `to`, by the least operator that gives just these: none, CLAMP, RESCALE, RESCALE and CLAMP,
+    or TABLE. None where there is none: a TABLE of int16 interpolates.
 
-    `slope` and `zero_point` are those of the line that the levels may lie on.
+    `slope` is that of the line that the levels may lie on.
     """
     own = torch.arange(of.low, of.high + 1)
-    if torch.equal(levels, own.clamp(int(levels.min()), int(levels.max())).double()):
-        return _clamped(w, x, int(levels.min()), int(levels.max()))
+    ends = int(levels.min()), int(levels.max())
+    if of.dtype == to.dtype and torch.equal(levels, own.clamp(*ends).double()):
+        return _clamped(w, x, *(ends if ends != (of.low, of.high) else _reach(x.dtype)))
+    in_bytes = of.dtype == to.dtype == torch.int8
+    if not in_bytes:  # of what is clamped the ends tell nothing of the line
+        middle = (levels > ends[0]) & (levels < ends[1])
+        slope = _slope(levels[middle]) if int(middle.sum()) > 1 else slope
     if fits(slope):
-        line = rescaled(own, [slope], of.zero_point, zero_point).clamp(-128, 127)
-        if torch.equal(levels, line.double()):
-            return rescale(w, x, [slope], "INT8", zero_point=of.zero_point, to_zero_point=zero_point)
+        dtype, line = DTYPES[to.dtype], rescaled(own, [slope], of.zero_point, to.zero_point)
+        exact = torch.equal(levels, line.clamp(*_reach(dtype)).double())
+        if exact or (not in_bytes and torch.equal(levels, line.clamp(*ends).double())):
+            y = rescale(w, x, [slope], dtype, zero_point=of.zero_point, to_zero_point=to.zero_point)
+            return y if exact else _clamped(w, y, *ends)
+    if not in_bytes:
+        return None
     table = w.constant(levels.to(torch.int8))
     return w.op("TABLE", [x, table], x.shape, "INT8")
 
@@ -207,38 +231,57 @@ def _slope(numbers: Tensor) -> float:
 
 
 def _clamped(w: IntegerWriter, x: TosaValue, low: int, high: int) -> TosaValue:
-    if (low, high) == (-128, 127):
+    if (low, high) == _reach(x.dtype):
         return x
-    return w.op("CLAMP", [x], x.shape, min_val=_byte(low), max_val=_byte(high))
+    size = 1 if x.dtype == "INT8" else 2
+    low_bytes, high_bytes = (list(end.to_bytes(size, "little", signed=True)) for end in (low, high))
+    return w.op("CLAMP", [x], x.shape, min_val=low_bytes, max_val=high_bytes)
 
 
-def _byte(value: int) -> list[int]:
-    return list(np.array([value], dtype=np.int8).tobytes())
+def _reach(dtype: str) -> tuple[int, int]:
+    """The least and the largest of all integers of a type."""
+    held = torch.iinfo(WIDEST[dtype])
+    return held.min, held.max
 
 
-def as_int8(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
-    """The int8 values that stand for the numbers exactly, and for which; refuses where there are none."""
+def as_integers(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
+    """The integers that stand for the numbers exactly, and for which; refuses where there are none."""
     if not isinstance(x, Lookup):
         found = "a constant" if isinstance(x, Tensor) else "a sum"
         raise UnsupportedError("an operand", f"{found} that is not quantised", "quantise it")
     of = _type(x)
     if of is None:
         raise UnsupportedError("an operand", "a function of it that is not quantised", "quantise it")
-    return looked_up(w, x.integers, _levels(x, of).round(), x.of), of
+    integers = looked_up(w, x.integers, _levels(x, of).round(), x.of, 1.0, of)
+    assert integers is not None
+    return integers, of
 
 
-def is_int8(x: Lookup) -> bool:
-    """Whether int8 values stand for the numbers exactly."""
+def as_bytes(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
+    """As `as_integers`; refuses those of 16 bits."""
+    integers, of = as_integers(w, x)
+    if of.dtype != torch.int8:
+        raise UnsupportedError(
+            "an operand", f"{of.dtype}, where this is computed of int8 alone", "quantise it so"
+        )
+    return integers, of
+
+
+def has_integers(x: Lookup) -> bool:
+    """Whether integers of the source's type stand for the numbers exactly."""
     return _type(x) is not None
 
 
 def _type(x: Lookup) -> IntegerType | None:
-    """What such int8 values stand for: what the source's do, or these times a factor."""
+    """What such integers stand for: what the source's do, or these times a factor."""
     for scale in (x.of.scale, _slope(x.numbers)):
         of = replace(x.of, scale=scale)
         levels = _levels(x, of)
         whole = levels.round()
-        near = bool(((levels - whole).abs() < 1e-5).all())
+        near = bool(((levels - whole).abs() < NEAR[x.of.dtype]).all())
+        if x.of.dtype == torch.int16:  # a TABLE of int16 interpolates: these, or clamped
+            own = torch.arange(of.low, of.high + 1, dtype=torch.float64)
+            near = near and torch.equal(whole, own.clamp(float(whole.min()), float(whole.max())))
         if scale > 0 and near and of.low <= float(whole.min()) and float(whole.max()) <= of.high:
             return of
     return None
@@ -256,16 +299,17 @@ def as_sum(w: IntegerWriter, x: Operand) -> Accumulator:
         return Accumulator(integers, torch.tensor(most / EXACT, dtype=torch.float64), EXACT)
     if isinstance(x, Accumulator):
         return uniform(w, x)
-    if not is_int8(x):
+    if not has_integers(x):
         return in_halves(w, x)
-    integers8, of = as_int8(w, x)
-    limit = max(abs(of.low - of.zero_point), abs(of.high - of.zero_point))
-    value = rescale(w, integers8, [1.0], "INT32", zero_point=of.zero_point)
-    return Accumulator(value, torch.tensor(in_float32(of.scale), dtype=torch.float64), limit)
+    integers, of = as_integers(w, x)
+    value = rescale(w, integers, [1.0], "INT32", zero_point=of.zero_point)
+    return Accumulator(value, torch.tensor(in_float32(of.scale), dtype=torch.float64), of.reach)
 
 
 def in_halves(w: IntegerWriter, x: Lookup, scale: float | None = None) -> Accumulator:
-    """Any function in 16 bits: the upper and the lower eight of them by a TABLE each."""
+    """Any function in 16 bits: of int8 the upper and the lower eight of them by a TABLE each."""
+    if x.of.dtype == torch.int16:
+        return _interpolated(w, x)
     scale = (x.most or 1.0) / (FINE - 1) if scale is None else scale
     integers = (x.numbers / scale).round().to(torch.int64)
     parts = []
@@ -275,8 +319,35 @@ def in_halves(w: IntegerWriter, x: Lookup, scale: float | None = None) -> Accumu
     return Accumulator(w.elementwise("ADD", *parts), torch.tensor(scale, dtype=torch.float64), FINE)
 
 
+def shortened(w: IntegerWriter, x: Accumulator, bits: int, dtype: str) -> Accumulator:
+    """The same rounded to so many bits, besides the sign."""
+    less = max(x.limit.bit_length() - bits, 0)
+    if not less and dtype == x.integers.dtype:
+        return x
+    integers = rescale(w, x.integers, [2.0**-less], dtype)
+    return replace(x, integers=integers, scales=x.scales * 2.0**less, limit=(x.limit >> less) + 1)
+
+
+def _interpolated(w: IntegerWriter, x: Lookup) -> Accumulator:
+    """A function of int16: TABLE has a number for every 128th integer, and interpolates."""
+    levels = torch.arange(x.of.low, x.of.high + 1)
+    at = torch.arange(-255, 256) * 128 - x.of.low
+    least, *_, most = ends = x.numbers[[0, int(at[0]), int(at[-1]), -1]]
+    before = ends[1] + (least - ends[1]) * 128 / 127
+    behind = ends[2] + (most - ends[2]) * 128 / 127
+    numbers = torch.cat([before[None], x.numbers[at], behind[None]])
+    scale = (largest(numbers) or 1.0) / (FINE - 1)
+    entries = (numbers / scale).round().to(torch.int16)
+    y = w.op("TABLE", [x.integers, w.constant(entries)], x.shape, "INT32")
+    given = interpolated(levels, entries).double() * (scale / 128)
+    error = float((given - x.numbers).abs().max())
+    return Accumulator(y, torch.tensor(scale / 128, dtype=torch.float64), FINE * 128, error=error)
+
+
 def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
     """The same of one scale, its bounds kept by the integers."""
+    if x.integers.dtype == "INT48":
+        x = shortened(w, x, 30, "INT32")
     scale, limit, value = float(x.scales.max()), x.limit, x.integers
     if x.scales.numel() > 1:
         bits = max(limit, 1).bit_length()
@@ -288,7 +359,7 @@ def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
             value = w.elementwise(kind, value, round(bound / scale))
     most = max(abs(x.low), abs(x.high))
     limit = math.ceil(most / scale) if most < limit * scale else limit
-    return Accumulator(value, torch.tensor(scale, dtype=torch.float64), max(limit, 1))
+    return Accumulator(value, torch.tensor(scale, dtype=torch.float64), max(limit, 1), error=x.error)
 
 
 def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
@@ -296,11 +367,11 @@ def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
     if isinstance(x, Tensor):
         return w.constant((x.double() / step).round().to(torch.int32))
     if isinstance(x, Lookup):
-        if not is_int8(x):
+        if not has_integers(x):
             return on_grid(w, in_halves(w, x), step)
-        integers8, of = as_int8(w, x)
-        return rescale(w, integers8, [in_float32(of.scale) / step], "INT32", zero_point=of.zero_point)
-    if x.scales.dim() > 1 or (x.low, x.high) != (-math.inf, math.inf):
+        integers, of = as_integers(w, x)
+        return rescale(w, integers, [in_float32(of.scale) / step], "INT32", zero_point=of.zero_point)
+    if x.scales.dim() > 1 or (x.low, x.high) != (-math.inf, math.inf) or x.integers.dtype == "INT48":
         x = uniform(w, x)
     return _rescaled(w, x, x.scales / step, "INT32", 0)
 
@@ -328,13 +399,14 @@ def _rescaled(w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zer
 def added(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumulator:
     """The sum of both, or what `kind` makes of them on one grid, the finest on which int32 holds the sum."""
     shape = np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
-    x, y = _in_lanes(w, x, y)
+    x, y = (_exact_or_sum(w, each) for each in _in_lanes(w, x, y))
     most = _most(x) + _most(y)
     scale = max(_scale(x), _scale(y))
     step = scale * 2.0 ** max(math.ceil(math.log2((most or 1.0) / 2**BITS / scale)), -GRID)
     total = w.elementwise(kind, on_grid(w, x, step), on_grid(w, y, step))
     limit = min(math.ceil(most / step) + 2, 2**31 - 1)
-    return Accumulator(w.reshape(total, shape), torch.tensor(step, dtype=torch.float64), limit)
+    scales, error = torch.tensor(step, dtype=torch.float64), _error(x) + _error(y)
+    return Accumulator(w.reshape(total, shape), scales, limit, error=error)
 
 
 def multiplied(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
@@ -343,9 +415,9 @@ def multiplied(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
     a, b = (as_sum(w, each) for each in _in_lanes(w, x, y))
     shift = max(0, math.ceil(math.log2(a.limit * b.limit)) - BITS)
     product = times(w, a.integers, b.integers, shift)
-    return Accumulator(
-        w.reshape(product, shape), a.scales * b.scales * 2.0**shift, (a.limit * b.limit >> shift) + 1
-    )
+    scales, limit = a.scales * b.scales * 2.0**shift, (a.limit * b.limit >> shift) + 1
+    error = a.most * b.error + b.most * a.error + a.error * b.error
+    return Accumulator(w.reshape(product, shape), scales, limit, error=error)
 
 
 def times(w: IntegerWriter, x: TosaValue, y: TosaValue, shift: int) -> TosaValue:
@@ -389,6 +461,14 @@ def _dimensions_to_merge(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...
 def _filled(count: int) -> float:
     """The share of lanes that so many channels fill."""
     return count / (math.ceil(count / LANES) * LANES)
+
+
+def _exact_or_sum(w: IntegerWriter, x: Operand) -> Operand:
+    return in_halves(w, x) if isinstance(x, Lookup) and not has_integers(x) else x
+
+
+def _error(x: Operand) -> float:
+    return x.error if isinstance(x, Accumulator) else 0.0
 
 
 def _most(x: Operand) -> float:

@@ -35,9 +35,9 @@ def unfit(value: Any) -> str | None:
 
 def _quantize(w: W, a: Arguments) -> TosaValue:
     of = IntegerType(a.dtype, a.scale, a.zero_point)
+    if of.dtype != torch.uint8:
+        return quantised(w, numbers(w, a.input), of)
     integers = quantised(w, numbers(w, a.input), of.as_type(torch.int8))
-    if of.dtype == torch.int8:
-        return integers
     return rescale(w, integers, [1.0], "INT8", zero_point=-128, to_unsigned=True)
 
 
@@ -47,17 +47,19 @@ def _dequantize(w: W, a: Arguments) -> View[Any]:
     integers = held.value
     if of.dtype == torch.uint8:
         integers = rescale(w, integers, [1.0], "INT8", to_zero_point=-128, unsigned=True)
-    return View(Lookup.dequantised(integers, of.as_type(torch.int8)), held.order)
+        of = of.as_type(torch.int8)
+    return View(Lookup.dequantised(integers, of), held.order)
 
 
-_RANGES = MappingProxyType({(-128, 127): torch.int8, (0, 255): torch.uint8})
+_RANGES = MappingProxyType({(-128, 127): torch.int8, (0, 255): torch.uint8, (-32767, 32767): torch.int16})
 
 
 def _check_range(a: Arguments) -> str | None:
     if (a.quant_min, a.quant_max) in _RANGES:
         return None
     return (
-        f"integers from {a.quant_min} to {a.quant_max}, where this target has int8, and uint8 at the boundary"
+        f"integers from {a.quant_min} to {a.quant_max}, where this target has int8, int16 from -32767 on, "
+        "and uint8 at the boundary"
     )
 
 

@@ -41,7 +41,7 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
     named = {argument.name for argument in target._schema.arguments if argument.kwarg_only}
 
     def build(w: W, a: Arguments) -> Numbers:
-        given = {name: operand(w, getattr(a, name), target in _OF_INT8) for name in names}
+        given = {name: operand(w, getattr(a, name), target in _OF_INTEGERS) for name in names}
         held = [x for x in given.values() if isinstance(x, Numbers)]
         lookups = [x for x in held if isinstance(x, Lookup)]
         constants = [x for x in given.values() if isinstance(x, Tensor)]
@@ -59,15 +59,20 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
     return build
 
 
-def operand(w: W, argument: Any, as_int8: bool = False) -> Any:
+def operand(w: W, argument: Any, as_integers: bool = False) -> Any:
     """Numbers that integers stand for; a constant as its int8, if that is wanted and of one scale."""
     if isinstance(argument, View):
         return numbers(w, argument)
-    as_int8 &= w.forms.multiplies_constants and isinstance(argument, Scaled)
-    held = argument.integers if as_int8 else None
-    if held is None or held.scale is None or held.values.dtype != torch.int8 or held.values.numel() == 1:
+    as_integers &= w.forms.multiplies_constants and isinstance(argument, Scaled)
+    held = argument.integers if as_integers else None
+    if (
+        held is None
+        or held.scale is None
+        or held.values.dtype not in _OF_CONSTANTS
+        or held.values.numel() == 1
+    ):
         return argument
-    of = IntegerType(torch.int8, held.scale, held.zero_point)
+    of = IntegerType(held.values.dtype, held.scale, held.zero_point)
     return Lookup.dequantised(w.constant(held.values), of)
 
 
@@ -129,7 +134,8 @@ def scaled(w: W, x: Operand, factor: float) -> Operand:
         return replace(x, numbers=x.numbers * factor)
     if factor <= 0:
         return multiplied(w, x, torch.tensor([factor]))
-    return replace(x, scales=x.scales * factor, low=x.low * factor, high=x.high * factor)
+    low, high, error = (number * factor for number in (x.low, x.high, x.error))
+    return replace(x, scales=x.scales * factor, low=low, high=high, error=error)
 
 
 def _extreme(kind: str) -> Callable[[W, Arguments], Numbers]:
@@ -157,6 +163,7 @@ def _prelu(w: W, a: Arguments) -> Numbers:
     return added(w, positive, _times(w, a.weight, negative))
 
 
+_OF_CONSTANTS = (torch.int8, torch.int16)
 _UNARY = (
     *(aten.abs.default, aten.neg.default, aten.square.default, aten.reciprocal.default, aten.sqrt.default),
     *(aten.rsqrt.default, aten.exp.default, aten.log.default, aten.sin.default, aten.cos.default),
@@ -175,7 +182,7 @@ _CLAMPS: Mapping[Any, Callable[[Arguments], tuple[float | None, float | None]]] 
         aten.clamp_max.default: lambda a: (None, a.max),
     }
 )
-_OF_INT8 = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor})
+_OF_INTEGERS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor})
 _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
     {
         **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), _add),

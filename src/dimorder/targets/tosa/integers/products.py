@@ -16,10 +16,11 @@ from dimorder.lowering.exactly import in_float32
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
-from dimorder.targets.tosa import reductions, spatial
-from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, as_int8, quantised
+from dimorder.targets.tosa import moves, reductions, spatial
+from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, as_integers, quantised
 from dimorder.targets.tosa.integers.operands import refused
 from dimorder.targets.tosa.integers.phases import Phases
+from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
 
 aten = torch.ops.aten
@@ -30,15 +31,41 @@ def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumu
     """A convolution; `name` is the weight's argument, whose first dimension are the output channels."""
 
     def build(w: W, a: Arguments) -> Accumulator:
-        x, of = as_int8(w, w.dense(a.x))
+        x, of = as_integers(w, w.dense(a.x))
         weight, scales, zero_point = _weight(getattr(a, name))
         scales = scales * in_float32(of.scale)
         bias = _bias(a.bias, scales)
         given = {name: weight, "bias": bias, "x": whole(x), "zero_points": (of.zero_point, zero_point)}
-        sums = write(w, SimpleNamespace(**{**vars(a), **given}))
-        return Accumulator(sums, scales, limit_of(weight.int() - zero_point, bias, of))
+        call = SimpleNamespace(**{**vars(a), **given})
+        limit = limit_of(weight.int() - zero_point, bias, of)
+        if x.dtype == "INT16" and 1 < a.groups < x.shape[-1]:
+            return _in_groups(w, write, name, call, scales, limit)
+        return Accumulator(write(w, call), scales, limit)
 
     return build
+
+
+def _in_groups(
+    w: W, write: Callable[..., TosaValue], name: str, a: Arguments, scales: Tensor, limit: int
+) -> Accumulator:
+    """Of 16 bits: only RESCALE reads sums of 48 bits, so that those of each group are shortened before they
+    are joined."""
+    x, groups, less = a.x.value, a.groups, max(limit.bit_length() - 30, 0)
+    inputs, outputs = x.shape[-1] // groups, a.shape[-1] // groups
+    parts = []
+    for g in range(groups):
+        rows = slice(g * outputs, (g + 1) * outputs)
+        of_group = {
+            name: getattr(a, name)[rows],
+            "bias": None if a.bias is None else a.bias[rows],
+            "x": whole(moves.slice_(w, x, len(x.shape) - 1, g * inputs, inputs)),
+            "shape": (*a.shape[:-1], outputs),
+            "groups": 1,
+        }
+        sums = write(w, SimpleNamespace(**{**vars(a), **of_group}))
+        parts.append(rescale(w, sums, [2.0**-less], "INT32"))
+    joined = moves.concat(w, parts, len(x.shape) - 1)
+    return Accumulator(joined, scales * 2.0**less, (limit >> less) + 1)
 
 
 def _convolution(w: W, a: Arguments) -> TosaValue:
@@ -79,25 +106,24 @@ def _bias(bias: Tensor | None, scales: Tensor) -> Tensor | None:
 
 def limit_of(weight: Tensor, bias: Tensor | None, of: IntegerType) -> int:
     """The largest magnitude of a sum, whatever the input."""
-    most = max(of.high - of.zero_point, of.zero_point - of.low)
-    sums = weight.to(torch.int64).abs().flatten(1).sum(1) * most
+    sums = weight.to(torch.int64).abs().flatten(1).sum(1) * of.reach
     return int((sums if bias is None else sums + bias.abs()).max())
 
 
 def _matmul(w: W, a: Arguments) -> Accumulator:
     left, right = a.self, a.other
     if isinstance(right, Tensor):
-        x, of = as_int8(w, w.dense(left))
+        x, of = as_integers(w, w.dense(left))
         weight, scales, zero_point = _weight(right.reshape(right.shape[-2:]).t())
         sums = reductions.full(w, x, weight, None, (of.zero_point, zero_point))
         scales = scales * in_float32(of.scale)
         return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
     if isinstance(left, Tensor):
-        return _weight_first(w, left, *as_int8(w, w.dense(right)))
-    (x, x_of), (y, y_of) = as_int8(w, w.dense(left)), as_int8(w, w.dense(right))
+        return _weight_first(w, left, *as_integers(w, w.dense(right)))
+    (x, x_of), (y, y_of) = as_integers(w, w.dense(left)), as_integers(w, w.dense(right))
     sums = reductions.product(w, x, y, (x_of.zero_point, y_of.zero_point))
     scale = torch.tensor(in_float32(x_of.scale) * in_float32(y_of.scale), dtype=torch.float64)
-    return Accumulator(sums, scale, x.shape[-1] * 255 * 255)
+    return Accumulator(sums, scale, x.shape[-1] * x_of.reach * y_of.reach)
 
 
 def _weight_first(w: W, left: Tensor, x: TosaValue, of: IntegerType) -> Accumulator:
@@ -121,7 +147,7 @@ _transposed = _product(spatial.conv_transpose2d, "weight_ohwi")
 def _conv_transpose(w: W, a: Arguments) -> Accumulator:
     """Lets the sums be convolutions of phases where they are quantised next."""
     total = _transposed(w, a)
-    (x, of), (weight, _, zero_point) = as_int8(w, w.dense(a.x)), _weight(a.weight_ohwi)
+    (x, of), (weight, _, zero_point) = as_integers(w, w.dense(a.x)), _weight(a.weight_ohwi)
     phases = Phases.of(a, x, weight) if w.forms.cuts_phases and zero_point == 0 else None
     if phases is None:
         return total

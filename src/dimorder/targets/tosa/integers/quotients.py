@@ -22,7 +22,7 @@ from dimorder.targets.tosa.integers.numbers import (
     IntegerWriter,
     Lookup,
     added,
-    as_int8,
+    as_bytes,
     in_halves,
     multiplied,
     times,
@@ -40,7 +40,7 @@ _INTERPOLATED = _ENTRY * 128
 
 def softmax(w: W, x: Lookup, dim: int) -> Accumulator:
     """exp(x - max) by a function of the difference, which int8 holds, over the sum."""
-    values, of = as_int8(w, x)
+    values, of = as_bytes(w, x)
     wide = rescale(w, values, [1.0], "INT32")
     largest = rescale(w, reduce(w, "REDUCE_MAX", values, {dim}), [1.0], "INT32")
     below = rescale(w, w.elementwise("SUB", wide, largest), [1.0], "INT8", to_zero_point=127)
@@ -63,7 +63,7 @@ def layer_norm(
     w: W, x: Lookup, dims: Collection[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Accumulator:
     """Deviations n·x - Σx, of 31 bits once each row is shifted, over the root of the sum of their squares."""
-    values, of = as_int8(w, x)
+    values, of = as_bytes(w, x)
     count = math.prod(x.shape[d] for d in dims)
     scale = in_float32(of.scale)
     each = rescale(w, values, [1.0], "INT32", zero_point=of.zero_point)

@@ -21,10 +21,12 @@ from dimorder.targets.tosa.integers.numbers import (
     IntegerWriter,
     Lookup,
     Numbers,
-    as_int8,
+    as_bytes,
+    as_integers,
     as_sum,
-    is_int8,
+    has_integers,
     multiplied,
+    shortened,
 )
 from dimorder.targets.tosa.integers.operands import numbers, refused
 from dimorder.targets.tosa.integers.pointwise import scaled
@@ -57,9 +59,11 @@ def _pool_windows(
         ratio = float(wanted.scales) * count / in_float32(to.scale)
         if abs(ratio - 1) > 2**-20:
             return None
-        zeros = [w.number(of.zero_point, "INT8"), w.number(to.zero_point, "INT8")]
+        if to.dtype != of.dtype:
+            return None
+        zeros = [w.number(of.zero_point, x.dtype), w.number(to.zero_point, x.dtype)]
         window = {"kernel": list(kernel), "stride": list(stride), "pad": [0] * 4}
-        return w.op("AVG_POOL2D", [x, *zeros], shape, "INT8", acc_type="INT32", **window)
+        return w.op("AVG_POOL2D", [x, *zeros], shape, x.dtype, acc_type="INT32", **window)
 
     w.shortcuts[total.integers.tensor] = write
 
@@ -68,16 +72,17 @@ def _summed(w: W, x: Numbers, dims: set[int], shape: tuple[int, ...]) -> Accumul
     """Of int8 over neighbours by a convolution with ones, which reads them as they lie: Vela transposes what
     REDUCE_SUM adds up along any but the last dimension."""
     kernel = _kernel(x.shape, dims)
-    if isinstance(x, Lookup) and kernel is not None and is_int8(x) and w.forms.sums_windows:
-        values, of = as_int8(w, x)
+    if isinstance(x, Lookup) and kernel is not None and has_integers(x) and w.forms.sums_windows:
+        values, of = as_integers(w, x)
         first, last = min(dims), max(dims)
         outer, channels = math.prod(x.shape[:first]), math.prod(x.shape[last + 1 :])
         total = _with_ones(w, w.reshape(values, (outer, *kernel, channels)), of, kernel, (1, 1))
         return w.reshape(total, shape)  # type: ignore[no-any-return]
-    held = as_sum(w, x)
-    limit = held.limit * math.prod(x.shape[d] for d in dims)
+    held, count = as_sum(w, x), math.prod(x.shape[d] for d in dims)
+    held = shortened(w, held, 30 - count.bit_length(), "INT32")
     summed = reductions.reduce(w, "REDUCE_SUM", held.integers, dims)
-    return Accumulator(w.reshape(summed, shape), held.scales, limit)
+    whole = w.reshape(summed, shape)
+    return Accumulator(whole, held.scales, held.limit * count, error=held.error * count)
 
 
 MAX_KERNEL = 64  # that Ethos-U has, in height and in width
@@ -113,7 +118,7 @@ def _with_ones(
 
 def _extreme_of(kind: str) -> Callable[[W, Arguments], Lookup]:
     def build(w: W, a: Arguments) -> Lookup:
-        x, of = as_int8(w, w.dense(a.self))
+        x, of = as_integers(w, w.dense(a.self))
         y = reductions.reduce(w, kind, x, reduced_dims(a))
         return Lookup.dequantised(w.reshape(y, a.shape), of)
 
@@ -142,14 +147,14 @@ def _check_layer_norm(a: Arguments) -> str | None:
 
 
 def _max_pool(w: W, a: Arguments) -> Lookup:
-    x, of = as_int8(w, w.dense(a.x))
+    x, of = as_integers(w, w.dense(a.x))
     y = spatial.max_pool(w, x, a.kernel_size, a.stride, a.padding, a.shape)
     return Lookup.dequantised(y, of)
 
 
 def _avg_pool(w: W, a: Arguments) -> Numbers:
     """A depthwise convolution with ones, and the reciprocals of how many elements lie in each window."""
-    x, of = as_int8(w, w.dense(a.x))
+    x, of = as_integers(w, w.dense(a.x))
     total = _with_ones(w, x, of, a.kernel_size, a.stride, a.padding, a.shape)
     counts = _counts(a, x.shape[1:3])
     if bool((counts == counts.flatten()[0]).all()):
@@ -175,7 +180,7 @@ def _counts(a: Arguments, sizes: tuple[int, ...]) -> Tensor:
 
 
 def _argmax(w: W, a: Arguments) -> TosaValue:
-    x, _ = as_int8(w, w.dense(a.self))
+    x, _ = as_integers(w, w.dense(a.self))
     return _LARGEST(w, SimpleNamespace(**{**vars(a), "self": whole(x)}))
 
 
@@ -184,7 +189,7 @@ _LARGEST = reductions.arg(largest=True)
 
 def _bilinear(w: W, a: Arguments) -> Accumulator:
     """The weights of each result add up to the product of the numerators."""
-    x, of = as_int8(w, w.dense(a.x))
+    x, of = as_bytes(w, w.dense(a.x))
     ones = math.prod(axis.n for axis in spatial.bilinear_axes(a))
     sums = spatial.bilinear(w, SimpleNamespace(**{**vars(a), "x": whole(x)}))
     centred = w.elementwise("SUB", sums, of.zero_point * ones) if of.zero_point else sums
@@ -203,7 +208,7 @@ def _bilinear(w: W, a: Arguments) -> Accumulator:
 
 
 def _nearest(w: W, a: Arguments) -> Lookup:
-    x, of = as_int8(w, w.dense(a.x))
+    x, of = as_integers(w, w.dense(a.x))
     y = spatial.nearest(w, SimpleNamespace(**{**vars(a), "x": whole(x)}))
     return Lookup.dequantised(y, of)
 
