@@ -35,24 +35,28 @@ def _xnnpack(dynamic: bool) -> Any:
     return xnnpack.XNNPACKQuantizer().set_global(config)
 
 
-def _tosa() -> Any:
+def _tosa(bits: int) -> Any:
     from executorch.backends.arm.quantizer import TOSAQuantizer
     from executorch.backends.arm.tosa.specification import TosaSpecification
 
-    return _of_arm(TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT")))
+    profile = "TOSA-1.0+INT" if bits == 8 else "TOSA-1.0+INT+int16"
+    return _of_arm(TOSAQuantizer(TosaSpecification.create_from_string(profile)), bits)
 
 
-def _ethos_u() -> Any:
+def _ethos_u(bits: int) -> Any:
     from executorch.backends.arm.ethosu.compile_spec import EthosUCompileSpec
     from executorch.backends.arm.quantizer import EthosUQuantizer
 
-    return _of_arm(EthosUQuantizer(EthosUCompileSpec("ethos-u85-256")))
+    return _of_arm(EthosUQuantizer(EthosUCompileSpec("ethos-u85-256")), bits)
 
 
-def _of_arm(quantizer: Any) -> Any:
-    from executorch.backends.arm.quantizer import get_symmetric_quantization_config
+def _of_arm(quantizer: Any, bits: int) -> Any:
+    """With activations of so many bits. Of 16, the least scale is one that values below 1 make use of."""
+    from executorch.backends.arm import quantizer as arm
 
-    return quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
+    if bits == 8:
+        return quantizer.set_global(arm.get_symmetric_quantization_config(is_per_channel=True))
+    return quantizer.set_global(arm.get_symmetric_a16w8_quantization_config(epsilon=2.0**-24))
 
 
 _EXECUTORCH, _BOTH = (f"pip install 'dimorder[{extras}]'" for extras in ("executorch", "executorch,tosa"))
@@ -62,8 +66,10 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "xnnpack_dynamic": Recipe(
             "xnnpack", "int8-dynamic", partial(_xnnpack, True), _EXECUTORCH, dynamic=True
         ),
-        "tosa": Recipe("tosa", "int8", _tosa, _BOTH),
-        "ethos-u": Recipe("ethos-u*", "int8", _ethos_u, _BOTH),
+        "tosa": Recipe("tosa", "int8", partial(_tosa, 8), _BOTH),
+        "tosa_16x8": Recipe("tosa", "int16x8", partial(_tosa, 16), _BOTH),
+        "ethos-u": Recipe("ethos-u*", "int8", partial(_ethos_u, 8), _BOTH),
+        "ethos-u_16x8": Recipe("ethos-u*", "int16x8", partial(_ethos_u, 16), _BOTH),
     }
 )
 

@@ -200,7 +200,10 @@ def _clamp(n: TosaNode, x: Tensor) -> Tensor:
 
 
 def _table(n: TosaNode, x: Tensor, table: Tensor) -> Tensor:
-    return table[x.to(torch.int64) + 128] if x.dtype == torch.int8 else interpolated(x, table)
+    if x.dtype == torch.int8:
+        return table[x.to(torch.int64) + 128]
+    _require(n, table.to(torch.int64).diff(), -(2**15), 2**15 - 1)
+    return interpolated(x, table)
 
 
 def interpolated(x: Tensor, table: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ GRID = 19  # of a sum's finest operand: Ethos-U55 adds int8 on a grid of as many
 FINE = 2**15  # steps of a function's numbers, besides the sign
 LANES = 16  # in which an Ethos-U computes channels
 PLAIN = Forms()
+CLOSER = (2, 4, 8, 16, 32, 64, 128)  # times as close
+COARSE = 2**-8  # of a function's largest number: int8 would be no worse
 NEAR = {torch.int8: 1e-5, torch.int16: 4e-3}  # an integer: a scale has 24 bits
 EXACT = 2**24  # steps of a constant's: a float32 has no more
 
@@ -152,9 +154,9 @@ class IntegerWriter(TosaWriter):
         if not isinstance(operand, View) or isinstance(operand.value, TosaValue):
             return function(operand)
         held: Any = operand.value
-        if isinstance(held, Accumulator) and not operand.is_dense:
-            if held.scales.numel() > 1 or held.integers.dtype == "INT48":
-                held = uniform(self, held)
+        alone = isinstance(held, Accumulator) and (held.scales.numel() > 1 or held.integers.dtype == "INT48")
+        if alone and not operand.is_dense:  # its scales lie along a dimension, or RESCALE alone reads it
+            held = uniform(self, held)
         return held.with_integers(function(View(held.integers, operand.order)))
 
 
@@ -181,7 +183,8 @@ def quantised(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
         real = torch.where(x.numbers.isnan(), 0.0, x.numbers / scale)
         levels = real.round().add(to.zero_point).clamp(to.low, to.high)
         y = looked_up(w, x.integers, levels, x.of, _slope(real), to)
-        return quantised(w, in_halves(w, replace(x, numbers=real * scale)), to) if y is None else y
+        held = real.clamp(to.low - to.zero_point, to.high - to.zero_point) * scale
+        return quantised(w, in_halves(w, replace(x, numbers=held)), to) if y is None else y
     shortcut = w.shortcuts.get(x.integers.tensor)
     y = None if shortcut is None else shortcut(x, to)
     if y is None:
@@ -309,7 +312,7 @@ def as_sum(w: IntegerWriter, x: Operand) -> Accumulator:
 def in_halves(w: IntegerWriter, x: Lookup, scale: float | None = None) -> Accumulator:
     """Any function in 16 bits: of int8 the upper and the lower eight of them by a TABLE each."""
     if x.of.dtype == torch.int16:
-        return _interpolated(w, x)
+        return _of_16_bits(w, x)
     scale = (x.most or 1.0) / (FINE - 1) if scale is None else scale
     integers = (x.numbers / scale).round().to(torch.int64)
     parts = []
@@ -328,20 +331,57 @@ def shortened(w: IntegerWriter, x: Accumulator, bits: int, dtype: str) -> Accumu
     return replace(x, integers=integers, scales=x.scales * 2.0**less, limit=(x.limit >> less) + 1)
 
 
-def _interpolated(w: IntegerWriter, x: Lookup) -> Accumulator:
-    """A function of int16: TABLE has a number for every 128th integer, and interpolates."""
-    levels = torch.arange(x.of.low, x.of.high + 1)
-    at = torch.arange(-255, 256) * 128 - x.of.low
-    least, *_, most = ends = x.numbers[[0, int(at[0]), int(at[-1]), -1]]
-    before = ends[1] + (least - ends[1]) * 128 / 127
-    behind = ends[2] + (most - ends[2]) * 128 / 127
-    numbers = torch.cat([before[None], x.numbers[at], behind[None]])
-    scale = (largest(numbers) or 1.0) / (FINE - 1)
-    entries = (numbers / scale).round().to(torch.int16)
-    y = w.op("TABLE", [x.integers, w.constant(entries)], x.shape, "INT32")
-    given = interpolated(levels, entries).double() * (scale / 128)
-    error = float((given - x.numbers).abs().max())
-    return Accumulator(y, torch.tensor(scale / 128, dtype=torch.float64), FINE * 128, error=error)
+def _of_16_bits(w: IntegerWriter, x: Lookup) -> Accumulator:
+    """A function of int16: TABLE has a number for every 128th integer, and interpolates.
+
+    Where that is far off, as near a pole, another table has numbers that lie closer, of fewer integers around
+    the zero point, and this one what is left.
+    """
+    plain = _Interpolated.of(x.numbers, 1)
+    finer = [_Interpolated.of(x.numbers, times) for times in CLOSER]
+    left = [_Interpolated.of(x.numbers - near.given, 1) for near in finer]
+    near, rest = min(zip(finer, left, strict=True), key=lambda pair: pair[1].error)
+    if min(plain.error, rest.error) > largest(x.numbers) * COARSE:
+        found = f"a function of 16 bits that tables have wrong by up to {min(plain.error, rest.error):.2g}"
+        raise UnsupportedError("an operand", found, "quantise its operand with 8 bits")
+    if rest.error >= plain.error / 2:
+        return plain.written(w, x, plain.error)
+    return added(w, near.written(w, x, 0), rest.written(w, x, rest.error))
+
+
+@dataclass(frozen=True, eq=False)
+class _Interpolated:
+    """What a TABLE gives of the products of int16 and `times`, held in 16 bits: `given` has a number for each
+    integer, an entry stands for `scale`, and no number is farther than `error` from the function's."""
+
+    times: int
+    entries: Tensor
+    scale: float
+    given: Tensor
+    error: float
+
+    @staticmethod
+    def of(numbers: Tensor, times: int) -> _Interpolated:
+        """The first and the last entry may be for an integer beyond the last ones, as far as these go on."""
+        most = len(numbers) // 2
+        first, last = (
+            numbers[end] + (numbers[end] - numbers[near]) / 127 for end, near in ((0, 127), (-1, -128))
+        )
+        wanted = torch.cat([first[None], numbers, last[None]])[:: 128 // times]
+        middle = len(wanted) // 2
+        wanted = wanted[middle - 256 : middle + 257]
+        most_apart = float(wanted.diff().abs().max())  # which TABLE has 16 bits for, too
+        scale = (max(largest(wanted), most_apart) or 1.0) / (FINE - 2)
+        entries = (wanted / scale).round().to(torch.int16)
+        levels = (torch.arange(-most, most + 1) * times).clamp(-most - 1, most)
+        given = interpolated(levels, entries).double() * (scale / 128)
+        return _Interpolated(times, entries, scale, given, float((given - numbers).abs().max()))
+
+    def written(self, w: IntegerWriter, x: Lookup, error: float) -> Accumulator:
+        levels = x.integers if self.times == 1 else rescale(w, x.integers, [float(self.times)], "INT16")
+        y = w.op("TABLE", [levels, w.constant(self.entries)], x.shape, "INT32")
+        scale = torch.tensor(self.scale / 128, dtype=torch.float64)
+        return Accumulator(y, scale, FINE * 128, error=error)
 
 
 def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
@@ -383,13 +423,13 @@ def _rescaled(w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zer
     shape, value = x.shape, x.integers
     if dtype == "INT32" and factors.numel() == 1 and float(factors) == 1.0:
         return value
-    if factors.numel() == 1:
-        value = w.as_written(value)
-    else:
+    written = w.as_written(value)
+    if factors.numel() > 1:
         varying = shape[len(shape) - factors.dim() :]
         factors = factors.expand(varying).flatten()
-        value = w.reshape(value, (*shape[: len(shape) - len(varying)], factors.numel()))
-    y = rescale(w, value, factors.tolist(), dtype, to_zero_point=zero_point)
+        if written.shape[-1] != factors.numel():
+            written = w.reshape(value, (*shape[: len(shape) - len(varying)], factors.numel()))
+    y = rescale(w, written, factors.tolist(), dtype, to_zero_point=zero_point)
     return w.reshape(y, shape)  # type: ignore[no-any-return]
 
 
