@@ -210,7 +210,7 @@ REFUSED: dict[str, tuple[nn.Module, dict[str, Any], str]] = {
     "no such type": (
         Photo(),
         {"input_types": "int4"},
-        "input type int4 found: no type for a boundary fix: say one of float32, int8, uint8",
+        "input type int4 found: no type for a boundary fix: say one of float32, int8, uint8, int16",
     ),
     "too many": (
         Photo(),

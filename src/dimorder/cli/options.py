@@ -109,9 +109,10 @@ def network_options(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--quantize",
-        choices=("int8", "int8-dynamic"),
+        choices=("int8", "int8-dynamic", "int16x8"),
         help="quantise MODEL, a float network, as the target's own recipe has it: int8 with scales that "
-        "--calibrate shows, int8-dynamic with activations' scales found as the program runs",
+        "--calibrate shows, int8-dynamic with activations' scales found as the program runs, int16x8 with "
+        "activations of 16 bits and weights of 8 (tosa, ethos-u)",
     )
     parser.add_argument(
         "--calibrate",
