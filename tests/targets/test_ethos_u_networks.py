@@ -29,6 +29,7 @@ TRANSPOSES = {
     "convnext_atto": (0, 0),
     "vit of 4 layers": (5, 16),
     "onet": (0, 0),
+    "swin blocks": (8, 8),
     "se_linear": (0, 0),
     "groupnorm_residual": (0, 0),
     "conv_flatten_linear": (0, 0),

@@ -73,6 +73,33 @@ def test_a_network_is_one_graph_of_integers_that_vela_compiles(
     require_compiled(made.artifact.data, "ethos-u85-256", tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("accelerator", CONFIGURATIONS)
+def test_shifted_windows_are_one_graph_of_integers(accelerator: str, tmp_path: Path) -> None:
+    found = OURS["swin blocks"]
+    x = torch.randn(found.shape, generator=torch.Generator().manual_seed(1))
+    orders = {"input_orders": "NHWC", "output_orders": "NHWC"}
+    made = dimorder.lower(by_arm(found.build(), x), (x,), target="tosa", run_artifact=True, **orders)
+    assert inspect_tosa(made.artifact.data).transposes == len(made.plan.conversions) == 8
+    assert made.plan.certificate.optimal and made.verified.artifact_ran
+    require_compiled(made.artifact.data, accelerator, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accelerator", CONFIGURATIONS)
+@pytest.mark.parametrize("name", ["mobilenet_v2", "unet"])
+def test_a_network_of_16_bits(name: str, accelerator: str) -> None:
+    found = network(name)
+    x = torch.randn(SMALL if name != "unet" else found.shape, generator=torch.Generator().manual_seed(1))
+    quantised = dimorder.quantize(found.build(), [x, 0.7 * x], recipe="tosa_16x8")
+    made = dimorder.lower(quantised, target="tosa", input_orders="NHWC", run_artifact=True)
+    assert [spec.dtype for spec in (*made.contract.inputs, *made.contract.outputs)] == ["int16", "int16"]
+    lowered = dimorder.lower(quantised, target=accelerator, input_orders="NHWC")
+    npu = lowered.artifact.npu
+    assert npu is not None and npu.cpu_operators == 0
+    assert torch.equal(*(each.run(made.contract.inputs[0].quantised(x)) for each in (made, lowered)))
+
+
 @pytest.mark.parametrize("accelerator", CONFIGURATIONS)
 def test_vela_compiles_a_small_network(accelerator: str, tmp_path: Path) -> None:
     x = torch.randn(1, 3, 10, 14, generator=torch.Generator().manual_seed(3))
