@@ -21,7 +21,8 @@ from dimorder.lowering.exactly import in_float32
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.forms import Forms
-from dimorder.targets.tosa.integers.model import interpolated
+from dimorder.targets.tosa.integers.interpolation import Interpolated
+from dimorder.targets.tosa.integers.lanes import dimensions_to_merge
 from dimorder.targets.tosa.integers.permutation import permuted
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.rescale import fits, relative_error, rescale, rescaled
@@ -30,7 +31,6 @@ from dimorder.targets.tosa.writer import DTYPES, WIDEST, TosaValue, TosaWriter
 BITS = 28  # of a sum: RESCALE takes values below 2^(shift - 1), so that no result may reach 2^29
 GRID = 19  # of a sum's finest operand: Ethos-U55 adds int8 on a grid of as many bits in one operator
 FINE = 2**15  # steps of a function's numbers, besides the sign
-LANES = 16  # in which an Ethos-U computes channels
 PLAIN = Forms()
 CLOSER = (2, 4, 8, 16, 32, 64, 128)  # times as close
 COARSE = 2**-8  # of a function's largest number: int8 would be no worse
@@ -337,51 +337,23 @@ def _of_16_bits(w: IntegerWriter, x: Lookup) -> Accumulator:
     Where that is far off, as near a pole, another table has numbers that lie closer, of fewer integers around
     the zero point, and this one what is left.
     """
-    plain = _Interpolated.of(x.numbers, 1)
-    finer = [_Interpolated.of(x.numbers, times) for times in CLOSER]
-    left = [_Interpolated.of(x.numbers - near.given, 1) for near in finer]
+    most, plain = largest(x.numbers), Interpolated.of(x.numbers, 1)
+    finer = [Interpolated.of(x.numbers, times) for times in CLOSER]
+    left = [Interpolated.of(x.numbers - near.given, 1) for near in finer]
     near, rest = min(zip(finer, left, strict=True), key=lambda pair: pair[1].error)
-    if min(plain.error, rest.error) > largest(x.numbers) * COARSE:
+    if min(plain.error, rest.error) > most * COARSE:
         found = f"a function of 16 bits that tables have wrong by up to {min(plain.error, rest.error):.2g}"
         raise UnsupportedError("an operand", found, "quantise its operand with 8 bits")
     if rest.error >= plain.error / 2:
-        return plain.written(w, x, plain.error)
-    return added(w, near.written(w, x, 0), rest.written(w, x, rest.error))
+        return _table(w, x, plain, plain.error)
+    return added(w, _table(w, x, near, 0), _table(w, x, rest, rest.error))
 
 
-@dataclass(frozen=True, eq=False)
-class _Interpolated:
-    """What a TABLE gives of the products of int16 and `times`, held in 16 bits: `given` has a number for each
-    integer, an entry stands for `scale`, and no number is farther than `error` from the function's."""
-
-    times: int
-    entries: Tensor
-    scale: float
-    given: Tensor
-    error: float
-
-    @staticmethod
-    def of(numbers: Tensor, times: int) -> _Interpolated:
-        """The first and the last entry may be for an integer beyond the last ones, as far as these go on."""
-        most = len(numbers) // 2
-        first, last = (
-            numbers[end] + (numbers[end] - numbers[near]) / 127 for end, near in ((0, 127), (-1, -128))
-        )
-        wanted = torch.cat([first[None], numbers, last[None]])[:: 128 // times]
-        middle = len(wanted) // 2
-        wanted = wanted[middle - 256 : middle + 257]
-        most_apart = float(wanted.diff().abs().max())  # which TABLE has 16 bits for, too
-        scale = (max(largest(wanted), most_apart) or 1.0) / (FINE - 2)
-        entries = (wanted / scale).round().to(torch.int16)
-        levels = (torch.arange(-most, most + 1) * times).clamp(-most - 1, most)
-        given = interpolated(levels, entries).double() * (scale / 128)
-        return _Interpolated(times, entries, scale, given, float((given - numbers).abs().max()))
-
-    def written(self, w: IntegerWriter, x: Lookup, error: float) -> Accumulator:
-        levels = x.integers if self.times == 1 else rescale(w, x.integers, [float(self.times)], "INT16")
-        y = w.op("TABLE", [levels, w.constant(self.entries)], x.shape, "INT32")
-        scale = torch.tensor(self.scale / 128, dtype=torch.float64)
-        return Accumulator(y, scale, FINE * 128, error=error)
+def _table(w: IntegerWriter, x: Lookup, table: Interpolated, error: float) -> Accumulator:
+    levels = x.integers if table.times == 1 else rescale(w, x.integers, [float(table.times)], "INT16")
+    y = w.op("TABLE", [levels, w.constant(table.entries)], x.shape, "INT32")
+    scale = torch.tensor(table.scale / 128, dtype=torch.float64)
+    return Accumulator(y, scale, FINE * 128, error=error)
 
 
 def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
@@ -472,7 +444,7 @@ def _in_lanes(w: IntegerWriter, x: Operand, y: Operand) -> tuple[Operand, Operan
         return x, y
     shape = np.broadcast_shapes(x.shape, y.shape)
     shapes = [(1,) * (len(shape) - len(each.shape)) + each.shape for each in (x, y)]
-    merged = _dimensions_to_merge(shape, shapes)
+    merged = dimensions_to_merge(shape, shapes)
     if not merged:
         return x, y
     ends = shape[-merged:]
@@ -485,22 +457,6 @@ def _in_lanes(w: IntegerWriter, x: Operand, y: Operand) -> tuple[Operand, Operan
             held = held.with_integers(tile(w, held.integers, sizes))
         made.append(w.reshape(held, (*sizes[:-merged], math.prod(sizes[-merged:]))))
     return made[0], made[1]
-
-
-def _dimensions_to_merge(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> int:
-    """How many of the last dimensions, where that fills lanes better and repeats little; else 0."""
-    for merged in range(2, len(shape) + 1):
-        ends = shape[-merged:]
-        repeated = [s for s in shapes if s[-merged:] not in (ends, (1,) * merged)]
-        little = all(math.prod(s[:-merged]) * 8 <= math.prod(shape[:-merged]) for s in repeated)
-        if repeated and little and _filled(math.prod(ends)) > 1.5 * _filled(shape[-1]):
-            return merged
-    return 0
-
-
-def _filled(count: int) -> float:
-    """The share of lanes that so many channels fill."""
-    return count / (math.ceil(count / LANES) * LANES)
 
 
 def _exact_or_sum(w: IntegerWriter, x: Operand) -> Operand:
