@@ -104,7 +104,7 @@ def lower(
     proven for the ranges, or where that cannot be, for the sizes `cost_at`, by default in the middle of each.
     `input_orders` and `output_orders` are what the contract promises, contiguous by default: one order for
     all, or one per tensor. `objective` is "bytes" moved by conversions, or their "count", or on an ethos-u
-    "cycles": of several plans the one of which Vela estimates fewest. `input_types` and `output_types` are "int8"
+    "cycles": of several plans the one with the fewest by Vela. `input_types` and `output_types` are "int8"
     or "uint8" where the caller of a quantised network passes or gets integers, one for all or one per tensor;
     the contract says what they stand for. On target tosa they are the network's own integers by default. The
     physical program is run and compared with the network before it is emitted, and the artifact after that,

@@ -33,6 +33,7 @@ GRID = 19  # of a sum's finest operand: Ethos-U55 adds int8 on a grid of as many
 FINE = 2**15  # steps of a function's numbers, besides the sign
 PLAIN = Forms()
 CLOSER = (2, 4, 8, 16, 32, 64, 128)  # times as close
+ENOUGH = 2**-14  # of a function's largest number, by which a table may be wrong: a step or two of 16 bits
 COARSE = 2**-8  # of a function's largest number: int8 would be no worse
 NEAR = {torch.int8: 1e-5, torch.int16: 4e-3}  # an integer: a scale has 24 bits
 EXACT = 2**24  # steps of a constant's: a float32 has no more
@@ -338,6 +339,8 @@ def _of_16_bits(w: IntegerWriter, x: Lookup) -> Accumulator:
     the zero point, and this one what is left.
     """
     most, plain = largest(x.numbers), Interpolated.of(x.numbers, 1)
+    if plain.error <= most * ENOUGH:
+        return _table(w, x, plain, plain.error)
     finer = [Interpolated.of(x.numbers, times) for times in CLOSER]
     left = [Interpolated.of(x.numbers - near.given, 1) for near in finer]
     near, rest = min(zip(finer, left, strict=True), key=lambda pair: pair[1].error)
