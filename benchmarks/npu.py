@@ -36,8 +36,6 @@ from dimorder.latency.timing import geometric_mean
 from dimorder.lowering.network_plan import Place
 from tests import zoo
 from tests.zoo import timm
-from tests.zoo.network import row as network_row
-from tests.zoo.vision import swin_blocks
 
 SMALL = (1, 3, 64, 64)
 PACKAGES = ("torch", "executorch", "tosa-tools", "ethos-u-vela", "torchvision", "timm", "torchao")
@@ -48,10 +46,14 @@ Row = dict[str, Any]
 Built = tuple[nn.Module, Tensor]
 
 
-def _zoo(name: str) -> Callable[[], Built]:
+def _zoo(name: str, square: tuple[int, ...] = SMALL) -> Callable[[], Built]:
+    """A network of the zoo, or of the tests of integer networks; pictures of 224 × 224 are `square` here."""
+
     def build() -> Built:
-        network = zoo.network(name)
-        shape = SMALL if network.shape == zoo.SQUARE_224 else network.shape
+        from tests.targets.test_tosa_integer_networks import OURS
+
+        network = OURS.get(name) or zoo.network(name)
+        shape = square if network.shape == zoo.SQUARE_224 else network.shape
         return network.build(), torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
     return build
@@ -68,17 +70,6 @@ def _lite0() -> Built:
     return photos.efficientnet_lite0(), crop
 
 
-def _shufflenet_224() -> Built:
-    return zoo.network("shufflenet_v2_x1_0").build(), torch.randn(
-        1, 3, 224, 224, generator=torch.Generator().manual_seed(1)
-    )
-
-
-def _swin() -> Built:
-    network = network_row("swin blocks", swin_blocks, (1, 3, 32, 48), "")
-    return network.build(), torch.randn(network.shape, generator=torch.Generator().manual_seed(1))
-
-
 NETWORKS: Mapping[str, Callable[[], Built]] = {
     **{
         name: _zoo(name)
@@ -87,9 +78,9 @@ NETWORKS: Mapping[str, Callable[[], Built]] = {
             *("mobilenet_v2", "mobilenet_v3_small", "shufflenet_v2_x1_0", "squeezenet1_1"),
         )
     },
-    "shufflenet_v2_x1_0, 224": _shufflenet_224,
+    "shufflenet_v2_x1_0, 224": _zoo("shufflenet_v2_x1_0", zoo.SQUARE_224),
     "vit of 4 layers": _timm("vit_tiny_patch16_224", img_size=64, depth=4),
-    "swin blocks": _swin,
+    "swin blocks": _zoo("swin blocks"),
     "convnext_atto": _timm("convnext_atto"),
     "efficientnet_b0": _zoo("efficientnet_b0"),
     "efficientnet_lite0, 224": _lite0,

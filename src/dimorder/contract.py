@@ -31,6 +31,17 @@ _UNSEALED = b"0" * 64
 _INTEGERS = ("int8", "uint8", "int16")  # that may stand for numbers
 
 
+def range_of(dtype: torch.dtype) -> tuple[int, int]:
+    """The least and the largest integer of a type that stand for numbers; of 16 bits as many are below 0 as
+    above.
+
+    >>> range_of(torch.int8), range_of(torch.int16)
+    ((-128, 127), (-32767, 32767))
+    """
+    held = torch.iinfo(dtype)
+    return held.min + (dtype == torch.int16), held.max
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """One input or output: its logical `shape` (a str is a symbolic size), `dtype` and promised order.
@@ -107,9 +118,8 @@ class TensorSpec:
 
     @property
     def integer_range(self) -> tuple[int, int]:
-        """The least and the largest integer of the type; those of 16 bits are as many below 0 as above."""
-        held = torch.iinfo(getattr(torch, self.dtype))
-        return held.min + (self.dtype == "int16"), held.max
+        """The least and the largest integer of the type."""
+        return range_of(getattr(torch, self.dtype))
 
     def quantised(self, tensor: torch.Tensor) -> torch.Tensor:
         """The integers that stand for numbers here; a tensor as it is where numbers stand for themselves.

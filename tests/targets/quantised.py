@@ -11,31 +11,36 @@ from torch import Tensor, nn
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 
-INT8, UINT8 = (-128, 127, torch.int8), (0, 255, torch.uint8)
+INT8, UINT8, INT16 = (-128, 127, torch.int8), (0, 255, torch.uint8), (-32767, 32767, torch.int16)
+Integers = tuple[int, int, torch.dtype]
 
 
-def quantised(x: Tensor, scale: float, zero_point: int) -> Tensor:
-    """The numbers that int8 values of that scale and zero point stand for, nearest to these."""
-    return DEQUANTIZE(QUANTIZE(x, scale, zero_point, *INT8), scale, zero_point, *INT8)
+def quantised(x: Tensor, scale: float, zero_point: int, of: Integers = INT8) -> Tensor:
+    """The numbers that integers of that scale and zero point stand for, nearest to these."""
+    return DEQUANTIZE(QUANTIZE(x, scale, zero_point, *of), scale, zero_point, *of)
 
 
 class Between(nn.Module):
     """What `compute` makes of quantised values of awkward scales and zero points, quantised once or more."""
 
-    SCALES = ((0.0247, 5), (0.0313, -17), (0.0189, 0))
+    SCALES: tuple[tuple[float, int], ...] = ((0.0247, 5), (0.0313, -17), (0.0189, 0))
+    INTEGERS: Integers = INT8
 
     def __init__(self, compute: Callable[..., Tensor], *results: tuple[float, int]) -> None:
         super().__init__()
         self.compute, self.results = compute, results
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        held = [quantised(x, *scale) for x, scale in zip(inputs, self.SCALES, strict=False)]
+        held = [quantised(x, *scale, self.INTEGERS) for x, scale in zip(inputs, self.SCALES, strict=False)]
         computed = self.compute(*held)
-        return tuple(quantised(computed, *result) for result in self.results)
+        return tuple(quantised(computed, *result, self.INTEGERS) for result in self.results)
 
 
 class Product(nn.Module):
     """A product with int8 weights of a scale per output channel, or of one, clamped and quantised."""
+
+    INPUT, RESULT = (0.0247, 5), (0.0151, -9)
+    INTEGERS: Integers = INT8
 
     def __init__(
         self,
@@ -53,15 +58,15 @@ class Product(nn.Module):
         bias_shape = torch.randn(12, generator=generator)
         self.bias = nn.Parameter(bias_shape) if bias else None
 
+    def weight(self) -> Tensor:
+        if self.zero_point is not None:
+            return DEQUANTIZE(self.integers, 0.0041, self.zero_point, *INT8)
+        zeros = torch.zeros_like(self.scales, dtype=torch.int64)
+        return DEQUANTIZE_CHANNELS(self.integers, self.scales, zeros, self.dim, -127, 127, torch.int8)
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.zero_point is None:
-            zeros = torch.zeros_like(self.scales, dtype=torch.int64)
-            how = (self.scales, zeros, self.dim, -127, 127, torch.int8)
-            weight = DEQUANTIZE_CHANNELS(self.integers, *how)
-        else:
-            weight = DEQUANTIZE(self.integers, 0.0041, self.zero_point, *INT8)
-        product = self.compute(quantised(x, 0.0247, 5), weight, self.bias)
-        return quantised(F.hardtanh(product, -1.31, 1.87), 0.0151, -9)
+        product = self.compute(quantised(x, *self.INPUT, self.INTEGERS), self.weight(), self.bias)
+        return quantised(F.hardtanh(product, -1.31, 1.87), *self.RESULT, self.INTEGERS)
 
 
 class Net(nn.Module):

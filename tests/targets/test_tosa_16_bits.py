@@ -3,24 +3,18 @@ model, and as near to the exact numbers as factors of 15 bits and tables that in
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 pytest.importorskip("tosa_serializer")
 
 import dimorder
 from dimorder.lowered import Lowered
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.tosa.graph import inspect_tosa
+from tests.targets import quantised
 from tests.targets.test_tosa_integers import BETWEEN, PRODUCTS, X
 
-INT16 = (-32767, 32767, torch.int16)
-SCALES = (1.13e-4, 1.41e-4, 0.97e-4)  # which do not reach all of the inputs
-RESULTS = (1.71e-4, 0.49e-4, 3.1e-3)
+RESULTS = ((1.71e-4, 0), (0.49e-4, 0), (3.1e-3, 0))
 REFUSED = {
     **dict.fromkeys(("floor", "ceil"), "a function of 16 bits that tables have wrong by up to"),
     **dict.fromkeys(
@@ -30,39 +24,14 @@ REFUSED = {
 }
 
 
-def in_16_bits(x: Tensor, scale: float) -> Tensor:
-    return DEQUANTIZE(QUANTIZE(x, scale, 0, *INT16), scale, 0, *INT16)
+class Between(quantised.Between):
+    SCALES = ((1.13e-4, 0), (1.41e-4, 0), (0.97e-4, 0))  # which do not reach all of the inputs
+    INTEGERS = quantised.INT16
 
 
-class Between(nn.Module):
-    def __init__(self, compute: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.compute = compute
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        held = [in_16_bits(x, scale) for x, scale in zip(inputs, SCALES, strict=False)]
-        computed = self.compute(*held)
-        return tuple(in_16_bits(computed, scale) for scale in RESULTS)
-
-
-class Product(nn.Module):
-    """With int8 weights of a scale per output channel, clamped and quantised."""
-
-    def __init__(
-        self, compute: Callable[..., Tensor], shape: tuple[int, ...], dim: int = 0, *rest: object
-    ) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(7)
-        self.compute, self.dim = compute, dim
-        self.integers = torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
-        self.scales = 0.002 + 0.004 * torch.rand(shape[dim], generator=generator)
-        self.bias = nn.Parameter(torch.randn(12, generator=generator))
-
-    def forward(self, x: Tensor) -> Tensor:
-        zeros = torch.zeros_like(self.scales, dtype=torch.int64)
-        weight = DEQUANTIZE_CHANNELS(self.integers, self.scales, zeros, self.dim, -127, 127, torch.int8)
-        product = self.compute(in_16_bits(x, SCALES[0]), weight, self.bias)
-        return in_16_bits(F.hardtanh(product, -1.31, 1.87), 0.61e-4)
+class Product(quantised.Product):
+    INPUT, RESULT = (1.13e-4, 0), (0.61e-4, 0)
+    INTEGERS = quantised.INT16
 
 
 def lower(module: nn.Module, inputs: tuple[Tensor, ...]) -> Lowered:
@@ -77,10 +46,10 @@ def lower(module: nn.Module, inputs: tuple[Tensor, ...]) -> Lowered:
 def test_an_operator_between_values_of_16_bits(name: str) -> None:
     compute, inputs = BETWEEN[name]
     if name not in REFUSED:
-        lower(Between(compute), inputs)
+        lower(Between(compute, *RESULTS), inputs)
         return
     with pytest.raises(dimorder.DimorderError) as raised:
-        dimorder.lower(Between(compute), inputs, target="tosa")
+        dimorder.lower(Between(compute, *RESULTS), inputs, target="tosa")
     assert f"  found: {REFUSED[name]}" in str(raised.value).splitlines()[1]
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from dimorder.contract import range_of
+
 
 @dataclass(frozen=True)
 class IntegerType:
@@ -18,13 +20,13 @@ class IntegerType:
 
     @property
     def low(self) -> int:
-        """The least of the integers; those of 16 bits are as many below 0 as above."""
-        return torch.iinfo(self.dtype).min + (self.dtype == torch.int16)
+        """The least of the integers."""
+        return range_of(self.dtype)[0]
 
     @property
     def high(self) -> int:
         """The greatest of the integers."""
-        return torch.iinfo(self.dtype).max
+        return range_of(self.dtype)[1]
 
     @property
     def reach(self) -> int:

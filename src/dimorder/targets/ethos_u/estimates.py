@@ -14,8 +14,8 @@ from dimorder.lowering.sites import Arrangement, AxisOrder, BufferInfo, Site
 from dimorder.planning.problem import Cost
 from dimorder.targets.ethos_u import macs
 from dimorder.targets.tosa.integers.permutation import unmoved
+from dimorder.targets.tosa.target import MIN_RUN
 
-MIN_RUN = 8  # as target tosa counts
 WEIGHTS = 8  # bytes of a matrix that are read in a cycle
 
 

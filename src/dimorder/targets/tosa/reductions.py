@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from dimorder.targets.table import Arguments, Row, is_of_one_type, is_transposed
-from dimorder.targets.tosa.calls import accumulator_type, size, sum_type
+from dimorder.targets.tosa.calls import accumulator_type, size
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, check_float, mul, negate
-from dimorder.targets.tosa.writer import DTYPES, FLOATS, MAX_RANK, WIDEST, TosaValue, TosaWriter
+from dimorder.targets.tosa.spatial import conv
+from dimorder.targets.tosa.writer import DTYPES, FLOATS, MAX_RANK, TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
@@ -32,15 +33,9 @@ def full(
     """x (…, I) times weight (O, I) plus bias (O), as a CONV2D of one tap, which adds the bias itself."""
     outputs, inputs = weight.shape
     pixels = w.reshape(x, x.shape if len(x.shape) == 4 else (1, math.prod(x.shape[:-1]), 1, inputs))
-    sums = sum_type(x.dtype)
-    bias = torch.zeros(outputs) if bias is None else bias
-    taps = w.constant(weight.reshape(outputs, 1, 1, inputs))
-    zeros = [w.number(zero, of.dtype) for zero, of in zip(zero_points, (x, taps), strict=True)]
-    operands = [pixels, taps, w.constant(bias.to(WIDEST.get(sums, torch.int64)), sums), *zeros]
-    shape = (*pixels.shape[:-1], outputs)
     once = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
-    accumulator = accumulator_type(x.dtype)
-    y = w.op("CONV2D", operands, shape, sums, local_bound=False, acc_type=accumulator, **once)
+    taps, shape = weight.reshape(outputs, 1, 1, inputs), (*pixels.shape[:-1], outputs)
+    y = conv(w, "CONV2D", pixels, taps, bias, shape, once, zero_points)
     return w.reshape(y, (*x.shape[:-1], outputs))
 
 

@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dimorder.lowering.operators.dialect import OPS as dimorder
-from dimorder.targets.table import Arguments, Row, is_of_one_type
+from dimorder.targets.table import Arguments, Row, is_of_one_type, whole
 from dimorder.targets.tosa.calls import accumulator_type, size, sum_type
 from dimorder.targets.tosa.indices import take
 from dimorder.targets.tosa.moves import concat, pad, slice_
@@ -47,10 +47,37 @@ def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
     options = {"pad": padding, "stride": list(a.stride), "dilation": dilation}
     if flat and 1 < a.groups == x.shape[-1]:  # depthwise: weight (H, W, C, multiplier)
         by_channel = weight.reshape(a.groups, -1, *weight.shape[1:3]).permute(2, 3, 0, 1)
-        return _conv(w, "DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape, options, _zero_points(a))
+        return conv(w, "DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape, options, _zero_points(a))
     if flat and a.groups == 1 and set(dilation) == {1} and _are_patches(window, a.stride, padding, x.shape):
         return _patches(w, x, weight, a)
     return _in_groups(w, "CONV2D" if flat else "CONV3D", x, weight, a, options)
+
+
+def convolved(
+    w: TosaWriter,
+    x: TosaValue,
+    weight: Tensor,
+    shape: Sequence[int],
+    *,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0, 0, 0),
+    groups: int = 1,
+    zero_point: int = 0,
+) -> TosaValue:
+    """A `convolution` of integers (N, H, W, C) that is no call of the program; its result has `shape`."""
+    call = SimpleNamespace(
+        x=whole(x),
+        weight_ohwi=weight,
+        bias=bias,
+        stride=stride,
+        padding=padding,
+        dilation=[1, 1],
+        groups=groups,
+        shape=tuple(shape),
+        zero_points=(zero_point, 0),
+    )
+    return convolution(w, call)
 
 
 def _read_taps(weight: Tensor, sizes: Sequence[int], a: Arguments) -> tuple[Tensor, list[int], list[int]]:
@@ -86,7 +113,7 @@ def _patches(w: TosaWriter, x: TosaValue, weight: Tensor, a: Arguments) -> TosaV
     taps = weight.reshape(outputs, height, 1, width * inputs)
     once = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
     shape = (n * rows, 1, columns, outputs)
-    y = _conv(w, "CONV2D", image, taps, a.bias, shape, once, _zero_points(a))
+    y = conv(w, "CONV2D", image, taps, a.bias, shape, once, _zero_points(a))
     return w.reshape(y, a.shape)
 
 
@@ -115,7 +142,7 @@ def _in_groups(
 ) -> TosaValue:
     """One convolution per group of channels, and a CONCAT."""
     if a.groups == 1:
-        return _conv(w, kind, x, weight, a.bias, a.shape, options, _zero_points(a))
+        return conv(w, kind, x, weight, a.bias, a.shape, options, _zero_points(a))
     axis, inputs, outputs = len(a.shape) - 1, x.shape[-1] // a.groups, a.shape[-1] // a.groups
     parts = []
     for g in range(a.groups):
@@ -123,11 +150,11 @@ def _in_groups(
         bias = None if a.bias is None else a.bias[rows]
         part = slice_(w, x, axis, g * inputs, inputs)
         shape = (*a.shape[:-1], outputs)
-        parts.append(_conv(w, kind, part, weight[rows], bias, shape, options, _zero_points(a)))
+        parts.append(conv(w, kind, part, weight[rows], bias, shape, options, _zero_points(a)))
     return concat(w, parts, axis)
 
 
-def _conv(
+def conv(
     w: TosaWriter,
     kind: str,
     x: TosaValue,
@@ -137,6 +164,7 @@ def _conv(
     options: Mapping[str, Any],
     zero_points: Sequence[int],
 ) -> TosaValue:
+    """One operator, whose weight lies as `kind` has it; no bias is zeros."""
     sums = sum_type(x.dtype)
     bias = torch.zeros(shape[-1]) if bias is None else bias
     taps = w.constant(weight)

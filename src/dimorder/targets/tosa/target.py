@@ -142,6 +142,8 @@ def check(path: str, data: bytes) -> FileSummary:
     return inspect_tosa(data)
 
 
+MIN_RUN = 8  # as for XNNPACK: an NPU's compiler writes shorter runs element by element too
+
 # What is built from reductions takes any order, and a constant weight multiplies from either side; where the
 # candidate orders would be too many, fewer of these are offered: swin_t takes the second.
 _FROM_PARTS = frozenset(
@@ -181,8 +183,7 @@ def _target(
             max_rank=MAX_RANK,
             takes=lambda value: operators.unfit(value, False),
         ),
-        # As for XNNPACK: an NPU's compiler writes short runs element by element too.
-        counted(min_run=8),
+        counted(min_run=MIN_RUN),
         beside=(sidecar.SUFFIX,),
         load=load,
         check=check,

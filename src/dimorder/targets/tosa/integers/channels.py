@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from dimorder.lowering.exactly import in_float32
 from dimorder.lowering.integer_type import IntegerType
-from dimorder.targets.table import whole
 from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.integers.numbers import (
     BITS,
@@ -103,16 +101,10 @@ def depthwise(
 ) -> Accumulator:
     """A depthwise convolution of int8 (N, H, W, C) with a weight (C, height, width, 1) of integers, which
     stand for themselves; the result has `shape`."""
-    call = SimpleNamespace(
-        x=whole(x),
-        weight_ohwi=weight,
-        bias=bias,
-        stride=stride,
-        padding=[p for p in padding for _ in range(2)],
-        dilation=[1, 1],
-        groups=weight.shape[0],
-        shape=tuple(shape),
-        zero_points=(of.zero_point, 0),
+    sides = [p for p in padding for _ in range(2)]
+    channels, zero_point = weight.shape[0], of.zero_point
+    sums = spatial.convolved(
+        w, x, weight, shape, bias=bias, stride=stride, padding=sides, groups=channels, zero_point=zero_point
     )
     scale = torch.tensor([in_float32(of.scale)], dtype=torch.float64)
-    return Accumulator(spatial.convolution(w, call), scale, limit_of(weight, bias, of))
+    return Accumulator(sums, scale, limit_of(weight, bias, of))

@@ -20,6 +20,8 @@ from dimorder.targets.tosa.integers.numbers import (
     Operand,
     as_integers,
     as_sum,
+    error_of,
+    exact_or_sum,
     on_grid,
 )
 from dimorder.targets.tosa.integers.operands import refused
@@ -54,8 +56,9 @@ def _cat(w: W, a: Arguments) -> Any:
         return moves.concat(w, [w.dense(x) for x in a.tensors], dim)
     operands: list[Operand] = [operand(w, x) for x in a.tensors]
     step = max(float(x.abs().max()) if isinstance(x, Tensor) else x.most for x in operands) / 2**BITS
-    joined = moves.concat(w, [on_grid(w, x, step) for x in operands], dim)
-    error = max(x.error if isinstance(x, Accumulator) else 0.0 for x in operands)
+    held = [exact_or_sum(w, x) for x in operands]
+    joined = moves.concat(w, [on_grid(w, x, step) for x in held], dim)
+    error = max(map(error_of, held))
     return Accumulator(joined, torch.tensor(step, dtype=torch.float64), 2**BITS + 1, error=error)
 
 

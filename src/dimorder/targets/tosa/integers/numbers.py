@@ -378,12 +378,10 @@ def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
 
 
 def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
-    """The numbers as multiples of `step`, in int32."""
+    """The numbers as multiples of `step`, in int32; of a function, see `exact_or_sum`."""
     if isinstance(x, Tensor):
         return w.constant((x.double() / step).round().to(torch.int32))
     if isinstance(x, Lookup):
-        if not has_integers(x):
-            return on_grid(w, in_halves(w, x), step)
         integers, of = as_integers(w, x)
         return rescale(w, integers, [in_float32(of.scale) / step], "INT32", zero_point=of.zero_point)
     if x.scales.dim() > 1 or (x.low, x.high) != (-math.inf, math.inf) or x.integers.dtype == "INT48":
@@ -414,13 +412,13 @@ def _rescaled(w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zer
 def added(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumulator:
     """The sum of both, or what `kind` makes of them on one grid, the finest on which int32 holds the sum."""
     shape = np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
-    x, y = (_exact_or_sum(w, each) for each in _in_lanes(w, x, y))
+    x, y = (exact_or_sum(w, each) for each in _in_lanes(w, x, y))
     most = _most(x) + _most(y)
     scale = max(_scale(x), _scale(y))
     step = scale * 2.0 ** max(math.ceil(math.log2((most or 1.0) / 2**BITS / scale)), -GRID)
     total = w.elementwise(kind, on_grid(w, x, step), on_grid(w, y, step))
     limit = min(math.ceil(most / step) + 2, 2**31 - 1)
-    scales, error = torch.tensor(step, dtype=torch.float64), _error(x) + _error(y)
+    scales, error = torch.tensor(step, dtype=torch.float64), error_of(x) + error_of(y)
     return Accumulator(w.reshape(total, shape), scales, limit, error=error)
 
 
@@ -462,11 +460,13 @@ def _in_lanes(w: IntegerWriter, x: Operand, y: Operand) -> tuple[Operand, Operan
     return made[0], made[1]
 
 
-def _exact_or_sum(w: IntegerWriter, x: Operand) -> Operand:
+def exact_or_sum(w: IntegerWriter, x: Operand) -> Operand:
+    """As it is, but a function that no integers stand for exactly as a sum."""
     return in_halves(w, x) if isinstance(x, Lookup) and not has_integers(x) else x
 
 
-def _error(x: Operand) -> float:
+def error_of(x: Operand) -> float:
+    """How far the numbers may be off."""
     return x.error if isinstance(x, Accumulator) else 0.0
 
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import torch
 
-from dimorder.targets.table import View, whole
+from dimorder.targets.table import View
 from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
@@ -42,14 +41,5 @@ def permuted(w: TosaWriter, view: View[TosaValue]) -> TosaValue | None:
     source = torch.arange(channels).reshape(value.shape[still:]).permute([d - still for d in order[still:]])
     weight = torch.nn.functional.one_hot(source.flatten(), channels).to(torch.int8)
     image = w.reshape(value, (*(space if still == 3 else (1, 1, math.prod(space))), channels))
-    call = SimpleNamespace(
-        x=whole(image),
-        weight_ohwi=weight.reshape(channels, 1, 1, channels),
-        bias=None,
-        stride=[1, 1],
-        padding=[0] * 4,
-        dilation=[1, 1],
-        groups=1,
-        shape=image.shape,
-    )
-    return w.reshape(rescale(w, spatial.convolution(w, call), [1.0], "INT8"), view.shape)
+    moved = spatial.convolved(w, image, weight.reshape(channels, 1, 1, channels), image.shape)
+    return w.reshape(rescale(w, moved, [1.0], "INT8"), view.shape)

@@ -8,11 +8,10 @@ So a row of results in steps is a convolution, whose channels are those of the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 from torch import Tensor
 
-from dimorder.targets.table import Arguments, whole
+from dimorder.targets.table import Arguments
 from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
@@ -78,18 +77,15 @@ class Phases:
 
     def sums(self, w: TosaWriter, x: TosaValue, row: int, bias: Tensor | None, zero_point: int) -> TosaValue:
         """The results of one row of each step, those of a step side by side."""
-        call = SimpleNamespace(
-            x=whole(x),
-            weight_ohwi=self.weights[row],
+        return spatial.convolved(
+            w,
+            x,
+            self.weights[row],
+            self.shape,
             bias=None if bias is None else bias.repeat(self.columns),
-            stride=[1, 1],
             padding=self.padding,
-            dilation=[1, 1],
-            groups=1,
-            shape=self.shape,
-            zero_points=(zero_point, 0),
+            zero_point=zero_point,
         )
-        return spatial.convolution(w, call)
 
     def joined(self, w: TosaWriter, rows: list[TosaValue]) -> TosaValue:
         """The rows of all steps, one below the other."""
