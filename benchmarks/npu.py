@@ -4,10 +4,12 @@ python -m benchmarks.npu [--networks NAME ...] [--accelerators NAME ...] [--cycl
 
 Both lower the same network, quantised by Arm's quantizer, from the exported program to the .pte, for pictures
 of int8 in NHWC, as input and as output; ours by each objective. Cycles are those that Vela estimates of whole
-graphs, of several the sum. Seconds are of one lowering each, in turn, and want a quiet machine; with --cycles
-they are left out. What was measured is kept in benchmarks/results/npu.json after every network, and not
+graphs, of several the sum; they depend on the packages alone. Seconds are of one lowering each, in turn, and
+want a quiet machine. What was measured is kept in benchmarks/results/npu.json after every network, and not
 measured again in the same environment unless --networks names it, or, of ours alone, with --ours; npu.md
-beside it is the table of it. Ends with 1 where a plan by cycles is beaten by another, or by ExecuTorch's.
+beside it is the table of it. With --cycles no seconds are measured: those that are there stay, and so does all
+that was measured with the same packages on another machine. Ends with 1 where a plan by cycles is beaten by
+another, or by ExecuTorch's.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import dimorder
-from benchmarks.record import failed, record_lines, rows_kept
+from benchmarks.record import failed, record_kept, record_lines
 from dimorder.files import write_whole
 from dimorder.latency.machine import machine
 from dimorder.latency.timing import geometric_mean
@@ -158,16 +160,18 @@ def exported(name: str) -> tuple[ExportedProgram, Tensor]:
     return torch.export.export(by_arm(model.eval(), x), (x,)), x
 
 
-def measure(name: str, accelerator: str, timed: bool, kept_stock: Row | None = None) -> Row:
-    """One row of the table. A way that fails has its error there instead of figures."""
+def measure(name: str, accelerator: str, timed: bool, kept: Row) -> Row:
+    """One row of the table, by what is kept of a way: all, or its seconds. A way that fails has its error
+    there instead of figures."""
     program, x = exported(name)
     row: Row = {"network": name, "accelerator": accelerator, "input": "x".join(map(str, x.shape))}
     for way, lowering in (
         ("ours", lambda: ours(program, x, accelerator, timed)),
-        ("stock", lambda: kept_stock or stock_apart(name, accelerator, timed)),
+        ("stock", lambda: stock_apart(name, accelerator, timed)),
     ):
         try:
-            row[way] = lowering()
+            known = kept.get(way, {})
+            row[way] = known if known.keys() - {"seconds"} else known | lowering()
         # Whatever a lowering raises is what is recorded of it.
         except Exception as error:
             row[way] = failed(error)
@@ -262,25 +266,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     options.results.mkdir(parents=True, exist_ok=True)
-    kept, here = options.results / "npu.json", machine(PACKAGES)
-    done = {(row["network"], row["accelerator"]): row for row in rows_kept(kept, here)}
+    path, here = options.results / "npu.json", machine(PACKAGES)
+    record = record_kept(path, here, PACKAGES if options.cycles else tuple(here))
+    environment = record.get("environment", here)
+    commands = [
+        *filter(None, [record.get("command")]),
+        "python -m benchmarks.npu" + " --cycles" * options.cycles,
+    ]
+    done = {(row["network"], row["accelerator"]): row for row in record.setdefault("rows", [])}
     wanted = [(name, each) for name in options.networks or NETWORKS for each in options.accelerators]
     order = [(name, each) for name in NETWORKS for each in ACCELERATORS]
-    record: dict[str, Any] = {"rows": list(done.values())}
     for key in wanted:
         if key in done and options.networks is None and not options.ours:
             continue
-        kept_stock = done[key]["stock"] if options.ours and key in done else None
-        done[key] = measure(*key, timed=not options.cycles, kept_stock=kept_stock)
+        done[key] = measure(*key, timed=not options.cycles, kept=_kept(done.get(key, {}), options))
         rows = sorted(done.values(), key=lambda row: order.index((row["network"], row["accelerator"])))
-        command = "python -m benchmarks.npu" + " --cycles" * options.cycles
-        record = {"command": command, "environment": here, "rows": rows}
-        write_whole(kept, (json.dumps(record, indent=1) + "\n").encode())
-        write_whole(kept.with_suffix(".md"), table(record).encode())
+        record = {"command": "; ".join(dict.fromkeys(commands)), "environment": environment, "rows": rows}
+        write_whole(path, (json.dumps(record, indent=1) + "\n").encode())
+        write_whole(path.with_suffix(".md"), table(record).encode())
         print(line(done[key]), flush=True)
     faults = beaten(record["rows"])
     print("; ".join(faults) or "no plan is beaten")
     return 1 if faults else 0
+
+
+def _kept(row: Row, options: argparse.Namespace) -> Row:
+    """What of a row is not measured again: ExecuTorch's with --ours, and with --cycles all seconds."""
+    kept = {"stock": row["stock"]} if options.ours and "stock" in row else {}
+    for way in ("ours", "stock"):
+        if options.cycles and way not in kept and "seconds" in row.get(way, {}):
+            kept[way] = {"seconds": row[way]["seconds"]}
+    return kept
 
 
 if __name__ == "__main__":

@@ -15,8 +15,15 @@ from dimorder.latency.machine import described, machine
 
 def rows_kept(path: Path, environment: Mapping[str, object]) -> list[dict[str, Any]]:
     """The rows of an earlier run, if there was one in the same environment: figures of two are not mixed."""
-    record = json.loads(path.read_text()) if path.exists() else {}
-    return record["rows"] if record.get("environment") == environment else []
+    rows: list[dict[str, Any]] = record_kept(path, environment, tuple(environment)).get("rows", [])
+    return rows
+
+
+def record_kept(path: Path, environment: Mapping[str, object], of: Sequence[str]) -> dict[str, Any]:
+    """The record of an earlier run, if there was one in an environment with the same of these entries."""
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    earlier = record.get("environment", {})
+    return record if all(earlier.get(key) == environment.get(key) for key in of) else {}
 
 
 def failed(error: Exception) -> dict[str, str]:
