@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -23,24 +23,23 @@ def slice_(w: TosaWriter, x: TosaValue, dim: int, start: int, length: int) -> To
     """Elements `start` to `start + length` of one dimension."""
     if length == x.shape[dim]:
         return x
-    x, dim, shape = _around(w, x, dim)
+    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+    x, dim, inner = _around(w, x, dim)
     starts, sizes = [0] * len(x.shape), list(x.shape)
-    starts[dim], sizes[dim] = start, length
-    y = w.op("SLICE", [x, w.shape(starts), w.shape(sizes)], sizes)
-    return w.reshape(y, shape(length))
+    starts[dim], sizes[dim] = start * inner, length * inner
+    return w.reshape(w.op("SLICE", [x, w.shape(starts), w.shape(sizes)], sizes), shape)
 
 
-def _around(w: TosaWriter, x: TosaValue, dim: int) -> tuple[TosaValue, int, Callable[[int], tuple[int, ...]]]:
-    """`x` in a rank that TOSA has, where `dim` lies there, and the true shape for another size of it."""
-    true = x.shape
+def _around(w: TosaWriter, x: TosaValue, dim: int) -> tuple[TosaValue, int, int]:
+    """`x` in a rank that TOSA has, the dimension in which `dim` lies there, and how many elements of that make
+    one of `dim`.
 
-    def shape(length: int) -> tuple[int, ...]:
-        return (*true[:dim], length, *true[dim + 1 :])
-
-    if len(true) <= MAX_RANK:
-        return x, dim, shape
-    merged = (math.prod(true[:dim]), true[dim], math.prod(true[dim + 1 :]))
-    return w.reshape(x, merged), 1, shape
+    Several pictures become rows: Vela cuts and joins each picture by itself.
+    """
+    if len(x.shape) <= MAX_RANK and math.prod(x.shape[:-3]) == 1:
+        return x, dim, 1
+    rows, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+    return w.reshape(x, (rows, x.shape[dim] * inner)), 1, inner
 
 
 def pad(
@@ -67,10 +66,11 @@ def concat(w: TosaWriter, values: Sequence[TosaValue], dim: int) -> TosaValue:
         groups = [values[i : i + MAX_OPERANDS] for i in range(0, len(values), MAX_OPERANDS)]
         return concat(w, [concat(w, group, dim) for group in groups], dim)
     total = sum(value.shape[dim] for value in values)
-    (_, axis, shape), parts = _around(w, values[0], dim), [_around(w, value, dim)[0] for value in values]
-    out = list(parts[0].shape)
-    out[axis] = total
-    return w.reshape(w.op("CONCAT", parts, out, axis=axis), shape(total))
+    first, axis, inner = _around(w, values[0], dim)
+    parts = [first, *(_around(w, value, dim)[0] for value in values[1:])]
+    out = [*first.shape[:axis], total * inner, *first.shape[axis + 1 :]]
+    joined = w.op("CONCAT", parts, out, axis=axis)
+    return w.reshape(joined, (*values[0].shape[:dim], total, *values[0].shape[dim + 1 :]))
 
 
 def tile(w: TosaWriter, x: TosaValue, shape: Sequence[int]) -> TosaValue:
@@ -150,9 +150,11 @@ def paddings(given: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
 
 def _flip(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
-    for dim in a.dims:
-        x, axis, _ = _around(w, x, dim % len(a.shape))
-        x = w.reshape(w.op("REVERSE", [x], x.shape, axis=axis), a.shape)
+    for dim in (dim % len(a.shape) for dim in a.dims):
+        sizes = x.shape
+        merged = (math.prod(sizes[:dim]), sizes[dim], math.prod(sizes[dim + 1 :]))
+        y, axis = (x, dim) if len(sizes) <= MAX_RANK else (w.reshape(x, merged), 1)
+        x = w.reshape(w.op("REVERSE", [y], y.shape, axis=axis), a.shape)
     return x
 
 
