@@ -31,8 +31,8 @@ def slice_(w: TosaWriter, x: TosaValue, dim: int, start: int, length: int) -> To
 
 
 def _around(w: TosaWriter, x: TosaValue, dim: int) -> tuple[TosaValue, int, int]:
-    """`x` in a rank that TOSA has, the dimension that `dim` is part of there, and how many of its elements make
-    one of `dim`.
+    """`x` in a rank that TOSA has, the dimension that `dim` is part of there, and how many elements of that
+    make one of `dim`.
 
     Several pictures become rows: Vela cuts and joins each picture by itself.
     """
