@@ -356,13 +356,46 @@ def test_integers_have_fixed_sizes() -> None:
     ]
 
 
+class Positions(nn.Module):
+    """Adds to each place what a table has for it, in whatever order the table lies, behind a causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(40, 12))
+        self.conv = nn.Conv1d(12, 6, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        y = (x + self.table[torch.arange(length)]) @ x.mT
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        y = y.masked_fill(~mask, 0.5).softmax(-1) @ x
+        return self.conv(y.mT + self.table[:length].mT)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_constant_that_begins_as_a_longer_one_is_a_slice_of_that(target: str) -> None:
+    module = Positions().eval()
+    lowered = dimorder.lower(
+        module, (torch.randn(3, 9, 12),), dynamic_shapes=({1: Dim("L", min=4, max=40)},), target=target
+    )
+    if target == "xnnpack":
+        assert lowered.artifact.delegates == 1
+        assert lowered.artifact.outside["aten::slice_copy.Tensor_out"] > 1
+    for length in (4, 5, 9, 23, 39, 40):
+        x = torch.randn(3, length, 12)
+        assert max(errors(lowered, module, x)) <= 1e-4
+        with torch.no_grad():
+            (plain,) = pytree.tree_leaves(lowered.decomposed().module()(x))
+            assert relative_error(plain, module(x)) <= 1e-4
+
+
 def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:
-    class Positions(nn.Module):
+    class Shares(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.arange(x.shape[1])
+            return x + torch.linspace(0, 1, x.shape[1])
 
     dims = ({1: Dim("L", min=4, max=40)},)
-    first, found, _ = refusal(Positions(), torch.ones(2, 9), dims)
+    first, found, _ = refusal(Shares(), torch.ones(2, 9), dims)
     assert first.startswith("aten.add.Tensor (test_symbolic_sizes.py:")
     assert found == "  found: the constant constant__0, which is another one for each size"
 

@@ -19,6 +19,7 @@ from dimorder.lowering import stages
 from dimorder.lowering.annotate import annotate
 from dimorder.lowering.capture.captured import Captured, arguments, capture, where
 from dimorder.lowering.capture.ranged import Point, RangedProgram, ranged, told
+from dimorder.lowering.capture.sliced import slice_constants
 from dimorder.lowering.capture.typed import Types, own_types, with_types
 from dimorder.lowering.choose import choose
 from dimorder.lowering.clock import Clock, Progress
@@ -152,7 +153,17 @@ def _plan_ranges(
         found = f"symbolic sizes, {', '.join(map(str, sized.symbols))}: its graphs have fixed ones"
         raise UnsupportedError(f"target {target.name}", found, "lower one graph for each size that is needed")
     at = None if cost_at is None else sized.point(cost_at)
-    fixed = [_Fixed.at(point, sized, target, asked, objective, clock) for point in sized.specimens(at)]
+    points = sized.specimens(at)
+
+    def captured_at(point: Point) -> Captured:
+        return capture(sized.at(point))
+
+    captured = [clock.step("capture", captured_at, point) for point in points]
+    clock.step("capture", slice_constants, captured, lambda: captured_at(sized.corners[-1]))
+    fixed = [
+        _Fixed.at(point, sized, program, target, asked, objective, clock)
+        for point, program in zip(points, captured, strict=True)
+    ]
     contract = sized.promise([each.contract for each in fixed])
     extracted, layout_plan, proof = clock.step(
         "solve",
@@ -181,12 +192,12 @@ class _Fixed:
     def at(
         point: Point,
         sized: RangedProgram,
+        captured: Captured,
         target: Target,
         asked: _Asked,
         objective: str,
         clock: Clock,
     ) -> _Fixed:
-        captured = clock.step("capture", lambda: capture(sized.at(point)))
         if is_quantised(captured.module):
             found = "integers, with symbolic sizes"
             raise UnsupportedError("a quantised network", found, "lower one program for each size")

@@ -21,7 +21,7 @@ from dimorder.lowering.capture.state import restart
 from dimorder.lowering.integer_moves import in_integers
 from dimorder.lowering.levels import WastedLevels, wasted_levels
 from dimorder.lowering.network_plan import NetworkPlan
-from dimorder.lowering.operators.dialect import decompose
+from dimorder.lowering.operators.dialect import SLICE_CONSTANT, decompose
 from dimorder.lowering.operators.quantisation import is_quantised
 from dimorder.lowering.printing import captured_text, physical_text
 from dimorder.lowering.symbolic import SizeTable, symbolic
@@ -113,7 +113,10 @@ class Lowered:
             program = decompose(self.physical, taps_as_linear=True)
             return in_integers(program) if is_quantised(program.graph_module) else fold_constants(program)
         programs, sizes = self.specimens
-        return symbolic([fold_constants(decompose(each, taps_as_linear=True)) for each in programs], sizes)
+        folded = [
+            fold_constants(decompose(each, taps_as_linear=True, kept=(SLICE_CONSTANT,))) for each in programs
+        ]
+        return symbolic([decompose(each) for each in folded], sizes)
 
     def __repr__(self) -> str:
         told = f"{len(self.artifact.data):,} bytes, max_rel_error={self.max_rel_error:.1e}"

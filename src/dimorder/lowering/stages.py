@@ -28,6 +28,7 @@ from dimorder.lowering.capture.exported import own_module, state_of
 from dimorder.lowering.capture.tracing import Tracer, shape_of
 from dimorder.lowering.closure import default_tokens, formed
 from dimorder.lowering.extract import Extracted
+from dimorder.lowering.operators.dialect import SLICE_CONSTANT
 from dimorder.lowering.operators.operator import Relation, results
 from dimorder.lowering.operators.quantisation import DEQUANTIZE_CHANNELS
 from dimorder.lowering.operators.table import SPELLINGS, find, operands
@@ -95,7 +96,7 @@ def _call_faults(program: Captured, node: Node) -> Iterator[str]:
         return
     if node.target._schema.is_mutable:
         yield f"{name}: it writes to its operand"
-    if all(operand.op == "get_attr" for operand in node.all_input_nodes):
+    if node.target is not SLICE_CONSTANT and all(o.op == "get_attr" for o in node.all_input_nodes):
         yield f"{name}: it reads constants alone, and is no constant"
     elif node.target in SPELLINGS and (again := _spelt_again(program, node)) != [node.target]:
         yield f"{name}: the normal form spells it {' '.join(map(str, again)) or 'as nothing'}"
@@ -391,6 +392,7 @@ def _constants(program: ExportedProgram) -> Collection[Node]:
     known: dict[Node, None] = {}
     for node in program.graph.nodes:
         made = node.op == "call_function" and all(operand in known for operand in node.all_input_nodes)
+        made = made and node.target is not SLICE_CONSTANT
         if made or (node.op == "placeholder" and node.name not in given):
             known[node] = None
     return known

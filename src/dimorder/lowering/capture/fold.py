@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from dimorder.lowering.capture.exported import own_module, state_of
 from dimorder.lowering.capture.scaled import evaluate
 from dimorder.lowering.capture.tracing import is_random
+from dimorder.lowering.operators.dialect import SLICE_CONSTANT
 
 
 def fold_constants(program: ExportedProgram, kept: Collection[object] = ()) -> ExportedProgram:
@@ -50,12 +51,15 @@ def fold_constants(program: ExportedProgram, kept: Collection[object] = ()) -> E
 def evaluated(
     graph: Graph, constants: Mapping[Node, torch.Tensor], kept: Collection[object] = ()
 ) -> dict[Node, torch.Tensor]:
-    """The value of every call that reads constants alone, and gives the same each time; of none of `kept`."""
+    """The value of every call that reads constants alone, and gives the same each time; of none of `kept`.
+
+    A slice whose end is a symbol is another one for each size.
+    """
     found: dict[Node, torch.Tensor] = {}
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if node.target in kept:
+        if node.target in kept or node.target is SLICE_CONSTANT:
             continue
         known = {n: found[n] if n in found else constants.get(n) for n in node.all_input_nodes}
         if any(value is None for value in known.values()) or is_random(node.target, node.args, node.kwargs):

@@ -47,12 +47,18 @@ def _attention(
             rows = mask.any(-1, keepdim=True)
             seen = None if rows.all() else rows.to(dtype_of(q))
             mask = torch.zeros(mask.shape, dtype=dtype_of(q)).masked_fill(~mask & rows, float("-inf"))
-    if mask is not None:
+    if mask is not None and not _hides_nothing(mask, shape_of(scores)):
         scores = n.write(aten.add.Tensor, scores, mask)
     weights = n.write(aten.softmax.int, scores, -1)
     if seen is not None:  # torch gives 0 where a row of the mask is all False
         weights = n.write(aten.mul.Tensor, weights, seen)
     return n.write(aten.matmul.default, weights, v)
+
+
+def _hides_nothing(mask: Value, scores: tuple[int, ...]) -> bool:
+    """Whether a mask is known to be 0 for all scores, as that of a batch without padding."""
+    known = isinstance(mask, torch.Tensor) and torch.broadcast_shapes(mask.shape, scores) == scores
+    return known and not mask.any()
 
 
 # Scores may be beyond what float16 holds, where the weights that are made of them are not.

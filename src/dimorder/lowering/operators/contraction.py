@@ -202,15 +202,18 @@ def _has_one_column(node: torch.fx.Node) -> bool:
 
 
 def _multiply(c: Call) -> None:
-    """One batch dimension where both operands have the same batch, else one per axis so that they broadcast;
-    a batch that the right operand lacks is more rows of the left.
+    """Batch dimensions as the operands have them where that is the same batch, else one per axis so that they
+    broadcast; a batch that the right operand lacks is more rows of the left.
 
     Where the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
     """
     batch = c.labelled("b")
     same = len(c.site.reads) == 2 and all(c.has(t, 0) == c.has(t, 1) for t in batch)
-    heads = [batch] if same else [[token] for token in batch] or [[]]
     m, k, n = c.by_label(["m"], ["k"], ["n"])
+    heads = [[token] for token in batch]
+    if same:
+        heads = [group for group in c.split(alone=batch) if group and group[0] in batch]
+    heads = heads or [[]]
     place = {token: p for p, token in enumerate(c.arrangement.tokens)}
 
     def precedes(a: list[Token], b: list[Token], unless: bool) -> bool:

@@ -7,7 +7,7 @@ This file decides their schemas and what each one means, as ATen between permute
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +33,11 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
     return {getattr(torch.ops.dimorder, name).default: body for name, (_, body) in _DIALECT.items()}
 
 
-def decompose(program: ExportedProgram, *, taps_as_linear: bool = False) -> ExportedProgram:
-    """The same program with every dialect operator replaced by plain ATen; everything else stays whole.
+def decompose(
+    program: ExportedProgram, *, taps_as_linear: bool = False, kept: Collection[object] = ()
+) -> ExportedProgram:
+    """The same program with every dialect operator replaced by plain ATen, but for those in `kept`; all else
+    stays whole.
 
     `taps_as_linear` makes a `linear` of a convolution of one tap, which needs no permutes round it.
 
@@ -50,7 +53,7 @@ def decompose(program: ExportedProgram, *, taps_as_linear: bool = False) -> Expo
         table[torch.ops.dimorder.conv2d_nhwc.default] = _conv2d_or_linear
     graph, made = Graph(), dict[Node, Node]()
     for node in program.graph.nodes:
-        body = table.get(node.target)
+        body = None if node.target in kept else table.get(node.target)
         if body is None:
             made[node] = graph.node_copy(node, made.__getitem__)
         else:
@@ -240,6 +243,10 @@ def _prelu_last(x: Tensor, weight: Tensor) -> Tensor:
     return _dense(torch.ops.aten.prelu(x.movedim(-1, 1), weight).movedim(1, -1))
 
 
+def _slice_constant(x: Tensor, dim: int, start: int, end: int) -> Tensor:
+    return _dense(torch.ops.aten.slice.Tensor(x, dim, start, end))
+
+
 _DIALECT: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "conv2d_nhwc": (
         "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[4] padding, int[2] dilation, "
@@ -284,6 +291,7 @@ _DIALECT: dict[str, tuple[str, Callable[..., Tensor]]] = {
         _fake_quantize_dynamic,
     ),
     "prelu_last": ("(Tensor x, Tensor weight) -> Tensor", _prelu_last),
+    "slice_constant": ("(Tensor x, int dim, SymInt start, SymInt end) -> Tensor", _slice_constant),
 }
 
 
@@ -301,3 +309,4 @@ def _register() -> None:
 _register()
 
 OPS = torch.ops.dimorder  # the operators, registered
+SLICE_CONSTANT = OPS.slice_constant.default

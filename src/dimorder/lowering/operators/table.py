@@ -30,6 +30,7 @@ from dimorder.lowering.operators import (
     reduction,
     resize,
     row_major,
+    sized,
 )
 from dimorder.lowering.operators import operator as _operator
 from dimorder.lowering.operators.operator import Implementation, Operator, Relation, Spell
@@ -53,6 +54,7 @@ _FAMILIES = (
     recurrent,
     reduction,
     resize,
+    sized,
 )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -253,8 +253,14 @@ class XnnWriter(XnnFusion):
         writers = [self, *others]
         if len({(len(each._nodes), len(each._values)) for each in writers}) > 1:
             raise SizesError(next(iter(self._origins.values())), "other XNNPACK nodes, by the sizes")
-        for row in zip(*(each._nodes for each in writers), strict=True):
-            self._unify_node([node.xnode_union for node in row], writers)
+        passed = [
+            reshape
+            for row in zip(*(each._nodes for each in writers), strict=True)
+            for reshape in self._unify_node([node.xnode_union for node in row], writers)
+        ]
+        for reshape in passed:
+            self._read_instead(reshape.output_id, reshape.input_id)
+        self._drop_unread()
         read = {index for node in self._nodes for index in reads_of(node.xnode_union)}
         for index in sorted(read):
             held = [each._values[index] for each in writers]
@@ -267,7 +273,8 @@ class XnnWriter(XnnFusion):
             ):
                 self._repeat(index, writers)
 
-    def _unify_node(self, row: Sequence[Any], writers: Sequence[XnnWriter]) -> None:
+    def _unify_node(self, row: Sequence[Any], writers: Sequence[XnnWriter]) -> Iterator[Any]:
+        """Makes one node that of all sizes; yields it where nobody needs it."""
         first, kind = row[0], type(row[0]).__name__.removeprefix("XNN")
         origin = self._origins[first.output_id]
         if len(set(map(type, row))) > 1:
@@ -279,6 +286,8 @@ class XnnWriter(XnnFusion):
             varying = _varying(values)
             if name == "new_shape" and len(varying) == 1:
                 value[varying[0]] = _INFERRED
+            elif name == "new_shape" and self._adds_ones(first) and self._is_broadcast(first.output_id):
+                yield first
             elif name == "sizes" and self._is_whole(row, writers, varying):
                 for d in varying:
                     value[d] = _INFERRED
@@ -296,11 +305,16 @@ class XnnWriter(XnnFusion):
         )
 
     def _repeat(self, index: int, writers: Sequence[XnnWriter]) -> None:
-        """Write a constant that is one row, repeated along a dimension whose size varies: as the sum of that
-        row and of zeros of such a size, which pad a slice of an input."""
+        """Write a constant that is one row, repeated along dimensions whose sizes vary: as that row, where it
+        is read beside a value of such sizes, else as the sum of it and of zeros of one such size, which pad a
+        slice of an input."""
         origin, row = self._origins[index], broadcast_row([each._data[index] for each in writers])
         shapes = list(zip(*(each._values[index].dims for each in writers), strict=True))
         varying = _varying([each._values[index].dims for each in writers])
+        if row is not None and self._is_broadcast(index):
+            self._read_instead(index, self.constant(row).id)
+            self._values[index].constant_buffer_idx = 0
+            return
         if row is None or len(varying) != 1:
             raise SizesError(origin, "a constant that is another one for each size")
         source = self._input_of(shapes[varying[0]], writers)
@@ -329,6 +343,31 @@ class XnnWriter(XnnFusion):
         assert self._values.pop().id_out == made.id
         self._values[index].constant_buffer_idx = 0
         self._nodes[start:], self._nodes[:0] = [], self._nodes[start:]
+
+    def _adds_ones(self, reshape: Any) -> bool:
+        """Whether a reshape adds dimensions of size 1 in front, or takes them away."""
+        shapes = (list(self._values[reshape.input_id].dims), list(reshape.new_shape))
+        before, after = (list(itertools.dropwhile((1).__eq__, shape)) for shape in shapes)
+        return before == after
+
+    def _read_instead(self, index: int, other: int) -> None:
+        """Has what is computed of a value and of another one read something else in its place."""
+        for node in self._readers()[index]:
+            for name in ("input1_id", "input2_id"):
+                if getattr(node, name) == index:
+                    setattr(node, name, other)
+
+    def _is_broadcast(self, index: int) -> bool:
+        """Whether all that read a value are computed with another one that has the sizes of the result."""
+        if index in self._outputs:
+            return False
+        for node in self._readers().get(index, ()):
+            if not isinstance(node, schema.XNNNode2x1) or isinstance(node, schema.XNNBatchMatrixMultiply):
+                return False
+            beside = node.input2_id if node.input1_id == index else node.input1_id
+            if self._values[beside].dims != self._values[node.output_id].dims:
+                return False
+        return True
 
     def _of_any_size(self, kind: str, shape: Sequence[int], dim: int, **fields: Any) -> XnnValue:
         """A reshape or a slice which takes that dimension as it comes."""

@@ -28,6 +28,7 @@ from dimorder.lowering.capture.captured import where
 from dimorder.lowering.capture.exported import stateful
 from dimorder.lowering.capture.typed import integer_type
 from dimorder.lowering.integer_type import IntegerType
+from dimorder.lowering.operators.dialect import SLICE_CONSTANT
 from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.unify import SizesError
 from dimorder.lowering.verify import Run
@@ -45,7 +46,11 @@ aten = torch.ops.aten
 
 # Of views whose results are not dense.
 _COPIES: Mapping[Any, Any] = MappingProxyType(
-    {aten.permute.default: aten.permute_copy.default, aten.expand.default: aten.expand_copy.default}
+    {
+        aten.permute.default: aten.permute_copy.default,
+        aten.expand.default: aten.expand_copy.default,
+        SLICE_CONSTANT: aten.slice_copy.Tensor,
+    }
 )
 
 # Portable kernels that read positions of 64 bits alone, and which operand these are.

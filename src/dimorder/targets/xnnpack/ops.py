@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from dimorder.lowering.operators.dialect import SLICE_CONSTANT
 from dimorder.targets.table import Table, is_transposed, results
 from dimorder.targets.xnnpack import moves, pointwise, reductions, spatial
 
@@ -44,7 +45,7 @@ def wrong_outside(node: Node) -> str | None:
     Whether the runtime that is installed has the kernel is asked when the file is made.
     """
     value = results(node)[0]
-    if getattr(node.target, "namespace", None) == "dimorder":
+    if getattr(node.target, "namespace", None) == "dimorder" and node.target is not SLICE_CONSTANT:
         return f"ExecuTorch has no {node.target}"
     if getattr(node.target, "namespace", None) == "quantized_decomposed":
         return "ExecuTorch's kernels that quantise are no part of its runtime"
