@@ -19,6 +19,8 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind, OutputKind
 
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.lowering.capture.asserted import holds_throughout
+from dimorder.lowering.capture.cropped import crop_convolutions
 from dimorder.lowering.capture.dynamic import with_dynamic
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.integers import simplify
@@ -238,13 +240,41 @@ def export(
         )
     _refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
     try:
-        with torch.no_grad(), eval_mode(model), unchanged(model):
-            call = told_apart(tuple(args), dict(kwargs or {}))
-            return torch.export.export(model, *call, dynamic_shapes=dynamic_shapes)
+        return _exported(model, args, kwargs, dynamic_shapes)
     except UnsupportedError:
         raise
     except Exception as error:
-        raise not_exported(model, error) from error
+        proven = None if dynamic_shapes is None else _with_assertions(model, args, kwargs, dynamic_shapes)
+        if proven is None:
+            raise not_exported(model, error) from error
+        return proven
+
+
+def _exported(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    defers: bool = False,
+) -> ExportedProgram:
+    with torch.no_grad(), eval_mode(model), unchanged(model):
+        return torch.export.export(
+            model,
+            *told_apart(tuple(args), dict(kwargs or {})),
+            dynamic_shapes=dynamic_shapes,
+            prefer_deferred_runtime_asserts_over_guards=defers,
+        )
+
+
+def _with_assertions(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> ExportedProgram | None:
+    """The program with what torch could not prove of its sizes as assertions, if all these hold."""
+    try:
+        program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
+    except Exception:  # whatever it was, the first attempt has told it better
+        return None
+    return program if holds_throughout(program) else None
 
 
 def told_apart(*call: Any) -> Any:
@@ -324,6 +354,7 @@ def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples:
     returned = [result for result in results if isinstance(result, torch.fx.Node)]
     module = tracer.module([env[each] for each in (*(left[buffer.name] for buffer in state), *returned)])
     simplify(module)
+    crop_convolutions(module)
     _refuse_random(module)
     if not names:
         raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")

@@ -110,8 +110,9 @@ class RangedProgram:
         """The points at which the program is planned.
 
         As far as that can be, no size at them is 1, or another one by chance, and none can be divided that
-        not every size can: they are odd primes times a step. `wanted` is the first of them where what happens
-        there does not follow from others, and no size at it is 1.
+        not every size can: they are odd primes times a step. Each size that varies is another one at each of
+        them. `wanted` is the first where what happens there does not follow from others, and no size at it
+        is 1.
 
         Raises `UnsupportedError` where a range has too few sizes.
         """
@@ -128,7 +129,13 @@ class RangedProgram:
         if wanted is not None and chance(wanted)[0] < 1000 and not self.is_affine():
             found.append(wanted)
         count = _CANDIDATES.get(len(self.symbols), 4)
-        for point in sorted(_points(self.symbols, [_some(s, count) for s in self.symbols]), key=chance):
+        points = sorted(_points(self.symbols, [_some(s, count) for s in self.symbols]), key=chance)
+        telling = [size for size in varying if len({self._size(size, p) for p in points}) >= _MAX_SPECIMENS]
+
+        def repeats(point: Point) -> bool:
+            return any(self._size(size, point) == self._size(size, p) for size in telling for p in found)
+
+        for point in itertools.chain((p for p in points if not repeats(p)), points):
             if len(found) < _MAX_SPECIMENS and _are_apart([*found, point]):
                 found.append(point)
         if len(found) < min(
