@@ -6,7 +6,7 @@ each value follows from those that it has in the programs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dimorder.lowering.capture.exported import remade
 from dimorder.lowering.unify import SizesError, Unifier, broadcast_row, formula
@@ -41,6 +43,30 @@ class SizeTable:
             return self.known[tuple(values)]
         found = formula(values, list(self.known))
         return None if found is None else found(list(self.known.values()))
+
+    def formula(
+        self, values: Sequence[int], others: Sequence[Sequence[int]]
+    ) -> Callable[[Sequence[Any]], Any] | None:
+        """How the size that has these values is made of sizes that have those, as torch has it: with floors.
+
+        None where it is made of something else.
+        """
+        size, roots = self.size(values), dict[Any, tuple[int, int]]()
+        for place, each in enumerate(others):
+            step, root = (
+                self.known[tuple(each)].node.expr.as_coeff_Mul() if tuple(each) in self.known else (1, None)
+            )
+            roots.setdefault(root, (place, int(step)))
+        if not isinstance(size, SymInt) or not size.node.expr.free_symbols <= roots.keys():
+            return None
+        expression = size.node.expr
+        needed = {root: roots[root] for root in expression.free_symbols}
+
+        def compute(sizes: Sequence[Any]) -> Any:
+            given = {root: sizes[place] // step for root, (place, step) in needed.items()}
+            return sympy_interp(PythonReferenceAnalysis, given, expression)
+
+        return compute
 
     def tensor(self, values: Sequence[Tensor]) -> Tensor | None:
         """A tensor without data that has these shapes at the points; None where a size is not known."""

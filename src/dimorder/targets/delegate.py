@@ -6,7 +6,7 @@ A 4-D channels-last tensor keeps its logical shape there; to the delegate it is 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from dimorder.lowering.capture.exported import state_of
-from dimorder.lowering.unify import Formula
 
 EDGE = EdgeCompileConfig(_check_ir_validity=False)
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+MadeOfSizes = Callable[[Sequence[Any]], Any]  # a size, by those of all operands in a row
 
 
 def is_channels_last(value: Tensor) -> bool:
@@ -48,7 +48,7 @@ def lowered(
     blob: bytes,
     constants: NamedDataStoreOutput | None = None,
     options: Sequence[CompileSpec] = (),
-    shapes: Sequence[Sequence[int | Formula]] | None = None,
+    shapes: Sequence[Sequence[int | MadeOfSizes]] | None = None,
     varying: Sequence[Collection[int]] = (),
 ) -> LoweredBackendModule:
     """The delegate with these bytes, for operands and results like these.
@@ -80,7 +80,7 @@ class _StandIn(torch.nn.Module):
     """What ExecuTorch runs for a delegate while it traces: tensors of the right shapes, strides and types."""
 
     def __init__(
-        self, results: Sequence[Tensor], shapes: Sequence[Sequence[int | Formula]] | None = None
+        self, results: Sequence[Tensor], shapes: Sequence[Sequence[int | MadeOfSizes]] | None = None
     ) -> None:
         super().__init__()
         self.results = [(is_channels_last(r), r.dtype) for r in results]
@@ -88,9 +88,7 @@ class _StandIn(torch.nn.Module):
 
     def forward(self, *operands: Tensor) -> list[Tensor]:
         sizes = [size for operand in operands for size in operand.shape]
-        made = [
-            [each(sizes) if isinstance(each, Formula) else each for each in shape] for shape in self.shapes
-        ]
+        made = [[each(sizes) if callable(each) else each for each in shape] for shape in self.shapes]
         return [
             torch.zeros([shape[d] for d in TO_NHWC], dtype=dtype).permute(TO_NCHW)
             if nhwc

@@ -30,6 +30,7 @@ from dimorder.lowering.capture.typed import integer_type
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.operators.dialect import SLICE_CONSTANT
 from dimorder.lowering.operators.quantisation import QUANTIZE
+from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.unify import SizesError
 from dimorder.lowering.verify import Run
 from dimorder.targets.delegate import EDGE, TO_NCHW, TO_NHWC, empty, lowered, written
@@ -88,7 +89,7 @@ def emit(
     constant_methods: Mapping[str, str] | None = None,
     operators: Table = OPERATORS,
     others: Sequence[ExportedProgram] = (),
-    contract: Contract | None = None,
+    ranges: tuple[Contract, SizeTable] | None = None,
 ) -> Emitted:
     """The `.pte` of a physical program; its inputs and outputs are the program's, flat and in order.
 
@@ -96,7 +97,7 @@ def emit(
     1); every other one, and one whose order is ambiguous (C = 1, H = W = 1), is contiguous. What XNNPACK
     lacks runs as portable kernels between the delegates. `constant_methods` are embedded as methods that
     return the text; `operators` are what the delegates compute. `others` are programs of the same plan
-    for other sizes: the file is for all that `contract` promises.
+    for other sizes, and `ranges` what the file promises and all sizes at these.
 
     A buffer that the program writes is one of ExecuTorch's mutable buffers: what it holds at first is in the
     file, and each load of the method has its own.
@@ -116,8 +117,8 @@ def emit(
         reason = wrong_outside(node)
         if reason:
             raise _no_kernel(plan, [node], reason)
-    if others and contract is not None:
-        return _for_ranges([program, *others], contract, constant_methods or {}, operators)
+    if ranges is not None:
+        return _for_ranges([program, *others], *ranges, constant_methods or {}, operators)
     build = _outer(plan)
     module = GraphModule(build.root, build.graph)
     pte = _file(plan, module, constant_methods or {})
@@ -134,7 +135,11 @@ def emit(
 
 
 def _for_ranges(
-    programs: Sequence[ExportedProgram], contract: Contract, texts: Mapping[str, str], operators: Table
+    programs: Sequence[ExportedProgram],
+    contract: Contract,
+    table: SizeTable,
+    texts: Mapping[str, str],
+    operators: Table,
 ) -> Emitted:
     """The file for all sizes. What XNNPACK cannot compute at all of them runs outside, if that is right."""
     outside: set[str] = set()
@@ -143,7 +148,7 @@ def _for_ranges(
         builds = [_outer(plan, bare=True) for plan in plans]
         outers = [Outer(build.root, build.graph, build.values, build.delegates) for build in builds]
         try:
-            module, symbols = for_ranges(outers, contract)
+            module, symbols = for_ranges(outers, contract, table)
             break
         except SizesError as error:
             node = error.node

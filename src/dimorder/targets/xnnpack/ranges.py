@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.contract import Contract
+from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.ranged import dims_of
-from dimorder.lowering.unify import SizesError, Unifier, broadcast_row, quotient
+from dimorder.lowering.symbolic import SizeTable
+from dimorder.lowering.unify import FIX, SizesError, Unifier, broadcast_row, quotient
 from dimorder.targets.delegate import lowered
 from dimorder.targets.xnnpack.backend import BACKEND, XnnWriter
 
@@ -37,7 +39,7 @@ class Outer:
     delegates: Mapping[str, Parts]
 
 
-def for_ranges(outers: Sequence[Outer], contract: Contract) -> tuple[GraphModule, Any]:
+def for_ranges(outers: Sequence[Outer], contract: Contract, table: SizeTable) -> tuple[GraphModule, Any]:
     """The one program of several that differ in sizes, and its inputs' symbols as torch.export wants them.
 
     Raises `UnsupportedError` for the first operator that XNNPACK cannot compute at all sizes.
@@ -56,13 +58,13 @@ def for_ranges(outers: Sequence[Outer], contract: Contract) -> tuple[GraphModule
         if len({each.shape for each in held}) > 1:
             broadcast[node.name] = held
     for name in first.delegates:
-        _add(root, name, [outer.delegates[name] for outer in outers])
+        _add(root, name, [outer.delegates[name] for outer in outers], table)
     graph = Unifier([outer.graph for outer in outers]).unified(broadcast)
     return GraphModule(root, graph), _symbols(contract)
 
 
-def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts]) -> None:
-    """Adds a delegate for all sizes."""
+def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts], table: SizeTable) -> None:
+    """Adds a delegate for all sizes; `table` tells those that its results have."""
     reads, gives, writer = parts[0]
     writer.unify([other for _, _, other in parts[1:]])
     columns = [
@@ -73,8 +75,13 @@ def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts]) -> None:
     shapes = []
     for each in zip(*(p[1] for p in parts), strict=True):
         rows = _sizes([x.shape for x in each])
-        made = [sizes[0] if len(set(sizes)) == 1 else quotient(sizes, columns) for sizes in rows]
-        assert None not in made, "a result of a delegate has sizes that are not those of its operands"
+        made = [
+            sizes[0] if len(set(sizes)) == 1 else quotient(sizes, columns) or table.formula(sizes, columns)
+            for sizes in rows
+        ]
+        if None in made:
+            found = f"results of {rows}, which are made of no sizes of its operands"
+            raise UnsupportedError(name.replace("_", " "), found, FIX)
         shapes.append([size for size in made if size is not None])
     varying = [
         [d for d, sizes in enumerate(_sizes([x.shape for x in each])) if len(set(sizes)) > 1]

@@ -59,6 +59,7 @@ def emit(
     contract: Contract,
     operators: Table = OPERATORS,
     others: Sequence[ExportedProgram] = (),
+    sizes: SizeTable | None = None,
 ) -> Pte:
     """Raises `UnsupportedError` where an operator has no kernel. `others` are programs of the same plan for
     other sizes, where the contract has symbols."""
@@ -69,7 +70,7 @@ def emit(
         constant_methods=constant_methods(contract),
         operators=operators,
         others=others,
-        contract=contract,
+        ranges=None if sizes is None else (contract, sizes),
     )
     islands = tuple((Place.of(node), reason) for node, reason in emitted.float_islands)
     return Pte(
@@ -91,7 +92,7 @@ def emit_ranges(
 
     Raises `UnsupportedError` where an operator has no kernel, or none for all sizes.
     """
-    return emit(programs[0], contract, operators, programs[1:])
+    return emit(programs[0], contract, operators, programs[1:], sizes)
 
 
 def check(path: str, data: bytes) -> FileSummary:
