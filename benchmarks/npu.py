@@ -7,9 +7,9 @@ of int8 in NHWC, as input and as output; ours by each objective. Cycles are thos
 graphs, of several the sum; they depend on the packages alone. Seconds are of one lowering each, in turn, and
 want a quiet machine. What was measured is kept in benchmarks/results/npu.json after every network, and not
 measured again in the same environment unless --networks names it, or, of ours alone, with --ours; npu.md
-beside it is the table of it. With --cycles no seconds are measured: those that are there stay, and so does all
-that was measured with the same packages on another machine. Ends with 1 where a plan by cycles is beaten by
-another, or by ExecuTorch's.
+beside it is the table of it. With --cycles no seconds are measured: those that are there stay, and so does
+all that was measured with the same packages on another machine. Ends with 1 where a plan by cycles is beaten
+by another, or by ExecuTorch's.
 """
 
 from __future__ import annotations

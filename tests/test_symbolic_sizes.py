@@ -32,6 +32,8 @@ PICTURES = [
     {"N": n, "H": h, "W": w}
     for n, h, w in ((1, 32, 48), (2, 96, 112), (1, 96, 48), (3, 32, 112), (2, 64, 64), (16, 48, 80))
 ]
+# Dilated convolutions lose taps where a map is small, and a program is one for all sizes.
+DILATED = [{"H": h, "W": w} for h, w in ((32, 48), (96, 112), (96, 48), (32, 112), (64, 64), (48, 80))]
 TIMES = [{"T": t} for t in (60, 61, 77, 96, 129, 130)]
 
 
@@ -78,6 +80,7 @@ NETWORKS = [
     _slow("shufflenet_v2_x1_0", "Nx3x64x64", BATCHES),
     _slow("convnext_tiny", "Nx3x64x64", BATCHES),
     _slow("espcn", "1x3xHxW", PICTURES),
+    _slow("deeplabv3_mobilenet_v3_large", "1x3xHxW", DILATED),
 ]
 
 
@@ -88,8 +91,8 @@ def test_one_program_gives_eagers_numbers_at_every_size(
 ) -> None:
     module = zoo.network(name).build()
     lowered = lower(module, shape, target=target)
-    # A pixel shuffle reshapes to two symbols at once, which no delegate can.
-    parts = 2 if name == "espcn" else 1
+    # A pixel shuffle reshapes to two symbols at once, which no delegate can, nor a resize to symbols.
+    parts = 2 if name in ("espcn", "deeplabv3_mobilenet_v3_large") else 1
     assert lowered.artifact.delegates == (parts if target == "xnnpack" else 0)
     assert bool(lowered.artifact.outside) == (lowered.artifact.delegates > 1)
     assert lowered.plan.ranges is not None and lowered.plan.ranges.unproven is None
@@ -97,6 +100,85 @@ def test_one_program_gives_eagers_numbers_at_every_size(
         x = sized(shape, sizes)
         found = errors(lowered, module, x)
         assert max(found) <= 1e-4, (sizes, found)
+
+
+WORDS = [4, 5, 11, 23, 36, 37]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["bert", "distilbert", "t5_encoder", "gpt2", "llama"])
+def test_a_text_may_have_any_length(name: str, target: str) -> None:
+    row = zoo.network(name)
+    module, (args, kwargs) = row.build(), row.call()
+    (word,) = kwargs
+    dims = {word: {1: Dim("L", min=WORDS[0], max=WORDS[-1])}}
+    lowered = dimorder.lower(module, args, kwargs, dynamic_shapes=dims, target=target)
+    assert lowered.artifact.delegates == (target == "xnnpack")
+    for length in WORDS:
+        ids = torch.randint(0, 90, (1, length), generator=torch.Generator().manual_seed(length))
+        with torch.no_grad():
+            wanted = pytree.tree_leaves(module(**{word: ids}))
+        got = pytree.tree_leaves(lowered.run(**{word: ids}))
+        assert max(relative_error(*pair) for pair in zip(got, wanted, strict=True)) <= 1e-4
+
+
+@pytest.mark.slow
+def test_so_may_a_batch_of_texts_with_several_delegates() -> None:
+    module = zoo.network("bert").build()
+    dims = {"input_ids": {0: Dim("N", min=1, max=6), 1: Dim("L", min=4, max=37)}}
+    ids = torch.randint(0, 90, (3, 13))
+    lowered = dimorder.lower(module, kwargs={"input_ids": ids}, dynamic_shapes=dims, target="xnnpack")
+    assert lowered.artifact.delegates > 1
+    assert "executorch_prim::et_view.default" in lowered.artifact.outside
+    for n, length in ((1, 4), (1, 37), (6, 4), (6, 37), (2, 9), (5, 30)):
+        ids = torch.randint(0, 90, (n, length))
+        with torch.no_grad():
+            wanted = pytree.tree_leaves(module(input_ids=ids))
+        got = pytree.tree_leaves(lowered.run(input_ids=ids))
+        assert max(relative_error(*pair) for pair in zip(got, wanted, strict=True)) <= 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_so_may_a_sound_whose_frames_are_made_by_three_divisions(target: str) -> None:
+    module = zoo.network("wav2vec2").build()
+    dims = ({1: Dim("T", min=1600, max=6400)},)
+    lowered = dimorder.lower(module, (torch.randn(1, 3200),), dynamic_shapes=dims, target=target)
+    assert lowered.artifact.delegates == (target == "xnnpack")
+    assert lowered.plan.ranges is not None
+    assert lowered.plan.ranges.unproven == "a size is no affine function of one symbol"
+    for length in (1600, 1609, 1610, 3207, 5001, 6400):
+        assert max(errors(lowered, module, torch.randn(1, length))) <= 1e-4
+
+
+def test_what_torch_cannot_prove_of_sizes_is_computed_for_each() -> None:
+    class Framed(nn.Module):
+        """Torch has no rule by which 12 n is divided by n, where n is a quotient."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = nn.Sequential(nn.Conv1d(3, 9, 10, stride=5), nn.Conv1d(9, 12, 3, stride=2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.convs(x)
+            return y.transpose(1, 2).reshape(y.shape[2], -1)
+
+    module = Framed().eval()
+    dims = ({2: Dim("T", min=40, max=300)},)
+    for target in TARGETS:
+        lowered = dimorder.lower(module, (torch.randn(1, 3, 63),), dynamic_shapes=dims, target=target)
+        for length in (40, 41, 64, 65, 199, 300):
+            assert max(errors(lowered, module, torch.randn(1, 3, length))) <= 1e-4
+
+
+def test_a_network_that_takes_another_way_at_some_size_is_refused() -> None:
+    class Halved(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu() if x.shape[0] % 2 else x.sigmoid()
+
+    first, found, fix = refusal(Halved(), torch.ones(4, 3), BATCH)
+    assert first == "torch.export of Halved" and "N" in found and fix.startswith("  fix: give sizes that")
 
 
 def test_time_is_a_symbol_too() -> None:
@@ -390,12 +472,12 @@ def test_a_constant_that_begins_as_a_longer_one_is_a_slice_of_that(target: str) 
 
 
 def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:
-    class Shares(nn.Module):
+    class Backwards(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.linspace(0, 1, x.shape[1])
+            return x + torch.arange(x.shape[1]).flip(0)
 
     dims = ({1: Dim("L", min=4, max=40)},)
-    first, found, _ = refusal(Shares(), torch.ones(2, 9), dims)
+    first, found, _ = refusal(Backwards(), torch.ones(2, 9), dims)
     assert first.startswith("aten.add.Tensor (test_symbolic_sizes.py:")
     assert found == "  found: the constant constant__0, which is another one for each size"
 

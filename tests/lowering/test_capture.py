@@ -56,6 +56,29 @@ FORMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Counter[st
     "a conv that is read twice keeps its batch-norm": (
         lambda m, x: (lambda y: m.n(y) + y)(m.c(x)), [X], counted(convolution=1, mul=1, add=2)
     ),
+    "a causal convolution by cutting": (
+        lambda m, x: F.conv2d(x, m.c.weight, padding=(2, 0))[:, :, :-2], [X],
+        counted(constant_pad_nd=1, convolution=1),
+    ),
+    "a convolution that is cut at both ends of two dimensions": (
+        lambda m, x: F.conv2d(x, m.c.weight, padding=(2, 2))[:, :, 1:-2, 2:], [X],
+        counted(constant_pad_nd=2, convolution=1),
+    ),
+    "one that is cut by more than it is padded": (
+        lambda m, x: F.conv2d(x, m.c.weight, padding=1)[:, :, 2:], [X], counted(convolution=1, slice=1)
+    ),
+    "one that is cut, and read whole": (
+        lambda m, x: (lambda y: y[:, :, 1:] + y.mean())(F.conv2d(x, m.c.weight, padding=1)), [X],
+        counted(convolution=1, slice=1, mean=1, add=1),
+    ),
+    "one with a stride that is cut": (
+        lambda m, x: F.conv2d(x, m.c.weight, padding=1, stride=2)[:, :, 1:], [X],
+        counted(convolution=1, slice=1),
+    ),
+    "attention with a mask that hides nothing": (
+        lambda m, x: F.scaled_dot_product_attention(x, x, x, torch.ones(5, 5, dtype=torch.bool)), [X],
+        counted(mul=1, permute=1, matmul=2, softmax=1),
+    ),
     "copies of views": (
         lambda m, x: torch.permute_copy(torch.ops.aten.slice_copy(x, 2, 1, 4), (0, 3, 1, 2)),
         [X],

@@ -22,7 +22,7 @@ from dimorder.lowering.capture.exported import state_of
 
 EDGE = EdgeCompileConfig(_check_ir_validity=False)
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
-MadeOfSizes = Callable[[Sequence[Any]], Any]  # a size, by those of all operands in a row
+SizeFormula = Callable[[Sequence[Any]], Any]  # a size, by those of all operands in a row
 
 
 def is_channels_last(value: Tensor) -> bool:
@@ -48,7 +48,7 @@ def lowered(
     blob: bytes,
     constants: NamedDataStoreOutput | None = None,
     options: Sequence[CompileSpec] = (),
-    shapes: Sequence[Sequence[int | MadeOfSizes]] | None = None,
+    shapes: Sequence[Sequence[int | SizeFormula]] | None = None,
     varying: Sequence[Collection[int]] = (),
 ) -> LoweredBackendModule:
     """The delegate with these bytes, for operands and results like these.
@@ -80,7 +80,7 @@ class _StandIn(torch.nn.Module):
     """What ExecuTorch runs for a delegate while it traces: tensors of the right shapes, strides and types."""
 
     def __init__(
-        self, results: Sequence[Tensor], shapes: Sequence[Sequence[int | MadeOfSizes]] | None = None
+        self, results: Sequence[Tensor], shapes: Sequence[Sequence[int | SizeFormula]] | None = None
     ) -> None:
         super().__init__()
         self.results = [(is_channels_last(r), r.dtype) for r in results]
