@@ -76,7 +76,7 @@ def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts], table: SizeTa
     for each in zip(*(p[1] for p in parts), strict=True):
         rows = _sizes([x.shape for x in each])
         made = [
-            sizes[0] if len(set(sizes)) == 1 else quotient(sizes, columns) or table.formula(sizes, columns)
+            sizes[0] if len(set(sizes)) == 1 else table.formula(sizes, columns) or quotient(sizes, columns)
             for sizes in rows
         ]
         if None in made:
