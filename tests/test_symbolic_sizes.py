@@ -84,6 +84,9 @@ NETWORKS = [
 ]
 
 
+BETWEEN_RESIZES = {"espcn": 2, "deeplabv3_mobilenet_v3_large": 2, "yolo": 3}
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("name", "shape", "points"), NETWORKS)
 def test_one_program_gives_eagers_numbers_at_every_size(
@@ -92,7 +95,7 @@ def test_one_program_gives_eagers_numbers_at_every_size(
     module = zoo.network(name).build()
     lowered = lower(module, shape, target=target)
     # A pixel shuffle reshapes to two symbols at once, which no delegate can, nor a resize to symbols.
-    parts = 2 if name in ("espcn", "deeplabv3_mobilenet_v3_large") else 1
+    parts = BETWEEN_RESIZES.get(name, 1)
     assert lowered.artifact.delegates == (parts if target == "xnnpack" else 0)
     assert bool(lowered.artifact.outside) == (lowered.artifact.delegates > 1)
     assert lowered.plan.ranges is not None and lowered.plan.ranges.unproven is None
@@ -137,6 +140,43 @@ def test_so_may_a_batch_of_texts_with_several_delegates() -> None:
             wanted = pytree.tree_leaves(module(input_ids=ids))
         got = pytree.tree_leaves(lowered.run(input_ids=ids))
         assert max(relative_error(*pair) for pair in zip(got, wanted, strict=True)) <= 1e-4
+
+
+class Anchored(nn.Module):
+    """Adds the centre of each place of a map to a point found there, all places in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 8, stride=8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        rows, columns = (torch.arange(size) + 0.5 for size in y.shape[2:])
+        grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij")[::-1]).flatten(1)
+        return (y.flatten(2) + grid[None]) * torch.full((1, grid.shape[1]), 8.0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_anchors_are_computed_in_each_call(target: str) -> None:
+    module = Anchored().eval()
+    lowered = lower(module, "2x3xHxW", target=target)
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("2x3xHxW", sizes))) <= 1e-4
+
+
+DETECTED = [{"H": h, "W": w} for h, w in ((64, 64), (416, 64), (64, 416), (416, 416), (96, 320), (224, 160))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_picture_of_a_detector_may_have_any_size(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RANGES, "H", Symbol("H", 64, 416, 32))
+    monkeypatch.setitem(RANGES, "W", Symbol("W", 64, 416, 32))
+    module = zoo.network("yolo").build()
+    lowered = lower(module, "1x3xHxW", target=target)
+    assert lowered.artifact.delegates == (BETWEEN_RESIZES["yolo"] if target == "xnnpack" else 0)
+    for sizes in DETECTED:
+        assert max(errors(lowered, module, sized("1x3xHxW", sizes))) <= 1e-4
 
 
 @pytest.mark.slow
@@ -474,7 +514,7 @@ def test_a_constant_that_begins_as_a_longer_one_is_a_slice_of_that(target: str) 
 def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:
     class Backwards(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.arange(x.shape[1]).flip(0)
+            return x + torch.arange(x.shape[1] - 1, -1, -1)
 
     dims = ({1: Dim("L", min=4, max=40)},)
     first, found, _ = refusal(Backwards(), torch.ones(2, 9), dims)

@@ -17,9 +17,9 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
 from dimorder.lowering import stages
 from dimorder.lowering.annotate import annotate
-from dimorder.lowering.capture.captured import Captured, arguments, capture, where
+from dimorder.lowering.capture.captured import Captured, Slices, arguments, capture, where
 from dimorder.lowering.capture.ranged import Point, RangedProgram, ranged, told
-from dimorder.lowering.capture.sliced import slice_constants
+from dimorder.lowering.capture.sliced import captured_at
 from dimorder.lowering.capture.typed import Types, own_types, with_types
 from dimorder.lowering.choose import choose
 from dimorder.lowering.clock import Clock, Progress
@@ -155,11 +155,10 @@ def _plan_ranges(
     at = None if cost_at is None else sized.point(cost_at)
     points = sized.specimens(at)
 
-    def captured_at(point: Point) -> Captured:
-        return capture(sized.at(point))
+    def capture_at(point: Point, slices: Mapping[str, Slices]) -> Captured:
+        return capture(sized.at(point), slices=slices)
 
-    captured = [clock.step("capture", captured_at, point) for point in points]
-    clock.step("capture", slice_constants, captured, lambda: captured_at(sized.corners[-1]))
+    captured = clock.step("capture", captured_at, points, sized.corners[-1], capture_at)
     fixed = [
         _Fixed.at(point, sized, program, target, asked, objective, clock)
         for point, program in zip(points, captured, strict=True)

@@ -8,6 +8,7 @@ or the entry of a view's shape that torch finds out itself.
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,7 +135,9 @@ class Unifier:
                 size = self._number(operator.mul, size, other)
             if found.factor != 1:
                 size = self._number(operator.mul, size, found.factor)
-            return self._number(operator.add, size, found.offset) if found.offset else size
+            if found.offset:
+                size = self._number(operator.add, size, found.offset)
+            return size if found.divisor == 1 else self._number(operator.floordiv, size, found.divisor)
         alike = next((dim for dim in reversed(self.seen) if dim.sizes == number.values), None)
         if alike is not None:
             return self._size(alike)
@@ -193,12 +196,15 @@ class Formula:
 def formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
     """How a number that has these values is made of sizes that have these; None where it is not found.
 
-    One that is a size comes first, then an affine function of one, then a multiple of a product of two.
+    One that is a size comes first, then an affine function of one, a multiple of a product of two, and a part
+    of one or of such a product.
 
     >>> formula((7, 11, 19), [(2, 3, 4), (3, 5, 9)])
     Formula(factor=2, of=(1,), offset=1, divisor=1)
     >>> formula((12, 30, 72), [(2, 3, 4), (3, 5, 9)])
     Formula(factor=2, of=(0, 1), offset=0, divisor=1)
+    >>> formula((12, 24, 20), [(32, 64, 160), (96, 96, 32)])
+    Formula(factor=1, of=(0, 1), offset=0, divisor=256)
     """
     if len(set(values)) == 1:
         return Formula(values[0], (), 0)
@@ -214,6 +220,12 @@ def formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | 
         found = _affine(values, [a * b for a, b in zip(sizes[one], sizes[other], strict=True)])
         if found is not None and found[1] == 0:
             return Formula(found[0], (one, other), 0)
+    for of in (*((place,) for place in places), *itertools.combinations_with_replacement(places, 2)):
+        products = [math.prod(each) for each in zip(*(sizes[place] for place in of), strict=True)]
+        parts = {Fraction(value, product) for value, product in zip(values, products, strict=True)}
+        if len(parts) == 1:
+            (part,) = parts
+            return Formula(part.numerator, of, 0, part.denominator)
     return None
 
 

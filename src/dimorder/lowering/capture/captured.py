@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,23 @@ from dimorder.lowering.capture.state import (
     with_one_name,
 )
 from dimorder.lowering.capture.tracing import Tracer, Value, is_random
+from dimorder.lowering.operators.dialect import SLICE_CONSTANT
 from dimorder.lowering.operators.table import OPERATORS, SPELLINGS, find
+
+
+@dataclass(frozen=True)
+class Slices:
+    """A constant that is what a longer one begins with along some dimensions, whose sizes are symbols."""
+
+    whole: torch.Tensor
+    dims: tuple[int, ...]
+
+    def written(self, tracer: Tracer, node: torch.fx.Node) -> Value:
+        """The slices of it that have the sizes of a node."""
+        made: Value = tracer.as_node(self.whole)
+        for dim in self.dims:
+            made = tracer.emit(SLICE_CONSTANT, made, dim, 0, int(node.meta["val"].shape[dim]))
+        return made
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,8 @@ class Captured:
     `examples` are the leaves of the call it was captured with, in the sequence of `exported`; `out_spec`
     restores the structure of the result, and `fixed_results` are the leaves of it that are no tensors, by
     position. `exported` is the program as it was exported, which is what "the same numbers" means.
+
+    `made` are the constants that the network makes of nothing but sizes, by the names of the nodes that do.
 
     A buffer of the `state` is one more placeholder of the graph, what a call finds in it, and one more of its
     results, what it leaves there: both lie in front, in this sequence.
@@ -57,6 +75,7 @@ class Captured:
     fixed_results: Mapping[int, Any]
     exported: ExportedProgram
     state: tuple[StateBuffer, ...] = ()
+    made: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the network returns where these are the tensors in it."""
@@ -107,11 +126,13 @@ def capture(
     model: torch.nn.Module | ExportedProgram | str | Path,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    slices: Mapping[str, Slices] | None = None,
 ) -> Captured:
     """Export `model` with example arguments and bring it into normal form.
 
-    `model` may be a module (exported in eval mode), an `ExportedProgram`, or the path of a `.pt2` file; for
-    the last two, missing `args` are taken from the program's own example inputs.
+    Constants that it makes are evaluated, but for those of `slices`, by the names of their nodes. `model` may
+    be a module (exported in eval mode), an `ExportedProgram`, or the path of a `.pt2` file; for the last two,
+    missing `args` are taken from the program's own example inputs.
     """
     if not isinstance(args, (tuple, list)):
         raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
@@ -124,7 +145,7 @@ def capture(
     except RuntimeError as error:
         raise writes_no_buffer(error) or error from error
     _refuse_state(plain)  # only this form's signature tells every write
-    return _normal_form(plain, exported, _examples(exported, args, kwargs or {}))
+    return _normal_form(plain, exported, _examples(exported, args, kwargs or {}), slices or {})
 
 
 def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -337,7 +358,12 @@ def _refuse_state(exported: ExportedProgram) -> None:
             )
 
 
-def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples: tuple[Any, ...]) -> Captured:
+def _normal_form(
+    exported: ExportedProgram,
+    original: ExportedProgram,
+    examples: tuple[Any, ...],
+    slices: Mapping[str, Slices],
+) -> Captured:
     """The program traced anew in the normal form's spellings."""
     tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
     env, names, state = _bind_inputs(tracer, exported)
@@ -345,6 +371,13 @@ def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples:
         if node.op == "call_function":
             args, kwargs = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
             env[node] = tracer.trace(node, args, kwargs)
+            if node.name in slices:
+                env[node] = slices[node.name].written(tracer, node)
+    made = {
+        node.name: env[node]
+        for node in exported.graph.nodes
+        if node.op == "call_function" and not node.all_input_nodes and isinstance(env[node], torch.Tensor)
+    }
     left = left_in_state(exported)
     results: Any = exported.graph.output_node().args[0][len(left) :]
     fixed = {i: result for i, result in enumerate(results) if not isinstance(result, torch.fx.Node)}
@@ -359,7 +392,7 @@ def _normal_form(exported: ExportedProgram, original: ExportedProgram, examples:
     if not names:
         raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")
     out_spec = exported.call_spec.out_spec
-    return Captured(module, examples, tuple(names), out_spec, fixed, original, tuple(state))
+    return Captured(module, examples, tuple(names), out_spec, fixed, original, tuple(state), made)
 
 
 def _refuse_random(module: torch.fx.GraphModule) -> None:
