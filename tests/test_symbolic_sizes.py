@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import dimorder
 from dimorder.contract import Contract, Symbol
-from dimorder.errors import ContractError, UnsupportedError, UsageError
+from dimorder.errors import ContractError, UnsupportedError, UsageError, VerificationError
 from dimorder.lowered import Lowered
 from dimorder.lowering.verify import relative_error
 from tests import zoo
@@ -210,6 +210,18 @@ def test_what_torch_cannot_prove_of_sizes_is_computed_for_each() -> None:
         lowered = dimorder.lower(module, (torch.randn(1, 3, 63),), dynamic_shapes=dims, target=target)
         for length in (40, 41, 64, 65, 199, 300):
             assert max(errors(lowered, module, torch.randn(1, 3, length))) <= 1e-4
+
+
+def test_an_even_size_is_tried_where_all_others_are_odd() -> None:
+    class Halved(nn.Module):
+        """At even sizes another network, which no operator shows."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + (torch.arange(x.shape[1]) + 1) * (x.shape[1] % 2)
+
+    dims = ({1: Dim("L", min=3, max=41)},)
+    with pytest.raises(VerificationError, match="at L = 10"):
+        dimorder.lower(Halved(), (torch.randn(2, 9),), dynamic_shapes=dims)
 
 
 def test_a_network_that_takes_another_way_at_some_size_is_refused() -> None:

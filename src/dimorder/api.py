@@ -230,7 +230,7 @@ def _emit_ranges(
             told(point),
             clock.step("verify", Trial, model, _captured_at(sized, point, fixed[0].program), contract),
         )
-        for point in (*sized.corners, sized.middle)
+        for point in sized.tried
     ]
     error = max(
         clock.step(

@@ -83,6 +83,20 @@ class RangedProgram:
         """The geometric middle of each range: no end of it, where there is something between."""
         return {symbol.name: _middle(symbol) for symbol in self.symbols}
 
+    @property
+    def tried(self) -> list[Point]:
+        """Where a program is run before it is handed out: at the corners, in the middle, and where all these
+        sizes of a symbol are odd, as those of the specimens are, at an even one too."""
+        points = [*self.corners, self.middle]
+        even = {
+            symbol.name: size - symbol.step if size > symbol.minimum else size + symbol.step
+            for symbol in self.symbols
+            if all(point[symbol.name] // symbol.step % 2 for point in points)
+            and len(sizes_of(symbol)) > 1
+            and (size := self.middle[symbol.name])
+        }
+        return [*points, {**self.middle, **even}] if even else points
+
     def point(self, sizes: Point) -> Point:
         """A point with these sizes, and with those of the middle where none is given.
 

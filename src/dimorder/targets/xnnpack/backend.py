@@ -259,6 +259,8 @@ class XnnWriter(XnnFusion):
             for reshape in self._unify_node([node.xnode_union for node in row], writers)
         ]
         for reshape in passed:
+            if not self._is_broadcast(reshape.output_id):  # both operands were
+                raise SizesError(self._origins[reshape.output_id], "a reshape of several sizes")
             self._read_instead(reshape.output_id, reshape.input_id)
         self._drop_unread()
         read = {index for node in self._nodes for index in reads_of(node.xnode_union)}
