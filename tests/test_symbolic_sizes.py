@@ -224,6 +224,18 @@ def test_an_even_size_is_tried_where_all_others_are_odd() -> None:
         dimorder.lower(Halved(), (torch.randn(2, 9),), dynamic_shapes=dims)
 
 
+def test_a_size_is_tried_at_which_a_number_is_another_one() -> None:
+    class Paged(nn.Module):
+        """Twice as large where the last place of a page of 40 is taken."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (1 + (x.shape[1] % 40) // 39)
+
+    dims = ({1: Dim("L", min=3, max=44)},)
+    with pytest.raises(VerificationError, match="at L = 39"):
+        dimorder.lower(Paged(), (torch.randn(2, 9),), dynamic_shapes=dims)
+
+
 def test_a_network_that_takes_another_way_at_some_size_is_refused() -> None:
     class Halved(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.lowering.capture.asserted import MOST
 from dimorder.lowering.capture.captured import arguments, export, told_apart
 from dimorder.lowering.capture.specialised import resized, specialised
 from dimorder.lowering.symbolic import SizeTable
@@ -85,8 +86,9 @@ class RangedProgram:
 
     @property
     def tried(self) -> list[Point]:
-        """Where a program is run before it is handed out: at the corners, in the middle, and where all these
-        sizes of a symbol are odd, as those of the specimens are, at an even one too."""
+        """Where a program is run before it is handed out: at the corners and in the middle; at an even size
+        of a symbol whose sizes are odd there, as at the specimens; and where a number that the network
+        computes of sizes is another one than at all of these."""
         points = [*self.corners, self.middle]
         even = {
             symbol.name: size - symbol.step if size > symbol.minimum else size + symbol.step
@@ -95,7 +97,26 @@ class RangedProgram:
             and len(sizes_of(symbol)) > 1
             and (size := self.middle[symbol.name])
         }
-        return [*points, {**self.middle, **even}] if even else points
+        points += [{**self.middle, **even}] if even else []
+        for number in self._numbers:
+            if len({self._size(number, point) for point in (*points, *self.specimens())}) == 1:
+                points += itertools.islice(self._where_else(number, points[0]), 1)
+        return points
+
+    @cached_property
+    def _numbers(self) -> list[Any]:
+        """What the network computes of sizes, each once."""
+        values = (node.meta.get("val") for node in self.exported.graph.nodes)
+        return list({str(v): v for v in values if isinstance(v, torch.SymInt)}.values())
+
+    def _where_else(self, number: Any, point: Point) -> Iterator[Point]:
+        """Points at which a number is another one than at this one, by the sizes of its own symbols."""
+        own = [s for s in self.symbols if self.roots[s.name] in number.node.expr.free_symbols]
+        known = self._size(number, point)
+        for sizes in itertools.islice(itertools.product(*map(sizes_of, own)), MOST):
+            other = {**self.middle, **{s.name: size for s, size in zip(own, sizes, strict=True)}}
+            if self._size(number, other) != known:
+                yield other
 
     def point(self, sizes: Point) -> Point:
         """A point with these sizes, and with those of the middle where none is given.
