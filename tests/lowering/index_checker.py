@@ -373,6 +373,12 @@ def _slice(call: torch.fx.Node, reads: list[Located], writes: list[Located]) -> 
     yield "indexed: the result is not a slice of one physical dimension"
 
 
+def _slice_constant(call: torch.fx.Node, reads: list[Located], writes: list[Located]) -> Iterator[str]:
+    """A constant lies as the call wants it; what is sliced again does not."""
+    if reads:
+        yield from _slice(call, reads, writes)
+
+
 def _is_range(found: Tensor, total: int, outer: int, inner: int, step: int) -> bool:
     if total % (outer * inner) or found.numel() % (outer * inner):
         return False
@@ -591,6 +597,7 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys((aten.argmax.default, aten.argmin.default), _index_reduce),
     **dict.fromkeys((aten.softmax.int, aten.log_softmax.int, aten.layer_norm.default), _same),
     OPS.fake_quantize_dynamic.default: _same,
+    OPS.slice_constant.default: _slice_constant,
     **dict.fromkeys((aten.cumsum.default, aten.cumprod.default), _cumulative),
     aten.cat.default: _cat,
     aten.slice.Tensor: _slice,
