@@ -96,6 +96,11 @@ def plans() -> tuple[NetworkPlan, ...]:
         *(module.lowered(name).plan for _, module in TABLES.values() for name in module.CASES),
         *(dimorder.plan(Net(f, constants), inputs) for f, inputs, constants in cases.values()),
         dimorder.plan(torch.nn.Linear(7, 3), (r(2, 7),), target=without_linear),
+        dimorder.plan(
+            Net(lambda x: x + torch.arange(x.shape[1]), ()),
+            (r(2, 9),),
+            dynamic_shapes=(({1: torch.export.Dim("L", min=4, max=40)},),),
+        ),
         *(
             dimorder.plan(*halved(cases[name]), target=target)
             for name in IN_PARTS
