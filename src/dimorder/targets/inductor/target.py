@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,7 +33,10 @@ _OPTIONS = {
     "freezing": True,  # weights are constants, laid out as its kernels like them
     "cpp.dynamic_threads": True,  # as many as torch has where it runs, not where it was compiled
 }
-_INSTRUCTIONS = ("AVX2", "AVX512")  # each has those before it
+# What AOTInductor calls the instructions that its code needs, and what PyTorch calls them of a CPU.
+_INSTRUCTIONS: Mapping[str, str] = MappingProxyType(
+    {"AVX2": "avx2", "AVX512": "avx512_f", "AVX512_VNNI": "avx512_vnni", "AMX_TILE": "amx_tile"}
+)
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,12 @@ class CompiledRun:
 
 def _require_machine(path: Path, made_for: Mapping[str, str]) -> None:
     """Refuses code that would stop the process here, by an instruction that this CPU has not."""
-    needed, has = made_for.get("AOTI_CPU_ISA", ""), torch.backends.cpu.get_cpu_capability()
-    if needed in _INSTRUCTIONS and has not in _INSTRUCTIONS[_INSTRUCTIONS.index(needed) :]:
+    needed, has = made_for.get("AOTI_CPU_ISA", "").split(), torch.cpu.get_capabilities()
+    missing = [name for name in needed if name in _INSTRUCTIONS and not has.get(_INSTRUCTIONS[name])]
+    if missing:
         raise UnsupportedError(
             f"loading {path}",
-            f"code for CPUs with {needed}, where this one has {has}",
+            f"code for CPUs with {', '.join(missing)}, which this one has not",
             "lower it on a machine of the kind that runs it, or for target torch",
         )
 
