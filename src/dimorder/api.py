@@ -23,6 +23,7 @@ from dimorder.lowering.capture.sliced import captured_at
 from dimorder.lowering.capture.typed import Types, own_types, with_types
 from dimorder.lowering.choose import choose
 from dimorder.lowering.clock import Clock, Progress
+from dimorder.lowering.costs import Costs
 from dimorder.lowering.extract import Extracted, extract
 from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.lowering.operators.quantisation import is_quantised
@@ -149,6 +150,10 @@ def _plan_ranges(
     clock: Clock,
 ) -> tuple[NetworkPlan, list[_Fixed]]:
     """The plan of a network with symbolic sizes, and the programs of fixed sizes that it was found by."""
+    costs = _costs(target, objective)
+    if costs.configuration is None:
+        found = f"symbolic sizes, {', '.join(map(str, sized.symbols))}: its costs are known of fixed ones"
+        raise UsageError(f"objective {objective!r}", found, "plan by bytes or count")
     if target.emit_ranges is None:
         found = f"symbolic sizes, {', '.join(map(str, sized.symbols))}: its graphs have fixed ones"
         raise UnsupportedError(f"target {target.name}", found, "lower one graph for each size that is needed")
@@ -170,7 +175,7 @@ def _plan_ranges(
         [each.extracted for each in fixed],
         [each.point for each in fixed],
         sized,
-        target.costs[objective],
+        costs,
         target.ability.max_rank,
         at,
     )
@@ -359,12 +364,7 @@ def _plan(program: Captured, contract: Contract, target: Target, objective: str,
 def _extract(
     program: Captured, contract: Contract, target: Target, objective: str, clock: Clock
 ) -> Extracted:
-    if objective in target.contenders:
-        found = f"{objective!r}, which is known of what is lowered, and not of a plan"
-        raise UsageError("objective", found, f"lower the network, or plan by {' or '.join(target.costs)}")
-    if objective not in target.costs:
-        known = (*target.costs, *target.contenders)
-        raise UsageError("objective", f"{objective!r}", f"choose one of {', '.join(known)}")
+    costs = _costs(target, objective)
     stages.require("the captured form", stages.captured_faults(program))
     annotated = clock.step("annotate", annotate, program)
     stages.require("the axes of values", stages.annotated_faults(annotated))
@@ -374,11 +374,21 @@ def _extract(
         annotated,
         [spec.dim_order for spec in contract.inputs],
         [spec.dim_order for spec in contract.outputs],
-        target.costs[objective],
+        costs,
         target.ability,
     )
     stages.require("the layout problem", stages.problem_faults(extracted, contract, target.ability))
     return extracted
+
+
+def _costs(target: Target, objective: str) -> Costs:
+    if objective in target.contenders:
+        found = f"{objective!r}, which is known of what is lowered, and not of a plan"
+        raise UsageError("objective", found, f"lower the network, or plan by {' or '.join(target.costs)}")
+    if objective not in target.costs:
+        known = (*target.costs, *target.contenders)
+        raise UsageError("objective", f"{objective!r}", f"choose one of {', '.join(known)}")
+    return target.costs[objective]
 
 
 def load(

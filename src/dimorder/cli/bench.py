@@ -1,10 +1,15 @@
-"""Decides what `dimorder bench` does: a network, or conversions between orders, are timed on this machine."""
+"""Decides what `dimorder bench` does: a network, conversions between orders, or XNNPACK's kernels are timed
+on this machine.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dimorder.cli import models
 from dimorder.cli.console import Console
@@ -28,16 +33,18 @@ EXAMPLES = """\
   dimorder bench mymodels:Ranker --input ids=1x128:int64 --target torch --threads 1 --chart ranker.png
   dimorder bench convert
   dimorder bench convert -o src/dimorder/eager/conversion.json
+  dimorder bench ops --threads 2 -o src/dimorder/targets/xnnpack/times.json
 
 A network is lowered by dimorder, and run in turn with what one would take instead: {runtimes}.
-Leave the machine alone meanwhile. `bench convert` measures which way of moving memory is fastest here;
+Leave the machine alone meanwhile. `bench convert` measures which way of moving memory is fastest here, and
+`bench ops` how long the kernels of XNNPACK take, by which --objective time plans (about ten minutes);
 -o puts the result, for this kind of CPU, into a table."""
 
 _RUNTIMES = (
     *("executorch", "eager", "eager-channels-last", "compile", "compile-frozen"),
     *("onnxruntime", "openvino", "litert"),
 )
-_CONVERT = "convert"
+_CONVERT, _OPS = "convert", "ops"
 
 
 def add_options(parser: CommandParser) -> None:
@@ -45,9 +52,9 @@ def add_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--target",
         action="append",
-        metavar="TARGET",
-        help="what dimorder lowers it to: xnnpack (the default), torch or inductor; the first is what "
-        "others are compared with",
+        metavar="TARGET[:OBJECTIVE]",
+        help="what dimorder lowers it to: xnnpack (the default), torch or inductor, and by which objective; "
+        "the first is what others are compared with",
     )
     parser.add_argument(
         "--against",
@@ -74,13 +81,17 @@ def add_options(parser: CommandParser) -> None:
     )
     parser.add_argument("--chart", metavar="FILE", help="the medians as a bar chart (.png)")
     json_option(parser, "every round of each runtime")
-    parser.add_argument("-o", "--output", metavar="FILE", help="of `bench convert`: the table to add to")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="of `bench convert` and `bench ops`: the table to add to"
+    )
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     check_outputs({"-o": options.output, "--json": options.json, "--chart": options.chart})
     if options.model == _CONVERT:
         return _convert(options, console)
+    if options.model == _OPS:
+        return _ops(options, console)
     if options.output:
         raise UsageError(f"-o {options.output}", "a table, for a network", "give --json FILE or --chart FILE")
     if options.chart and Path(options.chart).suffix != ".png":
@@ -120,21 +131,52 @@ def run(options: argparse.Namespace, console: Console) -> int:
 def _convert(options: argparse.Namespace, console: Console) -> int:
     with console.progress() as progress:
         progress("loading torch")
-        from dimorder import files
         from dimorder.eager import transposition
 
         table = transposition.measure(progress=progress)
         console.check_interrupt()
-    if options.output:
-        old = read_json(options.output) if Path(options.output).exists() else {}
-        new = json.dumps({**old, transposition.family(): table}, indent=1)
-        files.write_whole(options.output, f"{new}\n".encode())
+    _add_to_table(options.output, transposition.family(), table)
     console.print(f"{transposition.family()}, one thread, over torch's copy; elsewhere torch's copy is taken")
     for itemsize, cells in table.items():
         for cell, gains in cells.items():
             ways = ", ".join(f"{way} {gain:.2f}×" for way, gain in gains.items())
             console.print(f"  {itemsize} bytes  {cell:10}  {ways}")
     return DONE
+
+
+def _ops(options: argparse.Namespace, console: Console) -> int:
+    if options.target not in (None, ["xnnpack"]):
+        raise UsageError(f"--target {options.target[0]}", "no target whose kernels are timed", "take xnnpack")
+    with console.progress() as progress:
+        progress("loading torch")
+        import torch
+
+        from dimorder.eager import transposition
+        from dimorder.latency import kernel_times
+
+        threads = torch.get_num_threads() if options.threads is None else options.threads
+        found = kernel_times.measure(transposition.family(), threads, progress=progress)
+        console.check_interrupt()
+    _add_to_table(options.output, found.family, found.to_dict())
+    console.print(f"{found.family}, {threads} threads: {len(found.measured)} kernels of XNNPACK")
+    console.print(f"at most {found.flops:,.0f} products and sums, and {found.bandwidth:,.0f} bytes in a ns")
+    slower: dict[str, list[float]] = {}
+    for kernel, ns in found.measured:
+        slower.setdefault(kernel.name, []).append(ns / found.least(kernel))
+    for name, times in slower.items():
+        console.print(f"  {name:24} {min(times):6.1f} to {max(times):6.1f} times what that takes")
+    return DONE
+
+
+def _add_to_table(path: str | None, family: str, table: Mapping[str, Any]) -> None:
+    """Puts what was measured of a family of CPUs into a file that has others."""
+    from dimorder import files
+
+    if path:
+        old = read_json(path) if Path(path).exists() else {}
+        told = json.dumps({**old, family: table}, indent=1)
+        told = re.sub(r"\[[\d\s,.]+\]", lambda row: " ".join(row[0].split()), told)  # a row in a line
+        files.write_whole(path, f"{told}\n".encode())
 
 
 COMMAND = Command(

@@ -61,29 +61,32 @@ class Runtime:
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
-def ours(target: str) -> Runtime:
-    """A target of dimorder's whose files run here.
+def ours(chosen: str) -> Runtime:
+    """A target of dimorder's whose files run here, as TARGET or TARGET:OBJECTIVE.
 
-    >>> ours("torch").title, ours("torch").suffix
-    ('dimorder, torch', '.pt2')
+    >>> ours("torch").title, ours("torch").suffix, ours("xnnpack:time").title
+    ('dimorder, torch', '.pt2', 'dimorder, xnnpack by time')
     """
+    target, _, objective = chosen.partition(":")
 
     def write(given: Given, path: Path) -> None:
         from dimorder.api import lower
 
-        lower(given.model, given.args, given.kwargs, target=target).save(path)
+        by = objective or "bytes"
+        lower(given.model, given.args, given.kwargs, target=target, objective=by).save(path)
 
     def open_(given: Given, path: Path) -> Invocation:
         from dimorder.api import load
 
-        chosen = find(target)
-        program = load(path, target=chosen, threads=given.threads if chosen.set_threads else None)
+        held = find(target)
+        program = load(path, target=held, threads=given.threads if held.set_threads else None)
         return lambda: program.run(*given.tensors)
 
     told = listing(target)
     imports = ("dimorder.api", told.target.partition(":")[0], "executorch.extension.pybindings._C")
     kept = imports if told.suffix == ".pte" else imports[:2]
-    return Runtime(target, f"dimorder, {target}", open_, write, told.suffix, kept)
+    title = f"dimorder, {target} by {objective}" if objective else f"dimorder, {target}"
+    return Runtime(chosen, title, open_, write, told.suffix, kept)
 
 
 # -- ExecuTorch

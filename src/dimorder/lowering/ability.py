@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from dimorder.lowering.capture.captured import Captured
+from dimorder.lowering.costs import Costs
 from dimorder.lowering.dry_run import physical_calls
 from dimorder.lowering.sites import Arrangement, BufferInfo, Site
+from dimorder.planning.problem import Cost
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,13 @@ class Ability:
 
 
 class Verdicts:
-    """What the target says of the ways to run an operator; like calls are asked about once."""
+    """What the target says of the ways to run an operator, and what they cost; like calls are asked about
+    once."""
 
     def __init__(self, ability: Ability) -> None:
         self.ability = ability
         self.known: dict[object, tuple[str | None, str | None]] = {}
+        self.costs: dict[object, Cost] = {}
         self.described: dict[torch.fx.Node, object] = {}
 
     def of(
@@ -48,6 +52,32 @@ class Verdicts:
         """Why an arrangement cannot be computed by the target, and why it can neither run outside."""
         if self.ability.computes is None:
             return None, None
+        key = self._key(site, arrangement, buffers)
+        if key not in self.known:
+            self.known[key] = self._asked(physical_calls(site, arrangement, program, buffers))
+        return self.known[key]
+
+    def cost(
+        self,
+        site: Site,
+        arrangement: Arrangement,
+        program: Captured,
+        buffers: Sequence[BufferInfo],
+        costs: Costs,
+    ) -> Cost:
+        """What it costs to run an operator so. All that are asked for are asked for of the same `costs`."""
+        if costs.configuration is not None:
+            return costs.configuration(site, arrangement, buffers)
+        assert costs.calls is not None
+        if not site.implementations:  # the contract's side
+            return (0,) * len(costs.units)
+        key = self._key(site, arrangement, buffers)
+        if key not in self.costs:
+            self.costs[key] = costs.calls(physical_calls(site, arrangement, program, buffers))
+        return self.costs[key]
+
+    def _key(self, site: Site, arrangement: Arrangement, buffers: Sequence[BufferInfo]) -> object:
+        """What two ways have in common that are made of the same calls."""
         implementation = site.implementations[arrangement.implementation]
         sizes = [
             tuple(
@@ -58,10 +88,7 @@ class Verdicts:
         ]
         if site.node not in self.described:
             self.described[site.node] = _described(site.node)
-        key = (self.described[site.node], site.kind, implementation.name, arrangement.tokens, *sizes)
-        if key not in self.known:
-            self.known[key] = self._asked(physical_calls(site, arrangement, program, buffers))
-        return self.known[key]
+        return self.described[site.node], site.kind, implementation.name, arrangement.tokens, *sizes
 
     def _asked(self, calls: Sequence[torch.fx.Node]) -> tuple[str | None, str | None]:
         assert self.ability.computes is not None

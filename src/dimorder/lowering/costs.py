@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch.fx import Node
+
 from dimorder.lowering.sites import Arrangement, AxisOrder, BufferInfo, Site
 from dimorder.planning.problem import Cost
 
@@ -22,13 +24,19 @@ class Costs:
     """What a plan costs, lexicographically in `units`.
 
     `conversion(buffer, from, to)` is what it costs to convert a buffer, None where the target cannot: the
-    same for buffers of one shape, type and division into axes. `configuration(site, arrangement, buffers)` is
-    what it costs to run an operator so.
+    same for buffers of one shape, type and division into axes. `configuration(site, arrangement, buffers)`
+    is what it costs to run an operator so; or `calls` is, of the physical operators that it is made of, which
+    are known for fixed sizes.
     """
 
     units: tuple[str, ...]
     conversion: Callable[[BufferInfo, AxisOrder, AxisOrder], Cost | None]
-    configuration: Callable[[Site, Arrangement, Buffers], Cost]
+    configuration: Callable[[Site, Arrangement, Buffers], Cost] | None = None
+    calls: Callable[[Sequence[Node]], Cost] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.configuration is None) == (self.calls is None):
+            raise ValueError("configurations are priced by one of the two")
 
 
 def counted(*, min_run: int = 1) -> Mapping[str, Costs]:

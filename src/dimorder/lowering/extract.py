@@ -340,7 +340,8 @@ class _Extractor:
             ):
                 continue
             reads, writes = tuple(layouts[: len(site.reads)]), tuple(layouts[len(site.reads) :])
-            cost = self.costs.configuration(site, arrangement, self.buffers)
+            asked = site, arrangement, self.annotated.program, self.buffers
+            cost = self.verdicts.cost(*asked, self.costs)
             known = kept.get((reads, writes))
             if known is None or cost < known[1].cost:
                 kept[reads, writes] = (arrangement, Config(reads, writes, cost))

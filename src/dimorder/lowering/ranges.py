@@ -197,6 +197,7 @@ class _Resize:
             priced(info, held, self.costs, self.max_rank) for info, held in zip(infos, layouts, strict=True)
         )
         steps = []
+        assert self.costs.configuration is not None
         for site, step, arrangements in zip(
             first.sites, first.problem.steps, first.arrangements, strict=True
         ):

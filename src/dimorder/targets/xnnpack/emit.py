@@ -39,6 +39,7 @@ from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.backend import BACKEND, XnnWriter
 from dimorder.targets.xnnpack.exact import Computed, exact_run
 from dimorder.targets.xnnpack.graph import XnnValue
+from dimorder.targets.xnnpack.kernels import Kernel
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.partition import Partition, partition
 from dimorder.targets.xnnpack.ranges import Outer, Parts, for_ranges
@@ -70,9 +71,10 @@ class Emitted:
     """A `.pte` and what is in it.
 
     `delegates` is the number of XNNPACK delegates, `outside` how often each portable operator is called; both
-    are read from the finished file. `transposes` counts the conversions that the delegates make. Of one with
-    int8 kernels, `exactly` gives the same bits as the file does by other means, and `float_islands` are the
-    operators that it computes in float32, each with the reason.
+    are read from the finished file. `transposes` counts the conversions that the delegates make, and
+    `kernels` are what runs inside of them, for fixed sizes. Of one with int8 kernels, `exactly` gives the
+    same bits as the file does by other means, and `float_islands` are the operators that it computes in
+    float32, each with the reason.
     """
 
     pte: bytes
@@ -81,6 +83,7 @@ class Emitted:
     transposes: int
     exactly: Run | None = None
     float_islands: tuple[tuple[Node, str], ...] = ()
+    kernels: tuple[Kernel, ...] = ()
 
 
 def emit(
@@ -131,7 +134,8 @@ def emit(
             return run(_file(plan, module, {}), inputs)
 
         exactly = exact_run(program, build.graph, build.root, build.computed, run_module)
-    return Emitted(pte, delegates, outside, build.transposes, exactly, tuple(build.float_islands.items()))
+    islands = tuple(build.float_islands.items())
+    return Emitted(pte, delegates, outside, build.transposes, exactly, islands, tuple(build.kernels))
 
 
 def _for_ranges(
@@ -274,6 +278,7 @@ class _OuterBuilder:
     values: dict[Node, Node]
     bare: bool = False  # without what its delegates are
     transposes: int = 0
+    kernels: list[Kernel] = field(default_factory=list)
     is_quantised: bool = False
     computed: dict[str, Computed] = field(default_factory=dict)
     delegates: dict[str, Parts] = field(default_factory=dict)
@@ -283,6 +288,7 @@ class _OuterBuilder:
     def delegate(self, group: Sequence[Node]) -> None:
         read, given, writer, integers = _delegate(self.plan, group)
         self.transposes += writer.transposes
+        self.kernels += writer.kernels()
         self.is_quantised |= writer.is_quantised
         self.float_islands.update(writer.islands())
         name = f"delegate_{len(self.delegates)}"

@@ -22,6 +22,8 @@ from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack import LISTING
+from dimorder.targets.xnnpack.by_time import by_time
+from dimorder.targets.xnnpack.kernels import Kernel
 from dimorder.targets.xnnpack.ops import FLOATS, MAX_RANK, OPERATORS, wrong_outside
 
 aten = torch.ops.aten
@@ -29,13 +31,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Pte:
-    """A sealed `.pte` with its contract inside."""
+    """A sealed `.pte` with its contract inside; of fixed sizes also the `kernels` that its delegates run."""
 
     data: bytes
     delegates: int
     outside: Mapping[str, int]
     exactly: Run | None = None
     float_islands: tuple[tuple[Place, str], ...] = ()
+    kernels: tuple[Kernel, ...] = ()
 
     @property
     def npu(self) -> None:
@@ -79,6 +82,7 @@ def emit(
         dict(emitted.outside),
         emitted.exactly,
         tuple(dict(islands).items()),
+        emitted.kernels,
     )
 
 
@@ -138,8 +142,11 @@ _BY_PRODUCTS = (
 )
 
 
-def target(operators: Table = OPERATORS) -> Target:
-    """The target whose delegates compute these operators: all that XNNPACK has, or fewer."""
+def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
+    """The target whose delegates compute these operators: all that XNNPACK has, or fewer.
+
+    `cpu` is the family of CPUs that objective `time` plans for, as `x86_64 AVX512`; None is this machine's.
+    """
     ability = Ability(operators.supports, wrong_outside, (_DECLINED,), MAX_RANK)
     return Target(
         "xnnpack",
@@ -147,7 +154,7 @@ def target(operators: Table = OPERATORS) -> Target:
         partial(emit, operators=operators),
         ability,
         # 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
-        counted(min_run=8),
+        {**counted(min_run=8), "time": by_time(operators, cpu)},
         # A delegate reads these in NHWC. Others stay on portable kernels outside, which want them contiguous:
         # in their logical shape a copy would come first that no plan holds.
         channels_last=FLOATS,
@@ -156,6 +163,7 @@ def target(operators: Table = OPERATORS) -> Target:
         install=LISTING.install,
         runtime="ExecuTorch",
         set_threads=pte.set_threads,
+        configured=partial(target, operators),
         state=True,
         emit_ranges=partial(emit_ranges, operators=operators),
         sized=partial(_sized, ability),

@@ -1,0 +1,72 @@
+"""Decides what a plan costs in nanoseconds, for objective `time`: by the kernels that XNNPACK runs for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from dimorder.errors import UsageError
+from dimorder.lowering.costs import Costs
+from dimorder.lowering.operators.quantisation import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
+from dimorder.lowering.sites import AxisOrder, BufferInfo
+from dimorder.planning.problem import Cost
+from dimorder.targets.listing import installed
+from dimorder.targets.table import Table, results
+from dimorder.targets.xnnpack import LISTING
+from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, transpose
+from dimorder.targets.xnnpack.times import Times, measured_times, total
+
+
+def by_time(operators: Table, family: str | None = None) -> Costs:
+    """Nanoseconds on a family of CPUs, by default this machine's; of two plans alike the fewer bytes moved.
+
+    Raises `UsageError` when a plan is priced for a family that the table of times has not, or for a network
+    that is not of float32.
+    """
+
+    @functools.cache
+    def times() -> Times:
+        return times_of(family)
+
+    def conversion(buffer: BufferInfo, source: AxisOrder, target: AxisOrder) -> Cost:
+        kernel = transpose(
+            [buffer.tensor.sizes[axis] for axis in source], [source.index(axis) for axis in target]
+        )
+        assert kernel is not None, "a conversion moves something"
+        share = buffer.value.element_size() / FLOAT_BYTES
+        return max(1, round(times().of(kernel) * share)), buffer.nbytes
+
+    def calls(made: Sequence[Node]) -> Cost:
+        for call in made:
+            _require_float32(call)
+        with installed("xnnpack", LISTING.install):
+            from dimorder.targets.xnnpack.sketch import kernels
+        return round(total(times(), kernels(made, operators))), 0
+
+    return Costs(("ns", "bytes"), conversion, calls=calls)
+
+
+def times_of(family: str | None) -> Times:
+    """Raises `UsageError` where the table has no such family; None is this machine's."""
+    from dimorder.eager.transposition import family as here
+
+    table, wanted = measured_times(), here() if family is None else family
+    if wanted not in table:
+        raise UsageError(
+            "objective 'time'",
+            f"no times of XNNPACK on {wanted}, but on {', '.join(table) or 'no CPU'}",
+            "measure them by `dimorder bench ops -o FILE`, choose --option cpu=FAMILY, or plan by bytes",
+        )
+    return table[wanted]
+
+
+def _require_float32(call: Node) -> None:
+    other = [x.dtype for x in results(call) if x.is_floating_point() and x.dtype != torch.float32]
+    if call.target in (QUANTIZE, DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC):
+        other = [torch.int8]
+    if other:
+        found = f"a network of {other[0]}, where kernels of torch.float32 were measured"
+        raise UsageError("objective 'time'", found, "plan by bytes or count")

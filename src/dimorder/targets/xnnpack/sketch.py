@@ -1,0 +1,44 @@
+"""Decides which kernels XNNPACK would run for calls of a physical program, before there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from dimorder.targets.table import Table, results, whole
+from dimorder.targets.xnnpack.backend import XnnWriter
+from dimorder.targets.xnnpack.graph import XnnValue
+from dimorder.targets.xnnpack.kernels import Kernel
+
+
+class Sketch(XnnWriter):
+    """A graph whose constants have a shape alone."""
+
+    def constant(self, tensor: Tensor) -> XnnValue:
+        value = self._value(tuple(tensor.shape) or (1,))
+        self._values[value.id].constant_buffer_idx = 1
+        return value
+
+
+def kernels(calls: Iterable[Node], operators: Table) -> list[Kernel]:
+    """The kernels of calls that follow each other; `get_attr` nodes are constants.
+
+    What other calls read has their result's shape, dense, and so has what XNNPACK does not compute.
+    """
+    sketch = Sketch()
+    made: dict[Node, Any] = {}
+
+    def resolve(node: Node) -> Any:
+        if node not in made:
+            values = results(node)
+            constant = node.op == "get_attr"
+            made[node] = values[0] if constant else whole(sketch.input(values[0].shape))
+        return made[node]
+
+    for call in calls:
+        if operators.supports(call, [n for n in call.all_input_nodes if n.op == "get_attr"]) is None:
+            made[call] = operators.build(sketch, call, resolve)
+    return sketch.kernels()

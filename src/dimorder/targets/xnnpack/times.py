@@ -1,0 +1,106 @@
+"""Decides how long XNNPACK's kernels take on a kind of CPU: by a table of measured ones, fitted between them.
+
+The table, times.json, is measured per family of CPUs by `dimorder bench ops`. Its unit is the nanosecond, its
+type float32.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dimorder.targets.xnnpack.kernels import Kernel
+
+TABLE = Path(__file__).with_name("times.json")
+_NEAREST = 4  # measured kernels that one between them is fitted to
+_SAME = 1e-6  # of the logarithms of two sizes
+
+
+@dataclass(frozen=True)
+class Times:
+    """What was measured of a family of CPUs: kernels, each with its nanoseconds, on so many `threads`.
+
+    `flops` and `bandwidth`, operations and bytes in a nanosecond, and `start`, the nanoseconds of a node that
+    does next to nothing, tell what a kernel takes at least. How many times that it takes is what is fitted.
+    """
+
+    family: str
+    threads: int
+    flops: float
+    bandwidth: float
+    start: float
+    measured: tuple[tuple[Kernel, float], ...]
+
+    def least(self, kernel: Kernel) -> float:
+        """Nanoseconds, were the machine used as well as it can be."""
+        return self.start + max(kernel.flops / self.flops, kernel.moved / self.bandwidth)
+
+    def of(self, kernel: Kernel) -> float:
+        """Nanoseconds of a kernel, by those nearest to it among the measured ones of its name.
+
+        >>> def moving(elements):
+        ...     return Kernel("Abs", (elements,), 0, 8 * elements)
+        >>> times = Times("", 1, 1.0, 8.0, 0.0, ((moving(100), 200.0), (moving(10000), 40000.0)))
+        >>> [round(times.of(moving(count))) for count in (100, 1000, 10000, 20000)]
+        [200, 2828, 40000, 79072]
+        """
+        place = _place(kernel)
+        near = heapq.nsmallest(
+            _NEAREST, ((math.dist(place, at), slower) for at, slower in self._slower.get(kernel.name, ()))
+        )
+        if not near:
+            return self.least(kernel)
+        if near[0][0] < _SAME:
+            return self.least(kernel) * math.exp(near[0][1])
+        weights = [1 / distance**2 for distance, _ in near]
+        fitted = sum(weight * slower for weight, (_, slower) in zip(weights, near, strict=True))
+        return self.least(kernel) * math.exp(fitted / sum(weights))
+
+    @functools.cached_property
+    def _slower(self) -> Mapping[str, Sequence[tuple[tuple[float, ...], float]]]:
+        """By name, where a measured kernel lies, and the logarithm of how many times the least it takes."""
+        found: dict[str, list[tuple[tuple[float, ...], float]]] = {}
+        for kernel, ns in self.measured:
+            found.setdefault(kernel.name, []).append((_place(kernel), math.log(ns / self.least(kernel))))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the table holds of one family."""
+        by_name: dict[str, list[Any]] = {}
+        for kernel, ns in self.measured:
+            row = [*kernel.sizes, kernel.flops, kernel.moved, round(ns)]
+            by_name.setdefault(kernel.name, []).append(row)
+        told = {"threads": self.threads, "flops": self.flops, "bandwidth": self.bandwidth}
+        return {**told, "start": self.start, "kernels": by_name}
+
+    @staticmethod
+    def from_dict(family: str, told: Mapping[str, Any]) -> Times:
+        measured = (
+            (Kernel(name, tuple(sizes), flops, moved), float(ns))
+            for name, rows in told["kernels"].items()
+            for *sizes, flops, moved, ns in rows
+        )
+        numbers = told["flops"], told["bandwidth"], told["start"]
+        return Times(family, told["threads"], *numbers, tuple(measured))
+
+
+def _place(kernel: Kernel) -> tuple[float, ...]:
+    return tuple(math.log2(size) for size in kernel.sizes)
+
+
+@functools.cache
+def measured_times() -> Mapping[str, Times]:
+    """The table: by family of CPUs (see `eager.transposition.family`)."""
+    told = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    return {family: Times.from_dict(family, each) for family, each in told.items()}
+
+
+def total(times: Times, kernels: Iterable[Kernel]) -> float:
+    """The nanoseconds of kernels that run one after the other."""
+    return sum(times.of(kernel) for kernel in kernels)
