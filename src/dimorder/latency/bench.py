@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from dimorder.latency.timing import Invocation, interleaved, ratio
 from dimorder.lowering.clock import Progress
 from dimorder.lowering.verify import relative_errors
 
+T = TypeVar("T")
 ROUNDS = 30
 _SHOWN = 20  # operators
 TOLERANCE = 1e-3  # of the largest value of an output: others round in other places, and some to fewer bits
@@ -35,14 +36,15 @@ TOLERANCE = 1e-3  # of the largest value of an output: others round in other pla
 
 @dataclass(frozen=True)
 class Timed:
-    """A network in one runtime. Times are milliseconds of each round, `seconds` what making the program took;
-    `file_bytes` and `peak_bytes`, the memory that it takes, are None where it has no file. An `error` says
-    why there are no times.
+    """A network in one runtime. Times are milliseconds of each round, `foretold_ms` what the table of times
+    says of ours for XNNPACK, `seconds` what making the program took; `file_bytes` and `peak_bytes`, the
+    memory that it takes, are None where it has no file. An `error` says why there are no times.
     """
 
     name: str
     title: str
     ms: tuple[float, ...] = ()
+    foretold_ms: float | None = None
     seconds: float | None = None
     file_bytes: int | None = None
     peak_bytes: int | None = None
@@ -89,6 +91,7 @@ class Bench:
                     "median_ms": row.median,
                     "ms": list(row.ms),
                     "ratio": self.ratio(row),
+                    "foretold_ms": row.foretold_ms,
                     "seconds": row.seconds,
                     "file_bytes": row.file_bytes,
                     "peak_bytes": row.peak_bytes,
@@ -116,11 +119,20 @@ class Bench:
                 f"{self.network}  {shapes}  {rounds} rounds in turn, {self.threads} threads",
                 *(line.rstrip() for line in lines),
                 *(f"{row.title}: {row.error}" for row in self.rows if row.error),
+                *self._foretold(),
                 *self._told_limit(),
                 *self._told_operators(),
                 described(self.environment),
             ]
         )
+
+    def _foretold(self) -> list[str]:
+        return [
+            f"{row.title} takes {row.median / row.foretold_ms:.2f} of the {row.foretold_ms:,.3f} ms that "
+            "the table of times foretells"
+            for row in self.rows
+            if row.median is not None and row.foretold_ms is not None
+        ]
 
     def _told_limit(self) -> list[str]:
         if self.limit_ms is None:
@@ -252,7 +264,7 @@ def _made(
         row = rows[each.name] = {}
         path = folder / f"{each.name}{each.suffix}"
         try:
-            call, row["seconds"] = _timed(partial(_prepared, each, given, path))
+            (call, row["foretold_ms"]), row["seconds"] = _timed(partial(_prepared, each, given, path))
             errors = relative_errors(call(), wanted)
             row["max_rel_error"] = max(errors, default=0.0)
             if not row["max_rel_error"] <= TOLERANCE:
@@ -268,13 +280,12 @@ def _made(
     return rows, calls
 
 
-def _prepared(chosen: Runtime, given: Given, path: Path) -> Invocation:
-    if chosen.write:
-        chosen.write(given, path)
-    return chosen.open(given, path)
+def _prepared(chosen: Runtime, given: Given, path: Path) -> tuple[Invocation, float | None]:
+    foretold_ms = chosen.write(given, path) if chosen.write else None
+    return chosen.open(given, path), foretold_ms
 
 
-def _timed(make: Callable[[], Invocation]) -> tuple[Invocation, float]:
+def _timed(make: Callable[[], T]) -> tuple[T, float]:
     start = time.perf_counter()
     made = make()
     return made, time.perf_counter() - start

@@ -1,14 +1,15 @@
 """Decides which kernels of XNNPACK are measured for the table that plans by time are priced by.
 
-Each is a program of its own, which computes it several times over; what a call takes that computes next to
-nothing is taken away. What lies between the sizes here is fitted (see `targets.xnnpack.times`).
+Each is a program of its own, which computes it several times over and gives one element of each result; what
+a call takes that computes nothing of as many inputs is taken away. What lies between the sizes here is fitted
+(see `targets.xnnpack.times`).
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -19,12 +20,13 @@ from torch import Tensor, nn
 from dimorder.latency.timing import interleaved
 from dimorder.lowering.clock import Progress
 from dimorder.lowering.operators.dialect import OPS
-from dimorder.targets.xnnpack.kernels import Kernel
+from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, Kernel
 from dimorder.targets.xnnpack.times import Times
 
 _AT_ONCE = 32  # programs that are timed in turn
-_TIMES = 8  # that a program computes its kernel at most: threads take time to start
-_BYTES = 1 << 23  # that it moves at most, if it computes it more than once: more lies in no cache
+_TIMES, _FEW = 8, 2  # that a program computes its kernel
+_READ = 1 << 18  # bytes: of a kernel that reads more a program has few
+_LEAST_NS = 50.0  # of a kernel
 _MOST_BYTES = 1 << 25  # of a kernel
 _MOST_PRODUCTS = 1 << 29
 
@@ -186,7 +188,7 @@ def _pointwise() -> Iterator[_Sample]:
 
 
 class _Repeated(nn.Module):
-    """A function of inputs and constants, as often as there are inputs."""
+    """A function of inputs and constants, as often as there are inputs, and one element of each result."""
 
     def __init__(self, function: Callable[..., Tensor], count: int, constants: Sequence[Tensor]) -> None:
         super().__init__()
@@ -197,11 +199,16 @@ class _Repeated(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         constants = [getattr(self, f"constant_{i}") for i in range(self.constants)]
         calls = [inputs[i : i + self.count] for i in range(0, len(inputs), self.count)]
-        return tuple(self.function(*call, *constants) for call in calls)
+        return tuple(_first(self.function(*call, *constants)) for call in calls)
+
+
+def _first(x: Tensor) -> Tensor:
+    """The first element, by one slice: what a program gives is copied, and would be timed with it."""
+    return torch.constant_pad_nd(x, [amount for size in x.shape[::-1] for amount in (0, 1 - size)])
 
 
 def program(sample: _Sample, times: int) -> tuple[tuple[Kernel, ...], Callable[[], Any]]:
-    """The kernels of a sample, computed so often, and a call of it."""
+    """The kernels of a sample that is computed so often, without the slices behind, and a call of it."""
     from dimorder.executorch import pte
     from dimorder.targets.xnnpack.emit import emit
 
@@ -210,7 +217,7 @@ def program(sample: _Sample, times: int) -> tuple[tuple[Kernel, ...], Callable[[
     module = _Repeated(function, len(shapes), [torch.rand(*shape) + 0.1 for shape in constants])
     emitted = emit(torch.export.export(module, fed))
     method = pte.method_of(emitted.pte)
-    return emitted.kernels, lambda: method(fed)
+    return tuple(kernel for kernel in emitted.kernels if kernel.sizes != (1, 1)), lambda: method(fed)
 
 
 def measure(
@@ -224,26 +231,46 @@ def measure(
     from dimorder.executorch import pte
 
     pte.set_threads(threads)
+    progress("timing programs that compute nothing")
+    idle = _idle(rounds)
     wanted, found = list(samples() if grid is None else grid), dict[Kernel, float]()
-    start = 0.0
     for first in range(0, len(wanted), _AT_ONCE):
         progress(f"timing kernels {first + 1} to {min(first + _AT_ONCE, len(wanted))} of {len(wanted)}")
-        calls = {"idle": program((torch.neg, [(1,)], []), 1)[1]}
-        calls["start"] = program((torch.neg, [(1,)], []), _TIMES)[1]
-        timed: dict[str, tuple[Kernel, int]] = {}
+        calls: dict[str, Callable[[], Any]] = {}
+        timed: dict[str, tuple[Kernel, int, int]] = {}
         for place, sample in enumerate(wanted[first : first + _AT_ONCE]):
-            (kernel,), _ = program(sample, 1)
-            if kernel in found or kernel in (known for known, _ in timed.values()):
-                continue
-            if kernel.moved > _MOST_BYTES:
-                continue
-            times = max(1, min(_TIMES, _BYTES // kernel.moved))
-            timed[str(place)] = kernel, times
-            calls[str(place)] = program(sample, times)[1]
-        medians = {name: 1e6 * statistics.median(ms) for name, ms in interleaved(calls, rounds).items()}
-        start = start or max(1.0, (medians["start"] - medians["idle"]) / (_TIMES - 1))
-        for name, (kernel, times) in timed.items():
-            found[kernel] = max(start, (medians[name] - medians["idle"]) / times)
+            read = FLOAT_BYTES * sum(math.prod(shape) for shape in sample[1])
+            times = _FEW if read > _READ else _TIMES
+            kernels, call = program(sample, times)
+            if kernels[0] not in found and kernels[0].moved <= _MOST_BYTES:
+                timed[str(place)], calls[str(place)] = (kernels[0], times, read), call
+        # The least: whatever else the machine does only adds to it.
+        for name, ms in interleaved(calls, rounds).items():
+            kernel, times, read = timed[name]
+            found[kernel] = max(_LEAST_NS, (1e6 * min(ms) - idle(times, read)) / times)
     flops = max((kernel.flops / ns for kernel, ns in found.items()), default=1.0)
     bandwidth = max((kernel.moved / ns for kernel, ns in found.items()), default=1.0)
-    return Times(family, threads, flops or 1.0, bandwidth or 1.0, start, tuple(found.items()))
+    least = min(found.values(), default=_LEAST_NS)
+    return Times(family, threads, flops or 1.0, bandwidth or 1.0, least, tuple(found.items()))
+
+
+def _idle(rounds: int) -> Callable[[int, int], float]:
+    """The nanoseconds of a program that takes slices of so many inputs of so many bytes, and computes
+    nothing."""
+    counts = [1 << power for power in range(2, 23, 2)]
+    calls = {
+        (times, count): program((lambda x: x, [(count,)], []), times)[1]
+        for times in (_TIMES, _FEW)
+        for count in counts
+    }
+    named = {f"{times} {count}": call for (times, count), call in calls.items()}
+    ns = dict(zip(calls, (1e6 * min(ms) for ms in interleaved(named, rounds).values()), strict=True))
+
+    def idle(times: int, read: int) -> float:
+        count = read / FLOAT_BYTES
+        place = min(max(bisect.bisect_left(counts, count), 1), len(counts) - 1)
+        low, high = counts[place - 1], counts[place]
+        share = (count - low) / (high - low)
+        return ns[times, low] + share * (ns[times, high] - ns[times, low])
+
+    return idle

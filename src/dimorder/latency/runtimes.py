@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dimorder.eager.transposition import family
 from dimorder.latency.timing import Invocation
 from dimorder.targets import find, listing
+from dimorder.targets.xnnpack.times import measured_times, total
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,16 @@ class Given:
 class Runtime:
     """What a network can be timed in.
 
-    `write` makes a file of the network, of that suffix, which `open` reads; without it, `open` takes the
-    network itself. `open` gives a function that runs it once, and imports no more than `imports`. `needs` are
-    the packages without which neither works, and `install` what installs them.
+    `write` makes a file of the network, of that suffix, which `open` reads, and returns the milliseconds that
+    it foretells, or None; without it, `open` takes the network itself. `open` gives a function that runs it
+    once, and imports no more than `imports`. `needs` are the packages without which neither works, and
+    `install` what installs them.
     """
 
     name: str
     title: str
     open: Callable[[Given, Path], Invocation]
-    write: Callable[[Given, Path], None] | None = None
+    write: Callable[[Given, Path], float | None] | None = None
     suffix: str = ""
     imports: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
@@ -69,11 +72,16 @@ def ours(chosen: str) -> Runtime:
     """
     target, _, objective = chosen.partition(":")
 
-    def write(given: Given, path: Path) -> None:
+    def write(given: Given, path: Path) -> float | None:
         from dimorder.api import lower
 
         by = objective or "bytes"
-        lower(given.model, given.args, given.kwargs, target=target, objective=by).save(path)
+        lowered = lower(given.model, given.args, given.kwargs, target=target, objective=by)
+        lowered.save(path)
+        times = measured_times().get(family())
+        kernels = getattr(lowered.artifact, "kernels", ())  # that target xnnpack tells
+        known = times is not None and times.threads == given.threads and kernels
+        return total(times, kernels) / 1e6 if times and known else None
 
     def open_(given: Given, path: Path) -> Invocation:
         from dimorder.api import load

@@ -19,6 +19,8 @@ from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, transpose
 from dimorder.targets.xnnpack.times import Times, measured_times, total
 
+_NS = 100  # that costs are multiples of: finer differences are noise, and make proofs long
+
 
 def by_time(operators: Table, family: str | None = None) -> Costs:
     """Nanoseconds on a family of CPUs, by default this machine's; of two plans alike the fewer bytes moved.
@@ -37,16 +39,20 @@ def by_time(operators: Table, family: str | None = None) -> Costs:
         )
         assert kernel is not None, "a conversion moves something"
         share = buffer.value.element_size() / FLOAT_BYTES
-        return max(1, round(times().of(kernel) * share)), buffer.nbytes
+        return max(_NS, _rounded(times().of(kernel) * share)), buffer.nbytes
 
     def calls(made: Sequence[Node]) -> Cost:
         for call in made:
             _require_float32(call)
         with installed("xnnpack", LISTING.install):
             from dimorder.targets.xnnpack.sketch import kernels
-        return round(total(times(), kernels(made, operators))), 0
+        return _rounded(total(times(), kernels(made, operators))), 0
 
     return Costs(("ns", "bytes"), conversion, calls=calls)
+
+
+def _rounded(ns: float) -> int:
+    return round(ns / _NS) * _NS
 
 
 def times_of(family: str | None) -> Times:
