@@ -140,7 +140,7 @@ _BY_PRODUCTS = (
 
 def target(operators: Table = OPERATORS) -> Target:
     """The target whose delegates compute these operators: all that XNNPACK has, or fewer."""
-    ability = Ability(operators.supports, wrong_outside, (_DECLINED,), MAX_RANK)
+    ability = Ability(operators.supports, wrong_outside, (_DECLINED,), MAX_RANK, slices_copy=True)
     return Target(
         "xnnpack",
         LISTING.suffix,
