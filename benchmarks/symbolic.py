@@ -3,8 +3,8 @@
     python -m benchmarks.symbolic [--networks NAME ...] [--rounds 30]
 
 Both run in turn, at a size inside of the ranges, as `dimorder bench` times programs. What was measured is
-kept in benchmarks/results/symbolic.json after every network; the .md beside it is the table. Ends with 1 where
-the program for ranges is more than 3 % slower by more than its interval.
+kept in benchmarks/results/symbolic.json after every network; the .md beside it is the table. Ends with 1
+where the program for ranges is more than 3 % slower by more than its interval.
 """
 
 from __future__ import annotations

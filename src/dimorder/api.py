@@ -18,6 +18,7 @@ from dimorder.lowered import Lowered
 from dimorder.lowering import stages
 from dimorder.lowering.annotate import annotate
 from dimorder.lowering.capture.captured import Captured, Slices, arguments, capture, where
+from dimorder.lowering.capture.into_weights import with_weights
 from dimorder.lowering.capture.ranged import Point, RangedProgram, ranged, told
 from dimorder.lowering.capture.sliced import captured_at
 from dimorder.lowering.capture.typed import Types, own_types, with_types
@@ -77,7 +78,7 @@ def plan(
     sized = clock.step("capture", ranged, model, args, kwargs, dynamic_shapes)
     if sized is not None:
         return _plan_ranges(sized, chosen, asked, objective, cost_at, clock)[0]
-    program = clock.step("capture", capture, model, args, kwargs)
+    program = clock.step("capture", _captured, model, args, kwargs, chosen)
     _require_state(program, chosen)
     program, contract, chosen = _promised(program, chosen, *asked)
     return _plan(program, contract, chosen, objective, clock)
@@ -126,7 +127,7 @@ def lower(
     if sized is not None:
         planned, fixed = _plan_ranges(sized, chosen, asked, objective, cost_at, clock)
         return _emit_ranges(planned, fixed, sized, model, chosen, run_artifact, clock)
-    program = clock.step("capture", capture, model, args, kwargs)
+    program = clock.step("capture", _captured, model, args, kwargs, chosen)
     _require_state(program, chosen)
     program, contract, chosen = _promised(program, chosen, *asked)
     trial: Trial | None = None
@@ -164,6 +165,7 @@ def _plan_ranges(
         return capture(sized.at(point), slices=slices)
 
     captured = clock.step("capture", captured_at, points, sized.corners[-1], capture_at)
+    captured = clock.step("capture", with_weights, captured, target.ability.slices_copy)
     fixed = [
         _Fixed.at(point, sized, program, target, asked, objective, clock)
         for point, program in zip(points, captured, strict=True)
@@ -300,6 +302,17 @@ def _rewrite(
     faults = stages.physical_faults(physical, extracted, planned.layout_plan, contract, chosen.ability)
     stages.require("the physical program", faults)
     return physical
+
+
+def _captured(
+    model: torch.nn.Module | ExportedProgram | str | Path,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    target: Target,
+) -> Captured:
+    """A network in normal form, with all in its weights that a target would compute in each call."""
+    (program,) = with_weights([capture(model, args, kwargs)], target.ability.slices_copy)
+    return program
 
 
 def _called(

@@ -27,6 +27,8 @@ class Ability:
     implementations that are not offered, as `operator/implementation`: the fewest first; the next set is
     taken where the candidate orders are too many. `max_rank` is the highest rank of a transpose, once
     dimensions that stay together count as one. `takes(value)` is None for what may be an input, else why not.
+    `slices_copy` says that a slice takes time and memory: a product whose result is only cut is better
+    several.
     """
 
     computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
@@ -34,6 +36,7 @@ class Ability:
     declines: tuple[frozenset[str], ...] = (frozenset(),)
     max_rank: int | None = None
     takes: Callable[[torch.Tensor], str | None] = lambda value: None
+    slices_copy: bool = False
 
 
 class Verdicts:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dimorder.lowering.capture.products import scaled_features
 from dimorder.lowering.capture.tracing import SOURCE, Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.lowering.operators.moves import view
 from dimorder.lowering.operators.operator import (
@@ -48,18 +49,14 @@ def _fold_into_conv(n: Tracer, x: Value, scale: torch.Tensor, shift: torch.Tenso
     source, w, b, *rest = x.args
     if w.op != "get_attr" or (b is not None and b.op != "get_attr"):
         return None
-    transposed, groups = rest[3], rest[5]
-    weight = n.attributes[w.target].double()
-    if transposed:
-        per_group = (
-            scale.reshape(groups, 1, -1)
-            .expand(groups, weight.shape[0] // groups, -1)
-            .reshape(weight.shape[0], -1)
-        )
-        weight = weight * per_group.reshape(*per_group.shape, *[1] * (weight.dim() - 2))
-    else:
-        weight = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
-    offset = shift if b is None else shift + n.attributes[b.target].double() * scale
+    weight, offset = scaled_features(
+        n.attributes[w.target],
+        None if b is None else n.attributes[b.target],
+        scale,
+        shift,
+        transposed=rest[3],
+        groups=rest[5],
+    )
     dtype = dtype_of(x)
     weight, offset = weight.to(dtype), offset.to(dtype)
     n.names[id(weight)], n.names[id(offset)] = f"{w.target}_folded", f"{w.target}_folded_bias"

@@ -182,6 +182,7 @@ def _target(
             declines=declines,
             max_rank=MAX_RANK,
             takes=lambda value: operators.unfit(value, False),
+            slices_copy=True,
         ),
         counted(min_run=MIN_RUN),
         beside=(sidecar.SUFFIX,),

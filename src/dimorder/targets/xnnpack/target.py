@@ -147,7 +147,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
 
     `cpu` is the family of CPUs that objective `time` plans for, as `x86_64 AVX512`; None is this machine's.
     """
-    ability = Ability(operators.supports, wrong_outside, (_DECLINED,), MAX_RANK)
+    ability = Ability(operators.supports, wrong_outside, (_DECLINED,), MAX_RANK, slices_copy=True)
     return Target(
         "xnnpack",
         LISTING.suffix,

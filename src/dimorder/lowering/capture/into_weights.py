@@ -1,0 +1,280 @@
+"""Decides which factors and shifts beside a product are computed ahead of time, in its weight and its bias.
+
+Behind a product: a number, or a constant of each feature, as the scale of attention, layer scales, and
+batch-norms behind linears. In front: the affine part of a layer-norm, and the weight of an RMS-norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from dimorder.lowering.capture.captured import Captured
+from dimorder.lowering.capture.packed import split_packed
+from dimorder.lowering.capture.products import Product, constant, is_safe, scaled_features, scaled_inputs
+from dimorder.lowering.capture.tracing import shape_of
+from dimorder.lowering.operators.quantisation import is_quantised
+
+aten = torch.ops.aten
+
+_MOVES = (aten.reshape.default, aten.permute.default)
+
+
+def with_weights(programs: Sequence[Captured], cuts: bool) -> list[Captured]:
+    """The same network at several sizes, with what can be in weights in them; `cuts` says whether products
+    whose results are only cut become several.
+
+    As they were where they are quantised, or where sizes decide what can be in weights.
+
+    >>> from dimorder.lowering.capture.captured import capture
+    >>> net = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
+    >>> def operators(program):
+    ...     return [str(node.target) for node in program.nodes if node.op == "call_function"]
+    >>> program = capture(net, (torch.randn(3, 5),))
+    >>> operators(program)
+    ['aten.layer_norm.default', 'aten.linear.default', 'aten.mul.Tensor', 'aten.add.Tensor']
+    >>> operators(with_weights([program], cuts=False)[0])
+    ['aten.layer_norm.default', 'aten.linear.default']
+    """
+    if any(is_quantised(program.module) for program in programs):
+        return list(programs)
+    made = [replace(program, module=_rewritten(program.module, cuts)) for program in programs]
+    return made if _alike(programs, made) else list(programs)
+
+
+def _alike(programs: Sequence[Captured], made: Sequence[Captured]) -> bool:
+    """Whether they have the same nodes, and the constants that were made are the same at all sizes."""
+    if len({tuple((node.op, node.target) for node in program.nodes) for program in made}) > 1:
+        return False
+    old = dict(programs[0].module.named_buffers())
+    for name, value in made[0].module.named_buffers():
+        others = [getattr(program.module, name) for program in made[1:]] if name not in old else []
+        if not all(torch.equal(value, other) for other in others):
+            return False
+    return True
+
+
+def _rewritten(module: GraphModule, cuts: bool) -> GraphModule:
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    made = GraphModule(module, graph)
+    if cuts:
+        split_packed(made)
+    fold_into_weights(made)
+    return GraphModule(made, made.graph)  # without the constants that nothing reads
+
+
+def fold_into_weights(module: GraphModule) -> None:
+    """Folds factors and shifts into the weights and biases beside them, in place.
+
+    A factor must be a normal number; 0 stays, since 0 times what overflows is not 0. What is made must be
+    finite, and 0 only where it was. A weight that has another reader stays: the file would hold both.
+    """
+    for node in list(module.graph.nodes):
+        _fold_behind(module, node) or _fold_in_front(module, node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+# -- behind a product
+
+
+_BEHIND: dict[Any, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    aten.mul.Tensor: lambda c: (c, torch.zeros_like(c)),
+    aten.div.Tensor: lambda c: (1 / c, torch.zeros_like(c)),
+    aten.add.Tensor: lambda c: (torch.ones_like(c), c),
+    aten.sub.Tensor: lambda c: (torch.ones_like(c), -c),
+}
+_SYMMETRIC = (aten.mul.Tensor, aten.add.Tensor)
+
+
+def _fold_behind(module: GraphModule, node: Node) -> bool:
+    """Folds a sum or a product with a constant into the product before it, through views and permutes."""
+    operands = _operands(module, node)
+    if operands is None:
+        return False
+    source, value = operands
+    moves, first = list[Node](), source
+    while first.target in _MOVES and len(first.users) == 1:
+        moves.append(first)
+        first = first.args[0]  # type: ignore[assignment]
+    product = Product.of(module, first) if len(first.users) == 1 else None
+    if product is None:
+        return False
+    along = _of_features(product, moves, value.expand(shape_of(node)) if value.numel() > 1 else value)
+    if along is None:
+        return False
+    scale, shift = _BEHIND[node.target](along)
+    if not _is_normal(scale):
+        return False
+    weight, bias = scaled_features(
+        product.weight, product.bias, scale, shift, transposed=product.transposed, groups=product.groups
+    )
+    if not is_safe([(product.weight, weight)]) or not bool(bias.float().isfinite().all()):
+        return False
+    has_bias = product.bias is not None or bool(shift.any())
+    made = product.again(weight, bias if has_bias else None, "folded")
+    first.replace_all_uses_with(made)
+    node.replace_all_uses_with(made if source is first else source)
+    node.graph.erase_node(node)
+    first.graph.erase_node(first)
+    return True
+
+
+def _operands(module: GraphModule, node: Node) -> tuple[Node, Tensor] | None:
+    """What a sum or a product with a constant computes with, of the result's shape, and the constant."""
+    if node.target not in _BEHIND or len(node.args) != 2 or node.kwargs:
+        return None
+    for place in (1, 0) if node.target in _SYMMETRIC else (1,):
+        source, value = node.args[1 - place], constant(module, node.args[place])
+        if value is None or not isinstance(source, Node) or source.op == "get_attr":
+            continue
+        if source.meta["val"].dtype == torch.float32 and shape_of(source) == shape_of(node):
+            return source, value
+    return None
+
+
+def _of_features(product: Product, moves: Sequence[Node], value: Tensor) -> Tensor | None:
+    """A constant as one number for each feature of a product, from behind `moves`, the last first.
+
+    None where it differs among elements of one feature.
+    """
+    features = shape_of(product.node)[product.features]
+    if value.numel() == 1:
+        return value.reshape(1).expand(features)
+    for move in moves:
+        if move.target is aten.permute.default:
+            value = value.permute(torch.tensor(move.args[1]).argsort().tolist())
+        else:
+            value = value.reshape(shape_of(move.args[0]))
+    for dim, step in enumerate(value.stride()):
+        if step == 0 and dim != product.features:
+            value = value.narrow(dim, 0, 1)
+    first = value
+    for dim in range(value.dim()):
+        first = first if dim == product.features else first.narrow(dim, 0, 1)
+    return first.reshape(-1) if bool((value == first).all()) else None
+
+
+def _is_normal(factors: Tensor) -> bool:
+    held = factors.float().abs()
+    return bool((held.isfinite() & (held >= torch.finfo(torch.float32).tiny)).all())
+
+
+# -- in front of products
+
+
+@dataclass(frozen=True)
+class _Front:
+    """A factor and a shift of each feature along a dimension of what products read."""
+
+    dim: int
+    scale: Tensor
+    shift: Tensor | None
+
+
+def _fold_in_front(module: GraphModule, node: Node) -> bool:
+    """Folds what a norm does to each feature last into all that reads it, if these are products."""
+    front = _front(module, node)
+    readers = None if front is None else _readers(module, node, front)
+    if front is None or not readers or not _is_normal(front.scale):
+        return False
+    made = [scaled_inputs(each.weight, each.bias, front.scale, front.shift) for each in readers]
+    if not is_safe([(each.weight, weight) for each, (weight, _) in zip(readers, made, strict=True)]):
+        return False
+    if not all(bias is None or bool(bias.float().isfinite().all()) for _, bias in made):
+        return False
+    for product, (weight, bias) in zip(readers, made, strict=True):
+        product.node.replace_all_uses_with(product.again(weight, bias, "folded"))
+        product.node.graph.erase_node(product.node)
+    if node.target is aten.layer_norm.default:
+        node.args = (*node.args[:2], None, None, *node.args[4:])
+    else:
+        operands = _operands(module, node)
+        assert operands is not None
+        node.replace_all_uses_with(operands[0])
+        node.graph.erase_node(node)
+    return True
+
+
+def _front(module: GraphModule, node: Node) -> _Front | None:
+    """The affine part of a layer-norm over the last dimension, or a product with a constant per feature."""
+    if node.meta.get("val") is None or not isinstance(node.meta["val"], Tensor):
+        return None
+    shape = shape_of(node)
+    if node.target is aten.layer_norm.default and node.meta["val"].dtype == torch.float32:
+        scale, shift = (_optional(module, node, place) for place in (2, 3))
+        if len(node.args[1]) != 1 or node.kwargs or (scale is None and shift is None):  # type: ignore[arg-type]
+            return None
+        read = [each for each in node.args[2:4] if each is not None]
+        if len(read) != sum(each is not None for each in (scale, shift)):
+            return None
+        ones = torch.ones(shape[-1], dtype=torch.float64)
+        return _Front(len(shape) - 1, ones if scale is None else scale, shift)
+    operands = _operands(module, node) if node.target is aten.mul.Tensor else None
+    if operands is None:
+        return None
+    sizes = (1,) * (len(shape) - operands[1].dim()) + tuple(operands[1].shape)
+    dims = [dim for dim, size in enumerate(sizes) if size > 1]
+    return _Front(dims[0], operands[1].reshape(-1), None) if len(dims) == 1 else None
+
+
+def _optional(module: GraphModule, node: Node, place: int) -> Tensor | None:
+    return constant(module, node.args[place]) if len(node.args) > place else None
+
+
+def _readers(module: GraphModule, node: Node, front: _Front) -> list[Product] | None:
+    """The products that read a value, moved or not, with its features for their inputs; None where anything
+    else reads it."""
+    dims, products = {node: front.dim}, list[Product]()
+    for reader in node.graph.nodes:
+        read = [source for source in reader.all_input_nodes if source in dims]
+        if not read:
+            continue
+        product = Product.of(module, reader)
+        if product is not None:
+            if not _takes(product, dims[read[0]], front):
+                return None
+            products.append(product)
+            continue
+        found = {dims[source] for source in read} if len(read) == len(reader.all_input_nodes) else set()
+        dim = _moved(reader, found.pop()) if len(found) == 1 else None
+        if dim is None:
+            return None
+        dims[reader] = dim
+    return products
+
+
+def _takes(product: Product, dim: int, front: _Front) -> bool:
+    """Whether a product sums over this dimension alone, if it is a linear, or over its taps too."""
+    if product.node.target is aten.linear.default:
+        return dim == product.features
+    unpadded = front.shift is None or not product.pads
+    return dim == 1 and product.groups == 1 and not product.transposed and unpadded
+
+
+def _moved(node: Node, dim: int) -> int | None:
+    """Where the features are that were along a dimension; None where they are no dimension, or are cut."""
+    args: Any = node.args
+    if node.target is aten.permute.default:
+        return list(args[1]).index(dim)
+    if node.target is aten.reshape.default:
+        return _reshaped(shape_of(args[0]), shape_of(node), dim)
+    if node.target in (aten.slice.Tensor, aten.cat.default):
+        cut = (args[1] if len(args) > 1 else 0) % len(shape_of(node))
+        return None if cut == dim else dim
+    return None
+
+
+def _reshaped(given: Sequence[int], made: Sequence[int], dim: int) -> int | None:
+    """The dimension that a view leaves whole."""
+    outer, size = torch.Size(given[:dim]).numel(), given[dim]
+    for at, each in enumerate(made):
+        if each == size > 1 and torch.Size(made[:at]).numel() == outer:
+            return at
+    return None

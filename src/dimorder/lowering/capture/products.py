@@ -1,0 +1,152 @@
+"""Decides which products with constant weights may get other weights, and what these are where their results
+are multiplied and shifted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from dimorder.lowering.capture.scaled import Scaled
+from dimorder.lowering.capture.tracing import shape_of, without_data
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Product:
+    """A linear or a convolution in float32, with a constant weight that nothing else reads, and a constant
+    bias or none.
+
+    Its result has the features along the dimension `features`.
+    """
+
+    module: GraphModule
+    node: Node
+    weight: Tensor
+    bias: Tensor | None
+    features: int
+
+    @staticmethod
+    def of(module: GraphModule, node: Node) -> Product | None:
+        """None for any other call, and where the weight stands for integers."""
+        if node.target not in (aten.linear.default, aten.convolution.default) or node.kwargs:
+            return None
+        held = [None if each is None else _held(module, each) for each in (*node.args[1:3], None)[:2]]
+        weight, bias = held
+        named: Any = node.args[1]
+        if weight is None or len(named.users) > 1 or (bias is None and node.args[2:3] not in ((), (None,))):
+            return None
+        linear = node.target is aten.linear.default
+        rank = len(shape_of(node))
+        if weight.dim() != (2 if linear else rank):
+            return None
+        return Product(module, node, weight, bias, rank - 1 if linear else 1)
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """Stride, padding, dilation, transposed, output padding and groups; nothing of a linear."""
+        return tuple(self.node.args[3:])
+
+    @property
+    def transposed(self) -> bool:
+        return bool(self.options) and bool(self.options[3])
+
+    @property
+    def groups(self) -> int:
+        return int(self.options[5]) if self.options else 1
+
+    @property
+    def pads(self) -> bool:
+        return bool(self.options) and any(self.options[1])
+
+    def again(self, weight: Tensor, bias: Tensor | None, name: str) -> Node:
+        """The product with these constants, which are called `name`, written in front of it."""
+        graph, taken = self.node.graph, str(self.node.args[1].target)  # type: ignore[union-attr]
+        with graph.inserting_before(self.node):
+            weight_node = self._constant(f"{taken}_{name}", weight)
+            bias_node = None if bias is None else self._constant(f"{taken}_{name}_bias", bias)
+            given = (weight_node,) if bias_node is None and not self.options else (weight_node, bias_node)
+            made = graph.call_function(self.node.target, (self.node.args[0], *given, *self.options))  # type: ignore[arg-type]
+        shape = list(shape_of(self.node))
+        shape[self.features] = weight.shape[1] * self.groups if self.transposed else weight.shape[0]
+        made.meta = {**self.node.meta, "val": self.node.meta["val"].new_empty(shape)}
+        return made
+
+    def _constant(self, name: str, value: Tensor) -> Node:
+        free = (name, *(f"{name}_{i}" for i in range(1, len(self.node.graph.nodes))))
+        name = next(each for each in free if not hasattr(self.module, each))
+        self.module.register_buffer(name, value.to(torch.float32).contiguous())
+        made = self.node.graph.get_attr(name)
+        made.meta["val"] = without_data(getattr(self.module, name))
+        return made
+
+
+def _held(module: GraphModule, value: Any) -> Tensor | None:
+    """The float32 behind a node; None for what is computed, of another type, or made of integers."""
+    if not isinstance(value, Node) or value.op != "get_attr":
+        return None
+    held: Tensor = getattr(module, str(value.target))
+    return None if isinstance(held, Scaled) or held.dtype != torch.float32 else held
+
+
+def constant(module: GraphModule, value: Any) -> Tensor | None:
+    """A number, or the float32 of a constant, in float64; None for anything else."""
+    if isinstance(value, (int, float)):
+        return torch.tensor(value, dtype=torch.float64)
+    held = _held(module, value)
+    return None if held is None else held.double()
+
+
+def scaled_features(
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor,
+    shift: Tensor,
+    *,
+    transposed: bool = False,
+    groups: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """The weight and the bias of a product each of whose features is multiplied and then shifted, in float64.
+
+    >>> scale, shift = torch.tensor([2.0, 5.0]), torch.tensor([0.5, 0.0])
+    >>> weight, bias = scaled_features(torch.ones(2, 3), torch.ones(2), scale, shift)
+    >>> weight.tolist(), bias.tolist()
+    ([[2.0, 2.0, 2.0], [5.0, 5.0, 5.0]], [2.5, 5.0])
+    """
+    weight, along = weight.double(), scale
+    if transposed:  # (inputs, features of a group, taps)
+        along = scale.reshape(groups, 1, -1).expand(groups, weight.shape[0] // groups, -1)
+        along = along.reshape(weight.shape[0], -1)
+    taps = [1] * (weight.dim() - along.dim())
+    offset = shift if bias is None else shift + bias.double() * scale
+    return weight * along.reshape(*along.shape, *taps), offset
+
+
+def scaled_inputs(
+    weight: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The weight and the bias of a product, without groups and padding, that reads what was multiplied and
+    shifted before, in float64.
+
+    >>> w, b = scaled_inputs(torch.ones(2, 3), None, torch.tensor([2.0, 5.0, 7.0]), torch.ones(3))
+    >>> w.tolist(), b.tolist()
+    ([[2.0, 5.0, 7.0], [2.0, 5.0, 7.0]], [3.0, 3.0])
+    """
+    weight, along = weight.double(), [1, -1] + [1] * (weight.dim() - 2)
+    if shift is not None:
+        added = (weight * shift.reshape(along)).flatten(1).sum(1)
+        bias = added if bias is None else added + bias.double()
+    return weight * scale.reshape(along), bias
+
+
+def is_safe(made: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Whether constants that were made of others are finite in float32, and 0 only where these are."""
+    return all(
+        bool((after.float().isfinite() & ((after.float() == 0) == (before == 0))).all())
+        for before, after in made
+    )
