@@ -76,6 +76,11 @@ FOLDED: dict[str, tuple[nn.Module, tuple[int, ...], list[str]]] = {
         (2, 3, 5),
         ["linear"],
     ),
+    "a hard sigmoid": (
+        Net(lambda m, x: F.hardsigmoid(m.a(x)), a=nn.Conv2d(3, 7, 1)),
+        (2, 3, 5, 9),
+        ["convolution", "clamp"],
+    ),
     "a quotient": (Net(lambda m, x: m.a(x) / 0.3, a=nn.Linear(5, 7)), (2, 3, 5), ["linear"]),
     "a number behind the heads of attention": (
         Net(lambda m, x: heads(m.a(x)) * 0.5, a=nn.Linear(5, 12)),

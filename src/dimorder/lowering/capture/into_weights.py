@@ -1,7 +1,8 @@
 """Decides which factors and shifts beside a product are computed ahead of time, in its weight and its bias.
 
-Behind a product: a number, or a constant of each feature, as the scale of attention, layer scales, and
-batch-norms behind linears. In front: the affine part of a layer-norm, and the weight of an RMS-norm.
+Behind a product: a number, or a constant of each feature, as the scale of attention, layer scales,
+batch-norms behind linears, and the slope of a hard sigmoid. In front: the affine part of a layer-norm, and
+the weight of an RMS-norm.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ def fold_into_weights(module: GraphModule) -> None:
     A factor must be a normal number; 0 stays, since 0 times what overflows is not 0. What is made must be
     finite, and 0 only where it was. A weight that has another reader stays: the file would hold both.
     """
+    for node in list(module.graph.find_nodes(op="call_function", target=aten.hardsigmoid.default)):
+        _spell_hardsigmoid(module, node)
     for node in list(module.graph.nodes):
         _fold_behind(module, node) or _fold_in_front(module, node)
     module.graph.eliminate_dead_code()
@@ -93,19 +96,37 @@ _BEHIND: dict[Any, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 _SYMMETRIC = (aten.mul.Tensor, aten.add.Tensor)
 
 
-def _fold_behind(module: GraphModule, node: Node) -> bool:
-    """Folds a sum or a product with a constant into the product before it, through views and permutes."""
-    operands = _operands(module, node)
-    if operands is None:
-        return False
-    source, value = operands
+def _product_behind(module: GraphModule, source: Node) -> tuple[Product, list[Node]] | None:
+    """The product whose result a value is, through views and permutes, where nothing else reads that."""
     moves, first = list[Node](), source
     while first.target in _MOVES and len(first.users) == 1:
         moves.append(first)
         first = first.args[0]  # type: ignore[assignment]
     product = Product.of(module, first) if len(first.users) == 1 else None
-    if product is None:
+    return None if product is None else (product, moves)
+
+
+def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
+    """Behind a product: its factor and its shift can be in weights, and what is left is a clamp."""
+    (source,) = node.all_input_nodes
+    if _product_behind(module, source) is None:
+        return
+    with module.graph.inserting_before(node):
+        for target, *rest in ((aten.mul.Tensor, 1 / 6), (aten.add.Tensor, 0.5), (aten.clamp.default, 0, 1)):
+            source = module.graph.call_function(target, (source, *rest))
+            source.meta = dict(node.meta)
+    node.replace_all_uses_with(source)
+    module.graph.erase_node(node)
+
+
+def _fold_behind(module: GraphModule, node: Node) -> bool:
+    """Folds a sum or a product with a constant into the product before it, through views and permutes."""
+    operands = _operands(module, node)
+    found = None if operands is None else _product_behind(module, operands[0])
+    if operands is None or found is None:
         return False
+    (source, value), (product, moves) = operands, found
+    first = product.node
     along = _of_features(product, moves, value.expand(shape_of(node)) if value.numel() > 1 else value)
     if along is None:
         return False

@@ -19,7 +19,7 @@ from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, transpose
 from dimorder.targets.xnnpack.times import Times, measured_times, total
 
-_NS = 100  # that costs are multiples of: finer differences are noise, and make proofs long
+_NS = 500  # that costs are multiples of: finer differences are noise, and make proofs long
 
 
 def by_time(operators: Table, family: str | None = None) -> Costs:
