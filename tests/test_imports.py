@@ -16,14 +16,15 @@ SOURCE = Path(__file__).parents[1] / "src" / "dimorder"
 MAY_IMPORT = {
     "errors": set(),
     "files": {"errors"},
+    "cpu": set(),
     "algebra": {"errors"},
     "planning": {"errors", "algebra"},
     "contract": {"errors", "algebra"},
     "lowering": {"errors", "algebra", "planning", "contract"},
-    "targets": {"errors", "algebra", "planning", "contract", "lowering", "executorch"},
+    "targets": {"errors", "algebra", "planning", "contract", "lowering", "executorch", "cpu"},
     "runtime": {"errors", "algebra", "planning", "contract"},
     "executorch": {"errors", "algebra", "planning", "contract", "lowering", "runtime"},
-    "eager": {"errors", "algebra"},
+    "eager": {"errors", "algebra", "cpu"},
     "lowered": {"errors", "files", "algebra", "planning", "contract", "lowering", "targets", "runtime"},
     "reading": {"errors", "contract"},
     "quantisation": {
@@ -52,7 +53,7 @@ MAY_IMPORT = {
         "executorch",
         "runtime",
     },
-    "latency": {"errors", "lowering", "targets", "executorch", "api"},
+    "latency": {"errors", "lowering", "targets", "executorch", "api", "cpu"},
     "report": {
         "errors",
         "files",

@@ -16,14 +16,14 @@ from dimorder.errors import UsageError
 from dimorder.planning.problem import evaluate
 from dimorder.targets.xnnpack import times as times_module
 from dimorder.targets.xnnpack.emit import emit
-from dimorder.targets.xnnpack.kernels import Kernel, transpose
+from dimorder.targets.xnnpack.kernels import KernelRun, transpose
 from dimorder.targets.xnnpack.target import target
 from dimorder.targets.xnnpack.times import Times, measured_times
 
 FAMILY = "a CPU of tests"
 
 
-def kernels_of(module: nn.Module, *inputs: Tensor) -> list[Kernel]:
+def kernels_of(module: nn.Module, *inputs: Tensor) -> list[KernelRun]:
     lowered = dimorder.lower(module.eval(), inputs, target="xnnpack", run_artifact=False)
     return list(emit(lowered.physical).kernels)
 
@@ -93,8 +93,8 @@ def test_a_kernel_and_its_sizes(
     assert (kernel.name, kernel.sizes) == (name, sizes)
 
 
-def moving(name: str, *sizes: int) -> Kernel:
-    return Kernel(name, sizes, 0, 8 * sizes[0])
+def moving(name: str, *sizes: int) -> KernelRun:
+    return KernelRun(name, sizes, 0, 8 * sizes[0])
 
 
 TIMES = Times(
@@ -140,8 +140,8 @@ def test_between_two_that_were_measured_times_lie_between_theirs() -> None:
 
 
 def test_a_kernel_that_was_not_measured_takes_the_least() -> None:
-    assert TIMES.of(Kernel("Abs", (16,), 0, 1600)) == 100 + 100
-    assert TIMES.of(Kernel("product", (2, 3, 4), 6400, 16)) == 100 + 100
+    assert TIMES.of(KernelRun("Abs", (16,), 0, 1600)) == 100 + 100
+    assert TIMES.of(KernelRun("product", (2, 3, 4), 6400, 16)) == 100 + 100
 
 
 class Heads(nn.Module):

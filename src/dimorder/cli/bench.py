@@ -131,12 +131,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
 def _convert(options: argparse.Namespace, console: Console) -> int:
     with console.progress() as progress:
         progress("loading torch")
+        from dimorder.cpu import family
         from dimorder.eager import transposition
 
         table = transposition.measure(progress=progress)
         console.check_interrupt()
-    _add_to_table(options.output, transposition.family(), table)
-    console.print(f"{transposition.family()}, one thread, over torch's copy; elsewhere torch's copy is taken")
+    _add_to_table(options.output, family(), table)
+    console.print(f"{family()}, one thread, over torch's copy; elsewhere torch's copy is taken")
     for itemsize, cells in table.items():
         for cell, gains in cells.items():
             ways = ", ".join(f"{way} {gain:.2f}×" for way, gain in gains.items())
@@ -151,11 +152,11 @@ def _ops(options: argparse.Namespace, console: Console) -> int:
         progress("loading torch")
         import torch
 
-        from dimorder.eager import transposition
+        from dimorder.cpu import family
         from dimorder.latency import kernel_times
 
         threads = torch.get_num_threads() if options.threads is None else options.threads
-        found = kernel_times.measure(transposition.family(), threads, progress=progress)
+        found = kernel_times.measure(family(), threads, progress=progress)
         console.check_interrupt()
     _add_to_table(options.output, found.family, found.to_dict())
     console.print(f"{found.family}, {threads} threads: {len(found.measured)} kernels of XNNPACK")

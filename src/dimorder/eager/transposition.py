@@ -10,7 +10,6 @@ import ctypes
 import functools
 import json
 import math
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.cpu import family
 
 TABLE = Path(__file__).with_name("conversion.json")
 LIBRARY = Path(__file__).with_name("transpose.so")  # made by hatch_build.py
@@ -180,15 +180,6 @@ def _library() -> Any:
     except (OSError, AttributeError):
         return None
     return library
-
-
-def family() -> str:
-    """The kind of CPU as torch sees it, a key of the table.
-
-    >>> " " in family()
-    True
-    """
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def measure(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dimorder.latency.timing import interleaved
 from dimorder.lowering.clock import Progress
 from dimorder.lowering.operators.dialect import OPS
-from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, Kernel
+from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, KernelRun
 from dimorder.targets.xnnpack.times import Times
 
 _AT_ONCE = 32  # programs that are timed in turn
@@ -207,7 +207,7 @@ def _first(x: Tensor) -> Tensor:
     return torch.constant_pad_nd(x, [amount for size in x.shape[::-1] for amount in (0, 1 - size)])
 
 
-def program(sample: _Sample, times: int) -> tuple[tuple[Kernel, ...], Callable[[], Any]]:
+def program(sample: _Sample, times: int) -> tuple[tuple[KernelRun, ...], Callable[[], Any]]:
     """The kernels of a sample that is computed so often, without the slices behind, and a call of it."""
     from dimorder.executorch import pte
     from dimorder.targets.xnnpack.emit import emit
@@ -233,11 +233,11 @@ def measure(
     pte.set_threads(threads)
     progress("timing programs that compute nothing")
     idle = _idle(rounds)
-    wanted, found = list(samples() if grid is None else grid), dict[Kernel, float]()
+    wanted, found = list(samples() if grid is None else grid), dict[KernelRun, float]()
     for first in range(0, len(wanted), _AT_ONCE):
         progress(f"timing kernels {first + 1} to {min(first + _AT_ONCE, len(wanted))} of {len(wanted)}")
         calls: dict[str, Callable[[], Any]] = {}
-        timed: dict[str, tuple[Kernel, int, int]] = {}
+        timed: dict[str, tuple[KernelRun, int, int]] = {}
         for place, sample in enumerate(wanted[first : first + _AT_ONCE]):
             read = FLOAT_BYTES * sum(math.prod(shape) for shape in sample[1])
             times = _FEW if read > _READ else _TIMES

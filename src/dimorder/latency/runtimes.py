@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dimorder.eager.transposition import family
+from dimorder.cpu import family
 from dimorder.latency.timing import Invocation
 from dimorder.targets import find, listing
 from dimorder.targets.xnnpack.times import measured_times, total

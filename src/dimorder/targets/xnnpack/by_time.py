@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
+from dimorder.cpu import family as this_family
 from dimorder.errors import UsageError
 from dimorder.lowering.costs import Costs
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
@@ -57,9 +58,7 @@ def _rounded(ns: float) -> int:
 
 def times_of(family: str | None) -> Times:
     """Raises `UsageError` where the table has no such family; None is this machine's."""
-    from dimorder.eager.transposition import family as here
-
-    table, wanted = measured_times(), here() if family is None else family
+    table, wanted = measured_times(), this_family() if family is None else family
     if wanted not in table:
         raise UsageError(
             "objective 'time'",

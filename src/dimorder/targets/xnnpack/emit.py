@@ -39,7 +39,7 @@ from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.backend import BACKEND, XnnWriter
 from dimorder.targets.xnnpack.exact import Computed, exact_run
 from dimorder.targets.xnnpack.graph import XnnValue
-from dimorder.targets.xnnpack.kernels import Kernel
+from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.partition import Partition, partition
 from dimorder.targets.xnnpack.ranges import Outer, Parts, for_ranges
@@ -83,7 +83,7 @@ class Emitted:
     transposes: int
     exactly: Run | None = None
     float_islands: tuple[tuple[Node, str], ...] = ()
-    kernels: tuple[Kernel, ...] = ()
+    kernels: tuple[KernelRun, ...] = ()
 
 
 def emit(
@@ -278,7 +278,7 @@ class _OuterBuilder:
     values: dict[Node, Node]
     bare: bool = False  # without what its delegates are
     transposes: int = 0
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[KernelRun] = field(default_factory=list)
     is_quantised: bool = False
     computed: dict[str, Computed] = field(default_factory=dict)
     delegates: dict[str, Parts] = field(default_factory=dict)

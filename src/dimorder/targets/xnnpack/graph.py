@@ -28,7 +28,7 @@ from dimorder.lowering.capture.scaled import Integers
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.integers import MOVES
-from dimorder.targets.xnnpack.kernels import Kernel, kernels_of
+from dimorder.targets.xnnpack.kernels import KernelRun, kernels_of
 from dimorder.targets.xnnpack.model import XnnModel
 
 NONE_ID = XNN_INVALID_VALUE_ID
@@ -84,7 +84,7 @@ class XnnGraph:
         """How many transposes are written so far: the conversions that this graph makes."""
         return sum(isinstance(node.xnode_union, schema.XNNStaticTranspose) for node in self._nodes)
 
-    def kernels(self) -> list[Kernel]:
+    def kernels(self) -> list[KernelRun]:
         """What runs for the nodes written so far, one after the other."""
         shapes = {value.id_out: tuple(value.dims) for value in self._values}
         return [k for node in self._nodes for k in kernels_of(kind_of(node), node.xnode_union, shapes)]

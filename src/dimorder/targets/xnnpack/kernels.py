@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-Shape: TypeAlias = "tuple[int, ...]"
+_Shape: TypeAlias = "tuple[int, ...]"
 
 FLOAT_BYTES = 4
 TAPS = (3, 4, 9, 25)  # of XNNPACK's depthwise kernels; others take the next larger one
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelRun:
     """One node of an XNNPACK graph, as far as its time goes.
 
     `sizes` are those by which nodes of one `name` differ, each at least 1. `flops` are its floating-point
@@ -31,14 +31,14 @@ class Kernel:
     moved: int
 
 
-def transpose(sizes: Sequence[int], order: Sequence[int]) -> Kernel | None:
+def transpose(sizes: Sequence[int], order: Sequence[int]) -> KernelRun | None:
     """The transpose whose result has dimension `order[i]` of its operand in place `i`; None where nothing
     moves.
 
     >>> transpose((1, 3, 5, 7), (0, 2, 3, 1))
-    Kernel(name='transpose', sizes=(105, 35, 3, 2), flops=0, moved=840)
+    KernelRun(name='transpose', sizes=(105, 35, 3, 2), flops=0, moved=840)
     >>> transpose((2, 3, 5), (1, 0, 2))  # rows of 5 lie together before and after
-    Kernel(name='transpose of rows', sizes=(30, 5, 3), flops=0, moved=240)
+    KernelRun(name='transpose of rows', sizes=(30, 5, 3), flops=0, moved=240)
     """
     kept = [d for d in order if sizes[d] != 1]
     runs: list[list[int]] = []
@@ -62,7 +62,7 @@ def transpose(sizes: Sequence[int], order: Sequence[int]) -> Kernel | None:
     return _moving("transpose", sizes_, elements)
 
 
-def kernels_of(kind: str, node: Any, shapes: Mapping[int, Shape]) -> Iterator[Kernel]:
+def kernels_of(kind: str, node: Any, shapes: Mapping[int, _Shape]) -> Iterator[KernelRun]:
     """What runs for a node of the schema's class `XNN{kind}`: nothing for one that only renames."""
     if kind == "StaticReshape":
         return  # in place, but for what a graph takes or gives
@@ -72,41 +72,41 @@ def kernels_of(kind: str, node: Any, shapes: Mapping[int, Shape]) -> Iterator[Ke
         yield made
 
 
-def _reads(node: Any, shapes: Mapping[int, Shape]) -> list[Shape]:
+def _reads(node: Any, shapes: Mapping[int, _Shape]) -> list[_Shape]:
     """The operands besides weights, in order."""
     names = ("input_id", *(f"input{i}_id" for i in range(1, 6)))
     ids = (getattr(node, name) for name in names if hasattr(node, name))
     return [shapes[index] for index in ids if index in shapes]
 
 
-def _moving(name: str, sizes: tuple[int, ...], elements: int) -> Kernel:
-    return Kernel(name, sizes, 0, 2 * FLOAT_BYTES * elements)
+def _moving(name: str, sizes: tuple[int, ...], elements: int) -> KernelRun:
+    return KernelRun(name, sizes, 0, 2 * FLOAT_BYTES * elements)
 
 
-def _computing(name: str, sizes: tuple[int, ...], products: int, *tensors: Sequence[int]) -> Kernel:
-    return Kernel(name, sizes, 2 * products, FLOAT_BYTES * sum(math.prod(shape) for shape in tensors))
+def _computing(name: str, sizes: tuple[int, ...], products: int, *tensors: Sequence[int]) -> KernelRun:
+    return KernelRun(name, sizes, 2 * products, FLOAT_BYTES * sum(math.prod(shape) for shape in tensors))
 
 
-def _pointwise(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _pointwise(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     """A function of one operand, or of two: alike, one of them a number, or repeated along the other."""
     elements = math.prod(result)
     smaller = min(reads, key=math.prod, default=result)
     if len(reads) < 2 or math.prod(smaller) == elements:
-        return Kernel(kind, (elements,), 0, FLOAT_BYTES * elements * (1 + len(reads)))
+        return KernelRun(kind, (elements,), 0, FLOAT_BYTES * elements * (1 + len(reads)))
     if math.prod(smaller) == 1:
-        return Kernel(f"{kind} with a number", (elements,), 0, 2 * FLOAT_BYTES * elements)
+        return KernelRun(f"{kind} with a number", (elements,), 0, 2 * FLOAT_BYTES * elements)
     padded = (1,) * (len(result) - len(smaller)) + smaller
     inner = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(padded[::-1], result[::-1], strict=True))
     run = math.prod(size for size, _ in inner)
     repeated = "by rows" if run > 1 else "by columns"
-    return Kernel(f"{kind} {repeated}", (elements, max(run, 1)), 0, 2 * FLOAT_BYTES * elements)
+    return KernelRun(f"{kind} {repeated}", (elements, max(run, 1)), 0, 2 * FLOAT_BYTES * elements)
 
 
-def _transpose(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel | None:
+def _transpose(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun | None:
     return transpose(reads[0], node.perm)
 
 
-def _cut(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _cut(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     """Slices and pads: runs of elements that lie together in both."""
     smaller, larger = sorted((result, reads[0]), key=math.prod)
     run = 1
@@ -117,24 +117,24 @@ def _cut(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
     return _moving(kind, (math.prod(result), run), math.prod(result))
 
 
-def _concatenate(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _concatenate(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     runs = [math.prod(shape[node.axis :]) for shape in reads]
     return _moving("Concatenate", (math.prod(result), min(runs)), math.prod(result))
 
 
-def _full(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _full(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     rows, inputs, outputs = math.prod(result[:-1]), reads[0][-1], result[-1]
     weight = (outputs, inputs)
     return _computing("product", (rows, outputs, inputs), rows * outputs * inputs, reads[0], result, weight)
 
 
-def _batched(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _batched(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     batch, (rows, columns), summed = math.prod(result[:-2]), result[-2:], reads[0][-1]
     sizes = (batch, rows, columns, summed)
     return _computing("products of a batch", sizes, math.prod(sizes), *reads, result)
 
 
-def _convolution(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _convolution(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     """One of one tap is a product of matrices; the pixels are those of the result."""
     taps, pixels = node.kernel_height * node.kernel_width, math.prod(result[:3])
     inputs, outputs = node.group_input_channels * taps, node.group_output_channels
@@ -148,7 +148,7 @@ def _convolution(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) ->
     return _computing(name, (pixels, node.groups * outputs, inputs), products, *moved)
 
 
-def _transposed_convolution(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _transposed_convolution(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     taps, pixels = node.kernel_height * node.kernel_width, math.prod(reads[0][:3])
     inputs, outputs = node.group_input_channels, node.group_output_channels * taps
     weight = (node.groups, outputs, inputs)
@@ -157,34 +157,34 @@ def _transposed_convolution(kind: str, node: Any, result: Shape, reads: Sequence
     return _computing("transposed convolution", sizes, products, reads[0], result, weight)
 
 
-def _depthwise(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _depthwise(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     taps, channels = node.kernel_height * node.kernel_width, result[-1]
     kernel = next((each for each in TAPS if each >= taps), taps)
     pixels = math.prod(result[:3])
     moved = FLOAT_BYTES * (math.prod(reads[0]) + math.prod(result) + taps * channels)
-    return Kernel(f"depthwise {kernel}", (pixels, channels), 2 * pixels * channels * taps, moved)
+    return KernelRun(f"depthwise {kernel}", (pixels, channels), 2 * pixels * channels * taps, moved)
 
 
-def _pool(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _pool(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     taps = node.pooling_height * node.pooling_width
     moved = FLOAT_BYTES * (math.prod(reads[0]) + math.prod(result))
-    return Kernel(kind, (math.prod(result[:3]), result[-1], taps), 0, moved)
+    return KernelRun(kind, (math.prod(result[:3]), result[-1], taps), 0, moved)
 
 
-def _mean(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _mean(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     batch, height, width, channels = reads[0]
-    return Kernel(kind, (batch, height * width, channels), 0, FLOAT_BYTES * math.prod(reads[0]))
+    return KernelRun(kind, (batch, height * width, channels), 0, FLOAT_BYTES * math.prod(reads[0]))
 
 
-def _rows(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _rows(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     return _moving(kind, (math.prod(result[:-1]), result[-1]), math.prod(result))
 
 
-def _resize(kind: str, node: Any, result: Shape, reads: Sequence[Shape]) -> Kernel:
+def _resize(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
     return _moving(kind, (math.prod(result[:3]), result[-1]), math.prod(result))
 
 
-_BY_KIND: Mapping[str, Callable[[str, Any, Shape, Sequence[Shape]], Kernel | None]] = MappingProxyType(
+_BY_KIND: Mapping[str, Callable[[str, Any, _Shape, Sequence[_Shape]], KernelRun | None]] = MappingProxyType(
     {
         "StaticTranspose": _transpose,
         "StaticSlice": _cut,

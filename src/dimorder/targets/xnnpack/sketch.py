@@ -11,7 +11,7 @@ from torch.fx import Node
 from dimorder.targets.table import Table, results, whole
 from dimorder.targets.xnnpack.backend import XnnWriter
 from dimorder.targets.xnnpack.graph import XnnValue
-from dimorder.targets.xnnpack.kernels import Kernel
+from dimorder.targets.xnnpack.kernels import KernelRun
 
 
 class Sketch(XnnWriter):
@@ -23,7 +23,7 @@ class Sketch(XnnWriter):
         return value
 
 
-def kernels(calls: Iterable[Node], operators: Table) -> list[Kernel]:
+def kernels(calls: Iterable[Node], operators: Table) -> list[KernelRun]:
     """The kernels of calls that follow each other; `get_attr` nodes are constants.
 
     What other calls read has their result's shape, dense, and so has what XNNPACK does not compute.

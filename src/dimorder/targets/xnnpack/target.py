@@ -23,7 +23,7 @@ from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.by_time import by_time
-from dimorder.targets.xnnpack.kernels import Kernel
+from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import FLOATS, MAX_RANK, OPERATORS, wrong_outside
 
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ class Pte:
     outside: Mapping[str, int]
     exactly: Run | None = None
     float_islands: tuple[tuple[Place, str], ...] = ()
-    kernels: tuple[Kernel, ...] = ()
+    kernels: tuple[KernelRun, ...] = ()
 
     @property
     def npu(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dimorder.targets.xnnpack.kernels import Kernel
+from dimorder.targets.xnnpack.kernels import KernelRun
 
 TABLE = Path(__file__).with_name("times.json")
 _NEAREST = 4  # measured kernels that one between them is fitted to
@@ -35,17 +35,17 @@ class Times:
     flops: float
     bandwidth: float
     start: float
-    measured: tuple[tuple[Kernel, float], ...]
+    measured: tuple[tuple[KernelRun, float], ...]
 
-    def least(self, kernel: Kernel) -> float:
+    def least(self, kernel: KernelRun) -> float:
         """Nanoseconds, were the machine used as well as it can be."""
         return self.start + max(kernel.flops / self.flops, kernel.moved / self.bandwidth)
 
-    def of(self, kernel: Kernel) -> float:
+    def of(self, kernel: KernelRun) -> float:
         """Nanoseconds of a kernel, by those nearest to it among the measured ones of its name.
 
         >>> def moving(elements):
-        ...     return Kernel("Abs", (elements,), 0, 8 * elements)
+        ...     return KernelRun("Abs", (elements,), 0, 8 * elements)
         >>> times = Times("", 1, 1.0, 8.0, 0.0, ((moving(100), 200.0), (moving(10000), 40000.0)))
         >>> [round(times.of(moving(count))) for count in (100, 1000, 10000, 20000)]
         [200, 2828, 40000, 79072]
@@ -82,7 +82,7 @@ class Times:
     @staticmethod
     def from_dict(family: str, told: Mapping[str, Any]) -> Times:
         measured = (
-            (Kernel(name, tuple(sizes), flops, moved), float(ns))
+            (KernelRun(name, tuple(sizes), flops, moved), float(ns))
             for name, rows in told["kernels"].items()
             for *sizes, flops, moved, ns in rows
         )
@@ -90,17 +90,17 @@ class Times:
         return Times(family, told["threads"], *numbers, tuple(measured))
 
 
-def _place(kernel: Kernel) -> tuple[float, ...]:
+def _place(kernel: KernelRun) -> tuple[float, ...]:
     return tuple(math.log2(size) for size in kernel.sizes)
 
 
 @functools.cache
 def measured_times() -> Mapping[str, Times]:
-    """The table: by family of CPUs (see `eager.transposition.family`)."""
+    """The table: by family of CPUs (see `cpu.family`)."""
     told = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     return {family: Times.from_dict(family, each) for family, each in told.items()}
 
 
-def total(times: Times, kernels: Iterable[Kernel]) -> float:
+def total(times: Times, kernels: Iterable[KernelRun]) -> float:
     """The nanoseconds of kernels that run one after the other."""
     return sum(times.of(kernel) for kernel in kernels)
