@@ -214,4 +214,5 @@ def test_the_grid_has_each_kernel_by_one_name() -> None:
     for sample in some:
         kernels, call = program(sample, 2)
         assert kernels == kernels[:1] * 2, (sample[1:], kernels)
+        assert len(kernels) == 2
         assert [x.numel() for x in call()] == [1, 1]

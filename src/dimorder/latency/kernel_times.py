@@ -1,8 +1,8 @@
 """Decides which kernels of XNNPACK are measured for the table that plans by time are priced by.
 
-Each is a program of its own, which computes it several times over and gives one element of each result; what
-a call takes that computes nothing of as many inputs is taken away. What lies between the sizes here is fitted
-(see `targets.xnnpack.times`).
+Each is a program of its own, which computes it several times over, of what was written just before, and gives
+one element of each result; what a call takes that does the rest alone is taken away. What lies between the
+sizes here is fitted (see `targets.xnnpack.times`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from dimorder.latency.timing import interleaved
 from dimorder.lowering.clock import Progress
 from dimorder.lowering.operators.dialect import OPS
-from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, KernelRun
+from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.times import Times
 
 _AT_ONCE = 32  # programs that are timed in turn
-_TIMES, _FEW = 8, 2  # that a program computes its kernel
-_READ = 1 << 18  # bytes: of a kernel that reads more a program has few
+_TIMES = 8  # that a program computes its kernel
 _LEAST_NS = 50.0  # of a kernel
 _MOST_BYTES = 1 << 25  # of a kernel
 _MOST_PRODUCTS = 1 << 29
@@ -188,17 +187,20 @@ def _pointwise() -> Iterator[_Sample]:
 
 
 class _Repeated(nn.Module):
-    """A function of inputs and constants, as often as there are inputs, and one element of each result."""
+    """A function of inputs and constants, computed so often, and one element of each result.
 
-    def __init__(self, function: Callable[..., Tensor], count: int, constants: Sequence[Tensor]) -> None:
+    It reads what was computed just before, as in a network, and not what a caller wrote.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], times: int, constants: Sequence[Tensor]) -> None:
         super().__init__()
-        self.function, self.count, self.constants = function, count, len(constants)
+        self.function, self.times, self.constants = function, times, len(constants)
         for i, constant in enumerate(constants):
             self.register_buffer(f"constant_{i}", constant)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         constants = [getattr(self, f"constant_{i}") for i in range(self.constants)]
-        calls = [inputs[i : i + self.count] for i in range(0, len(inputs), self.count)]
+        calls = ([torch.abs(x) for x in inputs] for _ in range(self.times))
         return tuple(_first(self.function(*call, *constants)) for call in calls)
 
 
@@ -208,16 +210,19 @@ def _first(x: Tensor) -> Tensor:
 
 
 def program(sample: _Sample, times: int) -> tuple[tuple[KernelRun, ...], Callable[[], Any]]:
-    """The kernels of a sample that is computed so often, without the slices behind, and a call of it."""
+    """What runs of a sample that is computed so often, without what stands before and behind; and a call."""
     from dimorder.executorch import pte
     from dimorder.targets.xnnpack.emit import emit
 
     function, shapes, constants = sample
-    fed = tuple(torch.rand(*shape) + 0.1 for _ in range(times) for shape in shapes)
-    module = _Repeated(function, len(shapes), [torch.rand(*shape) + 0.1 for shape in constants])
+    fed = tuple(torch.rand(*shape) + 0.1 for shape in shapes)
+    module = _Repeated(function, times, [torch.rand(*shape) + 0.1 for shape in constants])
     emitted = emit(torch.export.export(module, fed))
     method = pte.method_of(emitted.pte)
-    return tuple(kernel for kernel in emitted.kernels if kernel.sizes != (1, 1)), lambda: method(fed)
+    runs = len(emitted.kernels) // times
+    found = (emitted.kernels[i : i + runs] for i in range(0, len(emitted.kernels), runs))
+    computed = (run for each in found for run in each[len(shapes) :] if run.sizes != (1, 1))
+    return tuple(computed), lambda: method(fed)
 
 
 def measure(
@@ -237,40 +242,33 @@ def measure(
     for first in range(0, len(wanted), _AT_ONCE):
         progress(f"timing kernels {first + 1} to {min(first + _AT_ONCE, len(wanted))} of {len(wanted)}")
         calls: dict[str, Callable[[], Any]] = {}
-        timed: dict[str, tuple[KernelRun, int, int]] = {}
+        timed: dict[str, tuple[KernelRun, list[int]]] = {}
         for place, sample in enumerate(wanted[first : first + _AT_ONCE]):
-            read = FLOAT_BYTES * sum(math.prod(shape) for shape in sample[1])
-            times = _FEW if read > _READ else _TIMES
-            kernels, call = program(sample, times)
-            if kernels[0] not in found and kernels[0].moved <= _MOST_BYTES:
-                timed[str(place)], calls[str(place)] = (kernels[0], times, read), call
+            (run, *_), call = program(sample, _TIMES)
+            if run not in found and run.moved <= _MOST_BYTES:
+                timed[str(place)], calls[str(place)] = (run, [math.prod(shape) for shape in sample[1]]), call
         # The least: whatever else the machine does only adds to it.
         for name, ms in interleaved(calls, rounds).items():
-            kernel, times, read = timed[name]
-            found[kernel] = max(_LEAST_NS, (1e6 * min(ms) - idle(times, read)) / times)
+            run, read = timed[name]
+            found[run] = max(_LEAST_NS, 1e6 * min(ms) / _TIMES - idle(read))
     flops = max((kernel.flops / ns for kernel, ns in found.items()), default=1.0)
     bandwidth = max((kernel.moved / ns for kernel, ns in found.items()), default=1.0)
     least = min(found.values(), default=_LEAST_NS)
     return Times(family, threads, flops or 1.0, bandwidth or 1.0, least, tuple(found.items()))
 
 
-def _idle(rounds: int) -> Callable[[int, int], float]:
-    """The nanoseconds of a program that takes slices of so many inputs of so many bytes, and computes
-    nothing."""
-    counts = [1 << power for power in range(2, 23, 2)]
-    calls = {
-        (times, count): program((lambda x: x, [(count,)], []), times)[1]
-        for times in (_TIMES, _FEW)
-        for count in counts
-    }
-    named = {f"{times} {count}": call for (times, count), call in calls.items()}
-    ns = dict(zip(calls, (1e6 * min(ms) for ms in interleaved(named, rounds).values()), strict=True))
+def _idle(rounds: int) -> Callable[[Sequence[int]], float]:
+    """The nanoseconds of what stands before and behind a kernel that reads tensors of so many elements."""
+    counts = [1 << power for power in range(0, 23, 2)]
+    calls = {str(count): program((lambda x: x, [(count,)], []), _TIMES)[1] for count in counts}
+    ns = [1e6 * min(ms) / _TIMES for ms in interleaved(calls, rounds).values()]
 
-    def idle(times: int, read: int) -> float:
-        count = read / FLOAT_BYTES
+    def one(count: int) -> float:
         place = min(max(bisect.bisect_left(counts, count), 1), len(counts) - 1)
-        low, high = counts[place - 1], counts[place]
-        share = (count - low) / (high - low)
-        return ns[times, low] + share * (ns[times, high] - ns[times, low])
+        share = (count - counts[place - 1]) / (counts[place] - counts[place - 1])
+        return ns[place - 1] + share * (ns[place] - ns[place - 1])
+
+    def idle(read: Sequence[int]) -> float:
+        return sum(map(one, read)) - (len(read) - 1) * one(1)
 
     return idle
