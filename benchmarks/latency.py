@@ -32,8 +32,8 @@ from tests.zoo.hugging_face import text, transformers
 from tests.zoo.network import Network, Shape
 
 PACKAGES = ("torch", "executorch", "torchvision", "timm", "transformers")
-OURS, STOCK = "xnnpack", "executorch"
-OTHERS = ("onnxruntime", "openvino", "compile-frozen")  # of which the best is what ours is held to
+OURS, BY_TIME, STOCK = "xnnpack", "xnnpack:time", "executorch"
+OTHERS = ("onnxruntime", "openvino", "litert", "compile-frozen")  # the best is what ours is held to
 AGAINST = (STOCK, "eager-channels-last", *OTHERS)
 
 MOST, SURELY = 1.02, 1.05  # of ExecuTorch's milliseconds on any network, and the upper end of the interval
@@ -44,6 +44,7 @@ MEANS = {  # geometric means
     "the machine's limit": 1.6,
 }
 OF_MEMORY = OF_FILE = 1.05  # of ExecuTorch's, on any network
+BETTER_BY_TIME = 5  # networks on which the plan by time is faster than the one by bytes, by more than chance
 
 _OF_224 = (
     *("resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "squeezenet1_1"),
@@ -85,7 +86,12 @@ def timed(name: str, against: Sequence[str], rounds: int) -> Row:
     network = NETWORKS[name]
     try:
         found = measure(
-            network.build(), *network.call(), targets=(OURS,), against=against, rounds=rounds, limit=True
+            network.build(),
+            *network.call(),
+            targets=(OURS, BY_TIME),
+            against=against,
+            rounds=rounds,
+            limit=True,
         ).to_dict()
     except Exception as error:  # whatever is raised is what is recorded of it
         return {"network": name, **failed(error)}
@@ -104,6 +110,27 @@ def share(row: Row, name: str) -> tuple[float, float, float] | None:
     """Our milliseconds over a runtime's, with the interval; None where one of the two failed."""
     found = _cell(row, name).get("ratio")
     return (found[0], found[1], found[2]) if found else None
+
+
+def by_time(row: Row) -> tuple[float, float, float] | None:
+    """Milliseconds of the plan by time over those of the plan by bytes, with the interval."""
+    found = share(row, BY_TIME)
+    return (1 / found[0], 1 / found[2], 1 / found[1]) if found else None
+
+
+def foretold(row: Row, name: str = OURS) -> float | None:
+    """What the table of times says of a plan, over what it takes."""
+    cell = _cell(row, name)
+    return cell["foretold_ms"] / cell["median_ms"] if cell.get("foretold_ms") and cell["median_ms"] else None
+
+
+def _misordered(row: Row) -> bool:
+    """Whether the plan that the table says is the faster one is the slower one, by more than chance."""
+    first, second = (_cell(row, name).get("foretold_ms") for name in (BY_TIME, OURS))
+    took = by_time(row)
+    if not (first and second and took):
+        return False
+    return (first < second and took[1] > 1) or (first > second and took[2] < 1)
 
 
 def best(row: Row) -> tuple[str, float] | None:
@@ -145,10 +172,18 @@ def missed(rows: Sequence[Row]) -> list[str]:
         took, most = share(row, STOCK), LEAST.get(row["network"], MOST)
         if took and (took[0] > most or took[2] > max(most, SURELY)):
             found.append(f"{name}: {_told(took)} of ExecuTorch's milliseconds, not {most}")
+        timed_ = by_time(row)
+        if timed_ and timed_[1] > 1:
+            found.append(f"{name}: the plan by time takes {_told(timed_)} of the one by bytes")
+        if _misordered(row):
+            found.append(f"{name}: of the plans by time and by bytes the table foretells the slower one")
         for what, bound in (("peak_bytes", OF_MEMORY), ("file_bytes", OF_FILE)):
             size = of_stock(row, what)
             if size and size > bound:
                 found.append(f"{name}: {size:.2f} of ExecuTorch's {what.replace('_', ' ')}, not {bound}")
+    better = [row["network"] for row in rows if (by_time(row) or (1, 1, 1))[2] < 1]
+    if len(better) < BETTER_BY_TIME:
+        found.append(f"plans by time are better on {len(better)} networks, not on {BETTER_BY_TIME}")
     for what, mean in means(rows).items():
         if not mean <= MEANS[what]:
             found.append(f"ours takes {mean:.2f} of {what}, not {MEANS[what]}")
@@ -164,13 +199,14 @@ def table(record: Mapping[str, Any]) -> str:
     titles = {name: PEERS[name].title for name in AGAINST}
     head = (
         *("network", "input", "ours, ms", "of the limit", *titles.values(), "best of the others"),
-        *("memory", "file"),
+        *("by time", "foretold", "memory", "file"),
     )
     lines = [
         "# Latency of float32 programs",
         "",
         "Milliseconds of ours for XNNPACK, medians; how many times the machine's limit that is; ours over "
-        "each of the others (95 % interval); peak memory and file over ExecuTorch's.",
+        "each of the others (95 % interval); the plan by time over ours, which is by bytes; what the table "
+        "of times foretells of ours over what it takes; peak memory and file over ExecuTorch's.",
         "",
         *record_lines(record),
         f"| {' | '.join(head)} |",
@@ -196,6 +232,8 @@ def _line(row: Row) -> str:
         "" if above_limit(row) is None else f"{above_limit(row):.2f}",
         *(_told(share(row, name)) or ("fails" if _cell(row, name) else "") for name in AGAINST),
         "" if fastest is None else f"{fastest[1]:.2f} ({PEERS[fastest[0]].title})",
+        _told(by_time(row)),
+        "" if foretold(row) is None else f"{foretold(row):.2f}",
         *("" if size is None else f"{size:.2f}" for size in sizes),
     ]
     return f"| {' | '.join(cells)} |"
@@ -206,6 +244,7 @@ _COLOURS = {
     "eager-channels-last": "#a0aec0",
     "onnxruntime": "#2b6cb0",
     "openvino": "#6b46c1",
+    "litert": "#2f855a",
     "compile-frozen": "#b7791f",
 }
 
