@@ -241,7 +241,8 @@ CONV = [
     [
         ("ethos-u85-256", "memry_mode=Sram_Only", "no such option"),
         ("ethos-u85-256", "memory_mode", "no such option"),
-        ("xnnpack", "memory_mode=Sram_Only", "target xnnpack has none"),
+        ("xnnpack", "memory_mode=Sram_Only", "no such option"),
+        ("torch", "memory_mode=Sram_Only", "target torch has none"),
     ],
 )
 def test_an_option_that_there_is_not_is_refused(
