@@ -2,7 +2,7 @@
 
     python -m benchmarks.symbolic [--networks NAME ...] [--rounds 30]
 
-Both run in turn, at a size inside of the ranges, as `dimorder bench` times programs. What was measured is
+Both run in turn, at a size of the ranges, as `dimorder bench` times programs. What was measured is
 kept in benchmarks/results/symbolic.json after every network; the .md beside it is the table. Ends with 1
 where the program for ranges is more than 3 % slower by more than its interval.
 """
@@ -127,7 +127,8 @@ def main() -> int:
         print(name, done[name].get("error") or done[name]["ratio"], flush=True)
     slow = [row["network"] for row in done.values() if "error" in row or row["ratio"][1] > MOST]
     for name in slow:
-        print(f"{name}: more than {MOST} of the time of fixed sizes", file=sys.stderr)
+        told = done[name].get("error") or f"more than {MOST} of the time of fixed sizes"
+        print(f"{name}: {told}", file=sys.stderr)
     return int(bool(slow))
 
 

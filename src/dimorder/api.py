@@ -106,14 +106,14 @@ def lower(
     as in torch.export: then it is one program for their ranges, on targets torch and xnnpack. Its plan is
     proven for the ranges, or where that cannot be, for the sizes `cost_at`, by default in the middle of each.
     `input_orders` and `output_orders` are what the contract promises, contiguous by default: one order for
-    all, or one per tensor. `objective` is "bytes" moved by conversions, or their "count", or on an ethos-u
-    "cycles": of several plans the one with the fewest by Vela. `input_types` and `output_types` are "int8"
-    or "uint8" where the caller of a quantised network passes or gets integers, one for all or one per tensor;
-    the contract says what they stand for. On target tosa they are the network's own integers by default. The
-    physical program is run and compared with the network before it is emitted, and the artifact after that,
-    unless its runtime is slow (tosa) or `run_artifact` says otherwise. Raises a `DimorderError` that says
-    what to do; a wrong program is never returned. A buffer that the network writes is state of the program,
-    on targets that have any; the network is left as it was.
+    all, or one per tensor. `objective` is "bytes" moved by conversions, or their "count", on xnnpack "time"
+    in nanoseconds, or on an ethos-u "cycles": of several plans the one with the fewest by Vela. `input_types`
+    and `output_types` are "int8" or "uint8" where the caller of a quantised network passes or gets integers,
+    one for all or one per tensor; the contract says what they stand for. On target tosa they are the
+    network's own integers by default. The physical program is run and compared with the network before it is
+    emitted, and the artifact after that, unless its runtime is slow (tosa) or `run_artifact` says otherwise.
+    Raises a `DimorderError` that says what to do; a wrong program is never returned. A buffer that the
+    network writes is state of the program, on targets that have any; the network is left as it was.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
     >>> lowered = lower(conv, (torch.randn(2, 3, 5, 7),), input_orders="NHWC", output_orders="NHWC")

@@ -249,7 +249,8 @@ def test_an_option_that_there_is_not_is_refused(
     target_name: str, option: str, found: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     options = ["--input", "1x3x10x14", "--target", target_name, "--option", option]
-    assert main([*CONV, *options, "-o", str(tmp_path / "net.pte")]) == 2
+    suffix = ".pt2" if target_name == "torch" else ".pte"
+    assert main([*CONV, *options, "-o", str(tmp_path / f"net{suffix}")]) == 2
     said = capfd.readouterr().err.strip().splitlines()
     assert said[-3:-1] == [f"--option {option}", f"  found: {found}"]
 

@@ -171,6 +171,28 @@ def test_a_plan_by_time_is_proven_and_right(table: Path) -> None:
     assert certificate.cost[0] <= evaluate(problem, priced).cost[0]
 
 
+class Experts(nn.Module):
+    """Products with a constant of three dimensions, a slope whose view is itself, positions, and a sum that
+    runs beside the delegate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.slope = nn.Embedding(11, 5), nn.PReLU(7)
+        self.weight = nn.Parameter(torch.randn(2, 5, 7))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) @ self.weight
+        made: Tensor = self.slope(x.flatten(0, 1)[:1]) + x.double().cumsum(1).float()[0, :1]
+        return made
+
+
+def test_constants_positions_and_what_runs_beside_a_delegate_are_priced(table: Path) -> None:
+    ids = torch.randint(0, 11, (2, 3))
+    lowered = dimorder.lower(Experts().eval(), (ids,), target=target(cpu=FAMILY), objective="time")
+    assert lowered.artifact.outside
+    assert lowered.plan.layout_plan.certificate.optimal
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "options", "found"),
     [

@@ -37,7 +37,7 @@ EXAMPLES = """\
 
 A network is lowered by dimorder, and run in turn with what one would take instead: {runtimes}.
 Leave the machine alone meanwhile. `bench convert` measures which way of moving memory is fastest here, and
-`bench ops` how long the kernels of XNNPACK take, by which --objective time plans (about ten minutes);
+`bench ops` how long the kernels of XNNPACK take, by which --objective time plans (about eight minutes);
 -o puts the result, for this kind of CPU, into a table."""
 
 _RUNTIMES = (

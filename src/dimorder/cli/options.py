@@ -71,7 +71,8 @@ def network_options(parser: CommandParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of the target's compiler: an ethos-u has system_config and memory_mode, as in Arm/vela.ini",
+        help="of the target: an ethos-u has system_config and memory_mode, as in Arm/vela.ini; xnnpack has "
+        "cpu, the family of CPUs that --objective time plans for",
     )
     parser.add_argument(
         "--range",

@@ -31,6 +31,7 @@ from dimorder.lowering.verify import relative_errors
 T = TypeVar("T")
 ROUNDS = 30
 _SHOWN = 20  # operators
+_PACKAGES = Path(torch.__file__).parents[1]  # whose place on a machine tells nobody anything
 TOLERANCE = 1e-3  # of the largest value of an output: others round in other places, and some to fewer bits
 
 
@@ -276,7 +277,8 @@ def _made(
                     row["peak_bytes"] = peak_bytes(each.name, path, inputs, given.threads)
             calls[each.name] = call
         except Exception as error:  # whatever a runtime raises is what is told of it
-            row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            said = str(error).replace(f"{_PACKAGES}/", "")
+            row["error"] = f"{type(error).__name__}: {' '.join(said.split())[:300]}"
     return rows, calls
 
 

@@ -79,9 +79,9 @@ def ours(chosen: str) -> Runtime:
         lowered = lower(given.model, given.args, given.kwargs, target=target, objective=by)
         lowered.save(path)
         times = measured_times().get(family())
-        kernels = getattr(lowered.artifact, "kernels", ())  # that target xnnpack tells
-        known = times is not None and times.threads == given.threads and kernels
-        return total(times, kernels) / 1e6 if times and known else None
+        kernels = getattr(lowered.artifact, "kernels", ())  # of float32, that target xnnpack tells
+        known = kernels and not lowered.artifact.outside
+        return total(times, kernels) / 1e6 if known and times and times.threads == given.threads else None
 
     def open_(given: Given, path: Path) -> Invocation:
         from dimorder.api import load

@@ -115,7 +115,7 @@ class Target:
     install where a module is missing that one of these imports; `runtime` is what errors call whatever runs a
     program, and `set_threads` says how many threads that has in this process. `quantised` is what takes the
     target's place for quantised networks; it takes and gives integers. `configured` is the same target with
-    other options of its compiler, which it has as keywords of strings. `contenders` are, for an objective
+    other options, which it has as keywords of strings. `contenders` are, for an objective
     that only a compiler can tell, the plans that are all emitted, each by an objective of a target that takes
     this one's place: the one of the fewest cycles is taken.
     `emit_ranges` makes one artifact for ranges of sizes, of the physical programs at several points; without

@@ -74,7 +74,8 @@ def fold_into_weights(module: GraphModule) -> None:
     """Folds factors and shifts into the weights and biases beside them, in place.
 
     A factor must be a normal number; 0 stays, since 0 times what overflows is not 0. What is made must be
-    finite, and 0 only where it was. A weight that has another reader stays: the file would hold both.
+    finite, and a normal number where it was one. A weight that has another reader stays: the file would hold
+    both.
     """
     for node in list(module.graph.find_nodes(op="call_function", target=aten.hardsigmoid.default)):
         _spell_hardsigmoid(module, node)

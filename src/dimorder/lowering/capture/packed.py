@@ -92,7 +92,11 @@ def _paths(node: Node, moves: list[Node]) -> Iterator[list[Node] | None]:
 def _is_elementwise(node: Node) -> bool:
     """Whether a call computes each element from the one at the same place in all that it reads."""
     operator = find(node.target) if node.op == "call_function" else None
-    if operator is None or operator.relate is not relate_pointwise:
+    if (
+        operator is None
+        or operator.relate is not relate_pointwise
+        or not isinstance(node.meta["val"], Tensor)
+    ):
         return False
     return [shape_of(each) for each in node.all_input_nodes] == [shape_of(node)]
 

@@ -145,8 +145,9 @@ def scaled_inputs(
 
 
 def is_safe(made: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether constants that were made of others are finite in float32, and 0 only where these are."""
+    """Whether constants made of others are finite in float32, and normal numbers where these are."""
+    tiny = torch.finfo(torch.float32).tiny
     return all(
-        bool((after.float().isfinite() & ((after.float() == 0) == (before == 0))).all())
+        bool((after.float().isfinite() & ((after.abs() >= tiny) == (before.abs() >= tiny))).all())
         for before, after in made
     )

@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from dimorder.cpu import family as this_family
 from dimorder.errors import UsageError
+from dimorder.lowering.capture.tracing import HALVES
 from dimorder.lowering.costs import Costs
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
 from dimorder.lowering.sites import AxisOrder, BufferInfo
@@ -18,7 +19,7 @@ from dimorder.targets.listing import installed
 from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, transpose
-from dimorder.targets.xnnpack.times import Times, measured_times, total
+from dimorder.targets.xnnpack.times import TABLE, Times, measured_times, total
 
 _NS = 500  # that costs are multiples of: finer differences are noise, and make proofs long
 
@@ -63,13 +64,14 @@ def times_of(family: str | None) -> Times:
         raise UsageError(
             "objective 'time'",
             f"no times of XNNPACK on {wanted}, but on {', '.join(table) or 'no CPU'}",
-            "measure them by `dimorder bench ops -o FILE`, choose --option cpu=FAMILY, or plan by bytes",
+            f"measure them by `dimorder bench ops -o {TABLE}`, choose --option cpu=FAMILY, or plan by bytes",
         )
     return table[wanted]
 
 
 def _require_float32(call: Node) -> None:
-    other = [x.dtype for x in results(call) if x.is_floating_point() and x.dtype != torch.float32]
+    """float64 is none of XNNPACK's: what is of it runs outside."""
+    other = [x.dtype for x in results(call) if x.dtype in HALVES]
     if call.target in (QUANTIZE, DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC):
         other = [torch.int8]
     if other:

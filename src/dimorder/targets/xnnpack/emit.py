@@ -72,9 +72,9 @@ class Emitted:
 
     `delegates` is the number of XNNPACK delegates, `outside` how often each portable operator is called; both
     are read from the finished file. `transposes` counts the conversions that the delegates make, and
-    `kernels` are what runs inside of them, for fixed sizes. Of one with int8 kernels, `exactly` gives the
-    same bits as the file does by other means, and `float_islands` are the operators that it computes in
-    float32, each with the reason.
+    `kernels` are what runs inside of them, for fixed sizes and in float32. Of one with int8 kernels,
+    `exactly` gives the same bits as the file does by other means, and `float_islands` are the operators that
+    it computes in float32, each with the reason.
     """
 
     pte: bytes
@@ -288,7 +288,7 @@ class _OuterBuilder:
     def delegate(self, group: Sequence[Node]) -> None:
         read, given, writer, integers = _delegate(self.plan, group)
         self.transposes += writer.transposes
-        self.kernels += writer.kernels()
+        self.kernels += writer.kernels() if writer.is_of_float32 else []
         self.is_quantised |= writer.is_quantised
         self.float_islands.update(writer.islands())
         name = f"delegate_{len(self.delegates)}"

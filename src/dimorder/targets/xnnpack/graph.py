@@ -90,6 +90,11 @@ class XnnGraph:
         return [k for node in self._nodes for k in kernels_of(kind_of(node), node.xnode_union, shapes)]
 
     @property
+    def is_of_float32(self) -> bool:
+        """Whether no value is of integers or of half precision."""
+        return not self.is_quantised and not any(self._half(value.id_out) for value in self._values)
+
+    @property
     def is_quantised(self) -> bool:
         """Whether any value is of integers."""
         return bool(self._types or self._dynamic)

@@ -14,15 +14,17 @@ from typing import Any, TypeAlias
 _Shape: TypeAlias = "tuple[int, ...]"
 
 FLOAT_BYTES = 4
-TAPS = (3, 4, 9, 25)  # of XNNPACK's depthwise kernels; others take the next larger one
+# Of XNNPACK's depthwise kernels. Between them the next larger one reads other pixels, times 0: NaN of an
+# infinity.
+TAPS = (3, 4, 9, 25)
 
 
 @dataclass(frozen=True)
 class KernelRun:
     """One node of an XNNPACK graph, as far as its time goes.
 
-    `sizes` are those by which nodes of one `name` differ, each at least 1. `flops` are its floating-point
-    operations where it multiplies matrices, else 0; `moved` are the bytes that it reads and writes.
+    `sizes` are those by which nodes of one `name` differ, each at least 1. `flops` are the floating-point
+    operations of a product or a convolution, else 0; `moved` are the bytes that it reads and writes.
     """
 
     name: str

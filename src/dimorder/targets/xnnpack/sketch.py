@@ -24,9 +24,8 @@ class Sketch(XnnWriter):
 
 
 def kernels(calls: Iterable[Node], operators: Table) -> list[KernelRun]:
-    """The kernels of calls that follow each other; `get_attr` nodes are constants.
-
-    What other calls read has their result's shape, dense, and so has what XNNPACK does not compute.
+    """The kernels of calls that follow each other; `get_attr` nodes are constants, and so is what is made of
+    these alone. What XNNPACK does not compute has none.
     """
     sketch = Sketch()
     made: dict[Node, Any] = {}
@@ -38,7 +37,12 @@ def kernels(calls: Iterable[Node], operators: Table) -> list[KernelRun]:
             made[node] = values[0] if constant else whole(sketch.input(values[0].shape))
         return made[node]
 
+    constants = set[Node]()
     for call in calls:
-        if operators.supports(call, [n for n in call.all_input_nodes if n.op == "get_attr"]) is None:
+        constants.update(node for node in call.all_input_nodes if node.op == "get_attr")
+        if call.all_input_nodes and constants.issuperset(call.all_input_nodes):
+            constants.add(call)
+            made[call] = results(call)[0]
+        elif operators.supports(call, constants) is None:
             made[call] = operators.build(sketch, call, resolve)
     return sketch.kernels()

@@ -20,6 +20,7 @@ from dimorder.lowering.operators.convolution import PART_TAPS
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.resize import resized_by
 from dimorder.targets.table import Arguments, Row
+from dimorder.targets.xnnpack.kernels import TAPS
 from dimorder.targets.xnnpack.moves import pad, slice_
 from dimorder.targets.xnnpack.pointwise import is_float16, pair, times
 from dimorder.targets.xnnpack.reductions import mean_over_space, optional
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from dimorder.targets.xnnpack.graph import XnnValue
 
 aten = torch.ops.aten
-
-# The taps of XNNPACK's depthwise kernels. Between them other pixels are read, times 0: NaN of an infinity.
-_WHOLE_KERNELS = frozenset({3, 4, 9, 25})
 
 
 def _conv2d(w: XnnWriter, a: Arguments) -> XnnValue:
@@ -145,7 +143,7 @@ def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
         return times(w, _subsample(w, x, a.stride, a.shape), factor)
     if tuple(a.kernel_size) == x.shape[1:3] and not any(padding) and factor == 1:
         return mean_over_space(w, x)
-    by_taps = taps in _WHOLE_KERNELS or (w.holds_integers(x) and taps <= PART_TAPS)  # no node in int8
+    by_taps = taps in TAPS or (w.holds_integers(x) and taps <= PART_TAPS)  # no node in int8
     if by_taps and x.shape[3] > 1:
         return _avg_by_taps(w, a, x)
     # XNNPACK divides by the taps inside the input: zeros that count are written out as part of it.
