@@ -52,6 +52,7 @@ bench: $(DEV) ## every benchmark, side by side with its peer (hours; results in 
 	$(PY) -m benchmarks.lowering --target xnnpack
 	$(PY) -m benchmarks.lowering --target tosa
 	$(PY) -m benchmarks.latency
+	$(PY) -m benchmarks.symbolic
 	$(PY) -m benchmarks.inductor
 	$(PY) -m benchmarks.integers
 	$(PY) -m benchmarks.npu
