@@ -255,3 +255,13 @@ def test_physical_call(name: str) -> None:
 def test_operator(name: str) -> None:
     artifact = lowered(name).artifact
     assert (artifact.delegates, artifact.outside) == (1, {})
+
+
+@pytest.mark.parametrize("dims", [(1, 2, 3), (2, 3), (0, 1, 2, 3), (0, 3), (3,)])
+@pytest.mark.parametrize("mean", [True, False])
+def test_no_product_adds_up_many_numbers_of_several_dimensions(dims: tuple[int, ...], mean: bool) -> None:
+    """XNNPACK would hold as many columns of ones as its kernel has, and read them all."""
+    x = r(2, 17, 19, 23) + 0.5
+    net = Net(lambda x: x.mean(dims) if mean else x.sum(dims, keepdim=True), ())
+    result = compare(net, (x,))
+    assert all(run.sizes[2] <= 4096 for run in result.kernels if run.name == "product")
