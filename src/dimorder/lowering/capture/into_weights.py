@@ -17,13 +17,18 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.lowering.capture.captured import Captured
 from dimorder.lowering.capture.packed import split_packed
-from dimorder.lowering.capture.products import Product, constant, is_safe, scaled_features, scaled_inputs
+from dimorder.lowering.capture.products import (
+    VIEWS,
+    Product,
+    constant,
+    is_safe,
+    scaled_features,
+    scaled_inputs,
+)
 from dimorder.lowering.capture.tracing import shape_of
 from dimorder.lowering.operators.quantisation import is_quantised
 
 aten = torch.ops.aten
-
-_MOVES = (aten.reshape.default, aten.permute.default)
 
 
 def with_weights(programs: Sequence[Captured], cuts: bool) -> list[Captured]:
@@ -100,7 +105,7 @@ _SYMMETRIC = (aten.mul.Tensor, aten.add.Tensor)
 def _product_behind(module: GraphModule, source: Node) -> tuple[Product, list[Node]] | None:
     """The product whose result a value is, through views and permutes, where nothing else reads that."""
     moves, first = list[Node](), source
-    while first.target in _MOVES and len(first.users) == 1:
+    while first.target in VIEWS and len(first.users) == 1:
         moves.append(first)
         first = first.args[0]  # type: ignore[assignment]
     product = Product.of(module, first) if len(first.users) == 1 else None

@@ -9,20 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.lowering.capture.products import Product
+from dimorder.lowering.capture.products import VIEWS, Product
 from dimorder.lowering.capture.tracing import shape_of
+from dimorder.lowering.operators.operator import args_of
 from dimorder.lowering.operators.pointwise import relate_pointwise
 from dimorder.lowering.operators.table import find
 
 aten = torch.ops.aten
-
-_VIEWS = (aten.reshape.default, aten.permute.default)
 
 # XNNPACK computes 16 features at a time: 8 pieces of 4 take 2.6 times as long as all and their slices, 8 of 8
 # 1.7 times, 8 of 16 as long.
@@ -83,7 +81,7 @@ def _split(product: Product) -> list[Node]:
 def _paths(node: Node, moves: list[Node]) -> Iterator[list[Node] | None]:
     """What lies on the way to each slice, and the slice; None for any reader that is not on such a way."""
     for user in node.users:
-        if user.target in _VIEWS or _is_elementwise(user):
+        if user.target in VIEWS or _is_elementwise(user):
             yield from _paths(user, [*moves, user])
         else:
             yield [*moves, user] if user.target is aten.slice.Tensor else None
@@ -104,7 +102,7 @@ def _is_elementwise(node: Node) -> bool:
 def _rows(product: Product, path: list[Node]) -> Tensor | None:
     """The features that a slice has, in its own sequence; None where it cuts anything else."""
     *moves, cut = path
-    _, _, start, end, step = _arguments(cut)
+    _, _, start, end, step = args_of(cut)
     part: _Part | None = _cut_part(cut)
     for move in reversed(moves):
         part = part and _before(move, part)
@@ -115,17 +113,17 @@ def _rows(product: Product, path: list[Node]) -> Tensor | None:
 
 
 def _cut_part(cut: Node) -> _Part:
-    source, dim, *_ = _arguments(cut)
+    source, dim, *_ = args_of(cut)
     return _Part(dim, shape_of(source)[dim], 1)
 
 
 def _before(move: Node, part: _Part) -> _Part | None:
     """What a factor of a dimension is before a move; None where it is in several dimensions."""
     if move.target is aten.permute.default:
-        return replace(part, dim=_arguments(move)[1][part.dim])
+        return replace(part, dim=args_of(move)[1][part.dim])
     if move.target is not aten.reshape.default:
         return part
-    given, made = shape_of(_arguments(move)[0]), shape_of(move)
+    given, made = shape_of(args_of(move)[0]), shape_of(move)
     span = math.prod(made[part.dim + 1 :]) * part.span
     for dim, size in enumerate(given):
         inner = math.prod(given[dim + 1 :])
@@ -155,7 +153,7 @@ def _shapes(path: list[Node]) -> list[tuple[int, ...]]:
     """What shape each move gives, for the piece that a slice takes."""
     *moves, cut = path
     part: _Part | None = _cut_part(cut)
-    count, shapes = shape_of(cut)[_arguments(cut)[1]], []
+    count, shapes = shape_of(cut)[args_of(cut)[1]], []
     for move in reversed(moves):
         assert part is not None
         shape = list(shape_of(move))
@@ -163,8 +161,3 @@ def _shapes(path: list[Node]) -> list[tuple[int, ...]]:
         shapes.append(tuple(shape))
         part = _before(move, part)
     return shapes[::-1]
-
-
-def _arguments(node: Node) -> Any:
-    """A call's own, as the normal form has them."""
-    return node.args

@@ -16,6 +16,8 @@ from dimorder.lowering.capture.tracing import shape_of, without_data
 
 aten = torch.ops.aten
 
+VIEWS = (aten.reshape.default, aten.permute.default)
+
 
 @dataclass(frozen=True)
 class Product:
