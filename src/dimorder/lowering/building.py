@@ -27,6 +27,7 @@ from dimorder.lowering.sites import (
     BufferView,
     Site,
     Token,
+    common_runs,
     is_named,
     layout_of,
     token_axes,
@@ -105,7 +106,7 @@ class Builder:
         runs = source.runs
         pairs = [pair for run in runs or () for pair in itertools.pairwise(run)]
         if runs is None or any(position[b] != position[a] + 1 for a, b in pairs):
-            runs = _common_runs(source.order, order)
+            runs = common_runs(source.order, order)
         shaped = self.shaped(buffer, source, runs)
         slots = iter(sorted((i for i, run in enumerate(runs) if run), key=lambda i: position[runs[i][0]]))
         dims = [next(slots) if run else i for i, run in enumerate(runs)]
@@ -386,15 +387,3 @@ def _mark(node: torch.fx.Node, **origin: Any) -> None:
 
 def _same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
-
-
-def _common_runs(source: AxisOrder, target: AxisOrder) -> tuple[AxisGroup, ...]:
-    """Axes grouped as far as they stay together in both orders, in the source's order."""
-    position = {axis: i for i, axis in enumerate(target)}
-    runs: list[list[int]] = []
-    for axis in source:
-        if runs and position[axis] == position[runs[-1][-1]] + 1:
-            runs[-1].append(axis)
-        else:
-            runs.append([axis])
-    return tuple(tuple(run) for run in runs)

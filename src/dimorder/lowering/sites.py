@@ -4,6 +4,7 @@ operator a site, which says which axes lie behind each label of its relation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -108,6 +109,22 @@ def token_axes(tensor: AxedTensor, relation: Relation) -> dict[Token, AxisOrder]
         else:
             tokens.update({(label, j): (axis,) for j, axis in enumerate(axes)})
     return tokens
+
+
+def common_runs(source: Sequence[int], target: Sequence[int]) -> tuple[AxisOrder, ...]:
+    """Axes grouped as far as they stay together in both orders, in the source's order.
+
+    >>> common_runs((0, 1, 2, 3), (0, 2, 3, 1))
+    ((0,), (1,), (2, 3))
+    """
+    position = {axis: i for i, axis in enumerate(target)}
+    runs: list[list[int]] = []
+    for axis in source:
+        if runs and position[axis] == position[runs[-1][-1]] + 1:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    return tuple(tuple(run) for run in runs)
 
 
 def is_named(token: Token, name: str) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from dimorder.lowering.sites import common_runs
+
 _Shape: TypeAlias = "tuple[int, ...]"
 
 FLOAT_BYTES = 4
@@ -42,26 +44,17 @@ def transpose(sizes: Sequence[int], order: Sequence[int]) -> KernelRun | None:
     >>> transpose((2, 3, 5), (1, 0, 2))  # rows of 5 lie together before and after
     KernelRun(name='transpose of rows', sizes=(30, 5, 3), flops=0, moved=240)
     """
-    kept = [d for d in order if sizes[d] != 1]
-    runs: list[list[int]] = []
-    last = -2
     held = [d for d in range(len(sizes)) if sizes[d] != 1]
-    place = {d: i for i, d in enumerate(held)}
-    for d in kept:
-        if place[d] == last + 1:
-            runs[-1].append(d)
-        else:
-            runs.append([d])
-        last = place[d]
+    runs = common_runs([d for d in order if sizes[d] != 1], held)
     if len(runs) < 2:
         return None
     elements = math.prod(sizes)
     innermost = math.prod(sizes[d] for d in runs[-1])
     if runs[-1][-1] == held[-1]:
         return _moving("transpose of rows", (elements, innermost, len(runs)), elements)
-    (before,) = (run for run in runs if run[-1] == held[-1])
-    sizes_ = (elements, math.prod(sizes[d] for d in before), innermost, len(runs))
-    return _moving("transpose", sizes_, elements)
+    before = next(run for run in runs if run[-1] == held[-1])
+    told = (elements, math.prod(sizes[d] for d in before), innermost, len(runs))
+    return _moving("transpose", told, elements)
 
 
 def kernels_of(kind: str, node: Any, shapes: Mapping[int, _Shape]) -> Iterator[KernelRun]:
