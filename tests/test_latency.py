@@ -14,10 +14,13 @@ from torch import nn
 import dimorder
 from dimorder import latency
 from dimorder.cli import main
+from dimorder.cpu import family
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.latency import limit, profile, runtimes
 from dimorder.targets.xnnpack.backend import XnnWriter
 from dimorder.targets.xnnpack.emit import emit
+from dimorder.targets.xnnpack.kernels import KernelRun
+from dimorder.targets.xnnpack.times import Times
 from tests.targets.quantised import by_xnnpack
 
 pytestmark = pytest.mark.usefixtures("at_root")
@@ -61,6 +64,25 @@ def test_wrong_numbers_and_failures_have_no_times(monkeypatch):
     assert not told["wrong"].ms and "wrong by" in told["wrong"].error
     assert not told["no"].ms and told["no"].error == "RuntimeError: no such kernel"
     assert found.ratio(told["no"]) is None and "PyTorch: RuntimeError: no such kernel" in str(found)
+
+
+def test_what_the_table_of_times_foretells_stands_beside_what_was_measured(monkeypatch):
+    told = Times(family(), 1, 2.0, 8.0, 100.0, ((KernelRun("Abs", (64,), 0, 512), 200.0),))
+    monkeypatch.setattr(runtimes, "measured_times", lambda: {family(): told})
+    model, args = network()
+    found = latency.measure(model, args, against=("eager",), rounds=5, threads=1)
+    ours, eager = found.rows
+    assert [(each.name, each.count) for each in ours.kernels[:2]] == [("convolution", 1), ("transpose", 2)]
+    products = 2 * 7 * 9 * 8 * 27
+    assert ours.kernels[0].ms == pytest.approx((100 + products) / 1e6) == ours.kernels[0].least_ms
+    assert ours.foretold_ms == sum(each.ms for each in ours.kernels) and eager.foretold_ms is None
+    assert f"of the {ours.foretold_ms:,.3f} ms that the table of times foretells, of which 1 x conv" in str(
+        found
+    )
+    written = found.to_dict()["runtimes"]
+    assert written[0]["kernels"][1]["name"] == "transpose" and written[1]["kernels"] is None
+    more_threads = latency.measure(model, args, against=(), rounds=5, threads=2)
+    assert more_threads.rows[0].kernels is None  # those of the table have one
 
 
 def test_wrong_use_is_told():

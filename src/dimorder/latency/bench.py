@@ -27,25 +27,27 @@ from dimorder.latency.runtimes import PEERS, Given, Runtime, ours
 from dimorder.latency.timing import Invocation, interleaved, ratio
 from dimorder.lowering.clock import Progress
 from dimorder.lowering.verify import relative_errors
+from dimorder.targets.xnnpack.times import KernelTime
 
 T = TypeVar("T")
 ROUNDS = 30
 _SHOWN = 20  # operators
+_NAMED = 3  # kernels
 _PACKAGES = Path(torch.__file__).parents[1]  # whose place on a machine tells nobody anything
 TOLERANCE = 1e-3  # of the largest value of an output: others round in other places, and some to fewer bits
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A network in one runtime. Times are milliseconds of each round, `foretold_ms` what the table of times
-    says of ours for XNNPACK, `seconds` what making the program took; `file_bytes` and `peak_bytes`, the
-    memory that it takes, are None where it has no file. An `error` says why there are no times.
+    """A network in one runtime. Times are milliseconds of each round, `kernels` what the table of times says
+    of ours for XNNPACK, `seconds` what making the program took; `file_bytes` and `peak_bytes`, the memory
+    that it takes, are None where it has no file. An `error` says why there are no times.
     """
 
     name: str
     title: str
     ms: tuple[float, ...] = ()
-    foretold_ms: float | None = None
+    kernels: tuple[KernelTime, ...] | None = None
     seconds: float | None = None
     file_bytes: int | None = None
     peak_bytes: int | None = None
@@ -55,6 +57,10 @@ class Timed:
     @property
     def median(self) -> float | None:
         return statistics.median(self.ms) if self.ms else None
+
+    @property
+    def foretold_ms(self) -> float | None:
+        return None if self.kernels is None else sum(each.ms for each in self.kernels)
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,7 @@ class Bench:
                     "ms": list(row.ms),
                     "ratio": self.ratio(row),
                     "foretold_ms": row.foretold_ms,
+                    "kernels": None if row.kernels is None else [each.to_dict() for each in row.kernels],
                     "seconds": row.seconds,
                     "file_bytes": row.file_bytes,
                     "peak_bytes": row.peak_bytes,
@@ -128,12 +135,15 @@ class Bench:
         )
 
     def _foretold(self) -> list[str]:
-        return [
-            f"{row.title} takes {row.median / row.foretold_ms:.2f} of the {row.foretold_ms:,.3f} ms that "
-            "the table of times foretells"
-            for row in self.rows
-            if row.median is not None and row.foretold_ms is not None
-        ]
+        lines = []
+        for row in self.rows:
+            if row.median is not None and row.foretold_ms:
+                most = [f"{each.count} x {each.name} {each.ms:,.3f}" for each in (row.kernels or ())[:_NAMED]]
+                lines += [
+                    f"{row.title} takes {row.median / row.foretold_ms:.2f} of the {row.foretold_ms:,.3f} ms "
+                    f"that the table of times foretells, of which {', '.join(most)}"
+                ]
+        return lines
 
     def _told_limit(self) -> list[str]:
         if self.limit_ms is None:
@@ -265,7 +275,7 @@ def _made(
         row = rows[each.name] = {}
         path = folder / f"{each.name}{each.suffix}"
         try:
-            (call, row["foretold_ms"]), row["seconds"] = _timed(partial(_prepared, each, given, path))
+            (call, row["kernels"]), row["seconds"] = _timed(partial(_prepared, each, given, path))
             errors = relative_errors(call(), wanted)
             row["max_rel_error"] = max(errors, default=0.0)
             if not row["max_rel_error"] <= TOLERANCE:
@@ -282,9 +292,9 @@ def _made(
     return rows, calls
 
 
-def _prepared(chosen: Runtime, given: Given, path: Path) -> tuple[Invocation, float | None]:
-    foretold_ms = chosen.write(given, path) if chosen.write else None
-    return chosen.open(given, path), foretold_ms
+def _prepared(chosen: Runtime, given: Given, path: Path) -> tuple[Invocation, tuple[KernelTime, ...] | None]:
+    kernels = chosen.write(given, path) if chosen.write else None
+    return chosen.open(given, path), kernels
 
 
 def _timed(make: Callable[[], T]) -> tuple[T, float]:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from dimorder.cpu import family
 from dimorder.latency.timing import Invocation
 from dimorder.targets import find, listing
-from dimorder.targets.xnnpack.times import measured_times, total
+from dimorder.targets.xnnpack.times import KernelTime, by_name, measured_times
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Given:
 class Runtime:
     """What a network can be timed in.
 
-    `write` makes a file of the network, of that suffix, which `open` reads, and returns the milliseconds that
-    it foretells, or None; without it, `open` takes the network itself. `open` gives a function that runs it
-    once, and imports no more than `imports`. `needs` are the packages without which neither works, and
-    `install` what installs them.
+    `write` makes a file of the network, of that suffix, which `open` reads, and returns the kernels in it
+    whose times are known, or None; without it, `open` takes the network itself. `open` gives a function that
+    runs it once, and imports no more than `imports`. `needs` are the packages without which neither works,
+    and `install` what installs them.
     """
 
     name: str
     title: str
     open: Callable[[Given, Path], Invocation]
-    write: Callable[[Given, Path], float | None] | None = None
+    write: Callable[[Given, Path], tuple[KernelTime, ...] | None] | None = None
     suffix: str = ""
     imports: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def ours(chosen: str) -> Runtime:
     """
     target, _, objective = chosen.partition(":")
 
-    def write(given: Given, path: Path) -> float | None:
+    def write(given: Given, path: Path) -> tuple[KernelTime, ...] | None:
         from dimorder.api import lower
 
         by = objective or "bytes"
@@ -81,7 +81,7 @@ def ours(chosen: str) -> Runtime:
         times = measured_times().get(family())
         kernels = getattr(lowered.artifact, "kernels", ())  # of float32, that target xnnpack tells
         known = kernels and not lowered.artifact.outside
-        return total(times, kernels) / 1e6 if known and times and times.threads == given.threads else None
+        return by_name(times, kernels) if known and times and times.threads == given.threads else None
 
     def open_(given: Given, path: Path) -> Invocation:
         from dimorder.api import load

@@ -94,6 +94,22 @@ def _place(kernel: KernelRun) -> tuple[float, ...]:
     return tuple(math.log2(size) for size in kernel.sizes)
 
 
+@dataclass(frozen=True)
+class KernelTime:
+    """The kernels of one name in a program: how many there are, the milliseconds that a table of times says
+    of them, and those that they would take at least (see `Times.least`)."""
+
+    name: str
+    count: int
+    ms: float
+    least_ms: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `dimorder bench --json` writes of it; the keys are stable."""
+        told = {"name": self.name, "count": self.count}
+        return {**told, "ms": round(self.ms, 5), "least_ms": round(self.least_ms, 5)}
+
+
 @functools.cache
 def measured_times() -> Mapping[str, Times]:
     """The table: by family of CPUs (see `cpu.family`)."""
@@ -104,3 +120,15 @@ def measured_times() -> Mapping[str, Times]:
 def total(times: Times, kernels: Iterable[KernelRun]) -> float:
     """The nanoseconds of kernels that run one after the other."""
     return sum(times.of(kernel) for kernel in kernels)
+
+
+def by_name(times: Times, kernels: Iterable[KernelRun]) -> tuple[KernelTime, ...]:
+    """The kernels of a program by their names, those first that take longest."""
+    named: dict[str, list[KernelRun]] = {}
+    for kernel in kernels:
+        named.setdefault(kernel.name, []).append(kernel)
+    found = (
+        KernelTime(name, len(each), total(times, each) / 1e6, sum(map(times.least, each)) / 1e6)
+        for name, each in named.items()
+    )
+    return tuple(sorted(found, key=lambda each: -each.ms))
