@@ -78,7 +78,7 @@ def plan(
     sized = clock.step("capture", ranged, model, args, kwargs, dynamic_shapes)
     if sized is not None:
         return _plan_ranges(sized, chosen, asked, objective, cost_at, clock)[0]
-    program = clock.step("capture", _captured, model, args, kwargs, chosen)
+    program = clock.step("capture", _captured, model, args, kwargs, _cuts(chosen, objective))
     _require_state(program, chosen)
     program, contract, chosen = _promised(program, chosen, *asked)
     return _plan(program, contract, chosen, objective, clock)
@@ -127,7 +127,7 @@ def lower(
     if sized is not None:
         planned, fixed = _plan_ranges(sized, chosen, asked, objective, cost_at, clock)
         return _emit_ranges(planned, fixed, sized, model, chosen, run_artifact, clock)
-    program = clock.step("capture", _captured, model, args, kwargs, chosen)
+    program = clock.step("capture", _captured, model, args, kwargs, _cuts(chosen, objective))
     _require_state(program, chosen)
     program, contract, chosen = _promised(program, chosen, *asked)
     trial: Trial | None = None
@@ -165,7 +165,7 @@ def _plan_ranges(
         return capture(sized.at(point), slices=slices)
 
     captured = clock.step("capture", captured_at, points, sized.corners[-1], capture_at)
-    captured = clock.step("capture", with_weights, captured, target.ability.slices_copy)
+    captured = clock.step("capture", with_weights, captured, _cuts(target, objective))
     fixed = [
         _Fixed.at(point, sized, program, target, asked, objective, clock)
         for point, program in zip(points, captured, strict=True)
@@ -308,11 +308,16 @@ def _captured(
     model: torch.nn.Module | ExportedProgram | str | Path,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    target: Target,
+    cuts: bool,
 ) -> Captured:
     """A network in normal form, with all in its weights that a target would compute in each call."""
-    (program,) = with_weights([capture(model, args, kwargs)], target.ability.slices_copy)
+    (program,) = with_weights([capture(model, args, kwargs)], cuts)
     return program
+
+
+def _cuts(target: Target, objective: str) -> bool:
+    """Whether packed products become several: by count one conversion of all of them is fewer."""
+    return target.ability.slices_copy and objective != "count"
 
 
 def _called(

@@ -505,3 +505,18 @@ def test_sizes_that_are_the_number_of_features_change_nothing() -> None:
     ]
     for function in cases:
         rewritten(Net(function, a=nn.Linear(6, 6), c=values(6)), values(6, 6, 6))
+
+
+@pytest.mark.parametrize(("objective", "products"), [("bytes", 3), ("count", 1)])
+def test_packed_products_stay_whole_where_conversions_are_counted(objective, products):
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.packed = nn.Linear(6, 3 * 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (each.reshape(2, 5, 2, 8).transpose(1, 2) for each in self.packed(x).chunk(3, -1))
+            return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+    physical = dimorder.lower(Heads(), (values(2, 5, 6),), target="xnnpack", objective=objective).physical
+    assert [node.target for node in physical.graph.nodes].count(aten.linear.default) == products
