@@ -241,9 +241,9 @@ def table(record: Mapping[str, Any]) -> str:
         "# Latency of float32 programs",
         "",
         "Milliseconds of ours for XNNPACK, medians; how many times the machine's limit that is; ours over "
-        "each of the others (95 % interval), and over target inductor; our fastest target over the fastest of "
-        "the others; the plan by time over ours, which is by bytes; what the table of times foretells of ours "
-        "over what it takes; peak memory and file over ExecuTorch's.",
+        "each of the others (95 % interval), and over target inductor; our fastest target over the fastest "
+        "of the others; the plan by time over ours, which is by bytes; what the table of times foretells of "
+        "ours over what it takes; peak memory and file over ExecuTorch's.",
         "",
         *record_lines(record),
         f"| {' | '.join(head)} |",
