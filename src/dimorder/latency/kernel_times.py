@@ -32,8 +32,8 @@ _MOST_PRODUCTS = 1 << 29
 # A function, the shapes of what it reads, and of its constants.
 _Sample: TypeAlias = "tuple[Callable[..., Tensor], Sequence[Sequence[int]], Sequence[Sequence[int]]]"
 
-_PIXELS = (49, 196, 784, 3136, 12544)
-_ELEMENTS = (256, 4096, 1 << 15, 1 << 18, 1 << 21)
+_PIXELS = (49, 196, 784, 3136, 12544, 50176)
+_ELEMENTS = (256, 4096, 1 << 15, 1 << 18, 1 << 20, 1 << 22)
 _RUNS = (2, 8, 29, 64, 256, 2048)
 
 

@@ -6,14 +6,15 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
+
+from dimorder.cpu import linux_says
 
 
 def machine(packages: Sequence[str]) -> dict[str, object]:
     """What a figure was measured on, and with which versions of these packages."""
     return {
         "machine": platform.platform(),
-        "processor": _processor(),
+        "processor": linux_says("model name") or platform.processor(),
         "processors": os.cpu_count(),
         **(_of_torch() if "torch" in packages else {}),
         "python": platform.python_version(),
@@ -33,12 +34,3 @@ def _of_torch() -> dict[str, object]:
     import torch
 
     return {"capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())

@@ -145,7 +145,7 @@ _BY_PRODUCTS = (
 def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
     """The target whose delegates compute these operators: all that XNNPACK has, or fewer.
 
-    `cpu` is the family of CPUs that objective `time` plans for, as `x86_64 AVX512`; None is this machine's.
+    `cpu` is the family of CPUs that objective `time` plans for, as `x86_64 AVX512 Intel`; None is this machine's.
     """
     ability = Ability(operators.supports, wrong_outside, (_DECLINED,), MAX_RANK, slices_copy=True)
     return Target(
