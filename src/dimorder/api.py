@@ -18,6 +18,7 @@ from dimorder.lowered import Lowered
 from dimorder.lowering import stages
 from dimorder.lowering.annotate import annotate
 from dimorder.lowering.capture.captured import Captured, Slices, arguments, capture, where
+from dimorder.lowering.capture.interpolated import with_products
 from dimorder.lowering.capture.into_weights import with_weights
 from dimorder.lowering.capture.ranged import Point, RangedProgram, ranged, told
 from dimorder.lowering.capture.sliced import captured_at
@@ -161,8 +162,10 @@ def _plan_ranges(
     at = None if cost_at is None else sized.point(cost_at)
     points = sized.specimens(at)
 
+    planned = sized.rewritten(with_products) if target.ability.fixed_resizes else sized
+
     def capture_at(point: Point, slices: Mapping[str, Slices]) -> Captured:
-        return capture(sized.at(point), slices=slices)
+        return capture(planned.at(point), slices=slices)
 
     captured = clock.step("capture", captured_at, points, sized.corners[-1], capture_at)
     captured = clock.step("capture", with_weights, captured, _cuts(target, objective))

@@ -73,7 +73,7 @@ def test_efficientnet_lite0_names_the_classes_that_pt2e_names(accelerator: str) 
     assert (made.artifact.delegates, npu.cpu_operators, made.plan.conversions) == (1, 0, ())
     with torch.no_grad():
         named = [
-            (int(quantised.module(crop).argmax()), int(in_integers(made, crop).argmax()))
+            tuple(int(y[0].argmax()) for y in (quantised.module(crop), in_integers(made, crop)))
             for crop in photos.crops(120, seed=2)
         ]
     reference, ours = torch.tensor(named).unbind(1)
@@ -89,7 +89,7 @@ def test_a_dilated_backbone_is_one_delegate_of_u85_and_resized_by_no_u55() -> No
     npu = made.artifact.npu
     assert npu is not None
     assert (made.artifact.delegates, npu.cpu_operators, made.plan.conversions) == (1, 0, ())
-    with pytest.raises(dimorder.DimorderError, match=r"aten\.upsample_bilinear2d"):
+    with pytest.raises(dimorder.DimorderError, match="upsample_bilinear2d"):
         dimorder.lower(quantised, (x,), target="ethos-u55-128", **orders)
 
 

@@ -404,6 +404,11 @@ MOVES: dict[str, Case] = {
         )
         for n, dim in [(1, 0), (2, 1), (3, -1), (27, 1)]
     },
+    "cat of one picture and several": (
+        lambda x: torch.cat([x[:1] * 2, x], 0),
+        (torch.randn(3, 2, 1, 5),),
+        (),
+    ),
     "cat of 70": (lambda x: torch.cat([x + i for i in range(70)], 1), (Y,), ()),
     "slice of truth": (lambda x: x[:, 1:4], (B,), ()),
     "pad, infinite": (lambda x: F.pad(x, (1, 2), value=float("-inf")), (Y,), ()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -62,6 +62,10 @@ class RangedProgram:
             for node, leaf in zip(given(self.exported), self.examples, strict=True)
         )
         return specialised(self.exported, leaves, told(point))
+
+    def rewritten(self, rewrite: Callable[[ExportedProgram], ExportedProgram]) -> RangedProgram:
+        """Of a program that gives the same numbers, with the same symbols."""
+        return replace(self, exported=rewrite(self.exported))
 
     @property
     def input_shapes(self) -> list[tuple[Size, ...]]:

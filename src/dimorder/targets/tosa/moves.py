@@ -24,19 +24,22 @@ def slice_(w: TosaWriter, x: TosaValue, dim: int, start: int, length: int) -> To
     if length == x.shape[dim]:
         return x
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
-    x, dim, inner = _around(w, x, dim)
+    x, dim, inner = _around(w, x, dim, _goes_in_rows(x))
     starts, sizes = [0] * len(x.shape), list(x.shape)
     starts[dim], sizes[dim] = start * inner, length * inner
     return w.reshape(w.op("SLICE", [x, w.shape(starts), w.shape(sizes)], sizes), shape)
 
 
-def _around(w: TosaWriter, x: TosaValue, dim: int) -> tuple[TosaValue, int, int]:
-    """`x` in a rank that TOSA has, the dimension that `dim` is part of there, and how many elements of that
-    make one of `dim`.
+def _goes_in_rows(x: TosaValue) -> bool:
+    """Whether a value has a rank that TOSA has not, or several pictures: Vela cuts and joins each by
+    itself."""
+    return len(x.shape) > MAX_RANK or math.prod(x.shape[:-3]) > 1
 
-    Several pictures become rows: Vela cuts and joins each picture by itself.
-    """
-    if len(x.shape) <= MAX_RANK and math.prod(x.shape[:-3]) == 1:
+
+def _around(w: TosaWriter, x: TosaValue, dim: int, in_rows: bool) -> tuple[TosaValue, int, int]:
+    """`x`, or rows of it, the dimension that `dim` is part of there, and how many elements of that make one
+    of `dim`."""
+    if not in_rows:
         return x, dim, 1
     rows, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
     return w.reshape(x, (rows, x.shape[dim] * inner)), 1, inner
@@ -66,8 +69,9 @@ def concat(w: TosaWriter, values: Sequence[TosaValue], dim: int) -> TosaValue:
         groups = [values[i : i + MAX_OPERANDS] for i in range(0, len(values), MAX_OPERANDS)]
         return concat(w, [concat(w, group, dim) for group in groups], dim)
     total = sum(value.shape[dim] for value in values)
-    first, axis, inner = _around(w, values[0], dim)
-    parts = [first, *(_around(w, value, dim)[0] for value in values[1:])]
+    in_rows = any(map(_goes_in_rows, values))
+    first, axis, inner = _around(w, values[0], dim, in_rows)
+    parts = [first, *(_around(w, value, dim, in_rows)[0] for value in values[1:])]
     out = [*first.shape[:axis], total * inner, *first.shape[axis + 1 :]]
     joined = w.op("CONCAT", parts, out, axis=axis)
     return w.reshape(joined, (*values[0].shape[:dim], total, *values[0].shape[dim + 1 :]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,15 +23,16 @@ from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.lowering.unify import SizesError, broadcast_row
 from dimorder.targets.table import View
-from dimorder.targets.xnnpack.fusion import XnnFusion, whole_range
+from dimorder.targets.xnnpack.fusion import whole_range
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed, reads_of
 from dimorder.targets.xnnpack.integers import CHOOSES, MOVES, OPERANDS, READS
 from dimorder.targets.xnnpack.model import moved
+from dimorder.targets.xnnpack.ranks import XnnRanks
 
 BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
 
 
-class XnnWriter(XnnFusion):
+class XnnWriter(XnnRanks):
     """Grows one XNNPACK graph; once it is finished, `serialise` gives its bytes and its named constants."""
 
     def input(
@@ -253,16 +254,10 @@ class XnnWriter(XnnFusion):
         writers = [self, *others]
         if len({(len(each._nodes), len(each._values)) for each in writers}) > 1:
             raise SizesError(next(iter(self._origins.values())), "other XNNPACK nodes, by the sizes")
-        passed = [
-            reshape
-            for row in zip(*(each._nodes for each in writers), strict=True)
-            for reshape in self._unify_node([node.xnode_union for node in row], writers)
-        ]
-        for reshape in passed:
-            if not self._is_broadcast(reshape.output_id):  # both operands were
-                raise SizesError(self._origins[reshape.output_id], "a reshape of several sizes")
-            self._read_instead(reshape.output_id, reshape.input_id)
-        self._drop_unread()
+        for each in writers:
+            each.drop_ones()
+        for row in zip(*(each._nodes for each in writers), strict=True):
+            self._unify_node([node.xnode_union for node in row], writers)
         read = {index for node in self._nodes for index in reads_of(node.xnode_union)}
         for index in sorted(read):
             held = [each._values[index] for each in writers]
@@ -275,8 +270,8 @@ class XnnWriter(XnnFusion):
             ):
                 self._repeat(index, writers)
 
-    def _unify_node(self, row: Sequence[Any], writers: Sequence[XnnWriter]) -> Iterator[Any]:
-        """Makes one node that of all sizes; yields it where nobody needs it."""
+    def _unify_node(self, row: Sequence[Any], writers: Sequence[XnnWriter]) -> None:
+        """Makes one node that of all sizes."""
         first, kind = row[0], type(row[0]).__name__.removeprefix("XNN")
         origin = self._origins[first.output_id]
         if len(set(map(type, row))) > 1:
@@ -288,8 +283,6 @@ class XnnWriter(XnnFusion):
             varying = _varying(values)
             if name == "new_shape" and len(varying) == 1:
                 value[varying[0]] = _INFERRED
-            elif name == "new_shape" and self._adds_ones(first) and self._is_broadcast(first.output_id):
-                yield first
             elif name == "sizes" and self._is_whole(row, writers, varying):
                 for d in varying:
                     value[d] = _INFERRED
@@ -345,19 +338,6 @@ class XnnWriter(XnnFusion):
         assert self._values.pop().id_out == made.id
         self._values[index].constant_buffer_idx = 0
         self._nodes[start:], self._nodes[:0] = [], self._nodes[start:]
-
-    def _adds_ones(self, reshape: Any) -> bool:
-        """Whether a reshape adds dimensions of size 1 in front, or takes them away."""
-        shapes = (list(self._values[reshape.input_id].dims), list(reshape.new_shape))
-        before, after = (list(itertools.dropwhile((1).__eq__, shape)) for shape in shapes)
-        return before == after
-
-    def _read_instead(self, index: int, other: int) -> None:
-        """Has what is computed of a value and of another one read something else in its place."""
-        for node in self._readers()[index]:
-            for name in ("input1_id", "input2_id"):
-                if getattr(node, name) == index:
-                    setattr(node, name, other)
 
     def _is_broadcast(self, index: int) -> bool:
         """Whether all that read a value are computed with another one that has the sizes of the result."""

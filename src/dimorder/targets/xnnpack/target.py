@@ -145,9 +145,11 @@ _BY_PRODUCTS = (
 def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
     """The target whose delegates compute these operators: all that XNNPACK has, or fewer.
 
-    `cpu` is the family of CPUs that objective `time` plans for, as `x86_64 AVX512 Intel`; None is this machine's.
+    `cpu` is the family of CPUs that objective `time` plans for, as `x86_64 AVX512 AMD`; None is this one.
     """
-    ability = Ability(operators.supports, wrong_outside, (_DECLINED,), MAX_RANK, slices_copy=True)
+    ability = Ability(
+        operators.supports, wrong_outside, (_DECLINED,), MAX_RANK, slices_copy=True, fixed_resizes=True
+    )
     return Target(
         "xnnpack",
         LISTING.suffix,

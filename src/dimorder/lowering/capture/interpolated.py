@@ -1,0 +1,130 @@
+"""Decides how resizes are written where their sizes are symbols, for targets whose own have fixed ones: as a
+product with a matrix for each dimension, which each call computes of the sizes.
+
+A row of such a matrix says what one place of the result takes of each along that dimension: 1 less the
+distance to it, and nothing from a distance of 1 on. A pixel shuffle is a transposed convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+aten = torch.ops.aten
+
+
+def with_products(exported: ExportedProgram) -> ExportedProgram:
+    """The program in which resizes to symbolic sizes are products; itself where there are none.
+
+    >>> class Twice(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.interpolate(x, scale_factor=2.0)
+    >>> height = torch.export.Dim("H", min=4, max=64)
+    >>> x = torch.ones(2, 3, 8, 5)
+    >>> program = with_products(torch.export.export(Twice(), (x,), dynamic_shapes=({2: height},)))
+    >>> [node.target for node in program.graph.nodes].count(torch.ops.aten.matmul.default)
+    2
+    """
+    resizes = (node for node in exported.graph.nodes if node.target in _TABLE)
+    if not any(_has_symbols(node.meta["val"].shape[2:]) for node in resizes):
+        return exported
+    decomposed: ExportedProgram = exported.run_decompositions(dict(_TABLE))
+    return decomposed
+
+
+def _has_symbols(sizes: Sequence[Any]) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+# From the sizes of a dimension before and after, and a factor or None, to where each place of the result lies
+# among those of the operand.
+_Places = Callable[[Any, Any, "float | None"], Tensor]
+
+
+def _resized(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, places: _Places) -> Any:
+    given: Sequence[float | None] = factors or [None] * (x.dim() - 2)
+    if (
+        not _has_symbols((*x.shape[2:], *(size or ())))
+        or x.dtype != torch.float32
+        or any(f and not f.is_integer() for f in given)
+    ):
+        return NotImplemented
+    old, y, last = x.shape[2:], x.movedim(1, -1), x.dim() - 2
+    for d, (before, factor) in enumerate(zip(old, given, strict=True)):
+        after = before * int(factor) if factor else (size or old)[d]
+        weights = _weights(places(before, after, factor), before, x.dim())
+        y = torch.matmul(weights, y.transpose(d + 1, last)).transpose(d + 1, last)
+    return y.movedim(-1, 1)
+
+
+def _weights(places: Tensor, old: Any, rank: int) -> Tensor:
+    """At the ends, where the place on one side is missing, that on the other counts alone."""
+    ones = [1] * (rank - 2)
+    distance = places.view(*ones, -1, 1) - _range(old).view(*ones, 1, -1)
+    near = (1 - distance.abs()).clamp(min=0.0)
+    return near / near.sum(-1, keepdim=True)
+
+
+def _range(size: Any) -> Tensor:
+    return torch.arange(size, dtype=torch.float32)
+
+
+def _last(size: Any) -> Tensor:
+    """Size - 1, as a tensor: a number would be another constant for each size."""
+    return _range(size)[-1:]
+
+
+def _step(old: Any, new: Any, factor: float | None) -> Any:
+    return (_last(old) + 1) / (_last(new) + 1) if factor is None else 1 / factor
+
+
+def _nearest(x: Tensor, size: Any, factors: Any) -> Any:
+    return _resized(x, size, factors, lambda old, new, f: (_range(new) * _step(old, new, f)).floor())
+
+
+def _nearest_exact(x: Tensor, size: Any, factors: Any) -> Any:
+    return _resized(x, size, factors, lambda old, new, f: ((_range(new) + 0.5) * _step(old, new, f)).floor())
+
+
+def _linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
+    def places(old: Any, new: Any, factor: float | None) -> Tensor:
+        ends = _last(old) / _last(new).clamp(min=1.0) if aligned else None
+        return (_range(new) + 0.5) * _step(old, new, factor) - 0.5 if ends is None else _range(new) * ends
+
+    return _resized(x, size, factors, places)
+
+
+def _shuffled(x: Tensor, factor: int) -> Any:
+    """Pixels of channels in a row, which are the taps of a transposed convolution."""
+    if not _has_symbols(x.shape[2:]) or x.dim() != 4 or x.dtype != torch.float32:
+        return NotImplemented
+    taps = factor * factor
+    groups = x.shape[1] // taps
+    weight = torch.eye(taps).view(taps, 1, factor, factor).repeat(groups, 1, 1, 1)
+    return aten.conv_transpose2d.input(x, weight, None, [factor] * 2, [0, 0], [0, 0], groups)
+
+
+_TABLE: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec), _nearest
+        ),
+        **dict.fromkeys(
+            (
+                aten._upsample_nearest_exact1d.vec,
+                aten._upsample_nearest_exact2d.vec,
+                aten._upsample_nearest_exact3d.vec,
+            ),
+            _nearest_exact,
+        ),
+        **dict.fromkeys(
+            (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec), _linear
+        ),
+        aten.pixel_shuffle.default: _shuffled,
+    }
+)

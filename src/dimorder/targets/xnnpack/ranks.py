@@ -1,0 +1,111 @@
+"""Decides which reshapes of a written graph go that only add dimensions of 1 in front, or take them away.
+
+XNNPACK aligns operands at their last dimension, so that most of what reads such a result can read what it is
+made of. A reshape, on the other hand, has no more than one size that is found anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
+
+from dimorder.targets.xnnpack.fusion import XnnFusion
+from dimorder.targets.xnnpack.graph import reads_of
+from dimorder.targets.xnnpack.integers import READS
+
+# Their results have as many dimensions as they read, and the last of them say all.
+_OF_ANY_RANK = (schema.XNNNode1x1, schema.XNNFullyConnected, schema.XNNLeakyReLU, schema.XNNELU)
+_Dims = list[int]
+
+
+class XnnRanks(XnnFusion):
+    """A graph in which ranks may be others than they were written."""
+
+    def drop_ones(self) -> None:
+        """Reads what stands before such a reshape in place of its result, where all behind it can do that."""
+        for node in list(self._nodes):
+            made: Any = node.xnode_union
+            if isinstance(made, schema.XNNStaticReshape) and self._changes_ones(made):
+                found = self._with_dims(made.output_id, list(self._values[made.input_id].dims))
+                if found is not None:
+                    self._write(found)
+                    self._read_instead(made.output_id, made.input_id)
+        self._drop_unread()
+
+    def _read_instead(self, index: int, other: int) -> None:
+        """Has whatever reads a value read another one."""
+        for node in self._readers().get(index, ()):
+            for name, held in vars(node).items():
+                if name in READS and held == index:
+                    setattr(node, name, other)
+
+    def _changes_ones(self, reshape: Any) -> bool:
+        return _core(self._values[reshape.input_id].dims) == _core(reshape.new_shape)
+
+    def _with_dims(self, index: int, dims: _Dims) -> dict[int, _Dims] | None:
+        """The values that have other dimensions where one has these; None where that cannot be."""
+        if dims == list(self._values[index].dims):
+            return {}
+        found, changed, readers = {index: dims}, [index], self._readers()
+        while changed:
+            index = changed.pop()
+            if index in self._outputs:
+                return None
+            for node in readers.get(index, ()):
+                result = self._result(node, found)
+                if result is None:
+                    return None
+                if result != found.get(node.output_id, list(self._values[node.output_id].dims)):
+                    found[node.output_id] = result
+                    changed.append(node.output_id)
+        return found
+
+    def _result(self, node: Any, found: Mapping[int, _Dims]) -> _Dims | None:
+        """The dimensions of a node's result where those of values are as they were found."""
+        dims, (first, *others) = list(self._values[node.output_id].dims), reads_of(node)
+        ranks = [len(found.get(index, self._values[index].dims)) for index in (first, *others)]
+        if isinstance(node, schema.XNNStaticReshape):
+            return dims
+        if isinstance(node, schema.XNNNode2x1):
+            return _of_rank(max(ranks), dims)
+        if not found.keys().isdisjoint(others):
+            return None
+        if isinstance(node, schema.XNNStaticTranspose):
+            return None if _turned(node.perm, ranks[0]) is None else _of_rank(ranks[0], dims)
+        aligned = isinstance(node, _OF_ANY_RANK) and not isinstance(node, schema.XNNGlobalAvgPooling2d)
+        return _of_rank(ranks[0], dims) if aligned else None
+
+    def _write(self, found: Mapping[int, _Dims]) -> None:
+        for index, dims in found.items():
+            value = self._values[index]
+            value.dims, value.num_dims = dims, len(dims)
+            for node in self._readers().get(index, ()):
+                if isinstance(node, schema.XNNStaticTranspose):
+                    perm = _turned(node.perm, len(dims))
+                    assert perm is not None
+                    node.perm, node.num_dims = perm, len(perm)
+
+
+def _core(dims: Sequence[int]) -> _Dims:
+    return list(itertools.dropwhile((1).__eq__, dims))
+
+
+def _of_rank(rank: int, dims: Sequence[int]) -> _Dims | None:
+    """With as many ones in front as make that rank."""
+    core = _core(dims)
+    return None if len(core) > rank else [1] * (rank - len(core)) + core
+
+
+def _turned(perm: Sequence[int], rank: int) -> list[int] | None:
+    """The transpose of another rank that moves the last dimensions alike.
+
+    >>> _turned((1, 0), 3), _turned((0, 2, 1), 2), _turned((1, 0, 2), 2)
+    ([0, 2, 1], [1, 0], None)
+    """
+    more = rank - len(perm)
+    if more >= 0:
+        return [*range(more), *(place + more for place in perm)]
+    return [place + more for place in perm[-more:]] if list(perm[:-more]) == list(range(-more)) else None
