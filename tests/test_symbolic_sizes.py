@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -70,6 +70,12 @@ def _slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+# What is computed of sizes before a delegate: how much of its constants it reads.
+OF_SIZES = {
+    *("aten::slice_copy.Tensor_out", "aten::sym_size.int"),
+    *(f"executorch_prim::{name}.Scalar" for name in ("add", "floordiv", "mul")),
+}
+
 NETWORKS = [
     ("unet", "1x3xHxW", PICTURES),
     ("pnet", "1x3xHxW", PICTURES),
@@ -84,9 +90,6 @@ NETWORKS = [
 ]
 
 
-BETWEEN_RESIZES = {"espcn": 2, "deeplabv3_mobilenet_v3_large": 2, "yolo": 3}
-
-
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("name", "shape", "points"), NETWORKS)
 def test_one_program_gives_eagers_numbers_at_every_size(
@@ -94,10 +97,8 @@ def test_one_program_gives_eagers_numbers_at_every_size(
 ) -> None:
     module = zoo.network(name).build()
     lowered = lower(module, shape, target=target)
-    # A pixel shuffle reshapes to two symbols at once, which no delegate can, nor a resize to symbols.
-    parts = BETWEEN_RESIZES.get(name, 1)
-    assert lowered.artifact.delegates == (parts if target == "xnnpack" else 0)
-    assert bool(lowered.artifact.outside) == (lowered.artifact.delegates > 1)
+    assert lowered.artifact.delegates == (target == "xnnpack")
+    assert lowered.artifact.outside.keys() <= OF_SIZES
     assert lowered.plan.ranges is not None and lowered.plan.ranges.unproven is None
     for sizes in points:
         x = sized(shape, sizes)
@@ -181,7 +182,7 @@ def test_a_picture_of_a_detector_may_have_any_size(target: str, monkeypatch: pyt
     monkeypatch.setitem(RANGES, "W", Symbol("W", 64, 416, 32))
     module = zoo.network("yolo").build()
     lowered = lower(module, "1x3xHxW", target=target)
-    assert lowered.artifact.delegates == (BETWEEN_RESIZES["yolo"] if target == "xnnpack" else 0)
+    assert lowered.artifact.delegates == (target == "xnnpack")
     for sizes in DETECTED:
         assert max(errors(lowered, module, sized("1x3xHxW", sizes))) <= 1e-4
 
@@ -584,17 +585,79 @@ def test_a_reshape_of_two_symbols_is_a_view_between_delegates() -> None:
         assert max(errors(lowered, module, torch.randn(batch, length, 10))) <= 1e-4
 
 
-@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
-def test_a_resize_to_symbols_runs_beside_the_delegates_and_is_named(mode: str) -> None:
-    class Larger(nn.Module):
+class Resized(nn.Module):
+    """A map, or a line, that is resized between two convolutions."""
+
+    def __init__(self, dims: int, share: tuple[int, int] | None, options: dict[str, Any]) -> None:
+        super().__init__()
+        conv = nn.Conv2d if dims == 2 else nn.Conv1d
+        self.first, self.second = conv(3, 5, 3, padding=1), conv(5, 4, 3, padding=1)
+        self.share, self.options = share, options
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = None
+        if self.share is not None:
+            size = [self.share[0] * each // self.share[1] for each in x.shape[2:]]
+        y = nn.functional.interpolate(self.first(x), size, **self.options)
+        return cast(torch.Tensor, self.second(y.relu()))
+
+
+SHAPES = {1: ["1x3xW"], 2: ["1x3xHxW", "Nx3xHxW"]}
+RESIZES: dict[str, tuple[int, tuple[int, int] | None, dict[str, Any]]] = {
+    "nearest": (2, None, {"scale_factor": 2.0, "mode": "nearest"}),
+    "nearest to a size": (2, (5, 4), {"mode": "nearest"}),
+    "nearest, exact": (2, (3, 4), {"mode": "nearest-exact"}),
+    "bilinear": (2, None, {"scale_factor": 2.0, "mode": "bilinear"}),
+    "bilinear to a size": (2, (3, 4), {"mode": "bilinear"}),
+    "bilinear, aligned": (2, None, {"scale_factor": 3.0, "mode": "bilinear", "align_corners": True}),
+    "bilinear to a size, aligned": (2, (5, 4), {"mode": "bilinear", "align_corners": True}),
+    "nearest along a line": (1, None, {"scale_factor": 3.0, "mode": "nearest"}),
+    "linear": (1, None, {"scale_factor": 4.0, "mode": "linear"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(name, shape) for name, (dims, *_) in RESIZES.items() for shape in SHAPES[dims]],
+)
+def test_a_resize_to_symbols_is_products_inside_the_delegate(name: str, shape: str) -> None:
+    module = Resized(*RESIZES[name]).eval()
+    lowered = lower(module, shape, target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    assert lowered.artifact.outside.keys() <= OF_SIZES
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized(shape, sizes))) <= 1e-5
+
+
+def test_from_one_pixel_to_symbols_is_a_product_too() -> None:
+    class Pooled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.conv = nn.Conv2d(3, 5, 3, padding=1)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.interpolate(self.conv(x), scale_factor=2.0, mode=mode).relu()
+            y = self.conv(x)
+            mean = nn.functional.interpolate(y.mean((2, 3), keepdim=True), y.shape[2:], mode="bilinear")
+            return torch.cat([y, mean], 1)
 
-    module = Larger().eval()
+    module = Pooled().eval()
+    lowered = lower(module, "1x3xHxW", target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("1x3xHxW", sizes))) <= 1e-5
+
+
+def test_pixels_are_shuffled_by_a_transposed_convolution() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 18, 3, padding=1), nn.PixelShuffle(3), nn.ReLU()).eval()
+    lowered = lower(module, "1x3xHxW", target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("1x3xHxW", sizes))) <= 1e-5
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_a_resize_by_a_share_of_a_symbol_runs_beside_the_delegates_and_is_named(mode: str) -> None:
+    module = Resized(2, None, {"scale_factor": 1.5, "mode": mode}).eval()
     lowered = lower(module, "Nx3xHxW", target="xnnpack")
     assert lowered.artifact.outside[f"aten::upsample_{mode}2d.vec_out"] == 1
     ((place, reason),) = lowered.plan.outside

@@ -252,10 +252,10 @@ class XnnWriter(XnnRanks):
         of inputs, but no more than one entry of a reshape, and no end of a slice but that of its dimension.
         """
         writers = [self, *others]
-        if len({(len(each._nodes), len(each._values)) for each in writers}) > 1:
-            raise SizesError(next(iter(self._origins.values())), "other XNNPACK nodes, by the sizes")
         for each in writers:
             each.drop_ones()
+        if len({(len(each._nodes), len(each._values)) for each in writers}) > 1:
+            raise SizesError(next(iter(self._origins.values())), "other XNNPACK nodes, by the sizes")
         for row in zip(*(each._nodes for each in writers), strict=True):
             self._unify_node([node.xnode_union for node in row], writers)
         read = {index for node in self._nodes for index in reads_of(node.xnode_union)}
@@ -283,6 +283,9 @@ class XnnWriter(XnnRanks):
             varying = _varying(values)
             if name == "new_shape" and len(varying) == 1:
                 value[varying[0]] = _INFERRED
+            elif name == "new_shape" and self.may_compute_ones(first):
+                for each, node in zip(writers, row, strict=True):
+                    each.compute_ones(node, each.constant(torch.ones([1] * len(node.new_shape))))
             elif name == "sizes" and self._is_whole(row, writers, varying):
                 for d in varying:
                     value[d] = _INFERRED

@@ -1,7 +1,8 @@
 """Decides which reshapes of a written graph go that only add dimensions of 1 in front, or take them away.
 
 XNNPACK aligns operands at their last dimension, so that most of what reads such a result can read what it is
-made of. A reshape, on the other hand, has no more than one size that is found anew.
+made of, and a product with a 1 of higher rank adds dimensions. A reshape has no more than one size that is
+found anew.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
 
 from dimorder.targets.xnnpack.fusion import XnnFusion
-from dimorder.targets.xnnpack.graph import reads_of
+from dimorder.targets.xnnpack.graph import XnnValue, reads_of
 from dimorder.targets.xnnpack.integers import READS
 
 # Their results have as many dimensions as they read, and the last of them say all.
@@ -28,12 +29,34 @@ class XnnRanks(XnnFusion):
         """Reads what stands before such a reshape in place of its result, where all behind it can do that."""
         for node in list(self._nodes):
             made: Any = node.xnode_union
-            if isinstance(made, schema.XNNStaticReshape) and self._changes_ones(made):
-                found = self._with_dims(made.output_id, list(self._values[made.input_id].dims))
-                if found is not None:
-                    self._write(found)
-                    self._read_instead(made.output_id, made.input_id)
-        self._drop_unread()
+            if not isinstance(made, schema.XNNStaticReshape) or not self._changes_ones(made):
+                continue
+            found = self._with_dims(made.output_id, list(self._values[made.input_id].dims))
+            if found is None:
+                continue
+            self._write(found)
+            kept, gone = made.input_id, made.output_id
+            if gone in self._outputs:  # nothing is left to reshape: what it reads is this output
+                kept, gone = gone, kept
+                writers = [each.xnode_union for each in self._nodes if each.xnode_union.output_id == gone]
+                if not writers or gone in self._outputs:
+                    continue
+                writers[0].output_id = kept
+            self._nodes.remove(node)
+            self._read_instead(gone, kept)
+
+    def may_compute_ones(self, reshape: Any) -> bool:
+        """Whether a reshape adds dimensions of 1 to floats, and no more."""
+        value = self._values[reshape.input_id]
+        more = len(reshape.new_shape) > len(value.dims)
+        return more and self._changes_ones(reshape) and self.is_of_float32
+
+    def compute_ones(self, reshape: Any, one: XnnValue) -> None:
+        """Writes such a reshape as a product with a 1 of that rank, which is as good at all sizes."""
+        (node,) = (node for node in self._nodes if node.xnode_union is reshape)
+        node.xnode_union = schema.XNNMultiply(
+            input1_id=reshape.input_id, input2_id=one.id, output_id=reshape.output_id, flags=0
+        )
 
     def _read_instead(self, index: int, other: int) -> None:
         """Has whatever reads a value read another one."""
