@@ -1,6 +1,6 @@
 """How fast float32 programs are: ours for XNNPACK beside ExecuTorch's, and the runtimes taken in their place.
 
-    python -m benchmarks.latency [--networks NAME ...] [--against NAME ...] [--rounds 30]
+    python -m benchmarks.latency [--networks NAME ...] [--targets NAME ...] [--against NAME ...]
 
 Each network is timed as `dimorder bench` does it, at the size at which it is used: in turn, each timed call
 after a pause and untimed ones, every program checked against eager first. Runtimes that are not installed
@@ -83,14 +83,14 @@ NETWORKS: Mapping[str, Network] = {
 Row = dict[str, Any]
 
 
-def timed(name: str, against: Sequence[str], rounds: int) -> Row:
+def timed(name: str, targets: Sequence[str], against: Sequence[str], rounds: int) -> Row:
     """One row: what `dimorder bench --json` writes of the network, under its name in the zoo."""
     network = NETWORKS[name]
     try:
         found = measure(
             network.build(),
             *network.call(),
-            targets=TARGETS,
+            targets=targets,
             against=against,
             rounds=rounds,
             limit=True,
@@ -323,6 +323,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--networks", nargs="+", metavar="NAME", choices=NETWORKS, help="measure these anew")
+    parser.add_argument("--targets", nargs="+", metavar="NAME", choices=TARGETS, default=TARGETS)
     parser.add_argument("--against", nargs="+", metavar="NAME", choices=AGAINST, default=AGAINST)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
@@ -335,7 +336,7 @@ def main() -> int:
     done = {row["network"]: row for row in rows_kept(kept, here)}
     for name in options.networks or [name for name in NETWORKS if name not in done]:
         start = time.perf_counter()
-        done[name] = timed(name, against, options.rounds)
+        done[name] = timed(name, options.targets, against, options.rounds)
         rows = [done[name] for name in NETWORKS if name in done]
         keep(kept, "latency", here, rows, table)
         print(f"{_line(done[name])}  {time.perf_counter() - start:.0f} s", flush=True)

@@ -19,7 +19,7 @@ from dimorder.targets.xnnpack.integers import READS
 
 # Their results have as many dimensions as they read, and the last of them say all.
 _OF_ANY_RANK = (schema.XNNNode1x1, schema.XNNFullyConnected, schema.XNNLeakyReLU, schema.XNNELU)
-_Dims = list[int]
+_Sizes = list[int]
 
 
 class XnnRanks(XnnFusion):
@@ -68,7 +68,7 @@ class XnnRanks(XnnFusion):
     def _changes_ones(self, reshape: Any) -> bool:
         return _core(self._values[reshape.input_id].dims) == _core(reshape.new_shape)
 
-    def _with_dims(self, index: int, dims: _Dims) -> dict[int, _Dims] | None:
+    def _with_dims(self, index: int, dims: _Sizes) -> dict[int, _Sizes] | None:
         """The values that have other dimensions where one has these; None where that cannot be."""
         if dims == list(self._values[index].dims):
             return {}
@@ -86,7 +86,7 @@ class XnnRanks(XnnFusion):
                     changed.append(node.output_id)
         return found
 
-    def _result(self, node: Any, found: Mapping[int, _Dims]) -> _Dims | None:
+    def _result(self, node: Any, found: Mapping[int, _Sizes]) -> _Sizes | None:
         """The dimensions of a node's result where those of values are as they were found."""
         dims, (first, *others) = list(self._values[node.output_id].dims), reads_of(node)
         ranks = [len(found.get(index, self._values[index].dims)) for index in (first, *others)]
@@ -101,7 +101,7 @@ class XnnRanks(XnnFusion):
         aligned = isinstance(node, _OF_ANY_RANK) and not isinstance(node, schema.XNNGlobalAvgPooling2d)
         return _of_rank(ranks[0], dims) if aligned else None
 
-    def _write(self, found: Mapping[int, _Dims]) -> None:
+    def _write(self, found: Mapping[int, _Sizes]) -> None:
         for index, dims in found.items():
             value = self._values[index]
             value.dims, value.num_dims = dims, len(dims)
@@ -112,11 +112,11 @@ class XnnRanks(XnnFusion):
                     node.perm, node.num_dims = perm, len(perm)
 
 
-def _core(dims: Sequence[int]) -> _Dims:
+def _core(dims: Sequence[int]) -> _Sizes:
     return list(itertools.dropwhile((1).__eq__, dims))
 
 
-def _of_rank(rank: int, dims: Sequence[int]) -> _Dims | None:
+def _of_rank(rank: int, dims: Sequence[int]) -> _Sizes | None:
     """With as many ones in front as make that rank."""
     core = _core(dims)
     return None if len(core) > rank else [1] * (rank - len(core)) + core
