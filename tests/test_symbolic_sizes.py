@@ -629,6 +629,24 @@ def test_a_resize_to_symbols_is_products_inside_the_delegate(name: str, shape: s
         assert max(errors(lowered, module, sized(shape, sizes))) <= 1e-5
 
 
+def test_back_to_a_size_that_was_halved_with_a_rest() -> None:
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.join = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(7, 5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = nn.functional.interpolate(self.down(x), x.shape[2:], mode="bilinear")
+            return cast(torch.Tensor, self.join(torch.cat([x, y], 1)))
+
+    module = Halved().eval()
+    dims = ({2: Dim("H", min=5, max=37), 3: Dim("W", min=6, max=41)},)
+    lowered = dimorder.lower(module, (torch.ones(1, 3, 9, 11),), dynamic_shapes=dims, target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    for height, width in ((5, 6), (37, 41), (6, 6), (7, 40), (20, 21), (36, 7)):
+        assert max(errors(lowered, module, torch.randn(1, 3, height, width))) <= 1e-5
+
+
 def test_from_one_pixel_to_symbols_is_a_product_too() -> None:
     class Pooled(nn.Module):
         def __init__(self) -> None:

@@ -63,7 +63,10 @@ class SizeTable:
         needed = {root: roots[root] for root in expression.free_symbols}
 
         def compute(sizes: Sequence[Any]) -> Any:
-            given = {root: sizes[place] // step for root, (place, step) in needed.items()}
+            given = {
+                root: sizes[place] if step == 1 else sizes[place] // step
+                for root, (place, step) in needed.items()
+            }
             return sympy_interp(PythonReferenceAnalysis, given, expression)
 
         return compute

@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, Node, Proxy
+from torch.fx.proxy import GraphAppendingTracer
 from torch.utils import _pytree as pytree
 
 from dimorder.errors import UnsupportedError
@@ -44,14 +45,21 @@ class _Dimension:
     sizes: tuple[int, ...]
 
 
+# From what a number is in each of several programs, and from what some sizes are there, to how the one is
+# made of the others; None where it is not known.
+Formulas = Callable[[Sequence[int], Sequence[Sequence[int]]], "Callable[[Any], Any] | None"]
+
+
 class Unifier:
     """Grows the one graph of several.
 
-    `graphs` are alike, and each node's `meta["val"]` has its shape in its own program.
+    `graphs` are alike, and each node's `meta["val"]` has its shape in its own program. `formulas` know
+    numbers that are no affine functions of sizes.
     """
 
-    def __init__(self, graphs: Sequence[Graph]) -> None:
+    def __init__(self, graphs: Sequence[Graph], formulas: Formulas = lambda values, sizes: None) -> None:
         self.rows = _rows(graphs)
+        self.formulas = formulas
         self.graph = Graph()
         self.made: dict[Node, Node] = {}  # by the node of the first graph
         self.first: dict[Node, Node] = {}  # of each graph's node: that of the first one
@@ -141,6 +149,10 @@ class Unifier:
         alike = next((dim for dim in reversed(self.seen) if dim.sizes == number.values), None)
         if alike is not None:
             return self._size(alike)
+        known = self.formulas(number.values, [dim.sizes for dim in dims])
+        if known is not None:
+            made: Proxy = known(_Read(self, dims))
+            return made.node
         raise SizesError(row[0], f"the number {_told(number.values)}, by the sizes")
 
     def _dimension(self, number: _Varying, row: Sequence[Node]) -> _Dimension | None:
@@ -173,6 +185,17 @@ class Unifier:
         return self.graph.create_node(
             "call_function", aten.expand.default, args, name=f"{row[0].name}_repeated"
         )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Sizes of dimensions as a graph has them, each once it is asked for."""
+
+    unifier: Unifier
+    dims: Sequence[_Dimension]
+
+    def __getitem__(self, place: int) -> Proxy:
+        return Proxy(self.unifier._size(self.dims[place]), GraphAppendingTracer(self.unifier.graph))
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def for_ranges(outers: Sequence[Outer], contract: Contract, table: SizeTable) ->
             broadcast[node.name] = held
     for name in first.delegates:
         _add(root, name, [outer.delegates[name] for outer in outers], table)
-    graph = Unifier([outer.graph for outer in outers]).unified(broadcast)
+    graph = Unifier([outer.graph for outer in outers], table.formula).unified(broadcast)
     return GraphModule(root, graph), _symbols(contract)
 
 
