@@ -43,7 +43,7 @@ def _has_symbols(sizes: Sequence[Any]) -> bool:
 
 # From the sizes of a dimension before and after, and a factor or None, to where each place of the result lies
 # among those of the operand.
-_Places = Callable[[Any, Any, "float | None"], Tensor]
+_Places = Callable[[Any, Any, "float | None"], Any]
 
 
 def _resized(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, places: _Places) -> Any:
@@ -83,19 +83,28 @@ def _step(old: Any, new: Any, factor: float | None) -> Any:
     return (_last(old) + 1) / (_last(new) + 1) if factor is None else 1 / factor
 
 
+def _by_corners(old: Any, new: Any, factor: float | None) -> Any:
+    return _range(new) * _step(old, new, factor)
+
+
+def _by_centres(old: Any, new: Any, factor: float | None) -> Any:
+    return (_range(new) + 0.5) * _step(old, new, factor)
+
+
+def _by_ends(old: Any, new: Any, factor: float | None) -> Any:
+    return _range(new) * (_last(old) / _last(new).clamp(min=1.0))
+
+
 def _nearest(x: Tensor, size: Any, factors: Any) -> Any:
-    return _resized(x, size, factors, lambda old, new, f: (_range(new) * _step(old, new, f)).floor())
+    return _resized(x, size, factors, lambda *sizes: _by_corners(*sizes).floor())
 
 
 def _nearest_exact(x: Tensor, size: Any, factors: Any) -> Any:
-    return _resized(x, size, factors, lambda old, new, f: ((_range(new) + 0.5) * _step(old, new, f)).floor())
+    return _resized(x, size, factors, lambda *sizes: _by_centres(*sizes).floor())
 
 
 def _linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
-    def places(old: Any, new: Any, factor: float | None) -> Tensor:
-        ends = _last(old) / _last(new).clamp(min=1.0) if aligned else None
-        return (_range(new) + 0.5) * _step(old, new, factor) - 0.5 if ends is None else _range(new) * ends
-
+    places = _by_ends if aligned else lambda *sizes: _by_centres(*sizes) - 0.5
     return _resized(x, size, factors, places)
 
 
