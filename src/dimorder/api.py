@@ -79,7 +79,7 @@ def plan(
     sized = clock.step("capture", ranged, model, args, kwargs, dynamic_shapes)
     if sized is not None:
         return _plan_ranges(sized, chosen, asked, objective, cost_at, clock)[0]
-    program = clock.step("capture", _captured, model, args, kwargs, _cuts(chosen, objective))
+    program = clock.step("capture", _captured, model, args, kwargs, chosen, objective)
     _require_state(program, chosen)
     program, contract, chosen = _promised(program, chosen, *asked)
     return _plan(program, contract, chosen, objective, clock)
@@ -128,7 +128,7 @@ def lower(
     if sized is not None:
         planned, fixed = _plan_ranges(sized, chosen, asked, objective, cost_at, clock)
         return _emit_ranges(planned, fixed, sized, model, chosen, run_artifact, clock)
-    program = clock.step("capture", _captured, model, args, kwargs, _cuts(chosen, objective))
+    program = clock.step("capture", _captured, model, args, kwargs, chosen, objective)
     _require_state(program, chosen)
     program, contract, chosen = _promised(program, chosen, *asked)
     trial: Trial | None = None
@@ -168,7 +168,9 @@ def _plan_ranges(
         return capture(planned.at(point), slices=slices)
 
     captured = clock.step("capture", captured_at, points, sized.corners[-1], capture_at)
-    captured = clock.step("capture", with_weights, captured, _cuts(target, objective))
+    varying = [sized.varying(point) for point in points]
+    ways = _cuts(target, objective), target.ability.by_heads
+    captured = clock.step("capture", with_weights, captured, *ways, varying)
     fixed = [
         _Fixed.at(point, sized, program, target, asked, objective, clock)
         for point, program in zip(points, captured, strict=True)
@@ -311,10 +313,12 @@ def _captured(
     model: torch.nn.Module | ExportedProgram | str | Path,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
-    cuts: bool,
+    target: Target,
+    objective: str,
 ) -> Captured:
     """A network in normal form, with all in its weights that a target would compute in each call."""
-    (program,) = with_weights([capture(model, args, kwargs)], cuts)
+    captured = [capture(model, args, kwargs)]
+    (program,) = with_weights(captured, _cuts(target, objective), target.ability.by_heads)
     return program
 
 

@@ -28,7 +28,8 @@ class Ability:
     taken where the candidate orders are too many. `max_rank` is the highest rank of a transpose, once
     dimensions that stay together count as one. `takes(value)` is None for what may be an input, else why not.
     `slices_copy` says that a slice takes time and memory: a product whose result is only cut is better
-    several. `fixed_resizes` says that a resize has numbers for sizes: one to symbols is better products.
+    several. `by_heads` says that a product with a constant matrix for each head takes no longer than one of
+    all features. `fixed_resizes` says that a resize has numbers for sizes: one to symbols is better products.
     """
 
     computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
@@ -37,6 +38,7 @@ class Ability:
     max_rank: int | None = None
     takes: Callable[[torch.Tensor], str | None] = lambda value: None
     slices_copy: bool = False
+    by_heads: bool = False
     fixed_resizes: bool = False
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.lowering.capture.captured import Captured
+from dimorder.lowering.capture.heads import split_heads
 from dimorder.lowering.capture.packed import split_packed
 from dimorder.lowering.capture.products import (
     VIEWS,
@@ -31,7 +32,12 @@ from dimorder.lowering.operators.quantisation import is_quantised
 aten = torch.ops.aten
 
 
-def with_weights(programs: Sequence[Captured], cuts: bool) -> list[Captured]:
+def with_weights(
+    programs: Sequence[Captured],
+    cuts: bool,
+    heads: bool = False,
+    varying: Sequence[frozenset[int]] = (frozenset(),),
+) -> list[Captured]:
     """The same network at several sizes, with what can be in weights in them; `cuts` says whether products
     whose results are only cut become several.
 
@@ -49,7 +55,10 @@ def with_weights(programs: Sequence[Captured], cuts: bool) -> list[Captured]:
     """
     if any(is_quantised(program.module) for program in programs):
         return list(programs)
-    made = [replace(program, module=_rewritten(program.module, cuts)) for program in programs]
+    made = [
+        replace(program, module=_rewritten(program.module, cuts, heads, sizes))
+        for program, sizes in zip(programs, varying, strict=True)
+    ]
     return made if _alike(programs, made) else list(programs)
 
 
@@ -65,13 +74,15 @@ def _alike(programs: Sequence[Captured], made: Sequence[Captured]) -> bool:
     return True
 
 
-def _rewritten(module: GraphModule, cuts: bool) -> GraphModule:
+def _rewritten(module: GraphModule, cuts: bool, heads: bool, varying: frozenset[int]) -> GraphModule:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     made = GraphModule(module, graph)
     if cuts:
         split_packed(made)
     fold_into_weights(made)
+    if heads:
+        split_heads(made, varying)
     return GraphModule(made, made.graph)  # without the constants that nothing reads
 
 

@@ -68,10 +68,10 @@ class Product:
 
     def again(self, weight: Tensor, bias: Tensor | None, name: str) -> Node:
         """The product with these constants, which are called `name`, written in front of it."""
-        graph, taken = self.node.graph, str(self.node.args[1].target)  # type: ignore[union-attr]
+        graph = self.node.graph
         with graph.inserting_before(self.node):
-            weight_node = self._constant(f"{taken}_{name}", weight)
-            bias_node = None if bias is None else self._constant(f"{taken}_{name}_bias", bias)
+            weight_node = self.add_constant(name, weight)
+            bias_node = None if bias is None else self.add_constant(f"{name}_bias", bias)
             given = (weight_node,) if bias_node is None and not self.options else (weight_node, bias_node)
             made = graph.call_function(self.node.target, (self.node.args[0], *given, *self.options))  # type: ignore[arg-type]
         shape = list(shape_of(self.node))
@@ -79,7 +79,9 @@ class Product:
         made.meta = {**self.node.meta, "val": self.node.meta["val"].new_empty(shape)}
         return made
 
-    def _constant(self, name: str, value: Tensor) -> Node:
+    def add_constant(self, role: str, value: Tensor) -> Node:
+        """A constant in float32, called after the weight and its role, where the graph inserts."""
+        name = f"{self.node.args[1].target}_{role}"  # type: ignore[union-attr]
         free = (name, *(f"{name}_{i}" for i in range(1, len(self.node.graph.nodes))))
         name = next(each for each in free if not hasattr(self.module, each))
         self.module.register_buffer(name, value.to(torch.float32).contiguous())

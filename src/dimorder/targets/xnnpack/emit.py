@@ -28,6 +28,7 @@ from dimorder.lowering.capture.captured import where
 from dimorder.lowering.capture.exported import stateful
 from dimorder.lowering.capture.typed import integer_type
 from dimorder.lowering.integer_type import IntegerType
+from dimorder.lowering.ones import with_ones
 from dimorder.lowering.operators.dialect import SLICE_CONSTANT
 from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.symbolic import SizeTable
@@ -121,7 +122,10 @@ def emit(
         if reason:
             raise _no_kernel(plan, [node], reason)
     if ranges is not None:
-        return _for_ranges([program, *others], *ranges, constant_methods or {}, operators)
+        contract, table = ranges
+        sizes = zip(*(key for key in table.known if len(set(key)) > 1), strict=True)
+        programs = [with_ones(*each) for each in zip([program, *others], map(set, sizes), strict=True)]
+        return _for_ranges(programs, contract, table, constant_methods or {}, operators)
     build = _outer(plan)
     module = GraphModule(build.root, build.graph)
     pte = _file(plan, module, constant_methods or {})

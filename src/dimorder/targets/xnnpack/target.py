@@ -148,7 +148,13 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
     `cpu` is the family of CPUs that objective `time` plans for, as `x86_64 AVX512 AMD`; None is this one.
     """
     ability = Ability(
-        operators.supports, wrong_outside, (_DECLINED,), MAX_RANK, slices_copy=True, fixed_resizes=True
+        operators.supports,
+        wrong_outside,
+        (_DECLINED,),
+        MAX_RANK,
+        slices_copy=True,
+        by_heads=True,
+        fixed_resizes=True,
     )
     return Target(
         "xnnpack",
