@@ -260,6 +260,27 @@ def test_time_is_a_symbol_too() -> None:
         assert max(errors(lowered, module, sized("1x6xT", sizes))) <= 1e-4
 
 
+class Steps(nn.Module):
+    """The last steps of a sequence, counted from its end, beside each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(3, 6, 3, padding=1), nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.conv(x)
+        return self.head(y[..., -1]), y[:, :, -3:].relu(), y.transpose(1, 2)[:, -4:-2].sigmoid()
+
+
+@pytest.mark.parametrize("module", [Steps(), zoo.network("tcn").build()], ids=["own", "tcn"])
+def test_the_last_steps_of_a_symbol_are_of_the_delegate(module: nn.Module) -> None:
+    shape = "2x3xT" if isinstance(module, Steps) else "2x6xT"
+    lowered = lower(module.eval(), shape, target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    for sizes in TIMES:
+        assert max(errors(lowered, module, sized(shape, sizes))) <= 1e-4
+
+
 def test_a_file_is_loaded_and_run_at_every_size_in_any_order(tmp_path: Path) -> None:
     module = zoo.network("unet").build()
     program = dimorder.load(lower(module, "1x3xHxW", target="xnnpack").save(tmp_path / "unet.pte"))

@@ -1,5 +1,5 @@
-"""Decides how resizes are written where their sizes are symbols, for targets whose own have fixed ones: as a
-product with a matrix for each dimension, which each call computes of the sizes.
+"""Decides how resizes and last steps are written where sizes are symbols, for targets whose own have fixed
+ones: as a product with a matrix for each dimension, which each call computes of the sizes.
 
 A row of such a matrix says what one place of the result takes of each along that dimension: 1 less the
 distance to it, and nothing from a distance of 1 on. A pixel shuffle is a transposed convolution.
@@ -7,6 +7,7 @@ distance to it, and nothing from a distance of 1 on. A pixel shuffle is a transp
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.fx import Node, map_arg
 
 aten = torch.ops.aten
 
 
 def with_products(exported: ExportedProgram) -> ExportedProgram:
-    """The program in which resizes to symbolic sizes are products; itself where there are none.
+    """The program in which resizes to symbolic sizes, and steps counted from the end of one, are products; itself
+    where there are none.
 
     >>> class Twice(torch.nn.Module):
     ...     def forward(self, x):
@@ -30,11 +33,19 @@ def with_products(exported: ExportedProgram) -> ExportedProgram:
     >>> [node.target for node in program.graph.nodes].count(torch.ops.aten.matmul.default)
     2
     """
-    resizes = (node for node in exported.graph.nodes if node.target in _TABLE)
-    if not any(_has_symbols(node.meta["val"].shape[2:]) for node in resizes):
+    nodes = list(exported.graph.nodes)
+    resizes = any(node.target in _RESIZES and _has_symbols(node.meta["val"].shape[2:]) for node in nodes)
+    steps = any(node.target in _STEPS and _is_of_end(*_read(node)) for node in nodes)
+    if not resizes and not steps:
         return exported
-    decomposed: ExportedProgram = exported.run_decompositions(dict(_TABLE))
+    decomposed: ExportedProgram = exported.run_decompositions({**_RESIZES, **_STEPS})
     return decomposed
+
+
+def _read(node: Node) -> tuple[Any, ...]:
+    """What a call reads, tensors and sizes without data."""
+    read: tuple[Any, ...] = map_arg(node.args, lambda each: each.meta["val"])
+    return read
 
 
 def _has_symbols(sizes: Sequence[Any]) -> bool:
@@ -118,7 +129,31 @@ def _shuffled(x: Tensor, factor: int) -> Any:
     return aten.conv_transpose2d.input(x, weight, None, [factor] * 2, [0, 0], [0, 0], groups)
 
 
-_TABLE: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+def _is_of_end(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> bool:
+    """Whether a slice has the last steps of a symbolic size, few of them."""
+    counts = isinstance(start, int) and -_FEW <= start < 0 and step == 1
+    ends = end is None or (isinstance(end, int) and (end >= sys.maxsize or start < end < 0))
+    floats = x.dtype == torch.float32 and x.dim() > 1
+    return floats and counts and ends and isinstance(x.shape[dim], torch.SymInt)
+
+
+def _last_steps(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    if not _is_of_end(x, dim, start, end, step):
+        return NotImplemented
+    count = -start if end is None or end >= 0 else end - start
+    places = _last(x.shape[dim]) + (torch.arange(count) + 1 + start)
+    y = torch.matmul(_weights(places, x.shape[dim], x.dim()), x.movedim(dim, -2))
+    return y.movedim(-2, dim)
+
+
+def _last_step(x: Tensor, dim: int, index: Any) -> Any:
+    if not _is_of_end(x, dim, index):
+        return NotImplemented
+    return _last_steps(x, dim, index, index + 1 or None).squeeze(dim)
+
+
+_FEW = 8  # steps that a product takes: with all, it takes as long as with so many features
+_RESIZES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         **dict.fromkeys(
             (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec), _nearest
@@ -136,4 +171,7 @@ _TABLE: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         ),
         aten.pixel_shuffle.default: _shuffled,
     }
+)
+_STEPS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {aten.slice.Tensor: _last_steps, aten.select.int: _last_step}
 )

@@ -92,6 +92,8 @@ class XnnRanks(XnnFusion):
         ranks = [len(found.get(index, self._values[index].dims)) for index in (first, *others)]
         if isinstance(node, schema.XNNStaticReshape):
             return dims
+        if isinstance(node, schema.XNNBatchMatrixMultiply) and min(ranks) < 2:
+            return None
         if isinstance(node, schema.XNNNode2x1):
             return _of_rank(max(ranks), dims)
         if not found.keys().isdisjoint(others):
