@@ -128,6 +128,16 @@ def foretold(row: Row, name: str = OURS) -> float | None:
     return cell["foretold_ms"] / cell["median_ms"] if cell.get("foretold_ms") and cell["median_ms"] else None
 
 
+def converting(row: Row) -> float | None:
+    """What the table of times says of the conversions of ours, over what it takes: the most that another plan
+    could save."""
+    ours = _cell(row, OURS)
+    if not ours.get("kernels") or not ours.get("median_ms"):
+        return None
+    moved = [each["ms"] for each in ours["kernels"] if each["name"].startswith("transpose")]
+    return sum(moved) / ours["median_ms"]
+
+
 def _misordered(row: Row) -> bool:
     """Whether the plan that the table says is the faster one is the slower one, by more than chance."""
     first, second = (_cell(row, name).get("foretold_ms") for name in (BY_TIME, OURS))
@@ -235,15 +245,16 @@ def table(record: Mapping[str, Any]) -> str:
     titles = {name: _title(name) for name in AGAINST}
     head = (
         *("network", "input", "ours, ms", "of the limit", *titles.values(), "inductor", "best"),
-        *("by time", "foretold", "memory", "file"),
+        *("by time", "conversions", "foretold", "memory", "file"),
     )
     lines = [
         "# Latency of float32 programs",
         "",
         "Milliseconds of ours for XNNPACK, medians; how many times the machine's limit that is; ours over "
         "each of the others (95 % interval), and over target inductor; our fastest target over the fastest "
-        "of the others; the plan by time over ours, which is by bytes; what the table of times foretells of "
-        "ours over what it takes; peak memory and file over ExecuTorch's.",
+        "of the others; the plan by time over ours, which is by bytes, where it is another; what conversions "
+        "take of ours by the table of times, which is the most that any other plan could save; what that table "
+        "foretells of ours over what it takes; peak memory and file over ExecuTorch's.",
         "",
         *record_lines(record),
         f"| {' | '.join(head)} |",
@@ -275,6 +286,7 @@ def _line(row: Row) -> str:
         *(_told(share(row, name)) or ("fails" if _cell(row, name) else "") for name in (*AGAINST, INDUCTOR)),
         f"{of_best(row):.2f} ({mine[0]}, {_title(fastest[0])})" if mine and fastest else "",
         _told(by_time(row)),
+        "" if converting(row) is None else f"{100 * converting(row):.1f} %",
         "" if foretold(row) is None else f"{foretold(row):.2f}",
         *("" if size is None else f"{size:.2f}" for size in sizes),
     ]

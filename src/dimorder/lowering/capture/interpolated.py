@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def with_products(exported: ExportedProgram) -> ExportedProgram:
-    """The program in which resizes to symbolic sizes, and steps counted from the end of one, are products; itself
+    """The program in which resizes to symbolic sizes, and steps from the end of one, are products; itself
     where there are none.
 
     >>> class Twice(torch.nn.Module):
