@@ -252,9 +252,9 @@ def table(record: Mapping[str, Any]) -> str:
         "",
         "Milliseconds of ours for XNNPACK, medians; how many times the machine's limit that is; ours over "
         "each of the others (95 % interval), and over target inductor; our fastest target over the fastest "
-        "of the others; the plan by time over ours, which is by bytes, where it is another; what conversions "
-        "take of ours by the table of times, which is the most that any other plan could save; what that table "
-        "foretells of ours over what it takes; peak memory and file over ExecuTorch's.",
+        "of the others; the plan by time over ours, which is by bytes, where it is another; the share that "
+        "conversions have of ours by the table of times, which is the most that any other plan could save; "
+        "what that table foretells of ours over what it takes; peak memory and file over ExecuTorch's.",
         "",
         *record_lines(record),
         f"| {' | '.join(head)} |",
