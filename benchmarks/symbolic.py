@@ -35,7 +35,7 @@ RANGES: Mapping[str, Mapping[int, Any]] = {
 }
 _TEXT = (
     "Milliseconds of a program for ranges of sizes, and of the one for fixed sizes, medians, at the sizes of "
-    "the inputs; the ratio of the two (95 % interval); dimensions with symbols; delegates and files of either."
+    "the inputs; the ratio of the two (95 % interval); dimensions with symbols; delegates, files of either."
 )
 
 
