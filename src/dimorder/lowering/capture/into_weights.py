@@ -36,12 +36,14 @@ def with_weights(
     programs: Sequence[Captured],
     cuts: bool,
     heads: bool = False,
-    varying: Sequence[frozenset[int]] = (frozenset(),),
+    varying: Sequence[frozenset[int]] | None = None,
 ) -> list[Captured]:
-    """The same network at several sizes, with what can be in weights in them; `cuts` says whether products
-    whose results are only cut become several.
+    """The same network at several sizes, with what can be in weights in them.
 
-    As they were where they are quantised, or where sizes decide what can be in weights.
+    `cuts` says whether products whose results are only cut become several, `heads` whether products of
+    attention's heads become batched ones. `varying` are, for each program, the sizes that a symbol gives;
+    none by default. Programs stay as they are where they are quantised, or where sizes decide what can be in
+    weights.
 
     >>> from dimorder.lowering.capture.captured import capture
     >>> net = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
@@ -57,7 +59,7 @@ def with_weights(
         return list(programs)
     made = [
         replace(program, module=_rewritten(program.module, cuts, heads, sizes))
-        for program, sizes in zip(programs, varying, strict=True)
+        for program, sizes in zip(programs, varying or [frozenset()] * len(programs), strict=True)
     ]
     return made if _alike(programs, made) else list(programs)
 
