@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.lowering.capture.products import VIEWS, Product, constant, scaled_inputs
+from dimorder.lowering.capture.products import VIEWS, Product, constant, product_behind, scaled_inputs
 from dimorder.lowering.capture.tracing import shape_of
 from dimorder.lowering.operators.operator import args_of
 
@@ -111,14 +111,13 @@ def _scores(module: GraphModule, node: Node) -> Node | None:
 def _shifted(module: GraphModule, value: Node) -> tuple[Product, Tensor] | None:
     """The linear whose result a value is, through views and permutes, where nothing else reads that, and its
     bias as the value has it."""
-    moves, first = list[Node](), value
-    while len(first.users) == 1 and first.target in VIEWS:
-        moves.append(first)
-        first = args_of(first)[0]
-    product = Product.of(module, first) if len(first.users) == 1 else None
-    if product is None or product.bias is None or product.node.target is not aten.linear.default:
+    found = product_behind(module, value)
+    if found is None:
         return None
-    return product, _moved(product.bias.expand(shape_of(first)), moves[::-1])
+    product, moves = found
+    if product.bias is None or product.node.target is not aten.linear.default:
+        return None
+    return product, _moved(product.bias.expand(shape_of(product.node)), moves[::-1])
 
 
 def _moved(value: Tensor, moves: Sequence[Node]) -> Tensor:

@@ -19,10 +19,10 @@ from dimorder.lowering.capture.captured import Captured
 from dimorder.lowering.capture.heads import split_heads
 from dimorder.lowering.capture.packed import split_packed
 from dimorder.lowering.capture.products import (
-    VIEWS,
     Product,
     constant,
     is_safe,
+    product_behind,
     scaled_features,
     scaled_inputs,
 )
@@ -115,20 +115,10 @@ _BEHIND: dict[Any, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 _SYMMETRIC = (aten.mul.Tensor, aten.add.Tensor)
 
 
-def _product_behind(module: GraphModule, source: Node) -> tuple[Product, list[Node]] | None:
-    """The product whose result a value is, through views and permutes, where nothing else reads that."""
-    moves, first = list[Node](), source
-    while first.target in VIEWS and len(first.users) == 1:
-        moves.append(first)
-        first = first.args[0]  # type: ignore[assignment]
-    product = Product.of(module, first) if len(first.users) == 1 else None
-    return None if product is None else (product, moves)
-
-
 def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
     """Behind a product: its factor and its shift can be in weights, and what is left is a clamp."""
     (source,) = node.all_input_nodes
-    if _product_behind(module, source) is None:
+    if product_behind(module, source) is None:
         return
     with module.graph.inserting_before(node):
         for target, *rest in ((aten.mul.Tensor, 1 / 6), (aten.add.Tensor, 0.5), (aten.clamp.default, 0, 1)):
@@ -141,7 +131,7 @@ def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
 def _fold_behind(module: GraphModule, node: Node) -> bool:
     """Folds a sum or a product with a constant into the product before it, through views and permutes."""
     operands = _operands(module, node)
-    found = None if operands is None else _product_behind(module, operands[0])
+    found = None if operands is None else product_behind(module, operands[0])
     if operands is None or found is None:
         return False
     (source, value), (product, moves) = operands, found

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.capture.tracing import shape_of, without_data
+from dimorder.lowering.operators.operator import args_of
 
 aten = torch.ops.aten
 
@@ -96,6 +97,17 @@ def _held(module: GraphModule, value: Any) -> Tensor | None:
         return None
     held: Tensor = getattr(module, str(value.target))
     return None if isinstance(held, Scaled) or held.dtype != torch.float32 else held
+
+
+def product_behind(module: GraphModule, value: Node) -> tuple[Product, list[Node]] | None:
+    """The product whose result a value is, where nothing else reads that, and the views and permutes between,
+    the last first."""
+    moves, first = list[Node](), value
+    while first.target in VIEWS and len(first.users) == 1:
+        moves.append(first)
+        first = args_of(first)[0]
+    product = Product.of(module, first) if len(first.users) == 1 else None
+    return None if product is None else (product, moves)
 
 
 def constant(module: GraphModule, value: Any) -> Tensor | None:
