@@ -69,6 +69,7 @@ MAY_IMPORT = {
         "lowered",
         "api",
         "eager",
+        "latency",
     },
 }
 EVERYTHING = {*MAY_IMPORT, "cli"}

@@ -22,6 +22,7 @@ from dimorder.cli.options import (
     json_option,
     model_options,
     read_json,
+    report_option,
     write_json,
 )
 from dimorder.errors import UsageError
@@ -29,7 +30,7 @@ from dimorder.errors import UsageError
 EXAMPLES = """\
   dimorder bench torchvision.models:resnet18 --input 1x3x224x224
   dimorder bench torchvision.models:resnet18 --input 1x3x224x224 --against executorch --against onnxruntime
-  dimorder bench torchvision.models:mobilenet_v3_small --input 1x3x224x224 --against eager --profile
+  dimorder bench torchvision.models:mobilenet_v3_small --input 1x3x224x224 --profile --report net.html
   dimorder bench mymodels:Ranker --input ids=1x128:int64 --target torch --threads 1 --chart ranker.png
   dimorder bench convert
   dimorder bench convert -o src/dimorder/eager/conversion.json
@@ -80,6 +81,7 @@ def add_options(parser: CommandParser) -> None:
         "least for it: those first that are farthest above",
     )
     parser.add_argument("--chart", metavar="FILE", help="the medians as a bar chart (.png)")
+    report_option(parser, "the times as bars, and with --profile each operator's")
     json_option(parser, "every round of each runtime")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="of `bench convert` and `bench ops`: the table to add to"
@@ -87,18 +89,23 @@ def add_options(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    check_outputs({"-o": options.output, "--json": options.json, "--chart": options.chart})
+    written = {"--json": options.json, "--chart": options.chart, "--report": options.report}
+    check_outputs({"-o": options.output, **written})
     if options.model == _CONVERT:
         return _convert(options, console)
     if options.model == _OPS:
         return _ops(options, console)
     if options.output:
-        raise UsageError(f"-o {options.output}", "a table, for a network", "give --json FILE or --chart FILE")
+        raise UsageError(
+            f"-o {options.output}",
+            "a table, for a network",
+            "give --json FILE, --chart FILE or --report FILE",
+        )
     if options.chart and Path(options.chart).suffix != ".png":
         raise UsageError(f"--chart {options.chart}", "no .png", "name it so")
     with console.progress() as progress:
         progress("loading torch")
-        from dimorder import latency
+        from dimorder import files, latency
 
         progress(f"loading {options.model}")
         model = models.runnable(models.load_model(options.model, dict(options.arg)))
@@ -118,10 +125,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
         )
         console.check_interrupt()
         if options.chart:
-            from dimorder import files
             from dimorder.latency.chart import png
 
             files.write_whole(options.chart, png(found))
+        if options.report:
+            from dimorder import report
+
+            files.write_whole(options.report, report.render_bench(found, options.model).encode())
     write_json(options.json, found.to_dict(), console)
     if options.json != "-":
         console.print(found)

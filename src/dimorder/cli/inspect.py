@@ -40,7 +40,7 @@ def add_options(parser: CommandParser) -> None:
     )
     parser.add_argument("--compare", action="store_true", help="time both orders, and recommend one")
     json_option(parser, "the findings")
-    report_option(parser)
+    report_option(parser, "every operator in the order it wrote, and what was found")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:

@@ -188,10 +188,8 @@ def json_option(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def report_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--report", metavar="FILE", help="a page (.html) that shows the plan operator by operator"
-    )
+def report_option(parser: argparse.ArgumentParser, shows: str = "the plan operator by operator") -> None:
+    parser.add_argument("--report", metavar="FILE", help=f"a page (.html) that shows {shows}")
 
 
 def _targets_told() -> str:

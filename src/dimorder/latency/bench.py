@@ -59,6 +59,10 @@ class Timed:
         return statistics.median(self.ms) if self.ms else None
 
     @property
+    def is_ours(self) -> bool:
+        return self.name not in PEERS
+
+    @property
     def foretold_ms(self) -> float | None:
         return None if self.kernels is None else sum(each.ms for each in self.kernels)
 
@@ -76,6 +80,12 @@ class Bench:
     environment: Mapping[str, object]
     limit_ms: float | None = None
     operators: tuple[OperatorTime, ...] | None = None
+
+    @property
+    def run(self) -> str:
+        """How it was run, in words."""
+        rounds = max((len(row.ms) for row in self.rows), default=0)
+        return f"{rounds} rounds in turn, {self.threads} thread{'s' * (self.threads != 1)}"
 
     def ratio(self, row: Timed) -> tuple[float, float, float] | None:
         """Our time over that of a row, and the interval of 95 %; None where one of the two was not timed."""
@@ -112,7 +122,6 @@ class Bench:
 
     def __str__(self) -> str:
         shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.inputs)
-        rounds = max((len(row.ms) for row in self.rows), default=0)
         head = ("", "ms", "ours / this (95 %)", "made in", "file", "memory", "error")
         cells = [head, *map(self._cells, self.rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -124,7 +133,7 @@ class Bench:
         ]
         return "\n".join(
             [
-                f"{self.network}  {shapes}  {rounds} rounds in turn, {self.threads} threads",
+                f"{self.network}  {shapes}  {self.run}",
                 *(line.rstrip() for line in lines),
                 *(f"{row.title}: {row.error}" for row in self.rows if row.error),
                 *self._foretold(),

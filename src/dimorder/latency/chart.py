@@ -20,17 +20,16 @@ def png(bench: Bench) -> bytes:
     except ImportError as error:
         raise UnsupportedError("a chart", str(error), "pip install 'dimorder[peers]'") from error
     timed = sorted((row for row in bench.rows if row.ms), key=lambda row: -(row.median or 0.0))
-    targets = {row.name for row in bench.rows if row.title.startswith("dimorder")}
     figure = Figure(figsize=(8, 0.8 + 0.45 * len(timed)), layout="constrained")
     axes = figure.subplots()
     bars = axes.barh(
         [row.title for row in timed],
         [row.median or 0.0 for row in timed],
-        color=[_OURS if row.name in targets else _OTHERS for row in timed],
+        color=[_OURS if row.is_ours else _OTHERS for row in timed],
     )
     axes.bar_label(bars, fmt="%.2f", padding=3)
-    axes.set_xlabel(f"ms, median of {max((len(row.ms) for row in timed), default=0)} rounds")
-    axes.set_title(f"{bench.network}, {bench.threads} threads")
+    axes.set_xlabel(f"ms, medians of {bench.run}")
+    axes.set_title(bench.network)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.12)
     image = io.BytesIO()

@@ -1,4 +1,4 @@
-"""A plan as a page: what is promised, what is converted and why, and the order that each operator runs in."""
+"""Plans, inspections and benches as pages: what is promised, what is converted and why, and what it takes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 
 from dimorder.eager.inspection import Comparison, Inspection
 from dimorder.files import write_whole
+from dimorder.latency.bench import Bench
 from dimorder.lowered import Lowered
 from dimorder.lowering.network_plan import NetworkPlan
+from dimorder.report.bench_page import bench_page
 from dimorder.report.html import page
 from dimorder.report.inspection_page import inspection_page
 from dimorder.report.model import Report, build
 
-__all__ = ["Report", "build", "render", "render_inspection", "write"]
+__all__ = ["Report", "build", "render", "render_bench", "render_inspection", "write"]
 
 
 def render(
@@ -33,6 +35,11 @@ def render(
 def render_inspection(found: Inspection, title: str = "", comparison: Comparison | None = None) -> str:
     """The page of an inspection, in HTML that needs nothing from elsewhere."""
     return inspection_page(found, title, comparison)
+
+
+def render_bench(found: Bench, title: str = "") -> str:
+    """The page of a bench, in HTML that needs nothing from elsewhere."""
+    return bench_page(found, title)
 
 
 def write(result: Lowered | NetworkPlan, path: str | os.PathLike[str], title: str = "") -> Path:

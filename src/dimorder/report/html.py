@@ -1,19 +1,17 @@
-"""Decides how a report looks: one HTML page with its own CSS, light or dark as the reader's system is.
-
-No script, and nothing from the network: the page can be mailed, and opens anywhere.
-"""
+"""Decides how the report of a plan looks: one HTML page without a script."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
-from pathlib import Path
 
 from dimorder.contract import describe
 from dimorder.lowering.network_plan import Explanation
+from dimorder.report import parts
 from dimorder.report.model import ConversionRow, Lowering, OperatorRow, Report
+from dimorder.report.parts import bar, section, size, table
 from dimorder.targets.npu_report import NpuReport
 
 _FAMILIES = {
@@ -22,7 +20,6 @@ _FAMILIES = {
     "permuted": "whole dimensions in another order",
     "cut": "dimensions cut, their pieces apart",
 }
-_MAX_ROWS = 64  # of the strip: with more, modules are grouped one level higher
 
 
 def page(report: Report) -> str:
@@ -37,14 +34,7 @@ def page(report: Report) -> str:
         _seconds(report.lowering) if report.lowering else "",
         _proof(report),
     ]
-    body = "\n".join(section for section in sections if section)
-    css = Path(__file__).with_name("page.css").read_text()
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(report.title)} · dimorder</title>\n<style>\n{css}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return parts.document(f"{report.title} · dimorder", sections)
 
 
 def _head(report: Report) -> str:
@@ -53,7 +43,7 @@ def _head(report: Report) -> str:
     bound = _unit(report.lower_bound, report.units[0])
     tiles = [
         (str(count), "conversion" if count == 1 else "conversions", ""),
-        (_size(report.converted_bytes), "moved by them", ""),
+        (size(report.converted_bytes), "moved by them", ""),
         (proven, f"no plan costs less than {bound}", "good" if report.optimal else "bad"),
     ]
     if report.lowering:
@@ -63,15 +53,8 @@ def _head(report: Report) -> str:
             (f"{report.lowering.max_rel_error:.1e}", "largest relative error", ""),
             (delegates, f"{outside or 'no'} operator{'s' * (outside != 1)} outside", ""),
         ]
-    shown = "".join(
-        f'<div class="tile {mood}"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
-        for value, label, mood in tiles
-    )
-    return (
-        f"<header><h1>{escape(report.title)}</h1>"
-        f"<p>Memory orders for target <b>{escape(report.target)}</b>, planned by dimorder.</p></header>\n"
-        f'<div class="tiles">{shown}</div>'
-    )
+    text = f"Memory orders for target <b>{escape(report.target)}</b>, planned by dimorder."
+    return parts.head(report.title, text, tiles)
 
 
 def _contract(report: Report) -> str:
@@ -91,22 +74,22 @@ def _contract(report: Report) -> str:
         ("state", spec.name, " × ".join(map(str, spec.shape)) or "scalar", spec.dtype, spec.order)
         for spec in report.contract.state
     ]
-    return _section(
+    return section(
         "Contract",
         "What the program promises, and checks on every call.",
-        _table(cells, ["", "name", "shape", "type", "order"]),
+        table(cells, ["", "name", "shape", "type", "order"]),
     )
 
 
 def _conversions(report: Report) -> str:
     if not report.conversions:
-        return _section("Conversions", "None: no value is ever copied into another order.", "")
+        return section("Conversions", "None: no value is ever copied into another order.", "")
     explained = [row for row in report.conversions if row.explanation]
     others = [row for row in report.conversions if not row.explanation]
     note = f" The {len(explained)} largest with their reasons, then the others." if others else ""
     text = f"Copies of a value into another order. All else about order is free, or done ahead of time.{note}"
     cards = "\n".join(map(_card, explained))
-    return _section(
+    return section(
         "Conversions", text, f'<div class="cards">{cards}</div>{_smaller(others) if others else ""}'
     )
 
@@ -133,12 +116,12 @@ def _card(row: ConversionRow) -> str:
     if row.explanation:
         found = row.explanation
         reason = f"<p>{escape(_without(found))}</p><p>{escape(found.advice)}</p>"
-    shape, width = " × ".join(map(str, made.shape)), f"{100 * row.share:.1f}%"
+    shape = " × ".join(map(str, made.shape))
     return (
         f'<article class="card" id="conversion-{row.number}"><h3><i class="number">{row.number}</i>'
         f"<code>{escape(made.value)}</code> <small>{shape}</small></h3>"
         f'<p class="orders"><span>{escape(made.from_order)}</span> → <span>{escape(made.to_order)}</span></p>'
-        f'<div class="bar"><i style="width:{width}"></i></div>'
+        f"{bar(row.share)}"
         f"<p><b>{made.bytes:,} bytes</b>, {row.share:.0%} of all that is converted</p>"
         f"<dl><dt>from</dt><dd>{escape(str(made.producer))}</dd><dt>for</dt><dd>{consumers}{more}</dd></dl>"
         f"{reason}</article>"
@@ -171,7 +154,7 @@ def _strip(report: Report) -> str:
         "is named by the shape that a value was made with: channels-last of N × C × H × W and row-major of "
         "N × H × W × C are the same memory."
     )
-    return _section("Operators", text, f'<ul class="legend">{legend}</ul><div class="strip">{rows}</div>')
+    return section("Operators", text, f'<ul class="legend">{legend}</ul><div class="strip">{rows}</div>')
 
 
 def _grouped(operators: Sequence[OperatorRow]) -> Iterator[tuple[str, list[OperatorRow]]]:
@@ -182,7 +165,7 @@ def _grouped(operators: Sequence[OperatorRow]) -> Iterator[tuple[str, list[Opera
         return [(label, list(group)) for label, group in keyed]
 
     fine = rows(2)
-    yield from fine if len(fine) <= _MAX_ROWS else rows(1)
+    yield from fine if len(fine) <= parts.MAX_ROWS else rows(1)
 
 
 def _cell(row: OperatorRow) -> str:
@@ -211,29 +194,29 @@ def _left_over(report: Report) -> str:
     if report.lowering and report.lowering.outside:
         rows = ((name, str(count)) for name, count in report.lowering.outside.items())
         parts.append(
-            _section(
+            section(
                 "Outside of the delegates",
                 "Run by the runtime's portable kernels, row-major.",
-                _table(rows, ["operator", "calls"]),
+                table(rows, ["operator", "calls"]),
             )
         )
     if report.opaque:
         rows3 = ((place.operator, place.source, reason) for place, reason in report.opaque)
         parts.append(
-            _section(
+            section(
                 "Row-major for want of a rule or a kernel",
                 "They read and write their shape row-major; the conversions beside them are theirs.",
-                _table(rows3, ["operator", "source", "why"]),
+                table(rows3, ["operator", "source", "why"]),
             )
         )
     if report.blocks:
         places = ((place.operator, place.source) for place in dict.fromkeys(report.blocks))
         parts.append(
-            _section(
+            section(
                 "Kept in blocks",
                 "They cut dimensions where another operator does not, so the pieces stay together. "
                 "Other sizes would avoid it.",
-                _table(places, ["operator", "source"]),
+                table(places, ["operator", "source"]),
             )
         )
     return "\n".join(parts)
@@ -245,30 +228,30 @@ def _npu(npu: NpuReport) -> str:
     rows = "".join(
         f"<tr><td>{escape(place.operator)}</td><td>{escape(place.source)}</td>"
         f'<td class="right">{count:,}</td>'
-        f'<td class="wide"><div class="bar"><i style="width:{100 * count / most:.1f}%"></i></div></td></tr>'
+        f'<td class="wide">{bar(count / most)}</td></tr>'
         for place, count in found
     )
-    held = ", ".join(f"{_size(count)} of {name}" for name, count in npu.memories.items())
+    held = ", ".join(f"{size(count)} of {name}" for name, count in npu.memories.items())
     text = (
         f"Vela {npu.vela} estimates {npu.cycles:,} cycles ({npu.milliseconds:.3g} ms) and {held} for "
         f"{npu.accelerator} ({npu.system_config}, {npu.memory_mode}); {npu.cpu_operators or 'no'} operators "
         "are left to the CPU. Cycles by operator, which overlap:"
     )
-    return _section("NPU", text, f"<table>{rows}</table>")
+    return section("NPU", text, f"<table>{rows}</table>")
 
 
 def _seconds(lowering: Lowering) -> str:
     total = sum(lowering.seconds.values()) or 1.0
     rows = "".join(
         f'<tr><td>{escape(step)}</td><td class="right">{seconds:.2f} s</td>'
-        f'<td class="wide"><div class="bar"><i style="width:{100 * seconds / total:.1f}%"></i></div></td>'
+        f'<td class="wide">{bar(seconds / total)}</td>'
         "</tr>"
         for step, seconds in lowering.seconds.items()
     )
     rows += f'<tr><td><b>total</b></td><td class="right"><b>{total:.2f} s</b></td><td></td></tr>'
     added = f"{lowering.constant_bytes_added:,} bytes of constants were added"
     facts = f"The program has {lowering.artifact_bytes:,} bytes; {added}."
-    return _section("Time", facts, f"<table>{rows}</table>")
+    return section("Time", facts, f"<table>{rows}</table>")
 
 
 def _proof(report: Report) -> str:
@@ -285,27 +268,5 @@ def _proof(report: Report) -> str:
     )
 
 
-def _section(title: str, text: str, content: str) -> str:
-    return f"<section><h2>{title}</h2><p>{escape(text)}</p>{content}</section>"
-
-
-def _table(rows: Iterable[Sequence[str]], head: Sequence[str]) -> str:
-    titles = "".join(f"<th>{title}</th>" for title in head)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{titles}</tr>{body}</table></div>'
-
-
 def _unit(value: int, unit: str) -> str:
     return f"{value:,} {unit[:-1] if value == 1 and unit.endswith('s') else unit}"
-
-
-def _size(count: int) -> str:
-    """Bytes as a person would say them.
-
-    >>> _size(602112), _size(0)
-    ('602 kB', '0 B')
-    """
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count} B"

@@ -12,7 +12,8 @@ from itertools import groupby
 from pathlib import Path
 
 from dimorder.eager.inspection import COSTLY, Comparison, Finding, FindingGroup, Inspection, TracedCall
-from dimorder.report.html import _MAX_ROWS, _section, _size, _table
+from dimorder.report import parts
+from dimorder.report.parts import section, size, table
 
 _FAMILY = {
     "row-major": "row-major",
@@ -67,31 +68,20 @@ def inspection_page(found: Inspection, title: str = "", comparison: Comparison |
         _strip(found),
         _findings(found),
     ]
-    css = Path(__file__).with_name("page.css").read_text() + _STYLE
-    body = "\n".join(section for section in sections if section)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(name)} · dimorder inspect</title>\n<style>\n{css}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
-    )
+    return parts.document(f"{name} · dimorder inspect", sections, _STYLE, _SCRIPT)
 
 
 def _head(found: Inspection, name: str) -> str:
     counts = Counter(f.verdict for f in found.findings)
     tiles = [
         *((str(counts[verdict]), verdict, "bad" if counts[verdict] else "good") for verdict in COSTLY),
-        (_size(found.moved_bytes), "moved for it", ""),
+        (size(found.moved_bytes), "moved for it", ""),
         (f"{found.model_us / 1000:,.1f} ms", f"{len(found.calls)} operators", ""),
     ]
-    shown = "".join(
-        f'<div class="tile {mood}"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
-        for value, label, mood in tiles
-    )
     order = {"channels_last": "channels-last", "contiguous": "row-major", None: "the order it came in"}
     shapes = ", ".join(" × ".join(map(str, shape)) for shape in found.inputs) or "no tensors"
     text = f"{shapes}, run in <b>{order[found.order]}</b>, inspected by dimorder."
-    return f'<header><h1>{escape(name)}</h1><p>{text}</p></header>\n<div class="tiles">{shown}</div>'
+    return parts.head(name, text, tiles)
 
 
 def _compared(comparison: Comparison) -> str:
@@ -103,7 +93,7 @@ def _compared(comparison: Comparison) -> str:
         f"{comparison.contiguous_us / 1000:,.1f} ms row-major, {comparison.channels_last_us / 1000:,.1f} ms "
         f"channels-last: {comparison.recommendation}. {comparison.rounds} rounds in turn; the bound is 95 %."
     )
-    return _section("Both orders", whole, _table(rows, ["region", "row-major", "ratio", "faster"]))
+    return section("Both orders", whole, table(rows, ["region", "row-major", "ratio", "faster"]))
 
 
 def _strip(found: Inspection) -> str:
@@ -129,7 +119,7 @@ def _strip(found: Inspection) -> str:
         "of what they wrote; underlined where something was lost, copied or mixed. Hover for more. Views are "
         "not shown."
     )
-    return _section("Operators", text, f'<ul class="legend">{legend}</ul><div class="strip">{rows}</div>')
+    return section("Operators", text, f'<ul class="legend">{legend}</ul><div class="strip">{rows}</div>')
 
 
 def _grouped(calls: Sequence[TracedCall]) -> Iterator[tuple[str, list[TracedCall]]]:
@@ -137,7 +127,7 @@ def _grouped(calls: Sequence[TracedCall]) -> Iterator[tuple[str, list[TracedCall
         keyed = groupby(calls, key=lambda call: ".".join(call.module.split(".")[:levels]))
         return [(label, list(group)) for label, group in keyed]
 
-    yield from next((fine for fine in (rows(2), rows(1)) if len(fine) <= _MAX_ROWS), rows(1))
+    yield from next((fine for fine in (rows(2), rows(1)) if len(fine) <= parts.MAX_ROWS), rows(1))
 
 
 def _cell(call: TracedCall, findings: Sequence[Finding]) -> str:
@@ -158,7 +148,7 @@ def _cell(call: TracedCall, findings: Sequence[Finding]) -> str:
 
 def _findings(found: Inspection) -> str:
     if not found.places:
-        return _section("Findings", "None: the order is kept throughout.", "")
+        return section("Findings", "None: the order is kept throughout.", "")
     most_bytes = max(place.bytes for place in found.places) or 1
     most_us = max(place.time_us for place in found.places) or 1.0
     cards = "\n".join(_card(place, most_bytes, most_us) for place in found.places)
@@ -168,7 +158,7 @@ def _findings(found: Inspection) -> str:
         '<input class="search" type="search" placeholder="search: a module, an operator, a file, a verdict" '
         f'aria-label="search findings"> <small class="shown">{count} of {count}</small>'
     )
-    return _section("Findings", text, f'{box}<div class="cards">{cards}</div>')
+    return section("Findings", text, f'{box}<div class="cards">{cards}</div>')
 
 
 def _card(place: FindingGroup, most_bytes: int, most_us: float) -> str:
