@@ -281,6 +281,30 @@ def test_the_last_steps_of_a_symbol_are_of_the_delegate(module: nn.Module) -> No
         assert max(errors(lowered, module, sized(shape, sizes))) <= 1e-4
 
 
+class Masked(nn.Module):
+    """The last of steps some of which are infinite, where the input says so, and of what is finite again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 6, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.conv(x).masked_fill(x[:, :1] < -1, -torch.inf)
+        return y[..., -2:], y.softmax(-1)[..., -1:]
+
+
+def test_infinite_steps_do_not_spread_to_the_last() -> None:
+    module = Masked().eval()
+    lowered = lower(module, "2x3xT", target="xnnpack")
+    for sizes in TIMES:
+        x = sized("2x3xT", sizes)
+        x[1, 0, 1] = -2.0
+        with torch.no_grad():
+            wanted = module(x)
+        for got, want in zip(lowered.run(x), wanted, strict=True):
+            torch.testing.assert_close(got, want)
+
+
 def test_a_file_is_loaded_and_run_at_every_size_in_any_order(tmp_path: Path) -> None:
     module = zoo.network("unet").build()
     program = dimorder.load(lower(module, "1x3xHxW", target="xnnpack").save(tmp_path / "unet.pte"))

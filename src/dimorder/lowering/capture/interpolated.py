@@ -7,6 +7,7 @@ distance to it, and nothing from a distance of 1 on. A pixel shuffle is a transp
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node, map_arg
+from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 
 
 def with_products(exported: ExportedProgram) -> ExportedProgram:
     """The program in which resizes to symbolic sizes, and steps from the end of one, are products; itself
-    where there are none.
+    where there are none, and where one of them may read infinities, of which a product makes NaN elsewhere.
 
     >>> class Twice(torch.nn.Module):
     ...     def forward(self, x):
@@ -34,9 +36,9 @@ def with_products(exported: ExportedProgram) -> ExportedProgram:
     2
     """
     nodes = list(exported.graph.nodes)
-    resizes = any(node.target in _RESIZES and _has_symbols(node.meta["val"].shape[2:]) for node in nodes)
-    steps = any(node.target in _STEPS and _is_of_end(*_read(node)) for node in nodes)
-    if not resizes and not steps:
+    found = [n for n in nodes if n.target in _RESIZES and _has_symbols(n.meta["val"].shape[2:])]
+    found += [n for n in nodes if n.target in _STEPS and _is_of_end(*_read(n))]
+    if not found or not _infinite(exported).isdisjoint(found):
         return exported
     decomposed: ExportedProgram = exported.run_decompositions({**_RESIZES, **_STEPS})
     return decomposed
@@ -50,6 +52,37 @@ def _read(node: Node) -> tuple[Any, ...]:
 
 def _has_symbols(sizes: Sequence[Any]) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+# Finite, whatever is infinite of what these read.
+_BOUNDED = (
+    *(aten.softmax.int, aten.scaled_dot_product_attention.default),
+    *(aten.sigmoid.default, aten.tanh.default),
+)
+
+
+def _infinite(exported: ExportedProgram) -> set[Node]:
+    """The values that have infinities which the network itself puts there, as masks do."""
+    signature = exported.graph_signature
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    held = {**exported.state_dict, **exported.constants}
+    found = set[Node]()
+    for node in exported.graph.nodes:
+        value, put = node.meta.get("val"), (held.get(names.get(node.name, "")), node.args, node.kwargs)
+        if not isinstance(value, Tensor) or not value.is_floating_point() or node.target in _BOUNDED:
+            continue
+        if found.intersection(node.all_input_nodes) or any(map(_is_infinite, pytree.tree_leaves(put))):
+            found.add(node)
+    return found
+
+
+def _is_infinite(value: Any) -> bool:
+    tensor = isinstance(value, Tensor) and value.is_floating_point()
+    return bool(value.isinf().any()) if tensor else isinstance(value, float) and math.isinf(value)
 
 
 # From the sizes of a dimension before and after, and a factor or None, to where each place of the result lies
