@@ -11,14 +11,11 @@ beside it is the table of it.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import logging
 import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,9 +25,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import dimorder
-from benchmarks.record import failed, keep, record_lines, rows_kept
-from dimorder.latency.bench import ROUNDS, TOLERANCE
-from dimorder.latency.machine import machine
+from benchmarks.command import Row, command_line, measured
+from benchmarks.record import failed, record_lines
+from dimorder.latency.bench import TOLERANCE
 from dimorder.latency.timing import Invocation, geometric_mean, interleaved, ratio
 from dimorder.lowering.verify import relative_errors
 from tests import zoo
@@ -42,7 +39,6 @@ NETWORKS = (
 )
 OURS = ("ours", "ours, channels-last")
 
-Row = dict[str, Any]
 Make = Callable[[nn.Module, "list[Tensor]", Path], Invocation]
 
 
@@ -180,25 +176,12 @@ def _line(row: Row) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.inductor",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--networks", nargs="+", metavar="NAME", choices=NETWORKS, help="measure these anew")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    options.results.mkdir(parents=True, exist_ok=True)
-    kept, here = options.results / "inductor.json", machine(PACKAGES)
-    done = {row["network"]: row for row in rows_kept(kept, here)}
-    for name in options.networks or [name for name in NETWORKS if name not in done]:
-        start = time.perf_counter()
-        done[name] = timed(name, options.rounds)
-        keep(kept, "inductor", here, [done[each] for each in NETWORKS if each in done], table)
-        print(f"{_line(done[name])}  {time.perf_counter() - start:.0f} s", flush=True)
+    options = command_line("inductor", __doc__, NETWORKS).parse_args()
+
+    def measure(name: str) -> Row:
+        return timed(name, options.rounds)
+
+    measured("inductor", options, NETWORKS, PACKAGES, measure, table, _line)
     return 0
 
 

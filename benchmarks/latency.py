@@ -10,21 +10,16 @@ network; the .md beside it is the table of it, the .png the chart. Ends with 1 w
 
 from __future__ import annotations
 
-import argparse
 import io
-import logging
 import sys
-import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks.record import failed, keep, record_lines, rows_kept
+from benchmarks.command import Row, command_line, measured
+from benchmarks.record import failed, record_lines
 from dimorder.files import write_whole
-from dimorder.latency.bench import ROUNDS, measure
-from dimorder.latency.machine import machine
+from dimorder.latency.bench import measure
 from dimorder.latency.runtimes import PEERS, runtime
 from dimorder.latency.timing import geometric_mean
 from tests import zoo
@@ -79,8 +74,6 @@ NETWORKS: Mapping[str, Network] = {
         Network("bert", transformers("BertModel", "BertConfig", **_SMALL), (), frozenset(), text(128)),
     )
 }
-
-Row = dict[str, Any]
 
 
 def timed(name: str, targets: Sequence[str], against: Sequence[str], rounds: int) -> Row:
@@ -329,34 +322,20 @@ def chart(rows: Sequence[Row]) -> bytes:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.latency",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--networks", nargs="+", metavar="NAME", choices=NETWORKS, help="measure these anew")
+    parser = command_line("latency", __doc__, NETWORKS)
     parser.add_argument("--targets", nargs="+", metavar="NAME", choices=TARGETS, default=TARGETS)
     parser.add_argument("--against", nargs="+", metavar="NAME", choices=AGAINST, default=AGAINST)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    options.results.mkdir(parents=True, exist_ok=True)
-    kept, here = options.results / "latency.json", machine(PACKAGES)
     against = [name for name in options.against if not PEERS[name].missing]
-    done = {row["network"]: row for row in rows_kept(kept, here)}
-    for name in options.networks or [name for name in NETWORKS if name not in done]:
-        start = time.perf_counter()
-        done[name] = timed(name, options.targets, against, options.rounds)
-        rows = [done[name] for name in NETWORKS if name in done]
-        keep(kept, "latency", here, rows, table)
-        print(f"{_line(done[name])}  {time.perf_counter() - start:.0f} s", flush=True)
-    rows = [done[name] for name in NETWORKS if name in done]
-    write_whole(kept.with_suffix(".png"), chart(rows))
-    for fault in missed(rows):
+
+    def measure_row(name: str) -> Row:
+        return timed(name, options.targets, against, options.rounds)
+
+    found = measured("latency", options, NETWORKS, PACKAGES, measure_row, table, _line)
+    write_whole(options.results / "latency.png", chart(found))
+    for fault in missed(found):
         print(fault, file=sys.stderr)
-    return int(bool(missed(rows)))
+    return int(bool(missed(found)))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,8 @@ They are loaded several times, since where a load happens to lie in memory count
 
 from __future__ import annotations
 
-import argparse
-import logging
 import sys
 import tempfile
-import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,16 +18,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import dimorder
-from benchmarks.record import failed, keep, record_lines, rows_kept
+from benchmarks.command import Row, command_line, measured
+from benchmarks.record import failed, record_lines
 from dimorder import Lowered
-from dimorder.latency.bench import ROUNDS
-from dimorder.latency.machine import machine
 from dimorder.latency.timing import interleaved, ratio
 
 PACKAGES = ("torch", "executorch", "torchvision", "timm", "transformers")
 LOADS = 5
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ def table(record: Mapping[str, Any], title: str, text: str, ways: Sequence[str],
                 "" if "error" in row else f"{sorted(row[f'{w}_ms'])[len(row[f'{w}_ms']) // 2]:.2f}"
                 for w in ways
             ),
-            row.get("error") or "{:.3f} ({:.3f} to {:.3f})".format(*row["ratio"]),
+            _outcome(row),
             " and ".join(str(row.get(f"{way}_delegates", "")) for way in ways),
             " and ".join(f"{row.get(f'{way}_bytes', 0) / 1e6:.1f}" for way in ways),
         ]
@@ -102,30 +95,23 @@ def run(
 ) -> int:
     """The command `python -m benchmarks.NAME`: 1 where a pair fails, or the first of two takes more than
     `most` of the second's time by more than the interval."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}",
-        description=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--networks", nargs="+", metavar="NAME", choices=networks, help="measure these anew")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    options.results.mkdir(parents=True, exist_ok=True)
-    kept, here = options.results / f"{name}.json", machine(PACKAGES)
-    done = {row["network"]: row for row in rows_kept(kept, here)}
-    for network in options.networks or [each for each in networks if each not in done]:
-        start = time.perf_counter()
-        done[network] = timed(network, options.rounds)
-        keep(kept, name, here, [done[each] for each in networks if each in done], table)
-        told = done[network].get("error") or "{:.3f} ({:.3f} to {:.3f})".format(*done[network]["ratio"])
-        print(f"{network}: {told}  {time.perf_counter() - start:.0f} s", flush=True)
+    options = command_line(name, text, networks).parse_args()
+
+    def measure(network: str) -> Row:
+        return timed(network, options.rounds)
+
     faults = 0
-    for network, row in done.items():
+    for row in measured(name, options, networks, PACKAGES, measure, table, _told):
         slow = "error" not in row and most is not None and row["ratio"][1] > most
         if slow or "error" in row:
-            print(f"{network}: {row.get('error') or f'more than {most}'}", file=sys.stderr)
+            print(f"{row['network']}: {row.get('error') or f'more than {most}'}", file=sys.stderr)
             faults += 1
     return int(bool(faults))
+
+
+def _told(row: Row) -> str:
+    return f"{row['network']}: {_outcome(row)}"
+
+
+def _outcome(row: Row) -> str:
+    return row.get("error") or "{:.3f} ({:.3f} to {:.3f})".format(*row["ratio"])
