@@ -11,13 +11,16 @@ from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
 from dimorder.lowering import stages
 from dimorder.lowering.annotate import annotate
+from dimorder.lowering.capture.branches import has_branches
 from dimorder.lowering.capture.captured import Captured, Slices, arguments, capture, where
+from dimorder.lowering.capture.forced import each_way
 from dimorder.lowering.capture.interpolated import with_products
 from dimorder.lowering.capture.into_weights import with_weights
 from dimorder.lowering.capture.ranged import Point, RangedProgram, ranged, told
@@ -129,6 +132,23 @@ def lower(
         planned, fixed = _plan_ranges(sized, chosen, asked, objective, cost_at, clock)
         return _emit_ranges(planned, fixed, sized, model, chosen, run_artifact, clock)
     program = clock.step("capture", _captured, model, args, kwargs, chosen, objective)
+    for forced in each_way(program.exported):  # which the example inputs do not all choose
+        given, named = pytree.tree_unflatten(program.examples, forced.call_spec.in_spec)
+        way = clock.step("capture", _captured, forced, given, named, chosen, objective)
+        _lower_fixed(way, forced, chosen, asked, objective, run_artifact, clock)
+    return _lower_fixed(program, model, chosen, asked, objective, run_artifact, clock)
+
+
+def _lower_fixed(
+    program: Captured,
+    model: _Network,
+    chosen: Target,
+    asked: _Asked,
+    objective: str,
+    run_artifact: bool | None,
+    clock: Clock,
+) -> Lowered:
+    """A network of fixed sizes, lowered."""
     _require_state(program, chosen)
     program, contract, chosen = _promised(program, chosen, *asked)
     trial: Trial | None = None
@@ -212,6 +232,9 @@ class _Fixed:
         if is_quantised(captured.module):
             found = "integers, with symbolic sizes"
             raise UnsupportedError("a quantised network", found, "lower one program for each size")
+        if has_branches(captured.module.graph):
+            found = "symbolic sizes, with branches that data choose"
+            raise UnsupportedError("torch.cond", found, "lower one program for each size")
         if captured.state:
             found = "symbolic sizes, with state"
             raise UnsupportedError(

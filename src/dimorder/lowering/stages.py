@@ -23,6 +23,7 @@ from dimorder.errors import StageError
 from dimorder.lowering.ability import Ability, Verdicts
 from dimorder.lowering.annotate import Annotated, is_result, results_of
 from dimorder.lowering.building import origin_of
+from dimorder.lowering.capture.branches import Branches
 from dimorder.lowering.capture.captured import Captured, operator_name
 from dimorder.lowering.capture.exported import own_module, state_of
 from dimorder.lowering.capture.tracing import Tracer, shape_of
@@ -91,6 +92,8 @@ def _constant_faults(program: Captured, node: Node) -> Iterator[str]:
 
 def _call_faults(program: Captured, node: Node) -> Iterator[str]:
     name = f"{node} ({operator_name(node)})"
+    if isinstance(node.target, Branches):
+        return
     if not isinstance(node.target, torch._ops.OpOverload):
         yield f"{name}: no operator of torch"
         return
@@ -113,7 +116,7 @@ def _spelt_again(program: Captured, node: Node) -> list[Any]:
     }
     tracer.given.clear()  # they stand for any values
     args, kwargs = pytree.tree_map_only(Node, stand_ins.__getitem__, (node.args, node.kwargs))
-    tracer.trace(node, args, kwargs)
+    tracer.trace(node, node.target, args, kwargs)
     return [call.target for call in tracer.graph.nodes if call.op == "call_function"]
 
 

@@ -20,6 +20,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.asserted import holds_throughout
+from dimorder.lowering.capture.branches import COND, branches, is_static
 from dimorder.lowering.capture.cropped import crop_convolutions
 from dimorder.lowering.capture.dynamic import with_dynamic
 from dimorder.lowering.capture.functional import functional
@@ -339,7 +340,7 @@ def _refuse_state(exported: ExportedProgram) -> None:
             )
     for node in exported.graph.nodes:
         value = node.meta.get("val")
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, torch._ops.HigherOrderOperator) and not is_static(node):
             raise UnsupportedError(f"{operator_name(node)} ({where(node)})", *control_flow(node.target))
         by_data = size_by_data(value) if isinstance(value, torch.Tensor) else None
         if by_data is not None:
@@ -369,8 +370,9 @@ def _normal_form(
     env, names, state = _bind_inputs(tracer, exported)
     for node in exported.graph.nodes:
         if node.op == "call_function":
-            args, kwargs = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
-            env[node] = tracer.trace(node, args, kwargs)
+            target, args = (node.target, node.args) if node.target is not COND else branches(node)
+            args, kwargs = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (args, node.kwargs))
+            env[node] = tracer.trace(node, target, args, kwargs)
             if node.name in slices:
                 env[node] = slices[node.name].written(tracer, node)
     made = {

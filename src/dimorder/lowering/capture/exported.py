@@ -22,6 +22,17 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
+from dimorder.lowering.capture.branches import Branches, has_branches
+
+
+class _Verifier(TrainingIRVerifier):
+    """What torch.export checks, but for a call of branches, which stands for one of torch.cond."""
+
+    dialect = "DIMORDER"
+
+    def allowed_op_types(self) -> tuple[type[Any], ...]:
+        return (*super().allowed_op_types(), Branches)
+
 
 def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedProgram:
     """The exported program of a graph of ATen calls, which is used up: its placeholders take `examples`, it
@@ -75,7 +86,7 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
         range_constraints={},
         module_call_graph=[ModuleCallEntry("", root)],
         example_inputs=call,
-        verifiers=[TrainingIRVerifier],
+        verifiers=[_Verifier if has_branches(graph) else TrainingIRVerifier],
     )
 
 

@@ -48,11 +48,13 @@ class Tracer:
         self.node: Any = None
         self.meta: dict[str, Any] = {}
 
-    def trace(self, node: torch.fx.Node, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
-        """One call of the old graph, its arguments already traced."""
+    def trace(
+        self, node: torch.fx.Node, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]
+    ) -> Value:
+        """One call of the old graph as a call of `target`, its arguments already traced."""
         self.node = node
         self.meta = {key: node.meta[key] for key in SOURCE if key in node.meta} | {EXPORTED: node.name}
-        return self.call(node.target, args, kwargs)
+        return self.call(target, args, kwargs)
 
     def input(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
         node = self.graph.placeholder(name)

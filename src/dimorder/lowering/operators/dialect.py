@@ -13,10 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch._export.verifier import TrainingIRVerifier
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node, map_arg
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dimorder.lowering.capture.branches import Branches
 from dimorder.lowering.capture.exported import remade
 
 NAMESPACE = "dimorder"
@@ -36,8 +38,8 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
 def decompose(
     program: ExportedProgram, *, taps_as_linear: bool = False, kept: Collection[object] = ()
 ) -> ExportedProgram:
-    """The same program with every dialect operator replaced by plain ATen, but for those in `kept`; all else
-    stays whole.
+    """The same program with every dialect operator replaced by plain ATen, but for those in `kept`, and
+    branches by torch.cond; all else stays whole.
 
     `taps_as_linear` makes a `linear` of a convolution of one tap, which needs no permutes round it.
 
@@ -51,15 +53,18 @@ def decompose(
     table = decomposition_table()
     if taps_as_linear:
         table[torch.ops.dimorder.conv2d_nhwc.default] = _conv2d_or_linear
-    graph, made = Graph(), dict[Node, Node]()
+    root, graph, made = torch.nn.Module(), Graph(), dict[Node, Node]()
     for node in program.graph.nodes:
         body = None if node.target in kept else table.get(node.target)
-        if body is None:
+        if isinstance(node.target, Branches):
+            made[node] = node.target.written(root, graph, [made[each] for each in node.args])
+            made[node].meta = dict(node.meta)
+        elif body is None:
             made[node] = graph.node_copy(node, made.__getitem__)
         else:
             made[node] = _written_out(graph, node, body, made)
         made[node].name = node.name  # by which the signature knows it
-    return remade(program, root=torch.nn.Module(), graph=graph)
+    return remade(program, root=root, graph=graph, verifiers=[TrainingIRVerifier])
 
 
 def _written_out(graph: Graph, node: Node, body: Callable[..., Tensor], made: Mapping[Node, Node]) -> Node:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dimorder.lowering.capture.branches import Branches
 from dimorder.lowering.operators import (
     attention,
     contraction,
@@ -99,6 +100,8 @@ def operands(node: torch.fx.Node) -> list[torch.fx.Node]:
 def relate(node: torch.fx.Node) -> Relation:
     """The relation of a call, by the table; an operator that is not in it is opaque."""
     known = find(node.target)
+    if isinstance(node.target, Branches):
+        return opaque(node, "data decide which of two branches runs")
     if known is None or known.relate is None or len(_operator.results(node)) != 1:
         return opaque(node, "no rule knows this operator")
     relation = known.relate(node)

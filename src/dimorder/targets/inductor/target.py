@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import CONTRACT_METHOD, Contract
 from dimorder.errors import ContractError, UnsupportedError, UsageError
+from dimorder.lowering.capture.branches import has_branches
 from dimorder.lowering.operators.dialect import decompose
 from dimorder.lowering.symbolic import SizeTable, symbolic
 from dimorder.lowering.verify import Run
@@ -81,8 +82,11 @@ def _require_machine(path: Path, made_for: Mapping[str, str]) -> None:
 def emit(program: ExportedProgram, contract: Contract) -> CompiledArtifact:
     """The program without the dialect, compiled.
 
-    Raises `UnsupportedError` where there is no compiler, and for what AOTInductor does not compile.
+    Raises `UnsupportedError` where there is no compiler, and for what AOTInductor does not compile, or wrong.
     """
+    if has_branches(program.graph):
+        found = "branches, torch.cond, for which AOTInductor gives other numbers"
+        raise UnsupportedError("target inductor", found, "lower it for target torch")
     return _compiled(decompose(program), contract)
 
 
