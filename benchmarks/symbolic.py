@@ -28,7 +28,8 @@ RANGES: Mapping[str, Mapping[int, Any]] = {
     **dict.fromkeys(
         ("resnet18", "mobilenet_v3_small", "shufflenet_v2_x1_0", "convnext_tiny", "vit_tiny"), _BATCH
     ),
-    **dict.fromkeys(("unet", "deeplabv3_mobilenet_v3_large", "yolo"), _PICTURE),
+    **dict.fromkeys(("unet", "deeplabv3_mobilenet_v3_large"), _PICTURE),
+    "yolo": {2: 32 * Dim("H", min=5, max=15), 3: 32 * Dim("W", min=5, max=15)},
     "wav2vec2": {1: Dim("T", min=8000, max=32000)},
     "tcn": {2: Dim("T", min=500, max=4000)},
     "bert": {0: Dim("N", min=1, max=8), 1: Dim("L", min=4, max=256)},

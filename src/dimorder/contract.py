@@ -162,8 +162,10 @@ class TensorSpec:
         """The type, the shape and the strides of a tensor that lies exactly as the program holds it, logical
         dims first to last; None where a size is a symbol."""
         sizes = tuple(size for size in self.shape if isinstance(size, int))
-        if len(sizes) < len(self.shape):
-            return None
+        return None if len(sizes) < len(self.shape) else self.memory_of(sizes)
+
+    def memory_of(self, sizes: tuple[int, ...]) -> Memory:
+        """The same, where the logical dims have these sizes."""
         return getattr(torch, self.dtype), sizes, self.held_order.strides(sizes)
 
     @property

@@ -267,9 +267,6 @@ REFUSED: dict[str, tuple[nn.Module, tuple[int, ...], str]] = {
     ),
     "dropout in use": (Net(lambda m, x: nn.functional.dropout(x, 0.5, True)), X, "found: random numbers"),
     "a number of a tensor": (Net(lambda m, x: x * x.sum().item()), X, "is read out of a tensor"),
-    "control flow": (
-        Net(lambda m, x: torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))), X, "control flow"
-    ),
     "no input": (Net(lambda m, x: m.w * 2, w=torch.randn(3)), (), "no tensor among its inputs"),
     "an input that is written": (
         Net(lambda m, x: x.add_(1)), X, "\n  found: the program writes to it"

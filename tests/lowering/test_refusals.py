@@ -54,7 +54,10 @@ class Loop(nn.Module):
 
 class Cond(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))  # here
+        return torch.cond(x.sum() > 0, self.again, torch.neg, (x,))  # here
+
+    def again(self, x: Tensor) -> Tensor:
+        return torch.cond(x.max() > 1, torch.relu, torch.exp, (x,))
 
 
 class While(nn.Module):
@@ -106,7 +109,7 @@ TOLD: dict[type[nn.Module], tuple[str, str, str]] = {
     Loop: BY_DATA,
     Cond: (
         "cond ({line})",
-        "control flow: data decide which of two branches runs",
+        "control flow within a branch of torch.cond",
         "compute both and choose: torch.where(condition, a, b)",
     ),
     While: (

@@ -188,14 +188,46 @@ def test_the_quick_way_takes_what_lies_to_the_letter_and_gives_what_the_long_way
     )
 
 
-def test_the_quick_way_takes_no_other_number_of_tensors_and_no_symbols():
-    fixed, symbolic = (
-        one((2, 6, 5, 7), NCHW),
-        Contract((TensorSpec("x", ("n", 3), "float32", DimOrder(0, 1)),), ()),
-    )
+def test_the_quick_way_takes_no_other_number_of_tensors():
+    fixed = one((2, 6, 5, 7), NCHW)
     assert quick_check(fixed)([]) is None and quick_check(fixed)([X, X]) is None
-    assert quick_check(symbolic)([numbers(2, 3)]) is None
     assert quick_restore(Contract((), fixed.inputs))([X.permute(0, 2, 3, 1)]) is None
+
+
+RANGES = (Symbol("N", 2, 6, 2), Symbol("W", 3, 9))
+
+
+@pytest.mark.parametrize("boundary", ["logical", "physical"])
+@pytest.mark.parametrize("order", [NCHW, NHWC, DimOrder(3, 0, 2, 1)])
+def test_the_quick_way_takes_symbols_of_every_size_in_their_ranges(order, boundary):
+    specs = (
+        TensorSpec("x", ("N", 6, 5, "W"), "float32", order, boundary),
+        TensorSpec("y", ("N", 3), "float32", DimOrder(0, 1)),
+    )
+    contract = Contract(specs, specs, symbols=RANGES)
+    take, give = quick_check(contract), quick_restore(contract)
+    for n, w in ((2, 7), (4, 3), (2, 7), (6, 9)):
+        ordered = order.physical_shape((n, 6, 5, w))
+        tensors = [numbers(*ordered).permute(order.inverse.dims), numbers(n, 3)]
+        slowly = check(contract, tensors, "error").tensors
+        for quick, wanted in ((take(tensors), slowly), (give(slowly), tensors)):
+            assert [(t.data_ptr(), t.shape, t.stride()) for t in quick] == [
+                (t.data_ptr(), t.shape, t.stride()) for t in wanted
+            ]
+        assert take([tensors[0].clone(memory_format=torch.contiguous_format).mT, tensors[1]]) is None
+    for shape, n in (((3, 6, 5, 7), 3), ((8, 6, 5, 7), 8), ((2, 6, 5, 2), 2), ((2, 6, 5, 7), 4)):
+        tensors = [numbers(*order.physical_shape(shape)).permute(order.inverse.dims), numbers(n, 3)]
+        assert take(tensors) is None
+        with pytest.raises(ContractError):
+            check(contract, tensors, "error")
+    assert take([numbers(2, 6, 5), numbers(2, 3)]) is None and take(["x", numbers(2, 3)]) is None
+
+
+def test_the_quick_way_forgets_sizes_where_there_are_many():
+    contract = Contract((TensorSpec("x", ("n", 3), "float32", DimOrder(0, 1)),), ())
+    take = quick_check(contract)
+    for n in [*range(1, 150), *range(1, 150)]:
+        assert take([torch.zeros(n, 3)]) is not None
 
 
 @pytest.mark.parametrize("on_mismatch", ["adapt", "error", "warn"])

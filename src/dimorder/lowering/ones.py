@@ -1,5 +1,5 @@
 """Decides which values of a physical program are held with dimensions of 1 more, so that fewer views lie
-between symbolic sizes: a view on a target may find one size anew, and not two.
+between symbolic sizes: a view on a target may find one size anew, and not two, and it may copy where it does.
 
 Where rows (N, T, D) are read as (N, 1, T, D), all that is computed of them row by row has that shape, up to
 where the program's inputs are read and its outputs are given.
@@ -27,7 +27,7 @@ _VIEW = aten.view.default
 
 
 def with_ones(program: ExportedProgram, varying: Collection[int]) -> ExportedProgram:
-    """The same program, in which values keep the ones that views add between several of the sizes that vary.
+    """The same program, in which values keep the ones that views add in the midst of sizes that vary.
 
     >>> class Added(torch.nn.Module):
     ...     def forward(self, x, y):
@@ -51,8 +51,8 @@ def with_ones(program: ExportedProgram, varying: Collection[int]) -> ExportedPro
 
 
 def is_stuck(view: Node, varying: Collection[int]) -> bool:
-    """Whether a view gives several sizes that vary."""
-    return sum(size in varying for size in shape_of(view)) > 1
+    """Whether a view gives a size that varies."""
+    return any(size in varying for size in shape_of(view))
 
 
 def _views(graph: Graph) -> list[Node]:

@@ -18,9 +18,11 @@ from dimorder.contract import Contract, Memory, Symbol, TensorSpec, describe
 from dimorder.errors import ContractError, UsageError
 
 OnMismatch = Literal["adapt", "error", "warn"]
-_Expected = tuple[Memory | None, tuple[int, ...] | None]  # how a tensor lies, and the dims it is permuted to
+_Shape = tuple[int, ...]
+_Expected = tuple[Memory, tuple[int, ...] | None]  # how a tensor lies, and the dims it is permuted to
 _Quick = Callable[[Sequence[object]], list[torch.Tensor] | None]
 _CHOICES = get_args(OnMismatch)
+_REMEMBERED = 64  # sizes of symbols
 
 
 @dataclass(frozen=True)
@@ -100,28 +102,75 @@ def quick_check(contract: Contract) -> _Quick:
     """`check` on the CPU for inputs that lie to the letter as the program holds them; None for any others.
 
     Nearly every call is such. The network before it has emptied the processor's caches, where all that is
-    read has to be fetched from memory, so this reads no more than it must.
+    read has to be fetched from memory, so this reads no more than it must. Sizes that symbols had in an
+    earlier call are not compared with their ranges again.
     """
-    return _quick(
-        [
-            (spec.memory, spec.dim_order.dims if spec.boundary == "physical" else None)
-            for spec in contract.inputs
+
+    def expected(shapes: Sequence[_Shape]) -> list[_Expected]:
+        return [
+            (spec.memory_of(shape), spec.dim_order.dims if spec.boundary == "physical" else None)
+            for spec, shape in zip(contract.inputs, shapes, strict=True)
         ]
-    )
+
+    def require(tensors: Sequence[torch.Tensor]) -> None:
+        sizes: dict[str, int] = {}
+        for spec, tensor in zip(contract.inputs, tensors, strict=True):
+            _check_shape(spec, tensor, contract.symbols, sizes)
+
+    return _of_sizes(contract.inputs, [spec.shape for spec in contract.inputs], expected, require)
 
 
 def quick_restore(contract: Contract) -> _Quick:
     """`restore` for outputs that keep the promise to the letter; None for any others."""
-    expected: list[_Expected] = []
-    for spec in contract.outputs:
-        memory, order = spec.memory, spec.dim_order
-        if spec.boundary == "logical" or memory is None:
-            expected.append((memory, None))
-        else:
-            dtype, shape, steps = memory
-            raw = dtype, order.physical_shape(shape), order.physical_shape(steps)
-            expected.append((raw, order.inverse.dims))
-    return _quick(expected)
+
+    def expected(shapes: Sequence[_Shape]) -> list[_Expected]:
+        return [_raw(spec, shape) for spec, shape in zip(contract.outputs, shapes, strict=True)]
+
+    raw = [
+        spec.dim_order.physical_shape(spec.shape) if spec.boundary == "physical" else spec.shape
+        for spec in contract.outputs
+    ]
+    return _of_sizes(contract.outputs, raw, expected, lambda tensors: None)
+
+
+def _raw(spec: TensorSpec, shape: _Shape) -> _Expected:
+    """How an output of this shape lies as the program returns it, and the way back to its logical dims."""
+    if spec.boundary == "logical":
+        return spec.memory_of(shape), None
+    order, back = spec.dim_order, spec.dim_order.inverse
+    dtype, logical, steps = spec.memory_of(back.physical_shape(shape))
+    return (dtype, order.physical_shape(logical), order.physical_shape(steps)), back.dims
+
+
+def _of_sizes(
+    specs: Sequence[TensorSpec],
+    shapes: Sequence[Sequence[int | str]],
+    expected: Callable[[Sequence[_Shape]], list[_Expected]],
+    require: Callable[[Sequence[torch.Tensor]], None],
+) -> _Quick:
+    """Takes tensors of these shapes; where sizes are symbols, of all that are not refused."""
+    fixed = [tuple(size for size in shape if isinstance(size, int)) for shape in shapes]
+    ranks = [len(shape) for shape in shapes]
+    if [len(shape) for shape in fixed] == ranks:
+        return _quick(expected(fixed))
+    known: dict[tuple[_Shape, ...], _Quick] = {}
+
+    def take(tensors: Sequence[object]) -> list[torch.Tensor] | None:
+        given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        if len(given) != len(tensors) or [tensor.dim() for tensor in given] != ranks:
+            return None
+        sizes = tuple([tensor.shape for tensor in given])
+        if sizes not in known:
+            try:
+                require(given)
+            except ContractError:
+                return None
+            if len(known) == _REMEMBERED:
+                known.clear()
+            known[sizes] = _quick(expected(sizes))
+        return known[sizes](given)
+
+    return take
 
 
 def _quick(expected: Sequence[_Expected]) -> _Quick:

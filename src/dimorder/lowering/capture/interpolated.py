@@ -108,10 +108,14 @@ def _resized(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | N
 
 def _weights(places: Tensor, old: Any, rank: int) -> Tensor:
     """At the ends, where the place on one side is missing, that on the other counts alone."""
+    near = _near(places, old, rank)
+    return near / near.sum(-1, keepdim=True)
+
+
+def _near(places: Tensor, old: Any, rank: int) -> Tensor:
     ones = [1] * (rank - 2)
     distance = places.view(*ones, -1, 1) - _range(old).view(*ones, 1, -1)
-    near = (1 - distance.abs()).clamp(min=0.0)
-    return near / near.sum(-1, keepdim=True)
+    return (1 - distance.abs()).clamp(min=0.0)
 
 
 def _range(size: Any) -> Tensor:
@@ -174,9 +178,14 @@ def _last_steps(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, ste
     if not _is_of_end(x, dim, start, end, step):
         return NotImplemented
     count = -start if end is None or end >= 0 else end - start
-    places = _last(x.shape[dim]) + (torch.arange(count) + 1 + start)
-    y = torch.matmul(_weights(places, x.shape[dim], x.dim()), x.movedim(dim, -2))
-    return y.movedim(-2, dim)
+    ones = [1] * (x.dim() - 2)
+    if count == 1 and start == -1:  # no place is beyond the last
+        places = _range(x.shape[dim])
+        near = (places - (places[-1:] - 1)).clamp(min=0.0).view(*ones, 1, -1)
+    else:
+        places = _last(x.shape[dim]) + (torch.arange(count) + 1 + start)
+        near = _near(places, x.shape[dim], x.dim())
+    return torch.matmul(near, x.movedim(dim, -2)).movedim(-2, dim)
 
 
 def _last_step(x: Tensor, dim: int, index: Any) -> Any:

@@ -22,7 +22,7 @@ _EXPORTABLE = "make the module exportable, and check --input shapes"
 _CONTROL_FLOW: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "cond": (
-            "control flow: data decide which of two branches runs",
+            "control flow within a branch of torch.cond",
             "compute both and choose: torch.where(condition, a, b)",
         ),
         "while_loop": (
