@@ -132,11 +132,12 @@ def lower(
         planned, fixed = _plan_ranges(sized, chosen, asked, objective, cost_at, clock)
         return _emit_ranges(planned, fixed, sized, model, chosen, run_artifact, clock)
     program = clock.step("capture", _captured, model, args, kwargs, chosen, objective)
+    lowered = _lower_fixed(program, model, chosen, asked, objective, run_artifact, clock)
     for forced in each_way(program.exported):  # which the example inputs do not all choose
         given, named = pytree.tree_unflatten(program.examples, forced.call_spec.in_spec)
         way = clock.step("capture", _captured, forced, given, named, chosen, objective)
         _lower_fixed(way, forced, chosen, asked, objective, run_artifact, clock)
-    return _lower_fixed(program, model, chosen, asked, objective, run_artifact, clock)
+    return lowered
 
 
 def _lower_fixed(

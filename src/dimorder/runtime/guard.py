@@ -18,7 +18,6 @@ from dimorder.contract import Contract, Memory, Symbol, TensorSpec, describe
 from dimorder.errors import ContractError, UsageError
 
 OnMismatch = Literal["adapt", "error", "warn"]
-_Shape = tuple[int, ...]
 _Expected = tuple[Memory, tuple[int, ...] | None]  # how a tensor lies, and the dims it is permuted to
 _Quick = Callable[[Sequence[object]], list[torch.Tensor] | None]
 _CHOICES = get_args(OnMismatch)
@@ -106,7 +105,7 @@ def quick_check(contract: Contract) -> _Quick:
     earlier call are not compared with their ranges again.
     """
 
-    def expected(shapes: Sequence[_Shape]) -> list[_Expected]:
+    def expected(shapes: Sequence[tuple[int, ...]]) -> list[_Expected]:
         return [
             (spec.memory_of(shape), spec.dim_order.dims if spec.boundary == "physical" else None)
             for spec, shape in zip(contract.inputs, shapes, strict=True)
@@ -123,7 +122,7 @@ def quick_check(contract: Contract) -> _Quick:
 def quick_restore(contract: Contract) -> _Quick:
     """`restore` for outputs that keep the promise to the letter; None for any others."""
 
-    def expected(shapes: Sequence[_Shape]) -> list[_Expected]:
+    def expected(shapes: Sequence[tuple[int, ...]]) -> list[_Expected]:
         return [_raw(spec, shape) for spec, shape in zip(contract.outputs, shapes, strict=True)]
 
     raw = [
@@ -133,7 +132,7 @@ def quick_restore(contract: Contract) -> _Quick:
     return _of_sizes(contract.outputs, raw, expected, lambda tensors: None)
 
 
-def _raw(spec: TensorSpec, shape: _Shape) -> _Expected:
+def _raw(spec: TensorSpec, shape: tuple[int, ...]) -> _Expected:
     """How an output of this shape lies as the program returns it, and the way back to its logical dims."""
     if spec.boundary == "logical":
         return spec.memory_of(shape), None
@@ -145,7 +144,7 @@ def _raw(spec: TensorSpec, shape: _Shape) -> _Expected:
 def _of_sizes(
     specs: Sequence[TensorSpec],
     shapes: Sequence[Sequence[int | str]],
-    expected: Callable[[Sequence[_Shape]], list[_Expected]],
+    expected: Callable[[Sequence[tuple[int, ...]]], list[_Expected]],
     require: Callable[[Sequence[torch.Tensor]], None],
 ) -> _Quick:
     """Takes tensors of these shapes; where sizes are symbols, of all that are not refused."""
@@ -153,7 +152,7 @@ def _of_sizes(
     ranks = [len(shape) for shape in shapes]
     if [len(shape) for shape in fixed] == ranks:
         return _quick(expected(fixed))
-    known: dict[tuple[_Shape, ...], _Quick] = {}
+    known: dict[tuple[tuple[int, ...], ...], _Quick] = {}
 
     def take(tensors: Sequence[object]) -> list[torch.Tensor] | None:
         given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]

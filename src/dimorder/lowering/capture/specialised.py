@@ -55,9 +55,8 @@ def specialised(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) ->
                 value = _value(node, known, sizes)
             elif node.op == "get_attr":
                 place = " and ".join(f"{operator_name(user)} ({where(user)})" for user in node.users)
-                raise UnsupportedError(
-                    place or operator_name(node), "control flow", "decide it before the export"
-                )
+                found, fix = "control flow with symbolic sizes", "decide it before export, or fix the sizes"
+                raise UnsupportedError(place or operator_name(node), found, fix)
             else:
                 node.meta.pop("val", None)  # of symbols; a program that was loaded has one here
                 continue
