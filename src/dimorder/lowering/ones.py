@@ -41,7 +41,7 @@ def with_ones(program: ExportedProgram, varying: Collection[int]) -> ExportedPro
     keep_names(graph, program.graph)
     left = set[Node]()  # views that stay
     while True:
-        found = next((n for n in _views(graph) if n not in left and is_stuck(n, varying) and _ones(n)), None)
+        found = next((n for n in _views(graph) if n not in left and _varies(n, varying) and _ones(n)), None)
         if found is None:
             return remade(program, root=torch.nn.Module(), graph=graph)
         before, ones = set(_views(graph)), _ones(found)
@@ -50,7 +50,7 @@ def with_ones(program: ExportedProgram, varying: Collection[int]) -> ExportedPro
         left |= {found} | set(_views(graph)) - before
 
 
-def is_stuck(view: Node, varying: Collection[int]) -> bool:
+def _varies(view: Node, varying: Collection[int]) -> bool:
     """Whether a view gives a size that varies."""
     return any(size in varying for size in shape_of(view))
 
