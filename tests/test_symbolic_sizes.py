@@ -165,7 +165,7 @@ class Anchored(nn.Module):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_anchors_are_computed_in_each_call(target: str) -> None:
+def test_anchors_are_sliced_and_laid_out_in_each_call(target: str) -> None:
     module = Anchored().eval()
     lowered = lower(module, "2x3xHxW", target=target)
     for sizes in PICTURES:
@@ -279,6 +279,38 @@ def test_the_last_steps_of_a_symbol_are_of_the_delegate(module: nn.Module) -> No
     assert lowered.artifact.delegates == 1
     for sizes in TIMES:
         assert max(errors(lowered, module, sized(shape, sizes))) <= 1e-4
+
+
+class Rows(nn.Module):
+    """The last of rows that no batch holds, and of rows in a batch."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.relu()[-1], x.unsqueeze(0).sigmoid()[:, -1:], x.view(1, -1, 3, 1, 1).tanh()[:, -1]
+
+
+def test_the_last_of_rows_needs_no_matrix() -> None:
+    lowered = lower(Rows(), "Tx3", target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    for sizes in TIMES:
+        assert max(errors(lowered, Rows(), sized("Tx3", sizes))) <= 1e-4
+    program = lowered.text("physical")
+    assert program.count("upsample_bilinear2d_nhwc(") == 2 and program.count("matmul(") == 1
+
+
+def test_a_matrix_that_begins_as_a_larger_one_is_sliced_beside_what_is_computed() -> None:
+    class Nearest(nn.Module):
+        """Of the one resize the matrix ends as no larger one goes on, of the other it begins as it does."""
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            linear = nn.functional.interpolate(x, scale_factor=2.0, mode="linear")
+            return nn.functional.interpolate(x.relu(), scale_factor=2.0), linear
+
+    lowered = lower(Nearest(), "2x3xT", target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    for sizes in TIMES:
+        assert max(errors(lowered, Nearest(), sized("2x3xT", sizes))) <= 1e-4
+    products = [line for line in lowered.text("physical").splitlines() if "matmul(" in line]
+    assert ["matmul(slice_constant" in line for line in products] == [False, True]
 
 
 class Masked(nn.Module):

@@ -6,6 +6,7 @@ Constant subgraphs are evaluated, batch-norms folded, reshapes spelt `reshape` a
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -131,7 +132,8 @@ def capture(
 ) -> Captured:
     """Export `model` with example arguments and bring it into normal form.
 
-    Constants that it makes are evaluated, but for those of `slices`, by the names of their nodes. `model` may
+    Constants that it makes are evaluated; what reads one of `slices`, by the names of their nodes, reads a
+    slice, unless it is one of them itself. `model` may
     be a module (exported in eval mode), an `ExportedProgram`, or the path of a `.pt2` file; for the last two,
     missing `args` are taken from the program's own example inputs.
     """
@@ -368,18 +370,18 @@ def _normal_form(
     """The program traced anew in the normal form's spellings."""
     tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
     env, names, state = _bind_inputs(tracer, exported)
+    sliced, made = dict[torch.fx.Node, Value](), dict[str, Value]()
+    known = ChainMap(sliced, env)
     for node in exported.graph.nodes:
         if node.op == "call_function":
             target, args = (node.target, node.args) if node.target is not COND else branches(node)
-            args, kwargs = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (args, node.kwargs))
+            read = env if node.name in slices else known  # a slice is evaluated of what slices are made of
+            args, kwargs = pytree.tree_map_only(torch.fx.Node, read.__getitem__, (args, node.kwargs))
             env[node] = tracer.trace(node, target, args, kwargs)
+            if made.keys() >= {each.name for each in node.all_input_nodes}:
+                made[node.name] = env[node]
             if node.name in slices:
-                env[node] = slices[node.name].written(tracer, node)
-    made = {
-        node.name: env[node]
-        for node in exported.graph.nodes
-        if node.op == "call_function" and not node.all_input_nodes and isinstance(env[node], torch.Tensor)
-    }
+                sliced[node] = slices[node.name].written(tracer, node)
     left = left_in_state(exported)
     results: Any = exported.graph.output_node().args[0][len(left) :]
     fixed = {i: result for i, result in enumerate(results) if not isinstance(result, torch.fx.Node)}
@@ -387,14 +389,15 @@ def _normal_form(
         found = f"no tensor in what the network returns: {', '.join(map(repr, fixed.values())) or 'nothing'}"
         raise UnsupportedError("output", found, "return what it computes")
     returned = [result for result in results if isinstance(result, torch.fx.Node)]
-    module = tracer.module([env[each] for each in (*(left[buffer.name] for buffer in state), *returned)])
+    module = tracer.module([known[each] for each in (*(left[buffer.name] for buffer in state), *returned)])
     simplify(module)
     crop_convolutions(module)
     _refuse_random(module)
     if not names:
         raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")
     out_spec = exported.call_spec.out_spec
-    return Captured(module, examples, tuple(names), out_spec, fixed, original, tuple(state), made)
+    tensors = {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
+    return Captured(module, examples, tuple(names), out_spec, fixed, original, tuple(state), tensors)
 
 
 def _refuse_random(module: torch.fx.GraphModule) -> None:

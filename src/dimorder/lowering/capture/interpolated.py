@@ -1,8 +1,11 @@
 """Decides how resizes and last steps are written where sizes are symbols, for targets whose own have fixed
-ones: as a product with a matrix for each dimension, which each call computes of the sizes.
+ones.
 
-A row of such a matrix says what one place of the result takes of each along that dimension: 1 less the
-distance to it, and nothing from a distance of 1 on. A pixel shuffle is a transposed convolution.
+1. A pixel shuffle is a transposed convolution.
+2. The last step is the second of two to which all are resized.
+3. All else is a product with a matrix for each dimension, which each call computes of the sizes. A row of
+   such a matrix says what one place of the result takes of each along that dimension: 1 less the distance to
+   it, and nothing from a distance of 1 on.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ aten = torch.ops.aten
 
 
 def with_products(exported: ExportedProgram) -> ExportedProgram:
-    """The program in which resizes to symbolic sizes, and steps from the end of one, are products; itself
+    """The program in which resizes to symbolic sizes, and steps from the end of one, are written so; itself
     where there are none, and where one of them may read infinities, of which a product makes NaN elsewhere.
 
     >>> class Twice(torch.nn.Module):
@@ -152,6 +155,8 @@ def _nearest_exact(x: Tensor, size: Any, factors: Any) -> Any:
 
 
 def _linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
+    if size and not _has_symbols(size):  # which a target has itself
+        return NotImplemented
     places = _by_ends if aligned else lambda *sizes: _by_centres(*sizes) - 0.5
     return _resized(x, size, factors, places)
 
@@ -178,13 +183,13 @@ def _last_steps(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, ste
     if not _is_of_end(x, dim, start, end, step):
         return NotImplemented
     count = -start if end is None or end >= 0 else end - start
-    ones = [1] * (x.dim() - 2)
-    if count == 1 and start == -1:  # no place is beyond the last
-        places = _range(x.shape[dim])
-        near = (places - (places[-1:] - 1)).clamp(min=0.0).view(*ones, 1, -1)
-    else:
-        places = _last(x.shape[dim]) + (torch.arange(count) + 1 + start)
-        near = _near(places, x.shape[dim], x.dim())
+    if start == -1 and x.dim() <= 3:
+        steps = x.movedim(dim, -1)
+        steps = steps.view(*[1] * (3 - x.dim()), *steps.shape)
+        both = aten.upsample_linear1d.vec(steps, [2], True, None)  # the first, and the last
+        return both.view(*both.shape[3 - x.dim() :])[..., 1:].movedim(-1, dim)
+    places = _last(x.shape[dim]) + (torch.arange(count) + 1 + start)
+    near = _near(places, x.shape[dim], x.dim())
     return torch.matmul(near, x.movedim(dim, -2)).movedim(-2, dim)
 
 

@@ -249,7 +249,9 @@ def _prelu_last(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _slice_constant(x: Tensor, dim: int, start: int, end: int) -> Tensor:
-    return _dense(torch.ops.aten.slice.Tensor(x, dim, start, end))
+    """A copy also of the whole: written out, it is the same operators at every size."""
+    part: Tensor = torch.ops.aten.slice.Tensor(x, dim, start, end)
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 _DIALECT: dict[str, tuple[str, Callable[..., Tensor]]] = {
