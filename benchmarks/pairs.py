@@ -24,7 +24,7 @@ from dimorder import Lowered
 from dimorder.latency.timing import interleaved, ratio
 
 PACKAGES = ("torch", "executorch", "torchvision", "timm", "transformers")
-LOADS = 5
+LOADS = 15
 
 
 @dataclass(frozen=True)

@@ -133,9 +133,9 @@ def capture(
     """Export `model` with example arguments and bring it into normal form.
 
     Constants that it makes are evaluated; what reads one of `slices`, by the names of their nodes, reads a
-    slice, unless it is one of them itself. `model` may
-    be a module (exported in eval mode), an `ExportedProgram`, or the path of a `.pt2` file; for the last two,
-    missing `args` are taken from the program's own example inputs.
+    slice, unless it is one of them itself. `model` may be a module (exported in eval mode), an
+    `ExportedProgram`, or the path of a `.pt2` file; for the last two, missing `args` are taken from the
+    program's own example inputs.
     """
     if not isinstance(args, (tuple, list)):
         raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
