@@ -27,6 +27,7 @@ from dimorder.lowering.capture.dynamic import with_dynamic
 from dimorder.lowering.capture.functional import functional
 from dimorder.lowering.capture.integers import simplify
 from dimorder.lowering.capture.refusals import control_flow, not_exported, size_by_data, writes_no_buffer
+from dimorder.lowering.capture.repeated import drop_repeated
 from dimorder.lowering.capture.state import (
     StateBuffer,
     left_in_state,
@@ -391,6 +392,7 @@ def _normal_form(
     returned = [result for result in results if isinstance(result, torch.fx.Node)]
     module = tracer.module([known[each] for each in (*(left[buffer.name] for buffer in state), *returned)])
     simplify(module)
+    drop_repeated(module)
     crop_convolutions(module)
     _refuse_random(module)
     if not names:
