@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -183,13 +184,15 @@ def _plan_ranges(
     at = None if cost_at is None else sized.point(cost_at)
     points = sized.specimens(at)
 
-    planned = sized.rewritten(with_products) if target.ability.fixed_resizes else sized
+    varying = [sized.varying(point) for point in points]
+    planned = sized
+    if target.ability.fixed_resizes:
+        planned = sized.rewritten(partial(with_products, taken=frozenset().union(*varying)))
 
     def capture_at(point: Point, slices: Mapping[str, Slices]) -> Captured:
         return capture(planned.at(point), slices=slices)
 
     captured = clock.step("capture", captured_at, points, sized.corners[-1], capture_at)
-    varying = [sized.varying(point) for point in points]
     ways = _cuts(target, objective), target.ability.by_heads
     captured = clock.step("capture", with_weights, captured, *ways, varying)
     fixed = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.targets.xnnpack.target import TARGET as XNNPACK
 
+# What the plan of a quantised network is held to: integers have no products with a matrix for each head.
+NOT_BY_HEADS = replace(XNNPACK, ability=replace(XNNPACK.ability, by_heads=False))
 INT8, UINT8, INT16 = (-128, 127, torch.int8), (0, 255, torch.uint8), (-32767, 32767, torch.int16)
 Integers = tuple[int, int, torch.dtype]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,18 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import dimorder
-from dimorder.targets.xnnpack.target import TARGET
 from tests.zoo import network, timm
 from tests.zoo.hugging_face import Field, transformers
 
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from tests.targets.quantised import by_torchao, by_xnnpack_dynamically
+from tests.targets.quantised import NOT_BY_HEADS, by_torchao, by_xnnpack_dynamically
 
 LOOKUP = {"aten::embedding.out": 1}
-# XNNPACK has no products of dynamic integers with a matrix for each head.
-NOT_BY_HEADS = replace(TARGET, ability=replace(TARGET.ability, by_heads=False))
 SMALL = {
     "vocab_size": 1000,
     "hidden_size": 512,

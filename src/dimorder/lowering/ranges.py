@@ -2,8 +2,10 @@
 
 What a plan costs is a sum of products of sizes. Where each is an affine function of one symbol, and no
 product has a symbol twice, the difference of two plans is affine in each symbol alone, so that over the box
-of the ranges it is least at a corner: a plan that none undercuts at any corner is undercut nowhere. The cost
-at a size of 1 is what a program for all sizes pays there: it moves a dimension of size 1 like any other.
+of the ranges it is least at a corner: a plan that none undercuts at any corner is undercut nowhere. What
+costs otherwise, and is no part of the plan, is taken for free: where none undercuts it even so, none does.
+The cost at a size of 1 is what a program for all sizes pays there: it moves a dimension of size 1 like any
+other.
 """
 
 from __future__ import annotations
@@ -103,11 +105,14 @@ def plan_ranges(
     proof = replace(proof, corners=found)
     own = zip((planned, *extracted), (at, *points), strict=True)
     known = [(resize.priced(each, each.buffers), point) for each, point in own]
-    if not all(_is_between(problem, point, problems, program.symbols) for problem, point in known):
+    curved = [_curved(problem, point, problems, program.symbols) for problem, point in known]
+    lower = [_without(problem, set().union(*(each for each in curved if each))) for problem in problems]
+    paid = [evaluate(problem, plan.choice).cost for problem in lower]
+    if None in curved or paid != [evaluate(problem, plan.choice).cost for problem in problems]:
         return planned, plan, replace(proof, unproven="a cost grows faster than one of the sizes")
     if not plan.certificate.optimal:
         return planned, plan, replace(proof, unproven="the plan is not proven there either")
-    for problem, (point, cost) in zip(problems, found, strict=True):
+    for problem, (point, cost) in zip(lower, found, strict=True):
         best = solve(problem).certificate
         if best.lower_bound < cost:
             reason = (
@@ -218,24 +223,53 @@ def _function(values: Sequence[int], sizes: Sequence[int]) -> tuple[Fraction, Fr
     return (factor, offset) if fits and factor > 0 else None
 
 
-def _is_between(
+_Place = tuple[int, int]  # of a cost in `_costs`, and of a unit in it
+
+
+def _curved(
     problem: LayoutProblem, point: Point, corners: Sequence[LayoutProblem], symbols: Sequence[Symbol]
-) -> bool:
-    """Whether each cost is what those at the corners make it if it is affine in each symbol alone."""
+) -> set[_Place] | None:
+    """The costs that are not what those at the corners make them if they are affine in each symbol alone, but
+    for those that every plan pays; None where conversions are offered here that are not there."""
     shares = [_shares(symbol, point[symbol.name]) for symbol in symbols]
     weights = [math.prod(each) for each in itertools.product(*shares)]
     columns = [_costs(problem), *map(_costs, corners)]
-    if len({len(column) for column in columns}) > 1:
-        return False
-    for own, *others in zip(*columns, strict=True):
-        if own is None or None in others:
-            if own is not None or any(other is not None for other in others):
-                return False
-            continue
-        for unit, value in enumerate(own):
+    if len({tuple(cost is None for cost in column) for column in columns}) > 1:
+        return None
+    found = set[_Place]()
+    paid_by_all = _paid_by_all(problem)
+    for place, (own, *others) in enumerate(zip(*columns, strict=True)):
+        for unit, value in enumerate(own or ()) if place not in paid_by_all else ():
             if value != sum(w * other[unit] for w, other in zip(weights, others, strict=True) if other):
-                return False
-    return True
+                found.add((place, unit))
+    return found
+
+
+def _paid_by_all(problem: LayoutProblem) -> set[int]:
+    """The places in `_costs` of steps that can be run in one way alone."""
+    ways = [len(step.configs) for step in problem.steps]
+    behind = len(_costs(problem)) - sum(ways)
+    starts = itertools.accumulate(ways, initial=behind)
+    return {start for start, count in zip(starts, ways, strict=False) if count == 1}
+
+
+def _without(problem: LayoutProblem, free: set[_Place]) -> LayoutProblem:
+    """The problem in which these costs are nothing."""
+    costs = iter(
+        cost and tuple(0 if (place, unit) in free else value for unit, value in enumerate(cost))
+        for place, cost in enumerate(_costs(problem))
+    )
+    buffers = []
+    for buffer in problem.buffers:
+        conversion_cost = next(costs)
+        assert conversion_cost is not None
+        exceptions = {pair: next(costs) for pair in sorted(buffer.exceptions)}
+        buffers.append(replace(buffer, conversion_cost=conversion_cost, exceptions=exceptions))
+    steps = []
+    for step in problem.steps:
+        pairs = zip(step.configs, itertools.islice(costs, len(step.configs)), strict=True)
+        steps.append(replace(step, configs=tuple(replace(each, cost=cost) for each, cost in pairs if cost)))
+    return replace(problem, buffers=tuple(buffers), steps=tuple(steps))
 
 
 def _shares(symbol: Symbol, size: int) -> list[Fraction]:

@@ -14,7 +14,8 @@ from dimorder.lowering.capture.exported import remade
 
 
 def each_way(program: ExportedProgram) -> Iterator[ExportedProgram]:
-    """The program twice where it has branches: as if the first were chosen of all, and as if the second were.
+    """The program with its choices made, several times where it has branches: so that each of them is chosen,
+    and of any two `torch.cond` all four pairs.
 
     >>> import torch
     >>> class Net(torch.nn.Module):
@@ -24,14 +25,26 @@ def each_way(program: ExportedProgram) -> Iterator[ExportedProgram]:
     >>> [each.module()(x)[0].item() for each in each_way(torch.export.export(Net(), (-x,)))]
     [2.0, 2.0]
     """
-    if not program.graph.find_nodes(op="call_function", target=COND):
-        return
-    for choice in (True, False):
+    count = len(program.graph.find_nodes(op="call_function", target=COND))
+    for choices in _choices(count):
         module = copy.deepcopy(program.graph_module)
-        for node in module.graph.find_nodes(op="call_function", target=COND):
+        nodes = module.graph.find_nodes(op="call_function", target=COND)
+        for node, choice in zip(nodes, choices, strict=True):
             given: Any = node.args[0]
             with module.graph.inserting_before(node):
                 chosen = module.graph.call_function(ops.aten.full_like.default, (given, choice))
             chosen.meta = dict(given.meta)
             node.args = (chosen, *node.args[1:])
         yield remade(program, root=module, graph=module.graph)
+
+
+def _choices(count: int) -> list[list[bool]]:
+    """All alike, and the digits of the places in binary, and the opposite of each.
+
+    >>> _choices(2)
+    [[True, True], [False, False], [False, True], [True, False]]
+    """
+    if count == 0:
+        return []
+    digits = [[bool(place >> i & 1) for place in range(count)] for i in range((count - 1).bit_length())]
+    return [each for one in ([True] * count, *digits) for each in (one, [not choice for choice in one])]

@@ -25,6 +25,7 @@ aten = torch.ops.aten
 # XNNPACK computes 16 or 32 features at a time: attention with heads of 32 or 64 takes 0.88 to 0.98 of the
 # time, of 16 to 24 as long, of 36 or 48 1.03 times.
 _FULL = 32
+_MOST_PIECES = 32  # that are joined: more take longer than what one delegate saves
 
 
 def split_heads(module: GraphModule, varying: Collection[int] = ()) -> None:
@@ -225,13 +226,17 @@ def _join(reshape: Node) -> None:
         return
     value = args_of(turned)[0]
     *_, count, _, size = shape_of(value)
-    if shape_of(turned)[:-2] != shape[:-1]:
+    if shape_of(turned)[:-2] != shape[:-1] or count > _MOST_PIECES:
         return
     with reshape.graph.inserting_before(reshape):
         piece = [*shape_of(value)[:-3], 1, *shape_of(value)[-2:]]
-        pieces = [_call(value, aten.slice.Tensor, piece, value, rank - 3, i, i + 1, 1) for i in range(count)]
+        pieces = [
+            _call(value, aten.slice.Tensor, piece, value, rank - 3, i, i + 1, 1)
+            for i in range(count if count > 1 else 0)
+        ]
         wide = [*piece[:-1], count * size]
-        made = _reshaped(reshape, _call(reshape, aten.cat.default, wide, pieces, rank - 1), shape)
+        joined = _call(reshape, aten.cat.default, wide, pieces, rank - 1) if count > 1 else value
+        made = _reshaped(reshape, joined, shape)
     reshape.replace_all_uses_with(made)
 
 

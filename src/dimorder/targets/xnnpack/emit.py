@@ -24,6 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
+from dimorder.lowering.capture.branches import Branches
 from dimorder.lowering.capture.captured import where
 from dimorder.lowering.capture.exported import stateful
 from dimorder.lowering.capture.typed import integer_type
@@ -335,7 +336,11 @@ class _OuterBuilder:
             if at is not None:
                 arguments = (*arguments[:at], self._long(node.args[at]), *arguments[at + 1 :])
             target = _COPIES.get(node.target, node.target)
-            self.values[node] = self.graph.call_function(target, arguments, keywords)
+            value = self.graph.call_function(target, arguments, keywords)
+            if is_getitem(node) and isinstance(node.all_input_nodes[0].target, Branches):
+                # The results of branches lie where those of the next branches will lie.
+                value = self.graph.call_function(aten.clone.default, (value,))
+            self.values[node] = value
 
     def _long(self, positions: Any) -> Node:
         """The same positions in 64 bits; once for all who read them."""
