@@ -149,8 +149,10 @@ def _by_products(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float]
         return False
     pairs = list(zip(x.shape[2:], _new(x, size, factors), strict=True))
     sizes = list(itertools.chain(*pairs))
-    return _has_symbols(sizes) and not any(map(_is_rounded, sizes)) and all(
-        _most(old) * _most(new) <= _LARGEST for old, new in pairs
+    return (
+        _has_symbols(sizes)
+        and not any(map(_is_rounded, sizes))
+        and all(_most(old) * _most(new) <= _LARGEST for old, new in pairs)
     )
 
 
