@@ -298,19 +298,19 @@ def test_the_last_of_rows_needs_no_matrix() -> None:
 
 
 def test_a_matrix_that_begins_as_a_larger_one_is_sliced_beside_what_is_computed() -> None:
-    class Nearest(nn.Module):
+    class Both(nn.Module):
         """Of the one resize the matrix ends as no larger one goes on, of the other it begins as it does."""
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            linear = nn.functional.interpolate(x, scale_factor=2.0, mode="linear")
+            linear = nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear")
             return nn.functional.interpolate(x.relu(), scale_factor=2.0), linear
 
-    lowered = lower(Nearest(), "2x3xT", target="xnnpack")
+    lowered = lower(Both(), "1x3xHxW", target="xnnpack")
     assert lowered.artifact.delegates == 1
-    for sizes in TIMES:
-        assert max(errors(lowered, Nearest(), sized("2x3xT", sizes))) <= 1e-4
+    for sizes in PICTURES:
+        assert max(errors(lowered, Both(), sized("1x3xHxW", sizes))) <= 1e-4
     products = [line for line in lowered.text("physical").splitlines() if "matmul(" in line]
-    assert ["matmul(slice_constant" in line for line in products] == [False, True]
+    assert sum("matmul(slice_constant" in line for line in products) == 2 and len(products) == 4
 
 
 class Masked(nn.Module):
@@ -335,6 +335,73 @@ def test_infinite_steps_do_not_spread_to_the_last() -> None:
             wanted = module(x)
         for got, want in zip(lowered.run(x), wanted, strict=True):
             torch.testing.assert_close(got, want)
+
+
+class Padded(nn.Module):
+    """Texts of which some begin with padding: those rows of attention are no numbers, or infinite."""
+
+    def __init__(self, logarithms: bool) -> None:
+        super().__init__()
+        self.logarithms, self.packed = logarithms, nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.packed(x).chunk(3, -1)
+        if self.logarithms:
+            return (value + mask.float().log()[..., None])[:, -2:].exp()
+        seen = torch.ones(2 * x.shape[1:2], dtype=torch.bool).tril() & mask.bool()[:, None]
+        return ((query @ key.mT).masked_fill(~seen, -torch.inf).softmax(-1) @ value)[:, -2:]
+
+
+@pytest.mark.parametrize("logarithms", [False, True])
+def test_rows_that_are_no_numbers_do_not_spread_to_the_last(logarithms: bool) -> None:
+    module, length = Padded(logarithms).eval(), Dim("L", min=4, max=24)
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    example = torch.randn(2, 7, 8), mask
+    lowered = dimorder.lower(module, example, dynamic_shapes=({1: length},) * 2, target="xnnpack")
+    for size in (4, 5, 23, 24):
+        x, mask = torch.randn(2, size, 8), torch.ones(2, size, dtype=torch.int64)
+        mask[1, :2] = 0
+        with torch.no_grad():
+            torch.testing.assert_close(lowered.run(x, mask), module(x, mask), rtol=1e-4, atol=1e-5)
+
+
+class Attended(nn.Module):
+    """Attention by hand, of which the last row counts."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads, self.packed, self.head = heads, nn.Linear(8, 24), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.packed(x).chunk(3, -1))
+        query, key, value = parts
+        y = ((query @ key.mT).softmax(-1) @ value).transpose(1, 2).flatten(2)
+        return self.head(y)[:, -1]
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_ranges_may_be_small_and_heads_one(heads: int) -> None:
+    module = Attended(heads).eval()
+    dims = {0: Dim("N", min=1, max=4), 1: Dim("L", min=1, max=6)}
+    lowered = dimorder.lower(module, (torch.randn(2, 5, 8),), dynamic_shapes=(dims,), target="xnnpack")
+    for n, length in ((1, 1), (4, 6), (2, 2), (3, 5), (4, 1), (1, 6)):
+        assert max(errors(lowered, module, torch.randn(n, length, 8))) <= 1e-4
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_long_lines_are_resized_without_a_matrix(mode: str) -> None:
+    module = nn.Sequential(nn.Conv1d(3, 5, 3), nn.Upsample(scale_factor=2, mode=mode)).eval()
+    dims = ({2: Dim("T", min=100, max=4000)},)
+    lowered = dimorder.lower(module, (torch.randn(1, 3, 200),), dynamic_shapes=dims, target="xnnpack")
+    assert len(lowered.artifact.data) < 100_000
+    assert max(errors(lowered, module, torch.randn(1, 3, 1001))) <= 1e-4
+
+
+def test_a_size_that_is_made_by_a_float_is_no_symbol_of_a_product() -> None:
+    module = nn.Upsample(scale_factor=2.0, mode="bilinear", recompute_scale_factor=True)
+    lowered = lower(module, "1x3xHxW", target="xnnpack")
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("1x3xHxW", sizes))) <= 1e-4
 
 
 def test_a_file_is_loaded_and_run_at_every_size_in_any_order(tmp_path: Path) -> None:

@@ -51,6 +51,19 @@ class Two(nn.Module):
         return torch.cond(y.max() > 1, lambda y: y - 2, torch.tanh, (y.mT,)).mT
 
 
+class Outliving(nn.Module):
+    """What the first condition chose is read behind the second one, whose branches need much memory."""
+
+    def forward(self, x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        x = x[0, 0, :1, :4]
+        y, z = torch.cond(shift > 0, lambda x: self.by(x.exp(), 4), lambda x: self.by(x.sin(), 1024), (x,))
+        w = torch.cond(x[0, 3] > 0, lambda x: x * 3, lambda x: self.by(x, 64)[1], (x,))
+        return y + w, z
+
+    def by(self, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        return x.clone(), x.repeat(count, 1).tanh().mean(0, keepdim=True)
+
+
 def given(shift: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(2, 3, 7, 9, generator=torch.Generator().manual_seed(seed)), torch.tensor(shift)
 
@@ -74,6 +87,14 @@ def test_a_file_takes_the_branch_that_data_choose(target: str, shift: float, tmp
         for seed in range(3):
             for other in (-5.0, 5.0):
                 check(run, net, *given(other, seed))
+
+
+@pytest.mark.parametrize("target", ["torch", XNNPACK])
+def test_what_one_chose_outlives_another(target: str) -> None:
+    lowered = dimorder.lower(Outliving(), given(1.0), target=target)
+    for seed in range(4):
+        for shift in (-1.0, 1.0):
+            check(lowered.run, Outliving(), *given(shift, seed))
 
 
 @pytest.mark.parametrize("target", ["torch", XNNPACK])

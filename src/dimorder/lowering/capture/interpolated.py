@@ -290,7 +290,7 @@ def _is_of_end(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step
 def _is_one_of_rows(node: Node) -> bool:
     """Whether what is taken is the last step alone, which a resize reads without the others."""
     read: Any = node.args[0]
-    return node.target in _STEPS and node.args[2] == -1 and bool(read.meta["val"].dim() <= 3)
+    return node.target in _STEPS and bool(node.args[2] == -1 and read.meta["val"].dim() <= 3)
 
 
 def _steps(several: int) -> dict[Any, Callable[..., Any]]:
