@@ -61,7 +61,7 @@ class Outliving(nn.Module):
         return y + w, z
 
     def by(self, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        return x.clone(), x.repeat(count, 1).tanh().mean(0, keepdim=True)
+        return x.clone(), x.repeat(count, 1).tanh().amax(0, keepdim=True)
 
 
 def given(shift: float, seed: int = 0) -> tuple[Tensor, Tensor]:
