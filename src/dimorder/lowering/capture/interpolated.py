@@ -47,12 +47,12 @@ def with_products(exported: ExportedProgram, taken: Collection[int] = ()) -> Exp
         return exported  # torch cannot trace anew what becomes a size again
     infinite, touched = _infinite(exported)
     several = next(count for i in itertools.count() if (count := 2**i + 1) not in taken)
-    tables = {
-        "resizes": (_RESIZES, [n for n in nodes if n.target in _ASKED and _ASKED[n.target](*_read(n))]),
-        "steps": (_steps(several), [n for n in nodes if n.target in _STEPS and _is_of_end(*_read(n))]),
-    }
+    ways = (
+        (_RESIZES, [n for n in nodes if n.target in _ASKED and _ASKED[n.target](*_read(n))]),
+        (_steps(several), [n for n in nodes if n.target in _STEPS and _is_of_end(*_read(n))]),
+    )
     table: dict[Any, Any] = {}
-    for rewritten, found in tables.values():
+    for rewritten, found in ways:
         if found and not any(n in (infinite if _is_one_of_rows(n) else touched) for n in found):
             table |= rewritten
     if not table:
@@ -84,6 +84,7 @@ _POLES: Mapping[Any, int] = MappingProxyType(
     {
         **dict.fromkeys((aten.log.default, aten.log2.default, aten.log10.default), 0),
         **dict.fromkeys((aten.rsqrt.default, aten.reciprocal.default), 0),
+        **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor), 0),
         aten.div.Tensor: 1,
     }
 )
@@ -108,17 +109,22 @@ def _infinite(exported: ExportedProgram) -> tuple[set[Node], set[Node]]:
     held = {node: state.get(names.get(node.name, "")) for node in exported.graph.nodes}
     infinite, touched = set[Node](), set[Node]()
     for node in exported.graph.nodes:
-        value, put = node.meta.get("val"), (held[node], node.args, node.kwargs)
-        if not isinstance(value, Tensor) or not value.is_floating_point():
+        given, put = pytree.tree_leaves(node.meta.get("val")), (held[node], node.args, node.kwargs)
+        if not any(isinstance(value, Tensor) and value.is_floating_point() for value in given):
             continue
-        pole = _POLES.get(node.target)
-        source = any(map(_is_huge, pytree.tree_leaves(put)))
-        source |= pole is not None and not _is_above_zero(node.args[pole], held)
+        source = any(map(_is_huge, pytree.tree_leaves(put))) or _may_be_pole(node, held)
         if source or touched.intersection(node.all_input_nodes):
             touched.add(node)
         if (source or infinite.intersection(node.all_input_nodes)) and node.target not in _BOUNDED:
             infinite.add(node)
     return infinite, touched
+
+
+def _may_be_pole(node: Node, held: Mapping[Node, Any]) -> bool:
+    read: Any = node.args
+    if node.target not in _POLES or (node.target is aten.pow.Tensor_Scalar and read[1] >= 0):
+        return False
+    return not _is_above_zero(read[_POLES[node.target]], held)
 
 
 def _is_huge(value: Any) -> bool:
