@@ -223,20 +223,18 @@ def _function(values: Sequence[int], sizes: Sequence[int]) -> tuple[Fraction, Fr
     return (factor, offset) if fits and factor > 0 else None
 
 
-_Place = tuple[int, int]  # of a cost in `_costs`, and of a unit in it
-
-
 def _curved(
     problem: LayoutProblem, point: Point, corners: Sequence[LayoutProblem], symbols: Sequence[Symbol]
-) -> set[_Place] | None:
+) -> set[tuple[int, int]] | None:
     """The costs that are not what those at the corners make them if they are affine in each symbol alone, but
-    for those that every plan pays; None where conversions are offered here that are not there."""
+    for those that every plan pays: each by its place in `_costs` and its unit. None where conversions are
+    offered here that are not there."""
     shares = [_shares(symbol, point[symbol.name]) for symbol in symbols]
     weights = [math.prod(each) for each in itertools.product(*shares)]
     columns = [_costs(problem), *map(_costs, corners)]
     if len({tuple(cost is None for cost in column) for column in columns}) > 1:
         return None
-    found = set[_Place]()
+    found = set[tuple[int, int]]()
     paid_by_all = _paid_by_all(problem)
     for place, (own, *others) in enumerate(zip(*columns, strict=True)):
         for unit, value in enumerate(own or ()) if place not in paid_by_all else ():
@@ -253,7 +251,7 @@ def _paid_by_all(problem: LayoutProblem) -> set[int]:
     return {start for start, count in zip(starts, ways, strict=False) if count == 1}
 
 
-def _without(problem: LayoutProblem, free: set[_Place]) -> LayoutProblem:
+def _without(problem: LayoutProblem, free: set[tuple[int, int]]) -> LayoutProblem:
     """The problem in which these costs are nothing."""
     costs = iter(
         cost and tuple(0 if (place, unit) in free else value for unit, value in enumerate(cost))
