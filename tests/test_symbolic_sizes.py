@@ -838,10 +838,22 @@ def test_a_network_that_takes_only_some_sizes_is_refused_with_what_torch_suggest
     ]
 
 
+def test_shapes_in_another_form_than_the_call_are_refused_with_torchs_reason() -> None:
+    class Sum(nn.Module):
+        def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+            return xs[0] + xs[1]
+
+    batch, x = Dim("N", min=2, max=16), torch.ones(4, 3)
+    with pytest.raises(UnsupportedError, match="of Sum"):
+        dimorder.lower(Sum(), (x, x), dynamic_shapes=({0: batch}, {0: batch}))
+    lowered = dimorder.lower(Sum(), (x, x), dynamic_shapes=(({0: batch}, {0: batch}),))
+    assert lowered.run(x[:2], x[:2]).shape == (2, 3)
+
+
 def test_ranges_with_too_few_sizes_to_tell_symbols_apart_are_refused() -> None:
     dims = ({2: 32 * Dim("H", min=2, max=3), 3: 32 * Dim("W", min=2, max=3)},)
     assert refusal(Gated().eval(), torch.ones(1, 3, 64, 96), dims) == [
         "the ranges of sizes",
         "  found: too few sizes in H = 64 … 96 in steps of 32, W = 64 … 96 in steps of 32",
-        "  fix: give ranges of three sizes at least, or two where there is one symbol, or fix a size",
+        "  fix: give ranges of three sizes above 1 at least, or two where there is one symbol, or fix a size",
     ]

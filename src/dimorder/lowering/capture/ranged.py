@@ -181,7 +181,9 @@ class RangedProgram:
             _MAX_SPECIMENS, len(self.symbols) + 1
         ):  # or one symbol could be taken for another
             ranges = ", ".join(map(str, self.symbols))
-            fix = "give ranges of three sizes at least, or two where there is one symbol, or fix a size"
+            fix = (
+                "give ranges of three sizes above 1 at least, or two where there is one symbol, or fix a size"
+            )
             raise UnsupportedError("the ranges of sizes", f"too few sizes in {ranges}", fix)
         return found
 
@@ -423,13 +425,14 @@ def _dims(
     found: dict[int, tuple[torch.Tensor, Mapping[int, Any]]] = {}
 
     def walk(value: Any, shapes: Any) -> None:
-        if isinstance(value, torch.Tensor) and shapes is not None:
+        """What does not have the form of the call is left to torch.export, which says so."""
+        if isinstance(value, torch.Tensor) and isinstance(shapes, (Mapping, list, tuple)):
             pairs = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
             found[id(value)] = value, {d: dim for d, dim in pairs if isinstance(dim, Dim)}
-        elif isinstance(value, Mapping) and shapes is not None:
+        elif isinstance(value, Mapping) and isinstance(shapes, Mapping):
             for key in value:
                 walk(value[key], shapes.get(key))
-        elif isinstance(value, (list, tuple)) and shapes is not None:
+        elif isinstance(value, (list, tuple)) and isinstance(shapes, (list, tuple)):
             for each in zip(value, shapes, strict=False):
                 walk(*each)
 
