@@ -450,6 +450,16 @@ def test_ctrl_c_ends_with_130_and_leaves_no_file(factory, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path):
+    run = start("lower", "tests.zoo:se_linear", "--input", "1x16x5x7", "-o", "net.pte", cwd=tmp_path)
+    assert run.stdout is not None and run.stderr is not None
+    run.stdout.close()
+    err = run.stderr.read()
+    assert run.wait(timeout=300) == 0, err
+    assert [line for line in err.splitlines() if not line.startswith("dimorder: ")] == []
+    assert [file.name for file in tmp_path.iterdir()] == ["net.pte"]
+
+
 def test_lowering_torchvision_shows_nothing_of_what_libraries_print(tmp_path):
     # Also where torchvision's compiled part is missing, and from a folder that is not the repository.
     argv = ["torchvision.models:squeezenet1_1", "--arg", "num_classes=7", "--input", "1x3x32x40"]

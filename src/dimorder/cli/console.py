@@ -123,10 +123,12 @@ def _kept(descriptor: int, log: IO[bytes]) -> Iterator[TextIO]:
     except OSError:  # closed by the process that started us
         kept = os.open(os.devnull, os.O_WRONLY)
     os.dup2(log.fileno(), descriptor)
+    text = open(kept, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
     try:
-        with open(kept, "w", errors="backslashreplace", closefd=False) as text:
-            yield text
+        yield text
     finally:
+        with contextlib.suppress(BrokenPipeError):  # the reader has seen enough
+            text.close()
         os.dup2(kept, descriptor)
         os.close(kept)
 
