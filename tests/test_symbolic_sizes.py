@@ -791,7 +791,8 @@ def test_back_to_a_size_that_was_halved_with_a_rest() -> None:
         assert max(errors(lowered, module, torch.randn(1, 3, height, width))) <= 1e-5
 
 
-def test_from_one_pixel_to_symbols_is_a_product_too() -> None:
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_from_one_pixel_to_symbols_is_a_product_too(mode: str) -> None:
     class Pooled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -799,7 +800,7 @@ def test_from_one_pixel_to_symbols_is_a_product_too() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.conv(x)
-            mean = nn.functional.interpolate(y.mean((2, 3), keepdim=True), y.shape[2:], mode="bilinear")
+            mean = nn.functional.interpolate(y.mean((2, 3), keepdim=True), y.shape[2:], mode=mode)
             return torch.cat([y, mean], 1)
 
     module = Pooled().eval()

@@ -230,12 +230,12 @@ def _join(reshape: Node) -> None:
         return
     with reshape.graph.inserting_before(reshape):
         piece = [*shape_of(value)[:-3], 1, *shape_of(value)[-2:]]
-        pieces = [
-            _call(value, aten.slice.Tensor, piece, value, rank - 3, i, i + 1, 1)
-            for i in range(count if count > 1 else 0)
-        ]
-        wide = [*piece[:-1], count * size]
-        joined = _call(reshape, aten.cat.default, wide, pieces, rank - 1) if count > 1 else value
+        joined = value
+        if count > 1:
+            cuts = [(value, rank - 3, i, i + 1, 1) for i in range(count)]
+            pieces = [_call(value, aten.slice.Tensor, piece, *cut) for cut in cuts]
+            wide = [*piece[:-1], count * size]
+            joined = _call(reshape, aten.cat.default, wide, pieces, rank - 1)
         made = _reshaped(reshape, joined, shape)
     reshape.replace_all_uses_with(made)
 

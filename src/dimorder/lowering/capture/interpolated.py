@@ -48,7 +48,10 @@ def with_products(exported: ExportedProgram, taken: Collection[int] = ()) -> Exp
     infinite, touched = _infinite(exported)
     several = next(count for i in itertools.count() if (count := 2**i + 1) not in taken)
     ways = (
-        (_RESIZES, [n for n in nodes if n.target in _ASKED and _ASKED[n.target](*_read(n))]),
+        (
+            {target: _where(*way) for target, way in _RESIZES.items()},
+            [n for n in nodes if n.target in _RESIZES and _RESIZES[n.target][0](*_read(n))],
+        ),
         (_steps(several), [n for n in nodes if n.target in _STEPS and _is_of_end(*_read(n))]),
     )
     table: dict[Any, Any] = {}
@@ -59,6 +62,11 @@ def with_products(exported: ExportedProgram, taken: Collection[int] = ()) -> Exp
         return exported
     decomposed: ExportedProgram = exported.run_decompositions(table)
     return decomposed
+
+
+def _where(asks: Callable[..., bool], write: Callable[..., Any]) -> Callable[..., Any]:
+    """How a call is decomposed: as `write` has it where `asks` says so, else not at all."""
+    return lambda *args: write(*args) if asks(*args) else NotImplemented
 
 
 def _read(node: Node) -> tuple[Any, ...]:
@@ -181,10 +189,7 @@ def _most(size: Any) -> int:
 
 def _asks_nearest(x: Tensor, size: Any, factors: Any) -> bool:
     """A target repeats the places of one symbol as often as that is whole."""
-    repeats = all(
-        isinstance(times, int) or times.is_integer
-        for times in map(_quotient, _new(x, size, factors), x.shape[2:])
-    )
+    repeats = all(times.is_Integer for times in map(_quotient, _new(x, size, factors), x.shape[2:]))
     symbols = sum(isinstance(size, torch.SymInt) for size in (x.shape[0], *x.shape[2:]))
     return _by_products(x, size, factors, own=repeats and symbols <= 1)
 
@@ -254,28 +259,20 @@ def _by_ends(old: Any, new: Any, factor: float | None) -> Any:
 
 
 def _nearest(x: Tensor, size: Any, factors: Any) -> Any:
-    if not _asks_nearest(x, size, factors):
-        return NotImplemented
     return _resized(x, size, factors, lambda *sizes: _by_corners(*sizes).floor())
 
 
 def _nearest_exact(x: Tensor, size: Any, factors: Any) -> Any:
-    if not _asks_nearest(x, size, factors):
-        return NotImplemented
     return _resized(x, size, factors, lambda *sizes: _by_centres(*sizes).floor())
 
 
 def _linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
-    if not _asks_linear(x, size, aligned, factors):
-        return NotImplemented
     places = _by_ends if aligned else lambda *sizes: _by_centres(*sizes) - 0.5
     return _resized(x, size, factors, places)
 
 
 def _shuffled(x: Tensor, factor: int) -> Any:
     """Pixels of channels in a row, which are the taps of a transposed convolution."""
-    if not _asks_shuffle(x, factor):
-        return NotImplemented
     taps = factor * factor
     groups = x.shape[1] // taps
     weight = torch.eye(taps).view(taps, 1, factor, factor).repeat(groups, 1, 1, 1)
@@ -334,18 +331,12 @@ _NEAREST_EXACT = (
     aten._upsample_nearest_exact3d.vec,
 )
 _LINEAR = (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec)
-_RESIZES: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+# By the resize: which calls of it are written otherwise, and how.
+_RESIZES: Mapping[Any, tuple[Callable[..., bool], Callable[..., Any]]] = MappingProxyType(
     {
-        **dict.fromkeys(_NEAREST, _nearest),
-        **dict.fromkeys(_NEAREST_EXACT, _nearest_exact),
-        **dict.fromkeys(_LINEAR, _linear),
-        aten.pixel_shuffle.default: _shuffled,
-    }
-)
-_ASKED: Mapping[Any, Callable[..., bool]] = MappingProxyType(
-    {
-        **dict.fromkeys((*_NEAREST, *_NEAREST_EXACT), _asks_nearest),
-        **dict.fromkeys(_LINEAR, _asks_linear),
-        aten.pixel_shuffle.default: _asks_shuffle,
+        **dict.fromkeys(_NEAREST, (_asks_nearest, _nearest)),
+        **dict.fromkeys(_NEAREST_EXACT, (_asks_nearest, _nearest_exact)),
+        **dict.fromkeys(_LINEAR, (_asks_linear, _linear)),
+        aten.pixel_shuffle.default: (_asks_shuffle, _shuffled),
     }
 )
