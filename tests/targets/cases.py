@@ -169,6 +169,19 @@ SHARED: dict[str, Case] = {
         (IMAGE,),
         (r(6, 4, 3, 4), r(12)),
     ),
+    "conv, transposed, in steps": (
+        lambda x, w, b, v: (
+            F.conv_transpose2d(x, w, b, (2, 3), (1, 2), (0, 1)),
+            F.conv_transpose2d(x, v, None, 2),
+        ),
+        (IMAGE,),
+        (r(6, 5, 4, 6), r(5), r(6, 3, 2, 2)),
+    ),
+    "conv1d, transposed, in steps": (
+        lambda x, w, b: F.conv_transpose1d(x, w, b, 3, 2, 1),
+        (r(2, 6, 11),),
+        (r(6, 5, 9), r(5)),
+    ),
     "conv, transposed, 3-D": (
         lambda x, w, b: F.conv_transpose3d(x, w, b, (2, 3, 1), (1, 0, 2), (1, 2, 0), 2, (2, 3, 1)),
         (r(2, 6, 4, 5, 3),),

@@ -57,8 +57,8 @@ class PteMethod:
 def _copied(dense: torch.Tensor) -> torch.Tensor:
     """A copy, made by this thread alone.
 
-    PyTorch copies a large tensor with threads of its own. They wait for more work in a loop and so keep a core
-    from ExecuTorch's pool, which makes the next call of a small network up to twice as long.
+    PyTorch copies a large tensor with threads of its own. They wait for more work in a loop and so keep a
+    core from ExecuTorch's pool, which makes the next call of a small network up to twice as long.
     """
     copy = torch.empty_strided(dense.size(), dense.stride(), dtype=dense.dtype)
     ctypes.memmove(copy.data_ptr(), dense.data_ptr(), dense.nbytes)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dimorder.lowering.ability import Ability
 
-# torch resizes by the few taps of each pixel itself.
-_DECLINED = frozenset(
+# torch resizes by the few taps of each pixel itself, and has kernels for transposed convolutions.
+_DECLINED = frozenset({"aten.convolution/transposed in phases"}) | frozenset(
     f"aten.{name}.vec/by products"
     for name in (
         "upsample_bilinear2d",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dimorder.lowering.capture.scaled import Scaled
 from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.indexed import pad
@@ -261,6 +262,60 @@ def _transposed_depth_by_taps(c: Call) -> None:
     c.give(total, conv.dims)  # type: ignore[arg-type]  # a kernel has at least one tap
 
 
+def _transposed_in_phases(c: Call) -> None:
+    """A transposed convolution as one convolution for each row of a step.
+
+    Of a step of s, result q·s + r is Σ x[q + (r + padding) // s - j] · w[(r + padding) % s + j·s]. Those of
+    the columns of a step are side by side the channels of a convolution: so its rows are the ones wanted.
+    """
+    conv = _Convolution.of(c)
+    x = c.take(0, conv.dims)
+    _, height, width, _ = (c.size(0, group) for group in conv.dims)
+    batch, *space, channels = (c.size(c.result, group) for group in conv.dims)
+    (down, across), (top, left) = conv.stride, conv.padding
+    rows = space[0] // down
+    first, last = left // across, -(-(left + space[1]) // across)
+    taps = [size // step for size, step in zip(conv.weight.shape[1:3], conv.stride, strict=True)]
+    lines = []
+    for row in range(down):
+        begin, tap = divmod(row + top, down)
+        columns = [conv.weight[:, tap::down, column::across] for column in range(across)]
+        y = c.b.call(
+            OPS.conv2d_nhwc.default,
+            x,
+            c.constant(torch.cat(columns).flip(1, 2), 1),
+            c.constant(None if conv.bias is None else conv.bias.repeat(across), 2),
+            [1, 1],
+            [taps[0] - 1 - begin, rows + begin - height, taps[1] - 1 - first, last - width],
+            [1, 1],
+            1,
+        )
+        y = c.b.call(aten.view.default, y, [batch * rows, 1, (last - first) * across, channels])
+        if (last - first) * across != space[1]:
+            y = c.b.slice(y, 2, left % across, left % across + space[1])
+        lines.append(y)
+    y = lines[0] if down == 1 else c.b.call(aten.cat.default, lines, 1)
+    c.give(c.b.call(aten.view.default, y, [batch, *space, channels]), conv.dims)
+
+
+def _has_phases(node: torch.fx.Node) -> bool:
+    """Whether each result of a transposed convolution is a sum of equally many taps, in whole steps of rows.
+
+    Where it is not, taps would be added whose weight is zero, which makes NaN of an infinity. One of integers
+    stays whole: its results are rounded at once, not where they are joined.
+    """
+    _, weight, _, stride, padding, dilation, transposed, output_padding, groups = args_of(node)
+    taps = shape_of(weight)[2:]
+    held = getattr(node.graph.owning_module, str(weight.target))
+    if not transposed or len(taps) > 2 or groups != 1 or set(dilation) != {1} or isinstance(held, Scaled):
+        return False
+    rows = taps[0] - 2 * padding[0] + output_padding[0] if len(taps) == 2 else stride[0]
+    return rows % stride[0] == 0 and all(
+        size % step == 0 and 2 * left <= size - step
+        for size, step, left in zip(taps, stride, padding, strict=True)
+    )
+
+
 def _is_deep(node: torch.fx.Node) -> bool:
     """Whether a call convolves in three dimensions."""
     return len(shape_of(node)) == 5 and not args_of(node)[6]
@@ -339,6 +394,13 @@ OPERATORS = (
         (aten.convolution.default,),
         _relate_convolution,
         (
+            Implementation(
+                "transposed in phases",
+                _FORM,
+                _transposed_in_phases,
+                (OPS.conv2d_nhwc.default, aten.slice.Tensor, aten.cat.default),
+                _has_phases,
+            ),
             Implementation(
                 "channels last",
                 _FORM,

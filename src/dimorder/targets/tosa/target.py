@@ -155,6 +155,7 @@ _FROM_PARTS = frozenset(
     }
 )
 _FIRST = frozenset({"aten.linear/features first"})
+_NEVER = frozenset({"aten.convolution/transposed in phases"})  # there is TRANSPOSE_CONV2D
 
 
 # A function of a sum, of which those consist where they are made of parts, has no form in integers.
@@ -179,7 +180,7 @@ def _target(
         emit,
         Ability(
             operators.supports,
-            declines=declines,
+            declines=tuple(names | _NEVER for names in declines),
             max_rank=MAX_RANK,
             takes=lambda value: operators.unfit(value, False),
             slices_copy=True,

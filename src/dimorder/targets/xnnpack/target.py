@@ -17,6 +17,7 @@ from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.lowering.network_plan import Place
 from dimorder.lowering.operators.dialect import OPS
+from dimorder.lowering.operators.operator import args_of
 from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target
@@ -112,10 +113,14 @@ _DECLINED = frozenset({"aten.linear/features first", "aten.layer_norm/any", "ate
 
 def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
     """The ability where these sizes of a captured graph are symbols: XNNPACK resizes to fixed ones."""
-    resized = (node for node in graph.nodes if node.op == "call_function" and node.target in _BY_PRODUCTS)
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    resized = (node for node in calls if node.target in _BY_PRODUCTS)
     declined: frozenset[str] = frozenset()
     if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in resized):
         declined = frozenset(f"{str(target).removesuffix('.default')}/by products" for target in _BY_PRODUCTS)
+    convolved = (node for node in calls if node.target is aten.convolution.default)
+    if not all(_joins_phases(node, varying) for node in convolved):
+        declined |= {"aten.convolution/transposed in phases"}
 
     def computes(call: Node, constants: Collection[Node]) -> str | None:
         operand: Any = call.args[0] if call.args else None
@@ -131,6 +136,15 @@ def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
 
     declines = tuple(names | declined for names in ability.declines)
     return replace(ability, computes=computes, declines=declines)
+
+
+def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:
+    """Whether XNNPACK can join the phases of a transposed convolution: a reshape has one symbol at most, and
+    a slice, which takes away what padding leaves out of a row, none."""
+    _, _, _, _, padding, _, transposed, output_padding, _ = args_of(convolution)
+    batch, _, *space = results(convolution)[0].shape
+    cuts = any((*padding, *output_padding)) and space[-1] in varying
+    return not transposed or (sum(size in varying for size in (batch, *space)) < 2 and not cuts)
 
 
 # Resizes that may run as products with constant matrices, of the sizes.
