@@ -169,6 +169,16 @@ SHARED: dict[str, Case] = {
         (IMAGE,),
         (r(6, 4, 3, 4), r(12)),
     ),
+    "conv, dilated beyond the image": (
+        lambda x, w, b, v: (
+            F.conv2d(x, w, b, 1, (13, 2), (13, 1)),
+            F.conv2d(x, v, None, (2, 1), (9, 17), (7, 15), 2),
+            F.conv2d(x, w, b, 1, (1, 5), (1, 10)),
+            F.conv1d(x.flatten(2), w[:, :, 0], b, 1, 101, 101),
+        ),
+        (IMAGE,),
+        (r(5, 6, 3, 3), r(5), r(4, 3, 3, 2)),
+    ),
     "conv, transposed, in steps": (
         lambda x, w, b, v: (
             F.conv_transpose2d(x, w, b, (2, 3), (1, 2), (0, 1)),

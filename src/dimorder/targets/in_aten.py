@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dimorder.lowering.ability import Ability
+from dimorder.lowering.operators.convolution import OF_FIXED_SIZES
 
-# torch resizes by the few taps of each pixel itself, and has kernels for transposed convolutions.
-_DECLINED = frozenset({"aten.convolution/transposed in phases"}) | frozenset(
+# torch resizes by the few taps of each pixel itself; and kernels of convolutions are one for all sizes.
+_DECLINED = OF_FIXED_SIZES | frozenset(
     f"aten.{name}.vec/by products"
     for name in (
         "upsample_bilinear2d",

@@ -298,6 +298,60 @@ def _transposed_in_phases(c: Call) -> None:
     c.give(c.b.call(aten.view.default, y, [batch, *space, channels]), conv.dims)
 
 
+def _without_outer_taps(c: Call) -> None:
+    """A convolution without the first and last taps where these read padding alone: of a kernel that is
+    dilated by as much as its image is large, one tap is left."""
+    conv = _Convolution.of(c)
+    size = [c.size(0, group) for group in conv.dims]
+    weight, padding = conv.weight, list[tuple[int, int]]()
+    kept = [range(1)] * (2 - len(_read_taps(c.node))) + _read_taps(c.node)
+    for d, taps in enumerate(kept):
+        count = weight.shape[d + 1]
+        weight = weight.narrow(d + 1, taps.start, len(taps))
+        padding.append(_part_padding(taps.start, 1, count, len(taps), conv.dilation[d], conv.padding[d]))
+    y = c.b.call(
+        OPS.conv2d_nhwc.default,
+        _cropped(c, c.take(0, conv.dims), size, padding),
+        c.constant(weight, 1),
+        c.constant(conv.bias, 2),
+        conv.stride,
+        [max(amount, 0) for sides in padding for amount in sides],
+        conv.dilation,
+        conv.groups,
+    )
+    c.give(y, conv.dims)
+
+
+def _read_taps(node: torch.fx.Node) -> list[range]:
+    x, weight, _, stride, padding, dilation, *_ = args_of(node)
+    sizes, results, kernel = (shape_of(value)[2:] for value in (x, node, weight))
+    return read_taps(sizes, results, kernel, stride, padding, dilation)
+
+
+def read_taps(
+    sizes: Sequence[int],
+    results: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[range]:
+    """In each dimension, from which to which tap of a convolution one reads more than padding."""
+    found = []
+    for size, windows, taps, step, before, apart in zip(
+        sizes, results, kernel, stride, padding, dilation, strict=True
+    ):
+        first = (tap * apart - before for tap in range(taps))  # what a tap reads of the first window
+        reads = [any(0 <= at + i * step < size for i in range(windows)) for at in first]
+        found.append(range(reads.index(True), taps - reads[::-1].index(True)) if any(reads) else range(taps))
+    return found
+
+
+def _has_outer_taps(node: torch.fx.Node) -> bool:
+    kernel, transposed = shape_of(node.args[1])[2:], args_of(node)[6]
+    return not transposed and len(kernel) < 3 and list(kernel) != [len(taps) for taps in _read_taps(node)]
+
+
 def _has_phases(node: torch.fx.Node) -> bool:
     """Whether each result of a transposed convolution is a sum of equally many taps, in whole steps of rows.
 
@@ -387,6 +441,10 @@ def _relaid_weight(
 
 
 _FORM = "n s.0 s.1 s.2 g c"
+# Implementations whose kernels follow from the sizes of what they read; a target may have its own such ways.
+WITHOUT_OUTER_TAPS = "aten.convolution/without outer taps"
+IN_PHASES = "aten.convolution/transposed in phases"
+OF_FIXED_SIZES = frozenset((WITHOUT_OUTER_TAPS, IN_PHASES))
 _SUMMED = (aten.add.Tensor, aten.slice.Tensor, aten._to_copy.default)  # from several kernels
 
 OPERATORS = (
@@ -394,6 +452,13 @@ OPERATORS = (
         (aten.convolution.default,),
         _relate_convolution,
         (
+            Implementation(
+                "without outer taps",
+                _FORM,
+                _without_outer_taps,
+                (OPS.conv2d_nhwc.default, aten.slice.Tensor),
+                _has_outer_taps,
+            ),
             Implementation(
                 "transposed in phases",
                 _FORM,

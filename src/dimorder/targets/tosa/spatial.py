@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.lowering.operators.convolution import read_taps
 from dimorder.lowering.operators.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, is_of_one_type, whole
 from dimorder.targets.tosa.calls import accumulator_type, size, sum_type
@@ -84,16 +85,12 @@ def _read_taps(weight: Tensor, sizes: Sequence[int], a: Arguments) -> tuple[Tens
     """The weight without the first and last taps that read nothing but padding, wherever the window is, with
     the padding before each dimension, and the dilation. A dilated window may reach far beyond an image."""
     padding, dilation = list(a.padding[::2]), list(a.dilation)
-    for d, (length, count, step) in enumerate(zip(sizes[1:], a.shape[1:-1], a.stride, strict=False)):
-        apart, taps = dilation[d], weight.shape[d + 1]
-        first = [tap * apart - padding[d] for tap in range(taps)]  # what a tap reads of the first window
-        read = [tap for tap, at in enumerate(first) if any(0 <= at + y * step < length for y in range(count))]
-        if not read:
-            continue
-        low = min(read[0], padding[d] // apart)
-        weight = weight.narrow(d + 1, low, read[-1] + 1 - low)
-        padding[d] -= low * apart
-        dilation[d] = apart if weight.shape[d + 1] > 1 else 1
+    read = read_taps(sizes[1:-1], a.shape[1:-1], weight.shape[1:-1], a.stride, padding, dilation)
+    for d, taps in enumerate(read):
+        low = min(taps.start, padding[d] // dilation[d])
+        weight = weight.narrow(d + 1, low, taps.stop - low)
+        padding[d] -= low * dilation[d]
+        dilation[d] = dilation[d] if weight.shape[d + 1] > 1 else 1
     return weight, [p for p in padding for _ in range(2)], dilation
 
 
