@@ -93,9 +93,9 @@ FOLDED: dict[str, tuple[nn.Module, tuple[int, ...], list[str]]] = {
         ["linear"],
     ),
     "a layer scale": (
-        Net(lambda m, x: x + m.a(x) * m.c, a=nn.Linear(7, 7), c=values(7)),
+        Net(lambda m, x: x + m.a(x.abs()) * m.c, a=nn.Linear(7, 7), c=values(7)),
         (2, 3, 7),
-        ["linear", "add"],
+        ["abs", "linear", "add"],
     ),
     "a layer scale of channels that lie last before": (
         Net(lambda m, x: m.c * m.a(x).permute(0, 3, 1, 2), a=nn.Linear(5, 7), c=values(7, 1, 1)),

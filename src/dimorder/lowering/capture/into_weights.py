@@ -7,7 +7,7 @@ the weight of an RMS-norm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +18,17 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.lowering.capture.captured import Captured
 from dimorder.lowering.capture.heads import split_heads
 from dimorder.lowering.capture.packed import split_packed
+from dimorder.lowering.capture.parallel import add_parallel
 from dimorder.lowering.capture.products import (
+    BEHIND,
     Product,
     constant,
     is_safe,
+    of_features,
     product_behind,
     scaled_features,
     scaled_inputs,
+    with_constant,
 )
 from dimorder.lowering.capture.tracing import shape_of
 from dimorder.lowering.operators.quantisation import is_quantised
@@ -83,6 +87,7 @@ def _rewritten(module: GraphModule, cuts: bool, heads: bool, varying: frozenset[
     if cuts:
         split_packed(made)
     fold_into_weights(made)
+    add_parallel(made)
     if heads:
         split_heads(made, varying)
     return GraphModule(made, made.graph)  # without the constants that nothing reads
@@ -106,15 +111,6 @@ def fold_into_weights(module: GraphModule) -> None:
 # -- behind a product
 
 
-_BEHIND: dict[Any, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
-    aten.mul.Tensor: lambda c: (c, torch.zeros_like(c)),
-    aten.div.Tensor: lambda c: (1 / c, torch.zeros_like(c)),
-    aten.add.Tensor: lambda c: (torch.ones_like(c), c),
-    aten.sub.Tensor: lambda c: (torch.ones_like(c), -c),
-}
-_SYMMETRIC = (aten.mul.Tensor, aten.add.Tensor)
-
-
 def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
     """Behind a product: its factor and its shift can be in weights, and what is left is a clamp."""
     (source,) = node.all_input_nodes
@@ -130,16 +126,16 @@ def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
 
 def _fold_behind(module: GraphModule, node: Node) -> bool:
     """Folds a sum or a product with a constant into the product before it, through views and permutes."""
-    operands = _operands(module, node)
+    operands = with_constant(module, node)
     found = None if operands is None else product_behind(module, operands[0])
     if operands is None or found is None:
         return False
     (source, value), (product, moves) = operands, found
     first = product.node
-    along = _of_features(product, moves, value.expand(shape_of(node)) if value.numel() > 1 else value)
+    along = of_features(product, moves, value.expand(shape_of(node)) if value.numel() > 1 else value)
     if along is None:
         return False
-    scale, shift = _BEHIND[node.target](along)
+    scale, shift = BEHIND[node.target](along)
     if not _is_normal(scale):
         return False
     weight, bias = scaled_features(
@@ -154,41 +150,6 @@ def _fold_behind(module: GraphModule, node: Node) -> bool:
     node.graph.erase_node(node)
     first.graph.erase_node(first)
     return True
-
-
-def _operands(module: GraphModule, node: Node) -> tuple[Node, Tensor] | None:
-    """What a sum or a product with a constant computes with, of the result's shape, and the constant."""
-    if node.target not in _BEHIND or len(node.args) != 2 or node.kwargs:
-        return None
-    for place in (1, 0) if node.target in _SYMMETRIC else (1,):
-        source, value = node.args[1 - place], constant(module, node.args[place])
-        if value is None or not isinstance(source, Node) or source.op == "get_attr":
-            continue
-        if source.meta["val"].dtype == torch.float32 and shape_of(source) == shape_of(node):
-            return source, value
-    return None
-
-
-def _of_features(product: Product, moves: Sequence[Node], value: Tensor) -> Tensor | None:
-    """A constant as one number for each feature of a product, from behind `moves`, the last first.
-
-    None where it differs among elements of one feature.
-    """
-    features = shape_of(product.node)[product.features]
-    if value.numel() == 1:
-        return value.reshape(1).expand(features)
-    for move in moves:
-        if move.target is aten.permute.default:
-            value = value.permute(torch.tensor(move.args[1]).argsort().tolist())
-        else:
-            value = value.reshape(shape_of(move.args[0]))
-    for dim, step in enumerate(value.stride()):
-        if step == 0 and dim != product.features:
-            value = value.narrow(dim, 0, 1)
-    first = value
-    for dim in range(value.dim()):
-        first = first if dim == product.features else first.narrow(dim, 0, 1)
-    return first.reshape(-1) if bool((value == first).all()) else None
 
 
 def _is_normal(factors: Tensor) -> bool:
@@ -225,7 +186,7 @@ def _fold_in_front(module: GraphModule, node: Node) -> bool:
     if node.target is aten.layer_norm.default:
         node.args = (*node.args[:2], None, None, *node.args[4:])
     else:
-        operands = _operands(module, node)
+        operands = with_constant(module, node)
         assert operands is not None
         node.replace_all_uses_with(operands[0])
         node.graph.erase_node(node)
@@ -246,7 +207,7 @@ def _front(module: GraphModule, node: Node) -> _Front | None:
             return None
         ones = torch.ones(shape[-1], dtype=torch.float64)
         return _Front(len(shape) - 1, ones if scale is None else scale, shift)
-    operands = _operands(module, node) if node.target is aten.mul.Tensor else None
+    operands = with_constant(module, node) if node.target is aten.mul.Tensor else None
     if operands is None:
         return None
     sizes = (1,) * (len(shape) - operands[1].dim()) + tuple(operands[1].shape)

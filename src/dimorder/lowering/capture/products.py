@@ -3,7 +3,7 @@ are multiplied and shifted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,14 @@ from dimorder.lowering.operators.operator import args_of
 aten = torch.ops.aten
 
 VIEWS = (aten.reshape.default, aten.permute.default)
+# What computes with a constant, by the scale and the shift that this makes.
+BEHIND: dict[Any, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    aten.mul.Tensor: lambda c: (c, torch.zeros_like(c)),
+    aten.div.Tensor: lambda c: (1 / c, torch.zeros_like(c)),
+    aten.add.Tensor: lambda c: (torch.ones_like(c), c),
+    aten.sub.Tensor: lambda c: (torch.ones_like(c), -c),
+}
+_SYMMETRIC = (aten.mul.Tensor, aten.add.Tensor)
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,11 @@ class Product:
     @property
     def groups(self) -> int:
         return int(self.options[5]) if self.options else 1
+
+    @property
+    def dims(self) -> int:
+        """Over how many dimensions taps lie; none of a linear."""
+        return self.weight.dim() - 2
 
     @property
     def pads(self) -> bool:
@@ -116,6 +129,41 @@ def constant(module: GraphModule, value: Any) -> Tensor | None:
         return torch.tensor(value, dtype=torch.float64)
     held = _held(module, value)
     return None if held is None else held.double()
+
+
+def with_constant(module: GraphModule, node: Node) -> tuple[Node, Tensor] | None:
+    """What a sum or a product with a constant computes with, of the result's shape, and the constant."""
+    if node.target not in BEHIND or len(node.args) != 2 or node.kwargs:
+        return None
+    for place in (1, 0) if node.target in _SYMMETRIC else (1,):
+        source, value = node.args[1 - place], constant(module, node.args[place])
+        if value is None or not isinstance(source, Node) or source.op == "get_attr":
+            continue
+        if source.meta["val"].dtype == torch.float32 and shape_of(source) == shape_of(node):
+            return source, value
+    return None
+
+
+def of_features(product: Product, moves: Sequence[Node], value: Tensor) -> Tensor | None:
+    """A constant as one number for each feature of a product, from behind `moves`, the last first.
+
+    None where it differs among elements of one feature.
+    """
+    features = shape_of(product.node)[product.features]
+    if value.numel() == 1:
+        return value.reshape(1).expand(features)
+    for move in moves:
+        if move.target is aten.permute.default:
+            value = value.permute(torch.tensor(move.args[1]).argsort().tolist())
+        else:
+            value = value.reshape(shape_of(move.args[0]))
+    for dim, step in enumerate(value.stride()):
+        if step == 0 and dim != product.features:
+            value = value.narrow(dim, 0, 1)
+    first = value
+    for dim in range(value.dim()):
+        first = first if dim == product.features else first.narrow(dim, 0, 1)
+    return first.reshape(-1) if bool((value == first).all()) else None
 
 
 def scaled_features(
