@@ -113,7 +113,7 @@ MECHANISMS = {
         "NHWC",
     ),
     "two readers share a conversion": Mechanism(
-        Net(lambda m, x: m.a(x) + m.b(x), a=conv(3, 8), b=conv(3, 8)),
+        Net(lambda m, x: m.a(x).maximum(m.b(x)), a=conv(3, 8), b=conv(3, 8)),
         (2, 3, 9, 7),
         "xnnpack",
         """
@@ -121,8 +121,8 @@ MECHANISMS = {
         x.NHWC    2×9×7×3  NHWC  convert x, 1,512 bytes
         conv2d    2×9×7×8  NHWC  conv2d_nhwc(x.NHWC, a_weight[8×3×3×3], a_bias[8], padding 1)
         conv2d_2  2×9×7×8  NHWC  conv2d_nhwc(x.NHWC, b_weight[8×3×3×3], b_bias[8], padding 1)
-        add       2×9×7×8  NHWC  add(conv2d, conv2d_2)
-        output0   2×9×7×8  NHWC  add
+        maximum   2×9×7×8  NHWC  maximum(conv2d, conv2d_2)
+        output0   2×9×7×8  NHWC  maximum
         """,
         None,
         "NHWC",

@@ -9,8 +9,9 @@ import ctypes
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
@@ -45,9 +46,11 @@ class PteMethod:
     method: Callable[..., Sequence[torch.Tensor]]
     program: Any
     data: bytes
+    _lock: Lock = field(default_factory=Lock)  # until outputs are copied, which the next call overwrites
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [_copied(x) for x in self.method(list(inputs), clone_outputs=False)]
+        with self._lock:
+            return [_copied(x) for x in self.method(list(inputs), clone_outputs=False)]
 
     def reset(self) -> None:
         """The state as it is in the file, which is not read again."""

@@ -110,20 +110,14 @@ def _write_executorch(given: Given, path: Path) -> None:
 
 
 def _open_executorch(given: Given, path: Path) -> Invocation:
+    """Its outputs are copied as ours are: in PyTorch's copy the next call of a small network takes longer."""
     import executorch.kernels.quantized  # noqa: F401  the kernels of what a quantised network leaves outside
-    from executorch.extension.pybindings import _C
 
     from dimorder.executorch import pte
 
     pte.set_threads(given.threads)
-    data = path.read_bytes()
-    program = _C._load_program_from_buffer(data)
-    method = program.load_method("forward")
-
-    def call(held: Any = (data, program)) -> Sequence[Tensor]:  # a method does not keep its program
-        return list(method(given.tensors))
-
-    return call
+    method = pte.method_of(path.read_bytes())
+    return lambda: method(given.tensors)
 
 
 # -- PyTorch

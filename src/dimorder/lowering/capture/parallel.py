@@ -55,7 +55,7 @@ class _Term:
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class _Addend:
     """The weight and the bias of a product in float64, its padding, and how far apart its taps lie."""
 
     weight: Tensor
@@ -124,7 +124,7 @@ def _are_alike(product: Product, other: Product) -> bool:
     return len(kinds) == 1 and product.options[:1] == other.options[:1]
 
 
-def _kernel(term: _Term, product: Product) -> _Kernel | None:
+def _kernel(term: _Term, product: Product) -> _Addend | None:
     """What a term multiplies and adds, as one of the kind of `product`; None where it cannot be one."""
     (features, inputs), shape = product.weight.shape[:2], shape_of(product.node)
     scale, shift = (
@@ -138,8 +138,8 @@ def _kernel(term: _Term, product: Product) -> _Kernel | None:
         weight, bias = scaled_features(term.product.weight, term.product.bias, scale, shift)
         if product.dims:
             _, padding, dilation, *_ = term.product.options
-        return _Kernel(weight, bias, padding, dilation)
+        return _Addend(weight, bias, padding, dilation)
     if inputs * product.groups != features or shape_of(term.source) != shape:
         return None
     own = torch.eye(inputs, dtype=torch.float64).repeat(product.groups, 1) * scale[:, None]
-    return _Kernel(own.reshape(features, inputs, *[1] * product.dims), shift, padding, dilation)
+    return _Addend(own.reshape(features, inputs, *[1] * product.dims), shift, padding, dilation)

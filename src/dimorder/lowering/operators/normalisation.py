@@ -97,14 +97,13 @@ def _group_norm(
     dims = list(range(2, len(shape_of(grouped))))
     centred = n.emit(aten.sub.Tensor, grouped, n.emit(aten.mean.dim, grouped, dims, True))
     variance = n.emit(aten.mean.dim, n.emit(aten.mul.Tensor, centred, centred), dims, True)
-    scaled = n.emit(
-        aten.mul.Tensor, centred, n.emit(aten.rsqrt.default, n.emit(aten.add.Tensor, variance, eps))
-    )
-    y = view(n, scaled, shape_of(x))
-    for target, value in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
-        if value is not None:
-            y = n.emit(target, y, view(n, value, [channels] + [1] * len(rest)))
-    return y
+    scale = n.emit(aten.rsqrt.default, n.emit(aten.add.Tensor, variance, eps))
+    if weight is not None:  # one factor for each channel is cheaper than two for each element
+        scale = n.emit(
+            aten.mul.Tensor, scale, view(n, weight, shape_of(grouped)[1:3] + (1,) * (len(dims) - 1))
+        )
+    y = view(n, n.emit(aten.mul.Tensor, centred, scale), shape_of(x))
+    return y if bias is None else n.emit(aten.add.Tensor, y, view(n, bias, [channels] + [1] * len(rest)))
 
 
 def _instance_norm(

@@ -76,8 +76,8 @@ class Times:
         for kernel, ns in self.measured:
             row = [*kernel.sizes, kernel.flops, kernel.moved, round(ns)]
             by_name.setdefault(kernel.name, []).append(row)
-        told = {"threads": self.threads, "flops": self.flops, "bandwidth": self.bandwidth}
-        return {**told, "start": self.start, "kernels": by_name}
+        rates = {name: round(getattr(self, name), 3) for name in ("flops", "bandwidth", "start")}
+        return {"threads": self.threads, **rates, "kernels": by_name}
 
     @staticmethod
     def from_dict(family: str, told: Mapping[str, Any]) -> Times:
