@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dimorder.lowering.ability import Ability
-from dimorder.lowering.operators.convolution import OF_FIXED_SIZES
+from dimorder.lowering.operators.convolution import OTHER_KERNELS
 
-# torch resizes by the few taps of each pixel itself; and kernels of convolutions are one for all sizes.
-_DECLINED = OF_FIXED_SIZES | frozenset(
+# torch resizes by the few taps of each pixel itself, and has kernels for transposed convolutions. The taps
+# that read padding follow from the sizes, which may be symbols.
+_DECLINED = OTHER_KERNELS | frozenset(
     f"aten.{name}.vec/by products"
     for name in (
         "upsample_bilinear2d",
