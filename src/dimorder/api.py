@@ -195,9 +195,10 @@ def _plan_ranges(
     captured = clock.step("capture", captured_at, points, sized.corners[-1], capture_at)
     ways = _cuts(target, objective), target.ability.by_heads
     captured = clock.step("capture", with_weights, captured, *ways, varying)
+    targets = _sized(target, varying, captured)
     fixed = [
-        _Fixed.at(point, sized, program, target, asked, objective, clock)
-        for point, program in zip(points, captured, strict=True)
+        _Fixed.at(point, program, made, asked, objective, clock)
+        for point, program, made in zip(points, captured, targets, strict=True)
     ]
     contract = sized.promise([each.contract for each in fixed])
     extracted, layout_plan, proof = clock.step(
@@ -213,6 +214,19 @@ def _plan_ranges(
     return NetworkPlan(target.name, contract, layout_plan, extracted, ranges=proof), fixed
 
 
+def _sized(target: Target, varying: Sequence[frozenset[int]], programs: Sequence[Captured]) -> list[Target]:
+    """The target at each point of ranges. What it declines at one of them, where a fixed size may be that of
+    a symbol by chance, it declines at all."""
+    if target.sized is None:
+        return [target] * len(programs)
+    made = [
+        target.sized(sizes, program.module.graph) for sizes, program in zip(varying, programs, strict=True)
+    ]
+    columns = zip(*(ability.declines for ability in made), strict=True)
+    declines = tuple(frozenset().union(*names) for names in columns)
+    return [replace(target, ability=replace(ability, declines=declines)) for ability in made]
+
+
 @dataclass(frozen=True)
 class _Fixed:
     """A network with symbolic sizes at one point of their ranges."""
@@ -226,7 +240,6 @@ class _Fixed:
     @staticmethod
     def at(
         point: Point,
-        sized: RangedProgram,
         captured: Captured,
         target: Target,
         asked: _Asked,
@@ -244,8 +257,6 @@ class _Fixed:
             raise UnsupportedError(
                 f"buffer {captured.state[0].name}", found, "lower one program for each size"
             )
-        if target.sized is not None:
-            target = replace(target, ability=target.sized(sized.varying(point), captured.module.graph))
         program, contract, _ = _promised(captured, target, *asked)
         extracted = _extract(program, contract, target, objective, clock)
         return _Fixed(point, program, contract, extracted, target)

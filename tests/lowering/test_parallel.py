@@ -67,6 +67,10 @@ ONE: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, w, s, t: x + s * (F.conv2d(x, w, None, 1, 1, 1, 6) - (x * t + s)),
         (D3, SCALE, SHIFT),
     ),
+    "a batch-norm behind": (
+        lambda x, v, w, s, t: (F.conv2d(x, v) + F.conv2d(x, w, None, 1, 1)) * s + t,
+        (W1, W3, SCALE, SHIFT),
+    ),
     "linears": (
         lambda x, v, w, b: F.linear(x, v[..., 0, 0], b) + F.linear(x, w[..., 0, 1]) + x,
         (W1, W3, randn(6)),
@@ -114,6 +118,11 @@ SEVERAL: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda x, v, w: F.conv2d(x, v) + F.conv_transpose2d(x, w, None, 1, 1),
         (W1, W3),
     ),
+    "a value beside steps": (
+        lambda x, w: x[..., :2, :2] + F.conv2d(x[..., :2, :2], w[..., :2, :2], None, 2, 1),
+        (W3,),
+    ),
+    "a factor of zero": (lambda x, w, s: x + s * F.conv2d(x, w), (W1, torch.zeros(6, 1, 1))),
     "a constant for each pixel": (lambda x, w, s: F.conv2d(x, w) + x * s, (W1, randn(9, 11))),
 }
 

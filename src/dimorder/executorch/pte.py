@@ -46,7 +46,8 @@ class PteMethod:
     method: Callable[..., Sequence[torch.Tensor]]
     program: Any
     data: bytes
-    _lock: Lock = field(default_factory=Lock)  # until outputs are copied, which the next call overwrites
+    # Held until outputs are copied, which the next call overwrites and a reset frees.
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with self._lock:
@@ -54,7 +55,8 @@ class PteMethod:
 
     def reset(self) -> None:
         """The state as it is in the file, which is not read again."""
-        self.method = self.program.load_method(_METHOD)
+        with self._lock:
+            self.method = self.program.load_method(_METHOD)
 
 
 def _copied(dense: torch.Tensor) -> torch.Tensor:
@@ -63,7 +65,7 @@ def _copied(dense: torch.Tensor) -> torch.Tensor:
     PyTorch copies a large tensor with threads of its own. They wait for more work in a loop and so keep a
     core from ExecuTorch's pool, which makes the next call of a small network up to twice as long.
     """
-    copy = torch.empty_strided(dense.size(), dense.stride(), dtype=dense.dtype)
+    copy = torch.empty_like(dense)
     ctypes.memmove(copy.data_ptr(), dense.data_ptr(), dense.nbytes)
     return copy
 

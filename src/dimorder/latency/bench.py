@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from dimorder.errors import DimorderError, UnsupportedError, UsageError
-from dimorder.latency.limit import measure_limit
+from dimorder.latency.limit import least_seconds, measure_limit
 from dimorder.latency.machine import described, machine
 from dimorder.latency.peak import peak_bytes
 from dimorder.latency.profile import OperatorTime, profile
@@ -234,8 +234,7 @@ def measure(
     if limit or operators:
         progress("measuring the machine's limit")
         found = measure_limit(threads)
-        exported = torch.export.export(model, given.args, dict(given.kwargs))
-        limit_ms = 1e3 * found.seconds(exported)
+        limit_ms = 1e3 * least_seconds(found, model, given.args, given.kwargs)
     if operators:
         progress("lowering for the profile")
         from dimorder.api import lower

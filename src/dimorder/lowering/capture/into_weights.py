@@ -23,6 +23,7 @@ from dimorder.lowering.capture.products import (
     BEHIND,
     Product,
     constant,
+    is_normal,
     is_safe,
     of_features,
     product_behind,
@@ -86,8 +87,8 @@ def _rewritten(module: GraphModule, cuts: bool, heads: bool, varying: frozenset[
     made = GraphModule(module, graph)
     if cuts:
         split_packed(made)
-    fold_into_weights(made)
     add_parallel(made)
+    fold_into_weights(made)
     if heads:
         split_heads(made, varying)
     return GraphModule(made, made.graph)  # without the constants that nothing reads
@@ -136,7 +137,7 @@ def _fold_behind(module: GraphModule, node: Node) -> bool:
     if along is None:
         return False
     scale, shift = BEHIND[node.target](along)
-    if not _is_normal(scale):
+    if not is_normal(scale):
         return False
     weight, bias = scaled_features(
         product.weight, product.bias, scale, shift, transposed=product.transposed, groups=product.groups
@@ -150,11 +151,6 @@ def _fold_behind(module: GraphModule, node: Node) -> bool:
     node.graph.erase_node(node)
     first.graph.erase_node(first)
     return True
-
-
-def _is_normal(factors: Tensor) -> bool:
-    held = factors.float().abs()
-    return bool((held.isfinite() & (held >= torch.finfo(torch.float32).tiny)).all())
 
 
 # -- in front of products
@@ -173,7 +169,7 @@ def _fold_in_front(module: GraphModule, node: Node) -> bool:
     """Folds what a norm does to each feature last into all that reads it, if these are products."""
     front = _front(module, node)
     readers = None if front is None else _readers(module, node, front)
-    if front is None or not readers or not _is_normal(front.scale):
+    if front is None or not readers or not is_normal(front.scale):
         return False
     made = [scaled_inputs(each.weight, each.bias, front.scale, front.shift) for each in readers]
     if not is_safe([(each.weight, weight) for each, (weight, _) in zip(readers, made, strict=True)]):

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.lowering.capture.products import BEHIND, Product, of_features, scaled_features, with_constant
+from dimorder.lowering.capture.products import (
+    BEHIND,
+    Product,
+    is_normal,
+    of_features,
+    scaled_features,
+    with_constant,
+)
 from dimorder.lowering.capture.tracing import shape_of
 from dimorder.lowering.operators.operator import args_of
 
@@ -65,14 +72,20 @@ class _Addend:
 
 
 def _pairs(module: GraphModule, node: Node) -> Iterator[tuple[_Term, _Term]]:
-    """What two operands of a sum are of one and the same value, a product first."""
+    """What two operands of a sum are of one and the same value, the product with most taps first."""
     if len(node.args) != 2 or node.kwargs or node.meta["val"].dtype != torch.float32:
         return
     signs = (1.0, -1.0 if node.target is aten.sub.Tensor else 1.0)
     first, second = ([*_terms(module, *each, node)] for each in zip(args_of(node), signs, strict=True))
-    for one, other in itertools.product(first, second):
-        if one.source is other.source and (one.product or other.product):
-            yield (one, other) if one.product else (other, one)
+    for pair in itertools.product(first, second):
+        one, other = sorted(pair, key=_taps, reverse=True)
+        if one.source is other.source and one.product is not None:
+            yield one, other
+
+
+def _taps(term: _Term) -> int:
+    """How many a product has for each feature that it reads; none what is no product."""
+    return 0 if term.product is None else term.product.weight[0, 0].numel()
 
 
 def _terms(module: GraphModule, value: Any, sign: float, total: Node) -> Iterator[_Term]:
@@ -89,14 +102,13 @@ def _terms(module: GraphModule, value: Any, sign: float, total: Node) -> Iterato
         if found is None:
             return
         factor, added = BEHIND[value.target](found[1])
+        if not is_normal(factor):  # 0 times what overflows is not 0
+            return
         value, scale, shift = found[0], scale * factor, shift + scale * added
 
 
 def _sum(one: _Term, other: _Term) -> tuple[Product, Tensor, Tensor | None] | None:
     """The product in whose place both are computed, its weight and its bias; None where there is none."""
-    assert one.product is not None
-    if other.product is not None and other.product.weight[0, 0].numel() > one.product.weight[0, 0].numel():
-        one, other = other, one
     product = one.product
     assert product is not None
     if other.product is not None and not _are_alike(product, other.product):
@@ -139,7 +151,8 @@ def _kernel(term: _Term, product: Product) -> _Addend | None:
         if product.dims:
             _, padding, dilation, *_ = term.product.options
         return _Addend(weight, bias, padding, dilation)
-    if inputs * product.groups != features or shape_of(term.source) != shape:
+    steps = set(product.options[0]) if product.options else {1}
+    if inputs * product.groups != features or shape_of(term.source) != shape or steps != {1}:
         return None
     own = torch.eye(inputs, dtype=torch.float64).repeat(product.groups, 1) * scale[:, None]
     return _Addend(own.reshape(features, inputs, *[1] * product.dims), shift, padding, dilation)

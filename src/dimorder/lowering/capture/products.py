@@ -208,6 +208,12 @@ def scaled_inputs(
     return weight * scale.reshape(along), bias
 
 
+def is_normal(factors: Tensor) -> bool:
+    """Whether factors are normal numbers in float32."""
+    held = factors.float().abs()
+    return bool((held.isfinite() & (held >= torch.finfo(torch.float32).tiny)).all())
+
+
 def is_safe(made: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Whether constants made of others are finite in float32, and normal numbers where these are."""
     tiny = torch.finfo(torch.float32).tiny

@@ -74,6 +74,26 @@ def _conv(rank: int, transposed: bool) -> Callable[..., Value]:
     return conv
 
 
+def _convolution(
+    n: Tracer,
+    x: Value,
+    w: Value,
+    b: Value,
+    stride: Value,
+    padding: Value,
+    dilation: Value,
+    transposed: bool,
+    output_padding: Value,
+    groups: int,
+) -> Value:
+    """With a number for each dimension."""
+    count = len(shape_of(w)) - 2
+    spread = (several(value, count) for value in (stride, padding, dilation, output_padding))
+    stride, padding, dilation, output_padding = spread
+    rest = (stride, padding, dilation, transposed, output_padding, groups)
+    return n.emit(aten.convolution.default, x, w, b, *rest)
+
+
 def _named_padding(
     n: Tracer, x: Value, w: Value, padding: str, dilation: list[int]
 ) -> tuple[Value, list[int]]:
@@ -266,7 +286,7 @@ def _transposed_in_phases(c: Call) -> None:
     """A transposed convolution as one convolution for each row of a step.
 
     Of a step of s, result q·s + r is Σ x[q + (r + padding) // s - j] · w[(r + padding) % s + j·s]. Those of
-    the columns of a step are side by side the channels of a convolution: so its rows are the ones wanted.
+    the columns of a step are side by side the channels of one pixel, which is those columns in memory.
     """
     conv = _Convolution.of(c)
     x = c.take(0, conv.dims)
@@ -302,30 +322,26 @@ def _without_outer_taps(c: Call) -> None:
     """A convolution without the first and last taps where these read padding alone: of a kernel that is
     dilated by as much as its image is large, one tap is left."""
     conv = _Convolution.of(c)
-    size = [c.size(0, group) for group in conv.dims]
-    weight, padding = conv.weight, list[tuple[int, int]]()
-    kept = [range(1)] * (2 - len(_read_taps(c.node))) + _read_taps(c.node)
-    for d, taps in enumerate(kept):
+    weight, padding, taps = conv.weight, list[int](), _inner_taps(c.node)
+    for d, kept in enumerate([range(1)] * (2 - len(taps)) + taps):
         count = weight.shape[d + 1]
-        weight = weight.narrow(d + 1, taps.start, len(taps))
-        padding.append(_part_padding(taps.start, 1, count, len(taps), conv.dilation[d], conv.padding[d]))
-    y = c.b.call(
-        OPS.conv2d_nhwc.default,
-        _cropped(c, c.take(0, conv.dims), size, padding),
-        c.constant(weight, 1),
-        c.constant(conv.bias, 2),
-        conv.stride,
-        [max(amount, 0) for sides in padding for amount in sides],
-        conv.dilation,
-        conv.groups,
-    )
-    c.give(y, conv.dims)
+        weight = weight.narrow(d + 1, kept.start, len(kept))
+        padding += _part_padding(kept.start, 1, count, len(kept), conv.dilation[d], conv.padding[d])
+    operands_ = c.take(0, conv.dims), c.constant(weight, 1), c.constant(conv.bias, 2)
+    rest = (conv.stride, padding, conv.dilation, conv.groups)
+    c.give(c.b.call(OPS.conv2d_nhwc.default, *operands_, *rest), conv.dims)
 
 
-def _read_taps(node: torch.fx.Node) -> list[range]:
+def _inner_taps(node: torch.fx.Node) -> list[range]:
+    """In each dimension, the taps that a convolution needs; as many as are needed to pad and not to crop."""
     x, weight, _, stride, padding, dilation, *_ = args_of(node)
     sizes, results, kernel = (shape_of(value)[2:] for value in (x, node, weight))
-    return read_taps(sizes, results, kernel, stride, padding, dilation)
+    read = read_taps(sizes, results, kernel, stride, padding, dilation)
+    fewer = [before // apart for before, apart in zip(padding, dilation, strict=True)]
+    return [
+        range(min(taps.start, some), max(taps.stop, count - some))
+        for taps, some, count in zip(read, fewer, kernel, strict=True)
+    ]
 
 
 def read_taps(
@@ -348,11 +364,11 @@ def read_taps(
 
 
 def _has_outer_taps(node: torch.fx.Node) -> bool:
-    kernel, transposed = shape_of(node.args[1])[2:], args_of(node)[6]
-    return not transposed and len(kernel) < 3 and list(kernel) != [len(taps) for taps in _read_taps(node)]
+    kernel, transposed = shape_of(args_of(node)[1])[2:], args_of(node)[6]
+    return not transposed and len(kernel) < 3 and list(kernel) != [len(taps) for taps in _inner_taps(node)]
 
 
-def _has_phases(node: torch.fx.Node) -> bool:
+def has_phases(node: torch.fx.Node) -> bool:
     """Whether each result of a transposed convolution is a sum of equally many taps, in whole steps of rows.
 
     Where it is not, taps would be added whose weight is zero, which makes NaN of an infinity. One of integers
@@ -441,10 +457,11 @@ def _relaid_weight(
 
 
 _FORM = "n s.0 s.1 s.2 g c"
-# Implementations whose kernels follow from the sizes of what they read; a target may have its own such ways.
+# Implementations of other kernels than the network's. They stand before what computes the same with its own,
+# and so are taken where both cost as much: a target declines them that has better ways.
 WITHOUT_OUTER_TAPS = "aten.convolution/without outer taps"
 IN_PHASES = "aten.convolution/transposed in phases"
-OF_FIXED_SIZES = frozenset((WITHOUT_OUTER_TAPS, IN_PHASES))
+OTHER_KERNELS = frozenset((WITHOUT_OUTER_TAPS, IN_PHASES))
 _SUMMED = (aten.add.Tensor, aten.slice.Tensor, aten._to_copy.default)  # from several kernels
 
 OPERATORS = (
@@ -456,7 +473,7 @@ OPERATORS = (
                 "without outer taps",
                 _FORM,
                 _without_outer_taps,
-                (OPS.conv2d_nhwc.default, aten.slice.Tensor),
+                (OPS.conv2d_nhwc.default,),
                 _has_outer_taps,
             ),
             Implementation(
@@ -464,7 +481,7 @@ OPERATORS = (
                 _FORM,
                 _transposed_in_phases,
                 (OPS.conv2d_nhwc.default, aten.slice.Tensor, aten.cat.default),
-                _has_phases,
+                has_phases,
             ),
             Implementation(
                 "channels last",
@@ -499,6 +516,7 @@ OPERATORS = (
                 _is_deep_transposed,
             ),
         ),
+        spelt=_convolution,
         weights=_WEIGHTS,
     ),
     spelt(_conv(1, False), aten.conv1d.default, aten.conv1d.padding, fresh=True),

@@ -21,7 +21,8 @@ from dimorder.lowering import exactly
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.capture.exported import readable
 from dimorder.lowering.costs import counted
-from dimorder.lowering.operators.convolution import OF_FIXED_SIZES
+from dimorder.lowering.operators.convolution import OTHER_KERNELS
+from dimorder.lowering.operators.resize import PLANES_BY_PRODUCTS
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target, WholeArtifact
 from dimorder.targets.table import Table
@@ -180,7 +181,7 @@ def _target(
         emit,
         Ability(
             operators.supports,
-            declines=tuple(names | OF_FIXED_SIZES for names in declines),
+            declines=tuple(names | OTHER_KERNELS | {PLANES_BY_PRODUCTS} for names in declines),
             max_rank=MAX_RANK,
             takes=lambda value: operators.unfit(value, False),
             slices_copy=True,

@@ -16,9 +16,10 @@ from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.lowering.network_plan import Place
-from dimorder.lowering.operators.convolution import IN_PHASES, WITHOUT_OUTER_TAPS
+from dimorder.lowering.operators.convolution import IN_PHASES, WITHOUT_OUTER_TAPS, has_phases
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.operator import args_of
+from dimorder.lowering.operators.resize import PLANES_BY_PRODUCTS
 from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target
@@ -119,10 +120,11 @@ def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
     declined: frozenset[str] = frozenset()
     if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in resized):
         declined = frozenset(f"{str(target).removesuffix('.default')}/by products" for target in _BY_PRODUCTS)
+        declined |= {PLANES_BY_PRODUCTS}
     convolved = [node for node in calls if node.target is aten.convolution.default]
     if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in convolved):
         declined |= {WITHOUT_OUTER_TAPS}
-    if not all(_joins_phases(node, varying) for node in convolved):
+    if not all(_joins_phases(node, varying) for node in convolved if has_phases(node)):
         declined |= {IN_PHASES}
 
     def computes(call: Node, constants: Collection[Node]) -> str | None:
@@ -144,10 +146,10 @@ def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
 def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:
     """Whether XNNPACK can join the phases of a transposed convolution: a reshape has one symbol at most, and
     a slice, which takes away what padding leaves out of a row, none."""
-    _, _, _, _, padding, _, transposed, output_padding, _ = args_of(convolution)
+    _, _, _, _, padding, _, _, output_padding, _ = args_of(convolution)
     batch, _, *space = results(convolution)[0].shape
     cuts = any((*padding, *output_padding)) and space[-1] in varying
-    return not transposed or (sum(size in varying for size in (batch, *space)) < 2 and not cuts)
+    return sum(size in varying for size in (batch, *space)) < 2 and not cuts
 
 
 # Resizes that may run as products with constant matrices, of the sizes.
