@@ -248,6 +248,11 @@ SHARED: dict[str, Case] = {
         (),
     ),
     "bilinear, by a factor": (lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"), (IMAGE,), ()),
+    "bilinear, by a factor, between convolutions": (
+        lambda x, w, v: F.conv2d(F.interpolate(F.conv2d(x, w), scale_factor=1.3, mode="bilinear"), v),
+        (IMAGE,),
+        (r(24, 6, 3, 3), r(5, 24, 2, 3)),
+    ),
     "bicubic": (lambda x: F.interpolate(x, (14, 27), mode="bicubic"), (IMAGE,), ()),
     "bicubic, aligned, by factors": (
         lambda x: F.interpolate(x, scale_factor=(1.3, 0.6), mode="bicubic", align_corners=True),

@@ -106,7 +106,7 @@ def _unread(arguments: Any, made: Tensor) -> float:
     if transposed:
         return 0.0
     read = read_taps(x.shape[2:], made.shape[2:], weight.shape[2:], stride, padding, dilation)
-    return 1 - math.prod(map(len, read)) / math.prod(weight.shape[2:])
+    return 1.0 - math.prod(map(len, read)) / math.prod(int(count) for count in weight.shape[2:])
 
 
 def least_seconds(limit: Limit, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
