@@ -84,25 +84,6 @@ def _by_products(c: Call) -> None:
     c.give(c.b.call(aten.view.default, x, sizes), dims)
 
 
-def _planes_by_products(c: Call) -> None:
-    """Planes of pixels: their columns by a linear, their rows by a product; what grows least comes first."""
-    c.compute_in_float32()
-    *_, aligned, factors = args_of(c.node)
-    dims = c.by_label(["n"], ["c"], ["s.0"], ["s.1"])
-    batch, channels, *sizes = (c.size(0, group) for group in dims)
-    x, new = c.take(0, dims), shape_of(c.node)[2:]
-    for i in sorted((0, 1), key=lambda i: new[i] / sizes[i]):
-        weights = resized_by(_SIZED[c.target], sizes[i], new[i], aligned, (factors or (None, None))[i])
-        name = f"resize_{sizes[i]}_to_{new[i]}"
-        x = c.b.call(aten.view.default, x, [batch * channels, *sizes])
-        if i:
-            x = c.b.call(aten.linear.default, x, c.b.constant(name, weights))
-        else:
-            x = c.b.call(aten.matmul.default, c.b.constant(name, weights.unsqueeze(0)), x)
-        sizes[i] = new[i]
-    c.give(c.b.call(aten.view.default, x, [batch, channels, *sizes]), dims)
-
-
 @functools.cache
 def resized_by(target: Any, old: int, new: int, aligned: bool, factor: float | None) -> torch.Tensor:
     """The matrix (new, old) by which torch resizes one dimension: what it makes of the unit vectors.
@@ -159,19 +140,10 @@ def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
 _BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
 _PRODUCTS = (aten.matmul.default, aten._to_copy.default)
 _BY_PRODUCTS = Implementation("by products", FORM, _by_products, _PRODUCTS, _is_float32_or_less)
-# What gives planes has not to be converted where these are wanted, as they are of a segmentation.
-PLANES_BY_PRODUCTS = "aten.upsample_bilinear2d.vec/planes by products"
-_PLANES_BY_PRODUCTS = Implementation(
-    "planes by products",
-    "n c s.0 s.1",
-    _planes_by_products,
-    (aten.linear.default, *_PRODUCTS),
-    _is_float32_or_less,
-)
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
 
 OPERATORS = (
-    Operator((aten.upsample_bilinear2d.vec,), relate_spatial, (_BILINEAR, _BY_PRODUCTS, _PLANES_BY_PRODUCTS)),
+    Operator((aten.upsample_bilinear2d.vec,), relate_spatial, (_BILINEAR, _BY_PRODUCTS)),
     *(
         Operator(
             (name,),

@@ -22,7 +22,6 @@ from dimorder.lowering.ability import Ability
 from dimorder.lowering.capture.exported import readable
 from dimorder.lowering.costs import counted
 from dimorder.lowering.operators.convolution import OTHER_KERNELS
-from dimorder.lowering.operators.resize import PLANES_BY_PRODUCTS
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target, WholeArtifact
 from dimorder.targets.table import Table
@@ -181,7 +180,7 @@ def _target(
         emit,
         Ability(
             operators.supports,
-            declines=tuple(names | OTHER_KERNELS | {PLANES_BY_PRODUCTS} for names in declines),
+            declines=tuple(names | OTHER_KERNELS for names in declines),
             max_rank=MAX_RANK,
             takes=lambda value: operators.unfit(value, False),
             slices_copy=True,

@@ -19,7 +19,6 @@ from dimorder.lowering.network_plan import Place
 from dimorder.lowering.operators.convolution import IN_PHASES, WITHOUT_OUTER_TAPS, has_phases
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.operator import args_of
-from dimorder.lowering.operators.resize import PLANES_BY_PRODUCTS
 from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target
@@ -120,7 +119,6 @@ def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
     declined: frozenset[str] = frozenset()
     if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in resized):
         declined = frozenset(f"{str(target).removesuffix('.default')}/by products" for target in _BY_PRODUCTS)
-        declined |= {PLANES_BY_PRODUCTS}
     convolved = [node for node in calls if node.target is aten.convolution.default]
     if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in convolved):
         declined |= {WITHOUT_OUTER_TAPS}
