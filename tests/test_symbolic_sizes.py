@@ -397,6 +397,44 @@ def test_long_lines_are_resized_without_a_matrix(mode: str) -> None:
     assert max(errors(lowered, module, torch.randn(1, 3, 1001))) <= 1e-4
 
 
+@pytest.mark.parametrize(
+    ("shape", "options", "in_phases"),
+    [
+        ("1x3xT", (4, 2), True),
+        ("Nx3x9", (4, 2, 1), True),
+        ("1x3xT", (4, 2, 1), False),  # a slice of a symbol is left
+        ("2x3xHx12", (2, 2), True),
+        ("1x3xHxW", (2, 2), False),  # a reshape has one symbol
+    ],
+)
+def test_phases_are_joined_where_one_size_is_a_symbol(
+    shape: str, options: tuple[int, ...], in_phases: bool
+) -> None:
+    lines = shape.count("x") == 2
+    conv, transposed = (nn.Conv1d, nn.ConvTranspose1d) if lines else (nn.Conv2d, nn.ConvTranspose2d)
+    module = nn.Sequential(conv(3, 6, 3, padding=1), nn.ReLU(), transposed(6, 5, *options)).eval()
+    lowered = lower(module, shape, target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    assert ("conv_transpose2d" not in lowered.text("physical")) == in_phases
+    x = sized(shape, {"T": 77, "N": 3, "H": 96, "W": 112})
+    assert max(errors(lowered, module, x)) <= 1e-4
+
+
+def test_a_convolution_by_what_is_computed_runs_beside() -> None:
+    class Computed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, 3, 3, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.conv2d(x, self.weight * x.mean())
+
+    module = Computed().eval()
+    lowered = lower(module, "1x3xHxW", target="xnnpack")
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("1x3xHxW", sizes))) <= 1e-4
+
+
 def test_a_size_that_is_made_by_a_float_is_no_symbol_of_a_product() -> None:
     module = nn.Upsample(scale_factor=2.0, mode="bilinear", recompute_scale_factor=True)
     lowered = lower(module, "1x3xHxW", target="xnnpack")

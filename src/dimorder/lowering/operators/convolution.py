@@ -358,7 +358,10 @@ def read_taps(
         sizes, results, kernel, stride, padding, dilation, strict=True
     ):
         first = (tap * apart - before for tap in range(taps))  # what a tap reads of the first window
-        reads = [any(0 <= at + i * step < size for i in range(windows)) for at in first]
+        inside = (
+            (at, max(0, -(at // step))) for at in first
+        )  # and which window is the first in which it may
+        reads = [window < windows and at + window * step < size for at, window in inside]
         found.append(range(reads.index(True), taps - reads[::-1].index(True)) if any(reads) else range(taps))
     return found
 
@@ -376,8 +379,9 @@ def has_phases(node: torch.fx.Node) -> bool:
     """
     _, weight, _, stride, padding, dilation, transposed, output_padding, groups = args_of(node)
     taps = shape_of(weight)[2:]
-    held = getattr(node.graph.owning_module, str(weight.target))
-    if not transposed or len(taps) > 2 or groups != 1 or set(dilation) != {1} or isinstance(held, Scaled):
+    if not transposed or len(taps) > 2 or groups != 1 or set(dilation) != {1} or weight.op != "get_attr":
+        return False
+    if isinstance(getattr(node.graph.owning_module, str(weight.target)), Scaled):
         return False
     rows = taps[0] - 2 * padding[0] + output_padding[0] if len(taps) == 2 else stride[0]
     return rows % stride[0] == 0 and all(
