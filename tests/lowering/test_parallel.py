@@ -9,34 +9,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import dimorder
 from dimorder.lowering.capture.captured import capture
 from dimorder.lowering.capture.into_weights import with_weights
+from tests.targets.cases import Net, r
 
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-X = randn(2, 6, 9, 11)
-W7, W3, W1, W31 = randn(6, 6, 7, 7), randn(6, 6, 3, 3), randn(6, 6, 1, 1), randn(6, 6, 3, 1)
-D7, D5, D3, D1 = randn(6, 1, 7, 7), randn(6, 1, 5, 5), randn(6, 1, 3, 3), randn(6, 1, 1, 1)
-B, C = randn(6), randn(6)
-SCALE, SHIFT = randn(6, 1, 1), randn(1, 6, 1, 1)
-
-
-class Net(nn.Module):
-    def __init__(self, compute: Callable[..., Tensor], *constants: Tensor) -> None:
-        super().__init__()
-        self.compute = compute
-        for i, tensor in enumerate(constants):
-            self.register_buffer(f"c{i}", tensor)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.compute(x, *self.buffers())
-
+X = r(2, 6, 9, 11)
+W7, W3, W1, W31 = r(6, 6, 7, 7), r(6, 6, 3, 3), r(6, 6, 1, 1), r(6, 6, 3, 1)
+D5, D3, D1 = r(6, 1, 5, 5), r(6, 1, 3, 3), r(6, 1, 1, 1)
+B, C = r(6), r(6)
+SCALE, SHIFT = r(6, 1, 1), r(1, 6, 1, 1)
 
 ONE: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "a large kernel and a small one": (
@@ -73,12 +57,12 @@ ONE: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     ),
     "linears": (
         lambda x, v, w, b: F.linear(x, v[..., 0, 0], b) + F.linear(x, w[..., 0, 1]) + x,
-        (W1, W3, randn(6)),
+        (W1, W3, r(6)),
     ),
 }
 
 
-def products(net: nn.Module, x: Tensor) -> tuple[int, int]:
+def products(net: Net, x: Tensor) -> tuple[int, int]:
     """How many products a network has with all in weights, and how many calls; its numbers must stay."""
     (program,) = with_weights([capture(net, (x,))], cuts=False)
     called = Counter(str(node.target) for node in program.nodes if node.op == "call_function")
@@ -90,7 +74,7 @@ def products(net: nn.Module, x: Tensor) -> tuple[int, int]:
 def test_branches_are_one_product(name: str) -> None:
     compute, constants = ONE[name]
     x = X.movedim(1, 3).contiguous() if name == "linears" else X
-    net = Net(compute, *constants).eval()
+    net = Net(compute, constants).eval()
     assert products(net, x) == (1, 1)
     dimorder.lower(net, (x,), target="xnnpack")  # which compares the numbers
 
@@ -123,19 +107,19 @@ SEVERAL: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         (W3,),
     ),
     "a factor of zero": (lambda x, w, s: x + s * F.conv2d(x, w), (W1, torch.zeros(6, 1, 1))),
-    "a constant for each pixel": (lambda x, w, s: F.conv2d(x, w) + x * s, (W1, randn(9, 11))),
+    "a constant for each pixel": (lambda x, w, s: F.conv2d(x, w) + x * s, (W1, r(9, 11))),
 }
 
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_what_stays_apart(name: str) -> None:
     compute, constants = SEVERAL[name]
-    net = Net(compute, *constants).eval()
+    net = Net(compute, constants).eval()
     assert products(net, X)[1] > 2
     dimorder.lower(net, (X,), target="xnnpack")
 
 
 def test_no_infinity_is_made() -> None:
     huge = torch.full((6, 6, 1, 1), 2e38)
-    net = Net(lambda x, v, w: F.conv2d(x, v) + F.conv2d(x, w), huge, huge.clone()).eval()
+    net = Net(lambda x, v, w: F.conv2d(x, v) + F.conv2d(x, w), (huge, huge.clone())).eval()
     assert products(net, X * 1e-30)[0] == 2

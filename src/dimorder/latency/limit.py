@@ -94,15 +94,15 @@ def work(program: ExportedProgram) -> Iterator[tuple[str, int, int]]:
         formula: Any = flop_registry.get(packet)
         values = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
         flops = formula(*values[0], **values[1], out_val=made) if formula else 0
-        unread = _unread(values[0][:7], made) if packet is torch.ops.aten.convolution else 0.0
-        weight = values[0][1] if unread else None
-        skipped = 0 if weight is None else unread * weight.numel() * weight.element_size()
-        yield str(node.target), int(flops * (1 - unread)), int(moved - skipped)
+        if packet is torch.ops.aten.convolution:
+            unread = _unread(made, *values[0])
+            flops, moved = flops * (1 - unread), moved - unread * values[0][1].nbytes
+        yield str(node.target), int(flops), int(moved)
 
 
-def _unread(arguments: Any, made: Tensor) -> float:
+def _unread(made: Tensor, x: Tensor, weight: Tensor, *options: Any) -> float:
     """The share of a convolution's taps that read padding alone."""
-    x, weight, _, stride, padding, dilation, transposed = arguments
+    _, stride, padding, dilation, transposed, *_ = options
     if transposed:
         return 0.0
     read = read_taps(x.shape[2:], made.shape[2:], weight.shape[2:], stride, padding, dilation)

@@ -36,15 +36,15 @@ def crop_convolutions(module: GraphModule) -> None:
 def _crop(cut: Node) -> None:
     conv, dim, start, end, step = _arguments(cut)
     x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = conv.args
-    axis, rank = dim - 2, len(shape_of(conv)) - 2
+    axis = dim - 2
     if axis < 0 or step != 1 or transposed or len(conv.users) > 1:
         return
-    strides, amounts = ([*values] * (rank if len(values) == 1 else 1) for values in (stride, padding))
+    amounts = [*padding]
     low, high = amounts[axis] - start, amounts[axis] - (shape_of(conv)[dim] - end)
-    if strides[axis] != 1 or min(low, high) < 0:
+    if stride[axis] != 1 or min(low, high) < 0:
         return
     amounts[axis] = 0
-    sides = [0, 0] * (rank - 1 - axis) + [low, high]
+    sides = [0, 0] * (len(stride) - 1 - axis) + [low, high]
     with cut.graph.inserting_before(cut):
         padded = cut.graph.call_function(aten.constant_pad_nd.default, (x, sides, 0.0))
         rest = (dilation, transposed, output_padding, groups)

@@ -43,8 +43,8 @@ def by_time(operators: Table, family: str | None = None) -> Costs:
             [buffer.tensor.sizes[axis] for axis in source], [source.index(axis) for axis in target]
         )
         assert kernel is not None, "a conversion moves something"
-        share = _CONVERTING * buffer.value.element_size() / FLOAT_BYTES
-        return max(_NS, _rounded(times().of(kernel) * share)), buffer.nbytes
+        share = buffer.value.element_size() / FLOAT_BYTES
+        return max(_NS, _rounded(_CONVERTING * times().of(kernel) * share)), buffer.nbytes
 
     def calls(made: Sequence[Node]) -> Cost:
         for call in made:
