@@ -60,7 +60,8 @@ BY_XNNPACK: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "regnet_y_400mf": (PHOTO, {}),
     "convnext_tiny": (
         PHOTO,
-        {"aten.layer_norm": 23, "dimorder.conv2d_nhwc": 18, "aten.add.Tensor": 18},
+        # Of 7x7 taps in parts; the last three are left 3x5, for pictures of 2x3.
+        {"aten.layer_norm": 23, "dimorder.conv2d_nhwc": 15, "aten.add.Tensor": 15},
     ),
     "efficientnet_b0": (PHOTO, {"aten.silu": 49}),
     "efficientnet_lite0": (PHOTO, {}),
@@ -104,7 +105,7 @@ BY_ARM: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "deeplabv3_mobilenet_v3_large": (PHOTO, {"aten.hardsigmoid": 8, "dimorder.upsample_bilinear2d_nhwc": 2}),
     "onet": ((1, 3, 48, 48), {"aten.reciprocal": 1}),
     "yolo": (PHOTO, {"aten.silu": 63, "aten.reciprocal": 1}),
-    "convnext_tiny": (PHOTO, {"aten.rsqrt": 23, "dimorder.conv2d_nhwc": 18, "aten.add.Tensor": 18}),
+    "convnext_tiny": (PHOTO, {"aten.rsqrt": 23, "dimorder.conv2d_nhwc": 15, "aten.add.Tensor": 15}),
     # Three products have a right matrix whose zero point is 0.
     "swin_t": (SQUARE, {"aten.rsqrt": 29, "aten.matmul": 9, "aten.reciprocal": 12}),
 }
