@@ -180,12 +180,14 @@ SHARED: dict[str, Case] = {
         (r(5, 6, 3, 3), r(5), r(4, 3, 3, 2)),
     ),
     "conv, transposed, in steps": (
-        lambda x, w, b, v: (
+        lambda x, w, b, v, u: (
             F.conv_transpose2d(x, w, b, (2, 3), (1, 2), (0, 1)),
             F.conv_transpose2d(x, v, None, 2),
+            F.conv_transpose2d(x, u, b, (2, 3), (1, 2), 1),
+            F.conv_transpose2d(x, u, b, (3, 2), (0, 1)),
         ),
         (IMAGE,),
-        (r(6, 5, 4, 6), r(5), r(6, 3, 2, 2)),
+        (r(6, 5, 4, 6), r(5), r(6, 3, 2, 2), r(6, 5, 3, 5)),
     ),
     "conv1d, transposed, in steps": (
         lambda x, w, b: F.conv_transpose1d(x, w, b, 3, 2, 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -286,36 +287,33 @@ def _transposed_in_phases(c: Call) -> None:
     """A transposed convolution as one convolution for each row of a step.
 
     Of a step of s, result q·s + r is Σ x[q + (r + padding) // s - j] · w[(r + padding) % s + j·s]. Those of
-    the columns of a step are side by side the channels of one pixel, which is those columns in memory.
+    the columns of a step are side by side the channels of one pixel, which is those columns in memory; of
+    columns that have more taps than others one convolution each would multiply by zeros, so there are two.
     """
     conv = _Convolution.of(c)
     x = c.take(0, conv.dims)
     _, height, width, _ = (c.size(0, group) for group in conv.dims)
     batch, *space, channels = (c.size(c.result, group) for group in conv.dims)
     (down, across), (top, left) = conv.stride, conv.padding
-    rows = space[0] // down
+    rows = -(-space[0] // down)
     first, last = left // across, -(-(left + space[1]) // across)
-    taps = [size // step for size, step in zip(conv.weight.shape[1:3], conv.stride, strict=True)]
-    lines = []
+    columns, lines = (last - first) * across, []
     for row in range(down):
         begin, tap = divmod(row + top, down)
-        columns = [conv.weight[:, tap::down, column::across] for column in range(across)]
-        y = c.b.call(
-            OPS.conv2d_nhwc.default,
-            x,
-            c.constant(torch.cat(columns).flip(1, 2), 1),
-            c.constant(None if conv.bias is None else conv.bias.repeat(across), 2),
-            [1, 1],
-            [taps[0] - 1 - begin, rows + begin - height, taps[1] - 1 - first, last - width],
-            [1, 1],
-            1,
-        )
-        y = c.b.call(aten.view.default, y, [batch * rows, 1, (last - first) * across, channels])
-        if (last - first) * across != space[1]:
-            y = c.b.slice(y, 2, left % across, left % across + space[1])
-        lines.append(y)
+        parts, phases = [], [conv.weight[:, tap::down, column::across] for column in range(across)]
+        for (_, high, wide, _), alike in groupby(phases, key=lambda phase: phase.shape):
+            weights = torch.cat(list(alike)).flip(1, 2)
+            sides = [high - 1 - begin, rows + begin - height, wide - 1 - first, last - width]
+            bias = None if conv.bias is None else conv.bias.repeat(len(weights) // channels)
+            operands_ = x, c.constant(weights, 1), c.constant(bias, 2)
+            parts.append(c.b.call(OPS.conv2d_nhwc.default, *operands_, [1, 1], sides, [1, 1], 1))
+        y = parts[0] if len(parts) == 1 else c.b.call(aten.cat.default, parts, 3)
+        lines.append(c.b.call(aten.view.default, y, [batch * rows, 1, columns, channels]))
     y = lines[0] if down == 1 else c.b.call(aten.cat.default, lines, 1)
-    c.give(c.b.call(aten.view.default, y, [batch, *space, channels]), conv.dims)
+    y = c.b.call(aten.view.default, y, [batch, rows * down, columns, channels])
+    before = left % across
+    outside = (0, space[0] - rows * down), (-before, before + space[1] - columns)
+    c.give(_cropped(c, y, [batch, rows * down, columns], outside), conv.dims)
 
 
 def _without_outer_taps(c: Call) -> None:
@@ -372,22 +370,17 @@ def _has_outer_taps(node: torch.fx.Node) -> bool:
 
 
 def has_phases(node: torch.fx.Node) -> bool:
-    """Whether each result of a transposed convolution is a sum of equally many taps, in whole steps of rows.
+    """Whether each result of a step of a transposed convolution is a convolution that crops no operand.
 
-    Where it is not, taps would be added whose weight is zero, which makes NaN of an infinity. One of integers
-    stays whole: its results are rounded at once, not where they are joined.
+    One of integers stays whole: its results are rounded at once, not where they are joined.
     """
-    _, weight, _, stride, padding, dilation, transposed, output_padding, groups = args_of(node)
+    _, weight, _, stride, padding, dilation, transposed, _, groups = args_of(node)
     taps = shape_of(weight)[2:]
     if not transposed or len(taps) > 2 or groups != 1 or set(dilation) != {1} or weight.op != "get_attr":
         return False
     if isinstance(getattr(node.graph.owning_module, str(weight.target)), Scaled):
         return False
-    rows = taps[0] - 2 * padding[0] + output_padding[0] if len(taps) == 2 else stride[0]
-    return rows % stride[0] == 0 and all(
-        size % step == 0 and 2 * left <= size - step
-        for size, step, left in zip(taps, stride, padding, strict=True)
-    )
+    return all(left <= size - step for size, step, left in zip(taps, stride, padding, strict=True))
 
 
 def _is_deep(node: torch.fx.Node) -> bool:

@@ -144,10 +144,12 @@ def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
 def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:
     """Whether XNNPACK can join the phases of a transposed convolution: a reshape has one symbol at most, and
     a slice, which takes away what padding leaves out of a row, none."""
-    _, _, _, _, padding, _, _, output_padding, _ = args_of(convolution)
+    _, _, _, stride, padding, *_ = args_of(convolution)
     batch, _, *space = results(convolution)[0].shape
-    cuts = any((*padding, *output_padding)) and space[-1] in varying
-    return sum(size in varying for size in (batch, *space)) < 2 and not cuts
+    cut = [size for size, step in zip(space, stride, strict=True) if size % step]
+    if padding[-1] % stride[-1]:
+        cut.append(space[-1])
+    return sum(size in varying for size in (batch, *space)) < 2 and varying.isdisjoint(cut)
 
 
 # Resizes that may run as products with constant matrices, of the sizes.
