@@ -423,6 +423,16 @@ def test_phases_are_joined_where_one_size_is_a_symbol(
     assert max(errors(lowered, module, x)) <= 1e-4
 
 
+def test_taps_that_read_padding_at_all_sizes_are_left_out() -> None:
+    """At no height, and at some widths."""
+    dilated = nn.Conv2d(6, 5, (3, 3), padding=(96, 50), dilation=(96, 50))
+    module = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), dilated).eval()
+    lowered = lower(module, "Nx3xHxW", target="xnnpack")
+    assert (5, 1, 3, 6) in {tuple(constant.shape) for constant in lowered.physical.state_dict.values()}
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("Nx3xHxW", sizes))) <= 1e-4
+
+
 def test_a_convolution_by_what_is_computed_runs_beside() -> None:
     class Computed(nn.Module):
         def __init__(self) -> None:

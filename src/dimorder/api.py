@@ -37,7 +37,7 @@ from dimorder.lowering.promise import Orders, promise
 from dimorder.lowering.ranges import plan_ranges
 from dimorder.lowering.rewrite import constant_bytes, rewrite
 from dimorder.lowering.state_plan import state_specs
-from dimorder.lowering.symbolic import symbolic
+from dimorder.lowering.symbolic import note_most, symbolic
 from dimorder.lowering.verify import Run, Trial, Verified
 from dimorder.lowering.verify_integers import trial_of
 from dimorder.quantisation.quantize import QuantisedNetwork
@@ -195,6 +195,7 @@ def _plan_ranges(
     captured = clock.step("capture", captured_at, points, sized.corners[-1], capture_at)
     ways = _cuts(target, objective), target.ability.by_heads
     captured = clock.step("capture", with_weights, captured, *ways, varying)
+    note_most([program.module.graph for program in captured], sized.table(points))
     targets = _sized(target, varying, captured)
     fixed = [
         _Fixed.at(point, program, made, asked, objective, clock)

@@ -6,6 +6,7 @@ each value follows from those that it has in the programs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,13 @@ from torch import SymInt, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import Node, map_arg
+from torch.fx import Graph, Node, map_arg
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dimorder.lowering.capture.exported import remade
+from dimorder.lowering.capture.tracing import MOST, at_most, shape_of
 from dimorder.lowering.unify import SizesError, Unifier, broadcast_row, formula
 
 
@@ -43,6 +45,11 @@ class SizeTable:
             return self.known[tuple(values)]
         found = formula(values, list(self.known))
         return None if found is None else found(list(self.known.values()))
+
+    def most(self, values: Sequence[int]) -> int:
+        """What the size that has these values at the points is at most; `sys.maxsize` where none is known."""
+        size = self.size(values)
+        return sys.maxsize if size is None else at_most(size)
 
     def formula(
         self, values: Sequence[int], others: Sequence[Sequence[int]]
@@ -79,6 +86,19 @@ class SizeTable:
         first, sizes = values[0], [size for size in shape if size is not None]
         with self.mode:
             return torch.empty_strided(sizes, _strides(first, sizes), dtype=first.dtype, device=first.device)
+
+
+def note_most(programs: Sequence[Graph], sizes: SizeTable) -> None:
+    """Notes on each convolution of a network at several sizes, and on what it reads, how large that is at
+    most (see `tracing.most_of`)."""
+    convolutions = (
+        graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default) for graph in programs
+    )
+    for row in zip(*convolutions, strict=False):
+        for nodes in (row, [node.all_input_nodes[0] for node in row]):
+            most = tuple(map(sizes.most, zip(*map(shape_of, nodes), strict=False)))
+            for node in nodes:
+                node.meta[MOST] = most
 
 
 def symbolic(programs: Sequence[ExportedProgram], sizes: SizeTable) -> ExportedProgram:

@@ -24,6 +24,8 @@ from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.functions import ToFloat
 
+from dimorder.lowering.capture.tracing import at_most
+
 aten = torch.ops.aten
 
 
@@ -166,7 +168,7 @@ def _by_products(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float]
     return (
         _has_symbols(sizes)
         and not any(map(_is_rounded, sizes))
-        and all(_most(old) * _most(new) <= _LARGEST for old, new in pairs)
+        and all(at_most(old) * at_most(new) <= _LARGEST for old, new in pairs)
     )
 
 
@@ -177,14 +179,6 @@ def _new(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None)
 def _is_rounded(size: Any) -> bool:
     """Whether a size is made by way of a float."""
     return isinstance(size, torch.SymInt) and size.node.expr.has(ToFloat)
-
-
-def _most(size: Any) -> int:
-    """What a size is at most."""
-    if not isinstance(size, torch.SymInt):
-        return int(size)
-    upper = size.node.shape_env.bound_sympy(size.node.expr).upper
-    return int(upper) if upper.is_Integer else sys.maxsize
 
 
 def _asks_nearest(x: Tensor, size: Any, factors: Any) -> bool:

@@ -4,6 +4,7 @@ has another spelling is rewritten, the rest is copied.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -20,6 +21,7 @@ from dimorder.lowering.capture.schema import bound
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
 EXPORTED = "exported"  # of a node's meta: the name of the node of the exported program that it was made for
+MOST = "most"  # of a node's meta, where sizes are symbols: the most that each size of its shape can be
 SOURCE = ("stack_trace", "nn_module_stack")  # what of a node's meta says where in the user's source it is
 HALVES = frozenset((torch.float16, torch.bfloat16))  # types of half precision
 
@@ -260,6 +262,19 @@ def without_data(tensor: torch.Tensor) -> torch.Tensor:
 def shape_of(value: Value) -> tuple[int, ...]:
     tensor = value.meta["val"] if isinstance(value, torch.fx.Node) else value
     return tuple(int(size) for size in tensor.shape)
+
+
+def at_most(size: int | torch.SymInt) -> int:
+    """What a size is at most; `sys.maxsize` where its symbols have no end."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    upper = size.node.shape_env.bound_sympy(size.node.expr).upper
+    return int(upper) if upper.is_Integer else sys.maxsize
+
+
+def most_of(node: torch.fx.Node) -> tuple[int, ...]:
+    """The shape of a value, of the program for ranges of sizes at most."""
+    return node.meta.get(MOST) or shape_of(node)
 
 
 def dtype_of(value: Value) -> torch.dtype:

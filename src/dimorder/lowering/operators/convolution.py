@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dimorder.lowering.capture.scaled import Scaled
-from dimorder.lowering.capture.tracing import Tracer, Value, shape_of
+from dimorder.lowering.capture.tracing import Tracer, Value, most_of, shape_of
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.indexed import pad
 from dimorder.lowering.operators.moves import squeeze, unsqueeze
@@ -333,7 +333,7 @@ def _without_outer_taps(c: Call) -> None:
 def _inner_taps(node: torch.fx.Node) -> list[range]:
     """In each dimension, the taps that a convolution needs; as many as are needed to pad and not to crop."""
     x, weight, _, stride, padding, dilation, *_ = args_of(node)
-    sizes, results, kernel = (shape_of(value)[2:] for value in (x, node, weight))
+    sizes, results, kernel = (shape[2:] for shape in (most_of(x), most_of(node), shape_of(weight)))
     read = read_taps(sizes, results, kernel, stride, padding, dilation)
     fewer = [before // apart for before, apart in zip(padding, dilation, strict=True)]
     return [

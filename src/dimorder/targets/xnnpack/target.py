@@ -16,7 +16,7 @@ from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.lowering.network_plan import Place
-from dimorder.lowering.operators.convolution import IN_PHASES, WITHOUT_OUTER_TAPS, has_phases
+from dimorder.lowering.operators.convolution import IN_PHASES, has_phases
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.operator import args_of
 from dimorder.lowering.symbolic import SizeTable
@@ -120,8 +120,6 @@ def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
     if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in resized):
         declined = frozenset(f"{str(target).removesuffix('.default')}/by products" for target in _BY_PRODUCTS)
     convolved = [node for node in calls if node.target is aten.convolution.default]
-    if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in convolved):
-        declined |= {WITHOUT_OUTER_TAPS}
     if not all(_joins_phases(node, varying) for node in convolved if has_phases(node)):
         declined |= {IN_PHASES}
 
