@@ -404,6 +404,7 @@ def test_long_lines_are_resized_without_a_matrix(mode: str) -> None:
         ("Nx3x9", (4, 2, 1), True),
         ("1x3xT", (4, 2, 1), False),  # a slice of a symbol is left
         ("1x3xT", (7, 3, 3, 2), True),
+        ("1x3xT", (3, 2, 1, 1), True),
         ("2x3xHx12", (2, 2), True),
         ("2x3xHx12", (3, 2, 1, 1), True),
         ("2x3xHx12", (3, 2, 1), False),

@@ -287,33 +287,46 @@ def _transposed_in_phases(c: Call) -> None:
     """A transposed convolution as one convolution for each row of a step.
 
     Of a step of s, result q·s + r is Σ x[q + (r + padding) // s - j] · w[(r + padding) % s + j·s]. Those of
-    the columns of a step are side by side the channels of one pixel, which is those columns in memory; of
-    columns that have more taps than others one convolution each would multiply by zeros, so there are two.
+    the columns of a step are side by side the channels of one pixel, which is those columns in memory. One
+    convolution computes those that have as many taps and begin at the same pixel.
     """
     conv = _Convolution.of(c)
     x = c.take(0, conv.dims)
     _, height, width, _ = (c.size(0, group) for group in conv.dims)
     batch, *space, channels = (c.size(c.result, group) for group in conv.dims)
     (down, across), (top, left) = conv.stride, conv.padding
-    rows = -(-space[0] // down)
-    first, last = left // across, -(-(left + space[1]) // across)
-    columns, lines = (last - first) * across, []
+    before = columns_before(conv.weight.shape[2], across, left)
+    rows, columns = -(-space[0] // down), -(-(space[1] + before) // across)
+    lines = []
     for row in range(down):
         begin, tap = divmod(row + top, down)
-        parts, phases = [], [conv.weight[:, tap::down, column::across] for column in range(across)]
-        for (_, high, wide, _), alike in groupby(phases, key=lambda phase: phase.shape):
-            weights = torch.cat(list(alike)).flip(1, 2)
-            sides = [high - 1 - begin, rows + begin - height, wide - 1 - first, last - width]
+        high, parts = conv.weight[:, tap::down], []
+        starts = [divmod(column + left - before, across) for column in range(across)]
+        phases = [(first, high[:, :, tap::across]) for first, tap in starts]
+        for (first, shape), alike in groupby(phases, key=lambda phase: (phase[0], phase[1].shape)):
+            weights = torch.cat([weight for _, weight in alike]).flip(1, 2)
+            sides = [
+                shape[1] - 1 - begin,
+                rows + begin - height,
+                shape[2] - 1 - first,
+                columns + first - width,
+            ]
             bias = None if conv.bias is None else conv.bias.repeat(len(weights) // channels)
             operands_ = x, c.constant(weights, 1), c.constant(bias, 2)
             parts.append(c.b.call(OPS.conv2d_nhwc.default, *operands_, [1, 1], sides, [1, 1], 1))
         y = parts[0] if len(parts) == 1 else c.b.call(aten.cat.default, parts, 3)
-        lines.append(c.b.call(aten.view.default, y, [batch * rows, 1, columns, channels]))
+        lines.append(c.b.call(aten.view.default, y, [batch * rows, 1, columns * across, channels]))
     y = lines[0] if down == 1 else c.b.call(aten.cat.default, lines, 1)
-    y = c.b.call(aten.view.default, y, [batch, rows * down, columns, channels])
-    before = left % across
-    outside = (0, space[0] - rows * down), (-before, before + space[1] - columns)
-    c.give(_cropped(c, y, [batch, rows * down, columns], outside), conv.dims)
+    whole = [batch, rows * down, columns * across, channels]
+    y = c.b.call(aten.view.default, y, whole)
+    outside = (0, space[0] - whole[1]), (-before, before + space[1] - whole[2])
+    c.give(_cropped(c, y, whole, outside), conv.dims)
+
+
+def columns_before(taps: int, stride: int, padding: int) -> int:
+    """How many columns in front of the first the phases compute, and cut off: where all have as many taps,
+    so many that they begin at the same pixel."""
+    return 0 if taps % stride else padding % stride
 
 
 def _without_outer_taps(c: Call) -> None:

@@ -16,7 +16,7 @@ from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.lowering.network_plan import Place
-from dimorder.lowering.operators.convolution import IN_PHASES, has_phases
+from dimorder.lowering.operators.convolution import IN_PHASES, columns_before, has_phases
 from dimorder.lowering.operators.dialect import OPS
 from dimorder.lowering.operators.operator import args_of
 from dimorder.lowering.symbolic import SizeTable
@@ -142,10 +142,10 @@ def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
 def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:
     """Whether XNNPACK can join the phases of a transposed convolution: a reshape has one symbol at most, and
     a slice, which takes away what padding leaves out of a row, none."""
-    _, _, _, stride, padding, *_ = args_of(convolution)
+    _, weight, _, stride, padding, *_ = args_of(convolution)
     batch, _, *space = results(convolution)[0].shape
     cut = [size for size, step in zip(space, stride, strict=True) if size % step]
-    if padding[-1] % stride[-1]:
+    if columns_before(results(weight)[0].shape[-1], stride[-1], padding[-1]):
         cut.append(space[-1])
     return sum(size in varying for size in (batch, *space)) < 2 and varying.isdisjoint(cut)
 
