@@ -197,7 +197,7 @@ def missed(rows: Sequence[Row]) -> list[str]:
         found.append(f"plans by time are better on {len(better)} networks, not on {BETTER_BY_TIME}")
     for what, mean in means(rows).items():
         if not mean <= MEANS[what]:
-            found.append(f"ours takes {mean:.2f} of {what}, not {MEANS[what]}")
+            found.append(f"ours takes {mean:.3f} of {what}, not {MEANS[what]}")
     return found
 
 
@@ -254,7 +254,7 @@ def table(record: Mapping[str, Any]) -> str:
         f"| --- | --- |{' ---: |' * (len(head) - 2)}",
         *map(_line, rows),
         "",
-        *(f"Geometric mean of ours over {what}: {mean:.2f}.\n" for what, mean in means(rows).items()),
+        *(f"Geometric mean of ours over {what}: {mean:.3f}.\n" for what, mean in means(rows).items()),
         "Where others are faster, the kernels of XNNPACK that take the time of ours, and how many times what "
         "they would take at the rate of the table's fastest:",
         "",
