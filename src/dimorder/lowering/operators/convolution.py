@@ -300,9 +300,9 @@ def _transposed_in_phases(c: Call) -> None:
     lines = []
     for row in range(down):
         begin, tap = divmod(row + top, down)
-        high, parts = conv.weight[:, tap::down], []
+        of_row, parts = conv.weight[:, tap::down], []
         starts = [divmod(column + left - before, across) for column in range(across)]
-        phases = [(first, high[:, :, tap::across]) for first, tap in starts]
+        phases = [(first, of_row[:, :, tap::across]) for first, tap in starts]
         for (first, shape), alike in groupby(phases, key=lambda phase: (phase[0], phase[1].shape)):
             weights = torch.cat([weight for _, weight in alike]).flip(1, 2)
             sides = [
