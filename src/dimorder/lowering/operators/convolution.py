@@ -315,12 +315,13 @@ def _transposed_in_phases(c: Call) -> None:
             operands_ = x, c.constant(weights, 1), c.constant(bias, 2)
             parts.append(c.b.call(OPS.conv2d_nhwc.default, *operands_, [1, 1], sides, [1, 1], 1))
         y = parts[0] if len(parts) == 1 else c.b.call(aten.cat.default, parts, 3)
-        lines.append(c.b.call(aten.view.default, y, [batch * rows, 1, columns * across, channels]))
+        line = [batch * rows, 1, columns * across, channels]
+        y = c.b.call(aten.view.default, y, line)
+        lines.append(_cropped(c, y, line, [(0, 0), (-before, before + space[1] - line[2])]))
     y = lines[0] if down == 1 else c.b.call(aten.cat.default, lines, 1)
-    whole = [batch, rows * down, columns * across, channels]
+    whole = [batch, rows * down, space[1], channels]
     y = c.b.call(aten.view.default, y, whole)
-    outside = (0, space[0] - whole[1]), (-before, before + space[1] - whole[2])
-    c.give(_cropped(c, y, whole, outside), conv.dims)
+    c.give(_cropped(c, y, whole, [(0, space[0] - whole[1])]), conv.dims)
 
 
 def columns_before(taps: int, stride: int, padding: int) -> int:
