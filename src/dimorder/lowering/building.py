@@ -155,6 +155,10 @@ class Builder:
         cut = self.call(aten.slice.Tensor, x, dim, begin, end, step)
         return self.call(aten.clone.default, cut, memory_format=torch.contiguous_format)
 
+    def cat(self, parts: Sequence[torch.fx.Node], dim: int) -> torch.fx.Node:
+        """Parts side by side along one physical dimension; of one there is nothing to join."""
+        return parts[0] if len(parts) == 1 else self.call(aten.cat.default, parts, dim)
+
     def every(
         self, x: torch.fx.Node, sizes: Sequence[int], dim: int, begin: int, count: int, step: int
     ) -> torch.fx.Node:

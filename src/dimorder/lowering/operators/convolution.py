@@ -295,39 +295,40 @@ def _transposed_in_phases(c: Call) -> None:
     _, height, width, _ = (c.size(0, group) for group in conv.dims)
     batch, *space, channels = (c.size(c.result, group) for group in conv.dims)
     (down, across), (top, left) = conv.stride, conv.padding
-    before = columns_before(conv.weight.shape[2], across, left)
+    before = _columns_before(conv.weight.shape[2], across, left)
     rows, columns = -(-space[0] // down), -(-(space[1] + before) // across)
-    lines = []
+    starts, lines = [divmod(column + left - before, across) for column in range(across)], []
     for row in range(down):
         begin, tap = divmod(row + top, down)
         of_row, parts = conv.weight[:, tap::down], []
-        starts = [divmod(column + left - before, across) for column in range(across)]
         phases = [(first, of_row[:, :, tap::across]) for first, tap in starts]
         for (first, shape), alike in groupby(phases, key=lambda phase: (phase[0], phase[1].shape)):
             weights = torch.cat([weight for _, weight in alike]).flip(1, 2)
-            sides = [
-                shape[1] - 1 - begin,
-                rows + begin - height,
-                shape[2] - 1 - first,
-                columns + first - width,
-            ]
+            above, ahead = shape[1] - 1 - begin, shape[2] - 1 - first
+            sides = [above, rows + begin - height, ahead, columns + first - width]
             bias = None if conv.bias is None else conv.bias.repeat(len(weights) // channels)
             operands_ = x, c.constant(weights, 1), c.constant(bias, 2)
             parts.append(c.b.call(OPS.conv2d_nhwc.default, *operands_, [1, 1], sides, [1, 1], 1))
-        y = parts[0] if len(parts) == 1 else c.b.call(aten.cat.default, parts, 3)
         line = [batch * rows, 1, columns * across, channels]
-        y = c.b.call(aten.view.default, y, line)
+        y = c.b.call(aten.view.default, c.b.cat(parts, 3), line)
         lines.append(_cropped(c, y, line, [(0, 0), (-before, before + space[1] - line[2])]))
-    y = lines[0] if down == 1 else c.b.call(aten.cat.default, lines, 1)
     whole = [batch, rows * down, space[1], channels]
-    y = c.b.call(aten.view.default, y, whole)
+    y = c.b.call(aten.view.default, c.b.cat(lines, 1), whole)
     c.give(_cropped(c, y, whole, [(0, space[0] - whole[1])]), conv.dims)
 
 
-def columns_before(taps: int, stride: int, padding: int) -> int:
+def _columns_before(taps: int, stride: int, padding: int) -> int:
     """How many columns in front of the first the phases compute, and cut off: where all have as many taps,
     so many that they begin at the same pixel."""
     return 0 if taps % stride else padding % stride
+
+
+def cuts_phases(node: torch.fx.Node) -> list[bool]:
+    """Whether a transposed convolution in phases cuts results off, along each of its dimensions in space."""
+    _, weight, _, stride, padding, *_ = args_of(node)
+    cuts = [size % step > 0 for size, step in zip(shape_of(node)[2:], stride, strict=True)]
+    cuts[-1] |= _columns_before(shape_of(weight)[-1], stride[-1], padding[-1]) > 0
+    return cuts
 
 
 def _without_outer_taps(c: Call) -> None:
@@ -369,11 +370,9 @@ def read_taps(
     for size, windows, taps, step, before, apart in zip(
         sizes, results, kernel, stride, padding, dilation, strict=True
     ):
-        first = (tap * apart - before for tap in range(taps))  # what a tap reads of the first window
-        inside = (
-            (at, max(0, -(at // step))) for at in first
-        )  # and which window is the first in which it may
-        reads = [window < windows and at + window * step < size for at, window in inside]
+        # What each tap reads of the first window, and the first window in which that may be of the input.
+        first = ((at, max(0, -(at // step))) for at in (tap * apart - before for tap in range(taps)))
+        reads = [window < windows and at + window * step < size for at, window in first]
         found.append(range(reads.index(True), taps - reads[::-1].index(True)) if any(reads) else range(taps))
     return found
 

@@ -193,7 +193,7 @@ def _adaptive_by_windows(c: Call) -> None:
         x = c.b.call(aten.view.default, x, rows)
         cut = [c.b.slice(x, 1, *window) for window in windows_of(old // often, new // often)]
         means = [c.b.call(aten.mean.dim, part, [1], True) for part in cut]
-        x = means[0] if len(means) == 1 else c.b.call(aten.cat.default, means, 1)
+        x = c.b.cat(means, 1)
         sizes[dim] = new
         x = c.b.call(aten.view.default, x, sizes)
     c.give(x, groups)

@@ -140,6 +140,9 @@ def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
 _BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
 _PRODUCTS = (aten.matmul.default, aten._to_copy.default)
 _BY_PRODUCTS = Implementation("by products", FORM, _by_products, _PRODUCTS, _is_float32_or_less)
+# The resizes that may run by products, and the names of these implementations.
+RESIZED_BY_PRODUCTS = frozenset(_SIZED)
+BY_PRODUCTS = frozenset(f"{resize}/{_BY_PRODUCTS.name}" for resize in _SIZED)
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
 
 OPERATORS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +17,9 @@ from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted
 from dimorder.lowering.network_plan import Place
-from dimorder.lowering.operators.convolution import IN_PHASES, columns_before, has_phases
+from dimorder.lowering.operators.convolution import IN_PHASES, cuts_phases, has_phases
 from dimorder.lowering.operators.dialect import OPS
-from dimorder.lowering.operators.operator import args_of
+from dimorder.lowering.operators.resize import BY_PRODUCTS, RESIZED_BY_PRODUCTS
 from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.verify import Run
 from dimorder.targets.base import FileSummary, Target
@@ -115,10 +116,10 @@ _DECLINED = frozenset({"aten.linear/features first", "aten.layer_norm/any", "ate
 def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
     """The ability where these sizes of a captured graph are symbols: XNNPACK resizes to fixed ones."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
-    resized = (node for node in calls if node.target in _BY_PRODUCTS)
+    resized = (node for node in calls if node.target in RESIZED_BY_PRODUCTS)
     declined: frozenset[str] = frozenset()
     if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in resized):
-        declined = frozenset(f"{str(target).removesuffix('.default')}/by products" for target in _BY_PRODUCTS)
+        declined = BY_PRODUCTS
     convolved = [node for node in calls if node.target is aten.convolution.default]
     if not all(_joins_phases(node, varying) for node in convolved if has_phases(node)):
         declined |= {IN_PHASES}
@@ -141,22 +142,10 @@ def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
 
 def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:
     """Whether XNNPACK can join the phases of a transposed convolution: a reshape has one symbol at most, and
-    a slice, which takes away what padding leaves out of a row, none."""
-    _, weight, _, stride, padding, *_ = args_of(convolution)
+    a slice, which takes away what is computed beyond the result, none."""
     batch, _, *space = results(convolution)[0].shape
-    cut = [size for size, step in zip(space, stride, strict=True) if size % step]
-    if columns_before(results(weight)[0].shape[-1], stride[-1], padding[-1]):
-        cut.append(space[-1])
+    cut = itertools.compress(space, cuts_phases(convolution))
     return sum(size in varying for size in (batch, *space)) < 2 and varying.isdisjoint(cut)
-
-
-# Resizes that may run as products with constant matrices, of the sizes.
-_BY_PRODUCTS = (
-    aten.upsample_bilinear2d.vec,
-    aten.upsample_bicubic2d.vec,
-    aten._upsample_bilinear2d_aa.vec,
-    aten._upsample_bicubic2d_aa.vec,
-)
 
 
 def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
