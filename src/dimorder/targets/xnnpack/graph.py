@@ -27,11 +27,12 @@ from dimorder.lowering.capture.captured import operator_name, where
 from dimorder.lowering.capture.scaled import Integers
 from dimorder.lowering.integer_type import IntegerType
 from dimorder.targets.table import View
-from dimorder.targets.xnnpack.integers import MOVES
+from dimorder.targets.xnnpack.integers import MOVES, READS, WEIGHTS
 from dimorder.targets.xnnpack.kernels import KernelRun, kernels_of
 from dimorder.targets.xnnpack.model import XnnModel
 
 NONE_ID = XNN_INVALID_VALUE_ID
+_PACKING = frozenset(("FullyConnected", "Conv2d", "DepthwiseConv2d", "ConvTranspose2d"))
 _HALVES: Mapping[Any, torch.dtype] = MappingProxyType(
     {
         schema.XNNDatatype.xnn_datatype_fp16: torch.float16,
@@ -297,6 +298,7 @@ class XnnGraph:
 
     def serialise(self, more: Sequence[int] = ()) -> tuple[bytes, NamedDataStoreOutput]:
         """The graph's bytes and the constants that they name; values of `more` are outputs besides."""
+        self._separate_packed_constants()
         named = self._named_data()
         outputs = [*self._outputs, *more]
         external = self._inputs + outputs
@@ -317,6 +319,34 @@ class XnnGraph:
         for index in more:
             self._values[index].flags, self._values[index].external_id = 0, NONE_ID
         return data, named
+
+    def _separate_packed_constants(self) -> None:
+        """Give each constant that one node packs and another reads by pointer a second value, of the same bytes.
+
+        ExecuTorch 1.5.1 frees the data of a value that is packed once the runtime is made (XNNCompiler.cpp,
+        getPackedValueIds). Whoever reads that value by pointer would read freed memory.
+        """
+        packed = {index for node in self._nodes for index in packed_by(node)}
+        copies: dict[int, int] = {}
+        for node in self._nodes:
+            own = packed_by(node)
+            for name, index in vars(node.xnode_union).items():
+                if name not in READS or index in own or index not in packed:
+                    continue
+                if self._values[index].constant_buffer_idx:
+                    if index not in copies:
+                        copies[index] = self._copied_constant(index)
+                    setattr(node.xnode_union, name, copies[index])
+
+    def _copied_constant(self, index: int) -> int:
+        """A second value of a constant's bytes."""
+        value = self._value(self._values[index].dims, self._types.get(index))
+        for name in ("datatype", "constant_buffer_idx"):
+            setattr(self._values[value.id], name, getattr(self._values[index], name))
+        for known in (self._data, self._scales, self._integers, self._weights, self._origins):
+            if index in known:
+                known[value.id] = known[index]  # type: ignore[attr-defined]  # of one type each
+        return value.id
 
     def _named_data(self) -> NamedDataStoreOutput:
         """The bytes of the constants that a node reads: of a quantised weight not the floats besides."""
@@ -364,6 +394,14 @@ def reads_of(node: Any) -> list[int]:
         for name, index in vars(node).items()
         if name.endswith("_id") and not name.startswith("output") and index != NONE_ID
     ]
+
+
+def packed_by(node: Any) -> set[int]:
+    """The constants that XNNPACK copies into its own order when the runtime is made, and never reads again."""
+    xnode = node.xnode_union
+    if kind_of(node) not in _PACKING:
+        return set()
+    return {getattr(xnode, name) for name in WEIGHTS} - {NONE_ID}
 
 
 def _in_pairs(values: torch.Tensor) -> torch.Tensor:
