@@ -6,16 +6,12 @@ import pytest
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import (
-    CONTRACT_METHOD,
-    SEAL_METHOD,
     Contract,
     StateSpec,
     Symbol,
     TensorSpec,
-    constant_methods,
-    is_intact,
-    seal,
 )
+from dimorder.contract_file import CONTRACT_METHOD, SEAL_METHOD, constant_methods, is_intact, seal
 from dimorder.errors import ContractError, UsageError
 
 NCHW, NHWC = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)

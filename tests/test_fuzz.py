@@ -7,16 +7,19 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from tests import fuzz
 from tests.fuzz import record
+from tests.fuzz.constants import reads_packed_bytes
 from tests.fuzz.operators import OPERATORS, Draw
 
-NEEDS = {"xnnpack": "executorch", "tosa": "tosa_serializer"}
-FAST = {"physical": 60, "torch": 8, "xnnpack": 16, "tosa": 16}
-FULL = {"physical": 1200, "torch": 100, "xnnpack": 350, "tosa": 350}
+NEEDS = {"xnnpack": "executorch", "tosa": "tosa_serializer", "constants": "executorch"}
+FAST = {"physical": 60, "torch": 8, "xnnpack": 16, "tosa": 16, "constants": 8}
+FULL = {"physical": 1200, "torch": 100, "xnnpack": 350, "tosa": 350, "constants": 200}
+PACKS = ("FullyConnected", "Conv2d", "DepthwiseConv2d", "ConvTranspose2d")  # what XNNPACK packs weights of
 AT_ONCE = 50  # networks per slow test
 
 
@@ -134,6 +137,77 @@ def test_a_record_is_added_to_and_a_seed_counts_as_its_last_outcome(tmp_path):
     assert record.read(path) == wanted
     entry = json.loads(path.read_text())["targets"]["tosa"]
     assert (entry["seeds"], entry["networks"], entry["right"], entry["faults"]) == ("7-8, 10", 3, 2, 0)
+
+
+# -- constants that are zeros, ones, or equal to one another
+
+
+def test_most_networks_of_alike_constants_read_by_pointer_the_bytes_that_a_step_packs():
+    cases = [fuzz.generate(seed, "constants") for seed in range(30)]
+    assert sum(map(reads_packed_bytes, cases)) >= 20
+    kinds = {each.kind for case in cases for each in case.constants.values()}
+    assert kinds >= {"zeros", "ones", "shared", "normal"}
+
+
+def test_alike_constants_become_one_value_that_is_packed_and_read(monkeypatch):
+    pytest.importorskip("executorch")
+    from dimorder.targets.xnnpack import graph
+
+    both, serialise = [], graph.XnnGraph.serialise
+
+    def counted(made, *args):
+        packed, read = set(), set()
+        for node in made._nodes:
+            union = node.xnode_union
+            own = {union.filter_id, union.bias_id} if graph.kind_of(node) in PACKS else set()
+            packed |= own
+            read |= set(graph.reads_of(union)) - own
+        both.append(bool(packed & read & set(made._data)))
+        return serialise(made, *args)
+
+    monkeypatch.setattr(graph.XnnGraph, "serialise", counted)
+    for seed in range(8):
+        fuzz.examine(fuzz.generate(seed, "constants"), "constants")
+    assert sum(both) >= 2
+
+
+def test_constants_of_one_kind_and_seed_have_the_same_bytes_whatever_their_shapes():
+    for kind in ("zeros", "ones", "shared"):
+        column, row = fuzz.given((6, 1, 1), kind, seed=3), fuzz.given((2, 3), kind, seed=3)
+        assert torch.equal(column.flatten(), row.flatten())
+    assert not torch.equal(fuzz.given((6,), "shared", seed=3), fuzz.given((6,), "shared", seed=4))
+
+
+def test_a_network_is_written_with_inputs_and_what_eager_gives(tmp_path):
+    pytest.importorskip("executorch")
+    case = fuzz.generate(0, "constants")
+    assert fuzz.write_case(case, "constants", tmp_path / "case").kind == "right"
+    files = {path.name for path in (tmp_path / "case").iterdir()}
+    assert files == {
+        *("program.pte", "tolerance.json"),
+        *(f"input{i}.npy" for i in range(len(case.inputs))),
+        *(f"expected{i}.npy" for i in range(len(case.outputs))),
+    }
+
+    def read(name, count):
+        return [torch.from_numpy(np.load(tmp_path / "case" / f"{name}{i}.npy")) for i in range(count)]
+
+    import dimorder
+
+    program = dimorder.load(tmp_path / "case" / "program.pte", on_mismatch="adapt")
+    got = program(*read("input", len(case.inputs)))
+    got = got if isinstance(got, (tuple, list)) else [got]
+    allowed = json.loads((tmp_path / "case" / "tolerance.json").read_text())["relative"]
+    for g, w in zip(got, read("expected", len(case.outputs)), strict=True):
+        assert fuzz.relative_error(g, w) <= allowed
+
+
+def test_a_refused_network_is_not_written(tmp_path):
+    pytest.importorskip("executorch")
+    x = fuzz.Given((2, 3, 5), seed=1)
+    case = fuzz.Case({"x0": x}, {}, (fuzz.Step("v0", "sort", ("x0",), {"dim": 2}),), (("v0", "contiguous"),))
+    assert fuzz.write_case(case, "constants", tmp_path / "case").kind == "refused"
+    assert not (tmp_path / "case").exists()
 
 
 @pytest.mark.parametrize("name", ["softmax", "convolution"])

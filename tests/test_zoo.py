@@ -29,11 +29,19 @@ def test_output_is_finite_and_depends_on_the_input(built):
 
 
 def test_no_value_is_left_at_a_constant(built):
-    _, network = built
+    row, network = built
+    if "constructor" in row.tags:
+        pytest.skip("it keeps its constants")
     for name, value in [*network.named_parameters(), *network.named_buffers()]:
         if value.is_floating_point() and value.numel() > 1:
             assert not (value == value.flatten()[0]).all(), name
         assert not name.endswith("running_var") or (value > 0).all(), name
+
+
+@pytest.mark.parametrize("row", zoo.networks("constructor"), ids=lambda row: row.name)
+def test_a_network_of_a_constructor_keeps_zeros_and_ones(row):
+    kept = {float(value.flatten()[0]) for value in row.build().parameters() if value.unique().numel() == 1}
+    assert {0.0, 1.0} <= kept
 
 
 @pytest.mark.parametrize("name", ["vit_128", "unet"])

@@ -1,14 +1,12 @@
-"""Decides what a lowered program promises at its inputs and outputs, and how that promise travels with it.
+"""Define what a lowered program promises at its inputs and outputs, and the JSON of that.
 
-A contract is a value; as JSON it lies in a .pte as a constant method, beside a checksum that seals the file.
+How a file carries it is in `contract_file`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -24,10 +22,6 @@ Memory = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]  # type, shape and
 
 FORMAT = "dimorder.contract"
 VERSION = 1
-CONTRACT_METHOD = "dimorder_contract"
-SEAL_METHOD = "dimorder_seal"
-_SEAL = b"dimorder sha256 "
-_UNSEALED = b"0" * 64
 _INTEGERS = ("int8", "uint8", "int16")  # that may stand for numbers
 
 
@@ -369,39 +363,6 @@ def describe(order: DimOrder) -> str:
     ('NHWC (0, 2, 3, 1)', '(1, 0)')
     """
     return order.name if order.name == str(order.dims) else f"{order.name} {order.dims}"
-
-
-def constant_methods(contract: Contract) -> dict[str, str]:
-    """What ExecuTorch is to embed in a .pte, as `constant_methods=`: the contract, and room for `seal`."""
-    return {CONTRACT_METHOD: contract.to_json(), SEAL_METHOD: (_SEAL + _UNSEALED).decode()}
-
-
-def seal(pte: bytes) -> bytes:
-    """The same .pte with the SHA-256 of its bytes (the digest's own place as zeros) written into it.
-
-    ExecuTorch checks the lengths in a file but not its content: a damaged file may crash the process or
-    return wrong numbers. Raises `UsageError` if the bytes hold no room for the seal, or are sealed already.
-    """
-    places = [match.end() for match in re.finditer(re.escape(_SEAL), pte)]
-    _require(
-        len(places) == 1 and pte[places[0] : places[0] + 64] == _UNSEALED,
-        "seal",
-        f"{len(places)} places for a seal, or a program that is sealed already",
-        "build the program with constant_methods=contract.constant_methods(...), and seal it once",
-    )
-    digest = hashlib.sha256(pte).hexdigest().encode()
-    return pte[: places[0]] + digest + pte[places[0] + 64 :]
-
-
-def is_intact(pte: bytes) -> bool | None:
-    """Whether the bytes are those that were sealed; None where there is no seal to tell by."""
-    place = pte.find(_SEAL) + len(_SEAL)
-    if place < len(_SEAL) or pte[place : place + 64] == _UNSEALED:
-        return None
-    digest = hashlib.sha256(pte[:place])
-    digest.update(_UNSEALED)
-    digest.update(memoryview(pte)[place + 64 :])
-    return digest.hexdigest().encode() == pte[place : place + 64]
 
 
 def _spec(item: dict[str, Any]) -> TensorSpec:

@@ -24,6 +24,11 @@ from tests.fuzz.rows import MAX_ELEMENTS, MAX_RANK, Shape
 TOLERANCE = 1e-4  # as `lower` itself has it
 NOISE = 3e-6  # relative: what a long sum in float32 is off by
 
+# The target that a target of the fuzzer stands for, where its name is another.
+STANDS_FOR: Mapping[str, str] = types.MappingProxyType(
+    {"physical": "torch", "int8": "xnnpack", "constants": "xnnpack"}
+)
+
 Order = str | tuple[int, ...]  # "contiguous", "channels_last", or the dimensions from slowest to fastest
 
 # What torch raises of operands that do not fit.
@@ -33,7 +38,11 @@ MISFIT = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ZeroD
 @dataclass(frozen=True)
 class Given:
     """A tensor that is not computed: "normal" values, "positive" ones, a "mask", an "index" below `high`,
-    "places", of which none comes twice, or integers, "int8" or "uint8"."""
+    "places", of which none comes twice, or integers, "int8" or "uint8".
+
+    A constructor leaves "zeros" or "ones". Tensors of kind "shared" have the same bytes if they have the same
+    seed and as many elements, whatever their shapes.
+    """
 
     shape: Shape
     kind: str = "normal"
@@ -121,7 +130,8 @@ class Case:
 
 
 def given(shape: Sequence[int], kind: str = "normal", high: int = 0, seed: int = 0) -> Tensor:
-    """A tensor of random values, none of them zero or one; a weight's are scaled by its fan-in."""
+    """A tensor of random values, none of them zero or one but of the kinds that say so; a weight's are scaled
+    by its fan-in."""
     generator = torch.Generator().manual_seed(seed)
     if kind == "index":
         return torch.randint(high, shape, generator=generator)
@@ -132,6 +142,10 @@ def given(shape: Sequence[int], kind: str = "normal", high: int = 0, seed: int =
     if kind in ("int8", "uint8"):
         low, high = (-127, 128) if kind == "int8" else (0, 256)
         return torch.randint(low, high, shape, generator=generator).to(getattr(torch, kind))
+    if kind in ("zeros", "ones"):
+        return torch.full(tuple(shape), float(kind == "ones"))
+    if kind == "shared":
+        return 0.5 * torch.randn(math.prod(shape), generator=generator).reshape(tuple(shape))
     if kind == "positive":
         return torch.rand(shape, generator=generator) + 0.5
     return torch.randn(shape, generator=generator) / math.prod(shape[1:]) ** (0.25)

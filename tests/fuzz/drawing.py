@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tests.fuzz.description import MISFIT, Case, Given, Order, Step, is_fit, is_sound, pruned, run
+from tests.fuzz.constants import (
+    PACKING,
+    Constant,
+    alike_constant,
+    random_constant,
+    reads_packed_bytes,
+    with_reader_of_packed,
+    with_small_weight,
+)
+from tests.fuzz.description import MISFIT, STANDS_FOR, Case, Given, Order, Step, is_fit, is_sound, pruned, run
 from tests.fuzz.integer_operators import MOVES, USUAL, WEIGHTED
 from tests.fuzz.operators import FAMILIES, LEFT_OUT, OPERATORS, VIEWS, WEIGHTS
 from tests.fuzz.rows import Draw, Operator, Shape
+
+# The case with one more step; the names are of rows that are not drawn.
+WithStep = Callable[[random.Random, Case, Collection[str]], "Case | None"]
 
 
 def generate(seed: int, target: str = "physical") -> Case:
@@ -23,20 +35,23 @@ def generate(seed: int, target: str = "physical") -> Case:
     """
     for attempt in range(1000):
         rng = random.Random(f"{target}.{seed}.{attempt}")
-        case = _quantised(rng) if target == "int8" else _of_floats(rng, target)
+        case = _DRAWN.get(target, _of_floats)(rng, target)
         if case is not None and is_sound(case):
             return case
     raise AssertionError(f"no network fits seed {seed}")
 
 
-def _of_floats(rng: random.Random, target: str) -> Case | None:
-    left_out = LEFT_OUT.get(target, frozenset()) if rng.random() < 0.85 else frozenset()
+def _of_floats(rng: random.Random, target: str, with_step: WithStep | None = None) -> Case | None:
+    with_step = with_step or _with_step
+    left_out = (
+        LEFT_OUT.get(STANDS_FOR.get(target, target), frozenset()) if rng.random() < 0.85 else frozenset()
+    )
     case = Case(_inputs(rng), {}, (), ())
     wanted = rng.randint(3, 12)
     for _ in range(12 * wanted):
         if len(case.steps) == wanted:
             break
-        case = _with_step(rng, case, left_out) or case
+        case = with_step(rng, case, left_out) or case
     case = replace(case, outputs=_outputs(rng, case))
     if rng.random() < 0.15:
         case = _with_view_of_input(rng, case)
@@ -110,6 +125,7 @@ def _with_step(
     left_out: Collection[str],
     families: Sequence[Mapping[str, Operator]] = FAMILIES,
     weights: Sequence[float] = WEIGHTS,
+    made: Constant = random_constant,
 ) -> Case | None:
     """The case with one more step, or None where what was drawn does not fit."""
     values = run(case)
@@ -121,12 +137,7 @@ def _with_step(
     constants = dict(case.constants)
 
     def constant(shape: Shape, kind: str = "normal", high: int = 0) -> str:
-        alike = [n for n, g in constants.items() if (g.shape, g.kind, g.high) == (shape, kind, high)]
-        if alike and rng.random() < 0.4:
-            return rng.choice(alike)
-        name = f"self.c{len(constants)}"
-        constants[name] = Given(tuple(shape), kind, high, seed=100 + len(constants))
-        return name
+        return made(rng, constants, tuple(shape), kind, high)
 
     indices = [name for name, each in case.inputs.items() if each.kind == "index"]
     read = {expression for step in case.steps for expression in step.reads}
@@ -188,13 +199,40 @@ def _with_view_of_input(rng: random.Random, case: Case) -> Case:
     return replace(case, steps=(*case.steps, step), outputs=(*case.outputs, ("view", "contiguous")))
 
 
+# -- networks whose constants are alike
+
+_PACKING = {row: OPERATORS[row] for row in PACKING}
+
+
+def _of_alike_constants(rng: random.Random, target: str) -> Case | None:
+    """A network whose constants are as constructors leave them, or equal to one another."""
+    case = _of_floats(rng, target, _with_alike_step)
+    if case is None or not (reads_packed_bytes(case) or rng.random() < 0.1):
+        return None
+    return replace(case, refused=())
+
+
+def _with_alike_step(rng: random.Random, case: Case, left_out: Collection[str]) -> Case | None:
+    """The case with a step that packs a constant, one that reads what another packs, or any."""
+    kind = rng.choices(["packs", "packs little", "reads", "any"], (3, 2, 5, 3))[0]
+    if kind == "packs":
+        return _with_step(rng, case, left_out, (_PACKING,), (1,), alike_constant)
+    if kind == "packs little":
+        found = with_small_weight(rng, case)
+        return found and _fitting(found)
+    if kind == "any":
+        return _with_step(rng, case, left_out, made=alike_constant)
+    cases = with_reader_of_packed(rng, case)
+    return cases[-1] if cases and all(map(_fitting, cases)) else None
+
+
 # -- networks of integers
 
 _LEFT_OUT = frozenset(("sort", "rnn"))
 QUANTIZERS = ("by_xnnpack", "by_xnnpack_per_tensor", "by_arm")
 
 
-def _quantised(rng: random.Random) -> Case | None:
+def _quantised(rng: random.Random, target: str) -> Case | None:
     """A network that a quantizer of PT2E makes one of integers, or whose steps do."""
     case = _of_numbers(rng) if rng.random() < 0.6 else _by_hand(rng)
     if len(case.steps) < 3:
@@ -314,3 +352,9 @@ def _moved(rng: random.Random, case: Case) -> Case | None:
         other = _scale(rng, made, x) if rng.random() < 0.1 else scale
         made = (made and _followed(made, "dequantised", name, **{**other, "dtype": scale["dtype"]})) or made
     return made
+
+
+_DRAWN: Mapping[str, Callable[[random.Random, str], Case | None]] = {
+    "int8": _quantised,
+    "constants": _of_alike_constants,
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import re
 import time
 import traceback
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +23,7 @@ import dimorder
 from dimorder.errors import DimorderError, UnsupportedError, UsageError, VerificationError
 from dimorder.lowering.ability import Ability
 from dimorder.targets.base import FloatArtifact, Target
-from tests.fuzz.description import TOLERANCE, Case, is_sound, relative_error
+from tests.fuzz.description import STANDS_FOR, TOLERANCE, Case, is_sound, relative_error
 from tests.fuzz.integers import integer_faults
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
@@ -40,12 +42,27 @@ class Physical(FloatArtifact):
         return list(self.module(*inputs))
 
 
+def write_case(case: Case, target: str, folder: Path) -> Outcome:
+    """Lower a case for xnnpack, examine it, and write what a runner on a device needs into `folder`.
+
+    These are `program.pte`, its inputs `input0.npy` …, and what eager PyTorch gives, `expected0.npy` …
+    The arrays are contiguous, in the network's shapes. `tolerance.json` has the relative error that an output
+    may have: max |got − expected| / max |expected|. Nothing is written if there is no program.
+    Raises `ValueError` for a target that is not lowered by xnnpack, or a quantised case.
+    """
+    if STANDS_FOR.get(target, target) != "xnnpack" or case.quantizer:
+        raise ValueError(f"{target}: only float networks on xnnpack are written")
+    start = time.perf_counter()
+    outcome = _examined(case, target, lambda module, lowered: _write(case, module, lowered, folder))
+    return replace(outcome, seconds=time.perf_counter() - start)
+
+
 def refusing(target: str, names: Sequence[str] = ()) -> Target:
     """The target of that name, without the physical operators that these ATen operators are made of."""
     from dimorder.targets import find
 
-    if target == "int8":
-        return find("xnnpack")
+    if target in ("int8", "constants"):
+        return find(STANDS_FOR[target])
     if target in ("physical", "torch"):
         found = find("torch")
         if target == "physical":
@@ -96,21 +113,14 @@ def examine(case: Case, target: str) -> Outcome:
     return replace(outcome, seconds=time.perf_counter() - start)
 
 
-def _examined(case: Case, target: str) -> Outcome:
-    inputs, outputs = case.orders()
+def _examined(case: Case, target: str, write: Callable[[nn.Module, Any], None] | None = None) -> Outcome:
+    """What is wrong with a case's lowering, which `write` is given first."""
     try:
         with _quiet():
             module = network(case)
-            lowered = dimorder.lower(
-                module,
-                case.args,
-                target=refusing(target, case.refused),
-                input_orders=inputs,
-                output_orders=outputs,
-                input_types=case.types[0],
-                output_types=case.types[1],
-                objective=case.objective,
-            )
+            lowered = _lowered(case, module, target)
+            if write is not None:
+                write(module, lowered)
             return _faults(case, module, lowered)
     except (UnsupportedError, UsageError) as error:
         return _refusal(error)
@@ -118,6 +128,20 @@ def _examined(case: Case, target: str) -> Outcome:
         return Outcome(f"wrong numbers: {error.where}", str(error))
     except Exception as error:
         return _crash(error)
+
+
+def _lowered(case: Case, module: nn.Module, target: str) -> Any:
+    inputs, outputs = case.orders()
+    return dimorder.lower(
+        module,
+        case.args,
+        target=refusing(target, case.refused),
+        input_orders=inputs,
+        output_orders=outputs,
+        input_types=case.types[0],
+        output_types=case.types[1],
+        objective=case.objective,
+    )
 
 
 def network(case: Case) -> nn.Module:
@@ -150,14 +174,32 @@ def _faults(case: Case, module: nn.Module, lowered: Any) -> Outcome:
         return Outcome("not optimal", str(plan))
     if faults := check(plan.extracted, plan.layout_plan, plan.contract):
         return Outcome("index fault", "\n".join(faults))
-    # Other values than those that `lower` compared, and in strides that the contract may not promise.
-    again = replace(case, inputs={n: replace(each, seed=each.seed + 50) for n, each in case.inputs.items()})
+    # In strides that the contract may not promise.
+    again = _with_other_values(case)
     fed = [each.tensor for each in again.inputs.values()]
     if case.quantizer:
         outcome = integer_faults(module, fed, lowered)
     else:
         outcome = _number_faults(module, fed, lowered, again)
     return outcome or _conversion_faults(lowered) or Outcome("right")
+
+
+def _with_other_values(case: Case, by: int = 50) -> Case:
+    """The case with other values than those that `lower` compared."""
+    return replace(case, inputs={n: replace(each, seed=each.seed + by) for n, each in case.inputs.items()})
+
+
+def _write(case: Case, module: nn.Module, lowered: Any, folder: Path) -> None:
+    others = (_with_other_values(case, by) for by in range(50, 60))
+    again = next((each for each in others if is_sound(each)), case)
+    with torch.no_grad():
+        wanted = module(*again.args)
+    folder.mkdir(parents=True, exist_ok=True)
+    lowered.save(folder / "program.pte")
+    for name, tensors in (("input", again.args), ("expected", wanted)):
+        for i, tensor in enumerate(tensors):
+            np.save(folder / f"{name}{i}.npy", tensor.contiguous().numpy())
+    (folder / "tolerance.json").write_text(json.dumps({"relative": TOLERANCE}) + "\n")
 
 
 def _number_faults(module: nn.Module, fed: Sequence[Tensor], lowered: Any, again: Case) -> Outcome | None:

@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Sequence
 
 from dimorder.algebra.dim_order import DimOrder
-from tests.fuzz.description import Case, given, given_source
+from tests.fuzz.description import STANDS_FOR, Case, given, given_source
 from tests.fuzz.outcome import Outcome
 
 
 def script(case: Case, target: str, outcome: Outcome, seed: int) -> str:
     """A program of its own that shows the fault."""
     inputs, outputs = case.orders()
-    lowered_for = "xnnpack" if target == "int8" else target
+    lowered_for = STANDS_FOR.get(target, target)
     args = "".join(f"{given_source(each)}, " for each in case.inputs.values())
     call = [
         "lowered = dimorder.lower(",

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from dimorder.contract import Contract, constant_methods, seal
+from dimorder.contract import Contract
+from dimorder.contract_file import constant_methods, seal
 
 
 class Pointwise(nn.Module):

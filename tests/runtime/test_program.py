@@ -9,7 +9,8 @@ import torch
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.api import load
-from dimorder.contract import Contract, Symbol, TensorSpec, seal
+from dimorder.contract import Contract, Symbol, TensorSpec
+from dimorder.contract_file import seal
 from dimorder.errors import ContractError, DimorderError, UnsupportedError, UsageError
 from dimorder.executorch.pte import read_contract
 from tests.runtime.networks import Conv, Pointwise, TwoInTwoOut, export_pte

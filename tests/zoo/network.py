@@ -21,8 +21,8 @@ class Network:
     """A network of the zoo. `shape` is that of its one float32 input, batch first.
 
     `make` gives the bare module; `build` the one to test with, in eval mode: seeded, and unless it is
-    pretrained, perturbed and calibrated. `draw` makes the inputs of one that takes several, or integers; its
-    `shape` is empty.
+    pretrained, or keeps what its constructor left, perturbed and calibrated. `draw` makes the inputs of one that
+    takes several, or integers; its `shape` is empty.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Network:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self.make().eval()
-        if "pretrained" in self.tags:
+        if self.tags & {"pretrained", "constructor"}:
             return module
         perturb(module, seed)
         args, kwargs = self.call(batch=2, seed=seed)

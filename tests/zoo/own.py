@@ -326,6 +326,24 @@ class PointNet(nn.Module):
         return F.log_softmax(self.head(self.high(x).max(2)[0]), 1)
 
 
+class ZeroBias(nn.Module):
+    """A zero bias that the convolution packs, and that an add and a norm's zero bias read by pointer.
+
+    The linear needs enough memory to be given what the packed bias leaves.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 320, 32, 32)
+        nn.init.zeros_(self.conv.bias)
+        self.norm = nn.LayerNorm(320)
+        self.head = nn.Linear(320, 4000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).mean((2, 3))
+        return self.head(torch.tanh(y) + self.conv.bias + self.norm(y))
+
+
 NETWORKS: tuple[Network, ...] = (
     row("unet", UNet, (1, 3, 64, 96), "own deployed"),
     row("tcn", TCN, (1, 6, 200), "own deployed"),
@@ -337,4 +355,5 @@ NETWORKS: tuple[Network, ...] = (
     row("espcn", ESPCN, (1, 3, 20, 28), "own deployed"),
     row("style_transfer", StyleTransfer, (1, 3, 32, 48), "own deployed"),
     row("pointnet", PointNet, (1, 3, 100), "own deployed"),
+    row("zero_bias_unperturbed", ZeroBias, (1, 3, 64, 96), "own constructor"),
 )

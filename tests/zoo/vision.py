@@ -206,4 +206,6 @@ NETWORKS: tuple[Network, ...] = (
     row("mobilenetv4_conv_small", timm("mobilenetv4_conv_small"), SQUARE_64, "timm deployed"),
     row("mobileone_s0", timm("mobileone_s0"), (1, 3, 128, 128), "timm deployed"),
     row("efficientformer_l1", timm("efficientformer_l1"), SQUARE_224, "timm deployed"),
+    row("convnext_atto_unperturbed", timm("convnext_atto"), SQUARE_64, "timm constructor"),
+    row("edgenext_xx_small_unperturbed", timm("edgenext_xx_small"), SQUARE_64, "timm constructor"),
 )

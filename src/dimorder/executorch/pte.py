@@ -18,7 +18,8 @@ from weakref import WeakSet
 import torch
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.contract import CONTRACT_METHOD, Contract, Symbol, TensorSpec, is_intact
+from dimorder.contract import Contract, Symbol, TensorSpec
+from dimorder.contract_file import CONTRACT_METHOD, is_intact
 from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.runtime.kernels import dangers
 

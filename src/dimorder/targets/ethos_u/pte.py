@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule
 
-from dimorder.contract import Contract, TensorSpec, constant_methods, seal
+from dimorder.contract import Contract, TensorSpec
+from dimorder.contract_file import constant_methods, seal
 from dimorder.targets.delegate import TO_NHWC, empty, lowered, written
 from dimorder.targets.ethos_u.vela import Compiled
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from dimorder.contract import CONTRACT_METHOD, Contract
+from dimorder.contract import Contract
+from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.lowering.capture.branches import has_branches
 from dimorder.lowering.operators.dialect import decompose

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch.export import ExportedProgram
 
-from dimorder.contract import CONTRACT_METHOD, Contract
+from dimorder.contract import Contract
+from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UsageError
 from dimorder.lowering.capture.exported import ProgramRun
 from dimorder.lowering.operators.dialect import decompose

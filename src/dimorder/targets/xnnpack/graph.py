@@ -321,7 +321,7 @@ class XnnGraph:
         return data, named
 
     def _separate_packed_constants(self) -> None:
-        """Give each constant that one node packs and another reads by pointer a second value, of the same bytes.
+        """Give a constant that one node packs and another reads by pointer a second value, of the same bytes.
 
         ExecuTorch 1.5.1 frees the data of a value that is packed once the runtime is made (XNNCompiler.cpp,
         getPackedValueIds). Whoever reads that value by pointer would read freed memory.
@@ -397,7 +397,7 @@ def reads_of(node: Any) -> list[int]:
 
 
 def packed_by(node: Any) -> set[int]:
-    """The constants that XNNPACK copies into its own order when the runtime is made, and never reads again."""
+    """The constants that XNNPACK copies when the runtime is made, and never reads again."""
     xnode = node.xnode_union
     if kind_of(node) not in _PACKING:
         return set()

@@ -12,7 +12,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from dimorder.contract import Contract, constant_methods, seal
+from dimorder.contract import Contract
+from dimorder.contract_file import constant_methods, seal
 from dimorder.executorch import pte
 from dimorder.lowering.ability import Ability
 from dimorder.lowering.costs import counted

@@ -8,7 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__x86_64__)
+#include "transpose.h"
+
+#if defined(__x86_64__) && defined(__GLIBC__) /* whose loader can choose a function */
 #define FOR_EACH_CPU __attribute__((target_clones("avx2", "default")))
 #else
 #define FOR_EACH_CPU
@@ -47,15 +49,15 @@ static inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
     static inline __attribute__((always_inline)) void TYPE##_tile(                                \
         const TYPE *from, size_t columns, TYPE *to, size_t rows) {                                \
         TYPE##_vector tile[COUNT], next[COUNT];                                                   \
-        for (int i = 0; i < COUNT; i++) tile[i] = *(const TYPE##_vector *)(from + i * columns);   \
+        for (size_t i = 0; i < COUNT; i++) tile[i] = *(const TYPE##_vector *)(from + i * columns); \
         for (int step = 1; step < COUNT; step *= 2) {                                             \
-            for (int i = 0; i < COUNT / 2; i++) {                                                 \
+            for (size_t i = 0; i < COUNT / 2; i++) {                                              \
                 next[2 * i] = INTERLEAVE(TYPE, tile[i], tile[i + COUNT / 2], LOW);                \
                 next[2 * i + 1] = INTERLEAVE(TYPE, tile[i], tile[i + COUNT / 2], HIGH);           \
             }                                                                                     \
-            for (int i = 0; i < COUNT; i++) tile[i] = next[i];                                    \
+            for (size_t i = 0; i < COUNT; i++) tile[i] = next[i];                                 \
         }                                                                                         \
-        for (int i = 0; i < COUNT; i++) *(TYPE##_vector *)(to + i * rows) = tile[i];              \
+        for (size_t i = 0; i < COUNT; i++) *(TYPE##_vector *)(to + i * rows) = tile[i];           \
     }                                                                                             \
                                                                                                   \
     FOR_EACH_CPU static void TYPE##_part(                                                         \
@@ -106,7 +108,11 @@ void dimorder_transpose(
                     : bytes == 4 ? uint32_t_part
                                  : uint64_t_part;
     size_t block = rows * columns * bytes;
+#ifdef _OPENMP
 #pragma omp parallel for collapse(3) num_threads(threads) if (threads > 1)
+#else
+    (void)threads;
+#endif
     for (size_t index = 0; index < batch; index++)
         for (size_t left = 0; left < columns; left += PART)
             for (size_t top = 0; top < rows; top += PART)

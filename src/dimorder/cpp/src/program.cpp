@@ -1,0 +1,445 @@
+// Open a .pte, hold a caller's tensors to its contract, and run it.
+#include <dimorder/program.h>
+
+#include "file.h"
+
+#include <executorch/extension/data_loader/file_data_loader.h>
+#include <executorch/extension/data_loader/mmap_data_loader.h>
+#include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
+#include <executorch/runtime/backend/backend_options_map.h>
+#include <executorch/runtime/executor/program.h>
+#include <executorch/runtime/platform/runtime.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace dimorder {
+namespace {
+
+namespace et = ::executorch::runtime;
+using ::executorch::extension::FileDataLoader;
+using ::executorch::extension::MallocMemoryAllocator;
+using ::executorch::extension::MmapDataLoader;
+using TensorImpl = ::executorch::aten::TensorImpl;
+
+constexpr char kMethod[] = "forward";
+constexpr size_t kMessageBytes = 4096;
+
+/// Memory that grows and never shrinks.
+class Scratch {
+ public:
+  void* of(size_t bytes) {
+    if (bytes > bytes_ || memory_ == nullptr) {
+      memory_.reset(new (std::nothrow) uint64_t[bytes / sizeof(uint64_t) + 1]);
+      bytes_ = memory_ == nullptr ? 0 : bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<uint64_t[]> memory_;
+  size_t bytes_ = 0;
+};
+
+/// An input as ExecuTorch gets it, in the sizes of the latest call that was accepted.
+struct Fed {
+  dimorder_tensor promised = {};
+  int held[DIMORDER_MAX_RANK] = {}; // the order of its memory, over the logical dimensions
+  int64_t sizes[DIMORDER_MAX_RANK] = {};
+  int64_t strides[DIMORDER_MAX_RANK] = {};
+  TensorImpl::SizesType own_sizes[DIMORDER_MAX_RANK] = {};
+  TensorImpl::DimOrderType own_order[DIMORDER_MAX_RANK] = {};
+  TensorImpl::StridesType own_strides[DIMORDER_MAX_RANK] = {};
+  std::optional<TensorImpl> tensor; // none before the first call
+  void* data = nullptr;
+  Scratch converted;
+
+  /// Whether a tensor lies to the letter as the program reads it, in the sizes of the latest call.
+  bool is_as_before(const Tensor& given) const {
+    const size_t bytes = static_cast<size_t>(promised.rank) * sizeof(int64_t);
+    return tensor.has_value() && given.data != nullptr && static_cast<int>(given.dtype) == promised.dtype &&
+        given.rank == promised.rank && std::memcmp(given.sizes, sizes, bytes) == 0 &&
+        std::memcmp(given.strides, strides, bytes) == 0;
+  }
+
+  void take_sizes(const int64_t* given) {
+    std::copy_n(given, promised.rank, sizes);
+    dimorder_strides(held, promised.rank, sizes, strides);
+    for (int i = 0; i < promised.rank; i++) {
+      const int dim = promised.is_physical ? promised.order[i] : i;
+      own_sizes[i] = static_cast<TensorImpl::SizesType>(sizes[dim]);
+      own_strides[i] = static_cast<TensorImpl::StridesType>(strides[dim]);
+      own_order[i] = static_cast<TensorImpl::DimOrderType>(promised.is_physical ? i : held[i]);
+    }
+    tensor.emplace(
+        static_cast<ScalarType>(promised.dtype), promised.rank, own_sizes, nullptr, own_order, own_strides);
+  }
+};
+
+/// A method with the memory that it needs.
+struct Loaded {
+  MallocMemoryAllocator method_memory;
+  MallocMemoryAllocator temporary;
+  std::vector<std::unique_ptr<uint8_t[]>> planned;
+  std::vector<Span<uint8_t>> spans;
+  std::optional<et::HierarchicalAllocator> hierarchy;
+  std::optional<et::MemoryManager> manager;
+  std::optional<et::Method> method;
+
+  Error load(const et::Program& program, const char* name) {
+    const auto meta = program.method_meta(name);
+    if (!meta.ok()) return meta.error();
+    for (size_t i = 0; i < meta->num_memory_planned_buffers(); i++) {
+      const auto bytes = meta->memory_planned_buffer_size(i);
+      if (!bytes.ok()) return bytes.error();
+      planned.emplace_back(new (std::nothrow) uint8_t[static_cast<size_t>(*bytes) + 1]);
+      if (planned.back() == nullptr) return Error::MemoryAllocationFailed;
+      spans.emplace_back(planned.back().get(), static_cast<size_t>(*bytes));
+    }
+    hierarchy.emplace(Span<Span<uint8_t>>(spans.data(), spans.size()));
+    manager.emplace(&method_memory, &*hierarchy, &temporary);
+    // With its weights cache on, ExecuTorch 1.5.1 frees the constants that XNNPACK reads by pointer.
+    et::BackendOptions<1> xnnpack;
+    et::LoadBackendOptionsMap options;
+    Error error = xnnpack.set_option("weight_cache_enabled", false);
+    if (error == Error::Ok) error = options.set_options("XnnpackBackend", xnnpack.view());
+    if (error != Error::Ok) return error;
+    auto loaded = program.load_method(name, &*manager, nullptr, nullptr, &options);
+    if (!loaded.ok()) return loaded.error();
+    method.emplace(std::move(*loaded));
+    return Error::Ok;
+  }
+};
+
+void warn_on_stderr(const char* message, void*) {
+  std::fprintf(stderr, "dimorder: %s\n", message);
+}
+
+} // namespace
+
+struct Program::State {
+  Options options;
+  std::string name;
+  std::unique_ptr<et::DataLoader> loader;
+  std::optional<et::Program> program;
+  std::unique_ptr<Loaded> loaded;
+  std::string lines;
+  dimorder_contract contract = {};
+  bool has_contract = false;
+  std::vector<Fed> fed;
+  std::vector<dimorder_tensor> promised_outputs;
+  std::vector<Scratch> converted_outputs;
+  std::vector<Tensor> results;
+  Stats stats;
+  char text[kMessageBytes] = {};
+  dimorder_message message = {text, kMessageBytes, 0};
+
+  Error fail(Error error, const char* where, const std::string& found, const char* fix) {
+    dimorder_clear(&message);
+    dimorder_puts(&message, where);
+    dimorder_puts(&message, name.c_str());
+    dimorder_put_found(&message);
+    dimorder_puts(&message, found.c_str());
+    dimorder_put_fix(&message);
+    dimorder_puts(&message, fix);
+    return error;
+  }
+
+  Error damaged(const Finding& finding) {
+    return fail(Error::InvalidProgram, "loading ", finding.found, finding.fix.c_str());
+  }
+
+  Error open();
+  Error read_contract();
+  Error load_method();
+  Error make_tensors();
+  Error run(Span<const Tensor> inputs);
+  Error check(Span<const Tensor> inputs);
+  Error convert_to(const Tensor& from, const int* order, Scratch& memory, Tensor* to);
+  Error treat_mismatch();
+  Error collect_outputs();
+};
+
+Error Program::State::open() {
+  if (const Finding finding = check_file(*loader, options.check_seal)) return damaged(finding);
+  auto opened = et::Program::load(loader.get(), et::Program::Verification::InternalConsistency);
+  if (!opened.ok()) return damaged({std::string("ExecuTorch: ") + et::to_string(opened.error()), kAgain});
+  program.emplace(std::move(*opened));
+  Error error = read_contract();
+  if (error == Error::Ok) error = load_method();
+  return error != Error::Ok ? error : make_tensors();
+}
+
+Error Program::State::read_contract() {
+  bool has_json = false;
+  for (size_t i = 0; i < program->num_methods(); i++) {
+    const auto method = program->get_method_name(i);
+    if (!method.ok()) continue;
+    has_contract |= std::strcmp(*method, DIMORDER_LINES_METHOD) == 0;
+    has_json |= std::strcmp(*method, "dimorder_contract") == 0;
+  }
+  if (!has_contract) {
+    return has_json ? damaged({"a contract without the lines that C++ reads", "lower it again with this dimorder"})
+                    : Error::Ok;
+  }
+  Loaded constant;
+  Error error = constant.load(*program, DIMORDER_LINES_METHOD);
+  if (error == Error::Ok) error = constant.method->execute();
+  if (error != Error::Ok || constant.method->outputs_size() != 1 || !constant.method->get_output(0).isString()) {
+    return damaged({"a contract that cannot be read", kAgain});
+  }
+  const auto text_of_contract = constant.method->get_output(0).toString();
+  lines.assign(text_of_contract.data(), text_of_contract.size());
+  return Error::Ok;
+}
+
+Error Program::State::load_method() {
+  loaded = std::make_unique<Loaded>();
+  const Error error = loaded->load(*program, kMethod);
+  if (error == Error::Ok) return error;
+  const std::string found = std::string("ExecuTorch: ") + et::to_string(error);
+  return fail(
+      error, "loading ", found,
+      "see the line that ExecuTorch logged before: this build lacks an operator or a backend, or memory");
+}
+
+Error Program::State::make_tensors() {
+  if (!has_contract) {
+    if (const Finding finding = write_foreign_contract(*loaded->method, &lines)) {
+      return fail(Error::NotSupported, "loading ", finding.found, finding.fix.c_str());
+    }
+  }
+  char reason[kMessageBytes];
+  dimorder_message why = {reason, sizeof reason, 0};
+  if (dimorder_parse_with(lines.data(), lines.size(), &contract, &why) != DIMORDER_OK) {
+    const char* found = std::strstr(reason, "found: ") + std::strlen("found: ");
+    const char* fix = std::strstr(found, "\n  fix: ");
+    return damaged({std::string(found, fix) + " in its contract", fix + std::strlen("\n  fix: ")});
+  }
+  std::vector<dimorder_tensor> inputs;
+  for (int i = 0; i < contract.inputs; i++) inputs.push_back(dimorder_input(&contract, i));
+  for (int i = 0; i < contract.outputs; i++) promised_outputs.push_back(dimorder_output(&contract, i));
+  if (has_contract) {
+    const Finding finding = compare_with_program(loaded->method->method_meta(), contract, inputs, promised_outputs);
+    if (finding) return damaged(finding);
+  }
+  fed.resize(inputs.size());
+  for (size_t i = 0; i < inputs.size(); i++) {
+    fed[i].promised = inputs[i];
+    dimorder_held_order(&inputs[i], fed[i].held);
+  }
+  converted_outputs.resize(promised_outputs.size());
+  results.resize(promised_outputs.size());
+  return Error::Ok;
+}
+
+Error Program::State::run(Span<const Tensor> inputs) {
+  stats.last_conversions = stats.last_cost_bytes = 0;
+  bool is_as_before = inputs.size() == fed.size();
+  for (size_t i = 0; is_as_before && i < fed.size(); i++) {
+    fed[i].data = inputs[i].data;
+    is_as_before = fed[i].is_as_before(inputs[i]);
+  }
+  if (!is_as_before) {
+    const Error error = check(inputs);
+    if (error != Error::Ok) return error;
+  }
+  Error error = Error::Ok;
+  for (size_t i = 0; error == Error::Ok && i < fed.size(); i++) {
+    fed[i].tensor->set_data(fed[i].data);
+    error = loaded->method->set_input(et::EValue(::executorch::aten::Tensor(&*fed[i].tensor)), i);
+  }
+  if (error == Error::Ok) error = loaded->method->execute();
+  if (error != Error::Ok) {
+    return fail(
+        error, "running ", std::string("ExecuTorch: ") + et::to_string(error),
+        "see the line that ExecuTorch logged before; an operator in it refuses these tensors");
+  }
+  error = collect_outputs();
+  if (error == Error::Ok) stats.calls++;
+  return error;
+}
+
+/// Check all inputs, and convert those that lie in another order.
+Error Program::State::check(Span<const Tensor> inputs) {
+  int64_t symbols[DIMORDER_MAX_SYMBOLS];
+  std::fill_n(symbols, DIMORDER_MAX_SYMBOLS, int64_t{-1});
+  if (dimorder_check_count(&contract, inputs.size(), &message) != DIMORDER_OK) return Error::InvalidArgument;
+  for (size_t i = 0; i < fed.size(); i++) {
+    const Tensor& given = inputs[i];
+    const dimorder_view view = {static_cast<int>(given.dtype), given.rank, given.sizes, given.strides};
+    if (dimorder_check_kind(&contract, &fed[i].promised, &view, symbols, &message) != DIMORDER_OK) {
+      return Error::InvalidArgument;
+    }
+    if (given.data == nullptr && given.numel() != 0) {
+      dimorder_put_where(&message, "input", &fed[i].promised);
+      dimorder_puts(&message, "\n  found: no memory (a null pointer)\n  fix: pass the address of its first element");
+      return Error::InvalidArgument;
+    }
+  }
+  for (size_t i = 0; i < fed.size(); i++) {
+    const Tensor& given = inputs[i];
+    const dimorder_view view = {static_cast<int>(given.dtype), given.rank, given.sizes, given.strides};
+    fed[i].take_sizes(given.sizes);
+    fed[i].data = given.data;
+    if (dimorder_check_order("input", &fed[i].promised, &view, &message) == DIMORDER_OK) continue;
+    Error error = treat_mismatch();
+    Tensor dense;
+    if (error == Error::Ok) error = convert_to(given, fed[i].held, fed[i].converted, &dense);
+    if (error != Error::Ok) return error;
+    fed[i].data = dense.data;
+  }
+  return Error::Ok;
+}
+
+/// Refuse the tensor that the message is about, or warn of it.
+Error Program::State::treat_mismatch() {
+  if (options.on_mismatch == OnMismatch::kError) return Error::InvalidArgument;
+  if (options.on_mismatch == OnMismatch::kWarn) {
+    (options.warn == nullptr ? warn_on_stderr : options.warn)(text, options.context);
+  }
+  dimorder_clear(&message);
+  return Error::Ok;
+}
+
+Error Program::State::convert_to(const Tensor& from, const int* order, Scratch& memory, Tensor* to) {
+  void* data = memory.of(from.nbytes());
+  if (data == nullptr) {
+    return fail(
+        Error::MemoryAllocationFailed, "converting a tensor for ",
+        "no memory for " + std::to_string(from.nbytes()) + " bytes", "pass it in the order of the contract");
+  }
+  *to = Tensor::in_order(data, from.dtype, from.sizes, order, from.rank);
+  convert(from, *to);
+  stats.conversions++;
+  stats.cost_bytes += from.nbytes();
+  stats.last_conversions++;
+  stats.last_cost_bytes += from.nbytes();
+  return Error::Ok;
+}
+
+Error Program::State::collect_outputs() {
+  for (size_t i = 0; i < results.size(); i++) {
+    const auto& value = loaded->method->get_output(i);
+    if (!value.isTensor()) return fail(Error::InvalidState, "running ", "an output that is no tensor", kAgain);
+    const dimorder_tensor& promised = promised_outputs[i];
+    Tensor own = Tensor::of(value.toTensor());
+    if (own.rank != promised.rank || static_cast<int>(own.dtype) != promised.dtype) {
+      return fail(Error::InvalidState, "running ", "an output of another type or rank than promised", kAgain);
+    }
+    Tensor& result = results[i];
+    result = own;
+    for (int at = 0; promised.is_physical && at < own.rank; at++) {
+      result.sizes[promised.order[at]] = own.sizes[at];
+      result.strides[promised.order[at]] = own.strides[at];
+    }
+    const dimorder_view view = {promised.dtype, result.rank, result.sizes, result.strides};
+    if (dimorder_check_order("output", &promised, &view, &message) == DIMORDER_OK) continue;
+    Error error = treat_mismatch();
+    int held[DIMORDER_MAX_RANK];
+    dimorder_held_order(&promised, held);
+    if (error == Error::Ok) error = convert_to(Tensor(result), held, converted_outputs[i], &result);
+    if (error != Error::Ok) return error;
+  }
+  return Error::Ok;
+}
+
+Program::Program() = default;
+Program::~Program() = default;
+Program::Program(Program&&) noexcept = default;
+Program& Program::operator=(Program&&) noexcept = default;
+
+Error Program::open(const char* path, const Options& options) {
+  std::unique_ptr<et::DataLoader> loader;
+  et::runtime_init();
+  std::FILE* file = std::fopen(path, "rb"); // whose errno says why a file cannot be read
+  const std::string reason = file == nullptr ? std::strerror(errno) : "";
+  if (file != nullptr) std::fclose(file);
+  if (reason.empty() && options.loading == Loading::kMmap) {
+    auto mapped = MmapDataLoader::from(path, MmapDataLoader::MlockConfig::NoMlock);
+    if (mapped.ok()) loader = std::make_unique<MmapDataLoader>(std::move(*mapped));
+  } else if (reason.empty()) {
+    auto read = FileDataLoader::from(path);
+    if (read.ok()) loader = std::make_unique<FileDataLoader>(std::move(*read));
+  }
+  if (loader != nullptr) return open(std::move(loader), path, options);
+  state_ = std::make_unique<State>();
+  state_->name = path;
+  return state_->fail(
+      Error::AccessFailed, "loading ", reason.empty() ? "a file that cannot be read" : reason,
+      "give the path of a .pte file");
+}
+
+Error Program::open(std::unique_ptr<et::DataLoader> loader, const char* name, const Options& options) {
+  et::runtime_init();
+  state_ = std::make_unique<State>();
+  state_->options = options;
+  state_->name = name;
+  state_->loader = std::move(loader);
+  const Error error = state_->open();
+  if (error != Error::Ok) state_->loaded.reset(); // a program that did not open is not run
+  return error;
+}
+
+Result<Span<const Tensor>> Program::run(Span<const Tensor> inputs) {
+  if (state_ == nullptr) return Error::InvalidState;
+  dimorder_clear(&state_->message);
+  if (state_->loaded == nullptr) {
+    return state_->fail(Error::InvalidState, "running ", "a program that is not open", "open it first");
+  }
+  const Error error = state_->run(inputs);
+  if (error != Error::Ok) return error;
+  return Span<const Tensor>(state_->results.data(), state_->results.size());
+}
+
+Result<Span<const Tensor>> Program::run(std::initializer_list<Tensor> inputs) {
+  return run(Span<const Tensor>(inputs.begin(), inputs.size()));
+}
+
+Error Program::reset() {
+  if (state_ == nullptr || state_->loaded == nullptr) return Error::InvalidState;
+  return state_->contract.states == 0 ? Error::Ok : state_->load_method();
+}
+
+const dimorder_contract& Program::contract() const {
+  return state_->contract;
+}
+
+const dimorder_tensor& Program::input(size_t index) const {
+  return state_->fed[index].promised;
+}
+
+const dimorder_tensor& Program::output(size_t index) const {
+  return state_->promised_outputs[index];
+}
+
+size_t Program::inputs() const {
+  return state_ == nullptr ? 0 : state_->fed.size();
+}
+
+size_t Program::outputs() const {
+  return state_ == nullptr ? 0 : state_->promised_outputs.size();
+}
+
+bool Program::has_contract() const {
+  return state_ != nullptr && state_->has_contract;
+}
+
+const Stats& Program::stats() const {
+  static const Stats none;
+  return state_ == nullptr ? none : state_->stats;
+}
+
+const char* Program::message() const {
+  return state_ == nullptr ? "" : state_->text;
+}
+
+} // namespace dimorder
