@@ -12,7 +12,7 @@ PY := $(BIN)/python
 # ahead of its first import takes longer than all the rest of an installation (162 s with, 63 s without).
 INSTALL := $(PY) -m pip install -qq --no-warn-conflicts --no-compile --disable-pip-version-check $(PIP_FLAGS) \
 	--constraint requirements/constraints.txt
-PINS := pyproject.toml requirements/constraints.txt hatch_build.py src/dimorder/eager/transpose.c
+PINS := pyproject.toml requirements/constraints.txt hatch_build.py src/dimorder/cpp/src/transpose.c src/dimorder/cpp/src/transpose.h
 # A stamp is newer than the pins it was installed from; a changed pin installs again, into the same .venv.
 RUN := $(VENV)/.run-installed
 DEV := $(VENV)/.dev-installed

@@ -1,4 +1,4 @@
-"""Decides how transpose.c becomes a library: by the C compiler of the installing machine, or not at all."""
+"""Compile transpose.c by the C compiler of the installing machine, or leave it out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("src/dimorder/eager/transpose.c")
+SOURCE = Path("src/dimorder/cpp/src/transpose.c")
+LIBRARY = Path("src/dimorder/eager/transpose.so")
 FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC")
 
 
@@ -22,25 +23,25 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
-        library = Path(self.root) / SOURCE.with_suffix(".so")
-        reason = compile_into(library)
+        root = Path(self.root)
+        reason = compile_into(root / LIBRARY, root / SOURCE)
         if reason:
             self.app.display_warning(f"transpose.c is not compiled, conversions are slower: {reason}")
             return
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data |= {"artifacts": [str(SOURCE.with_suffix(".so"))], "tag": f"py3-none-{platform}"}
+        build_data |= {"artifacts": [str(LIBRARY)], "tag": f"py3-none-{platform}"}
         build_data["pure_python"] = False
 
 
-def compile_into(library: Path) -> str:
-    """Compile the source beside `library` into it; the reason where that fails, which leaves no library: one
-    of an older source may not be taken for it."""
+def compile_into(library: Path, source: Path) -> str:
+    """Compile `source` into `library`; the reason where that fails, which leaves no library: one of an older
+    source may not be taken for it."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     beside = library.with_suffix(".part")
     try:
         if not compiler:
             raise FileNotFoundError("there is no C compiler")
-        command = [*shlex.split(compiler), *FLAGS, "-o", str(beside), str(library.with_suffix(".c"))]
+        command = [*shlex.split(compiler), *FLAGS, "-o", str(beside), str(source)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         beside.replace(library)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "planning": {"errors", "algebra"},
     "contract": {"errors", "algebra"},
     "contract_file": {"errors", "contract"},
+    "cmake": {"errors"},
     "lowering": {"errors", "algebra", "planning", "contract"},
     "targets": {
         "errors",

@@ -116,9 +116,8 @@ def compiled(tmp_path_factory):
         patch.syspath_prepend(ROOT)
         from hatch_build import SOURCE, compile_into
 
-        shutil.copy(ROOT / SOURCE, folder)
         patch.setenv("CC", "gcc")
-        assert not compile_into(folder / "transpose.so")
+        assert not compile_into(folder / "transpose.so", ROOT / SOURCE)
         patch.setattr(transposition, "LIBRARY", folder / "transpose.so")
         transposition._library.cache_clear()
         yield
@@ -156,11 +155,11 @@ def test_without_the_compiled_library_conversions_are_right(monkeypatch, tmp_pat
 def test_a_compiler_that_fails_leaves_no_library(compiler, reason, monkeypatch, tmp_path):
     pytest.importorskip("hatchling")
     monkeypatch.syspath_prepend(ROOT)
-    from hatch_build import compile_into
+    from hatch_build import SOURCE, compile_into
 
     monkeypatch.setenv("CC", compiler)
     (tmp_path / "transpose.so").write_bytes(b"of an older source")
-    found = compile_into(tmp_path / "transpose.so")
+    found = compile_into(tmp_path / "transpose.so", ROOT / SOURCE)
     assert found and reason in found and not list(tmp_path.iterdir())
 
 
