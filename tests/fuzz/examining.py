@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import dimorder
 from dimorder.errors import DimorderError, UnsupportedError, UsageError, VerificationError
 from dimorder.lowering.ability import Ability
 from dimorder.targets.base import FloatArtifact, Target
-from tests.fuzz.description import STANDS_FOR, TOLERANCE, Case, is_sound, relative_error
+from tests.fuzz.description import STANDS_FOR, TOLERANCE, Case, Order, is_sound, relative_error, run
 from tests.fuzz.integers import integer_faults
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
@@ -46,14 +47,18 @@ def write_case(case: Case, target: str, folder: Path) -> Outcome:
     """Lower a case for xnnpack, examine it, and write what a runner on a device needs into `folder`.
 
     These are `program.pte`, its inputs `input0.npy` …, and what eager PyTorch gives, `expected0.npy` …
-    The arrays are contiguous, in the network's shapes. `tolerance.json` has the relative error that an output
+    The arrays are contiguous, in the network's shapes, which are the program's too: an order that only a
+    permuted tensor can have is lowered as contiguous. `tolerance.json` has the relative error that an output
     may have: max |got − expected| / max |expected|. Nothing is written if there is no program.
     Raises `ValueError` for a target that is not lowered by xnnpack, or a quantised case.
     """
     if STANDS_FOR.get(target, target) != "xnnpack" or case.quantizer:
         raise ValueError(f"{target}: only float networks on xnnpack are written")
     start = time.perf_counter()
-    outcome = _examined(case, target, lambda module, lowered: _write(case, module, lowered, folder))
+    case = _in_dim_orders(case)
+    outcome = _examined(
+        case, target, lambda module, lowered: write_program(module, _fresh_inputs(case), lowered, folder)
+    )
     return replace(outcome, seconds=time.perf_counter() - start)
 
 
@@ -189,14 +194,42 @@ def _with_other_values(case: Case, by: int = 50) -> Case:
     return replace(case, inputs={n: replace(each, seed=each.seed + by) for n, each in case.inputs.items()})
 
 
-def _write(case: Case, module: nn.Module, lowered: Any, folder: Path) -> None:
+def _in_dim_orders(case: Case) -> Case:
+    """The case, its contract in orders that a .pte has for tensors of the network's shapes."""
+    values = run(case)
+
+    def order(wanted: Order, name: str) -> Order:
+        is_image = values[name].dim() == 4 and values[name].is_floating_point()
+        return wanted if is_image and wanted == "channels_last" else "contiguous"
+
+    return replace(
+        case,
+        inputs={name: replace(each, order=order(each.order, name)) for name, each in case.inputs.items()},
+        outputs=tuple((name, order(wanted, name)) for name, wanted in case.outputs),
+    )
+
+
+def _fresh_inputs(case: Case) -> tuple[Tensor, ...]:
+    """Inputs that `lower` has not compared, and for which float32 is exact enough."""
     others = (_with_other_values(case, by) for by in range(50, 60))
-    again = next((each for each in others if is_sound(each)), case)
+    return next((each for each in others if is_sound(each)), case).args
+
+
+def write_program(module: nn.Module, inputs: Sequence[Tensor], lowered: Any, folder: Path) -> None:
+    """Write a program for xnnpack, its inputs, and what the network in eager PyTorch gives for them.
+
+    The files are those of `write_case`. Raises `ValueError` for a contract with an order that only a permuted
+    tensor can have.
+    """
+    if any(spec.boundary == "physical" for spec in (*lowered.contract.inputs, *lowered.contract.outputs)):
+        raise ValueError(
+            "the program's tensors have other shapes than the network's: lower it as NCHW or NHWC"
+        )
     with torch.no_grad():
-        wanted = module(*again.args)
+        wanted = [x for x in pytree.tree_leaves(module(*inputs)) if isinstance(x, Tensor)]
     folder.mkdir(parents=True, exist_ok=True)
     lowered.save(folder / "program.pte")
-    for name, tensors in (("input", again.args), ("expected", wanted)):
+    for name, tensors in (("input", inputs), ("expected", wanted)):
         for i, tensor in enumerate(tensors):
             np.save(folder / f"{name}{i}.npy", tensor.contiguous().numpy())
     (folder / "tolerance.json").write_text(json.dumps({"relative": TOLERANCE}) + "\n")

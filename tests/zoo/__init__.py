@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 # Tags: `lower` goes through target xnnpack as one delegate; `plan` is planned, not yet emitted; `deployed` is
-# what people ship, at a small size; `pretrained` keeps its weights; `constructor` keeps the zeros and ones that
-# its constructor left; `own` is small, with one mechanism; the others name the library a network comes from.
+# what people ship, at a small size; `pretrained` keeps its weights; `constructor` keeps the zeros and ones of
+# its constructor; `own` is small, with one mechanism; the others name the library a network comes from.
 NETWORKS: tuple[Network, ...] = (
     *vision.NETWORKS,
     *hugging_face.NETWORKS,

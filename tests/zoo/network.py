@@ -21,8 +21,8 @@ class Network:
     """A network of the zoo. `shape` is that of its one float32 input, batch first.
 
     `make` gives the bare module; `build` the one to test with, in eval mode: seeded, and unless it is
-    pretrained, or keeps what its constructor left, perturbed and calibrated. `draw` makes the inputs of one that
-    takes several, or integers; its `shape` is empty.
+    pretrained or tagged `constructor`, perturbed and calibrated. `draw` makes the inputs of one that takes
+    several, or integers; its `shape` is empty.
     """
 
     name: str
