@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from mmap import mmap
 
 from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.errors import UsageError
@@ -47,14 +48,15 @@ def seal(pte: bytes) -> bytes:
     return pte[: places[0]] + digest + pte[places[0] + 64 :]
 
 
-def is_intact(pte: bytes) -> bool | None:
+def is_intact(pte: bytes | mmap) -> bool | None:
     """Whether the bytes are those that were sealed; None where there is no seal to tell by."""
     place = pte.find(_SEAL) + len(_SEAL)
     if place < len(_SEAL) or pte[place : place + 64] == _UNSEALED:
         return None
-    digest = hashlib.sha256(pte[:place])
-    digest.update(_UNSEALED)
-    digest.update(memoryview(pte)[place + 64 :])
+    with memoryview(pte) as data:
+        digest = hashlib.sha256(data[:place])
+        digest.update(_UNSEALED)
+        digest.update(data[place + 64 :])
     return digest.hexdigest().encode() == pte[place : place + 64]
 
 

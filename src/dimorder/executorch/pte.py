@@ -8,8 +8,11 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -42,11 +45,10 @@ _METHOD = "forward"  # the one that a program is called by
 
 @dataclass(eq=False)
 class PteMethod:
-    """A method of an open program, which reads the bytes as long as it lives."""
+    """A method of an open program, which must live as long as the method."""
 
     method: Callable[..., Sequence[torch.Tensor]]
     program: Any
-    data: bytes
     # Held until outputs are copied, which the next call overwrites and a reset frees.
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
@@ -72,11 +74,23 @@ def _copied(dense: torch.Tensor) -> torch.Tensor:
 
 
 def method_of(data: bytes) -> PteMethod:
-    """A program of ours as a function of tensors as its own signature holds them, in a state of its own."""
+    """A program of ours as a function of tensors as its own signature holds them, in a state of its own.
+
+    It is opened from a file, as a device opens it: ExecuTorch frees what it read from a file, and nothing of
+    bytes in memory.
+    """
+    with tempfile.TemporaryDirectory(prefix="dimorder-") as folder:
+        path = Path(folder, "program.pte")
+        path.write_bytes(data)
+        return method_of_file(path)  # whose pages stay mapped without a name
+
+
+def method_of_file(path: Path) -> PteMethod:
+    """The same of a file."""
     from executorch.extension.pybindings import _C
 
-    program = _C._load_program_from_buffer(data)
-    return PteMethod(program.load_method(_METHOD), program, data)
+    program = _C._load_program(str(path))
+    return PteMethod(program.load_method(_METHOD), program)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
@@ -86,29 +100,29 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
     `UnsupportedError` where the runtime is not installed or lacks what the program needs, and where another
     tool's program calls a kernel that returns wrong numbers for the orders it gets (`runtime.kernels`).
     """
-    file, data, native = _open(path)
-    contract, tables = _contract(file, data, native)
+    file, native = _open(path)
+    contract, tables = _contract(file, native)
     if tables is not None:
         _refuse_dangers(file, tables)
     try:
         method = native.load_method(_METHOD)
     except RuntimeError as error:
-        _require_backends(file, data)
+        _require_backends(file)
         raise UnsupportedError(
             f"loading {file}",
             f"ExecuTorch: {error}",
             "see the line that ExecuTorch logged before: this build lacks an operator or a backend",
         ) from error
-    loaded = PteMethod(method, native, data)
+    loaded = PteMethod(method, native)
     _LOADED.add(loaded)
     return contract, loaded
 
 
-def _require_backends(file: Path, data: bytes) -> None:
+def _require_backends(file: Path) -> None:
     """Refuses a program with a delegate of a backend that this build of the runtime has not."""
     from executorch.extension.pybindings import _C
 
-    plans = _tables(file, data).execution_plan
+    plans = _tables(file).execution_plan
     called = {delegate.id for plan in plans if plan.name == _METHOD for delegate in plan.delegates}
     missing = sorted(called - set(_C._get_registered_backend_names()))
     if missing:
@@ -144,15 +158,18 @@ def read_contract(path: str | os.PathLike[str]) -> Contract:
     return _contract(*_open(path))[0]
 
 
-def _open(path: str | os.PathLike[str]) -> tuple[Path, bytes, Any]:
+def _open(path: str | os.PathLike[str]) -> tuple[Path, Any]:
+    """A file that is checked, and its program, which reads the file by its pages."""
     file = Path(path)
     try:
-        data = file.read_bytes()
+        with file.open("rb") as opened:
+            empty = not os.fstat(opened.fileno()).st_size  # which cannot be mapped
+            with nullcontext(b"") if empty else mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
+                _check_bytes(file, data)
     except OSError as error:
         raise UsageError(
             f"loading {file}", str(error.strerror or error), "give the path of a .pte file"
         ) from error
-    _check_bytes(file, data)
     try:
         # Not executorch.runtime, which is this and eight seconds of importing the exporter.
         from executorch.extension.pybindings import _C
@@ -162,12 +179,12 @@ def _open(path: str | os.PathLike[str]) -> tuple[Path, bytes, Any]:
         ) from error
     try:
         verified = _C.Verification.InternalConsistency  # what is not may crash the runtime
-        return file, data, _C._load_program_from_buffer(data, program_verification=verified)
+        return file, _C._load_program(str(file), program_verification=verified)
     except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
         raise _damaged(file, f"ExecuTorch: {error}") from error
 
 
-def _check_bytes(file: Path, data: bytes) -> None:
+def _check_bytes(file: Path, data: bytes | mmap) -> None:
     """Refuses what can be told to be damaged without the runtime.
 
     The head of a .pte is read as executorch.exir._serialize._program._ExtendedHeader writes it.
@@ -188,10 +205,10 @@ def _damaged(file: Path, found: str) -> ContractError:
     return ContractError(f"loading {file}", found, "lower the program again, or copy the file again")
 
 
-def _contract(file: Path, data: bytes, native: Any) -> tuple[Contract, Any]:
+def _contract(file: Path, native: Any) -> tuple[Contract, Any]:
     """The contract of a program; and, where that is not inside, the tables of another tool's file."""
     if CONTRACT_METHOD not in [native.get_method_name(i) for i in range(native.num_methods())]:
-        tables = _tables(file, data)
+        tables = _tables(file)
         return _foreign_contract(file, tables), tables
     (text,) = native.load_method(CONTRACT_METHOD)([])
     return Contract.from_json(text), None
@@ -226,12 +243,12 @@ def _refuse_dangers(file: Path, tables: Any) -> None:
         )
 
 
-def _tables(file: Path, data: bytes) -> Any:
+def _tables(file: Path) -> Any:
     """A .pte as the tables of executorch.exir.schema.Program."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
     try:
-        return deserialize_pte_binary(data).program
+        return deserialize_pte_binary(file.read_bytes()).program
     # Of damaged bytes that parser raises whatever comes: struct.error, IndexError, AssertionError ...
     except Exception as error:
         raise _damaged(file, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error

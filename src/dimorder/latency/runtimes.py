@@ -116,7 +116,7 @@ def _open_executorch(given: Given, path: Path) -> Invocation:
     from dimorder.executorch import pte
 
     pte.set_threads(given.threads)
-    method = pte.method_of(path.read_bytes())
+    method = pte.method_of_file(path)
     return lambda: method(given.tensors)
 
 

@@ -62,10 +62,12 @@ def lowered(
     return LoweredBackendModule(stand_in, backend, blob, list(options), constants)
 
 
-def written(program: ExportedProgram, texts: Mapping[str, str]) -> bytes:
+def written(program: ExportedProgram, texts: Mapping[str, str], *, keep_delegates: bool = False) -> bytes:
     """The .pte of a program in edge dialect; `texts` are methods that return them.
 
-    Calls of delegates alone are edge dialect as they stand, and to_edge takes half a second.
+    Calls of delegates alone are edge dialect as they stand, and to_edge takes half a second. `keep_delegates`
+    puts the bytes of delegates into the program itself, which lives as long as its methods. Else they are
+    segments, which ExecuTorch frees once a delegate is made.
     """
     manager = EdgeProgramManager({"forward": program}, dict(texts), EDGE)
     state = list(state_of(program))
@@ -73,7 +75,8 @@ def written(program: ExportedProgram, texts: Mapping[str, str]) -> bytes:
     passes: list[Any] = [InitializedMutableBufferPass(state)] if state else []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mutation on a buffer")  # which says that
-        return bytes(manager.to_executorch(ExecutorchBackendConfig(passes=passes)).buffer)
+        config = ExecutorchBackendConfig(passes=passes, extract_delegate_segments=not keep_delegates)
+        return bytes(manager.to_executorch(config).buffer)
 
 
 class _StandIn(torch.nn.Module):

@@ -39,7 +39,7 @@ def run(pte: bytes | str | Path, inputs: Sequence[Tensor]) -> list[Tensor]:
     >>> run(emit(program).pte, [torch.tensor([1.0, 2.0, 3.0])])
     [tensor([2., 4., 6.])]
     """
-    from executorch.runtime import Runtime
+    from dimorder.executorch import pte as files
 
-    method = Runtime.get().load_program(pte).load_method("forward")
-    return list(method.execute(list(inputs)))
+    method = files.method_of(pte) if isinstance(pte, bytes) else files.method_of_file(Path(pte))
+    return method(inputs)

@@ -174,7 +174,7 @@ def _file(plan: Partition, module: GraphModule, texts: Mapping[str, str], symbol
     outer = torch.export.export(module, plan.example_inputs(), dynamic_shapes=symbols)
     if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
         return _lower_outside(plan, outer, texts)
-    return written(stateful(outer, plan.state), texts)
+    return written(stateful(outer, plan.state), texts, keep_delegates=True)
 
 
 # The delegates
@@ -380,7 +380,7 @@ def _lower_outside(plan: Partition, outer: ExportedProgram, texts: Mapping[str, 
         # What is core ATen already is not decomposed, which would take longer than all the rest.
         if not all(torch.Tag.core in getattr(node.target, "tags", ()) for node in plan.outside()):
             outer = outer.run_decompositions(_default_decomposition_table())
-        return written(stateful(_generate_edge_program(EDGE, outer), plan.state), texts)
+        return written(stateful(_generate_edge_program(EDGE, outer), plan.state), texts, keep_delegates=True)
     except Exception as error:
         summary = (str(error).strip().splitlines() or [""])[0]
         raise _no_kernel(plan, plan.outside(), f"{type(error).__name__}: {summary}") from error

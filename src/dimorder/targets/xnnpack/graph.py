@@ -60,6 +60,8 @@ class XnnGraph:
         self._nodes: list[Any] = []  # XNode
         self._constant_data = [schema.ConstantDataOffset(0, 0)]  # index 0 means "no constant"
         self._bytes: dict[str, bytes] = {}  # of constants, by their names
+        self._inline = bytearray()  # the constants that are read by pointer
+        self._inline_places: dict[str, int] = {}  # the entries of these in `_constant_data`, by their names
         self._constants: dict[tuple[str, tuple[int, ...]], XnnValue] = {}
         self._transposed: dict[View[XnnValue], XnnValue] = {}
         self._inputs: list[int] = []
@@ -298,7 +300,7 @@ class XnnGraph:
 
     def serialise(self, more: Sequence[int] = ()) -> tuple[bytes, NamedDataStoreOutput]:
         """The graph's bytes and the constants that they name; values of `more` are outputs besides."""
-        self._separate_packed_constants()
+        self._place_constants()
         named = self._named_data()
         outputs = [*self._outputs, *more]
         external = self._inputs + outputs
@@ -315,38 +317,51 @@ class XnnGraph:
             output_ids=outputs,
             constant_data=self._constant_data,
         )
-        data = serialize_xnnpack_binary(graph, bytearray())
+        data = serialize_xnnpack_binary(graph, self._inline)
         for index in more:
             self._values[index].flags, self._values[index].external_id = 0, NONE_ID
         return data, named
 
-    def _separate_packed_constants(self) -> None:
-        """Give a constant that one node packs and another reads by pointer a second value, of the same bytes.
+    def _place_constants(self) -> None:
+        """Put what nodes read by pointer into the graph's own bytes, apart from what XNNPACK packs.
 
-        ExecuTorch 1.5.1 frees the data of a value that is packed once the runtime is made (XNNCompiler.cpp,
-        getPackedValueIds). Whoever reads that value by pointer would read freed memory.
+        ExecuTorch 1.5.1 frees the named data of a value that is packed once the runtime is made
+        (XNNCompiler.cpp, getPackedValueIds), and with its weights cache on all named data. The graph's own
+        bytes lie in the program, which lives as long as its methods (`delegate.written`).
         """
         packed = {index for node in self._nodes for index in packed_by(node)}
-        copies: dict[int, int] = {}
+        placed: dict[int, int] = {}
         for node in self._nodes:
             own = packed_by(node)
             for name, index in vars(node.xnode_union).items():
-                if name not in READS or index in own or index not in packed:
+                if name not in READS or index in own or not self._is_constant(index):
                     continue
-                if self._values[index].constant_buffer_idx:
-                    if index not in copies:
-                        copies[index] = self._copied_constant(index)
-                    setattr(node.xnode_union, name, copies[index])
+                if index not in placed:
+                    placed[index] = self._placed(index, copy=index in packed)
+                setattr(node.xnode_union, name, placed[index])
 
-    def _copied_constant(self, index: int) -> int:
-        """A second value of a constant's bytes."""
-        value = self._value(self._values[index].dims, self._types.get(index))
-        for name in ("datatype", "constant_buffer_idx"):
-            setattr(self._values[value.id], name, getattr(self._values[index], name))
-        for known in (self._data, self._scales, self._integers, self._weights, self._origins):
-            if index in known:
-                known[value.id] = known[index]  # type: ignore[attr-defined]  # of one type each
-        return value.id
+    def _is_constant(self, index: int) -> bool:
+        return index != NONE_ID and bool(self._values[index].constant_buffer_idx)
+
+    def _placed(self, index: int, copy: bool) -> int:
+        """The value of a constant that is read by pointer, its data in the graph's own bytes."""
+        if copy:
+            made = self._value(self._values[index].dims, self._types.get(index)).id
+            self._values[made].datatype = self._values[index].datatype
+            self._values[made].constant_buffer_idx = self._values[index].constant_buffer_idx
+            self._data[made] = self._data[index]
+            index = made
+        key = self._constant_data[self._values[index].constant_buffer_idx].named_key
+        if key is None:  # it is there already
+            return index
+        if key not in self._inline_places:
+            self._inline += bytes(-len(self._inline) % CONSTANT_TENSOR_ALIGNMENT)
+            entry = schema.ConstantDataOffset(len(self._inline), len(self._bytes[key]), None)
+            self._inline += self._bytes[key]
+            self._constant_data.append(entry)
+            self._inline_places[key] = len(self._constant_data) - 1
+        self._values[index].constant_buffer_idx = self._inline_places[key]
+        return index
 
     def _named_data(self) -> NamedDataStoreOutput:
         """The bytes of the constants that a node reads: of a quantised weight not the floats besides."""
@@ -359,7 +374,8 @@ class XnnGraph:
             scales = self._weights[index].scale_buffer_idx if index in self._weights else 0
             for place in filter(None, (value.constant_buffer_idx, scales)):
                 key = self._constant_data[place].named_key
-                store.add_named_data(key, self._bytes[key], CONSTANT_TENSOR_ALIGNMENT)
+                if key is not None:
+                    store.add_named_data(key, self._bytes[key], CONSTANT_TENSOR_ALIGNMENT)
         return store.get_named_data_store_output()
 
 
