@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dimorder.cli import bench, check, explain, inspect, lower, ops, plan, run
+from dimorder.cli import bench, check, explain, export_runner, inspect, lower, ops, plan, run
 from dimorder.cli.console import Console, open_console
 from dimorder.cli.options import DONE, INTERRUPTED, NO, USAGE, Command, CommandParser
 from dimorder.errors import DimorderError, UsageError
@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "EXAMPLES", "main"]
 COMMANDS: tuple[Command, ...] = (
     lower.COMMAND,
     run.COMMAND,
+    export_runner.COMMAND,
     plan.COMMAND,
     explain.COMMAND,
     inspect.COMMAND,

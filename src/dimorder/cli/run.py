@@ -11,14 +11,17 @@ from dimorder.cli.options import (
     Command,
     CommandParser,
     check_outputs,
+    json_option,
     normalisation,
     normalisation_options,
+    write_json,
 )
 
 EXAMPLES = """\
   dimorder run net.pte --input x.npy -o y.npy
   dimorder run net.tosa --input x.npy -o y.npy
   dimorder run resnet18.pte --input photo.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225
+  dimorder run net.pte --input x.npy --json > y.json
   dimorder run ranker.pte --input ids=ids.npy --input mask=mask.npy -o scores.npz --on-mismatch error
 
 An array is taken as it lies in its file. An image is resized to the input's height and width,
@@ -49,10 +52,11 @@ def add_options(parser: CommandParser) -> None:
         "--threads", type=int, metavar="N", help="threads to run with (default: what the runtime thinks best)"
     )
     normalisation_options(parser)
+    json_option(parser, "what the outputs hold and what the guard converted")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    check_outputs({"-o": options.output})
+    check_outputs({"-o": options.output, "--json": options.json})
     with console.progress() as progress:
         progress("loading torch")
         from dimorder import api, files
@@ -77,6 +81,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
             files.write_whole(
                 options.output, tensors.encode_outputs(options.output, program.contract, outputs)
             )
+    if options.json is not None:
+        write_json(options.json, tensors.run_report(program, outputs), console)
+    if options.json == "-":
+        return DONE
     for spec, output in zip(program.contract.outputs, outputs, strict=True):
         console.print(tensors.summary(spec, output))
     count, cost = program.stats.conversions, program.stats.cost_bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ import torch
 from dimorder.contract import Contract, TensorSpec, describe
 from dimorder.errors import UsageError
 from dimorder.reading import Normalisation, is_array, read_array, read_image
+from dimorder.runtime.program import Program
 
 TOP = 5  # the largest values of an output that are shown
 
@@ -64,6 +66,46 @@ def check_output_name(path: str, contract: Contract | None = None) -> None:
         raise UsageError(f"-o {path}", f"{len(contract.outputs)} outputs for one .npy", f"write -o {npz}")
 
 
+def statistics(tensor: torch.Tensor) -> dict[str, Any]:
+    """Find the range, the mean and the largest of an output's finite values.
+
+    Returns:
+        `minimum`, `maximum`, `mean`, which are None where no value is finite; `not_finite`, how many are not;
+        `largest`, at most 5 values with the place of each. Of equal values the first ones are given.
+
+    >>> statistics(torch.tensor([[0.5, 2.0, -1.0]]))["largest"][0]
+    {'place': [0, 1], 'value': 2.0}
+    """
+    values = tensor.double().contiguous().flatten()
+    is_finite = torch.isfinite(values)
+    finite = values[is_finite]
+    found: dict[str, Any] = {"minimum": None, "maximum": None, "mean": None}
+    if len(finite):
+        found = {"minimum": finite.min().item(), "maximum": finite.max().item(), "mean": finite.mean().item()}
+    places = _largest(torch.where(is_finite, values, -torch.inf), min(TOP, len(finite)))
+    return {
+        **found,
+        "not_finite": len(values) - len(finite),
+        "largest": [
+            {
+                "place": [int(i) for i in np.unravel_index(place, tuple(tensor.shape))],
+                "value": values[place].item(),
+            }
+            for place in places
+        ],
+    }
+
+
+def _largest(values: torch.Tensor, count: int) -> list[int]:
+    """Return where the largest values are, largest first. Of equal ones topk gives any, this the first."""
+    if not count:
+        return []
+    least = torch.topk(values, count).values[-1]
+    (places,) = torch.nonzero(values >= least, as_tuple=True)
+    ranked = torch.sort(values[places], descending=True, stable=True).indices[:count]
+    return [int(place) for place in places[ranked]]
+
+
 def summary(spec: TensorSpec, tensor: torch.Tensor) -> str:
     """An output in three lines: what it is, its largest values and where they are, its range.
 
@@ -76,21 +118,38 @@ def summary(spec: TensorSpec, tensor: torch.Tensor) -> str:
     """
     shape = " x ".join(map(str, tensor.shape)) or "scalar"
     lines = [f"{spec.name}  {shape}  {spec.type_name}  {describe(spec.dim_order)}"]
-    values = tensor.double().contiguous().flatten()
-    finite = values[torch.isfinite(values)]
-    if len(finite):
-        ranked = torch.nan_to_num(values, nan=-torch.inf, posinf=-torch.inf)
-        top = torch.topk(ranked, min(TOP, len(finite)))
-        places = [np.unravel_index(int(i), tuple(tensor.shape)) for i in top.indices]
-        shown = (
-            f"[{', '.join(str(int(i)) for i in place)}] {value:.6g}"
-            for place, value in zip(places, top.values.tolist(), strict=True)
-        )
+    found = statistics(tensor)
+    if found["largest"]:
+        shown = (f"{each['place']} {each['value']:.6g}" for each in found["largest"])
         lines.append(f"  largest  {'   '.join(shown)}")
-        lines.append(f"  from {finite.min():.6g} to {finite.max():.6g}, mean {finite.mean():.6g}")
-    if len(finite) < len(values):
-        lines.append(f"  {len(values) - len(finite)} of {len(values)} values are not finite")
+        lines.append("  from {minimum:.6g} to {maximum:.6g}, mean {mean:.6g}".format(**found))
+    if found["not_finite"]:
+        lines.append(f"  {found['not_finite']} of {tensor.numel()} values are not finite")
     return "\n".join(lines)
+
+
+def run_report(program: Program, outputs: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """What `dimorder run --json` writes (docs/json.md)."""
+    stats = program.stats
+    specs = zip(program.contract.outputs, outputs, strict=True)
+    return {
+        "program": str(program.path),
+        "inputs": [spec.to_dict() for spec in program.contract.inputs],
+        "outputs": [{**spec.to_dict(), "shape": list(x.shape), **statistics(x)} for spec, x in specs],
+        "guard": {
+            "conversions": stats.conversions,
+            "cost_bytes": stats.cost_bytes,
+            "converted": [
+                {
+                    "tensor": each.value,
+                    "found": each.found,
+                    "promised": describe(each.promised),
+                    "bytes": each.cost_bytes,
+                }
+                for each in stats.last
+            ],
+        },
+    }
 
 
 def _assign(names: Sequence[str], files: Sequence[str]) -> Mapping[str, str]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         canonicalise,
     )
     from dimorder.executorch.probe import probe, sweep
+    from dimorder.executorch.runner_project import export_runner
 
 _HOMES = {
     "checking": ("check_file", "check_program"),
@@ -31,6 +32,7 @@ _HOMES = {
     "legal": ("Legalise", "legalise"),
     "passes": ("Annotate", "InsertDimOrderOperators", "RevertDimOrderOperators", "canonicalise"),
     "probe": ("probe", "sweep"),
+    "runner_project": ("export_runner",),
 }
 __all__ = [
     "ARM_TOSA",
@@ -47,6 +49,7 @@ __all__ = [
     "check_file",
     "check_program",
     "conversions_in",
+    "export_runner",
     "guarded",
     "legalise",
     "probe",

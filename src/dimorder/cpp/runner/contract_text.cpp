@@ -57,8 +57,8 @@ StateLine state_at(const dimorder_contract& contract, int index) {
 }
 
 size_t characters(const std::string& text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) != 0x80; }));
+  const auto begins = [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) != 0x80; };
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), begins));
 }
 
 using Row = std::vector<std::string>;
@@ -171,7 +171,9 @@ std::string contract_table(const Program& program) {
     const StateLine state = state_at(contract, i);
     rows.push_back({"state", state.name, joined(state.sizes), state.dtype, state.order});
   }
-  for (int i = 0; i < contract.symbols; i++) sizes += "size    " + range_of(dimorder_dynamic_size(&contract, i)) + "\n";
+  for (int i = 0; i < contract.symbols; i++) {
+    sizes += "size    " + range_of(dimorder_dynamic_size(&contract, i)) + "\n";
+  }
   return table(rows) + sizes;
 }
 

@@ -1,4 +1,4 @@
-// Read a program's inputs from files: arrays as they lie there, pictures channels-last, bytes as the contract has them.
+// Read a program's inputs from files: arrays as they lie there, pictures channels-last, bytes as the contract has it.
 #include "inputs.h"
 
 #include "contract_text.h"
@@ -51,9 +51,11 @@ Failure read_raw(const std::string& where, const std::string& path, const dimord
     }
     wanted *= static_cast<size_t>(promised.sizes[i]);
   }
-  if (Failure failure = read_file(where, path, "give the path of a .npy, .raw or .bin file", &array->memory)) return failure;
-  if (array->memory.size() != wanted) {
-    const std::string found = std::to_string(array->memory.size()) + " bytes, where the input is " + std::to_string(wanted);
+  constexpr char kFix[] = "give the path of a .npy, .raw or .bin file";
+  if (Failure failure = read_file(where, path, kFix, &array->memory)) return failure;
+  const size_t size = array->memory.size();
+  if (size != wanted) {
+    const std::string found = std::to_string(size) + " bytes, where the input has " + std::to_string(wanted);
     return {where, found, "write it dense, as " + type_of(promised) + " in the order " + order_of(promised)};
   }
   uint8_t* data = array->memory.data();
@@ -127,8 +129,8 @@ Failure read_picture(
     }
     array->memory = std::move(image.pixels);
   } else {
-    const size_t bytes = static_cast<size_t>(image.height * image.width * channels) * dimorder_itemsize(promised.dtype);
-    if (!array->memory.resize(bytes)) return {where, "no memory for its pixels", "give a smaller picture", kNo};
+    const auto count = static_cast<size_t>(image.height * image.width * channels);
+    if (!array->memory.resize(count * dimorder_itemsize(promised.dtype))) return {where, "no memory for its pixels", "give a smaller picture", kNo};
     if (Failure failure = normalise(image, promised, settings, array->memory.data())) return failure;
   }
   array->tensor = Tensor::in_order(array->memory.data(), dtype, sizes, order, 4);
@@ -173,6 +175,7 @@ Failure assign_files(
       return {option + " " + text, "'" + name + "' " + (place == names.size() ? "is no " + kind : "twice"),
               "the " + kind + "s are " + known + "; give each once"};
     }
+    if (equals + 1 == text.size()) return {option + " " + text, "no file", "give " + option + " NAME=FILE"};
     (*files)[place] = text.substr(equals + 1);
   }
   size_t left = 0;

@@ -12,7 +12,11 @@ namespace {
 /// How many bytes the UTF-8 character at `at` has; 0 where there is none.
 size_t utf8_length(const std::string& text, size_t at) {
   const auto lead = static_cast<unsigned char>(text[at]);
-  const size_t length = lead < 0x80 ? 1 : lead >= 0xc2 && lead < 0xe0 ? 2 : (lead & 0xf0) == 0xe0 ? 3 : lead >= 0xf0 && lead < 0xf5 ? 4 : 0;
+  size_t length = 0;
+  if (lead < 0x80) length = 1;
+  else if (lead >= 0xc2 && lead < 0xe0) length = 2;
+  else if (lead >= 0xe0 && lead < 0xf0) length = 3;
+  else if (lead >= 0xf0 && lead < 0xf5) length = 4;
   if (at + length > text.size()) return 0;
   for (size_t i = 1; i < length; i++) {
     if ((static_cast<unsigned char>(text[at + i]) & 0xc0) != 0x80) return 0;

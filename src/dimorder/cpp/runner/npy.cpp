@@ -188,7 +188,8 @@ Failure encode_npy(const std::string& path, const Tensor& tensor, NewFile* file)
   const size_t itemsize = dimorder_itemsize(dtype), count = tensor.numel();
   std::string code;
   for (const auto& known : kTypes) code = known.dtype == dtype ? known.code : code;
-  std::string header = "{'descr': '" + std::string(itemsize == 1 ? "|" : "<") + code + "', 'fortran_order': False, 'shape': (";
+  std::string header = std::string("{'descr': '") + (itemsize == 1 ? "|" : "<") + code;
+  header += "', 'fortran_order': False, 'shape': (";
   for (int i = 0; i < tensor.rank; i++) {
     header += (i == 0 ? "" : ", ") + std::to_string(tensor.sizes[i]);
   }

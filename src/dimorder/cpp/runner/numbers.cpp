@@ -21,6 +21,9 @@ double read_as(const void* data, size_t index) {
   return static_cast<double>(value);
 }
 
+// On Arm, c10::Half is made of __fp16, into which a float is narrowed.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wfloat-conversion"
 template <typename T>
 void store_as(const float* from, size_t count, void* to) {
   for (size_t i = 0; i < count; i++) {
@@ -28,6 +31,7 @@ void store_as(const float* from, size_t count, void* to) {
     std::memcpy(static_cast<char*>(to) + i * sizeof(T), &value, sizeof(T));
   }
 }
+#pragma GCC diagnostic pop
 
 std::string formatted(const char* format, int digits, double number) {
   char text[40];
@@ -52,10 +56,9 @@ double element(const void* data, int dtype, size_t index) {
     case DIMORDER_INT64:
       return read_as<int64_t>(data, index);
     case DIMORDER_FLOAT16:
-      return static_cast<double>(static_cast<float>(Half(static_cast<const uint16_t*>(data)[index], Half::from_bits())));
+      return static_cast<float>(Half(static_cast<const uint16_t*>(data)[index], Half::from_bits()));
     case DIMORDER_BFLOAT16:
-      return static_cast<double>(
-          static_cast<float>(BFloat16(static_cast<const uint16_t*>(data)[index], BFloat16::from_bits())));
+      return static_cast<float>(BFloat16(static_cast<const uint16_t*>(data)[index], BFloat16::from_bits()));
     case DIMORDER_FLOAT64:
       return read_as<double>(data, index);
     default:
@@ -109,10 +112,10 @@ bool read_numbers(const std::string& text, std::vector<float>* numbers) {
   }
 }
 
-bool read_count(const std::string& text, int minimum, int* count) {
+bool read_count(const std::string& text, int maximum, int* count) {
   const dimorder_text word = {text.data(), text.size()};
   int64_t number = 0;
-  if (!dimorder_number(word, minimum, 1000000000, &number)) return false;
+  if (!dimorder_number(word, 1, maximum, &number)) return false;
   *count = static_cast<int>(number);
   return true;
 }

@@ -29,7 +29,7 @@ bool read_number(const std::string& text, double* number);
 /// Whether the whole text is a list of finite numbers, as `0.5,0.25,1`.
 bool read_numbers(const std::string& text, std::vector<float>* numbers);
 
-/// Whether the whole text is an integer from `minimum` to 1,000,000,000.
-bool read_count(const std::string& text, int minimum, int* count);
+/// Whether the whole text is an integer from 1 to `maximum`.
+bool read_count(const std::string& text, int maximum, int* count);
 
 } // namespace dimorder::runner

@@ -30,12 +30,12 @@ bool set(Settings& settings, const std::string&) {
 template <auto member>
 bool append(Settings& settings, const std::string& value) {
   (settings.*member).push_back(value);
-  return true;
+  return !value.empty();
 }
 
-template <auto member, int minimum>
+template <auto member, int maximum>
 bool count(Settings& settings, const std::string& value) {
-  return read_count(value, minimum, &(settings.*member));
+  return read_count(value, maximum, &(settings.*member));
 }
 
 template <auto member>
@@ -50,8 +50,11 @@ bool tolerance(Settings& settings, const std::string& value) {
 }
 
 bool on_mismatch(Settings& settings, const std::string& value) {
-  settings.on_mismatch = value == "error" ? OnMismatch::kError : value == "warn" ? OnMismatch::kWarn : OnMismatch::kAdapt;
-  return value == "adapt" || value == "error" || value == "warn";
+  if (value == "adapt") settings.on_mismatch = OnMismatch::kAdapt;
+  else if (value == "error") settings.on_mismatch = OnMismatch::kError;
+  else if (value == "warn") settings.on_mismatch = OnMismatch::kWarn;
+  else return false;
+  return true;
 }
 
 bool loader(Settings& settings, const std::string& value) {
@@ -76,25 +79,42 @@ bool json(Settings& settings, const std::string& value) {
 
 constexpr char kJson[] = "--json"; // its value may be left out
 
+constexpr char kNumbers[] = "numbers such as 0.5,0.5,0.5";
+constexpr char kFromZero[] = "a number from 0 on";
+constexpr char kFromOne[] = "a number from 1 on";
+
 const Option kOptions[] = {
-    {"--input", "-i", "[NAME=]FILE", "", "a .npy, .ppm, .pgm, .png, .raw or .bin, one per input", append<&Settings::inputs>},
+    {"--input", "-i", "[NAME=]FILE", "a file", "a .npy, .ppm, .pgm, .png, .raw or .bin, one per input",
+     append<&Settings::inputs>},
     {"--output", "-o", "FILE|DIR", "a path", "the output as a .npy, or several as NAME.npy in a folder", output},
-    {"--expect", nullptr, "[NAME=]FILE", "", "a .npy that an output has to equal, else the exit code is 1", append<&Settings::expectations>},
-    {"--rtol", nullptr, "X", "a number from 0 on", "by how much, of its largest magnitude (default 1e-4)", tolerance<&Settings::rtol>},
-    {"--atol", nullptr, "X", "a number from 0 on", "... and besides (default 0)", tolerance<&Settings::atol>},
+    {"--expect", nullptr, "[NAME=]FILE", "a file", "a .npy that an output has to equal, else the exit code is 1",
+     append<&Settings::expectations>},
+    {"--rtol", nullptr, "X", kFromZero,
+     "the error that is allowed, as a share of the largest magnitude\n"
+     "in the .npy (default 1e-4)",
+     tolerance<&Settings::rtol>},
+    {"--atol", nullptr, "X", kFromZero, "and besides (default 0)", tolerance<&Settings::atol>},
     {"--exact", nullptr, nullptr, "", "equal bit for bit", set<&Settings::is_exact>},
-    {"--mean", nullptr, "A,B,C", "numbers such as 0.5,0.5,0.5", "of a picture's channels, from 0 to 1 (default 0)", numbers<&Settings::mean>},
-    {"--std", nullptr, "A,B,C", "numbers such as 0.5,0.5,0.5", "of a picture's channels (default 1)", numbers<&Settings::std>},
-    {"--on-mismatch", nullptr, "adapt|error|warn", "adapt, error or warn", "an input in another order is converted (the default), refused,\n"
-     "or converted with a warning", on_mismatch},
+    {"--mean", nullptr, "A,B,C", kNumbers, "of a picture's channels, from 0 to 1 (default 0)",
+     numbers<&Settings::mean>},
+    {"--std", nullptr, "A,B,C", kNumbers, "of a picture's channels (default 1)", numbers<&Settings::std>},
+    {"--on-mismatch", nullptr, "KIND", "adapt, error or warn",
+     "an input in another order is converted (adapt, the default), refused\n"
+     "(error), or converted with a warning (warn)",
+     on_mismatch},
     {"--inspect", nullptr, nullptr, "", "print the contract; nothing runs", set<&Settings::inspect>},
     {kJson, nullptr, "[FILE]", "", "what it found as JSON; - or nothing is stdout", json},
-    {"--rounds", nullptr, "N", "a number from 1 on", "time N more calls: median, least and largest", count<&Settings::rounds, 1>},
-    {"--steps", nullptr, "N", "a number from 1 on", "call it N times, and tell of the last; for a program with state", count<&Settings::steps, 1>},
-    {"--threads", nullptr, "N", "a number from 1 on", "threads to run with (default: what ExecuTorch thinks best)", count<&Settings::threads, 1>},
+    {"--rounds", nullptr, "N", kFromOne, "time N more calls: median, least and largest",
+     count<&Settings::rounds, 1000000000>},
+    {"--steps", nullptr, "N", kFromOne, "call it N times, and tell of the last; for a program with state",
+     count<&Settings::steps, 1000000000>},
+    {"--threads", nullptr, "N", "a number from 1 to 1024", "threads to run with (default: what ExecuTorch thinks best)",
+     count<&Settings::threads, 1024>},
     {"--check-seal", nullptr, nullptr, "", "compare the file with the checksum in it", set<&Settings::check_seal>},
-    {"--loader", nullptr, "KIND", "mmap, file, poison or unmap", "mmap (default) or file. For tests, poison: memory that ExecuTorch\n"
-     "frees is filled with NaN; unmap: it becomes unreadable", loader},
+    {"--loader", nullptr, "KIND", "mmap, file, poison or unmap",
+     "mmap (default) or file; for tests poison, which fills memory that\n"
+     "ExecuTorch frees with NaN, and unmap, which makes it unreadable",
+     loader},
     {"--verbose", "-v", nullptr, "", "show all that ExecuTorch logs, not only errors", set<&Settings::verbose>},
     {"--help", "-h", nullptr, "", "show this", set<&Settings::help>},
     {"--version", nullptr, nullptr, "", "show which contracts it reads, and its backends", set<&Settings::version>},
@@ -187,9 +207,9 @@ Failure read_settings(int argc, const char* const* words, Settings* settings) {
 }
 
 std::string help_text() {
-  constexpr size_t kColumn = 32;
+  constexpr size_t kColumn = 28;
   std::string text =
-      "usage: dimorder-run PROGRAM.pte [--input [NAME=]FILE]... [-o FILE|DIR] [--expect [NAME=]FILE.npy]... [options]\n\n"
+      "usage: dimorder-run PROGRAM.pte [--input [NAME=]FILE]... [-o FILE|DIR] [--expect [NAME=]FILE]... [options]\n\n"
       "Run a .pte of any tool, with its contract checked.\n\noptions:\n";
   for (const Option& option : kOptions) {
     std::string line = "  " + std::string(option.name);

@@ -1,0 +1,56 @@
+"""`dimorder export-runner`: write a CMake project that checks a .pte on a phone or a board."""
+
+from __future__ import annotations
+
+import argparse
+
+from dimorder.cli.console import Console
+from dimorder.cli.options import DONE, Command, CommandParser, normalisation, normalisation_options
+
+EXAMPLES = """\
+  dimorder export-runner net.pte -o check-net
+  dimorder export-runner net.pte --input photo.jpg --mean 0.5 --std 0.5 -o check-net
+  cd check-net
+  cmake -B build -Dexecutorch_DIR=$(python -m dimorder.cmake --executorch) && cmake --build build
+  ./check.sh build/dimorder/runner/dimorder-run
+
+The project holds the program, its inputs, what it gives for them here, and the sources of dimorder-run.
+Its README.md says how to build it for Arm and Android."""
+
+
+def add_options(parser: CommandParser) -> None:
+    parser.add_argument("program", metavar="PROGRAM.pte", help="a program of dimorder's, or of another tool")
+    parser.add_argument(
+        *("--input", "-i"),
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE",
+        help="a .npy or an image, one per input (default: random numbers)",
+    )
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="DIR", help="the folder to write; new or empty"
+    )
+    normalisation_options(parser)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    with console.progress() as progress:
+        progress("loading ExecuTorch")
+        from dimorder.cli import tensors
+        from dimorder.executorch import pte
+        from dimorder.executorch.runner_project import export_runner
+
+        inputs = None
+        if options.input:
+            progress("reading inputs")
+            contract = pte.read_contract(options.program)
+            inputs = tensors.read_inputs(contract, options.input, normalisation(options))
+        progress("running the program")
+        folder = export_runner(options.program, options.output, inputs)
+    console.print(f"{folder}: cd there, then see README.md")
+    return DONE
+
+
+COMMAND = Command(
+    "export-runner", "write a CMake project that checks a .pte where it will run", EXAMPLES, add_options, run
+)

@@ -1,0 +1,128 @@
+"""Write a CMake project that checks a .pte on another machine: the file, inputs, and what it gives for them.
+
+It has its own copy of dimorder's C++ loader and of `dimorder-run`, so it needs ExecuTorch and no Python.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dimorder.cmake import CPP
+from dimorder.contract import Contract, Symbol, TensorSpec
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.executorch import pte
+from dimorder.runtime.program import Program
+
+_TOLERANCE = 1e-4  # of the largest magnitude, for floats; integers are compared exactly
+
+
+def export_runner(
+    program: str | os.PathLike[str], folder: str | os.PathLike[str], inputs: Sequence[Tensor] | None = None
+) -> Path:
+    """Write a ready CMake project that runs a .pte and compares what it gives with what it gives here.
+
+    Args:
+        program: a .pte of dimorder's or of another tool.
+        folder: where the project goes; it must not exist, or be empty.
+        inputs: a tensor for each input of the contract, of its logical shape. Left out, floats are drawn from
+            a standard normal distribution, and so are the numbers that integers with a scale stand for.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UsageError: if the folder holds something, or cannot be written, or an input must be given.
+        ContractError: if a tensor does not keep the contract, or the file is damaged.
+        UnsupportedError: if the program cannot be loaded here, or has bfloat16, which .npy files have not.
+    """
+    path, target = Path(program), Path(folder)
+    contract, method = pte.load(path)
+    _require_writable(contract, path)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(str(target), "a folder that is not empty", "name a new folder")
+    given = _drawn(contract) if inputs is None else list(inputs)
+    outputs = Program(path, contract, method, "adapt", "ExecuTorch").run(*given)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
+            whole = Path(beside, "project")
+            _write(whole, path, contract, given, outputs)
+            whole.replace(target)
+    except OSError as error:
+        raise UsageError(
+            str(target), f"cannot be written: {error.strerror or error}", "name a folder you can write to"
+        ) from error
+    return target
+
+
+def _write(
+    folder: Path, program: Path, contract: Contract, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> None:
+    shutil.copytree(CPP, folder / "dimorder", ignore=shutil.ignore_patterns("project"))
+    shutil.copyfile(program, folder / "network.pte")
+    arguments = []
+    for kind, option, specs, tensors in (
+        ("inputs", "--input", contract.inputs, inputs),
+        ("expected", "--expect", contract.outputs, outputs),
+    ):
+        (folder / kind).mkdir()
+        for index, (spec, tensor) in enumerate(zip(specs, tensors, strict=True)):
+            file = f"{kind}/{index}.npy"
+            np.save(folder / file, tensor.detach().contiguous().numpy())
+            arguments.append(f"{option} '{spec.name}={file}'")
+    arguments.append(f"--rtol {_TOLERANCE:g}")
+    filled = {
+        "@ARGUMENTS@": " ".join(arguments),
+        "@CONTRACT@": str(contract),
+        "@VERSION@": metadata.version("executorch").split("+")[0],
+    }
+    for template in sorted((CPP / "project").iterdir()):
+        text = template.read_text()
+        for mark, value in filled.items():
+            text = text.replace(mark, value)
+        (folder / template.name).write_text(text)
+    (folder / "check.sh").chmod(0o755)
+
+
+def _require_writable(contract: Contract, path: Path) -> None:
+    for spec in (*contract.inputs, *contract.outputs):
+        if spec.dtype == "bfloat16":
+            raise UnsupportedError(
+                f"{path}, tensor {spec.name!r}",
+                "bfloat16, which .npy files have not",
+                "lower it with float32 or float16 inputs and outputs",
+            )
+
+
+def _drawn(contract: Contract) -> list[Tensor]:
+    """An example of each input; dynamic sizes are the least that are not 1, where they may be."""
+    generator = torch.Generator().manual_seed(0)
+    symbols = {symbol.name: _size(symbol) for symbol in contract.symbols}
+    return [_example(spec, symbols, generator) for spec in contract.inputs]
+
+
+def _size(symbol: Symbol) -> int:
+    least = max(symbol.minimum, symbol.step)
+    larger = least + symbol.step if least == 1 else least
+    return larger if symbol.maximum is None or larger <= symbol.maximum else least
+
+
+def _example(spec: TensorSpec, symbols: dict[str, int], generator: torch.Generator) -> Tensor:
+    shape = [symbols.get(size, 2) if isinstance(size, str) else size for size in spec.shape]
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point or spec.scale is not None:
+        return spec.quantised(torch.randn(shape, generator=generator)).to(dtype)
+    raise UsageError(
+        f"input {spec.name!r}",
+        f"{spec.dtype}, of which nobody knows what values are sensible",
+        f"give it: --input {spec.name}=FILE.npy for each input",
+    )

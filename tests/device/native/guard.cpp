@@ -1,0 +1,117 @@
+// dimorder::Program behind functions for ctypes.
+#include <dimorder/program.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "view.h"
+
+namespace {
+
+struct Guard {
+  dimorder::Program program;
+  dimorder::Error opened = dimorder::Error::Ok;
+  std::vector<std::string> warnings;
+  std::vector<dimorder::Tensor> outputs;
+};
+
+void keep_warning(const char* message, void* context) {
+  static_cast<Guard*>(context)->warnings.emplace_back(message);
+}
+
+} // namespace
+
+extern "C" {
+
+Guard* guard_open(const char* path, int on_mismatch, int loading, int check_seal) {
+  auto* guard = new Guard;
+  dimorder::Options options;
+  options.on_mismatch = static_cast<dimorder::OnMismatch>(on_mismatch);
+  options.loading = static_cast<dimorder::Loading>(loading);
+  options.check_seal = check_seal != 0;
+  options.warn = keep_warning;
+  options.context = guard;
+  guard->opened = guard->program.open(path, options);
+  return guard;
+}
+
+void guard_close(Guard* guard) {
+  delete guard;
+}
+
+int guard_opened(const Guard* guard) {
+  return static_cast<int>(guard->opened);
+}
+
+int guard_has_contract(const Guard* guard) {
+  return guard->program.has_contract();
+}
+
+const char* guard_message(const Guard* guard) {
+  return guard->program.message();
+}
+
+int guard_run(Guard* guard, const view* inputs, size_t count) {
+  std::vector<dimorder::Tensor> tensors(count);
+  for (size_t i = 0; i < count; i++) {
+    tensors[i].data = inputs[i].data;
+    tensors[i].dtype = static_cast<dimorder::ScalarType>(inputs[i].dtype);
+    tensors[i].rank = inputs[i].rank;
+    std::copy_n(inputs[i].sizes, DIMORDER_MAX_RANK, tensors[i].sizes);
+    std::copy_n(inputs[i].strides, DIMORDER_MAX_RANK, tensors[i].strides);
+  }
+  auto outputs = guard->program.run({tensors.data(), tensors.size()});
+  guard->outputs.clear();
+  if (!outputs.ok()) return static_cast<int>(outputs.error());
+  guard->outputs.assign(outputs->begin(), outputs->end());
+  return 0;
+}
+
+size_t guard_outputs(const Guard* guard) {
+  return guard->outputs.size();
+}
+
+void guard_output(const Guard* guard, size_t index, view* to) {
+  const dimorder::Tensor& output = guard->outputs[index];
+  to->data = output.data;
+  to->dtype = static_cast<int32_t>(output.dtype);
+  to->rank = output.rank;
+  std::copy_n(output.sizes, DIMORDER_MAX_RANK, to->sizes);
+  std::copy_n(output.strides, DIMORDER_MAX_RANK, to->strides);
+}
+
+void guard_stats(const Guard* guard, uint64_t* to) {
+  const dimorder::Stats& stats = guard->program.stats();
+  const uint64_t all[] = {
+      stats.calls, stats.conversions, stats.cost_bytes, stats.last_conversions, stats.last_cost_bytes};
+  std::copy(std::begin(all), std::end(all), to);
+}
+
+int guard_reset(Guard* guard) {
+  return static_cast<int>(guard->program.reset());
+}
+
+size_t guard_warnings(const Guard* guard) {
+  return guard->warnings.size();
+}
+
+const char* guard_warning(const Guard* guard, size_t index) {
+  return guard->warnings[index].c_str();
+}
+
+/// Copy elements from one view into another of the same type and sizes.
+void guard_convert(const view* from, const view* to) {
+  dimorder::Tensor tensors[2];
+  for (int side = 0; side < 2; side++) {
+    const view& own = *(side == 0 ? from : to);
+    tensors[side].data = own.data;
+    tensors[side].dtype = static_cast<dimorder::ScalarType>(own.dtype);
+    tensors[side].rank = own.rank;
+    std::copy_n(own.sizes, DIMORDER_MAX_RANK, tensors[side].sizes);
+    std::copy_n(own.strides, DIMORDER_MAX_RANK, tensors[side].strides);
+  }
+  dimorder::convert(tensors[0], tensors[1]);
+}
+
+} // extern "C"
