@@ -1,0 +1,180 @@
+"""What ExecuTorch frees is not read again: from files, with every option that XNNPACK's backend has.
+
+The loader gives each load memory of its own, and fills with NaN what ExecuTorch frees. ExecuTorch 1.5.1 frees
+the segment of a delegate once that is made, the data of constants that XNNPACK packs, and, with the weights cache
+on, the data of all named constants.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("executorch")
+
+import dimorder
+from dimorder.cmake import PACKAGE, executorch_package
+from dimorder.executorch import pte
+from tests.device import emulation
+from tests.device.networks import image
+from tests.targets import quantised
+
+
+@pytest.fixture(scope="module")
+def lifetimes() -> Path:
+    if reason := emulation.missing(emulation.HOST):
+        pytest.skip(reason)
+    folder, source = emulation.BUILD / "lifetimes", Path(__file__).with_name("lifetimes")
+    options = (f"-Ddimorder_DIR={PACKAGE}", f"-Dexecutorch_DIR={executorch_package()}")
+    for command in (
+        ("cmake", "-S", str(source), "-B", str(folder), *options),
+        ("cmake", "--build", str(folder), "--parallel", "2"),
+    ):
+        subprocess.run(command, check=True, capture_output=True)
+    return folder / "lifetimes"
+
+
+class Shared(nn.Module):
+    """A convolution whose bias is read beside it, by an operator that keeps a pointer to it."""
+
+    def __init__(self, read: Callable[[Tensor, Tensor], Tensor], bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 24, (3, 5))
+        self.read = read
+        if bias is not None:
+            self.conv.bias = nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(self.conv(x), self.conv.bias)
+
+
+class Parts(nn.Module):
+    """Several delegates with portable operators between them, all of which read one constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(7, 11), nn.Linear(11, 11)
+        self.shared = nn.Parameter(torch.linspace(0.5, 1.5, 11))
+        with torch.no_grad():
+            self.first.bias.copy_(self.shared)
+            self.second.bias.copy_(self.shared)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cumsum(torch.tanh(self.first(x)) * self.shared, 0)
+        x = torch.cumsum(torch.sigmoid(self.second(x)) - self.shared, 0)
+        return self.second(x) / self.shared
+
+
+class Norms(nn.Module):
+    """Norms as their constructors leave them, all of ones and zeros, round a linear layer without bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 20, 3)
+        nn.init.zeros_(self.conv.bias)
+        self.norm, self.linear = nn.LayerNorm(20), nn.Linear(20, 20)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x).mean((2, 3)))
+        return self.linear(y) * self.norm.weight + self.linear.bias
+
+
+BIAS = torch.linspace(-1.0, 1.0, 24)
+PICTURE = (image((2, 3, 9, 13)),)
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
+    "bias added": (lambda: Shared(lambda y, b: torch.tanh(y.mean((2, 3))) + b), PICTURE),
+    "zero bias added": (lambda: Shared(lambda y, b: torch.tanh(y.mean((2, 3))) + b, BIAS * 0), PICTURE),
+    "bias multiplied": (lambda: Shared(lambda y, b: y * b.view(1, -1, 1, 1), BIAS), PICTURE),
+    "bias as slope": (lambda: Shared(lambda y, b: F.prelu(y, b), BIAS), PICTURE),
+    "bias as maximum": (lambda: Shared(lambda y, b: torch.maximum(y, b.view(1, -1, 1, 1)), BIAS), PICTURE),
+    "bias as divisor": (lambda: Shared(lambda y, b: y / (3 + b.view(1, -1, 1, 1)), BIAS), PICTURE),
+    "several delegates": (Parts, (image((5, 7)),)),
+    "norms of ones": (Norms, PICTURE),
+}
+OPTIONS = [
+    *itertools.product(("", "cache"), ("sharing=0", "sharing=1", "sharing=2"), ("", "twice")),
+]
+
+
+def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    make, args = NETWORKS[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().eval(), args
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("numbers", ["float32", "float16"])
+def test_constants_outlive_what_executorch_frees(
+    name: str, numbers: str, lifetimes: Path, tmp_path: Path
+) -> None:
+    network, args = made(name)
+    if numbers == "float16":
+        network, args = network.half(), tuple(x.half() for x in args)
+    path = dimorder.lower(network, args, target="xnnpack").save(tmp_path / "net.pte")
+    wanted = dimorder.load(path)(*args)
+    for options in OPTIONS:
+        assert_same(by_executorch(lifetimes, path, args, wanted, options), wanted, options)
+
+
+@pytest.mark.parametrize("by", ["by_xnnpack", "by_arm", "by_xnnpack_dynamically"])
+def test_so_do_those_of_integers(by: str, lifetimes: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    network, args = made("several delegates" if by == "by_xnnpack_dynamically" else "bias multiplied")
+    path = dimorder.lower(getattr(quantised, by)(network, *args), args, target="xnnpack").save(
+        tmp_path / "net.pte"
+    )
+    wanted = dimorder.load(path)(*args)
+    for options in OPTIONS:
+        assert_same(by_executorch(lifetimes, path, args, wanted, options), wanted, options)
+
+
+def test_a_method_keeps_its_program(tmp_path: Path) -> None:
+    network, args = made("norms of ones")
+    lowered = dimorder.lower(network, args, target="xnnpack")
+    method = pte.method_of(lowered.artifact.data)  # of a file that is gone by now
+    gc.collect()
+    torch.testing.assert_close(method(args)[0], network(*args))
+
+
+def test_a_file_may_be_replaced_while_its_program_is_open(tmp_path: Path) -> None:
+    network, args = made("norms of ones")
+    path = dimorder.lower(network, args, target="xnnpack").save(tmp_path / "net.pte")
+    program = dimorder.load(path)
+    (tmp_path / "other").write_bytes(b"another file")
+    os.replace(tmp_path / "other", path)
+    torch.testing.assert_close(program(*args), network(*args))
+
+
+def by_executorch(
+    lifetimes: Path, path: Path, args: tuple[Tensor, ...], like: Tensor, options: tuple[str, ...]
+) -> Tensor:
+    """What ExecuTorch's own API gives, from a loader that poisons."""
+    folder = path.parent
+    (folder / "input").write_bytes(b"".join(x.contiguous().numpy().tobytes() for x in args))
+    command = [
+        str(lifetimes),
+        str(path),
+        str(folder / "input"),
+        str(folder / "output"),
+        *filter(None, options),
+    ]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    data = np.frombuffer((folder / "output").read_bytes(), like.numpy().dtype)
+    return torch.from_numpy(data.copy()).view(like.shape)
+
+
+def assert_same(got: Tensor, wanted: Tensor, options: tuple[str, ...]) -> None:
+    assert torch.equal(got, wanted), f"{options}: {int((got != wanted).sum())} of {got.numel()} differ"
