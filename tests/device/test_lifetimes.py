@@ -1,8 +1,8 @@
 """What ExecuTorch frees is not read again: from files, with every option that XNNPACK's backend has.
 
 The loader gives each load memory of its own, and fills with NaN what ExecuTorch frees. ExecuTorch 1.5.1 frees
-the segment of a delegate once that is made, the data of constants that XNNPACK packs, and, with the weights cache
-on, the data of all named constants.
+the segment of a delegate once that is made, the data of constants that XNNPACK packs, and, with the weights
+cache on, the data of all named constants.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ struct Loaded {
   std::optional<et::MemoryManager> manager;
   std::optional<et::Method> method;
 
-  Error load(const et::Program& program, const char* name) {
+  Error load(const et::Program& program, const char* name, bool weights_cache) {
     const auto meta = program.method_meta(name);
     if (!meta.ok()) return meta.error();
     for (size_t i = 0; i < meta->num_memory_planned_buffers(); i++) {
@@ -106,10 +106,9 @@ struct Loaded {
     }
     hierarchy.emplace(Span<Span<uint8_t>>(spans.data(), spans.size()));
     manager.emplace(&method_memory, &*hierarchy, &temporary);
-    // With its weights cache on, ExecuTorch 1.5.1 frees the constants that XNNPACK reads by pointer.
     et::BackendOptions<1> xnnpack;
     et::LoadBackendOptionsMap options;
-    Error error = xnnpack.set_option("weight_cache_enabled", false);
+    Error error = xnnpack.set_option("weight_cache_enabled", weights_cache);
     if (error == Error::Ok) error = options.set_options("XnnpackBackend", xnnpack.view());
     if (error != Error::Ok) return error;
     auto loaded = program.load_method(name, &*manager, nullptr, nullptr, &options);
@@ -191,7 +190,7 @@ Error Program::State::read_contract() {
                     : Error::Ok;
   }
   Loaded constant;
-  Error error = constant.load(*program, DIMORDER_LINES_METHOD);
+  Error error = constant.load(*program, DIMORDER_LINES_METHOD, false);
   if (error == Error::Ok) error = constant.method->execute();
   if (error != Error::Ok || constant.method->outputs_size() != 1 || !constant.method->get_output(0).isString()) {
     return damaged({"a contract that cannot be read", kAgain});
@@ -203,7 +202,7 @@ Error Program::State::read_contract() {
 
 Error Program::State::load_method() {
   loaded = std::make_unique<Loaded>();
-  const Error error = loaded->load(*program, kMethod);
+  const Error error = loaded->load(*program, kMethod, options.weights_cache && has_contract);
   if (error == Error::Ok) return error;
   const std::string found = std::string("ExecuTorch: ") + et::to_string(error);
   return fail(

@@ -82,6 +82,9 @@ struct Options {
   Loading loading = Loading::kMmap;
   /// Compare the file with the checksum in it: reads all of it once.
   bool check_seal = false;
+  /// Pack a weight that several operators read once: less memory for recurrent networks. Of another tool's file it
+  /// stays off, for ExecuTorch 1.5.1 then frees constants that XNNPACK still reads.
+  bool weights_cache = false;
   /// Gets the three lines of each warning; nullptr writes them to stderr.
   void (*warn)(const char* message, void* context) = nullptr;
   void* context = nullptr;
