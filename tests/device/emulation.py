@@ -104,7 +104,8 @@ def run(
     """Run a program on inputs by name, and read what it gives back."""
     named = []
     for name, value in inputs.items():
-        np.save(folder / f"{name}.npy", value.numpy())
+        held = value.float() if value.dtype == torch.bfloat16 else value  # numpy has no bfloat16
+        np.save(folder / f"{name}.npy", held.numpy())
         named += ["--input", f"{name}={folder / name}.npy"]
     several = len(contract.outputs) > 1
     made = folder / "outputs" if several else folder / "output.npy"
@@ -118,7 +119,11 @@ def run(
         command = [*emulator, "-E", f"LD_LIBRARY_PATH={libraries}", *command]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     names = [f"{made}/{spec.name}.npy" for spec in contract.outputs] if several else [str(made)]
-    outputs = tuple(torch.from_numpy(np.load(name)) for name in names) if not done.returncode else ()
+    outputs = tuple(
+        torch.from_numpy(np.load(name)).to(getattr(torch, spec.dtype))
+        for name, spec in zip(names, contract.outputs, strict=True)
+        if not done.returncode
+    )
     return Finished(done.returncode, done.stdout, done.stderr, outputs)
 
 

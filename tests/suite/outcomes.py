@@ -7,10 +7,12 @@ import io
 import multiprocessing
 import operator
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +20,13 @@ from torch.utils import _pytree as pytree
 
 import dimorder
 from dimorder.errors import DimorderError, StageError, VerificationError
+from dimorder.lowering.capture.captured import arguments
 from dimorder.lowering.verify import relative_error
 from tests.suite.cases import Case
 
 TARGETS = ("torch", "xnnpack", "tosa")
 STOCK = "stock"  # ExecuTorch's own lowering for XNNPACK
+IN_CPP = "cpp"  # target xnnpack, run by dimorder-run from a file whose freed memory is poisoned
 TOLERANCE = 1e-4
 LIMIT_S = 300
 
@@ -57,7 +61,7 @@ def examine(case: Case, target: str) -> Became:
                     wanted = _tensors(module(*pytree.tree_map(_copied, inputs)))
             except Exception as error:
                 return Became(SKIPPED, _told(error))
-            return (_stock if target == STOCK else _ours)(module, inputs, wanted, target)
+            return _WAYS.get(target, _ours)(module, inputs, wanted, target)
         except (StageError, VerificationError) as error:
             return Became(WRONG if isinstance(error, VerificationError) else CRASHED, _told(error))
         except DimorderError as error:
@@ -90,6 +94,28 @@ def _stock(module: torch.nn.Module, inputs: Any, wanted: Sequence[torch.Tensor],
     found = disagreement(got, wanted)
     kind = WRONG if found else OUTSIDE if outside else RIGHT
     return Became(kind, found, outside, len(plan.delegates))
+
+
+def _in_cpp(module: torch.nn.Module, inputs: Any, wanted: Sequence[torch.Tensor], _: str) -> Became:
+    from tests.device import emulation
+
+    lowered = dimorder.lower(module, inputs, target="xnnpack")
+    given = arguments(lowered.program.exported, inputs, {})
+    tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    fed = dict(zip((spec.name for spec in lowered.contract.inputs), tensors, strict=True))
+    with tempfile.TemporaryDirectory() as folder:
+        path = lowered.save(Path(folder, "program.pte"))
+        options = ("--loader", "poison")
+        done = emulation.run(path, fed, lowered.contract, Path(folder), options=options)
+    if done.code < 0:
+        return Became(CRASHED, f"dimorder-run ended with {done.code}")
+    if done.code:
+        return Became(WRONG, done.error)
+    found = disagreement(_tensors(lowered.program.result(done.outputs)), wanted)
+    return Became(WRONG if found else RIGHT, found)
+
+
+_WAYS = {STOCK: _stock, IN_CPP: _in_cpp}
 
 
 def disagreement(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> str:
