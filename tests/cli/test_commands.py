@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from dimorder import api, cli
-from dimorder.cli import main
+from dimorder.cli import main, tensors
 from tests.cli import networks
 from tests.conftest import ROOT
 
@@ -332,6 +332,38 @@ def test_run_takes_an_array_as_it_lies(made, tmp_path, capfd):
     assert "promised in NCHW" in refused(capfd, [*files, "--on-mismatch", "error"], 1)
     assert main([*files, "--on-mismatch", "warn"]) == 0
     assert "promised in NCHW" in capfd.readouterr().err
+
+
+def test_run_json_tells_of_outputs_and_conversions(made, tmp_path, capfd):
+    x = torch.randn(SHAPE)
+    np.save(tmp_path / "x.npy", np.asfortranarray(x.numpy()))
+    argv = ["run", str(made / "net.pte"), "--input", str(tmp_path / "x.npy"), "--json"]
+    assert main(argv) == 0
+    data = json.loads(capfd.readouterr().out)
+    assert main([*argv, str(tmp_path / "y.json")]) == 0
+    assert "guard  converted 1" in capfd.readouterr().out
+    assert json.loads((tmp_path / "y.json").read_text()) == data
+    assert set(data) == documented_keys("run") - {"rounds", "expect"}  # these are of dimorder-run
+    assert data["program"] == str(made / "net.pte") and data["inputs"][0]["shape"] == [2, 3, 5, 7]
+    (output,) = data["outputs"]
+    wanted = tiny()(x).detach()
+    assert output["shape"] == [2, 5] and output["order"] == "NC" and output["not_finite"] == 0
+    found = [output[key] for key in ("minimum", "maximum", "mean")]
+    assert found == pytest.approx([float(each()) for each in (wanted.min, wanted.max, wanted.mean)], rel=1e-4)
+    assert output["largest"][0] == {
+        "place": [*divmod(int(wanted.argmax()), 5)],
+        "value": output["maximum"],
+    }
+    assert data["guard"]["conversions"] == 1 and data["guard"]["cost_bytes"] == 840
+    (converted,) = data["guard"]["converted"]
+    wanted = {"tensor": "x", "found": "(3, 2, 1, 0)", "promised": "NCHW (0, 1, 2, 3)", "bytes": 840}
+    assert converted == wanted
+
+
+def test_of_equal_values_the_first_ones_are_told():
+    found = tensors.statistics(torch.tensor([[1.0, 3.0, torch.nan], [3.0, torch.inf, 1.0], [3.0, 1.0, 1.0]]))
+    assert [each["place"] for each in found["largest"]] == [[0, 1], [1, 0], [2, 0], [0, 0], [1, 2]]
+    assert found["not_finite"] == 2 and found["maximum"] == 3
 
 
 def test_run_normalises_an_image_that_lies_channels_last(two, tmp_path, capfd):

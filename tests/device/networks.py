@@ -137,7 +137,7 @@ _INT8 = (
     *((name, SQUARE, "by_xnnpack") for name in ("mobilenetv4_conv_small", "ghostnet_100", "vit_128")),
     *((name, PHOTO, "by_arm") for name in ("mobilenet_v2", "shufflenet_v2_x1_0", "regnet_y_400mf")),
 )
-_HEIGHT, _WIDTH = 32 * Dim("H", min=1, max=4), 32 * Dim("W", min=1, max=4)
+_HEIGHT, _WIDTH = 32 * Dim("H", min=1, max=8), 32 * Dim("W", min=1, max=8)
 
 NETWORKS: Mapping[str, Deployed] = MappingProxyType(
     {

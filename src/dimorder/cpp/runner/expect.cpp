@@ -117,7 +117,7 @@ Difference compare(
   if (found.wrong != 0) {
     const size_t first = found.first_wrong;
     difference.why = std::to_string(found.wrong) + " of " + std::to_string(count) +
-        (settings.is_exact ? " values have other bits" : " values are not finite where they should be, or are where not") +
+        (settings.is_exact ? " values have other bits" : " values are another NaN or infinity than expected, or none") +
         ", the first at " + indices_text(output, first) + ": " + value_at(output, first) + ", where " +
         value_at(wanted, first) + " is expected";
   } else if (difference.error > difference.allowed) {

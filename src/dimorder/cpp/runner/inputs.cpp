@@ -130,7 +130,9 @@ Failure read_picture(
     array->memory = std::move(image.pixels);
   } else {
     const auto count = static_cast<size_t>(image.height * image.width * channels);
-    if (!array->memory.resize(count * dimorder_itemsize(promised.dtype))) return {where, "no memory for its pixels", "give a smaller picture", kNo};
+    if (!array->memory.resize(count * dimorder_itemsize(promised.dtype))) {
+      return {where, "no memory for its pixels", "give a smaller picture", kNo};
+    }
     if (Failure failure = normalise(image, promised, settings, array->memory.data())) return failure;
   }
   array->tensor = Tensor::in_order(array->memory.data(), dtype, sizes, order, 4);

@@ -49,6 +49,7 @@ Failure open(const Settings& settings, Guard* guard, Program* program) {
   options.warn = note_conversion;
   options.context = guard;
   const char* path = settings.program.c_str();
+  if (is_folder(path)) return {"loading " + settings.program, "a folder", "give the path of a .pte file"};
   std::unique_ptr<::executorch::runtime::DataLoader> loader;
   if (settings.loader == Loader::kPoison) loader = open_hostile(path, Freed::kPoisoned);
   if (settings.loader == Loader::kUnmap) loader = open_hostile(path, Freed::kUnreadable);
@@ -154,7 +155,9 @@ Failure act(const Settings& settings) {
   if (Failure failure = run(settings, program, inputs, &guard, &report)) return failure;
   if (Failure failure = write_outputs(settings, program, report.outputs)) return failure;
   const Failure unequal = compare_all(settings, program, expectations, &report);
-  const Failure untold = tell(settings, text_report(program, report), json_report(settings, program, report));
+  const std::string text = settings.json == "-" ? "" : text_report(program, report);
+  const std::string json = settings.json.empty() ? "" : json_report(settings, program, report);
+  const Failure untold = tell(settings, text, json);
   return untold ? untold : unequal;
 }
 

@@ -75,7 +75,8 @@ class HeaderReader {
     if (!take(quote)) return false;
     const char* end = std::find(at_, end_, quote);
     if (end == end_) return false;
-    found->assign(at_, end);
+    found->assign(at_, std::min<size_t>(static_cast<size_t>(end - at_), 40));
+    for (char& each : *found) each = each >= ' ' && each <= '~' ? each : '?'; // it is shown in errors
     at_ = end + 1;
     return true;
   }

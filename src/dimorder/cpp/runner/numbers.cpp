@@ -23,7 +23,8 @@ double read_as(const void* data, size_t index) {
 
 // On Arm, c10::Half is made of __fp16, into which a float is narrowed.
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wfloat-conversion"
+#pragma GCC diagnostic ignored "-Wconversion" // Clang
+#pragma GCC diagnostic ignored "-Wfloat-conversion" // GCC
 template <typename T>
 void store_as(const float* from, size_t count, void* to) {
   for (size_t i = 0; i < count; i++) {
