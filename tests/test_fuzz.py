@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,7 @@ from tests.fuzz.operators import OPERATORS, Draw
 
 NEEDS = {"xnnpack": "executorch", "tosa": "tosa_serializer", "constants": "executorch"}
 FAST = {"physical": 60, "torch": 8, "xnnpack": 16, "tosa": 16, "constants": 8}
-FULL = {"physical": 1200, "torch": 100, "xnnpack": 350, "tosa": 350, "constants": 200}
+FULL = {"physical": 1200, "torch": 100, "xnnpack": 350, "tosa": 350, "constants": 2000}
 PACKS = ("FullyConnected", "Conv2d", "DepthwiseConv2d", "ConvTranspose2d")  # what XNNPACK packs weights of
 AT_ONCE = 50  # networks per slow test
 
@@ -176,38 +175,6 @@ def test_constants_of_one_kind_and_seed_have_the_same_bytes_whatever_their_shape
         column, row = fuzz.given((6, 1, 1), kind, seed=3), fuzz.given((2, 3), kind, seed=3)
         assert torch.equal(column.flatten(), row.flatten())
     assert not torch.equal(fuzz.given((6,), "shared", seed=3), fuzz.given((6,), "shared", seed=4))
-
-
-def test_a_network_is_written_with_inputs_and_what_eager_gives(tmp_path):
-    pytest.importorskip("executorch")
-    case = fuzz.generate(0, "constants")
-    assert fuzz.write_case(case, "constants", tmp_path / "case").kind == "right"
-    files = {path.name for path in (tmp_path / "case").iterdir()}
-    assert files == {
-        *("program.pte", "tolerance.json"),
-        *(f"input{i}.npy" for i in range(len(case.inputs))),
-        *(f"expected{i}.npy" for i in range(len(case.outputs))),
-    }
-
-    def read(name, count):
-        return [torch.from_numpy(np.load(tmp_path / "case" / f"{name}{i}.npy")) for i in range(count)]
-
-    import dimorder
-
-    program = dimorder.load(tmp_path / "case" / "program.pte", on_mismatch="adapt")
-    got = program(*read("input", len(case.inputs)))
-    got = got if isinstance(got, (tuple, list)) else [got]
-    allowed = json.loads((tmp_path / "case" / "tolerance.json").read_text())["relative"]
-    for g, w in zip(got, read("expected", len(case.outputs)), strict=True):
-        assert fuzz.relative_error(g, w) <= allowed
-
-
-def test_a_refused_network_is_not_written(tmp_path):
-    pytest.importorskip("executorch")
-    x = fuzz.Given((2, 3, 5), seed=1)
-    case = fuzz.Case({"x0": x}, {}, (fuzz.Step("v0", "sort", ("x0",), {"dim": 2}),), (("v0", "contiguous"),))
-    assert fuzz.write_case(case, "constants", tmp_path / "case").kind == "refused"
-    assert not (tmp_path / "case").exists()
 
 
 @pytest.mark.parametrize("name", ["softmax", "convolution"])

@@ -5,7 +5,7 @@ fails. `python -m tests.fuzz --count 100 --seed 0 --target xnnpack` runs them.
 from tests.fuzz.description import MISFIT as _MISFIT
 from tests.fuzz.description import TOLERANCE, Case, Given, Step, given, is_sound, pruned, relative_error, run
 from tests.fuzz.drawing import _shape, captured, generate
-from tests.fuzz.examining import Physical, examine, refusing, write_case, write_program
+from tests.fuzz.examining import Physical, examine, refusing
 from tests.fuzz.outcome import Outcome
 from tests.fuzz.scripts import script
 from tests.fuzz.shrinking import shrink
@@ -30,6 +30,4 @@ __all__ = [
     "run",
     "script",
     "shrink",
-    "write_case",
-    "write_program",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import json
 import re
+import tempfile
 import time
 import traceback
 import warnings
@@ -15,16 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 import dimorder
 from dimorder.errors import DimorderError, UnsupportedError, UsageError, VerificationError
 from dimorder.lowering.ability import Ability
 from dimorder.targets.base import FloatArtifact, Target
-from tests.fuzz.description import STANDS_FOR, TOLERANCE, Case, Order, is_sound, relative_error, run
+from tests.fuzz.description import STANDS_FOR, TOLERANCE, Case, is_sound, relative_error
 from tests.fuzz.integers import integer_faults
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
@@ -41,25 +39,6 @@ class Physical(FloatArtifact):
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         return list(self.module(*inputs))
-
-
-def write_case(case: Case, target: str, folder: Path) -> Outcome:
-    """Lower a case for xnnpack, examine it, and write what a runner on a device needs into `folder`.
-
-    These are `program.pte`, its inputs `input0.npy` …, and what eager PyTorch gives, `expected0.npy` …
-    The arrays are contiguous, in the network's shapes, which are the program's too: an order that only a
-    permuted tensor can have is lowered as contiguous. `tolerance.json` has the relative error that an output
-    may have: max |got − expected| / max |expected|. Nothing is written if there is no program.
-    Raises `ValueError` for a target that is not lowered by xnnpack, or a quantised case.
-    """
-    if STANDS_FOR.get(target, target) != "xnnpack" or case.quantizer:
-        raise ValueError(f"{target}: only float networks on xnnpack are written")
-    start = time.perf_counter()
-    case = _in_dim_orders(case)
-    outcome = _examined(
-        case, target, lambda module, lowered: write_program(module, _fresh_inputs(case), lowered, folder)
-    )
-    return replace(outcome, seconds=time.perf_counter() - start)
 
 
 def refusing(target: str, names: Sequence[str] = ()) -> Target:
@@ -118,15 +97,14 @@ def examine(case: Case, target: str) -> Outcome:
     return replace(outcome, seconds=time.perf_counter() - start)
 
 
-def _examined(case: Case, target: str, write: Callable[[nn.Module, Any], None] | None = None) -> Outcome:
-    """What is wrong with a case's lowering, which `write` is given first."""
+def _examined(case: Case, target: str) -> Outcome:
     try:
         with _quiet():
             module = network(case)
             lowered = _lowered(case, module, target)
-            if write is not None:
-                write(module, lowered)
-            return _faults(case, module, lowered)
+            outcome = _faults(case, module, lowered)
+            is_in_cpp = target == "constants" and not outcome.is_fault
+            return _faults_in_cpp(case, module, lowered) or outcome if is_in_cpp else outcome
     except (UnsupportedError, UsageError) as error:
         return _refusal(error)
     except VerificationError as error:
@@ -194,45 +172,32 @@ def _with_other_values(case: Case, by: int = 50) -> Case:
     return replace(case, inputs={n: replace(each, seed=each.seed + by) for n, each in case.inputs.items()})
 
 
-def _in_dim_orders(case: Case) -> Case:
-    """The case, its contract in orders that a .pte has for tensors of the network's shapes."""
-    values = run(case)
+def _faults_in_cpp(case: Case, module: nn.Module, lowered: Any) -> Outcome | None:
+    """What is wrong where dimorder-run opens the file, and what ExecuTorch frees of it is poisoned."""
+    from tests.device import emulation
 
-    def order(wanted: Order, name: str) -> Order:
-        is_image = values[name].dim() == 4 and values[name].is_floating_point()
-        return wanted if is_image and wanted == "channels_last" else "contiguous"
-
-    return replace(
-        case,
-        inputs={name: replace(each, order=order(each.order, name)) for name, each in case.inputs.items()},
-        outputs=tuple((name, order(wanted, name)) for name, wanted in case.outputs),
-    )
+    if emulation.missing(emulation.HOST):
+        return None
+    inputs = _fresh_inputs(case)
+    with torch.no_grad():
+        wanted = module(*inputs)
+    fed = dict(zip((spec.name for spec in lowered.contract.inputs), inputs, strict=True))
+    with tempfile.TemporaryDirectory(prefix="dimorder-") as folder:
+        path = lowered.save(Path(folder, "program.pte"))
+        options = ("--loader", "poison")
+        done = emulation.run(path, fed, lowered.contract, Path(folder), options=options)
+    if done.code:
+        return Outcome(f"C++ ended with {done.code}", done.error)
+    for i, (g, w) in enumerate(zip(done.outputs, wanted, strict=True)):
+        if not relative_error(g, w) <= TOLERANCE:
+            return Outcome("wrong numbers: in C++", f"output {i} differs by {relative_error(g, w):.1e}")
+    return None
 
 
 def _fresh_inputs(case: Case) -> tuple[Tensor, ...]:
     """Inputs that `lower` has not compared, and for which float32 is exact enough."""
     others = (_with_other_values(case, by) for by in range(50, 60))
     return next((each for each in others if is_sound(each)), case).args
-
-
-def write_program(module: nn.Module, inputs: Sequence[Tensor], lowered: Any, folder: Path) -> None:
-    """Write a program for xnnpack, its inputs, and what the network in eager PyTorch gives for them.
-
-    The files are those of `write_case`. Raises `ValueError` for a contract with an order that only a permuted
-    tensor can have.
-    """
-    if any(spec.boundary == "physical" for spec in (*lowered.contract.inputs, *lowered.contract.outputs)):
-        raise ValueError(
-            "the program's tensors have other shapes than the network's: lower it as NCHW or NHWC"
-        )
-    with torch.no_grad():
-        wanted = [x for x in pytree.tree_leaves(module(*inputs)) if isinstance(x, Tensor)]
-    folder.mkdir(parents=True, exist_ok=True)
-    lowered.save(folder / "program.pte")
-    for name, tensors in (("input", inputs), ("expected", wanted)):
-        for i, tensor in enumerate(tensors):
-            np.save(folder / f"{name}{i}.npy", tensor.contiguous().numpy())
-    (folder / "tolerance.json").write_text(json.dumps({"relative": TOLERANCE}) + "\n")
 
 
 def _number_faults(module: nn.Module, fed: Sequence[Tensor], lowered: Any, again: Case) -> Outcome | None:
