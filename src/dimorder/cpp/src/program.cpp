@@ -204,6 +204,7 @@ Error Program::State::load_method() {
   loaded = std::make_unique<Loaded>();
   const Error error = loaded->load(*program, kMethod, options.weights_cache && has_contract);
   if (error == Error::Ok) return error;
+  loaded.reset(); // half a method is not run
   const std::string found = std::string("ExecuTorch: ") + et::to_string(error);
   return fail(
       error, "loading ", found,
@@ -263,8 +264,11 @@ Error Program::State::run(Span<const Tensor> inputs) {
         "see the line that ExecuTorch logged before; an operator in it refuses these tensors");
   }
   error = collect_outputs();
-  if (error == Error::Ok) stats.calls++;
-  return error;
+  if (error != Error::Ok) return error;
+  stats.calls++; // a call that failed counts for nothing
+  stats.conversions += stats.last_conversions;
+  stats.cost_bytes += stats.last_cost_bytes;
+  return Error::Ok;
 }
 
 /// Check all inputs, and convert those that lie in another order.
@@ -274,6 +278,13 @@ Error Program::State::check(Span<const Tensor> inputs) {
   if (dimorder_check_count(&contract, inputs.size(), &message) != DIMORDER_OK) return Error::InvalidArgument;
   for (size_t i = 0; i < fed.size(); i++) {
     const Tensor& given = inputs[i];
+    if (given.rank < 0 || given.rank > DIMORDER_MAX_RANK) {
+      dimorder_put_where(&message, "input", &fed[i].promised);
+      dimorder_put_found(&message);
+      dimorder_put_int(&message, given.rank);
+      dimorder_puts(&message, " dimensions\n  fix: pass a tensor of at most 16 dimensions");
+      return Error::InvalidArgument;
+    }
     const dimorder_view view = {static_cast<int>(given.dtype), given.rank, given.sizes, given.strides};
     if (dimorder_check_kind(&contract, &fed[i].promised, &view, symbols, &message) != DIMORDER_OK) {
       return Error::InvalidArgument;
@@ -284,10 +295,11 @@ Error Program::State::check(Span<const Tensor> inputs) {
       return Error::InvalidArgument;
     }
   }
+  // Of all inputs or of none: sizes of two calls together may be sizes that no call can have.
+  for (size_t i = 0; i < fed.size(); i++) fed[i].take_sizes(inputs[i].sizes);
   for (size_t i = 0; i < fed.size(); i++) {
     const Tensor& given = inputs[i];
     const dimorder_view view = {static_cast<int>(given.dtype), given.rank, given.sizes, given.strides};
-    fed[i].take_sizes(given.sizes);
     fed[i].data = given.data;
     if (dimorder_check_order("input", &fed[i].promised, &view, &message) == DIMORDER_OK) continue;
     Error error = treat_mismatch();
@@ -318,8 +330,6 @@ Error Program::State::convert_to(const Tensor& from, const int* order, Scratch& 
   }
   *to = Tensor::in_order(data, from.dtype, from.sizes, order, from.rank);
   convert(from, *to);
-  stats.conversions++;
-  stats.cost_bytes += from.nbytes();
   stats.last_conversions++;
   stats.last_cost_bytes += from.nbytes();
   return Error::Ok;

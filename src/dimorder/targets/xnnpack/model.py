@@ -1,7 +1,7 @@
-"""Decides what XNNPACK's int8 kernels give, in torch: the runtime is held to it bit for bit.
+"""Compute what XNNPACK's int8 kernels give, in torch: the runtime is held to it bit for bit.
 
-Products are summed in integers and scaled once in float32; sums have 20-bit multipliers; what has one operand
-is computed in float32 and quantised again (XNNPACK of ExecuTorch 1.5.1).
+`ROUNDINGS` has how each family of kernels rounds (XNNPACK of ExecuTorch 1.5.1), on x86 and on Arm alike:
+tests/device/test_kernels.py runs every integer, and every pair of two, on emulated cores.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,19 @@ from dimorder.lowering.verify import TOLERANCE, verify
 from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, WEIGHTS
 
 _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
+
+
+class Rounding(Enum):
+    """How a family of int8 kernels comes from what it computes to integers. Halves go to the even integer."""
+
+    SCALED_SUM = "the sum of products in int32, times a float32 scale, rounded; then the zero point is added"
+    SCALED_MEAN = (
+        "the sum, times a float32 scale, plus an offset in float32 for the zero points; then rounded"
+    )
+    MULTIPLIERS = "each operand times an integer of 21 bits, added, shifted right; halves are rounded up"
+    TABLE = "computed in float32, over the scale, plus the zero point; then rounded, for each of 256 integers"
+    CONVERSION = "over the scale, rounded; then the zero point is added"
+    NONE = "integers are moved or chosen as they are"
 
 
 _SUM = 2e-6  # of the largest result: by how much one sum in float32 is off another
@@ -156,22 +170,23 @@ class XnnModel:
             round(min(max(bound / result.scale + result.zero_point, result.low), result.high))
             for bound in bounds
         )
+        rounding = ROUNDINGS.get(kind, Rounding.TABLE)
         if kind in _EXACT:
             quanta = _EXACT[kind](fields, types, result, *operands)
-        elif kind in _SUMS:
+        elif kind in _PRODUCTS:
             centred = [
                 (operands[0].double() - types[0].zero_point),
                 *(each.double() for each in operands[1:]),
             ]
             sums = _FLOAT[kind](fields, shape, *centred)
             quanta = _scaled(sums, types[0].scale * self.scales[ids[1]] / result.scale, result)
-        elif kind == "GlobalAvgPooling2d":
+        elif rounding is Rounding.SCALED_MEAN:
             taps = math.prod(operands[0].shape[1:3])
             factor = torch.tensor(types[0].scale / (result.scale * taps), dtype=torch.float32)
             # XNNPACK's kernels scale the sum as it is, and take the zero points away afterwards.
             offset = result.zero_point - taps * types[0].zero_point * factor
             quanta = (operands[0].double().sum((1, 2)).to(torch.float32) * factor + offset).round()
-        elif kind in _MOVES:
+        elif rounding is Rounding.NONE:
             quanta = _FLOAT[kind](fields, shape, *(x.double() for x in operands))
         else:
             values = [_value(x, of) for x, of in zip(operands, types, strict=True)]
@@ -363,7 +378,7 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "Softmax": _elementwise(lambda x: x.softmax(-1)),
     }
 )
-_SUMS = frozenset(("Conv2d", "ConvTranspose2d", "DepthwiseConv2d", "FullyConnected"))
+_PRODUCTS = frozenset(("Conv2d", "ConvTranspose2d", "DepthwiseConv2d", "FullyConnected"))
 _MOVES = MOVES | {"MaxPooling2d"}
 _EXACT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
@@ -371,5 +386,15 @@ _EXACT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "Subtract": _added(-1),
         "Multiply": _multiplied(_FLOAT["Multiply"]),
         "BatchMatrixMultiply": _multiplied(_product),
+    }
+)
+# By the kind of node; of every other kind that has int8 kernels it is a table.
+ROUNDINGS: Mapping[str, Rounding] = MappingProxyType(
+    {
+        **dict.fromkeys((*_PRODUCTS, "Multiply", "BatchMatrixMultiply"), Rounding.SCALED_SUM),
+        "GlobalAvgPooling2d": Rounding.SCALED_MEAN,
+        **dict.fromkeys(("Add", "Subtract"), Rounding.MULTIPLIERS),
+        "Convert": Rounding.CONVERSION,
+        **dict.fromkeys(_MOVES, Rounding.NONE),
     }
 )

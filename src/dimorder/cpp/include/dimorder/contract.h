@@ -138,19 +138,70 @@ DIMORDER_FN int dimorder_hex_digit(char digit) {
     return -1;
 }
 
-/* A word of the contract as it was before it was written: `%xx` is a byte. */
-DIMORDER_FN void dimorder_put_word(dimorder_message *to, dimorder_text word) {
-    for (size_t i = 0; i < word.length; i++) {
-        char byte = word.text[i];
-        if (byte == '%' && word.length - i > 2) {
-            int high = dimorder_hex_digit(word.text[i + 1]), low = dimorder_hex_digit(word.text[i + 2]);
-            if (high >= 0 && low >= 0) {
-                byte = (char)(unsigned char)(high * 16 + low);
-                i += 2;
-            }
+/* The byte of a word at `*at` as it was before it was written, where `%xx` is a byte; steps over it. */
+DIMORDER_FN char dimorder_next_byte(dimorder_text word, size_t *at) {
+    char byte = word.text[(*at)++];
+    if (byte == '%' && word.length - *at >= 2) {
+        int high = dimorder_hex_digit(word.text[*at]), low = dimorder_hex_digit(word.text[*at + 1]);
+        if (high >= 0 && low >= 0) {
+            byte = (char)(unsigned char)(high * 16 + low);
+            *at += 2;
         }
-        dimorder_put(to, &byte, 1);
     }
+    return byte;
+}
+
+/* A space, unless the message ends with one: a message has no two in a row. */
+DIMORDER_FN void dimorder_put_space(dimorder_message *to) {
+    if (to == NULL || to->length == 0 || to->text[to->length - 1] == ' ') return;
+    dimorder_put(to, " ", 1);
+}
+
+/* A word as it was before it was written, with what is no visible character as a space. */
+DIMORDER_FN void dimorder_put_word(dimorder_message *to, dimorder_text word) {
+    for (size_t i = 0; i < word.length;) {
+        char byte = dimorder_next_byte(word, &i);
+        int is_space = byte == ' ' || byte == '\0' || (byte >= '\t' && byte <= '\r') || (byte >= 0x1c && byte <= 0x1f);
+        if (is_space) dimorder_put_space(to);
+        else dimorder_put(to, &byte, 1);
+    }
+}
+
+/* The same in quotes, as Python's repr() writes it. */
+DIMORDER_FN void dimorder_put_quoted(dimorder_message *to, dimorder_text word) {
+    char quote = '\'';
+    int has_double = 0, has_single = 0;
+    for (size_t i = 0; i < word.length;) {
+        char byte = dimorder_next_byte(word, &i);
+        has_single |= byte == '\'';
+        has_double |= byte == '"';
+    }
+    if (has_single && !has_double) quote = '"';
+    dimorder_put(to, &quote, 1);
+    for (size_t i = 0; i < word.length;) {
+        char byte = dimorder_next_byte(word, &i);
+        unsigned char code = (unsigned char)byte;
+        char escaped[4] = {'\\', byte, 0, 0};
+        size_t length = 2;
+        if (byte == ' ') {
+            dimorder_put_space(to);
+            continue;
+        }
+        if (byte == '\n') escaped[1] = 'n';
+        else if (byte == '\r') escaped[1] = 'r';
+        else if (byte == '\t') escaped[1] = 't';
+        else if (code < 0x20 || code == 0x7f) {
+            escaped[1] = 'x';
+            escaped[2] = (char)('0' + code / 16);
+            escaped[3] = "0123456789abcdef"[code % 16];
+            length = 4;
+        } else if (byte != '\\' && byte != quote) {
+            dimorder_put(to, &byte, 1);
+            continue;
+        }
+        dimorder_put(to, escaped, length);
+    }
+    dimorder_put(to, &quote, 1);
 }
 
 DIMORDER_FN void dimorder_clear(dimorder_message *message) {
@@ -215,6 +266,17 @@ DIMORDER_FN const char *dimorder_dtype_name(int dtype) {
         case DIMORDER_FLOAT64: return "float64";
         case DIMORDER_BOOL: return "bool";
         case DIMORDER_BFLOAT16: return "bfloat16";
+        /* No contract has these, but a caller's tensor may. */
+        case 8: return "complex32";
+        case 9: return "complex64";
+        case 10: return "complex128";
+        case 23: return "float8_e5m2";
+        case 24: return "float8_e4m3fn";
+        case 25: return "float8_e5m2fnuz";
+        case 26: return "float8_e4m3fnuz";
+        case 27: return "uint16";
+        case 28: return "uint32";
+        case 29: return "uint64";
         default: return "a type that dimorder does not know";
     }
 }
@@ -277,59 +339,72 @@ DIMORDER_FN int dimorder_read_scale(dimorder_cursor *cursor, dimorder_tensor *te
     return tensor->scale_exact.length != 0 && tensor->scale_short.length != 0;
 }
 
-/* An `input` or `output` line, from its second word on, with the end of the line. */
-DIMORDER_FN int dimorder_read_tensor(dimorder_cursor *cursor, int symbols, int is_input, dimorder_tensor *tensor) {
+/* An `input` or `output` line, from its second word on, with the end of the line: NULL, or what is wrong in it. */
+DIMORDER_FN const char *dimorder_read_tensor(
+    dimorder_cursor *cursor, int symbols, int is_input, dimorder_tensor *tensor) {
+    static const char damaged[] = "a line of an input or output that is missing or damaged";
     int64_t number = 0;
     memset(tensor, 0, sizeof *tensor);
     tensor->name = dimorder_next_word(cursor);
-    if (tensor->name.length == 0) return 0;
+    if (tensor->name.length == 0) return damaged;
     dimorder_text dtype = dimorder_next_word(cursor);
     for (tensor->dtype = 0; tensor->dtype < 16; tensor->dtype++)
         if (dimorder_itemsize(tensor->dtype) != 0 && dimorder_is(dtype, dimorder_dtype_name(tensor->dtype))) break;
-    if (tensor->dtype == 16) return 0;
+    if (tensor->dtype == 16) return "a tensor of a type that C does not know";
     dimorder_text boundary = dimorder_next_word(cursor);
     tensor->is_physical = dimorder_is(boundary, "physical");
-    if (!tensor->is_physical && !dimorder_is(boundary, "logical")) return 0;
-    if (!dimorder_number(dimorder_next_word(cursor), 0, DIMORDER_MAX_RANK, &number)) return 0;
+    if (!tensor->is_physical && !dimorder_is(boundary, "logical")) return damaged;
+    if (!dimorder_number(dimorder_next_word(cursor), 0, INT32_MAX, &number)) return damaged;
+    if (number > DIMORDER_MAX_RANK) return "a tensor of more than 16 dimensions";
     tensor->rank = (int)number;
     tensor->written.text = cursor->at;
-    uint64_t elements = 1;
+    int64_t elements = 1;
     for (int i = 0; i < tensor->rank; i++) {
         dimorder_text size = dimorder_next_word(cursor);
         if (size.length > 1 && size.text[0] == '$') {
             dimorder_text index = {size.text + 1, size.length - 1};
-            if (!dimorder_number(index, 0, symbols - 1, &number)) return 0;
+            if (!dimorder_number(index, 0, symbols - 1, &number)) return damaged;
             tensor->sizes[i] = -1 - number;
         } else if (size.length > 1 && size.text[0] == '=' && !is_input) {
             tensor->sizes[i] = INT64_MIN;
         } else {
-            if (!dimorder_number(size, 0, INT32_MAX, &number)) return 0;
+            if (!dimorder_number(size, 0, INT64_MAX, &number)) return damaged;
+            if (number > INT32_MAX / elements) return "a tensor of 2147483648 elements or more";
             tensor->sizes[i] = number;
-            if (number > 0) elements *= (uint64_t)number;
-            if (elements > (uint64_t)INT32_MAX) return 0; /* ExecuTorch counts in 32 bits */
+            elements *= number > 0 ? number : 1; /* ExecuTorch counts in 32 bits */
         }
     }
     tensor->written.length = (size_t)(cursor->at - tensor->written.text);
     for (int i = 0; i < tensor->rank; i++) {
-        if (!dimorder_number(dimorder_next_word(cursor), 0, tensor->rank - 1, &number)) return 0;
+        if (!dimorder_number(dimorder_next_word(cursor), 0, tensor->rank - 1, &number)) return damaged;
         tensor->order[i] = (int)number;
     }
-    if (!dimorder_is_order(tensor->order, tensor->rank)) return 0;
+    if (!dimorder_is_order(tensor->order, tensor->rank)) return damaged;
     dimorder_text more = dimorder_next_word(cursor);
-    if (more.length != 0 && (!dimorder_is(more, "scale") || !dimorder_read_scale(cursor, tensor))) return 0;
-    return dimorder_next_word(cursor).length == 0 && dimorder_end_line(cursor);
+    if (more.length != 0) {
+        if (!dimorder_is(more, "scale")) return damaged;
+        if (!dimorder_read_scale(cursor, tensor)) return "a scale or zero point that cannot be";
+    }
+    return dimorder_next_word(cursor).length == 0 && dimorder_end_line(cursor) ? NULL : damaged;
 }
 
-DIMORDER_FN int dimorder_read_symbol(dimorder_cursor *cursor, dimorder_symbol *symbol) {
+/* A `symbol` line, likewise. */
+DIMORDER_FN const char *dimorder_read_symbol(dimorder_cursor *cursor, dimorder_symbol *symbol) {
+    static const char damaged[] = "a line of a dynamic size that is missing or damaged";
+    static const char wide[] = "a dynamic size whose range does not fit in 32 bits";
     symbol->name = dimorder_next_word(cursor);
+    symbol->minimum = 0;
     symbol->maximum = -1;
-    if (symbol->name.length == 0) return 0;
-    if (!dimorder_number(dimorder_next_word(cursor), 0, INT32_MAX, &symbol->minimum)) return 0;
+    symbol->step = 1;
+    if (symbol->name.length == 0) return damaged;
+    if (!dimorder_number(dimorder_next_word(cursor), 0, INT64_MAX, &symbol->minimum)) return damaged;
+    if (symbol->minimum > INT32_MAX) return wide;
     dimorder_text maximum = dimorder_next_word(cursor);
     if (!dimorder_is(maximum, "none") && !dimorder_number(maximum, symbol->minimum, INT64_MAX, &symbol->maximum))
-        return 0;
-    if (!dimorder_number(dimorder_next_word(cursor), 1, INT32_MAX, &symbol->step)) return 0;
-    return dimorder_next_word(cursor).length == 0 && dimorder_end_line(cursor);
+        return maximum.length > 18 ? wide : damaged;
+    if (!dimorder_number(dimorder_next_word(cursor), 1, INT64_MAX, &symbol->step)) return damaged;
+    if (symbol->step > INT32_MAX) return wide;
+    return dimorder_next_word(cursor).length == 0 && dimorder_end_line(cursor) ? NULL : damaged;
 }
 
 DIMORDER_FN void dimorder_skip_line(dimorder_cursor *cursor) {
@@ -373,12 +448,13 @@ DIMORDER_FN dimorder_status dimorder_damaged(dimorder_message *message, const ch
 /* Read and check every line. A contract that this accepts is read by the functions below without fail. */
 DIMORDER_FN dimorder_status dimorder_parse_with(
     const char *text, size_t length, dimorder_contract *contract, dimorder_message *why) {
-    dimorder_cursor cursor = {text, text + length};
+    dimorder_cursor cursor = {text, text == NULL ? NULL : text + length};
     dimorder_text kind;
     dimorder_tensor tensor;
     dimorder_symbol symbol;
     int64_t counts[5] = {0, 0, 0, 0, 0};
-    const char *again = "lower the program again";
+    const char *again = "lower the program again", *found;
+    const char *within = "lower the program again, within the limits of dimorder/contract.h";
     if (text == NULL || !dimorder_is(dimorder_next_word(&cursor), "dimorder-contract"))
         return dimorder_damaged(why, "no lines of the format dimorder-contract", again);
     if (!dimorder_number(dimorder_next_word(&cursor), 0, INT32_MAX, &counts[0]))
@@ -387,20 +463,26 @@ DIMORDER_FN dimorder_status dimorder_parse_with(
         return dimorder_damaged(why, "another version of its lines than this header reads",
                                 "build with the dimorder that lowered it, or lower it again");
     for (int i = 1; i < 5; i++)
-        if (!dimorder_number(dimorder_next_word(&cursor), 0, i == 3 ? DIMORDER_MAX_SYMBOLS : 4096, &counts[i]))
+        if (!dimorder_number(dimorder_next_word(&cursor), 0, INT64_MAX, &counts[i]))
             return dimorder_damaged(why, "counts that cannot be", again);
+    if (counts[3] > DIMORDER_MAX_SYMBOLS) return dimorder_damaged(why, "more than 32 dynamic sizes", within);
+    if (counts[1] > 4096 || counts[2] > 4096 || counts[4] > 4096)
+        return dimorder_damaged(why, "more than 4096 inputs, outputs or states", within);
     if (!dimorder_end_line(&cursor)) return dimorder_damaged(why, "a first line that does not end", again);
     for (int64_t i = 0; i < counts[1] + counts[2]; i++) {
         int is_input = i < counts[1];
         kind = dimorder_next_word(&cursor);
-        if (!dimorder_is(kind, is_input ? "input" : "output") ||
-            !dimorder_read_tensor(&cursor, (int)counts[3], is_input, &tensor))
+        if (!dimorder_is(kind, is_input ? "input" : "output"))
             return dimorder_damaged(why, "a line of an input or output that is missing or damaged", again);
+        found = dimorder_read_tensor(&cursor, (int)counts[3], is_input, &tensor);
+        if (found != NULL) return dimorder_damaged(why, found, within);
     }
     for (int64_t i = 0; i < counts[3]; i++) {
         kind = dimorder_next_word(&cursor);
-        if (!dimorder_is(kind, "symbol") || !dimorder_read_symbol(&cursor, &symbol))
+        if (!dimorder_is(kind, "symbol"))
             return dimorder_damaged(why, "a line of a dynamic size that is missing or damaged", again);
+        found = dimorder_read_symbol(&cursor, &symbol);
+        if (found != NULL) return dimorder_damaged(why, found, within);
     }
     for (int64_t i = 0; i < counts[4]; i++) {
         kind = dimorder_next_word(&cursor);
@@ -624,9 +706,8 @@ DIMORDER_FN void dimorder_put_variable(dimorder_message *to, const dimorder_tens
 DIMORDER_FN void dimorder_put_where(dimorder_message *to, const char *kind, const dimorder_tensor *tensor) {
     dimorder_clear(to);
     dimorder_puts(to, kind);
-    dimorder_puts(to, " '");
-    dimorder_put_word(to, tensor->name);
-    dimorder_puts(to, "'");
+    dimorder_puts(to, " ");
+    dimorder_put_quoted(to, tensor->name);
 }
 
 DIMORDER_FN void dimorder_put_found(dimorder_message *to) { dimorder_puts(to, "\n  found: "); }
@@ -656,8 +737,8 @@ DIMORDER_FN void dimorder_put_type(dimorder_message *to, const dimorder_tensor *
 }
 
 DIMORDER_FN int dimorder_is_floating(int dtype) {
-    return dtype == DIMORDER_FLOAT16 || dtype == DIMORDER_FLOAT32 || dtype == DIMORDER_FLOAT64 ||
-           dtype == DIMORDER_BFLOAT16;
+    return (dtype >= DIMORDER_FLOAT16 && dtype <= DIMORDER_FLOAT64) || dtype == DIMORDER_BFLOAT16 ||
+           (dtype >= 23 && dtype <= 26);
 }
 
 /* Refuse another number of inputs than the contract has. */
@@ -675,6 +756,7 @@ DIMORDER_FN dimorder_status dimorder_check_count(
         dimorder_put_word(why, dimorder_input(contract, i).name);
     }
     if (contract->inputs == 0) dimorder_puts(why, "nothing");
+    while (why != NULL && why->length != 0 && why->text[why->length - 1] == ' ') why->text[--why->length] = '\0';
     return DIMORDER_REFUSED;
 }
 
@@ -776,7 +858,7 @@ DIMORDER_FN dimorder_status dimorder_check_dynamic_size(
         dimorder_put_int(why, symbol.step);
         dimorder_put_fix(why);
         dimorder_puts(why, "pad to ");
-        dimorder_put_int(why, (size + symbol.step - 1) / symbol.step * symbol.step);
+        dimorder_put_int(why, (int64_t)((uint64_t)size - (uint64_t)(size % symbol.step) + (uint64_t)symbol.step));
         dimorder_puts(why, ", or lower the program for other sizes");
     }
     return DIMORDER_REFUSED;
@@ -822,6 +904,22 @@ DIMORDER_FN dimorder_status dimorder_check_kind(
             dimorder_check_dynamic_size(contract, index, promised, i, given->sizes[i], sizes, why);
         if (status != DIMORDER_OK) return status;
     }
+    int64_t elements = 1;
+    for (int i = 0; i < promised->rank; i++) {
+        int64_t size = given->sizes[i] > 1 ? given->sizes[i] : 1;
+        if (size <= INT32_MAX / elements) {
+            elements *= size;
+            continue;
+        }
+        dimorder_put_where(why, "input", promised);
+        dimorder_put_found(why);
+        dimorder_puts(why, "shape ");
+        dimorder_put_tuple(why, given->sizes, given->rank);
+        dimorder_puts(why, ", which is 2147483648 elements or more");
+        dimorder_put_fix(why);
+        dimorder_puts(why, "pass fewer elements: ExecuTorch counts them in 32 bits");
+        return DIMORDER_REFUSED;
+    }
     return DIMORDER_OK;
 }
 
@@ -857,7 +955,9 @@ DIMORDER_FN dimorder_status dimorder_check_order(
     int rank = promised->rank;
     dimorder_held_order(promised, held);
     dimorder_strides(held, rank, given->sizes, canonical);
-    if (memcmp(canonical, given->strides, (size_t)rank * sizeof canonical[0]) == 0) return DIMORDER_OK;
+    int is_to_the_letter = 1;
+    for (int i = 0; i < rank; i++) is_to_the_letter &= canonical[i] == given->strides[i];
+    if (is_to_the_letter) return DIMORDER_OK;
     int is_dense = dimorder_read_order(given->sizes, given->strides, rank, found, &reason);
     dimorder_canonical(promised->order, rank, given->sizes, wanted);
     if (is_dense && dimorder_same(found, wanted, rank)) return DIMORDER_OK;
