@@ -22,7 +22,7 @@ PEERS := $(VENV)/.peers-installed
 TEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all fuzz check format bench bench-all clean
+.PHONY: help demo test test-all test-device fuzz check format bench bench-all clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,11 @@ test: $(DEV) ## the tests, without the slow ones
 
 test-all: $(DEV) ## every test
 	$(TEST)
+
+test-device: $(DEV) ## every test of the C++ loader, on this machine and on emulated Arm cores
+	@for tool in cmake c++ aarch64-linux-gnu-g++ qemu-aarch64-static; do command -v $$tool >/dev/null \
+		|| echo "no $$tool: its tests are skipped; apt-get install cmake g++ g++-aarch64-linux-gnu qemu-user-static"; done
+	$(TEST) tests/device
 
 fuzz: $(DEV) ## N random networks for each target (make fuzz N=500 SEED=1000); what fails is printed as a script
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(PY) -m tests.fuzz --count $(N) --seed $(SEED)
