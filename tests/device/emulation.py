@@ -6,12 +6,14 @@ What is built lies in `build/device`, and is built again where a source changed.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -61,6 +63,11 @@ def missing(core: str) -> str:
 @functools.cache
 def arm_sdk() -> Path:
     """ExecuTorch's CMake package for aarch64, of the version that is installed here."""
+    with building("sdk"):
+        return _arm_sdk()
+
+
+def _arm_sdk() -> Path:
     version = metadata.version("executorch").split("+")[0]
     folder = BUILD / f"executorch-{version}-aarch64"
     package = folder / "executorch" / "share" / "cmake"
@@ -76,10 +83,13 @@ def arm_sdk() -> Path:
     return package
 
 
-@functools.cache
 def built(core: str = HOST) -> Path:
     """The runner for a core, built anew where a source changed."""
-    arm = core != HOST
+    return _built(core != HOST)
+
+
+@functools.cache
+def _built(arm: bool) -> Path:
     folder = BUILD / ("aarch64" if arm else "x86-64")
     package = arm_sdk() if arm else executorch_package()
     options = [f"-Ddimorder_DIR={PACKAGE}", f"-Dexecutorch_DIR={package}", "-DCMAKE_BUILD_TYPE=Release"]
@@ -87,9 +97,24 @@ def built(core: str = HOST) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "toolchain.cmake").write_text(_TOOLCHAIN)
         options.append(f"-DCMAKE_TOOLCHAIN_FILE={folder / 'toolchain.cmake'}")
-    _done("cmake", "-S", str(CPP / "runner"), "-B", str(folder), *options)
-    _done("cmake", "--build", str(folder), "--parallel", "2")
+    cmake(CPP / "runner", folder, *options)
     return folder / "dimorder-run"
+
+
+def cmake(source: Path, folder: Path, *options: str) -> None:
+    """Configure and build a project; what did not change is not built again."""
+    with building(folder.name):
+        _done("cmake", "-S", str(source), "-B", str(folder), *options)
+        _done("cmake", "--build", str(folder), "--parallel", "2")
+
+
+@contextlib.contextmanager
+def building(name: str) -> Iterator[None]:
+    """Wait until no other process of the tests builds this."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def run(

@@ -36,11 +36,7 @@ def lifetimes() -> Path:
         pytest.skip(reason)
     folder, source = emulation.BUILD / "lifetimes", Path(__file__).with_name("lifetimes")
     options = (f"-Ddimorder_DIR={PACKAGE}", f"-Dexecutorch_DIR={executorch_package()}")
-    for command in (
-        ("cmake", "-S", str(source), "-B", str(folder), *options),
-        ("cmake", "--build", str(folder), "--parallel", "2"),
-    ):
-        subprocess.run(command, check=True, capture_output=True)
+    emulation.cmake(source, folder, *options)
     return folder / "lifetimes"
 
 
