@@ -96,6 +96,7 @@ class TensorSpec:
                 not self.zero_point, f"tensor {self.name!r}", "a zero point without a scale", "give both"
             )
             return
+        object.__setattr__(self, "scale", float(self.scale))
         _require(
             self.dtype in _INTEGERS,
             f"tensor {self.name!r}",

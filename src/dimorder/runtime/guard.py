@@ -389,4 +389,4 @@ def _shape_fix(spec: TensorSpec, shape: tuple[int, ...]) -> str:
 
 def _variable(spec: TensorSpec) -> str:
     """The input as a name in a line of code."""
-    return spec.name if spec.name.isidentifier() else "x"
+    return spec.name if spec.name.isascii() and spec.name.isidentifier() else "x"

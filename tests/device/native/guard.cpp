@@ -83,8 +83,10 @@ void guard_output(const Guard* guard, size_t index, view* to) {
 
 void guard_stats(const Guard* guard, uint64_t* to) {
   const dimorder::Stats& stats = guard->program.stats();
-  const uint64_t all[] = {
-      stats.calls, stats.conversions, stats.cost_bytes, stats.last_conversions, stats.last_cost_bytes};
+  const auto latest = guard->program.conversions();
+  uint64_t latest_bytes = 0;
+  for (const dimorder::Conversion& each : latest) latest_bytes += each.cost_bytes;
+  const uint64_t all[] = {stats.calls, stats.conversions, stats.cost_bytes, latest.size(), latest_bytes};
   std::copy(std::begin(all), std::end(all), to);
 }
 

@@ -13,41 +13,25 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <set>
 #include <utility>
 
 namespace dimorder::runner {
 namespace {
 
-/// Collects the guard's warnings, which say what was converted.
-struct Guard {
-  const Program* program;
-  bool shows; ///< whether they are printed too, as --on-mismatch warn asks
-  std::vector<Conversion> conversions;
-};
-
-/// Note which tensor a warning is about: it begins with `input 'x', promised in `.
-void note_conversion(const char* message, void* context) {
-  Guard& guard = *static_cast<Guard*>(context);
-  if (guard.shows) std::fprintf(stderr, "dimorder: %s\n", message);
-  const std::string text = message;
-  const size_t found = text.find("found: ") + std::strlen("found: ");
-  const std::string what = text.substr(found, text.find(", shape (", found) - found);
-  const auto note = [&](const char* kind, const dimorder_tensor& tensor) {
-    const std::string name = name_of(tensor), start = std::string(kind) + " '" + name + "', promised in ";
-    if (text.compare(0, start.size(), start) == 0) guard.conversions.push_back({name, what, order_of(tensor), 0});
-  };
-  for (size_t i = 0; i < guard.program->inputs(); i++) note("input", guard.program->input(i));
-  for (size_t i = 0; i < guard.program->outputs(); i++) note("output", guard.program->output(i));
+/// Print a warning that was not printed before: a program may be called many times.
+void warn_once(const char* message, void* context) {
+  auto& printed = *static_cast<std::set<std::string>*>(context);
+  if (printed.insert(message).second) std::fprintf(stderr, "dimorder: %s\n", message);
 }
 
-Failure open(const Settings& settings, Guard* guard, Program* program) {
+Failure open(const Settings& settings, std::set<std::string>* warnings, Program* program) {
   Options options;
-  // Conversions are told as warnings, where they are not refused.
-  options.on_mismatch = settings.on_mismatch == OnMismatch::kError ? OnMismatch::kError : OnMismatch::kWarn;
+  options.on_mismatch = settings.on_mismatch;
   options.loading = settings.loader == Loader::kMmap ? Loading::kMmap : Loading::kFile;
   options.check_seal = settings.check_seal;
-  options.warn = note_conversion;
-  options.context = guard;
+  options.warn = warn_once;
+  options.context = warnings;
   const char* path = settings.program.c_str();
   if (is_folder(path)) return {"loading " + settings.program, "a folder", "give the path of a .pte file"};
   std::unique_ptr<::executorch::runtime::DataLoader> loader;
@@ -59,42 +43,25 @@ Failure open(const Settings& settings, Guard* guard, Program* program) {
   return Failure::with_lines(program->message(), error == Error::AccessFailed ? kUsage : kNo);
 }
 
-/// Call the program once, and note what was converted.
-Failure call(Program& program, const std::vector<Tensor>& inputs, Guard* guard, Span<const Tensor>* outputs) {
-  guard->conversions.clear();
+Failure call(Program& program, const std::vector<Tensor>& inputs, Span<const Tensor>* outputs) {
   const auto result = program.run(Span<const Tensor>(inputs.data(), inputs.size()));
   if (!result.ok()) return Failure::with_lines(program.message(), kNo);
   *outputs = *result;
   return {};
 }
 
-/// Give each conversion the bytes of its tensor.
-void add_bytes(const Program& program, const std::vector<Tensor>& inputs, Span<const Tensor> outputs, Guard* guard) {
-  for (Conversion& conversion : guard->conversions) {
-    for (size_t i = 0; i < inputs.size(); i++) {
-      if (name_of(program.input(i)) == conversion.tensor) conversion.bytes = inputs[i].nbytes();
-    }
-    for (size_t i = 0; i < outputs.size(); i++) {
-      if (name_of(program.output(i)) == conversion.tensor) conversion.bytes = outputs[i].nbytes();
-    }
-  }
-}
-
-Failure run(
-    const Settings& settings, Program& program, const std::vector<Array>& arrays, Guard* guard, Report* report) {
+Failure run(const Settings& settings, Program& program, const std::vector<Array>& arrays, Report* report) {
   std::vector<Tensor> inputs;
   Span<const Tensor> outputs;
   for (const Array& array : arrays) inputs.push_back(array.tensor);
   for (int step = 0; step < settings.steps; step++) {
-    if (Failure failure = call(program, inputs, guard, &outputs)) return failure;
-    guard->shows = false; // once is enough
+    if (Failure failure = call(program, inputs, &outputs)) return failure;
   }
-  add_bytes(program, inputs, outputs, guard);
-  report->conversions = guard->conversions;
+  report->conversions.assign(program.conversions().begin(), program.conversions().end());
   if (Failure failure = copy_outputs(outputs, &report->outputs)) return failure;
   for (int round = 0; round < settings.rounds; round++) {
     const auto begin = std::chrono::steady_clock::now();
-    if (Failure failure = call(program, inputs, guard, &outputs)) return failure;
+    if (Failure failure = call(program, inputs, &outputs)) return failure;
     const std::chrono::duration<double, std::milli> passed = std::chrono::steady_clock::now() - begin;
     report->milliseconds.push_back(passed.count());
   }
@@ -143,8 +110,8 @@ Failure act(const Settings& settings) {
     if (Failure failure = set_threads(settings.threads)) return failure;
   }
   Program program;
-  Guard guard{&program, settings.on_mismatch == OnMismatch::kWarn, {}};
-  if (Failure failure = open(settings, &guard, &program)) return failure;
+  std::set<std::string> warnings;
+  if (Failure failure = open(settings, &warnings, &program)) return failure;
   if (settings.inspect) return tell(settings, text_contract(program), json_contract(settings, program));
   std::vector<Array> inputs;
   std::vector<Expectation> expectations;
@@ -152,7 +119,7 @@ Failure act(const Settings& settings) {
   if (Failure failure = read_expectations(program, settings, &expectations)) return failure;
   if (Failure failure = read_inputs(program, settings, &inputs)) return failure;
   Report report;
-  if (Failure failure = run(settings, program, inputs, &guard, &report)) return failure;
+  if (Failure failure = run(settings, program, inputs, &report)) return failure;
   if (Failure failure = write_outputs(settings, program, report.outputs)) return failure;
   const Failure unequal = compare_all(settings, program, expectations, &report);
   const std::string text = settings.json == "-" ? "" : text_report(program, report);

@@ -34,17 +34,22 @@ std::string output_text(const dimorder_tensor& promised, const Tensor& tensor) {
 
 uint64_t cost_bytes(const Report& report) {
   uint64_t bytes = 0;
-  for (const Conversion& conversion : report.conversions) bytes += conversion.bytes;
+  for (const Conversion& conversion : report.conversions) bytes += conversion.cost_bytes;
   return bytes;
 }
 
-std::string guard_text(const Report& report) {
+const dimorder_tensor& tensor_of(const Program& program, const Conversion& conversion) {
+  return conversion.is_input ? program.input(conversion.index) : program.output(conversion.index);
+}
+
+std::string guard_text(const Program& program, const Report& report) {
   if (report.conversions.empty()) return "guard  converted nothing\n";
   std::string text = "guard  converted " + std::to_string(report.conversions.size()) + ", " +
       with_commas(cost_bytes(report)) + " bytes\n";
   for (const Conversion& each : report.conversions) {
-    text += "  " + each.tensor + ": " + each.found + " -> " + each.promised + ", ";
-    text += std::to_string(each.bytes) + " bytes\n";
+    const dimorder_tensor& tensor = tensor_of(program, each);
+    text += "  " + name_of(tensor) + ": " + each.found + " -> " + order_of(tensor) + ", ";
+    text += std::to_string(each.cost_bytes) + " bytes\n";
   }
   return text;
 }
@@ -90,17 +95,18 @@ void write_summary(JsonWriter& json, const Tensor& tensor) {
   json.end(']');
 }
 
-void write_guard(JsonWriter& json, const Report& report) {
+void write_guard(JsonWriter& json, const Program& program, const Report& report) {
   json.key("guard").begin('{');
   json.key("conversions").integer(static_cast<int64_t>(report.conversions.size()));
   json.key("cost_bytes").integer(static_cast<int64_t>(cost_bytes(report)));
   json.key("converted").begin('[');
   for (const Conversion& each : report.conversions) {
     json.begin('{');
-    json.key("tensor").text(each.tensor);
+    const dimorder_tensor& tensor = tensor_of(program, each);
+    json.key("tensor").text(name_of(tensor));
     json.key("found").text(each.found);
-    json.key("promised").text(each.promised);
-    json.key("bytes").integer(static_cast<int64_t>(each.bytes));
+    json.key("promised").text(order_of(tensor));
+    json.key("bytes").integer(static_cast<int64_t>(each.cost_bytes));
     json.end('}');
   }
   json.end(']');
@@ -123,7 +129,7 @@ void write_times(JsonWriter& json, const std::vector<double>& milliseconds) {
 std::string text_report(const Program& program, const Report& report) {
   std::string text;
   for (size_t i = 0; i < report.outputs.size(); i++) text += output_text(program.output(i), report.outputs[i].tensor);
-  text += guard_text(report) + times_text(report.milliseconds);
+  text += guard_text(program, report) + times_text(report.milliseconds);
   for (const Difference& difference : report.differences) text += line_of(difference) + "\n";
   return text;
 }
@@ -147,7 +153,7 @@ std::string json_report(const Settings& settings, const Program& program, const 
     json.end('}');
   }
   json.end(']');
-  write_guard(json, report);
+  write_guard(json, program, report);
   write_times(json, report.milliseconds);
   if (!settings.expectations.empty()) {
     json.key("expect").begin('[');

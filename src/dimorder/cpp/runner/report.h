@@ -10,14 +10,6 @@
 
 namespace dimorder::runner {
 
-/// A tensor that lay otherwise than promised and was copied.
-struct Conversion {
-  std::string tensor;
-  std::string found;
-  std::string promised;
-  uint64_t bytes = 0;
-};
-
 /// What a run gave.
 struct Report {
   std::vector<Array> outputs;

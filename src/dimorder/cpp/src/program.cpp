@@ -138,6 +138,7 @@ struct Program::State {
   std::vector<Scratch> converted_outputs;
   std::vector<Tensor> results;
   Stats stats;
+  std::vector<Conversion> conversions;
   char text[kMessageBytes] = {};
   dimorder_message message = {text, kMessageBytes, 0};
 
@@ -162,7 +163,7 @@ struct Program::State {
   Error make_tensors();
   Error run(Span<const Tensor> inputs);
   Error check(Span<const Tensor> inputs);
-  Error convert_to(const Tensor& from, const int* order, Scratch& memory, Tensor* to);
+  Error convert_to(bool is_input, size_t index, const Tensor& from, const int* order, Scratch& memory, Tensor* to);
   Error treat_mismatch();
   Error collect_outputs();
 };
@@ -236,13 +237,14 @@ Error Program::State::make_tensors() {
     fed[i].promised = inputs[i];
     dimorder_held_order(&inputs[i], fed[i].held);
   }
+  conversions.reserve(inputs.size() + promised_outputs.size());
   converted_outputs.resize(promised_outputs.size());
   results.resize(promised_outputs.size());
   return Error::Ok;
 }
 
 Error Program::State::run(Span<const Tensor> inputs) {
-  stats.last_conversions = stats.last_cost_bytes = 0;
+  conversions.clear();
   bool is_as_before = inputs.size() == fed.size();
   for (size_t i = 0; is_as_before && i < fed.size(); i++) {
     fed[i].data = inputs[i].data;
@@ -266,8 +268,8 @@ Error Program::State::run(Span<const Tensor> inputs) {
   error = collect_outputs();
   if (error != Error::Ok) return error;
   stats.calls++; // a call that failed counts for nothing
-  stats.conversions += stats.last_conversions;
-  stats.cost_bytes += stats.last_cost_bytes;
+  stats.conversions += conversions.size();
+  for (const Conversion& conversion : conversions) stats.cost_bytes += conversion.cost_bytes;
   return Error::Ok;
 }
 
@@ -304,7 +306,7 @@ Error Program::State::check(Span<const Tensor> inputs) {
     if (dimorder_check_order("input", &fed[i].promised, &view, &message) == DIMORDER_OK) continue;
     Error error = treat_mismatch();
     Tensor dense;
-    if (error == Error::Ok) error = convert_to(given, fed[i].held, fed[i].converted, &dense);
+    if (error == Error::Ok) error = convert_to(true, i, given, fed[i].held, fed[i].converted, &dense);
     if (error != Error::Ok) return error;
     fed[i].data = dense.data;
   }
@@ -321,7 +323,8 @@ Error Program::State::treat_mismatch() {
   return Error::Ok;
 }
 
-Error Program::State::convert_to(const Tensor& from, const int* order, Scratch& memory, Tensor* to) {
+Error Program::State::convert_to(
+    bool is_input, size_t index, const Tensor& from, const int* order, Scratch& memory, Tensor* to) {
   void* data = memory.of(from.nbytes());
   if (data == nullptr) {
     return fail(
@@ -330,8 +333,10 @@ Error Program::State::convert_to(const Tensor& from, const int* order, Scratch& 
   }
   *to = Tensor::in_order(data, from.dtype, from.sizes, order, from.rank);
   convert(from, *to);
-  stats.last_conversions++;
-  stats.last_cost_bytes += from.nbytes();
+  conversions.push_back({is_input, index, from.nbytes(), {}});
+  const dimorder_view view = {static_cast<int>(from.dtype), from.rank, from.sizes, from.strides};
+  dimorder_message found = {conversions.back().found, sizeof conversions.back().found, 0};
+  dimorder_put_own_order(&found, &view);
   return Error::Ok;
 }
 
@@ -355,7 +360,7 @@ Error Program::State::collect_outputs() {
     Error error = treat_mismatch();
     int held[DIMORDER_MAX_RANK];
     dimorder_held_order(&promised, held);
-    if (error == Error::Ok) error = convert_to(Tensor(result), held, converted_outputs[i], &result);
+    if (error == Error::Ok) error = convert_to(false, i, Tensor(result), held, converted_outputs[i], &result);
     if (error != Error::Ok) return error;
   }
   return Error::Ok;
@@ -445,6 +450,11 @@ bool Program::has_contract() const {
 const Stats& Program::stats() const {
   static const Stats none;
   return state_ == nullptr ? none : state_->stats;
+}
+
+Span<const Conversion> Program::conversions() const {
+  if (state_ == nullptr) return {};
+  return {state_->conversions.data(), state_->conversions.size()};
 }
 
 const char* Program::message() const {

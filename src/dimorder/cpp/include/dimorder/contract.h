@@ -99,7 +99,12 @@ typedef struct {
 
 /* Writing messages */
 
+/* Where flash is scarce, DIMORDER_WITHOUT_MESSAGES leaves the texts out: verdicts are all that is left. */
 DIMORDER_FN void dimorder_put(dimorder_message *to, const char *text, size_t length) {
+#ifdef DIMORDER_WITHOUT_MESSAGES
+    (void)to, (void)text, (void)length;
+    return;
+#endif
     if (to == NULL || to->capacity == 0) return;
     size_t room = to->capacity - 1 - to->length;
     size_t count = length < room ? length : room;
@@ -943,6 +948,17 @@ DIMORDER_FN void dimorder_held_order(const dimorder_tensor *promised, int *order
     }
 }
 
+/* The order that a tensor lies in, by its usual name, or why it is not dense. */
+DIMORDER_FN void dimorder_put_own_order(dimorder_message *to, const dimorder_view *given) {
+    int own[DIMORDER_MAX_RANK], contiguous[DIMORDER_MAX_RANK], last[DIMORDER_MAX_RANK], rank = given->rank;
+    if (!dimorder_read_order(given->sizes, given->strides, rank, own, to)) return;
+    dimorder_contiguous(contiguous, rank);
+    dimorder_channels_last(last, rank);
+    int is_contiguous = dimorder_equivalent(contiguous, own, rank, given->sizes);
+    int is_last = dimorder_equivalent(last, own, rank, given->sizes);
+    dimorder_put_order(to, is_contiguous ? contiguous : is_last ? last : own, rank);
+}
+
 /* Check the order of a tensor whose type and sizes are right. `kind` is "input" or "output".
  *
  * An order that puts every element in the same place is right. */
@@ -950,15 +966,13 @@ DIMORDER_FN dimorder_status dimorder_check_order(
     const char *kind, const dimorder_tensor *promised, const dimorder_view *given, dimorder_message *why) {
     int held[DIMORDER_MAX_RANK], found[DIMORDER_MAX_RANK], wanted[DIMORDER_MAX_RANK], last[DIMORDER_MAX_RANK];
     int64_t canonical[DIMORDER_MAX_RANK], dims[DIMORDER_MAX_RANK], back[DIMORDER_MAX_RANK];
-    char not_dense[192];
-    dimorder_message reason = {not_dense, sizeof not_dense, 0};
     int rank = promised->rank;
     dimorder_held_order(promised, held);
     dimorder_strides(held, rank, given->sizes, canonical);
     int is_to_the_letter = 1;
     for (int i = 0; i < rank; i++) is_to_the_letter &= canonical[i] == given->strides[i];
     if (is_to_the_letter) return DIMORDER_OK;
-    int is_dense = dimorder_read_order(given->sizes, given->strides, rank, found, &reason);
+    int is_dense = dimorder_read_order(given->sizes, given->strides, rank, found, NULL);
     dimorder_canonical(promised->order, rank, given->sizes, wanted);
     if (is_dense && dimorder_same(found, wanted, rank)) return DIMORDER_OK;
     if (why == NULL) return DIMORDER_OTHER_ORDER;
@@ -966,16 +980,7 @@ DIMORDER_FN dimorder_status dimorder_check_order(
     dimorder_puts(why, ", promised in ");
     dimorder_put_order(why, promised->order, rank);
     dimorder_put_found(why);
-    dimorder_channels_last(last, rank);
-    if (!is_dense) {
-        dimorder_put(why, reason.text, reason.length);
-    } else { /* the familiar name of what was found */
-        int contiguous[DIMORDER_MAX_RANK];
-        dimorder_contiguous(contiguous, rank);
-        int is_contiguous = dimorder_equivalent(contiguous, found, rank, given->sizes);
-        int is_last = dimorder_equivalent(last, found, rank, given->sizes);
-        dimorder_put_order(why, is_contiguous ? contiguous : is_last ? last : found, rank);
-    }
+    dimorder_put_own_order(why, given);
     dimorder_puts(why, ", shape ");
     dimorder_put_tuple(why, given->sizes, rank);
     dimorder_puts(why, ", strides ");
@@ -986,6 +991,7 @@ DIMORDER_FN dimorder_status dimorder_check_order(
         return DIMORDER_OTHER_ORDER;
     }
     int is_row_major = 1;
+    dimorder_channels_last(last, rank);
     for (int i = 0; i < rank; i++) {
         is_row_major &= promised->order[i] == i;
         dims[i] = promised->order[i];
@@ -1035,9 +1041,9 @@ DIMORDER_FN int32_t dimorder_quantum(const dimorder_tensor *tensor, float number
     if (steps < -65536.0f) return least;
     if (steps > 65536.0f) return most;
     int32_t whole = (int32_t)steps; /* towards zero */
-    float rest = steps - (float)whole;
-    if (rest > 0.5f || (rest == 0.5f && (whole & 1) != 0)) whole++;
-    if (rest < -0.5f || (rest == -0.5f && (whole & 1) != 0)) whole--;
+    double rest = (double)steps - whole; /* in float a compiler might fuse it with the product above */
+    if (rest > 0.5 || (rest == 0.5 && (whole & 1) != 0)) whole++;
+    if (rest < -0.5 || (rest == -0.5 && (whole & 1) != 0)) whole--;
     whole += tensor->zero_point;
     return whole < least ? least : whole > most ? most : whole;
 }

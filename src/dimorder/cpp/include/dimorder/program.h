@@ -95,8 +95,14 @@ struct Stats {
   uint64_t calls = 0;
   uint64_t conversions = 0;
   uint64_t cost_bytes = 0; ///< of all tensors that were converted
-  uint64_t last_conversions = 0; ///< in the latest call
-  uint64_t last_cost_bytes = 0;
+};
+
+/// A tensor that lay in another order than promised, and was converted.
+struct Conversion {
+  bool is_input = true;
+  size_t index = 0; ///< of the input or output
+  size_t cost_bytes = 0;
+  char found[160] = {}; ///< the order that it lay in, or why it was not dense
 };
 
 /// A program and its state. Called by one thread at a time; two programs share nothing.
@@ -138,6 +144,8 @@ class Program {
   bool has_contract() const;
 
   const Stats& stats() const;
+  /// What the latest call converted.
+  Span<const Conversion> conversions() const;
   /// The three lines of the latest error; empty after what went well.
   const char* message() const;
 
