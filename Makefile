@@ -68,6 +68,7 @@ bench-all: bench ## every benchmark, side by side with its peer (hours; results 
 	$(PY) -m benchmarks.eager --out benchmarks/results/eager.json
 	$(PY) -m benchmarks.inspect --out benchmarks/results/inspect.json
 	$(PY) -m benchmarks.guarded --out benchmarks/results/guarded.json
+	$(PY) -m benchmarks.device_guard --out benchmarks/results/device_guard.json
 
 clean: ## remove .venv and everything built
 	rm -rf $(VENV) build dist examples/face/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,6 +27,7 @@ from dimorder.cmake import CPP, PACKAGE, executorch_package
 SHAPE = (1, 3, 5, 7)
 PROMISED_NS = 2000
 COMPILERS = {"x86_64": ("gcc", "g++"), "aarch64": ("aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++")}
+BARE_METAL = ("cortex-m55", "arm-none-eabi-gcc", ("-mcpu=cortex-m55", "-mthumb"))  # the header alone
 PROJECT = """
 cmake_minimum_required(VERSION 3.19)
 project(device-guard LANGUAGES C CXX)
@@ -119,13 +120,26 @@ def sizes(folder: Path) -> dict[str, dict[str, int]]:
     for machine, (c, cxx) in COMPILERS.items():
         if shutil.which(c) is None or shutil.which(cxx) is None:
             continue
-        one = {"contract.h in a C program": code_bytes(c, checker, "-std=c99")}
+        one = header_bytes(c, checker)
         for source in sorted((CPP / "src").glob("*.c*")):
             is_c = source.suffix == ".c"
             one[source.name] = code_bytes(c if is_c else cxx, source, *([] if is_c else cpp))
         one["src together"] = sum(one[source.name] for source in (CPP / "src").glob("*.c*"))
         found[machine] = one
+    machine, c, flags = BARE_METAL
+    if shutil.which(c) is not None:
+        found[machine] = header_bytes(c, checker, *flags)
     return found
+
+
+def header_bytes(compiler: str, checker: Path, *flags: str) -> dict[str, int]:
+    """Bytes of a C program that reads a contract and checks tensors, with messages and without."""
+    return {
+        "contract.h in a C program": code_bytes(compiler, checker, "-std=c99", *flags),
+        "contract.h without messages": code_bytes(
+            compiler, checker, "-std=c99", "-DDIMORDER_WITHOUT_MESSAGES", *flags
+        ),
+    }
 
 
 def main() -> None:
