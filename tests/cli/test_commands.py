@@ -527,4 +527,5 @@ def test_every_example_in_the_help_is_one(command):
 def test_each_command_has_a_file_of_its_own():
     folder = Path(cli.__file__).parent
     for command in cli.COMMANDS:
-        assert sys.modules[command.run.__module__].__file__ == str(folder / f"{command.name}.py")
+        file = command.name.replace("-", "_") + ".py"
+        assert sys.modules[command.run.__module__].__file__ == str(folder / file)
