@@ -127,7 +127,7 @@ def _stock_xnnpack(model: nn.Module, given: Arguments) -> tuple[list[bytes], Non
 
 def _look_xnnpack(written: tuple[list[bytes], Any]) -> Left:
     from dimorder.executorch.file_conversions import conversions_in
-    from dimorder.executorch.routes import read_calls
+    from dimorder.executorch.lowering_paths import read_calls
 
     found = conversions_in(written[0][0])
     outside = [call for call in read_calls(written[0][0]) if not call.delegate]

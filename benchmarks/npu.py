@@ -66,7 +66,7 @@ def _timm(name: str, **options: Any) -> Callable[[], Built]:
 
 
 def _lite0() -> Built:
-    from tests.quantisation import photos
+    from tests.quantization import photos
 
     (crop,) = photos.crops(1, seed=1)
     return photos.efficientnet_lite0(), crop

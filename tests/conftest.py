@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dimorder.lowering import stages
+from dimorder.lowering import check_program
 
-os.environ[stages.CHECK] = "1"
+os.environ[check_program.CHECK] = "1"
 # oneDNN of PyTorch 2.13 never ends some depthwise convolutions in float16 where the CPU has AVX512-FP16.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 import dimorder
 from dimorder import report
 from dimorder.errors import UnsupportedError, VerificationError
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
 from dimorder.lowering.verify import relative_error
+from dimorder.ops.quantization import DEQUANTIZE, QUANTIZE
 from tests.zoo import perturb, stateful
 
 CALLS = 10

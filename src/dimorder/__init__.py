@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dimorder.eager.inspection.inspection import inspect
     from dimorder.errors import DimorderError
     from dimorder.lowered import Lowered
-    from dimorder.quantisation.quantize import QuantisedNetwork, quantize
+    from dimorder.quantization.quantize import QuantisedNetwork, quantize
     from dimorder.runtime.program import Program
 
 __all__ = [
@@ -47,7 +47,7 @@ _HOMES = {
     "Layout": "dimorder.algebra.layout",
     "Lowered": "dimorder.lowered",
     "Program": "dimorder.runtime.program",
-    "QuantisedNetwork": "dimorder.quantisation.quantize",
+    "QuantisedNetwork": "dimorder.quantization.quantize",
     "convert": "dimorder.eager.conversion",
     "empty": "dimorder.eager.channels_last",
     "expect_channels_last": "dimorder.eager.inspection.expect",
@@ -56,7 +56,7 @@ _HOMES = {
     "load": "dimorder.api",
     "lower": "dimorder.api",
     "plan": "dimorder.api",
-    "quantize": "dimorder.quantisation.quantize",
+    "quantize": "dimorder.quantization.quantize",
     "to_channels_last": "dimorder.eager.channels_last",
 }
 

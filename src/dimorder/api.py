@@ -16,36 +16,36 @@ from torch.utils import _pytree as pytree
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.graph.branches import has_branches
 from dimorder.lowered import Lowered
-from dimorder.lowering import stages
+from dimorder.lowering import check_program
 from dimorder.lowering.annotate import annotate
-from dimorder.lowering.capture.branches import has_branches
 from dimorder.lowering.capture.captured import Captured, Slices, arguments, capture, where
-from dimorder.lowering.capture.forced import each_way
-from dimorder.lowering.capture.interpolated import with_products
-from dimorder.lowering.capture.into_weights import with_weights
-from dimorder.lowering.capture.ranged import Point, RangedProgram, ranged, told
-from dimorder.lowering.capture.sliced import captured_at
-from dimorder.lowering.capture.typed import Types, own_types, with_types
+from dimorder.lowering.capture.constants_by_size import captured_at
+from dimorder.lowering.capture.decompose_dynamic_resize import with_products
+from dimorder.lowering.capture.fold_into_weights import with_weights
+from dimorder.lowering.capture.force_cond_branches import each_way
+from dimorder.lowering.capture.integer_boundary import Types, own_types, with_types
+from dimorder.lowering.capture.symbolic_program import Point, RangedProgram, ranged, told
 from dimorder.lowering.choose import choose
 from dimorder.lowering.clock import Clock, Progress
 from dimorder.lowering.costs import Costs
 from dimorder.lowering.extract import Extracted, extract
+from dimorder.lowering.make_contract import Orders, promise
 from dimorder.lowering.network_plan import NetworkPlan
-from dimorder.lowering.operators.quantisation import is_quantised
-from dimorder.lowering.promise import Orders, promise
 from dimorder.lowering.ranges import plan_ranges
 from dimorder.lowering.rewrite import constant_bytes, rewrite
 from dimorder.lowering.state_plan import state_specs
 from dimorder.lowering.symbolic import note_most, symbolic
 from dimorder.lowering.verify import Run, Trial, Verified
 from dimorder.lowering.verify_integers import trial_of
-from dimorder.quantisation.quantize import QuantisedNetwork
+from dimorder.ops.quantization import is_quantised
+from dimorder.quantization.quantize import QuantisedNetwork
 from dimorder.runtime.guard import OnMismatch, require_choice
 from dimorder.runtime.program import Program
 from dimorder.targets import find, target_for_file
 from dimorder.targets.base import Artifact, StatefulArtifact, Target
-from dimorder.targets.listing import installed
+from dimorder.targets.target_info import installed
 
 __all__ = ["Lowered", "load", "lower", "plan"]
 
@@ -342,9 +342,9 @@ def _rewrite(
 ) -> ExportedProgram:
     """The physical program of a plan, held to what it must keep."""
     physical = clock.step("rewrite", rewrite, extracted, planned.layout_plan, contract)
-    stages.require_ability(physical, extracted, chosen.ability, chosen.name)
-    faults = stages.physical_faults(physical, extracted, planned.layout_plan, contract, chosen.ability)
-    stages.require("the physical program", faults)
+    check_program.require_ability(physical, extracted, chosen.ability, chosen.name)
+    faults = check_program.physical_faults(physical, extracted, planned.layout_plan, contract, chosen.ability)
+    check_program.require("the physical program", faults)
     return physical
 
 
@@ -429,9 +429,9 @@ def _extract(
     program: Captured, contract: Contract, target: Target, objective: str, clock: Clock
 ) -> Extracted:
     costs = _costs(target, objective)
-    stages.require("the captured form", stages.captured_faults(program))
+    check_program.require("the captured form", check_program.captured_faults(program))
     annotated = clock.step("annotate", annotate, program)
-    stages.require("the axes of values", stages.annotated_faults(annotated))
+    check_program.require("the axes of values", check_program.annotated_faults(annotated))
     extracted = clock.step(
         "extract",
         extract,
@@ -441,7 +441,9 @@ def _extract(
         costs,
         target.ability,
     )
-    stages.require("the layout problem", stages.problem_faults(extracted, contract, target.ability))
+    check_program.require(
+        "the layout problem", check_program.problem_faults(extracted, contract, target.ability)
+    )
     return extracted
 
 

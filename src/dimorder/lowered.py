@@ -18,14 +18,14 @@ from dimorder.files import write_whole
 from dimorder.lowering.capture.captured import Captured, arguments
 from dimorder.lowering.capture.fold import fold_constants
 from dimorder.lowering.capture.state import restart
-from dimorder.lowering.integer_moves import in_integers
-from dimorder.lowering.levels import WastedLevels, wasted_levels
 from dimorder.lowering.network_plan import NetworkPlan
-from dimorder.lowering.operators.dialect import SLICE_CONSTANT, decompose
-from dimorder.lowering.operators.quantisation import is_quantised
 from dimorder.lowering.printing import captured_text, physical_text
+from dimorder.lowering.quantized_to_aten import in_integers
 from dimorder.lowering.symbolic import SizeTable, symbolic
 from dimorder.lowering.verify import Run, Verified
+from dimorder.lowering.wasted_levels import WastedLevels, wasted_levels
+from dimorder.ops.dialect import SLICE_CONSTANT, decompose
+from dimorder.ops.quantization import is_quantised
 from dimorder.runtime.guard import OnMismatch, check, restore
 from dimorder.targets.base import Artifact, StatefulArtifact, Target
 

@@ -14,8 +14,8 @@ pytest.importorskip("executorch")
 
 from dimorder.cli import main
 from dimorder.errors import ContractError
+from dimorder.executorch.lowering_paths import stock
 from dimorder.executorch.pte import read_contract
-from dimorder.executorch.routes import stock
 from dimorder.runtime.kernels import KernelTable
 from tests.cli.test_commands import refused
 

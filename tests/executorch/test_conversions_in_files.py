@@ -24,7 +24,7 @@ from dimorder.cli import main
 from dimorder.errors import ContractError, UnsupportedError
 from dimorder.executorch import conversions_in
 from dimorder.executorch.file_conversions import FileConversions, OutsideConversions, conversions_of
-from dimorder.executorch.routes import stock
+from dimorder.executorch.lowering_paths import stock
 from dimorder.executorch.xnn_blob import XnnBlob, read_xnn_blob
 from tests.cli.test_commands import refused
 from tests.conftest import ROOT

@@ -17,8 +17,8 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.api import load
 from dimorder.contract import describe
 from dimorder.errors import ContractError, UnsupportedError
+from dimorder.executorch.lowering_paths import run_bare, stock
 from dimorder.executorch.probe import disagreement
-from dimorder.executorch.routes import run_bare, stock
 from tests import zoo
 
 NCHW, NHWC = DimOrder.contiguous(4), DimOrder.channels_last(4)

@@ -10,8 +10,8 @@ from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPar
 
 from dimorder.executorch import XNNPACK, guarded, sweep
 from dimorder.executorch.cases import Case, cases
+from dimorder.executorch.lowering_paths import BACKENDS, run_bare, stock
 from dimorder.executorch.probe import TOGETHER, Outcome, attempt, grouped, outcomes, tabulate
-from dimorder.executorch.routes import BACKENDS, run_bare, stock
 from dimorder.runtime.kernels import KernelCall
 
 RANKS = ("3", "4", "5")

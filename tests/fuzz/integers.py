@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dimorder.errors import VerificationError
-from dimorder.lowering import exactly
-from dimorder.lowering.operators.quantisation import DEQUANTIZE
+from dimorder.lowering import float64_interpreter
 from dimorder.lowering.rewrite import at_boundary, from_boundary
 from dimorder.lowering.verify_integers import differing
+from dimorder.ops.quantization import DEQUANTIZE
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
 NEAR = 0.15  # of an output's own spread: what roundings may make of a small network
@@ -69,10 +69,10 @@ def _unlike_model(got: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -
 def _unlike_network(taken: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -> Outcome | None:
     """The normal form has the network's integers, but for a few by a quantum."""
     program = lowered.program
-    wanted = exactly.recorded(program.exported, taken, program.module)
+    wanted = float64_interpreter.recorded(program.exported, taken, program.module)
     try:
-        found = exactly.run(program.module, held, wanted)[1].values()
-        exactly.Differences.together(found).require_few("the normal form")
+        found = float64_interpreter.run(program.module, held, wanted)[1].values()
+        float64_interpreter.Differences.together(found).require_few("the normal form")
     except VerificationError as error:
         return Outcome("wrong normal form: unnoticed", str(error))
     return None

@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 
 from dimorder.contract import Contract
 from dimorder.lowering.extract import Extracted
-from dimorder.lowering.operators.dialect import OPS
-from dimorder.lowering.operators.pointwise import relate_pointwise
-from dimorder.lowering.operators.table import find
-from dimorder.lowering.sites import BufferView, Site, layout_of
+from dimorder.lowering.problem_map import BufferView, Site, layout_of
+from dimorder.ops.dialect import OPS
+from dimorder.ops.pointwise import relate_pointwise
+from dimorder.ops.table import find
 from dimorder.planning.plan import LayoutPlan
 
 aten = torch.ops.aten

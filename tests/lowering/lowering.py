@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
-from dimorder.lowering import stages
-from dimorder.lowering.ability import Ability
+from dimorder.lowering import check_program
 from dimorder.lowering.annotate import Annotated, annotate
+from dimorder.lowering.capabilities import Ability
 from dimorder.lowering.capture.captured import Captured, capture
 from dimorder.lowering.costs import counted
 from dimorder.lowering.extract import Extracted, extract
@@ -71,7 +71,9 @@ class Lowering:
         orders = ([spec.dim_order for spec in side] for side in (contract.inputs, contract.outputs))
         ability = Ability(declines=(frozenset(), PLAIN) if rich else (PLAIN,))
         extracted = extract(self.annotated, *orders, counted(min_run=8)[objective], ability)
-        stages.require("the layout problem", stages.problem_faults(extracted, contract, ability))
+        check_program.require(
+            "the layout problem", check_program.problem_faults(extracted, contract, ability)
+        )
         return extracted, solve(extracted.problem)
 
     def faults(self, contract: Contract, objective: str = "bytes", *, rich: bool = False) -> list[str]:
@@ -80,8 +82,8 @@ class Lowering:
         found = [*plan.check(extracted.problem), *check(extracted, plan, contract)]
         module = build(extracted, plan, contract)
         held = [at_boundary(x, spec) for x, spec in zip(self.inputs, contract.inputs, strict=True)]
-        found += stages.made_faults(module.graph.nodes, extracted, plan)
-        results, dense_faults = stages.run_densely(module, held)
+        found += check_program.made_faults(module.graph.nodes, extracted, plan)
+        results, dense_faults = check_program.run_densely(module, held)
         got = restore(contract, results, "error").tensors
         found += dense_faults
         for i, (value, wanted) in enumerate(zip(got, self.wanted, strict=True)):
@@ -103,8 +105,8 @@ def lowering(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | Non
             leaf for leaf in pytree.tree_leaves(model.eval()(*again, **named)) if isinstance(leaf, Tensor)
         )
     annotated = annotate(program)
-    stages.require("the captured form", stages.captured_faults(program))
-    stages.require("the axes of values", stages.annotated_faults(annotated))
+    check_program.require("the captured form", check_program.captured_faults(program))
+    check_program.require("the axes of values", check_program.annotated_faults(annotated))
     return Lowering(program, annotated, inputs, wanted)
 
 

@@ -13,7 +13,7 @@ from torch.export import Dim
 
 import dimorder
 from dimorder.errors import UnsupportedError, VerificationError
-from dimorder.lowering.capture import branches
+from dimorder.graph import branches
 from dimorder.lowering.verify import relative_error
 
 XNNPACK = pytest.param(

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dimorder.lowering.operators import dialect
+from dimorder.ops import dialect
 
 OPS = torch.ops.dimorder
 
@@ -155,5 +155,5 @@ def test_registration_survives_a_second_import() -> None:
 
 
 def test_dialect_imports_no_executorch() -> None:
-    code = "import sys, dimorder.lowering.operators.dialect; sys.exit('executorch' in sys.modules)"
+    code = "import sys, dimorder.ops.dialect; sys.exit('executorch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dimorder.lowering.capture.captured import capture
-from dimorder.lowering.operators.quantisation import FAKE_QUANTIZE_DYNAMIC, quantized
+from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
 
 LIMITS = (-128, 127)
 X = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(3)) * torch.tensor([1.0, 9.0]).reshape(

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract
 from dimorder.lowering.extract import BufferView, Extracted
-from dimorder.lowering.operators.pointwise import relate_pointwise
-from dimorder.lowering.operators.row_major import ROW_MAJOR
-from dimorder.lowering.operators.table import OPERATORS
+from dimorder.ops.pointwise import relate_pointwise
+from dimorder.ops.row_major import ROW_MAJOR
+from dimorder.ops.table import OPERATORS
 from dimorder.planning.plan import LayoutPlan
 from tests.lowering.index_checker import KNOWN, check
 from tests.lowering.lowering import Net, contract_of, lowering

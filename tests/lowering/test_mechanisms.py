@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dimorder import DimOrder
 from dimorder.api import plan
-from dimorder.lowering import stages
+from dimorder.lowering import check_program
 from dimorder.lowering.printing import physical_text
 from dimorder.lowering.rewrite import rewrite
 from dimorder.lowering.verify import Trial
@@ -332,7 +332,9 @@ def physical(row: Mechanism) -> str:
     )
     program = rewrite(found.extracted, found.layout_plan, found.contract)
     ability = find(row.target).ability
-    faults = stages.physical_faults(program, found.extracted, found.layout_plan, found.contract, ability)
+    faults = check_program.physical_faults(
+        program, found.extracted, found.layout_plan, found.contract, ability
+    )
     assert not list(faults)
     trial = Trial(row.network, found.extracted.annotated.program, found.contract)
     assert trial.compare_program(program, row.target) < 1e-5

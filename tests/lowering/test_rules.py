@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dimorder.lowering.operators.dialect import OPS
+from dimorder.ops.dialect import OPS
 from tests.lowering.lowering import Net, lower_everywhere
 from tests.zoo import perturb
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import dimorder
 from dimorder.lowering.capture.captured import capture
-from dimorder.lowering.operators.table import SPELLINGS
+from dimorder.ops.table import SPELLINGS
 from tests.lowering.lowering import Net, lower_everywhere
 
 X = (2, 8, 6, 10)

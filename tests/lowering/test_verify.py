@@ -9,12 +9,12 @@ import torch
 
 import dimorder
 from dimorder.errors import UnsupportedError, VerificationError
-from dimorder.lowering import exactly
+from dimorder.lowering import float64_interpreter
 from dimorder.lowering.capture.captured import capture
-from dimorder.lowering.half_sums import HalfSums
-from dimorder.lowering.operators import normalisation
-from dimorder.lowering.promise import promise
+from dimorder.lowering.fp16_accumulation import HalfSums
+from dimorder.lowering.make_contract import promise
 from dimorder.lowering.verify import Trial, relative_error, verify
+from dimorder.ops import normalization
 
 INF, NAN = math.inf, math.nan
 
@@ -137,8 +137,8 @@ def test_what_float32_is_worth_is_asked_only_above_the_tolerance() -> None:
 def test_a_wrong_rule_is_refused_where_float32_is_inexact_too(
     offset: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fold = normalisation._fold_into_conv
-    monkeypatch.setattr(normalisation, "_fold_into_conv", lambda n, x, w, b: fold(n, x, w, b + 0.02))
+    fold = normalization._fold_into_conv
+    monkeypatch.setattr(normalization, "_fold_into_conv", lambda n, x, w, b: fold(n, x, w, b + 0.02))
     with pytest.raises(VerificationError, match="a rule, or the target, is wrong"):
         dimorder.lower(Offset(offset), (IMAGE,))
 
@@ -334,6 +334,6 @@ def test_numbers_below_the_normal_ones_are_zero_to_some_kernels() -> None:
 
     x = torch.tensor([[1.0, 2.0, -3.0, 4.0], [3.0, 2.0, 1.0, -4.0]])
     program = torch.export.export(Place(), (x,))
-    found = [exactly.noisy(program, (x,), seed)[0].tolist() for seed in range(3)]
+    found = [float64_interpreter.noisy(program, (x,), seed)[0].tolist() for seed in range(3)]
     assert Place()(x).tolist() == [2.0, 3.0]
     assert [0.0, 0.0] in found

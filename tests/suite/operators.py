@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from dimorder.lowering.operators.row_major import ROW_MAJOR
-from dimorder.lowering.operators.table import find
+from dimorder.ops.row_major import ROW_MAJOR
+from dimorder.ops.table import find
 from dimorder.targets.table import Table
 from dimorder.targets.tosa.ops import OPERATORS as TOSA
 from dimorder.targets.xnnpack.ops import OPERATORS as XNNPACK
@@ -27,7 +27,7 @@ What is known of each operator, and what each target makes of it. This page is w
 
     python -m tests.suite --operators docs/operators.md --out benchmarks/results/suite.json
 
-from the table of operators (`dimorder.lowering.operators`), the targets' tables, and the results that the
+from the table of operators (`dimorder.ops`), the targets' tables, and the results that the
 suite left in that file ([coverage](coverage.md) says what the suite is). A case tells of an operator where
 export makes that operator of it alone, or where all of its program is computed.
 

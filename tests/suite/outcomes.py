@@ -84,7 +84,7 @@ def _ours(module: torch.nn.Module, inputs: Any, wanted: Sequence[torch.Tensor], 
 def _stock(module: torch.nn.Module, inputs: Any, wanted: Sequence[torch.Tensor], _: str) -> Became:
     from executorch.exir._serialize._program import deserialize_pte_binary
 
-    from dimorder.executorch.routes import read_calls, run_bare, stock
+    from dimorder.executorch.lowering_paths import read_calls, run_bare, stock
 
     data = stock("xnnpack")(torch.export.export(module, inputs))
     plan = deserialize_pte_binary(data).program.execution_plan[0]

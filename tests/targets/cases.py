@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dimorder.lowering.operators import dialect as dialect  # registers torch.ops.dimorder
+from dimorder.ops import dialect as dialect  # registers torch.ops.dimorder
 
 D = torch.ops.dimorder
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dimorder.lowering.half_sums import HalfSums
+from dimorder.lowering.fp16_accumulation import HalfSums
 from dimorder.lowering.verify import relative_error
 from tests.targets.cases import Case, Net
 

@@ -21,9 +21,9 @@ pytest.importorskip("tosa_serializer")
 import dimorder
 from dimorder.lowering.dry_run import physical_calls
 from dimorder.lowering.network_plan import NetworkPlan
-from dimorder.lowering.operators.operator import Implementation
-from dimorder.lowering.operators.row_major import ROW_MAJOR
-from dimorder.lowering.operators.table import OPERATORS, find
+from dimorder.ops.operator import Implementation
+from dimorder.ops.row_major import ROW_MAJOR
+from dimorder.ops.table import OPERATORS, find
 from dimorder.targets.table import Table, is_getitem
 from dimorder.targets.tosa.integers.ops import OPERATORS as TOSA_INT
 from dimorder.targets.tosa.ops import OPERATORS as TOSA

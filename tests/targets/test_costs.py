@@ -10,7 +10,8 @@ from torch import nn
 import dimorder
 from dimorder.lowering.costs import Costs
 from dimorder.lowering.network_plan import NetworkPlan
-from dimorder.lowering.sites import Arrangement, AxisOrder, BufferInfo, Site
+from dimorder.lowering.problem_map import Arrangement, BufferInfo, Site
+from dimorder.ops.tokens import AxisOrder
 from dimorder.targets import find
 
 X = torch.randn(2, 3, 5, 7)

@@ -13,7 +13,7 @@ import dimorder
 from examples.ethos_u.demo import in_integers
 from examples.face import networks, photo
 from tests import zoo
-from tests.quantisation import photos
+from tests.quantization import photos
 from tests.targets.quantised import by_arm
 from tests.targets.test_tosa_integer_networks import OURS, SMALL
 from tests.zoo import network

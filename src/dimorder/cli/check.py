@@ -21,7 +21,7 @@ from dimorder.cli.options import (
     write_json,
 )
 from dimorder.errors import UsageError
-from dimorder.targets.listing import installed
+from dimorder.targets.target_info import installed
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -25,7 +25,7 @@ from dimorder.errors import UsageError
 
 if TYPE_CHECKING:
     from dimorder.lowered import Lowered
-    from dimorder.quantisation.fidelity import OutputFidelity
+    from dimorder.quantization.fidelity import OutputFidelity
 
 EXAMPLES = """\
   dimorder lower torchvision.models:resnet18 --input 1x3x224x224 -o resnet18.pte

@@ -227,7 +227,7 @@ def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tup
     from dimorder import targets
 
     targets.find(options.target)
-    from dimorder.quantisation import recipes
+    from dimorder.quantization import recipes
 
     fix = "give --quantize int8 --calibrate PATH together"
     if options.calibrate and not options.quantize:
@@ -247,7 +247,7 @@ def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tup
     args, kwargs = models.example_inputs(model, options.input, sizes.example_sizes(known))
     if not options.quantize:
         return model, args, kwargs
-    from dimorder.quantisation.quantize import quantize
+    from dimorder.quantization.quantize import quantize
 
     quantised = quantize(
         model,

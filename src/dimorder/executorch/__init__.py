@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dimorder.executorch.file_conversions import FileConversions, conversions_in
     from dimorder.executorch.guard import guarded
     from dimorder.executorch.layout import ARM_TOSA, PORTABLE, VULKAN, XNNPACK, DelegateLayout
-    from dimorder.executorch.legal import Legalise, legalise
+    from dimorder.executorch.legalize import Legalise, legalise
     from dimorder.executorch.passes import (
         Annotate,
         InsertDimOrderOperators,

@@ -20,10 +20,10 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import describe
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.layout import DelegateLayout
-from dimorder.executorch.legal import copied, legalised
+from dimorder.executorch.legalize import copied, legalised
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
 from dimorder.executorch.rules import faults, has_orders, name_of, rank_of, source_line
-from dimorder.lowering.capture.exported import remade
+from dimorder.graph.exported import remade
 
 TAG = "delegation_tag"
 _MARK = "dimorder_node"  # in node.meta: the name before the edge dialect

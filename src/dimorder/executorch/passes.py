@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from dimorder.algebra import strides
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch.layout import NHWC
-from dimorder.lowering.capture.exported import keep_names, remade
+from dimorder.graph.exported import keep_names, remade
 
 TO_DIM_ORDER = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
 DIM_ORDER_OPERATORS = frozenset(MemoryFormatOpsMap)

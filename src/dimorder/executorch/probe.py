@@ -21,7 +21,7 @@ import torch
 from torch.export import ExportedProgram
 
 from dimorder.executorch.cases import Case, Together, cases
-from dimorder.executorch.routes import (
+from dimorder.executorch.lowering_paths import (
     BACKENDS,
     Lower,
     PteRun,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dimorder.latency.timing import interleaved
 from dimorder.lowering.clock import Progress
-from dimorder.lowering.operators.dialect import OPS
+from dimorder.ops.dialect import OPS
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.times import Times
 

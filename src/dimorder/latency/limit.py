@@ -28,8 +28,8 @@ from dimorder.errors import DimorderError
 from dimorder.latency.runtimes import Given, ours
 from dimorder.latency.timing import Invocation
 from dimorder.lowering.capture.captured import capture
-from dimorder.lowering.capture.into_weights import with_weights
-from dimorder.lowering.operators.convolution import read_taps
+from dimorder.lowering.capture.fold_into_weights import with_weights
+from dimorder.ops.convolution import read_taps
 
 _LINEAR = ((512, 1024), (196, 768), (3136, 256))  # rows, and inputs and outputs, of products
 _CONV = ((64, 56), (256, 14), (512, 7))  # inputs and outputs, pixels along a side, of 3×3 convolutions

@@ -23,11 +23,11 @@ from dimorder.errors import UnsupportedError
 from dimorder.latency.limit import Limit
 from dimorder.latency.timing import interleaved
 from dimorder.lowering.clock import Progress
-from dimorder.lowering.levels import clamp_range
 from dimorder.lowering.network_plan import Place
-from dimorder.lowering.operators.dialect import decomposition_table
-from dimorder.lowering.operators.quantisation import is_quantised
-from dimorder.targets.signature import read_signature
+from dimorder.lowering.wasted_levels import clamp_range
+from dimorder.ops.dialect import decomposition_table
+from dimorder.ops.quantization import is_quantised
+from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import is_getitem, is_permute
 
 aten = torch.ops.aten

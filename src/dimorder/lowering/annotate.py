@@ -15,9 +15,9 @@ import torch
 
 from dimorder.algebra.axis import Factors
 from dimorder.lowering.capture.captured import Captured
-from dimorder.lowering.operators.operator import Dims, Relation, results
-from dimorder.lowering.operators.table import opaque, operands, relate
-from dimorder.lowering.sites import AxedTensor
+from dimorder.ops.operator import Dims, Relation, results
+from dimorder.ops.table import opaque, operands, relate
+from dimorder.ops.tokens import AxedTensor
 
 
 @dataclass(frozen=True)

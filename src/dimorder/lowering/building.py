@@ -13,25 +13,14 @@ from typing import Any
 
 import torch
 
+from dimorder.graph.quantized_constant import Scaled
+from dimorder.graph.tracing import HALVES, shape_of
 from dimorder.lowering.capture.captured import Captured
-from dimorder.lowering.capture.scaled import Scaled
-from dimorder.lowering.capture.tracing import HALVES, shape_of
-from dimorder.lowering.operators.operator import args_of
-from dimorder.lowering.operators.quantisation import DEQUANTIZE_CHANNELS
-from dimorder.lowering.operators.table import operands
-from dimorder.lowering.sites import (
-    Arrangement,
-    AxedTensor,
-    AxisOrder,
-    BufferInfo,
-    BufferView,
-    Site,
-    Token,
-    common_runs,
-    is_named,
-    layout_of,
-    token_axes,
-)
+from dimorder.lowering.problem_map import Arrangement, BufferInfo, BufferView, Site, common_runs, layout_of
+from dimorder.ops.operator import args_of
+from dimorder.ops.quantization import DEQUANTIZE_CHANNELS
+from dimorder.ops.table import operands
+from dimorder.ops.tokens import AxedTensor, AxisOrder, Token, is_named, token_axes
 
 aten = torch.ops.aten
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from dimorder.lowering.sites import Arrangement, AxisOrder, BufferInfo, Site
+from dimorder.lowering.problem_map import Arrangement, BufferInfo, Site
+from dimorder.ops.tokens import AxisOrder
 from dimorder.planning.problem import Cost
 
 Buffers = Sequence[BufferInfo]

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dimorder.graph.tracing import without_data
 from dimorder.lowering.building import AxisGroup, Builder, Call, Physical
 from dimorder.lowering.capture.captured import Captured
-from dimorder.lowering.capture.tracing import without_data
-from dimorder.lowering.sites import Arrangement, AxisOrder, BufferInfo, Site
+from dimorder.lowering.problem_map import Arrangement, BufferInfo, Site
+from dimorder.ops.tokens import AxisOrder
 
 
 def physical_calls(

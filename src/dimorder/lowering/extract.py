@@ -12,24 +12,15 @@ import torch
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.ability import Ability, Verdicts
 from dimorder.lowering.annotate import Annotated, annotate, results_of
+from dimorder.lowering.candidate_orders import Closure, Proposal, TooManyCandidates
+from dimorder.lowering.capabilities import Ability, Verdicts
 from dimorder.lowering.capture.captured import operator_name, where
-from dimorder.lowering.closure import Closure, Proposal, TooManyCandidates
 from dimorder.lowering.costs import Costs, transpose_rank
-from dimorder.lowering.operators.operator import Implementation, Relation, results
-from dimorder.lowering.operators.table import implementations, operands
-from dimorder.lowering.sites import (
-    Arrangement,
-    AxedTensor,
-    AxisOrder,
-    BufferInfo,
-    BufferView,
-    Site,
-    Token,
-    layout_of,
-    token_axes,
-)
+from dimorder.lowering.problem_map import Arrangement, BufferInfo, BufferView, Site, layout_of
+from dimorder.ops.operator import Implementation, Relation, results
+from dimorder.ops.table import implementations, operands
+from dimorder.ops.tokens import AxedTensor, AxisOrder, Token, token_axes
 from dimorder.planning.problem import Buffer, Config, Cost, LayoutProblem, Step
 
 MAX_CONFIGS = 2048  # configurations of one operator

@@ -15,10 +15,10 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, describe
 from dimorder.errors import UsageError
 from dimorder.lowering.capture.captured import operator_name, where
-from dimorder.lowering.capture.ranged import told
+from dimorder.lowering.capture.symbolic_program import told
 from dimorder.lowering.extract import Extracted
+from dimorder.lowering.problem_map import BufferInfo
 from dimorder.lowering.ranges import RangeProof
-from dimorder.lowering.sites import BufferInfo
 from dimorder.planning.plan import Certificate, LayoutPlan
 from dimorder.planning.problem import Conversion
 from dimorder.planning.solve import solve_without

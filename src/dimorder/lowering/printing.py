@@ -17,13 +17,13 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from dimorder.contract import TensorSpec, describe
+from dimorder.graph.exported import state_of
 from dimorder.lowering.annotate import is_result
 from dimorder.lowering.building import origin_of
 from dimorder.lowering.capture.captured import Captured, where
-from dimorder.lowering.capture.exported import state_of
 from dimorder.lowering.capture.state import left_in_state
 from dimorder.lowering.network_plan import NetworkPlan, order_name
-from dimorder.lowering.operators.operator import results
+from dimorder.ops.operator import results
 
 aten = torch.ops.aten
 

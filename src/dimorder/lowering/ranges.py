@@ -22,12 +22,13 @@ import torch
 from dimorder.contract import Symbol
 from dimorder.errors import UnsupportedError
 from dimorder.lowering.capture.captured import operator_name, where
-from dimorder.lowering.capture.ranged import Point, RangedProgram, told
+from dimorder.lowering.capture.symbolic_program import Point, RangedProgram, told
 from dimorder.lowering.choose import choose
 from dimorder.lowering.costs import Costs
 from dimorder.lowering.extract import Extracted, priced
-from dimorder.lowering.sites import AxisOrder, BufferInfo
-from dimorder.lowering.unify import FIX
+from dimorder.lowering.merge_specializations import FIX
+from dimorder.lowering.problem_map import BufferInfo
+from dimorder.ops.tokens import AxisOrder
 from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.problem import Config, Cost, LayoutProblem, evaluate
 from dimorder.planning.solve import solve

@@ -14,12 +14,13 @@ from torch.export import ExportedProgram
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
-from dimorder.lowering.borders import absorb_borders
+from dimorder.graph.exported import exported, state_of, stateful
+from dimorder.graph.tracing import SOURCE, shape_of
 from dimorder.lowering.building import ORIGIN, AxisGroup, Builder, Call
-from dimorder.lowering.capture.exported import exported, state_of, stateful
-from dimorder.lowering.capture.tracing import SOURCE, shape_of
 from dimorder.lowering.extract import Extracted
-from dimorder.lowering.sites import Arrangement, AxedTensor, AxisOrder, BufferView, Site, layout_of
+from dimorder.lowering.fuse_pad_into_conv import absorb_borders
+from dimorder.lowering.problem_map import Arrangement, BufferView, Site, layout_of
+from dimorder.ops.tokens import AxedTensor, AxisOrder
 from dimorder.planning.plan import LayoutPlan
 
 aten = torch.ops.aten

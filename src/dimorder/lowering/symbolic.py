@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from dimorder.lowering.capture.exported import remade
-from dimorder.lowering.capture.tracing import MOST, at_most, shape_of
-from dimorder.lowering.unify import SizesError, Unifier, broadcast_row, formula
+from dimorder.graph.exported import remade
+from dimorder.graph.tracing import MOST, at_most, shape_of
+from dimorder.lowering.merge_specializations import SizesError, Unifier, broadcast_row, formula
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ normal numbers (the logarithm of one that is negative, a factor of a matrix that
 on numbers between 0 and 1, else near the examples. Where float32 itself is farther from float64 than the
 tolerance, the program may be as far from it as PyTorch is. Half precision always is: a program that computes
 in it is held to the float64 of its network, and may be twice as far from it as PyTorch's own half precision;
-what was emitted, as that network with sums in float16 (`half_sums.py`).
+what was emitted, as that network with sums in float16 (`fp16_accumulation.py`).
 A network that writes buffers is called several times in a row, and so is the program.
 """
 
@@ -23,11 +23,11 @@ from torch.utils import _pytree as pytree
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, VerificationError
-from dimorder.lowering import exactly
+from dimorder.graph.exported import ProgramRun
+from dimorder.lowering import float64_interpreter
 from dimorder.lowering.capture.captured import Captured, eval_mode
-from dimorder.lowering.capture.exported import ProgramRun
 from dimorder.lowering.capture.state import restart, restored
-from dimorder.lowering.half_sums import HalfSums
+from dimorder.lowering.fp16_accumulation import HalfSums
 from dimorder.lowering.rewrite import at_boundary, from_boundary
 
 TOLERANCE = 1e-4
@@ -204,11 +204,11 @@ class Trial:
 
     @cached_property
     def _twice(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        return exactly.twice(self.program.exported, self._leaves(self.taken))
+        return float64_interpreter.twice(self.program.exported, self._leaves(self.taken))
 
     @cached_property
     def _summed_in_half(self) -> list[torch.Tensor]:
-        return exactly.once(self.program.exported, self._leaves(self.taken), HalfSums())
+        return float64_interpreter.once(self.program.exported, self._leaves(self.taken), HalfSums())
 
     def _logical(self, run: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         specs, got = self.contract.inputs, list[torch.Tensor]()
@@ -262,7 +262,9 @@ class Trial:
     def _noisy(self, seed: int) -> list[torch.Tensor]:
         """The network's outputs on steep inputs if its operators rounded otherwise: what was a tie may be
         none."""
-        return exactly.noisy(self.program.exported, self._leaves(self._drawn(steep_like, seed)[1]))
+        return float64_interpreter.noisy(
+            self.program.exported, self._leaves(self._drawn(steep_like, seed)[1])
+        )
 
     def _leaves(self, taken: Sequence[torch.Tensor]) -> list[Any]:
         """The arguments of the exported program, call by call, with these for its tensors."""

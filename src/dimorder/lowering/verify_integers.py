@@ -22,11 +22,11 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import Contract
 from dimorder.errors import VerificationError
-from dimorder.lowering import exactly
+from dimorder.graph.exported import readable
+from dimorder.lowering import float64_interpreter
 from dimorder.lowering.capture.captured import Captured
-from dimorder.lowering.capture.exported import readable
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, is_dynamic, is_quantised
 from dimorder.lowering.verify import FACTOR, TOLERANCE, Run, Trial, relative_error, verify
+from dimorder.ops.quantization import DEQUANTIZE, is_dynamic, is_quantised
 
 _DRAWS = 4  # of moved values: one alone may leave an output of few elements where it was
 # Of integers that both compute in float64: constants that lowering works out are float32. What is computed
@@ -45,9 +45,11 @@ class QuantisedTrial(Trial):
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
-        wanted = exactly.recorded(program.exported, self.taken, program.module)
-        _, found = exactly.run(program.module, self.inputs, wanted)
-        exactly.Differences.together(found.values()).require_few("the normal form of a quantised network")
+        wanted = float64_interpreter.recorded(program.exported, self.taken, program.module)
+        _, found = float64_interpreter.run(program.module, self.inputs, wanted)
+        float64_interpreter.Differences.together(found.values()).require_few(
+            "the normal form of a quantised network"
+        )
         self.allowed = self._allowed() if is_dynamic(program.module) else None
 
     def compare(self, run: Run, what: str, model: Run | None = None, half_sums: bool = False) -> float:
@@ -73,8 +75,8 @@ class QuantisedTrial(Trial):
 
     def _allowed(self) -> list[float]:
         """By how much each output may be off where values are rounded by other steps, none of them larger."""
-        exact, _ = exactly.run(self.program.module, self.inputs)
-        draws = [exactly.moved(self.program.module, self.inputs, seed) for seed in range(_DRAWS)]
+        exact, _ = float64_interpreter.run(self.program.module, self.inputs)
+        draws = [float64_interpreter.moved(self.program.module, self.inputs, seed) for seed in range(_DRAWS)]
         return [
             max(TOLERANCE, FACTOR * max(relative_error(draw[i], wanted) for draw in draws))
             if wanted.is_floating_point()
@@ -84,8 +86,8 @@ class QuantisedTrial(Trial):
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
         module = readable(physical)
-        wanted, _ = exactly.run(self.program.module, self.inputs)
-        got = self._logical(lambda held: exactly.run(module, held)[0], self.inputs)
+        wanted, _ = float64_interpreter.run(self.program.module, self.inputs)
+        got = self._logical(lambda held: float64_interpreter.run(module, held)[0], self.inputs)
         tolerances = [
             TOLERANCE if w.is_floating_point() and node.target is not DEQUANTIZE else _SAME
             for w, node in zip(wanted, self.program.outputs, strict=True)

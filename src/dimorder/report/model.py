@@ -15,7 +15,8 @@ from dimorder.contract import Contract
 from dimorder.lowered import Lowered
 from dimorder.lowering.capture.captured import operator_name, where
 from dimorder.lowering.network_plan import Explanation, NetworkPlan, Place, PlannedConversion, order_name
-from dimorder.lowering.sites import AxisOrder, BufferInfo, layout_of
+from dimorder.lowering.problem_map import BufferInfo, layout_of
+from dimorder.ops.tokens import AxisOrder
 from dimorder.targets.npu_report import NpuReport
 
 Family = Literal["row-major", "channels-last", "permuted", "cut"]

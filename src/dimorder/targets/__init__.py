@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dimorder.errors import UsageError
 from dimorder.targets import ethos_u
-from dimorder.targets.listing import Listing
+from dimorder.targets.target_info import Listing
 
 if TYPE_CHECKING:
     from dimorder.targets.base import Target
@@ -70,7 +70,7 @@ def listing(name: str) -> Listing:
         raise UsageError(f"target {name}", text, f"mend or uninstall {owner}") from error
     if not isinstance(found, Listing):
         text = f"{owner} declares {entry.value}, a {type(found).__name__}"
-        raise UsageError(f"target {name}", text, "name a dimorder.targets.listing.Listing there")
+        raise UsageError(f"target {name}", text, "name a dimorder.targets.target_info.Listing there")
     return found
 
 

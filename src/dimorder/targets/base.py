@@ -13,7 +13,7 @@ from torch.fx import Graph
 
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
-from dimorder.lowering.ability import Ability
+from dimorder.lowering.capabilities import Ability
 from dimorder.lowering.costs import Costs, counted
 from dimorder.lowering.network_plan import Place
 from dimorder.lowering.symbolic import SizeTable

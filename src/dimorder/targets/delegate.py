@@ -18,7 +18,7 @@ from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPas
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from dimorder.lowering.capture.exported import state_of
+from dimorder.graph.exported import state_of
 
 EDGE = EdgeCompileConfig(_check_ir_validity=False)
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)

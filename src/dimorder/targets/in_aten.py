@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dimorder.lowering.ability import Ability
-from dimorder.lowering.operators.convolution import OTHER_KERNELS
-from dimorder.lowering.operators.resize import BY_PRODUCTS
+from dimorder.lowering.capabilities import Ability
+from dimorder.ops.convolution import OTHER_KERNELS
+from dimorder.ops.resize import BY_PRODUCTS
 
 # torch resizes by the few taps of each pixel itself, and has kernels of its own for convolutions.
 ABILITY = Ability(declines=(OTHER_KERNELS | BY_PRODUCTS,))

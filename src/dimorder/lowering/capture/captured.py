@@ -20,14 +20,15 @@ from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind, OutputKind
 
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.lowering.capture.asserted import holds_throughout
-from dimorder.lowering.capture.branches import COND, branches, is_static
-from dimorder.lowering.capture.cropped import crop_convolutions
+from dimorder.graph.branches import COND, branches, is_static
+from dimorder.graph.tracing import Tracer, Value, is_random
+from dimorder.lowering.capture.check_size_assertions import holds_throughout
+from dimorder.lowering.capture.common_subexpressions import drop_repeated
+from dimorder.lowering.capture.crop_conv_padding import crop_convolutions
 from dimorder.lowering.capture.dynamic import with_dynamic
-from dimorder.lowering.capture.functional import functional
+from dimorder.lowering.capture.functionalize import functional
 from dimorder.lowering.capture.integers import simplify
 from dimorder.lowering.capture.refusals import control_flow, not_exported, size_by_data, writes_no_buffer
-from dimorder.lowering.capture.repeated import drop_repeated
 from dimorder.lowering.capture.state import (
     StateBuffer,
     left_in_state,
@@ -36,9 +37,8 @@ from dimorder.lowering.capture.state import (
     unchanged,
     with_one_name,
 )
-from dimorder.lowering.capture.tracing import Tracer, Value, is_random
-from dimorder.lowering.operators.dialect import SLICE_CONSTANT
-from dimorder.lowering.operators.table import OPERATORS, SPELLINGS, find
+from dimorder.ops.dialect import SLICE_CONSTANT
+from dimorder.ops.table import OPERATORS, SPELLINGS, find
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
-from dimorder.lowering.capture.exported import keep_names, remade
+from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.schema import bound
 from dimorder.lowering.capture.integer_products import as_linear, name_of
-from dimorder.lowering.capture.schema import bound
-from dimorder.lowering.operators.quantisation import FAKE_QUANTIZE_DYNAMIC, quantized
+from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
 
 # The dimensions of a token, the least and the greatest integer, the least scale, and the mode of a call that
 # chooses scales; see `dialect.dynamic_type`.
@@ -32,7 +32,7 @@ _Tokens: TypeAlias = "tuple[list[int], int, int, float, str]"
 def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
     """The program with `fake_quantize_dynamic` where it quantises dynamically; itself where it nowhere does.
 
-    >>> from dimorder.lowering.operators.quantisation import quantized
+    >>> from dimorder.ops.quantization import quantized
     >>> class Rounds(torch.nn.Module):
     ...     def forward(self, x):
     ...         scale, zero = quantized.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8)

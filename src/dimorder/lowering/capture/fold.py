@@ -8,10 +8,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node, map_arg
 
-from dimorder.lowering.capture.exported import own_module, state_of
-from dimorder.lowering.capture.scaled import evaluate
-from dimorder.lowering.capture.tracing import is_random
-from dimorder.lowering.operators.dialect import SLICE_CONSTANT
+from dimorder.graph.exported import own_module, state_of
+from dimorder.graph.quantized_constant import evaluate
+from dimorder.graph.tracing import is_random
+from dimorder.ops.dialect import SLICE_CONSTANT
 
 
 def fold_constants(program: ExportedProgram, kept: Collection[object] = ()) -> ExportedProgram:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from dimorder.lowering.operators.quantisation import DEQUANTIZE_CHANNELS
+from dimorder.ops.quantization import DEQUANTIZE_CHANNELS
 
 aten = torch.ops.aten
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dimorder.lowering.capture.scaled import Scaled
-from dimorder.lowering.capture.schema import bound
-from dimorder.lowering.capture.tracing import EXPORTED
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE, is_quantised, left_out
+from dimorder.graph.quantized_constant import Scaled
+from dimorder.graph.schema import bound
+from dimorder.graph.tracing import EXPORTED
+from dimorder.ops.quantization import DEQUANTIZE, QUANTIZE, is_quantised, left_out
 
 aten = torch.ops.aten
 

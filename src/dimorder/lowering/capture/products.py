@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.lowering.capture.scaled import Scaled
-from dimorder.lowering.capture.tracing import shape_of, without_data
-from dimorder.lowering.operators.operator import args_of
+from dimorder.graph.quantized_constant import Scaled
+from dimorder.graph.tracing import shape_of, without_data
+from dimorder.ops.operator import args_of
 
 aten = torch.ops.aten
 
@@ -164,31 +164,6 @@ def of_features(product: Product, moves: Sequence[Node], value: Tensor) -> Tenso
     for dim in range(value.dim()):
         first = first if dim == product.features else first.narrow(dim, 0, 1)
     return first.reshape(-1) if bool((value == first).all()) else None
-
-
-def scaled_features(
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor,
-    shift: Tensor,
-    *,
-    transposed: bool = False,
-    groups: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """The weight and the bias of a product each of whose features is multiplied and then shifted, in float64.
-
-    >>> scale, shift = torch.tensor([2.0, 5.0]), torch.tensor([0.5, 0.0])
-    >>> weight, bias = scaled_features(torch.ones(2, 3), torch.ones(2), scale, shift)
-    >>> weight.tolist(), bias.tolist()
-    ([[2.0, 2.0, 2.0], [5.0, 5.0, 5.0]], [2.5, 5.0])
-    """
-    weight, along = weight.double(), scale
-    if transposed:  # (inputs, features of a group, taps)
-        along = scale.reshape(groups, 1, -1).expand(groups, weight.shape[0] // groups, -1)
-        along = along.reshape(weight.shape[0], -1)
-    taps = [1] * (weight.dim() - along.dim())
-    offset = shift if bias is None else shift + bias.double() * scale
-    return weight * along.reshape(*along.shape, *taps), offset
 
 
 def scaled_inputs(

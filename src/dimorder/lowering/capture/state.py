@@ -17,7 +17,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.capture.exported import keep_names, remade
+from dimorder.graph.exported import keep_names, remade
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Each is target tosa, whose graph of integers Vela compiles; ExecuTorch's Ethos-U
 
 from __future__ import annotations
 
-from dimorder.targets.listing import Listing
+from dimorder.targets.target_info import Listing
 
 # Vela's names: the NPU, and how many products it adds up in a cycle.
 ACCELERATORS = (

@@ -16,16 +16,16 @@ from torch.fx import Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.ability import Ability
+from dimorder.lowering.capabilities import Ability
 from dimorder.lowering.network_plan import Place
-from dimorder.lowering.operators.quantisation import QUANTIZE
 from dimorder.lowering.verify import Run
+from dimorder.ops.quantization import QUANTIZE
 from dimorder.targets.base import Target, WholeArtifact
 from dimorder.targets.ethos_u import INSTALL, is_u85, named
 from dimorder.targets.ethos_u.constraints import require_compilable
 from dimorder.targets.ethos_u.estimates import estimated
 from dimorder.targets.npu_report import NpuReport
-from dimorder.targets.signature import read_signature
+from dimorder.targets.program_io import read_signature
 from dimorder.targets.tosa.integers.forms import FORMS, Forms
 from dimorder.targets.tosa.target import TARGET as TOSA
 from dimorder.targets.tosa.target import TosaArtifact, emit_integers

@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from dimorder.targets.listing import Listing
+from dimorder.targets.target_info import Listing
 
 LISTING = Listing(
     ".pt2",

@@ -21,10 +21,10 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UnsupportedError, UsageError
-from dimorder.lowering.capture.branches import has_branches
-from dimorder.lowering.operators.dialect import decompose
+from dimorder.graph.branches import has_branches
 from dimorder.lowering.symbolic import SizeTable, symbolic
 from dimorder.lowering.verify import Run
+from dimorder.ops.dialect import decompose
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
 from dimorder.targets.in_aten import ABILITY
 from dimorder.targets.inductor import LISTING

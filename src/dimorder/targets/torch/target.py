@@ -15,10 +15,10 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UsageError
-from dimorder.lowering.capture.exported import ProgramRun
-from dimorder.lowering.operators.dialect import decompose
+from dimorder.graph.exported import ProgramRun
 from dimorder.lowering.symbolic import SizeTable, symbolic
 from dimorder.lowering.verify import Run
+from dimorder.ops.dialect import decompose
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
 from dimorder.targets.in_aten import ABILITY
 from dimorder.targets.torch import LISTING

@@ -5,7 +5,7 @@ Only writing a graph, running it and reading one (`graph.py`) need tosa-tools; t
 
 from __future__ import annotations
 
-from dimorder.targets.listing import Listing
+from dimorder.targets.target_info import Listing
 
 LISTING = Listing(
     ".tosa",

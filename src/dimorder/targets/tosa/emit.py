@@ -13,8 +13,8 @@ from torch.fx import Node
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowering.capture.captured import where
-from dimorder.lowering.operators.quantisation import QUANTIZE
-from dimorder.targets.signature import read_signature
+from dimorder.ops.quantization import QUANTIZE
+from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import Table, View, is_getitem, whole
 from dimorder.targets.tosa.integers.model import TosaModel
 from dimorder.targets.tosa.ops import OPERATORS, unsupported_value

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dimorder.lowering.operators import dialect as dialect  # registers torch.ops.dimorder
+from dimorder.ops import dialect as dialect  # registers torch.ops.dimorder
 from dimorder.targets.table import Table
 from dimorder.targets.tosa import division, indices, moves, pointwise, reductions, spatial
 from dimorder.targets.tosa.writer import DTYPES

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.lowering.operators.dialect import OPS as dimorder
+from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers, is_of_one_type
 from dimorder.targets.tosa.calls import dtype_of
 from dimorder.targets.tosa.writer import DTYPES, FLOATS, WIDEST, TosaValue, TosaWriter

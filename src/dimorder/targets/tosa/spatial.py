@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.lowering.operators.convolution import read_taps
-from dimorder.lowering.operators.dialect import OPS as dimorder
+from dimorder.ops.convolution import read_taps
+from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, is_of_one_type, whole
 from dimorder.targets.tosa.calls import accumulator_type, size, sum_type
 from dimorder.targets.tosa.indices import take

@@ -17,12 +17,12 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.lowering import exactly
-from dimorder.lowering.ability import Ability
-from dimorder.lowering.capture.exported import readable
+from dimorder.graph.exported import readable
+from dimorder.lowering import float64_interpreter
+from dimorder.lowering.capabilities import Ability
 from dimorder.lowering.costs import counted
-from dimorder.lowering.operators.convolution import OTHER_KERNELS
 from dimorder.lowering.verify import Run
+from dimorder.ops.convolution import OTHER_KERNELS
 from dimorder.targets.base import FileSummary, Target, WholeArtifact
 from dimorder.targets.table import Table
 from dimorder.targets.tosa import LISTING, sidecar
@@ -126,7 +126,7 @@ def emit_integers(
     def run_model(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the graph gives, once each of its integers was held to what the program rounds there."""
         held = [torch.from_numpy(_physical(x, spec)) for x, spec in zip(inputs, contract.inputs, strict=True)]
-        model.run(held, exactly.roundings(module, inputs))
+        model.run(held, float64_interpreter.roundings(module, inputs))
         return [_logical(y.numpy(), spec) for y, spec in zip(model.run(held), contract.outputs, strict=True)]
 
     return TosaArtifact(data, contract, run_model, model)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dimorder.targets.listing import Listing
+from dimorder.targets.target_info import Listing
 
 if TYPE_CHECKING:
     from torch import Tensor

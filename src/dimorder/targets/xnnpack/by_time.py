@@ -10,13 +10,14 @@ from torch.fx import Node
 
 from dimorder.cpu import family as this_family
 from dimorder.errors import UsageError
-from dimorder.lowering.capture.tracing import HALVES
+from dimorder.graph.tracing import HALVES
 from dimorder.lowering.costs import Costs
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
-from dimorder.lowering.sites import AxisOrder, BufferInfo
+from dimorder.lowering.problem_map import BufferInfo
+from dimorder.ops.quantization import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
+from dimorder.ops.tokens import AxisOrder
 from dimorder.planning.problem import Cost
-from dimorder.targets.listing import installed
 from dimorder.targets.table import Table, results
+from dimorder.targets.target_info import installed
 from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, transpose
 from dimorder.targets.xnnpack.times import TABLE, Times, measured_times, total

@@ -24,17 +24,17 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.capture.branches import Branches
+from dimorder.graph.branches import Branches
+from dimorder.graph.exported import stateful
+from dimorder.graph.integer_type import IntegerType
 from dimorder.lowering.capture.captured import where
-from dimorder.lowering.capture.exported import stateful
-from dimorder.lowering.capture.typed import integer_type
-from dimorder.lowering.integer_type import IntegerType
-from dimorder.lowering.ones import with_ones
-from dimorder.lowering.operators.dialect import SLICE_CONSTANT
-from dimorder.lowering.operators.quantisation import QUANTIZE
+from dimorder.lowering.capture.integer_boundary import integer_type
+from dimorder.lowering.keep_unit_dims import with_ones
+from dimorder.lowering.merge_specializations import SizesError
 from dimorder.lowering.symbolic import SizeTable
-from dimorder.lowering.unify import SizesError
 from dimorder.lowering.verify import Run
+from dimorder.ops.dialect import SLICE_CONSTANT
+from dimorder.ops.quantization import QUANTIZE
 from dimorder.targets.delegate import EDGE, TO_NCHW, TO_NHWC, empty, lowered, written
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack import run

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from dimorder.lowering import exactly
+from dimorder.graph.exported import readable
+from dimorder.lowering import float64_interpreter
 from dimorder.lowering.capture.captured import operator_name, where
-from dimorder.lowering.capture.exported import readable
-from dimorder.lowering.operators.quantisation import is_dynamic
 from dimorder.lowering.verify import Run, verify
+from dimorder.ops.quantization import is_dynamic
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import XnnValue
@@ -89,7 +89,7 @@ def _require_meant(
     """The physical program computes these integers, each from those before it, and of them these results."""
     nodes = {node.name: node for node in integers}
     forced = {name: integers[node] for name, node in nodes.items()}
-    wanted, found = exactly.run(readable(physical), inputs, forced)
+    wanted, found = float64_interpreter.run(readable(physical), inputs, forced)
     for each, differences in found.items():
         node = nodes[each.name]
         differences.require_few(f"{operator_name(node)} ({where(node)}) as it was written for XNNPACK")

@@ -12,7 +12,7 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
 from torch.fx import Node
 
-from dimorder.lowering.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnGraph, kind_of, passes_on, reads_of
 from dimorder.targets.xnnpack.integers import DYNAMIC, IN_FLOAT, IN_INT8, OPERANDS, READS, WEIGHTS
 

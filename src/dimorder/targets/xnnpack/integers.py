@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from dimorder.lowering.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType
 
 # What the operands that are no weights stand for, what the result does, and the scales of the weights: None
 # where the node computes that in int8, else why not.

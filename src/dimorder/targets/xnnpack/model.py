@@ -19,10 +19,10 @@ from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch import Tensor
 
 from dimorder.errors import VerificationError
-from dimorder.lowering.exactly import Origin, require_close
-from dimorder.lowering.integer_type import IntegerType
-from dimorder.lowering.operators.dialect import OPS
+from dimorder.graph.integer_type import IntegerType
+from dimorder.lowering.float64_interpreter import Origin, require_close
 from dimorder.lowering.verify import TOLERANCE, verify
+from dimorder.ops.dialect import OPS
 from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, WEIGHTS
 
 _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dimorder.lowering.operators.dialect import SLICE_CONSTANT
+from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.targets.table import Table, is_transposed, results
 from dimorder.targets.xnnpack import moves, pointwise, reductions, spatial
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from dimorder.lowering.capture.typed import integer_type
+from dimorder.lowering.capture.integer_boundary import integer_type
 from dimorder.targets.delegate import empty, is_channels_last
-from dimorder.targets.signature import read_signature
+from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import Table
 
 aten = torch.ops.aten

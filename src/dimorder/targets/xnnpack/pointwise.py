@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from dimorder.lowering.integer_type import IntegerType
-from dimorder.lowering.operators.dialect import OPS
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
+from dimorder.graph.integer_type import IntegerType
+from dimorder.ops.dialect import OPS
+from dimorder.ops.quantization import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dimorder.lowering.capture.scaled import Scaled
-from dimorder.lowering.operators.convolution import PART_TAPS
-from dimorder.lowering.operators.dialect import OPS
-from dimorder.lowering.operators.resize import resized_by
+from dimorder.graph.quantized_constant import Scaled
+from dimorder.ops.convolution import PART_TAPS
+from dimorder.ops.dialect import OPS
+from dimorder.ops.resize import resized_by
 from dimorder.targets.table import Arguments, Row
 from dimorder.targets.xnnpack.kernels import TAPS
 from dimorder.targets.xnnpack.moves import pad, slice_

@@ -15,14 +15,14 @@ from torch.fx import Graph, Node
 from dimorder.contract import Contract
 from dimorder.contract_file import constant_methods, seal
 from dimorder.executorch import pte
-from dimorder.lowering.ability import Ability
+from dimorder.lowering.capabilities import Ability
 from dimorder.lowering.costs import counted
 from dimorder.lowering.network_plan import Place
-from dimorder.lowering.operators.convolution import IN_PHASES, cuts_phases, has_phases
-from dimorder.lowering.operators.dialect import OPS
-from dimorder.lowering.operators.resize import BY_PRODUCTS, RESIZED_BY_PRODUCTS
 from dimorder.lowering.symbolic import SizeTable
 from dimorder.lowering.verify import Run
+from dimorder.ops.convolution import IN_PHASES, cuts_phases, has_phases
+from dimorder.ops.dialect import OPS
+from dimorder.ops.resize import BY_PRODUCTS, RESIZED_BY_PRODUCTS
 from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack import LISTING

@@ -1,6 +1,6 @@
 """Target counted: what is known of it without importing torch."""
 
-from dimorder.targets.listing import Listing
+from dimorder.targets.target_info import Listing
 
 LISTING = Listing(
     ".counted",

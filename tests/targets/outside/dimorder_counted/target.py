@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from dimorder.contract import Contract
 from dimorder.errors import ContractError, UsageError
-from dimorder.lowering.operators.dialect import decompose
+from dimorder.ops.dialect import decompose
 from dimorder.targets.base import FloatArtifact, Run, Target
 from dimorder_counted import LISTING
 

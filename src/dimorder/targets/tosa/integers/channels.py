@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dimorder.lowering.exactly import in_float32
-from dimorder.lowering.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType
+from dimorder.lowering.float64_interpreter import in_float32
 from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.integers.numbers import (
     BITS,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.lowering.exactly import in_float32
+from dimorder.lowering.float64_interpreter import in_float32
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
 from dimorder.targets.tosa.integers.numbers import (

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.exactly import in_float32
-from dimorder.lowering.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType
+from dimorder.lowering.float64_interpreter import in_float32
 from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.interpolation import Interpolated

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.lowering.integer_type import IntegerType
-from dimorder.lowering.operators.quantisation import DEQUANTIZE, QUANTIZE
+from dimorder.graph.integer_type import IntegerType
+from dimorder.ops.quantization import DEQUANTIZE, QUANTIZE
 from dimorder.targets.table import Arguments, Row, Table, View
 from dimorder.targets.tosa.integers import moves, pointwise, products, reductions
 from dimorder.targets.tosa.integers.numbers import (

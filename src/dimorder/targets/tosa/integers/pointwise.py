@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.lowering.capture.scaled import Scaled
-from dimorder.lowering.integer_type import IntegerType
-from dimorder.lowering.operators.dialect import OPS as dimorder
+from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.quantized_constant import Scaled
+from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.integers.channels import add_channels, are_channels, multiplied_channels
 from dimorder.targets.tosa.integers.numbers import (

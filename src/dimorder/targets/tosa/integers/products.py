@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.lowering.capture.scaled import Scaled
-from dimorder.lowering.exactly import in_float32
-from dimorder.lowering.integer_type import IntegerType
-from dimorder.lowering.operators.dialect import OPS as dimorder
+from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.quantized_constant import Scaled
+from dimorder.lowering.float64_interpreter import in_float32
+from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import moves, reductions, spatial
 from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, as_integers, quantised

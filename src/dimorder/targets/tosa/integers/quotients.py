@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.exactly import in_float32
-from dimorder.lowering.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType
+from dimorder.lowering.float64_interpreter import in_float32
 from dimorder.targets.tosa.integers.numbers import (
     Accumulator,
     IntegerWriter,

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.lowering.exactly import in_float32
-from dimorder.lowering.integer_type import IntegerType
-from dimorder.lowering.operators.dialect import OPS as dimorder
+from dimorder.graph.integer_type import IntegerType
+from dimorder.lowering.float64_interpreter import in_float32
+from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, spatial
 from dimorder.targets.tosa.integers.channels import depthwise

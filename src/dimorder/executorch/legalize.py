@@ -1,0 +1,403 @@
+"""Decides the order of every tensor in an exported program so that each operator gets what it handles right.
+
+What an operator handles right is what the truth table of kernels says, or the delegate's layout; where an
+order must change, the planner chooses the places: the fewest bytes, proven.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.pass_base import ExportedProgramPassBase, ExportedProgramPassResult
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.executorch.layout import NHWC, PORTABLE, DelegateLayout
+from dimorder.executorch.passes import (
+    TO_DIM_ORDER,
+    format_of,
+    label,
+    mode_of,
+    restride,
+    tensors,
+)
+from dimorder.executorch.rules import Rules, faults, functional_of, name_of, overload_of, results_of
+from dimorder.graph.exported import keep_names, remade
+from dimorder.planning.problem import Buffer, Config, LayoutProblem, Step
+from dimorder.planning.solve import solve
+from dimorder.runtime.kernels import CONTIGUOUS, LAST
+
+_COPY_STRIDED = torch.ops.prims.copy_strided.default
+# `mul.Tensor(x, 2)` gets its number as a tensor without dims, which channels-last kernels refuse (0x12);
+# their siblings for numbers take any order.
+_SCALAR_SIBLINGS = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "fmod", "remainder")
+
+
+@dataclass(frozen=True)
+class Legalise(ExportedProgramPassBase):  # type: ignore[misc]
+    """Inserts the fewest bytes of conversions after which every kernel handles its orders right.
+
+    A pass for `to_edge_transform_and_lower(transform_passes=[...])`, and callable on an ATen program too.
+    Operators that `layout` lists are the delegate's, all others ExecuTorch's portable kernels. Numbers become
+    arguments instead of tensors where that saves a conversion; constants are re-laid ahead of time.
+    A program that needs nothing is returned as it is.
+    """
+
+    layout: DelegateLayout = PORTABLE
+
+    def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
+        program = legalised(exported_program, self.layout)
+        return ExportedProgramPassResult(program, program is not exported_program)
+
+
+legalise = Legalise()
+
+
+def legalised(
+    program: ExportedProgram, layout: DelegateLayout = PORTABLE, chosen: Callable[[Node], bool] | None = None
+) -> ExportedProgram:
+    """The program with the conversions that it needs; itself where it needs none. See `Legalise`.
+
+    `chosen` says which nodes the delegate takes, by default those that `layout` lists.
+    """
+    program = _without_strided_copies(program)
+    if not faults(program, layout, chosen):
+        return program
+    return _Problem(program, layout, chosen).rewritten()
+
+
+class _Problem:
+    """The layout problem of one program, and the program that its plan amounts to."""
+
+    def __init__(
+        self, program: ExportedProgram, layout: DelegateLayout, chosen: Callable[[Node], bool] | None
+    ) -> None:
+        self.program = program
+        self.rules = Rules(program, layout, chosen)
+        self.buffer_of: dict[Node, int] = {}
+        self.buffers: list[Buffer] = []
+        self.steps: list[Step] = []
+        self.rows: list[Node] = []  # the node of each step
+        self.siblings: dict[tuple[int, int], _Sibling] = {}  # (step, configuration) → in its place
+        for node in program.graph.nodes:
+            self._add(node)
+
+    def rewritten(self) -> ExportedProgram:
+        problem = LayoutProblem(("bytes", "conversions"), tuple(self.buffers), tuple(self.steps), "complete")
+        plan = solve(problem)
+        program = copied(self.program)
+        twin = dict(zip(self.program.graph.nodes, program.graph.nodes, strict=True))
+        sources = [twin[node] for node in self.buffer_of]
+        orders: dict[tuple[int, Any], Node] = {}  # each buffer, in each order that it is needed in
+        replaced: dict[str, torch.Tensor] = {}
+        for index, (choice, op, row) in enumerate(zip(plan.choice, self.steps, self.rows, strict=True)):
+            node, config = twin[row], op.configs[choice]
+            if row in self.rules.constants and node.meta["val"].dim() == 4:
+                self._relay(program, row, node, config.writes[0], replaced)
+            if (index, choice) in self.siblings:
+                node.target, node.args = self.siblings[index, choice].call(node)
+            for buffer, wanted in zip(op.reads, config.reads, strict=True):
+                if (buffer, wanted) not in orders:
+                    orders[buffer, wanted] = self._convert(program, sources[buffer], wanted)
+                node.replace_input_with(sources[buffer], orders[buffer, wanted])
+            orders |= {(b, one): sources[b] for b, one in zip(op.writes, config.writes, strict=True)}
+        program.graph.eliminate_dead_code()
+        program.graph_module.recompile()
+        return _retraced(program, replaced)
+
+    def _add(self, node: Node) -> None:
+        if node.op == "output":
+            for argument in dict.fromkeys(node.all_input_nodes):
+                if argument in self.buffer_of:
+                    letters = _promised(argument.meta["val"])
+                    self._operator(node, [argument], [], [Config((one,), (), (0, 0)) for one in letters])
+            return
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor):
+            free = node in self.rules.constants and _can_be_last(value)
+            letters = (CONTIGUOUS, LAST) if free else (_letter(value),)
+            self._buffer(node, value)
+            self._operator(node, [], [node], [Config((), (one,), (0, 0)) for one in letters])
+        elif node.op == "call_function" and self.rules.is_computed(node):
+            self._add_call(node)
+
+    def _add_call(self, node: Node) -> None:
+        reads = [a for a in node.all_input_nodes if a in self.buffer_of]
+        results = self._result_nodes(node)
+        configs: list[Config] = []
+        index = len(self.steps)
+        siblings = [None] if self.rules.chosen(node) else [None, _sibling(self.program, node)]
+        for letters in self._choices(node, reads):
+            run = _Simulation(node, dict(zip(reads, letters, strict=True)))
+            written = run.results()
+            own = [_letter(value) for value in written or ()]
+            if written is None or not {*own} <= {CONTIGUOUS, LAST}:
+                continue
+            for sibling in siblings:
+                target, dropped = (sibling.target, sibling.dropped) if sibling else (None, None)
+                if self.rules.accepts(node, run.operands(self.rules, dropped), results_of(written), target):
+                    if sibling:
+                        self.siblings[index, len(configs)] = sibling
+                    writes = tuple(own[position] for position, _ in results)
+                    configs.append(Config(letters, writes, (0, int(sibling is not None))))
+                    break
+        if not configs:
+            operands = self.rules.operands(node, label)
+            raise self.rules.fault(node, operands, results_of(node.meta["val"])).error()
+        for position, result in results:
+            self._buffer(result, list(tensors(node.meta["val"]))[position])
+        self._operator(node, reads, [result for _, result in results], configs)
+
+    def _choices(self, node: Node, reads: Sequence[Node]) -> Iterator[tuple[str, ...]]:
+        """Orders of the operands worth a look: all alike, or all but the constants alike."""
+        free = [a for a in reads if _can_be_last(a.meta["val"])]
+        moving = [a for a in free if a not in self.rules.constants]
+        seen = set()
+        for last in ([], free, moving):
+            letters = tuple(LAST if a in last else CONTIGUOUS for a in reads)
+            if letters not in seen:
+                seen.add(letters)
+                yield letters
+
+    def _buffer(self, node: Node, value: torch.Tensor) -> None:
+        bytes_moved = int(value.element_size())
+        for size in value.shape:
+            bytes_moved *= _hint(size)
+        self.buffer_of[node] = len(self.buffers)
+        self.buffers.append(Buffer(node.name, (bytes_moved, 1)))
+
+    def _operator(
+        self, node: Node, reads: Sequence[Node], writes: Sequence[Node], configs: list[Config]
+    ) -> None:
+        self.rows.append(node)
+        self.steps.append(
+            Step(
+                node.name,
+                tuple(self.buffer_of[a] for a in reads),
+                tuple(self.buffer_of[a] for a in writes),
+                tuple(configs),
+            )
+        )
+
+    def _result_nodes(self, node: Node) -> list[tuple[int, Node]]:
+        """(position among the tensors, node) of what others read."""
+        if isinstance(node.meta["val"], torch.Tensor):
+            return [(0, node)]
+        return [
+            (int(str(user.args[1])), user)
+            for user in node.users
+            if user.target is operator.getitem and isinstance(user.meta.get("val"), torch.Tensor)
+        ]
+
+    def _convert(self, program: ExportedProgram, source: Node, letter: Any) -> Node:
+        order = NHWC if letter == LAST else DimOrder.contiguous(source.meta["val"].dim())
+        with program.graph.inserting_after(_last_of_placeholders(program, source)):
+            return _conversion(program, source, order)
+
+    def _relay(
+        self, program: ExportedProgram, old: Node, node: Node, letter: Any, replaced: dict[str, torch.Tensor]
+    ) -> None:
+        """Give a constant the order that the plan wants."""
+        order = NHWC if letter == LAST else DimOrder.contiguous(4)
+        spec = next(s for s in program.graph_signature.input_specs if s.arg.name == old.name)
+        store = program.state_dict if spec.target in program.state_dict else program.constants
+        tensor = store[spec.target]
+        if label(tensor) == order and label(node.meta["val"]) == order:
+            return
+        fresh = torch.empty_strided(tensor.shape, order.strides(tensor.shape), dtype=tensor.dtype)
+        fresh.copy_(tensor.detach())
+        replaced[spec.target] = (
+            torch.nn.Parameter(fresh, False) if isinstance(tensor, torch.nn.Parameter) else fresh
+        )
+        node.meta["val"] = restride(node.meta["val"], order)
+
+
+class _Simulation:
+    """One call on fake tensors whose orders are given, as the edge dialect would run it."""
+
+    def __init__(self, node: Node, letters: Mapping[Node, str]) -> None:
+        self.node = node
+        self.values = {
+            a: restride(a.meta["val"], NHWC if one == LAST else DimOrder.contiguous(a.meta["val"].dim()))
+            for a, one in letters.items()
+        }
+
+    def results(self) -> list[torch.Tensor] | None:
+        target = functional_of(self.node.target)
+        read = lambda a: self.values.get(a, a.meta.get("val"))  # noqa: E731
+        args = torch.fx.node.map_arg(self.node.args, read)
+        kwargs = torch.fx.node.map_arg(self.node.kwargs, read)
+        mode = next(map(mode_of, self.values.values()), None)
+        if mode is None:
+            return list(tensors(self.node.meta["val"]))
+        try:
+            with mode:
+                return list(tensors(target(*args, **kwargs)))
+        except (RuntimeError, AssertionError, NotImplementedError):
+            return None  # an order for which the operator itself has no meaning, such as a view of NHWC
+
+    def operands(self, rules: Rules, dropped: Node | None) -> list[Any]:
+        by_value = {id(a.meta["val"]): label(value) for a, value in self.values.items() if a is not dropped}
+        found = rules.operands(self.node, lambda value: by_value.get(id(value), label(value)))
+        if dropped is None:
+            return found
+        shape = tuple(dropped.meta["val"].shape)
+        return [pair for pair in found if isinstance(pair, list) or pair[0] != shape]
+
+
+@dataclass(frozen=True)
+class _Sibling:
+    """An overload for numbers, where the second operand is one (in the tensor `dropped`, or in none)."""
+
+    target: Any
+    number: int | float
+    dropped: Node | None
+
+    def call(self, node: Node) -> tuple[Any, tuple[Any, ...]]:
+        return self.target, (node.args[0], self.number, *node.args[2:])
+
+
+def _sibling(program: ExportedProgram, node: Node) -> _Sibling | None:
+    name, _, overload = name_of(node).partition(".")
+    if overload != "Tensor" or name not in _SCALAR_SIBLINGS or len(node.args) < 2:
+        return None
+    number, dropped = node.args[1], None
+    if isinstance(number, Node):
+        value = number.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.dim() or not _real_constant(program, number):
+            return None
+        dropped, number = number, _real_constant(program, number)[0].item()
+    if not isinstance(number, (int, float)) or not isinstance(node.args[0], Node):
+        return None
+    if isinstance(number, float) and not node.args[0].meta["val"].dtype.is_floating_point:
+        return None  # its kernel would compute in another type
+    edge = isinstance(node.target, EdgeOpOverload)
+    packet = getattr(exir_ops.edge.aten if edge else torch.ops.aten, name)
+    return _Sibling(packet.Scalar, number, dropped)
+
+
+def _real_constant(program: ExportedProgram, node: Node) -> list[torch.Tensor]:
+    spec = next((s for s in program.graph_signature.input_specs if s.arg.name == node.name), None)
+    store = {**program.state_dict, **program.constants}
+    tensor = store.get(spec.target) if spec is not None and spec.target else None
+    is_real = isinstance(tensor, torch.Tensor) and not isinstance(tensor, torch._subclasses.FakeTensor)
+    return [tensor] if is_real and isinstance(tensor, torch.Tensor) else []
+
+
+def _letter(value: torch.Tensor) -> str:
+    """The order of a value for the planner: channels-last as ExecuTorch labels it, else contiguous."""
+    found = label(value)
+    if found.is_contiguous:
+        return CONTIGUOUS
+    return LAST if found == NHWC else "X"
+
+
+def _promised(value: torch.Tensor) -> tuple[str, ...]:
+    """The orders that a result of the program may have: its own, and one of the same memory by sizes of 1."""
+    if value.dim() == 4 and NHWC.equivalent(DimOrder.contiguous(4), tuple(value.shape)):
+        return CONTIGUOUS, LAST
+    return (LAST if label(value) == NHWC else CONTIGUOUS,)
+
+
+def _can_be_last(value: torch.Tensor) -> bool:
+    """Whether channels-last is an order of its own for the value, and gets the label of it."""
+    if value.dim() != 4:
+        return False
+    shape = tuple(value.shape)
+    return DimOrder(*label_of(NHWC.strides(shape))) == NHWC
+
+
+def label_of(steps: Sequence[Any]) -> list[int]:
+    return sorted(range(len(steps)), key=lambda dim: -_hint(steps[dim]))
+
+
+def _hint(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint or 1)
+
+
+def copied(program: ExportedProgram) -> ExportedProgram:
+    graph = copy.deepcopy(program.graph_module)
+    keep_names(graph.graph, program.graph)
+    return remade(
+        program,
+        root=graph,
+        graph=graph.graph,
+        graph_signature=copy.deepcopy(program.graph_signature),
+        state_dict=dict(program.state_dict),
+        module_call_graph=copy.deepcopy(program.module_call_graph),
+        constants=dict(program.constants),
+    )
+
+
+def _retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) -> ExportedProgram:
+    """The program with its new constants, and the strides of every value as they are now."""
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is operator.getitem:
+            node.meta["val"] = node.args[0].meta["val"][node.args[1]]
+            continue
+        if not any(True for _ in tensors(node.meta.get("val"))):
+            continue
+        read = lambda a: a.meta.get("val")  # noqa: E731
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), read)
+        fakes = [v for a in node.all_input_nodes for v in tensors(a.meta.get("val"))]
+        if fakes:
+            with mode_of(fakes[0]):
+                node.meta["val"] = functional_of(node.target)(*args, **kwargs)
+    results = program.graph.output_node().args[0]
+    for spec, result in zip(program.graph_signature.output_specs, results, strict=True):
+        if isinstance(result, Node) and hasattr(spec.arg, "name"):
+            spec.arg.name = result.name
+    return remade(
+        program,
+        state_dict={name: replaced.get(name, tensor) for name, tensor in program.state_dict.items()},
+        constants={name: replaced.get(name, value) for name, value in program.constants.items()},
+    )
+
+
+def _without_strided_copies(program: ExportedProgram) -> ExportedProgram:
+    """The program with conversions instead of `prims.copy_strided`, which some decompositions leave.
+
+    That has no kernel; what it says is an order.
+    """
+    if not any(overload_of(node.target) == _COPY_STRIDED for node in program.graph.nodes):
+        return program
+    program = copied(program)
+    for node in [node for node in program.graph.nodes if overload_of(node.target) == _COPY_STRIDED]:
+        order = label(node.meta["val"])
+        with program.graph.inserting_before(node):
+            fresh = _conversion(
+                program, node.args[0], order if order == NHWC else DimOrder.contiguous(len(order))
+            )
+        node.replace_all_uses_with(fresh)
+        program.graph.erase_node(node)
+    return _retraced(program, {})
+
+
+def _conversion(program: ExportedProgram, source: Node, order: DimOrder) -> Node:
+    """A new node, where the graph inserts now, that copies `source` into an order."""
+    node: Node
+    if any(isinstance(node.target, EdgeOpOverload) for node in program.graph.nodes):
+        node = program.graph.call_function(TO_DIM_ORDER, (source,), {"dim_order": list(order)})
+    else:
+        target = torch.ops.aten._to_copy.default
+        node = program.graph.call_function(target, (source,), {"memory_format": format_of(order)})
+    node.meta = {**source.meta, "val": restride(source.meta["val"], order)}
+    return node
+
+
+def _last_of_placeholders(program: ExportedProgram, source: Node) -> Node:
+    """Where a conversion of `source` may stand: after it, and after all placeholders."""
+    if source.op != "placeholder":
+        return source
+    last: Node = [node for node in program.graph.nodes if node.op == "placeholder"][-1]
+    return last

@@ -1,0 +1,123 @@
+"""Decides by which ways a program becomes a .pte and is run: ExecuTorch's own, or as this package advises."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from dimorder.executorch import pte
+from dimorder.runtime.kernels import KernelCall, kernel_calls
+from dimorder.runtime.program import Program
+
+BACKENDS = ("portable", "xnnpack")
+
+Lower = Callable[[ExportedProgram], bytes]
+PteRun = Callable[[bytes, Sequence[torch.Tensor]], Any]
+
+
+def stock(backend: str) -> Lower:
+    """Lowering as ExecuTorch does it, for a backend of `BACKENDS`."""
+
+    def lowering(exported: ExportedProgram) -> bytes:
+        return lower_quickly(exported, _partitioners(backend))
+
+    return lowering
+
+
+def legal(backend: str) -> Lower:
+    """Lowering as this package advises it, for a backend of `BACKENDS`."""
+    from dimorder.executorch.guard import guarded
+    from dimorder.executorch.layout import XNNPACK
+
+    partitioner = next((guarded(own, XNNPACK) for own in _partitioners(backend)), None)
+    return lambda exported: lower_legally(exported, partitioner)
+
+
+def lower_legally(exported: ExportedProgram, partitioner: Any = None) -> bytes:
+    """A .pte of a program: canonicalised, and legalised where no guarded partitioner does that."""
+    from dimorder.executorch.legalize import legalise
+    from dimorder.executorch.passes import canonicalise
+
+    program = canonicalise(exported)
+    return lower_quickly(program, [partitioner] if partitioner else [], [] if partitioner else [legalise])
+
+
+def run_bare(data: bytes, inputs: Sequence[torch.Tensor]) -> Any:
+    """A program run by ExecuTorch's Python runtime, without any guard."""
+    from executorch.extension.pybindings import _C
+
+    program = _C._load_program_from_buffer(data)
+    return program.load_method("forward")([x.detach() for x in inputs])
+
+
+def run_guarded(data: bytes, inputs: Sequence[torch.Tensor]) -> Any:
+    """A program run as `dimorder.load` runs it."""
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(suffix=".pte") as file:
+        file.write(data)
+        file.flush()
+        program = Program(Path(file.name), *pte.load(file.name), "adapt", "ExecuTorch")
+        return program.run(*inputs)
+
+
+def read_calls(data: bytes) -> list[KernelCall]:
+    from executorch.exir._serialize._program import deserialize_pte_binary
+
+    return kernel_calls(deserialize_pte_binary(data).program)
+
+
+def lower_quickly(
+    exported: ExportedProgram, partitioners: Sequence[Any] = (), passes: Sequence[Any] = ()
+) -> bytes:
+    """`to_edge_transform_and_lower(...).to_executorch()`, without the decompositions that have nothing to do.
+
+    Those take nine tenths of the time of a single operator's lowering.
+    """
+    from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
+    from executorch.exir.program._program import _generate_edge_program
+
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    operators = {node.target for node in exported.graph.nodes if node.op == "call_function"}
+    final = all(
+        isinstance(operator, torch._ops.OpOverload)
+        and operator not in _decomposed()
+        and not operator._schema.is_mutable
+        and not operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        for operator in operators
+        if operator.__module__ != "_operator"
+    )
+    if not final:
+        edge = to_edge_transform_and_lower(
+            exported, partitioner=list(partitioners), transform_passes=list(passes), compile_config=config
+        )
+        return bytes(edge.to_executorch().buffer)
+    for partitioner in partitioners:
+        exported = partitioner.transform_for_pre_decomposition(exported)
+    edge = EdgeProgramManager({"forward": _generate_edge_program(config, exported)}, None, config)
+    if passes:
+        edge = edge.transform(list(passes))
+    for partitioner in partitioners:
+        edge = edge.to_backend({"forward": partitioner})
+    return bytes(edge.to_executorch().buffer)
+
+
+@functools.cache
+def _decomposed() -> frozenset[Any]:
+    """The operators that ExecuTorch decomposes."""
+    from executorch.exir.program._program import _default_decomposition_table
+
+    return frozenset(_default_decomposition_table())
+
+
+def _partitioners(backend: str) -> list[Any]:
+    if backend == "portable":
+        return []
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+    return [XnnpackPartitioner()]

@@ -1,0 +1,243 @@
+"""Decides how an exported program is made of a graph, and what it keeps when parts of it are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._export.verifier import TrainingIRVerifier
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils import _pytree as pytree
+
+from dimorder.graph.branches import Branches, has_branches
+
+
+class _Verifier(TrainingIRVerifier):
+    """What torch.export checks, but for a call of branches, which stands for one of torch.cond."""
+
+    dialect = "DIMORDER"
+
+    def allowed_op_types(self) -> tuple[type[Any], ...]:
+        return (*super().allowed_op_types(), Branches)
+
+
+def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedProgram:
+    """The exported program of a graph of ATen calls, which is used up: its placeholders take `examples`, it
+    returns a tuple of calls' results, and each tensor that it gets from the module is a buffer.
+
+    What torch.export gives of such a module, without tracing it again.
+
+    >>> graph = Graph()
+    >>> result = graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),))
+    >>> _ = graph.output((result,))
+    >>> program = exported(GraphModule(torch.nn.Module(), graph), (torch.tensor([-1.0, 2.0]),))
+    >>> program.module()(torch.tensor([-3.0, 5.0]))
+    (tensor([0., 5.]),)
+    """
+    graph = module.graph
+    graph.eliminate_dead_code()
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    read = [node for node in graph.nodes if node.op == "get_attr"]
+    with graph.inserting_before(next(iter(graph.nodes))):
+        names = dict.fromkeys(str(node.target) for node in read)
+        held = {name: graph.placeholder(f"b_{name}") for name in names}
+    for node in held.values():
+        node.target = node.name  # a word of Python, which the name of a buffer need not be
+    for node in read:
+        node.replace_all_uses_with(held[str(node.target)])
+        graph.erase_node(node)
+    state = {name: module.get_buffer(name) for name in held}
+    with FakeTensorMode() as mode, torch.no_grad():
+        fakes = [mode.from_tensor(x, static_shapes=True) for x in (*state.values(), *examples)]
+        FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
+    results: Any = graph.output_node().args[0]
+    returned = [TensorArgument(node.name) for node in results]
+    signature = ExportGraphSignature(
+        [
+            *(
+                InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, persistent=True)
+                for name, node in held.items()
+            ),
+            *(InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), None) for node in inputs),
+        ],
+        [OutputSpec(OutputKind.USER_OUTPUT, result, None) for result in returned],
+    )
+    call: tuple[tuple[torch.Tensor, ...], dict[str, Any]] = ((*examples,), {})
+    trees = pytree.tree_structure(call), pytree.tree_structure((*returned,))
+    root = ModuleCallSignature([TensorArgument(node.name) for node in inputs], [*returned], *trees)
+    return ExportedProgram(
+        root=torch.nn.Module(),
+        graph=graph,
+        graph_signature=signature,
+        state_dict=state,
+        range_constraints={},
+        module_call_graph=[ModuleCallEntry("", root)],
+        example_inputs=call,
+        verifiers=[_Verifier if has_branches(graph) else TrainingIRVerifier],
+    )
+
+
+def stateful(program: ExportedProgram, held: Mapping[str, torch.Tensor]) -> ExportedProgram:
+    """The program whose first inputs are these buffers, by their names, and whose first results are what they
+    hold from then on: no inputs or results any more, but state that each call changes.
+
+    >>> graph = Graph()
+    >>> result = graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("count"), 1))
+    >>> twice = graph.call_function(torch.ops.aten.mul.Tensor, (result, graph.placeholder("x")))
+    >>> _ = graph.output((result, twice))
+    >>> program = exported(GraphModule(torch.nn.Module(), graph), (torch.zeros(1), torch.ones(1)))
+    >>> module = own_module(stateful(program, {"count": torch.zeros(1)}))
+    >>> module(torch.ones(1)), module(torch.ones(1))
+    ((tensor([1.]),), (tensor([2.]),))
+    """
+    if not held:
+        return program
+    old, count = program.graph_signature, len(held)
+    assert not set(held) & set(program.state_dict), "a buffer and a constant of one name"
+    given = [spec for spec in old.input_specs if spec.kind is InputKind.USER_INPUT]
+    kept = dict(zip((spec.arg.name for spec in given), held, strict=False))
+    inputs = [
+        InputSpec(InputKind.BUFFER, spec.arg, kept[spec.arg.name], persistent=True)
+        if spec.arg.name in kept
+        else spec
+        for spec in old.input_specs
+    ]
+    outputs = [
+        OutputSpec(OutputKind.BUFFER_MUTATION, spec.arg, name)
+        for spec, name in zip(old.output_specs, held, strict=False)
+    ]
+    call: tuple[tuple[Any, ...], dict[str, Any]] = (program.example_inputs[0][count:], {})
+    returned = [spec.arg for spec in old.output_specs[count:]]
+    trees = pytree.tree_structure(call), pytree.tree_structure((*returned,))
+    root = ModuleCallSignature([spec.arg for spec in given[count:]], returned, *trees)
+    return remade(
+        program,
+        graph_signature=ExportGraphSignature(inputs, [*outputs, *old.output_specs[count:]]),
+        state_dict={**program.state_dict, **held},
+        module_call_graph=[ModuleCallEntry("", root)],
+        example_inputs=call,
+    )
+
+
+def state_of(program: ExportedProgram) -> dict[str, str]:
+    """The names of the buffers that a functional program writes, by the names of their placeholders."""
+    signature = program.graph_signature
+    written = set(signature.buffers_to_mutate.values())
+    return {name: buffer for name, buffer in signature.inputs_to_buffers.items() if buffer in written}
+
+
+def own_module(program: ExportedProgram) -> GraphModule:
+    """The program as a module with a state of its own: what a call writes, neither the program nor another
+    module of it sees."""
+    module = program.module(check_guards=False)
+    assert isinstance(module, GraphModule)
+    for name in state_of(program).values():
+        owner, _, buffer = name.rpartition(".")
+        held = module.get_submodule(owner)
+        setattr(held, buffer, getattr(held, buffer).clone())
+    return module
+
+
+class Readable(torch.nn.Module):
+    """A graph with what it reads, for an `Interpreter`."""
+
+    def __init__(self, graph: Graph, held: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.graph = graph
+        for name, tensor in held.items():
+            self.register_buffer(name, tensor)
+
+
+def readable(program: ExportedProgram) -> Readable | GraphModule:
+    """The program for an `Interpreter`, which is given its tensors one after another.
+
+    `ExportedProgram.module` writes and compiles Python code four times; this needs none. Of a program that
+    writes buffers it is that module, with a state of its own.
+
+    >>> program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(5, 3),))
+    >>> given = torch.randn(5, 3)
+    >>> (result,) = torch.fx.Interpreter(readable(program)).run(given)
+    >>> torch.equal(result, program.module()(given))
+    True
+    """
+    signature = program.graph_signature
+    if any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs):
+        return own_module(program)
+    tensors = {**program.state_dict, **program.constants}
+    graph, made = Graph(), dict[Node, Node]()
+    held: dict[str, torch.Tensor] = {}
+    inputs = (node for node in program.graph.nodes if node.op == "placeholder")
+    for node, spec in zip(inputs, signature.input_specs, strict=True):
+        if spec.kind is InputKind.USER_INPUT:
+            made[node] = graph.placeholder(node.name)
+        else:
+            held[node.name] = tensors[str(spec.target)]
+            made[node] = graph.get_attr(node.name)
+        made[node].meta = dict(node.meta)
+    graph.output(graph.graph_copy(program.graph, made))
+    keep_names(graph, program.graph)
+    return Readable(graph, held)
+
+
+def remade(
+    program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram, **parts: Any
+) -> ExportedProgram:
+    """A program of class `kind` with these parts, named as in its constructor, and the rest of `program`'s.
+
+    >>> import torch
+    >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3),))
+    >>> remade(program, constants={"c": torch.ones(5)}).constants["c"].shape, program.constants
+    (torch.Size([5]), {})
+    """
+    kept: dict[str, Any] = {
+        "root": program.graph_module,
+        "graph": program.graph,
+        "graph_signature": program.graph_signature,
+        "state_dict": program.state_dict,
+        "range_constraints": program.range_constraints,
+        "module_call_graph": program.module_call_graph,
+        "example_inputs": program.example_inputs,
+        "constants": program.constants,
+        "verifiers": program.verifiers,
+    }
+    return kind(**{**kept, **parts})
+
+
+def keep_names(copied: Graph, original: Graph) -> None:
+    """Give the nodes of a copied graph their names again: the signature knows them by these.
+
+    A copy shuns names of Python's own: an `input` becomes `input_1`.
+    """
+    for node, old in zip(copied.nodes, original.nodes, strict=True):
+        node.name = old.name
+
+
+class ProgramRun:
+    """A program as a function of its tensors, in torch, with a state of its own."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.module = own_module(program)
+        written = [self.module.get_buffer(name) for name in state_of(program).values()]
+        self._initial = [(buffer, buffer.clone()) for buffer in written]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return list(self.module(*inputs))
+
+    def reset(self) -> None:
+        """The state as it was at first."""
+        for buffer, initial in self._initial:
+            buffer.copy_(initial)

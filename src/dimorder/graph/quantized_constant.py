@@ -1,0 +1,184 @@
+"""Decides how a constant that was dequantised keeps the integers it was made of, however it is re-laid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from dimorder.graph.schema import bound
+
+# Functions of torch that move, repeat or drop elements and compute none. A function, a method and an ATen
+# operator of one name do the same.
+_MOVES = frozenset(
+    (
+        *("__getitem__", "alias", "clone", "contiguous", "detach", "expand", "flatten", "flip"),
+        "index_select",
+        *("lift_fresh_copy", "movedim", "narrow", "permute", "repeat", "reshape", "select", "slice", "split"),
+        *("squeeze", "swapaxes", "t", "transpose", "unflatten", "unsqueeze", "view"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Integers:
+    """What a constant is made of: `values` less the zero point, and the `scales` they were multiplied by.
+
+    Both have the constant's shape.
+    """
+
+    values: Tensor
+    scales: Tensor
+    zero_point: int = 0
+
+    @property
+    def scale(self) -> float | None:
+        """The scale of all values, if they have one."""
+        first = float(self.scales.flatten()[0])
+        return first if bool((self.scales == first).all()) else None
+
+    def per_channel(self) -> tuple[Tensor, int] | None:
+        """The scales along the one dimension in which they differ, and that dimension; one scale is along
+        dimension 0. None where they differ in more.
+
+        >>> scales = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
+        >>> Integers(torch.ones(2, 2, dtype=torch.int8), scales).per_channel()
+        (tensor([1., 2.]), 0)
+        """
+        for dim in range(self.scales.dim()):
+            scales = self.along(dim)
+            if scales is not None:
+                return scales, dim
+        return None
+
+    def group_size(self) -> int | None:
+        """How many neighbours along the last dimension of a matrix share a scale; None for anything else.
+
+        >>> scales = torch.tensor([[1.0, 1.0, 2.0, 2.0], [3.0, 3.0, 3.0, 3.0]])
+        >>> Integers(torch.ones(2, 4, dtype=torch.int8), scales).group_size()
+        2
+        """
+        if self.scales.dim() != 2:
+            return None
+        changes = (self.scales[:, 1:] != self.scales[:, :-1]).any(0).nonzero().flatten() + 1
+        return math.gcd(self.scales.shape[1], *changes.tolist())
+
+    def along(self, dim: int) -> Tensor | None:
+        """The scales along a dimension, unless they differ in another one too."""
+        along = self.scales.movedim(dim, 0).reshape(self.scales.shape[dim], -1)
+        return along[:, 0].contiguous() if bool((along == along[:, :1]).all()) else None
+
+
+class Scaled(torch.Tensor):
+    """A float constant with the integers that it was made of, which follow it through moves.
+
+    What computes with it sees a float tensor, and gives one.
+
+    >>> integers = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int8)
+    >>> weight = Scaled.of(integers, torch.tensor([[0.5], [0.25]]))
+    >>> moved = weight.permute(1, 0).reshape(3, 1, 2)
+    >>> moved.flatten().tolist(), moved.integers.values.flatten().tolist()
+    ([0.5, 1.0, 1.0, 1.25, 1.5, 1.5], [1, 4, 2, 5, 3, 6])
+    >>> type(moved + 1).__name__
+    'Tensor'
+    """
+
+    integers: Integers
+
+    @staticmethod
+    def of(values: Tensor, scales: Tensor, zero_point: int = 0) -> Scaled:
+        """(`values` − `zero_point`) · `scales`, which broadcast to the shape of `values`."""
+        values, scales = values.detach(), scales.detach().to(torch.float32).expand(values.shape)
+        made = ((values.to(torch.float32) - zero_point) * scales).as_subclass(Scaled)
+        made.integers = Integers(values, scales, zero_point)
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*_plain(args), **_plain(kwargs or {}))
+            first = args[0] if args else None
+            if not isinstance(first, Scaled) or _name(func) not in _MOVES:
+                return result
+            parts = [
+                func(part, *_plain(args[1:]), **_plain(kwargs or {}))
+                for part in (first.integers.values, first.integers.scales)
+            ]
+            joined = partial(_joined, first.integers.zero_point)
+            return pytree.tree_map(joined, result, *parts)
+
+
+def _joined(zero_point: int, value: Any, values: Any, scales: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    made = value.as_subclass(Scaled)
+    made.integers = Integers(values, scales, zero_point)
+    return made
+
+
+def _plain(arguments: Any) -> Any:
+    return pytree.tree_map_only(Scaled, lambda x: x.as_subclass(Tensor), arguments)
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "_opname", None) or getattr(func, "__name__", ""))
+
+
+def evaluate(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator gives for constants; one that dequantises keeps the integers."""
+    with torch.no_grad():
+        made = _dequantised(target, args, kwargs)
+        return target(*args, **kwargs) if made is None else made
+
+
+def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Several zero points of one constant are not kept: no target computes with them."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    name = f"{target.namespace}.{target._opname}"
+    if name not in _DEQUANTIZES:
+        return None
+    given = bound(target, args, kwargs)
+    values, dim = given["input"], given.get("axis")
+    scales, zeros = (given.get(n, given.get(f"{n}s")) for n in ("scale", "zero_point"))
+    scales, zeros = (None if each is None else torch.as_tensor(each) for each in (scales, zeros))
+    zero_point = 0 if zeros is None else int(zeros.flatten()[0])
+    if (
+        scales is None
+        or values.is_floating_point()
+        or (zeros is not None and bool((zeros != zero_point).any()))
+    ):
+        return None
+    if name == "torchao.dequantize_affine":
+        return Scaled.of(values, _of_blocks(scales, given["block_size"], values.shape), zero_point)
+    shape = [1] * values.dim()
+    if scales.numel() > 1:
+        shape[dim or 0] = -1
+    return Scaled.of(values, scales.reshape(shape), zero_point)
+
+
+def _of_blocks(scales: Tensor, block: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """One scale for each element, of those that each have a block of elements."""
+    counts = [size // each for size, each in zip(shape, block, strict=True)]
+    spread = scales.reshape([n for count in counts for n in (count, 1)])
+    return spread.expand([n for pair in zip(counts, block, strict=True) for n in pair]).reshape(*shape)
+
+
+_DEQUANTIZES = frozenset(
+    (
+        *("quantized_decomposed.dequantize_per_tensor", "quantized_decomposed.dequantize_per_channel"),
+        "torchao.dequantize_affine",
+    )
+)

@@ -1,0 +1,336 @@
+"""Decides how resizes and last steps are written where sizes are symbols, for targets whose own have fixed
+ones.
+
+1. A pixel shuffle is a transposed convolution.
+2. The last step is the last of a few to which all are resized.
+3. All else is a product with a matrix for each dimension, which each call computes of the sizes. A row of
+   such a matrix says what one place of the result takes of each along that dimension: 1 less the distance to
+   it, and nothing from a distance of 1 on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node, map_arg
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.functions import ToFloat
+
+from dimorder.graph.tracing import at_most
+
+aten = torch.ops.aten
+
+
+def with_products(exported: ExportedProgram, taken: Collection[int] = ()) -> ExportedProgram:
+    """The program in which resizes to symbolic sizes, and steps from the end of one, are written so; itself
+    where there are none. Of infinities a product makes NaN elsewhere, so that what may read them stays.
+
+    `taken` are sizes that symbols have where the program is planned, which no fixed size may be taken for.
+
+    >>> class Twice(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.nn.functional.interpolate(x, scale_factor=2.0)
+    >>> height, width = (16 * torch.export.Dim(name, min=1, max=4) for name in "HW")
+    >>> x = torch.ones(2, 3, 32, 48)
+    >>> program = with_products(torch.export.export(Twice(), (x,), dynamic_shapes=({2: height, 3: width},)))
+    >>> [node.target for node in program.graph.nodes].count(torch.ops.aten.matmul.default)
+    2
+    """
+    nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
+    if any(isinstance(node.meta.get("val"), torch.SymFloat) for node in nodes):
+        return exported  # torch cannot trace anew what becomes a size again
+    infinite, touched = _infinite(exported)
+    several = next(count for i in itertools.count() if (count := 2**i + 1) not in taken)
+    ways = (
+        (
+            {target: _where(*way) for target, way in _RESIZES.items()},
+            [n for n in nodes if n.target in _RESIZES and _RESIZES[n.target][0](*_read(n))],
+        ),
+        (_steps(several), [n for n in nodes if n.target in _STEPS and _is_of_end(*_read(n))]),
+    )
+    table: dict[Any, Any] = {}
+    for rewritten, found in ways:
+        if found and not any(n in (infinite if _is_one_of_rows(n) else touched) for n in found):
+            table |= rewritten
+    if not table:
+        return exported
+    decomposed: ExportedProgram = exported.run_decompositions(table)
+    return decomposed
+
+
+def _where(asks: Callable[..., bool], write: Callable[..., Any]) -> Callable[..., Any]:
+    """How a call is decomposed: as `write` has it where `asks` says so, else not at all."""
+    return lambda *args: write(*args) if asks(*args) else NotImplemented
+
+
+def _read(node: Node) -> tuple[Any, ...]:
+    """What a call reads, tensors and sizes without data."""
+    read: tuple[Any, ...] = map_arg(node.args, lambda each: each.meta["val"])
+    return read
+
+
+def _has_symbols(sizes: Sequence[Any]) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in sizes)
+
+
+# -- infinities
+
+
+# Finite, whatever is infinite of what these read; but of infinities alone they make NaN.
+_BOUNDED = (
+    *(aten.softmax.int, aten.scaled_dot_product_attention.default),
+    *(aten.sigmoid.default, aten.tanh.default),
+)
+# Of the first or the second argument, where that is 0.
+_POLES: Mapping[Any, int] = MappingProxyType(
+    {
+        **dict.fromkeys((aten.log.default, aten.log2.default, aten.log10.default), 0),
+        **dict.fromkeys((aten.rsqrt.default, aten.reciprocal.default), 0),
+        **dict.fromkeys((aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor), 0),
+        aten.div.Tensor: 1,
+    }
+)
+_AS_FIRST = (  # above 0 where their first argument is
+    *(aten.sqrt.default, aten.sum.dim_IntList, aten.mean.dim, aten.expand.default, aten.expand_as.default),
+    *(aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.transpose.int),
+)
+_BOUNDS = (aten.add.Tensor, aten.add.Scalar, aten.clamp.default, aten.clamp_min.default)
+_HUGE = torch.finfo(torch.float32).max / 2  # two of which add up to infinity
+
+
+def _infinite(exported: ExportedProgram) -> tuple[set[Node], set[Node]]:
+    """The values that may be infinite, by what the network itself puts there, as masks and logarithms do; and
+    these with what is made of them."""
+    signature = exported.graph_signature
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    state = {**exported.state_dict, **exported.constants}
+    held = {node: state.get(names.get(node.name, "")) for node in exported.graph.nodes}
+    infinite, touched = set[Node](), set[Node]()
+    for node in exported.graph.nodes:
+        given, put = pytree.tree_leaves(node.meta.get("val")), (held[node], node.args, node.kwargs)
+        if not any(isinstance(value, Tensor) and value.is_floating_point() for value in given):
+            continue
+        source = any(map(_is_huge, pytree.tree_leaves(put))) or _may_be_pole(node, held)
+        if source or touched.intersection(node.all_input_nodes):
+            touched.add(node)
+        if (source or infinite.intersection(node.all_input_nodes)) and node.target not in _BOUNDED:
+            infinite.add(node)
+    return infinite, touched
+
+
+def _may_be_pole(node: Node, held: Mapping[Node, Any]) -> bool:
+    read: Any = node.args
+    if node.target not in _POLES or (node.target is aten.pow.Tensor_Scalar and read[1] >= 0):
+        return False
+    return not _is_above_zero(read[_POLES[node.target]], held)
+
+
+def _is_huge(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return bool(value.is_floating_point() and (value.abs() >= _HUGE).any())
+    return isinstance(value, float) and abs(value) >= _HUGE
+
+
+def _is_above_zero(value: Any, held: Mapping[Node, Any]) -> bool:
+    """Whether a value is known to be no zero."""
+    if not isinstance(value, Node):
+        return bool(value)
+    if isinstance(held[value], Tensor):
+        return bool(held[value].all())
+    if value.target in _AS_FIRST:
+        return _is_above_zero(value.args[0], held)
+    bounds = [each for each in value.args[1:2] if isinstance(each, (int, float))]
+    return value.target is aten.exp.default or (value.target in _BOUNDS and any(b > 0 for b in bounds))
+
+
+# -- resizes
+
+
+def _by_products(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, own: bool) -> bool:
+    """Whether a resize is products: its sizes are symbols, its factors whole, its matrices not too large, and
+    it is none of a target's `own`."""
+    if own or x.dtype != torch.float32 or any(not factor.is_integer() for factor in factors or ()):
+        return False
+    pairs = list(zip(x.shape[2:], _new(x, size, factors), strict=True))
+    sizes = list(itertools.chain(*pairs))
+    return (
+        _has_symbols(sizes)
+        and not any(map(_is_rounded, sizes))
+        and all(at_most(old) * at_most(new) <= _LARGEST for old, new in pairs)
+    )
+
+
+def _new(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None) -> Sequence[Any]:
+    return size or [old * int(factor) for old, factor in zip(x.shape[2:], factors or (), strict=True)]
+
+
+def _is_rounded(size: Any) -> bool:
+    """Whether a size is made by way of a float."""
+    return isinstance(size, torch.SymInt) and size.node.expr.has(ToFloat)
+
+
+def _asks_nearest(x: Tensor, size: Any, factors: Any) -> bool:
+    """A target repeats the places of one symbol as often as that is whole."""
+    repeats = all(times.is_Integer for times in map(_quotient, _new(x, size, factors), x.shape[2:]))
+    symbols = sum(isinstance(size, torch.SymInt) for size in (x.shape[0], *x.shape[2:]))
+    return _by_products(x, size, factors, own=repeats and symbols <= 1)
+
+
+def _quotient(new: Any, old: Any) -> Any:
+    sizes = (size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size) for size in (new, old))
+    return sympy.cancel(next(sizes) / next(sizes))
+
+
+def _asks_linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> bool:
+    return _by_products(x, size, factors, own=not _has_symbols(_new(x, size, factors)))
+
+
+def _asks_shuffle(x: Tensor, factor: int) -> bool:
+    return _has_symbols(x.shape[2:]) and x.dim() == 4 and x.dtype == torch.float32
+
+
+# From the sizes of a dimension before and after, and a factor or None, to where each place of the result lies
+# among those of the operand.
+_Places = Callable[[Any, Any, "float | None"], Any]
+
+
+def _resized(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, places: _Places) -> Any:
+    given: Sequence[float | None] = factors or [None] * (x.dim() - 2)
+    y, last = x.movedim(1, -1), x.dim() - 2
+    for d, (old, new, factor) in enumerate(zip(x.shape[2:], _new(x, size, factors), given, strict=True)):
+        weights = _weights(places(old, new, factor), old, x.dim())
+        y = torch.matmul(weights, y.transpose(d + 1, last)).transpose(d + 1, last)
+    return y.movedim(-1, 1)
+
+
+def _weights(places: Tensor, old: Any, rank: int) -> Tensor:
+    """At the ends, where the place on one side is missing, that on the other counts alone."""
+    near = _near(places, old, rank)
+    return near / near.sum(-1, keepdim=True)
+
+
+def _near(places: Tensor, old: Any, rank: int) -> Tensor:
+    ones = [1] * (rank - 2)
+    distance = places.view(*ones, -1, 1) - _range(old).view(*ones, 1, -1)
+    return (1 - distance.abs()).clamp(min=0.0)
+
+
+def _range(size: Any) -> Tensor:
+    return torch.arange(size, dtype=torch.float32)
+
+
+def _last(size: Any) -> Tensor:
+    """Size - 1, as a tensor: a number would be another constant for each size."""
+    return _range(size)[-1:]
+
+
+def _step(old: Any, new: Any, factor: float | None) -> Any:
+    return (_last(old) + 1) / (_last(new) + 1) if factor is None else 1 / factor
+
+
+def _by_corners(old: Any, new: Any, factor: float | None) -> Any:
+    return _range(new) * _step(old, new, factor)
+
+
+def _by_centres(old: Any, new: Any, factor: float | None) -> Any:
+    return (_range(new) + 0.5) * _step(old, new, factor)
+
+
+def _by_ends(old: Any, new: Any, factor: float | None) -> Any:
+    return _range(new) * (_last(old) / _last(new).clamp(min=1.0))
+
+
+def _nearest(x: Tensor, size: Any, factors: Any) -> Any:
+    return _resized(x, size, factors, lambda *sizes: _by_corners(*sizes).floor())
+
+
+def _nearest_exact(x: Tensor, size: Any, factors: Any) -> Any:
+    return _resized(x, size, factors, lambda *sizes: _by_centres(*sizes).floor())
+
+
+def _linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
+    places = _by_ends if aligned else lambda *sizes: _by_centres(*sizes) - 0.5
+    return _resized(x, size, factors, places)
+
+
+def _shuffled(x: Tensor, factor: int) -> Any:
+    """Pixels of channels in a row, which are the taps of a transposed convolution."""
+    taps = factor * factor
+    groups = x.shape[1] // taps
+    weight = torch.eye(taps).view(taps, 1, factor, factor).repeat(groups, 1, 1, 1)
+    return aten.conv_transpose2d.input(x, weight, None, [factor] * 2, [0, 0], [0, 0], groups)
+
+
+# -- last steps
+
+
+def _is_of_end(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> bool:
+    """Whether a slice has the last steps of a symbolic size, few of them."""
+    counts = isinstance(start, int) and -_FEW <= start < 0 and step == 1
+    ends = end is None or (isinstance(end, int) and (end >= sys.maxsize or start < end < 0))
+    floats = x.dtype == torch.float32 and x.dim() > 1
+    return floats and counts and ends and isinstance(x.shape[dim], torch.SymInt)
+
+
+def _is_one_of_rows(node: Node) -> bool:
+    """Whether what is taken is the last step alone, which a resize reads without the others."""
+    read: Any = node.args[0]
+    return node.target in _STEPS and bool(node.args[2] == -1 and read.meta["val"].dim() <= 3)
+
+
+def _steps(several: int) -> dict[Any, Callable[..., Any]]:
+    """How the last steps are taken, one of `several` to which all are resized: a power of two and 1,
+    so that it is exact."""
+
+    def last_steps(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+        if not _is_of_end(x, dim, start, end, step):
+            return NotImplemented
+        count = -start if end is None or end >= 0 else end - start
+        if start == -1 and x.dim() <= 3:
+            rows = x.movedim(dim, -1)
+            rows = rows.view(*[1] * (3 - x.dim()), *rows.shape)
+            resized = aten.upsample_linear1d.vec(rows, [several], True, None)
+            return resized.view(*resized.shape[3 - x.dim() :])[..., several - 1 :].movedim(-1, dim)
+        places = _last(x.shape[dim]) + (torch.arange(count) + 1 + start)
+        near = _near(places, x.shape[dim], x.dim())
+        return torch.matmul(near, x.movedim(dim, -2)).movedim(-2, dim)
+
+    def last_step(x: Tensor, dim: int, index: Any) -> Any:
+        if not _is_of_end(x, dim, index):
+            return NotImplemented
+        return last_steps(x, dim, index, index + 1 or None).squeeze(dim)
+
+    return {aten.slice.Tensor: last_steps, aten.select.int: last_step}
+
+
+_STEPS = (aten.slice.Tensor, aten.select.int)
+_FEW = 8  # steps that a product takes: with all, it takes as long as with so many features
+_LARGEST = 1 << 20  # elements of a matrix
+_NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
+_NEAREST_EXACT = (
+    aten._upsample_nearest_exact1d.vec,
+    aten._upsample_nearest_exact2d.vec,
+    aten._upsample_nearest_exact3d.vec,
+)
+_LINEAR = (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec)
+# By the resize: which calls of it are written otherwise, and how.
+_RESIZES: Mapping[Any, tuple[Callable[..., bool], Callable[..., Any]]] = MappingProxyType(
+    {
+        **dict.fromkeys(_NEAREST, (_asks_nearest, _nearest)),
+        **dict.fromkeys(_NEAREST_EXACT, (_asks_nearest, _nearest_exact)),
+        **dict.fromkeys(_LINEAR, (_asks_linear, _linear)),
+        aten.pixel_shuffle.default: (_asks_shuffle, _shuffled),
+    }
+)

@@ -1,0 +1,135 @@
+"""Decides which exported graphs are functional as good as they stand: those whose in-place operators write to
+memory that nothing else sees, or that is computed ahead of time. The others are decomposed by torch, which
+takes longer than the export itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from dimorder.graph.exported import keep_names, remade, state_of
+from dimorder.graph.tracing import out_of_place
+from dimorder.ops.operator import Operator
+
+aten = torch.ops.aten
+
+# Operators whose results depend on the shape of their operand alone.
+_FILLED = frozenset(
+    {aten.new_zeros.default, aten.new_ones.default, aten.zeros_like.default, aten.ones_like.default}
+)
+
+
+_NORMS = (aten.batch_norm.default, aten.instance_norm.default)
+
+# Their in-place forms keep the type of what they write to; the functional ones give booleans.
+_TRUTHS = frozenset(
+    f"{name}_" for name in ("eq", "ne", "lt", "le", "gt", "ge", "not_equal", "less", "less_equal", "greater")
+) | frozenset(("greater_equal_", "logical_and_", "logical_or_", "logical_xor_", "logical_not_"))
+
+
+def functional(exported: ExportedProgram, operators: Mapping[Any, Operator]) -> ExportedProgram:
+    """The program without in-place operators, and without composite ones that are not among `operators`.
+
+    What can be computed ahead of time, in this order, stays as it is.
+
+    >>> class Steps(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.relu_(x + 1).flatten()
+    >>> from dimorder.ops.table import OPERATORS
+    >>> program = functional(torch.export.export(Steps(), (torch.ones(2, 3),)), OPERATORS)
+    >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    ['aten.add.Tensor', 'aten.relu.default', 'aten.flatten.using_ints']
+    """
+    graph = copy.deepcopy(exported.graph)
+    keep_names(graph, exported.graph)
+    constants = {s.arg.name for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT}
+    constants -= set(state_of(exported))
+    ahead = {node for node in graph.nodes if node.op == "placeholder" and node.name in constants}
+    for node in graph.nodes:
+        if node.op == "call_function" and _is_ahead(node, ahead, operators):
+            ahead.add(node)
+        elif node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, operators)):
+            decomposed: ExportedProgram = exported.run_decompositions({})
+            return decomposed
+    return remade(exported, graph=graph)
+
+
+def _is_ahead(
+    node: torch.fx.Node, ahead: Collection[torch.fx.Node], operators: Mapping[Any, Operator]
+) -> bool:
+    """Whether a call reads no input, nor writes to what a parameter holds or a call that does has read."""
+    target: Any = node.target
+    if target in _FILLED:
+        return True
+    if not all(operand in ahead for operand in node.all_input_nodes):
+        return False
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return True
+    written = [node.all_input_nodes[0]]
+    for value in written:  # grows by whatever shares its memory
+        users = [user for user in value.users if user < node]
+        if value.op == "placeholder" or any(user not in ahead for user in users):
+            return False
+        sources = [] if _is_fresh(value, operators) else value.all_input_nodes
+        shared = [*sources, *(user for user in users if not _is_fresh(user, operators))]
+        written += [other for other in shared if other not in written]
+    return True
+
+
+def _made_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
+    """Whether a call is functional, or was in place and has been replaced."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target is operator.getitem
+    if node.target in _NORMS and node.args[3] is not None and node.args[5]:
+        return False  # with the input's statistics it writes the running ones, which no schema says
+    if node.target._schema.is_mutable:
+        return _replaced(node, operators)
+    return node.target in operators or not _is_composite(node.target)
+
+
+def _replaced(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
+    """Puts the functional operator where one writes to its first operand and nothing else sees that."""
+    written: Any = node.args[0] if node.args else None
+    target: Any = node.target
+    overload = out_of_place(target)
+    if overload is None or not isinstance(written, torch.fx.Node):
+        return False
+    if target._opname in _TRUTHS and written.meta["val"].dtype != torch.bool:
+        return False
+    if not _is_private(written, operators) or any(
+        user < node and not _is_fresh(user, operators) for user in written.users
+    ):
+        return False
+    if len({operand.meta["val"].dtype for operand in node.all_input_nodes}) != 1:  # it would promote them
+        return False
+    written.replace_all_uses_with(node, lambda user: user > node)
+    node.target = overload
+    return True
+
+
+def _is_private(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
+    """Whether a value is new memory, or all that is left to see of such."""
+    if node.op != "call_function" or _is_fresh(node, operators):
+        return node.op == "call_function"
+    sources = node.all_input_nodes
+    return len(sources) == 1 and len(sources[0].users) == 1 and _is_private(sources[0], operators)
+
+
+def _is_fresh(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
+    aliased = any(value.alias_info is not None for value in (*schema.arguments, *schema.returns))
+    known = operators.get(node.target)
+    return not aliased and ((known is not None and known.fresh) or not _is_composite(node.target))
+
+
+def _is_composite(target: torch._ops.OpOverload) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"))

@@ -1,0 +1,186 @@
+"""Decides which values of a physical program are held with dimensions of 1 more, so that fewer views lie
+between symbolic sizes: a view on a target may find one size anew, and not two, and it may copy where it does.
+
+Where rows (N, T, D) are read as (N, 1, T, D), all that is computed of them row by row has that shape, up to
+where the program's inputs are read and its outputs are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.tracing import shape_of
+from dimorder.ops.operator import args_of
+from dimorder.ops.pointwise import relate_pointwise
+from dimorder.ops.table import find
+
+aten = torch.ops.aten
+
+_VIEW = aten.view.default
+
+
+def with_ones(program: ExportedProgram, varying: Collection[int]) -> ExportedProgram:
+    """The same program, in which values keep the ones that views add in the midst of sizes that vary.
+
+    >>> class Added(torch.nn.Module):
+    ...     def forward(self, x, y):
+    ...         return (x.relu().view(3, 1, 5) + y).exp()
+    >>> program = torch.export.export(Added(), (torch.ones(3, 5), torch.ones(3, 7, 5)))
+    >>> [str(node.target) for node in with_ones(program, {3, 5}).graph.nodes]
+    ['x', 'y', 'aten.view.default', 'aten.relu.default', 'aten.add.Tensor', 'aten.exp.default', 'output']
+    """
+    graph = Graph()
+    graph.output(graph.graph_copy(program.graph, {}))
+    keep_names(graph, program.graph)
+    left = set[Node]()  # views that stay
+    while True:
+        found = next((n for n in _views(graph) if n not in left and _varies(n, varying) and _ones(n)), None)
+        if found is None:
+            return remade(program, root=torch.nn.Module(), graph=graph)
+        before, ones = set(_views(graph)), _ones(found)
+        assert ones is not None
+        _Lift(graph, ones).run(args_of(found)[0])
+        left |= {found} | set(_views(graph)) - before
+
+
+def _varies(view: Node, varying: Collection[int]) -> bool:
+    """Whether a view gives a size that varies."""
+    return any(size in varying for size in shape_of(view))
+
+
+def _views(graph: Graph) -> list[Node]:
+    return list(graph.find_nodes(op="call_function", target=_VIEW))
+
+
+@dataclass(frozen=True)
+class _Ones:
+    """So many dimensions of 1, in front of the dimension `at` of values of a rank."""
+
+    rank: int
+    at: int
+    count: int
+
+    def added(self, shape: Sequence[int]) -> list[int]:
+        return [*shape[: self.at], *[1] * self.count, *shape[self.at :]]
+
+    def moved(self, dim: int) -> int:
+        dim %= self.rank
+        return dim + self.count if dim >= self.at else dim
+
+
+def _ones(view: Node) -> _Ones | None:
+    """The ones that a view adds in the midst of a shape."""
+    before, after = shape_of(args_of(view)[0]), shape_of(view)
+    for at in range(1, len(before)):
+        ones = _Ones(len(before), at, len(after) - len(before))
+        if ones.count > 0 and tuple(ones.added(before)) == tuple(after):
+            return ones
+    return None
+
+
+# Which read rows in their first operand alone, and which name dimensions in their second argument.
+_OF_ROWS = (aten.linear.default, aten.layer_norm.default)
+_BY_DIM = (
+    *(aten.softmax.int, aten.slice.Tensor, aten.cat.default),
+    *(aten.mean.dim, aten.sum.dim_IntList),
+)
+
+
+class _Lift:
+    """Gives a value, and all that is computed with it row by row, the same ones."""
+
+    def __init__(self, graph: Graph, ones: _Ones) -> None:
+        self.graph, self.ones = graph, ones
+        self.lifted: dict[Node, Node] = {}  # by value: the same with ones
+        self.named: dict[Node, str] = {}  # what stands in a value's place, and the name of that
+
+    def run(self, value: Node) -> None:
+        found = self._together(value)
+        for node in [node for node in self.graph.nodes if node in found]:
+            self.lifted[node] = self._with_ones(node)
+        for node in list(self.lifted):
+            self._give_back(node)
+        self.graph.eliminate_dead_code()
+        for node, name in self.named.items():  # the signature knows outputs by their names
+            node.name = name
+
+    def _together(self, value: Node) -> set[Node]:
+        """What has to have ones where a value has."""
+        found, todo = {value}, [value]
+        while todo:
+            node = todo.pop()
+            read = self._read(node) if self._is_by_rows(node) else []
+            new = [n for n in (*read, *filter(self._is_by_rows, node.users)) if n not in found]
+            found.update(new)
+            todo += new
+        return found
+
+    def _read(self, node: Node) -> list[Node]:
+        """What a call reads that has ones where its result has."""
+        operands = [args_of(node)[0]] if node.target in _OF_ROWS else node.all_input_nodes
+        return [operand for operand in operands if len(shape_of(operand)) == self.ones.rank]
+
+    def _is_by_rows(self, node: Node) -> bool:
+        """Whether a call can have the ones in its result that it has in what it reads."""
+        if node.op != "call_function" or not isinstance(node.meta["val"], torch.Tensor):
+            return False
+        if len(shape_of(node)) != self.ones.rank:
+            return False
+        if any(
+            read.target is aten.permute.default for read in node.all_input_nodes
+        ):  # a view is of what is dense
+            return False
+        behind = self.ones.rank - self.ones.at
+        if node.target in _OF_ROWS:
+            return node.target is aten.linear.default or len(args_of(node)[1]) <= behind
+        if node.target in _BY_DIM or node.target is aten.clone.default:
+            return True
+        operator = find(node.target)
+        if operator is None or operator.relate is not relate_pointwise:
+            return False
+        return all(len(shape_of(n)) in (self.ones.rank, *range(behind + 1)) for n in node.all_input_nodes)
+
+    def _with_ones(self, node: Node) -> Node:
+        shape = self.ones.added(shape_of(node))
+        source = args_of(node)[0] if node.target is _VIEW else node
+        if list(shape_of(source)) == shape:
+            return source
+        place = node.next
+        while node.op == "placeholder" and place.op == "placeholder":
+            place = place.next
+        with self.graph.inserting_before(place):
+            if not self._is_by_rows(node):
+                made = self.graph.call_function(_VIEW, (source, shape))
+            else:
+                read = self._read(node)
+                made = self.graph.node_copy(node, lambda n: self.lifted[n] if n in read else n)
+        if node.target in _BY_DIM:
+            dims: Any = args_of(node)[1]
+            moved = self.ones.moved(dims) if isinstance(dims, int) else [self.ones.moved(d) for d in dims]
+            made.args = (made.args[0], moved, *made.args[2:])
+        made.meta = {**node.meta, "val": node.meta["val"].new_empty(shape)}
+        return made
+
+    def _give_back(self, node: Node) -> None:
+        """Has what is left of a value's readers read what has ones, or that without them."""
+        made, output = self.lifted[node], self.graph.output_node()
+        for view in [reader for reader in node.users if reader.target is _VIEW and reader is not made]:
+            view.args = (made, *view.args[1:])
+            if shape_of(view) == shape_of(made) and output not in view.users:
+                view.replace_all_uses_with(made)
+        if not self._is_by_rows(node):
+            return
+        named = made
+        if any(reader not in self.lifted for reader in node.users):
+            with self.graph.inserting_before(made.next):
+                named = self.graph.call_function(_VIEW, (made, list(shape_of(node))))
+            named.meta = dict(node.meta)
+            node.replace_all_uses_with(named, delete_user_cb=lambda user: user not in self.lifted)
+        self.named[named] = node.name

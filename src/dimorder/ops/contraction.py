@@ -1,0 +1,281 @@
+"""Products of matrices: linear, whose constant weight takes and gives features in any order, and matmul."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from dimorder.graph.tracing import Tracer, Value, shape_of
+from dimorder.ops.dialect import OPS
+from dimorder.ops.moves import permute, view
+from dimorder.ops.operator import (
+    Dims,
+    Implementation,
+    Operator,
+    Relation,
+    args_of,
+    dims_of,
+    operands,
+    spelt,
+    tensor_arguments,
+)
+from dimorder.ops.tokens import Token
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+_WEIGHTS = ("weight", "bias")
+
+
+def _linear_of(n: Tracer, x: Value, w: Value, bias: Value = None) -> Value:
+    """A weight that is computed, or a vector, multiplies as any matrix; a bias that is computed is added."""
+    computed_weight, computed_bias = (isinstance(value, torch.fx.Node) for value in (w, bias))
+    if len(shape_of(w)) == 1:
+        y = matmul(n, x, w)
+    elif not (computed_weight or computed_bias):
+        return n.emit(aten.linear.default, x, w, *([] if bias is None else [bias]))
+    else:
+        y = matmul(n, x, permute(n, w, [1, 0])) if computed_weight else n.emit(aten.linear.default, x, w)
+    return y if bias is None else n.write(aten.add.Tensor, y, bias)
+
+
+def _addmm(n: Tracer, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+    if (alpha, beta) == (1, 1) and len(shape_of(bias)) == 1 and isinstance(w, torch.Tensor):
+        return _linear_of(n, x, w.t(), bias)
+    y = matmul(n, x, w)
+    if beta == 0:  # what it adds is not read
+        return y if alpha == 1 else n.write(aten.mul.Tensor, y, alpha)
+    y = y if alpha == 1 else n.write(aten.mul.Tensor, y, alpha)
+    return n.write(aten.add.Tensor, y, bias if beta == 1 else n.write(aten.mul.Tensor, bias, beta))
+
+
+def matmul(n: Tracer, a: Value, b: Value) -> Value:
+    """A constant matrix on the right is a linear's weight, and a vector a matrix of one row or column."""
+    rank_a, rank_b = len(shape_of(a)), len(shape_of(b))
+    if isinstance(b, torch.Tensor) and rank_b == 2:
+        return n.emit(aten.linear.default, a, b.t())
+    if rank_a == 2 and rank_b == 1:
+        return _matrix_vector(n, a, b)
+    if min(rank_a, rank_b) < 2:
+        rows = view(n, a, [1, -1]) if rank_a == 1 else a
+        columns = view(n, b, [-1, 1]) if rank_b == 1 else b
+        batch = shape_of(a if rank_b == 1 else b)[:-2]
+        free = [*shape_of(rows)[-2:-1] * (rank_a > 1), *shape_of(columns)[-1:] * (rank_b > 1)]
+        return view(n, matmul(n, rows, columns), [*batch, *free])
+    rank = max(rank_a, rank_b)
+    a, b = (
+        view(n, a, (1,) * (rank - rank_a) + shape_of(a)),
+        view(n, b, (1,) * (rank - rank_b) + shape_of(b)),
+    )
+    return n.emit(aten.matmul.default, a, b)
+
+
+def _times(n: Tracer, x: Value, factor: float) -> Value:
+    return x if factor == 1 else n.write(aten.mul.Tensor, x, factor)
+
+
+def _add_product(multiply: Callable[[Tracer, Value, Value], Value]) -> Callable[..., Value]:
+    """beta · x + alpha · (a times b)."""
+
+    def spell(n: Tracer, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+        product = _times(n, multiply(n, a, b), alpha)
+        return product if beta == 0 else n.write(aten.add.Tensor, _times(n, x, beta), product)
+
+    return spell
+
+
+def _matrix_vector(n: Tracer, a: Value, b: Value) -> Value:
+    """As a linear where the matrix is a constant, else as a product of matrices."""
+    if isinstance(a, torch.Tensor):
+        return n.write(aten.linear.default, b, a)
+    product = n.write(aten.matmul.default, a, view(n, b, [-1, 1]))
+    return view(n, product, [shape_of(a)[0]])
+
+
+def _matrices(n: Tracer, a: Value, b: Value) -> Value:
+    return n.write(aten.matmul.default, a, b)
+
+
+def _sum_of_matrices(n: Tracer, a: Value, b: Value) -> Value:
+    """Σ aᵢ bᵢ is one product: of the aᵢ side by side and the bᵢ on top of each other."""
+    batch, rows, inner = shape_of(a)
+    beside = view(n, n.write(aten.transpose.int, a, 0, 1), [rows, batch * inner])
+    return n.write(aten.matmul.default, beside, view(n, b, [batch * inner, -1]))
+
+
+def _dot(n: Tracer, a: Value, b: Value) -> Value:
+    return n.write(aten.sum.dim_IntList, n.write(aten.mul.Tensor, a, b), [0])
+
+
+def _outer(n: Tracer, a: Value, b: Value) -> Value:
+    return n.write(aten.mul.Tensor, view(n, a, [-1, 1]), view(n, b, [1, -1]))
+
+
+def _relate_linear(node: torch.fx.Node) -> Relation | str:
+    if len(operands(node, _WEIGHTS)) != 1:
+        return "a weight or a bias that is computed"
+    reads, writes = (
+        dims_of([*((f"d.{i}", size) for i, size in enumerate(shape[:-1])), ("k", shape[-1])])
+        for shape in (shape_of(args_of(node)[0]), shape_of(node))
+    )
+    return Relation("contraction", (reads,), (writes,), absorbed=frozenset({"k"}))
+
+
+def _relate_matmul(node: torch.fx.Node) -> Relation:
+    a, b, out = shape_of(args_of(node)[0]), shape_of(args_of(node)[1]), shape_of(node)
+    batch = [f"b.{i}" for i in range(len(out) - 2)]
+
+    def dims(shape: tuple[int, ...], *last: str) -> Dims:
+        head = [
+            (name, size if size == full else 1) for name, size, full in zip(batch, shape, out, strict=False)
+        ]
+        return dims_of([*head, *zip(last, shape[-2:], strict=True)])
+
+    return Relation(
+        "contraction",
+        (dims(a, "m", "k"), dims(b, "k", "n")),
+        (dims(out, "m", "n"),),
+    )
+
+
+def _relaid(c: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The constant weight (outputs, inputs) and bias for features that lie in the planned orders."""
+    weight, bias = c.weight(1), c.weight(2)
+    assert weight is not None
+    rows, columns = c.permutation(c.result, "k"), c.permutation(0, "k")
+    return weight[rows][:, columns], None if bias is None else bias[rows]
+
+
+def _linear(c: Call) -> None:
+    """x Wᵀ, the features innermost."""
+    weight, bias = _relaid(c)
+    groups = c.ending_in("k")
+    c.give(c.b.call(c.target, c.take(0, groups), c.constant(weight, 1), c.constant(bias, 2)), groups)
+
+
+def _linear_as_product(c: Call) -> None:
+    """x times the transposed weight, the features innermost."""
+    weight, bias = _relaid(c)
+    groups = c.ending_in("k")
+    y = c.b.call(aten.matmul.default, c.take(0, groups), c.constant(weight.t(), 1))
+    if bias is not None:
+        y = c.b.call(aten.add.Tensor, y, c.constant(bias, 2))
+    c.give(y, groups)
+
+
+def _linear_as_convolution(c: Call) -> None:
+    """A convolution of one tap over the rows, the features innermost."""
+    weight, bias = _relaid(c)
+    groups = c.ending_in("k")
+    shape = [c.size(0, group) for group in groups]
+    pixels = shape if len(shape) == 4 else [1, math.prod(shape[:-1]), 1, shape[-1]]
+    x = c.take(0, groups)
+    if pixels != shape:
+        x = c.b.call(aten.view.default, x, pixels)
+    taps = weight.reshape(weight.shape[0], 1, 1, weight.shape[1])
+    y = c.b.call(
+        OPS.conv2d_nhwc.default, x, c.constant(taps, 1), c.constant(bias, 2), [1, 1], [0] * 4, [1, 1], 1
+    )
+    if pixels != shape:
+        y = c.b.call(aten.view.default, y, [*shape[:-1], weight.shape[0]])
+    c.give(y, groups)
+
+
+def _linear_features_first(c: Call) -> None:
+    """W x, the features outermost."""
+    weight, bias = _relaid(c)
+    k = c.labelled("k")
+    groups = [k, [token for token in c.arrangement.tokens if token not in k]]
+    y = c.b.call(aten.matmul.default, c.constant(weight, 1), c.take(0, groups))
+    if bias is not None:
+        y = c.b.call(aten.add.Tensor, y, c.constant(bias.reshape(-1, 1), 2))
+    c.give(y, groups)
+
+
+def _has_one_column(node: torch.fx.Node) -> bool:
+    return shape_of(node)[-1] == 1
+
+
+def _multiply(c: Call) -> None:
+    """Batch dimensions as the operands have them where that is the same batch, else one per axis so that they
+    broadcast; a batch that the right operand lacks is more rows of the left.
+
+    Where the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
+    """
+    batch = c.labelled("b")
+    same = len(c.site.reads) == 2 and all(c.has(t, 0) == c.has(t, 1) for t in batch)
+    m, k, n = c.by_label(["m"], ["k"], ["n"])
+    heads = [[token] for token in batch]
+    if same:
+        heads = [group for group in c.split(alone=batch) if group and group[0] in batch]
+    heads = heads or [[]]
+    place = {token: p for p, token in enumerate(c.arrangement.tokens)}
+
+    def precedes(a: list[Token], b: list[Token], unless: bool) -> bool:
+        return place[a[0]] < place[b[0]] if a and b else unless
+
+    straight = precedes(m, n, precedes(m, k, True))  # without columns, a matrix that lies k m is turned
+    a_first, b_first = precedes(m, k, straight), precedes(k, n, straight)
+    if straight and len(c.site.reads) == 2 and batch and not any(c.has(t, 1) for t in batch):
+        heads, m = [], [*batch, *m]
+    sides = ([*heads, m, k] if a_first else [*heads, k, m], [*heads, k, n] if b_first else [*heads, n, k])
+    taken, dynamic = [], 0
+    for position, source in enumerate(tensor_arguments(c.node)):
+        constant = source.op == "get_attr"
+        side = sides[position]
+        taken.append(c.take_constant(position, side) if constant else c.take(dynamic, side))
+        dynamic += not constant
+    if not straight:
+        taken, (a_first, b_first) = taken[::-1], (not b_first, not a_first)
+    rank = len(heads) + 2
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    left, right = (
+        node if first else c.b.call(aten.permute.default, node, swap)
+        for node, first in zip(taken, (a_first, b_first), strict=True)
+    )
+    c.give(c.b.call(aten.matmul.default, left, right), [*heads, m, n] if straight else [*heads, n, m])
+
+
+_MATMUL = (aten.matmul.default,)
+
+OPERATORS = (
+    Operator(
+        (aten.linear.default,),
+        _relate_linear,
+        (
+            Implementation("features last", "* k", _linear, (aten.linear.default,)),
+            Implementation("as a convolution", "* k", _linear_as_convolution, (OPS.conv2d_nhwc.default,)),
+            Implementation("as a product", "* k", _linear_as_product, (*_MATMUL, aten.add.Tensor)),
+            Implementation(
+                "features first", "k *", _linear_features_first, (aten.matmul.default, aten.add.Tensor)
+            ),
+        ),
+        spelt=_linear_of,
+        weights=_WEIGHTS,
+        fresh=True,
+    ),
+    Operator(
+        (aten.matmul.default,),
+        _relate_matmul,
+        (
+            Implementation("row-major", "b m k n", _multiply, _MATMUL),
+            Implementation("right transposed", "b m n k", _multiply, _MATMUL),
+            Implementation("transposed", "b n k m", _multiply, _MATMUL),
+            Implementation("one column transposed", "b k m", _multiply, _MATMUL, _has_one_column),
+        ),
+        spelt=matmul,
+    ),
+    spelt(matmul, aten.bmm.default, aten.mm.default),
+    spelt(_addmm, aten.addmm.default),
+    spelt(_matrix_vector, aten.mv.default),
+    spelt(_dot, aten.dot.default),
+    spelt(_outer, aten.outer.default),
+    spelt(_add_product(_matrix_vector), aten.addmv.default),
+    spelt(_add_product(_matrices), aten.baddbmm.default),
+    spelt(_add_product(_sum_of_matrices), aten.addbmm.default),
+)

@@ -1,0 +1,319 @@
+"""The dialect of a physical program: the operators that ATen pins to NCHW, on contiguous NHWC tensors, and
+what ATen has no single operator for.
+
+This file decides their schemas and what each one means, as ATen between permute views.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch._export.verifier import TrainingIRVerifier
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node, map_arg
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dimorder.graph.branches import Branches
+from dimorder.graph.exported import remade
+
+NAMESPACE = "dimorder"
+_TO_NCHW = (0, 3, 1, 2)
+_TO_NHWC = (0, 2, 3, 1)
+
+
+def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
+    """Each dialect operator and the function that computes it with plain ATen between permute views.
+
+    >>> sorted(str(op) for op in decomposition_table())[0]
+    'dimorder.avg_pool2d_nhwc.default'
+    """
+    return {getattr(torch.ops.dimorder, name).default: body for name, (_, body) in _DIALECT.items()}
+
+
+def decompose(
+    program: ExportedProgram, *, taps_as_linear: bool = False, kept: Collection[object] = ()
+) -> ExportedProgram:
+    """The same program with every dialect operator replaced by plain ATen, but for those in `kept`, and
+    branches by torch.cond; all else stays whole.
+
+    `taps_as_linear` makes a `linear` of a convolution of one tap, which needs no permutes round it.
+
+    >>> class Pool(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return torch.ops.dimorder.max_pool2d_nhwc(x, [2, 2], [2, 2], [0, 0], [1, 1], False)
+    >>> program = decompose(torch.export.export(Pool(), (torch.randn(1, 4, 6, 3),)))
+    >>> [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+    ['aten.permute.default', 'aten.max_pool2d.default', 'aten.permute.default']
+    """
+    table = decomposition_table()
+    if taps_as_linear:
+        table[torch.ops.dimorder.conv2d_nhwc.default] = _conv2d_or_linear
+    root, graph, made = torch.nn.Module(), Graph(), dict[Node, Node]()
+    for node in program.graph.nodes:
+        body = None if node.target in kept else table.get(node.target)
+        if isinstance(node.target, Branches):
+            made[node] = node.target.written(root, graph, [made[each] for each in node.args])
+            made[node].meta = dict(node.meta)
+        elif body is None:
+            made[node] = graph.node_copy(node, made.__getitem__)
+        else:
+            made[node] = _written_out(graph, node, body, made)
+        made[node].name = node.name  # by which the signature knows it
+    return remade(program, root=root, graph=graph, verifiers=[TrainingIRVerifier])
+
+
+def _written_out(graph: Graph, node: Node, body: Callable[..., Tensor], made: Mapping[Node, Node]) -> Node:
+    """What a call becomes in plain ATen, in the fake tensors of its program; the rest is not traced again."""
+    read = node.all_input_nodes
+
+    def run(*tensors: Tensor) -> Tensor:
+        held = dict(zip(read, tensors, strict=True))
+        args, kwargs = map_arg((node.args, node.kwargs), held.__getitem__)
+        return body(*args, **kwargs)
+
+    with node.meta["val"].fake_mode, torch.no_grad():
+        traced = make_fx(run, pre_dispatch=True)(*(each.meta["val"] for each in read)).graph
+    inner: dict[Node, Node] = dict(
+        zip(traced.find_nodes(op="placeholder"), map(made.__getitem__, read), strict=True)
+    )
+    source = {key: value for key, value in node.meta.items() if key != "val"}
+    for each in traced.nodes:
+        if each.op == "call_function":
+            args, kwargs = map_arg((each.args, each.kwargs), inner.__getitem__)
+            name = f"{node.name}_{each.name}_"
+            inner[each] = graph.call_function(each.target, args, kwargs, name=name)
+            inner[each].meta = {**source, "val": each.meta["val"]}
+    (result,) = traced.output_node().all_input_nodes
+    return inner[result]
+
+
+def _nchw(x: Tensor) -> Tensor:
+    return x.permute(_TO_NCHW)
+
+
+def _nhwc(y: Tensor) -> Tensor:
+    """The NHWC value of an NCHW result."""
+    return _dense(y.permute(_TO_NHWC))
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Contiguous, and with canonical strides also where a size is 1."""
+    x = x.contiguous()
+    canonical = tuple(math.prod(x.shape[d + 1 :]) for d in range(x.dim()))
+    return x if x.stride() == canonical else x.reshape(-1).view(x.shape)
+
+
+def _conv2d(
+    x: Tensor,
+    weight_ohwi: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    top, bottom, left, right = padding
+    image, conv_padding = _nchw(x), (top, left)
+    if (top, left) != (bottom, right):
+        image, conv_padding = functional.pad(image, (left, right, top, bottom)), (0, 0)
+    weight = _nchw(weight_ohwi)
+    return _nhwc(torch.ops.aten.conv2d(image, weight, bias, stride, conv_padding, dilation, groups))
+
+
+def _conv2d_or_linear(x: Tensor, weight_ohwi: Tensor, bias: Tensor | None, *window: Any) -> Tensor:
+    stride, padding, _, groups = window
+    one_tap = tuple(weight_ohwi.shape[1:3]) == tuple(stride) == (1, 1)
+    if one_tap and groups == 1 and not any(padding):
+        return functional.linear(x, weight_ohwi.flatten(1), bias)
+    return _conv2d(x, weight_ohwi, bias, *window)
+
+
+def _conv3d(
+    x: Tensor,
+    weight_odhwi: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    depth, height, width = padding[:2], padding[2:4], padding[4:]
+    volume = functional.pad(x.movedim(-1, 1), [*width, *height, *depth])
+    y = torch.conv3d(volume, weight_odhwi.movedim(-1, 1), bias, stride, (0, 0, 0), dilation, groups)
+    return _dense(y.movedim(1, -1))
+
+
+def _conv_transpose2d(
+    x: Tensor,
+    weight_ohwi: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    arguments = (_inputs_first(weight_ohwi, groups), bias, stride, padding, output_padding, groups, dilation)
+    return _nhwc(torch.ops.aten.conv_transpose2d(_nchw(x), *arguments))
+
+
+def _conv_transpose3d(
+    x: Tensor,
+    weight_odhwi: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    arguments = (_inputs_first(weight_odhwi, groups), bias, stride, padding, output_padding, groups, dilation)
+    return _dense(torch.ops.aten.conv_transpose3d(x.movedim(-1, 1), *arguments).movedim(1, -1))
+
+
+def _inputs_first(weight: Tensor, groups: int) -> Tensor:
+    """The weight of a transposed convolution as torch has it: (I, O/groups, *) of (O, *, I/groups)."""
+    y: Tensor = weight.unflatten(0, (groups, -1)).movedim(-1, 1).flatten(0, 1)
+    return y
+
+
+def _max_pool2d(x: Tensor, *arguments: Any) -> Tensor:
+    return _nhwc(torch.ops.aten.max_pool2d(_nchw(x), *arguments))
+
+
+def _avg_pool2d(x: Tensor, *arguments: Any) -> Tensor:
+    return _nhwc(torch.ops.aten.avg_pool2d(_nchw(x), *arguments))
+
+
+def _upsample_bilinear2d(
+    x: Tensor, output_size: Sequence[int], align_corners: bool, scales_h: float | None, scales_w: float | None
+) -> Tensor:
+    size, scales = _size_or_scales(output_size, scales_h, scales_w)
+    return _nhwc(torch.ops.aten.upsample_bilinear2d.vec(_nchw(x), size, align_corners, scales))
+
+
+def _upsample_nearest2d(
+    x: Tensor, output_size: Sequence[int], scales_h: float | None, scales_w: float | None
+) -> Tensor:
+    return _nhwc(
+        torch.ops.aten.upsample_nearest2d.vec(_nchw(x), *_size_or_scales(output_size, scales_h, scales_w))
+    )
+
+
+def _size_or_scales(
+    output_size: Sequence[int], scales_h: float | None, scales_w: float | None
+) -> tuple[Sequence[int] | None, list[float] | None]:
+    """The overload `vec`, which other runtimes know, takes one of the two; scales imply the size."""
+    if scales_h is None or scales_w is None:
+        return output_size, None
+    return None, [scales_h, scales_w]
+
+
+def dynamic_type(
+    x: Tensor, dims: Sequence[int], low: int, high: int, eps: float, mode: str
+) -> tuple[Tensor, Tensor]:
+    """The scales and zero points by which `fake_quantize_dynamic` rounds; `dims` have size 1 in both.
+
+    `mode` is `symmetric`; or `asymmetric`, where the least number that the integers stand for is the least
+    value; or `balanced`, where it is that one of the least and the greatest which is missed by less.
+    """
+    zero, over = torch.zeros((), dtype=x.dtype), list(dims)
+    least, most = x.amin(over, keepdim=True).minimum(zero), x.amax(over, keepdim=True).maximum(zero)
+    if mode == "symmetric":
+        scale = torch.maximum(-least, most).div((high - low) / 2).clamp(min=eps)
+        return scale, torch.full_like(scale, (high + low + 1) // 2)
+    scale = ((most - least) / (high - low)).clamp(min=eps)
+    below, above = low - least / scale, high - most / scale
+    if mode == "asymmetric":
+        return scale, (low - (least / scale).round()).clamp(low, high)
+    return scale, torch.where(low + high > below + above, below, above).clamp(low, high).round()
+
+
+def _fake_quantize_dynamic(
+    x: Tensor, dims: Sequence[int], low: int, high: int, eps: float, mode: str
+) -> Tensor:
+    """`x` rounded to multiples of steps that are found in itself, one step over all of `dims`."""
+    scale, zero = dynamic_type(x, dims, low, high, eps, mode)
+    return _dense(((x * (1 / scale)).round().add(zero).clamp(low, high) - zero) * scale)
+
+
+def _prelu_last(x: Tensor, weight: Tensor) -> Tensor:
+    if x.dim() < 2:
+        return torch.where(x > 0, x, x * weight)
+    return _dense(torch.ops.aten.prelu(x.movedim(-1, 1), weight).movedim(1, -1))
+
+
+def _slice_constant(x: Tensor, dim: int, start: int, end: int) -> Tensor:
+    """A copy also of the whole: written out, it is the same operators at every size."""
+    part: Tensor = torch.ops.aten.slice.Tensor(x, dim, start, end)
+    return part.clone(memory_format=torch.contiguous_format)
+
+
+_DIALECT: dict[str, tuple[str, Callable[..., Tensor]]] = {
+    "conv2d_nhwc": (
+        "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[4] padding, int[2] dilation, "
+        "int groups) -> Tensor",
+        _conv2d,
+    ),
+    "conv3d_ndhwc": (
+        "(Tensor x, Tensor weight_odhwi, Tensor? bias, int[3] stride, int[6] padding, int[3] dilation, "
+        "int groups) -> Tensor",
+        _conv3d,
+    ),
+    "conv_transpose2d_nhwc": (
+        "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[2] padding, int[2] output_padding, "
+        "int[2] dilation, int groups) -> Tensor",
+        _conv_transpose2d,
+    ),
+    "conv_transpose3d_ndhwc": (
+        "(Tensor x, Tensor weight_odhwi, Tensor? bias, int[3] stride, int[3] padding, int[3] output_padding, "
+        "int[3] dilation, int groups) -> Tensor",
+        _conv_transpose3d,
+    ),
+    "max_pool2d_nhwc": (
+        "(Tensor x, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode) "
+        "-> Tensor",
+        _max_pool2d,
+    ),
+    "avg_pool2d_nhwc": (
+        "(Tensor x, int[2] kernel_size, int[2] stride, int[2] padding, bool ceil_mode, "
+        "bool count_include_pad, int? divisor_override) -> Tensor",
+        _avg_pool2d,
+    ),
+    "upsample_bilinear2d_nhwc": (
+        "(Tensor x, SymInt[2] output_size, bool align_corners, float? scales_h, float? scales_w) -> Tensor",
+        _upsample_bilinear2d,
+    ),
+    "upsample_nearest2d_nhwc": (
+        "(Tensor x, SymInt[2] output_size, float? scales_h, float? scales_w) -> Tensor",
+        _upsample_nearest2d,
+    ),
+    "fake_quantize_dynamic": (
+        "(Tensor x, int[] dims, int low, int high, float eps, str mode) -> Tensor",
+        _fake_quantize_dynamic,
+    ),
+    "prelu_last": ("(Tensor x, Tensor weight) -> Tensor", _prelu_last),
+    "slice_constant": ("(Tensor x, int dim, SymInt start, SymInt end) -> Tensor", _slice_constant),
+}
+
+
+def _register() -> None:
+    """Define the operators once per process, however often this module is imported."""
+    for name, (schema, body) in _DIALECT.items():
+        if hasattr(torch.ops.dimorder, name):
+            continue
+        qualified = f"{NAMESPACE}::{name}"
+        torch.library.define(qualified, schema)
+        torch.library.impl(qualified, "CompositeExplicitAutograd", body)
+        torch.library.register_fake(qualified, body)
+
+
+_register()
+
+OPS = torch.ops.dimorder  # the operators, registered
+SLICE_CONSTANT = OPS.slice_constant.default

@@ -1,0 +1,421 @@
+"""Operators that depend on the order of indices: cat, slice, pad, flip and what is spelt in them.
+
+A cut that divides offset, length and every member's size acts on the outer axes and leaves the inner ones
+free.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.ops.moves import squeeze, unsqueeze, view
+from dimorder.ops.operator import (
+    Implementation,
+    Operator,
+    Relation,
+    args_of,
+    dims_of,
+    dims_with_cut,
+    spelt,
+)
+from dimorder.ops.tokens import Token, is_named
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+
+# -- how they are spelt
+
+
+def slice_(
+    n: Tracer, x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Value:
+    shape = shape_of(x)
+    dim = dim % len(shape)
+    begin, stop, step = slice(start, end, step).indices(shape[dim])
+    kept = range(begin, stop, step)
+    if len(kept) == shape[dim]:
+        return x
+    if len(kept) <= 1:
+        return n.emit(aten.slice.Tensor, x, dim, begin, begin + len(kept), 1)
+    return n.emit(aten.slice.Tensor, x, dim, begin, kept[-1] + 1, step)
+
+
+def select(n: Tracer, x: Value, dim: int, index: int) -> Value:
+    dim = dim % len(shape_of(x))
+    index = index % shape_of(x)[dim]
+    return squeeze(n, slice_(n, x, dim, index, index + 1), dim)
+
+
+def _unbind(n: Tracer, x: Value, dim: int = 0) -> Value:
+    return [select(n, x, dim, index) for index in range(shape_of(x)[dim])]
+
+
+def _split_sizes(n: Tracer, x: Value, sizes: Sequence[int], dim: int = 0) -> Value:
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [slice_(n, x, dim, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _split(n: Tracer, x: Value, size: int, dim: int = 0) -> Value:
+    total = shape_of(x)[dim]
+    return _split_sizes(n, x, [min(size, total - begin) for begin in range(0, total, size)], dim)
+
+
+def _chunk(n: Tracer, x: Value, chunks: int, dim: int = 0) -> Value:
+    return _split(n, x, -(-shape_of(x)[dim] // chunks), dim)
+
+
+def _getitem(n: Tracer, x: Value, index: int) -> Value:
+    return x[index] if isinstance(x, (list, tuple)) else n.emit(operator.getitem, x, index)
+
+
+def cat(n: Tracer, tensors: Sequence[Value], dim: int = 0) -> Value:
+    parts = [t for t in tensors if 0 not in shape_of(t)]
+    dim = dim % len(shape_of(parts[0]))
+    dtypes = {dtype_of(t) for t in parts}
+    if len(dtypes) > 1:
+        common = functools.reduce(torch.promote_types, dtypes)
+        parts = [n.write(aten._to_copy.default, t, dtype=common) for t in parts]
+    return parts[0] if len(parts) == 1 else n.emit(aten.cat.default, parts, dim)
+
+
+def stack(n: Tracer, tensors: Sequence[Value], dim: int = 0) -> Value:
+    dim = dim % (len(shape_of(tensors[0])) + 1)
+    return cat(n, [unsqueeze(n, t, dim) for t in tensors], dim)
+
+
+def _slice_scatter(
+    n: Tracer,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Value:
+    """What is written to a slice, between what lies before and behind it."""
+    dim, size = dim % len(shape_of(x)), shape_of(x)[dim]
+    begin, stop, step = slice(start, end, step).indices(size)
+    if stop <= begin:
+        return x
+    count = -(-(stop - begin) // step)
+    stop = min(begin + count * step, size)
+    before, written, behind = (slice_(n, x, dim, *ends) for ends in ((0, begin), (begin, stop), (stop, size)))
+    if step == 1:
+        return cat(n, [before, _copy(n, written, source), behind], dim)
+    return cat(n, [before, _scattered(n, written, source, dim, count, step), behind], dim)
+
+
+def _scattered(n: Tracer, x: Value, source: Value, dim: int, count: int, step: int) -> Value:
+    """`x` with every `step`-th of its elements replaced: the first of each row of a view."""
+    shape = shape_of(x)
+    before, size, after = shape[:dim], shape[dim], shape[dim + 1 :]
+    added = [0, 0] * len(after) + [0, count * step - size]
+    whole = n.write(aten.constant_pad_nd.default, x, added) if any(added) else x
+    rows = view(n, whole, [*before, count, step, *after])
+    kept = slice_(n, rows, dim + 1, 1, step)
+    firsts = unsqueeze(n, _copy(n, slice_(n, x, dim, 0, size, step), source), dim + 1)
+    return slice_(n, view(n, cat(n, [firsts, kept], dim + 1), shape_of(whole)), dim, 0, size)
+
+
+def _select_scatter(n: Tracer, x: Value, source: Value, dim: int, index: int) -> Value:
+    index = index % shape_of(x)[dim]
+    return _slice_scatter(n, x, unsqueeze(n, source, dim % len(shape_of(x))), dim, index, index + 1)
+
+
+def _copy(n: Tracer, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    """The source in the shape and type of what it is written to."""
+    if dtype_of(source) != dtype_of(x):
+        source = n.write(aten._to_copy.default, source, dtype=dtype_of(x))
+    return source if shape_of(source) == shape_of(x) else n.write(aten.expand.default, source, shape_of(x))
+
+
+def _roll(n: Tracer, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+    if not dims:
+        return view(n, _roll(n, view(n, x, [math.prod(shape_of(x))]), shifts, [0]), shape_of(x))
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = shape_of(x)[dim]
+        cut = -shift % size
+        if cut:
+            x = cat(n, [slice_(n, x, dim, cut, size), slice_(n, x, dim, 0, cut)], dim)
+    return x
+
+
+def pad(
+    n: Tracer, x: Value, amounts: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Value:
+    if not any(amounts):
+        return x
+    if mode != "constant":
+        return n.emit(aten.pad.default, x, amounts, mode, value)
+    pairs = list(zip(amounts[::2], amounts[1::2], strict=True))  # of the last dimension first
+    shape = list(shape_of(x))
+    if any(min(pair) <= -size for pair, size in zip(pairs, reversed(shape), strict=False)):
+        for i, pair in enumerate(pairs):
+            shape[-1 - i] += sum(pair)
+        return torch.full(shape, value or 0, dtype=dtype_of(x))  # nothing of x is left
+    for i, (low, high) in enumerate(pairs):  # portable kernels know no negative padding
+        dim = len(shape) - 1 - i
+        x = slice_(n, x, dim, max(-low, 0), shape[dim] + min(high, 0))
+    rest = [max(amount, 0) for amount in amounts]
+    return n.emit(aten.constant_pad_nd.default, x, rest, value or 0.0) if any(rest) else x
+
+
+def _constant_pad(n: Tracer, x: Value, amounts: Sequence[int], value: float = 0.0) -> Value:
+    return pad(n, x, amounts, "constant", value)
+
+
+# -- which axes they cut
+
+
+def _relate_cat(node: torch.fx.Node) -> Relation:
+    shapes = [shape_of(operand) for operand in args_of(node)[0]]
+    dim = (args_of(node)[1] if len(args_of(node)) > 1 else 0) % len(shapes[0])
+    inner = math.gcd(*(shape[dim] for shape in shapes))
+    reads = [dims_with_cut(shape, {dim: inner}) for shape in shapes]
+    return Relation(
+        "indexed",
+        tuple(reads),
+        (dims_with_cut(shape_of(node), {dim: inner}),),
+        blocks=frozenset({f"cut.{dim}"}),
+    )
+
+
+def _relate_slice(node: torch.fx.Node) -> Relation:
+    dim, start, end, step = args_of(node)[1:5]
+    shape, out = shape_of(args_of(node)[0]), shape_of(node)
+    if step != 1:
+        return _strided_slice(shape, out, dim, start, step)
+    inner = math.gcd(start, end - start, shape[dim])
+    return Relation(
+        "indexed",
+        (dims_with_cut(shape, {dim: inner}),),
+        (dims_with_cut(out, {dim: inner}),),
+        blocks=frozenset({f"cut.{dim}"}),
+    )
+
+
+def _strided_slice(shape: tuple[int, ...], out: tuple[int, ...], dim: int, start: int, step: int) -> Relation:
+    if shape[dim] % step or start >= step or out[dim] != shape[dim] // step:
+        return Relation(
+            "indexed",
+            (dims_with_cut(shape, {dim: 1}),),
+            (dims_with_cut(out, {dim: 1}),),
+            blocks=frozenset({f"cut.{dim}"}),
+        )
+    read = list(dims_of((f"d.{i}", size) for i, size in enumerate(shape)))
+    read[dim] = ((f"d.{dim}", shape[dim] // step), ("step", step))
+    write = dims_of((f"d.{i}", size) for i, size in enumerate(out))
+    return Relation("indexed", (tuple(read),), (write,), blocks=frozenset({"step"}))
+
+
+def _relate_pad(node: torch.fx.Node) -> Relation:
+    shape, pads = shape_of(args_of(node)[0]), args_of(node)[1]
+    inner = {}
+    for i in range(0, len(pads), 2):
+        low, high = pads[i : i + 2]
+        if low or high:
+            dim = len(shape) - 1 - i // 2
+            inner[dim] = math.gcd(shape[dim], low, high)
+    blocks = frozenset(f"cut.{dim}" for dim in inner)
+    return Relation(
+        "indexed", (dims_with_cut(shape, inner),), (dims_with_cut(shape_of(node), inner),), blocks=blocks
+    )
+
+
+def _relate_flip(node: torch.fx.Node) -> Relation:
+    shape = shape_of(args_of(node)[0])
+    flipped = {d % len(shape) for d in args_of(node)[1]}
+    dims = dims_with_cut(shape, dict.fromkeys(flipped, 1))
+    return Relation("indexed", (dims,), (dims,), blocks=frozenset(f"cut.{d}" for d in flipped))
+
+
+# -- on physical tensors
+
+
+def _lower_cat(c: Call) -> None:
+    cut = c.labelled("cut")
+    groups = c.split(leads=cut)
+    dim = next(d for d, group in enumerate(groups) if group and group[0] in cut)
+    c.give(c.b.call(c.target, c.all_operands(groups), dim), groups)
+
+
+def _lower_slice(c: Call) -> None:
+    dim, start, end, step = args_of(c.node)[1:5]
+    lead = c.labelled("cut", "step")
+    if _is_stepped(c):
+        x, groups, position = _stepped(c)
+        c.give(c.b.slice(x, position, start, end, step), groups)
+        return
+    groups = c.split(leads=lead)
+    position = next(d for d, group in enumerate(groups) if group and group[0] in lead)
+    rest = c.size(0, groups[position]) // c.token_size(lead[0], 0)
+    if step != 1:
+        begin, length = start * rest, rest
+    else:
+        inner = shape_of(args_of(c.node)[0])[dim] // c.token_size(lead[0], 0)
+        begin, length = start // inner * rest, (end - start) // inner * rest
+    c.give(c.b.slice(c.take(0, groups), position, begin, begin + length), groups)
+
+
+def _is_stepped(c: Call) -> bool:
+    """Whether a slice has a step that no cut of axes stands for."""
+    lead = c.labelled("cut", "step")
+    return args_of(c.node)[4] != 1 and bool(lead) and lead[0][0] != "step"
+
+
+def _stepped(c: Call) -> tuple[torch.fx.Node, list[list[Token]], int]:
+    lead = c.labelled("cut", "step")  # "step" where a block holds it
+    groups = c.split(leads=lead, alone=lead)
+    position = next(d for d, group in enumerate(groups) if group and group[0] in lead)
+    return c.take(0, groups), groups, position
+
+
+def _step_by_view(c: Call) -> None:
+    if not _is_stepped(c):
+        _lower_slice(c)
+        return
+    _, start, _, step = args_of(c.node)[1:5]
+    x, groups, at = _stepped(c)
+    sizes = [c.size(0, group) for group in groups]
+    c.give(c.b.every(x, sizes, at, start, c.size(c.result, groups[at]), step), groups)
+
+
+def _has_step(node: torch.fx.Node) -> bool:
+    return bool(args_of(node)[4] != 1)
+
+
+def _lower_pad(c: Call) -> None:
+    rank, pads = len(shape_of(c.node)), list(args_of(c.node)[1])
+    cuts = c.labelled("cut")
+    groups = c.split(leads=cuts)
+    amounts = [0] * (2 * len(groups))
+    for i in range(0, len(pads), 2):
+        name = f"cut.{rank - 1 - i // 2}"
+        if not (pads[i] or pads[i + 1]):
+            continue
+        position = next(d for d, group in enumerate(groups) if group and is_named(group[0], name))
+        inner = math.prod(
+            size for label, size in c.relation.reads[0][rank - 1 - i // 2] if not is_named((label, 0), name)
+        )
+        rest = c.size(c.result, groups[position]) // c.token_size(groups[position][0], c.result)
+        slot = 2 * (len(groups) - 1 - position)
+        amounts[slot : slot + 2] = [pads[i] // inner * rest, pads[i + 1] // inner * rest]
+    while len(amounts) > 2 and amounts[-2:] == [0, 0]:
+        amounts = amounts[:-2]
+    c.give(c.b.call(c.target, c.take(0, groups), amounts, *args_of(c.node)[2:]), groups)
+
+
+def _lower_flip(c: Call) -> None:
+    cuts = c.labelled("cut")
+    groups = c.split(leads=cuts, alone=cuts)
+    dims = [d for d, group in enumerate(groups) if group and group[0] in cuts]
+    c.give(c.b.call(c.target, c.take(0, groups), dims), groups)
+
+
+# Digits of more single slices than this become those of a power of two, with padding.
+MAX_DIGITS = 16
+
+
+def _flip_by_digits(c: Call) -> None:
+    """Index 5 of 6 as the digits 1, 2 to the bases 2 and 3: whoever reverses each digit reverses them all."""
+    cuts = c.labelled("cut")
+    groups = c.split(leads=cuts, alone=cuts)
+    sizes, y = [c.size(0, group) for group in groups], c.take(0, groups)
+    for dim in (d for d, group in enumerate(groups) if group and group[0] in cuts):
+        y = _reversed(c, y, sizes, dim)
+    c.give(y, groups)
+
+
+def _reversed(c: Call, y: torch.fx.Node, sizes: Sequence[int], dim: int) -> torch.fx.Node:
+    size, bases = sizes[dim], _prime_factors(sizes[dim])
+    if sum(bases) > MAX_DIGITS:
+        bases = [2] * (size - 1).bit_length()
+    whole = math.prod(bases)
+    if whole != size:
+        pads = [0, 0] * (len(sizes) - 1 - dim) + [whole - size, 0]
+        y = c.b.call(aten.constant_pad_nd.default, y, pads, 0.0)
+    outer, inner = math.prod(sizes[:dim]), whole * math.prod(sizes[dim + 1 :])
+    for base in bases:
+        inner //= base
+        y = c.b.call(aten.view.default, y, [outer, base, inner])
+        digits = [c.b.slice(y, 1, digit, digit + 1) for digit in reversed(range(base))]
+        y = c.b.call(aten.cat.default, digits, 1)
+        outer *= base
+    y = c.b.call(aten.view.default, y, [*sizes[:dim], whole, *sizes[dim + 1 :]])
+    return y if whole == size else c.b.slice(y, dim, 0, size)
+
+
+def _prime_factors(size: int) -> list[int]:
+    factors, divisor = [], 2
+    while size > 1:
+        if size % divisor:
+            divisor += 1
+        else:
+            factors.append(divisor)
+            size //= divisor
+    return factors
+
+
+OPERATORS = (
+    Operator(
+        (aten.cat.default,),
+        _relate_cat,
+        (Implementation("along the outer axes", "*", _lower_cat, (aten.cat.default,)),),
+        spelt=cat,
+    ),
+    Operator(
+        (aten.slice.Tensor,),
+        _relate_slice,
+        (
+            Implementation("of the outer axes", "*", _lower_slice, (aten.slice.Tensor,)),
+            Implementation(
+                "step by view",
+                "*",
+                _step_by_view,
+                (aten.slice.Tensor, aten.constant_pad_nd.default),
+                _has_step,
+            ),
+        ),
+        spelt=slice_,
+    ),
+    Operator(
+        (aten.constant_pad_nd.default,),
+        _relate_pad,
+        (Implementation("of the outer axes", "*", _lower_pad, (aten.constant_pad_nd.default,)),),
+        spelt=_constant_pad,
+    ),
+    Operator(
+        (aten.flip.default,),
+        _relate_flip,
+        (
+            Implementation("of whole dimensions", "*", _lower_flip, (aten.flip.default,)),
+            Implementation(
+                "digit by digit",
+                "*",
+                _flip_by_digits,
+                (aten.slice.Tensor, aten.cat.default, aten.constant_pad_nd.default),
+            ),
+        ),
+    ),
+    spelt(select, aten.select.int),
+    spelt(_unbind, aten.unbind.int),
+    spelt(_split, aten.split.Tensor),
+    spelt(_split_sizes, aten.split_with_sizes.default),
+    spelt(_chunk, aten.chunk.default),
+    spelt(_getitem, operator.getitem),
+    spelt(stack, aten.stack.default),
+    spelt(_slice_scatter, aten.slice_scatter.default),
+    spelt(_select_scatter, aten.select_scatter.default),
+    spelt(_copy, aten.copy.default),
+    spelt(_roll, aten.roll.default),
+)

@@ -1,0 +1,234 @@
+"""Operators that read elements by indices: regular constant ones as slices, others row-major."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.ops.moves import unsqueeze, view
+from dimorder.ops.operator import Operator, spelt
+from dimorder.ops.rearranging import around
+from dimorder.ops.row_major import row_major
+
+aten = torch.ops.aten
+
+# Indices that take more pieces stay whole: a bound on what the graph grows by.
+MAX_PIECES = 16
+# So many elements that are not neighbours are cut one by one; more take a strided slice, a flip or an expand.
+MAX_SINGLES = 4
+
+
+def take(n: Tracer, x: Value, dim: int, indices: Sequence[int]) -> Value | None:
+    """`x` at these indices of a dimension, as slices; None where they are too irregular."""
+    dim = dim % len(shape_of(x))
+    runs = _runs(indices)
+    if not 0 < len(runs) <= MAX_PIECES:
+        return None
+    made = {run: _piece(n, x, dim, *run) for run in dict.fromkeys(runs)}
+    return n.write(aten.cat.default, [made[run] for run in runs], dim)
+
+
+def _runs(indices: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Indices as arithmetic sequences (first, step, count); neighbours in order are kept together.
+
+    Reflected by two, 0 to 4 are (2) (1) (0 to 4) (3) (2).
+    """
+    runs: list[tuple[int, int, int]] = []
+    i = 0
+    while i < len(indices):
+        step = indices[i + 1] - indices[i] if i + 1 < len(indices) else 1
+        end = i + 1
+        while end < len(indices) and indices[end] - indices[end - 1] == step:
+            end += 1
+        if step != 1 and end < len(indices) and indices[end] == indices[end - 1] + 1:
+            end -= 1  # which begins the next
+        if step != 1 and end - i <= MAX_SINGLES:
+            runs += [(index, 1, 1) for index in indices[i:end]]
+        else:
+            runs.append((indices[i], step, end - i))
+        i = end
+    return runs
+
+
+def _piece(n: Tracer, x: Value, dim: int, first: int, step: int, count: int) -> Value:
+    last = first + (count - 1) * step
+    low, high = min(first, last), max(first, last)
+    piece = n.write(aten.slice.Tensor, x, dim, low, high + 1, abs(step) or 1)
+    if step == 0:
+        before, _, after = around(x, dim)
+        return n.write(aten.expand.default, piece, [*before, count, *after])
+    return n.write(aten.flip.default, piece, [dim]) if step < 0 else piece
+
+
+def _constant_indices(index: Value, size: int) -> list[int] | None:
+    """A constant's elements as indices counted from the front. A mask is none: its export has no shape."""
+    if not isinstance(index, torch.Tensor) or index.dtype in (torch.bool, torch.uint8):
+        return None
+    return [i % size for i in index.flatten().tolist()]
+
+
+def _index_select(n: Tracer, x: Value, dim: int, index: Value) -> Value:
+    indices = _constant_indices(index, shape_of(x)[dim]) if shape_of(x) else None
+    taken = None if indices is None else take(n, x, dim, indices)
+    return n.emit(aten.index_select.default, x, dim, index) if taken is None else taken
+
+
+def _index(n: Tracer, x: Value, indices: Sequence[Value]) -> Value:
+    """Constants that index each its own dimension, each by dimensions of the result that are its own."""
+    given = {dim: index for dim, index in enumerate(indices) if index is not None}
+    along = _own_dims(list(given.values()))
+    taken: Value | None = None if along is None else x
+    for dim, index in given.items():
+        if taken is not None:
+            taken = take(n, taken, dim, [i % shape_of(x)[dim] for i in index.flatten().tolist()])
+    if taken is None or along is None:
+        return n.emit(aten.index.Tensor, x, _without_last_nones(indices))
+    cut = dict(zip(given, along, strict=True))
+    shape = torch.broadcast_shapes(*(index.shape for index in given.values()))
+    pieces = [
+        p
+        for dim in range(len(shape_of(x)))
+        for p in ([(0, d) for d in cut[dim]] if dim in cut else [(1, dim)])
+    ]
+    sizes = [shape[d] if kind == 0 else shape_of(x)[d] for kind, d in pieces]
+    adjacent = max(given) - min(given) + 1 == len(given)
+    front = [(1, dim) for dim in range(min(given) if adjacent else 0) if dim not in given]
+    behind = [piece for piece in pieces if piece[0] == 1 and piece not in front]
+    order = [*front, *sorted(piece for piece in pieces if piece[0] == 0), *behind]
+    moved = n.write(aten.permute.default, view(n, taken, sizes), [pieces.index(piece) for piece in order])
+    kept = [[shape_of(x)[dim] for _, dim in part] for part in (front, behind)]
+    return view(n, moved, [*kept[0], *shape, *kept[1]])
+
+
+def _own_dims(indices: Sequence[Value]) -> list[list[int]] | None:
+    """Along which dimensions of their common shape indices vary; None if two do along one, or one is
+    computed.
+
+    A mask is no index: its export has no shape.
+    """
+    if not all(isinstance(i, torch.Tensor) and i.dtype not in (torch.bool, torch.uint8) for i in indices):
+        return None
+    rank = max(index.dim() for index in indices)
+    along = [[d + rank - i.dim() for d, size in enumerate(i.shape) if size != 1] for i in indices]
+    listed = [d for dims in along for d in dims]
+    return along if len(set(listed)) == len(listed) else None
+
+
+def _index_put(
+    n: Tracer, x: Value, indices: Sequence[Value], values: Value, accumulate: bool = False
+) -> Value:
+    return n.emit(aten.index_put.default, x, _without_last_nones(indices), values, accumulate)
+
+
+def _without_last_nones(indices: Sequence[Value]) -> list[Value]:
+    """A dimension behind those with indices needs none."""
+    given = list(indices)
+    while given and given[-1] is None:
+        given.pop()
+    return given
+
+
+def _gather(n: Tracer, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    """What takes the same indices everywhere; along other dimensions, the first elements."""
+    if isinstance(index, torch.Tensor) and index.dim() and index.numel():
+        dim = dim % index.dim()
+        row = index.movedim(dim, -1).flatten(0, -2)[0] if index.dim() > 1 else index
+        if torch.equal(
+            row.reshape([-1 if d == dim else 1 for d in range(index.dim())]).expand_as(index), index
+        ):
+            taken = take(n, x, dim, row.tolist())
+            if taken is not None:
+                for d, size in enumerate(index.shape):
+                    taken = n.write(aten.slice.Tensor, taken, d, 0, size)
+                return taken
+    return n.emit(aten.gather.default, x, dim, index)
+
+
+def _embedding(n: Tracer, weight: Value, indices: Value, *options: Any) -> Value:
+    if isinstance(weight, Node) and isinstance(indices, torch.Tensor):
+        taken = take(n, weight, 0, indices.flatten().tolist())
+        if taken is not None:
+            return view(n, taken, [*indices.shape, shape_of(weight)[1]])
+    return n.emit(aten.embedding.default, weight, indices, *options)
+
+
+_SUM, _MEAN, _MAX = range(3)  # modes of an embedding bag
+
+
+def _embedding_bag(
+    n: Tracer,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    _scale_grad: bool = False,
+    mode: int = _SUM,
+    _sparse: bool = False,
+    scales: Value = None,
+    with_end: bool = False,
+    padding: int | None = None,
+) -> Value:
+    """The rows of every bag: a product with a matrix that says which index is in which."""
+    if any(user.args[1] > 0 and user.users for user in n.node.users):
+        options = (mode, _sparse, scales, with_end, -1 if padding is None else padding)
+        return n.emit(aten._embedding_bag_forward_only.default, weight, indices, offsets, False, *options)
+    count, bags = shape_of(indices)[0], shape_of(offsets)[0] - with_end
+    if not count:
+        return [torch.zeros(bags, shape_of(weight)[1], dtype=dtype_of(weight)), None, None, None]
+    # Where the end is not the last index, torch stops there in sums alone; a mean divides by all the rest.
+    inside = members = _bags(n, offsets, count, bags, with_end=False)
+    padded = -1 if padding is None else padding
+    if with_end and mode != _MAX and padded == -1:
+        inside = _bags(n, offsets, count, bags, with_end)
+    if padded != -1:
+        others = n.write(aten.ne.Scalar, indices, padded % shape_of(weight)[0])
+        inside = members = n.write(aten.logical_and.default, inside, view(n, others, [1, count]))
+    rows = n.write(aten.embedding.default, weight, indices)
+    if scales is not None:
+        rows = n.write(aten.mul.Tensor, rows, view(n, scales, [count, 1]))
+    finite = scales is None and isinstance(weight, torch.Tensor) and bool(weight.isfinite().all())
+    share = n.write(aten._to_copy.default, inside, dtype=dtype_of(weight))
+    if mode != _MAX and finite:
+        bag = n.write(aten.matmul.default, share, rows)
+    else:  # a product with 0 would make NaN of an infinity
+        fill = torch.tensor(-math.inf if mode == _MAX else 0.0, dtype=dtype_of(weight))
+        each = n.write(aten.where.self, view(n, inside, [bags, count, 1]), unsqueeze(n, rows, 0), fill)
+        bag = n.write(aten.amax.default if mode == _MAX else aten.sum.dim_IntList, each, [1], False)
+    if mode == _MEAN:
+        listed = n.write(aten._to_copy.default, members, dtype=dtype_of(weight))
+        number = n.write(aten.sum.dim_IntList, listed, [1], True)
+        bag = n.write(aten.div.Tensor, bag, n.write(aten.clamp_min.default, number, 1.0))
+    if mode == _MAX:
+        some = n.write(aten.any.dims, inside, [1], True)
+        bag = n.write(aten.where.self, some, bag, torch.zeros((), dtype=dtype_of(weight)))
+    return [bag, None, None, None]
+
+
+def _bags(n: Tracer, offsets: Value, count: int, bags: int, with_end: bool) -> Value:
+    """Which of `count` positions (dimension 1) each bag (dimension 0) has."""
+    positions = torch.arange(count).reshape(1, count)
+    starts = n.write(aten.slice.Tensor, offsets, 0, 0, bags)
+    ends = n.write(aten.slice.Tensor, offsets, 0, 1, bags + with_end)
+    if not with_end:
+        last = torch.tensor([count], dtype=dtype_of(offsets))
+        ends = n.write(aten.cat.default, [ends, last], 0)
+    begun = n.write(aten.le.Tensor, view(n, starts, [bags, 1]), positions)
+    open_ = n.write(aten.gt.Tensor, view(n, ends, [bags, 1]), positions)
+    return n.write(aten.logical_and.default, begun, open_)
+
+
+_COMPUTED = "its elements are read by computed positions"
+
+OPERATORS: tuple[Operator, ...] = (
+    row_major(aten.index_select.default, _COMPUTED, spelling=_index_select),
+    row_major(aten.embedding.default, _COMPUTED, spelling=_embedding),
+    row_major(aten.index_put.default, "its elements are written at computed positions", spelling=_index_put),
+    row_major(aten.index.Tensor, _COMPUTED, spelling=_index),
+    row_major(aten.gather.default, _COMPUTED, spelling=_gather),
+    spelt(_embedding_bag, aten.embedding_bag.default, aten.embedding_bag.padding_idx),
+    spelt(_embedding_bag, aten._embedding_bag.default),
+)

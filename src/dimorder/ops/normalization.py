@@ -1,0 +1,219 @@
+"""Normalisations: batch-norm folded into constants, group-norm from parts, layer-norm as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dimorder.graph.tracing import SOURCE, Tracer, Value, dtype_of, in_float32, shape_of
+from dimorder.ops.moves import view
+from dimorder.ops.operator import (
+    Implementation,
+    Operator,
+    Relation,
+    args_of,
+    dims_of,
+    operands,
+    spelt,
+)
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+_AFFINE = ("weight", "bias")
+
+
+def scaled_features(
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor,
+    shift: Tensor,
+    *,
+    transposed: bool = False,
+    groups: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """The weight and the bias of a product each of whose features is multiplied and then shifted, in float64.
+
+    >>> scale, shift = torch.tensor([2.0, 5.0]), torch.tensor([0.5, 0.0])
+    >>> weight, bias = scaled_features(torch.ones(2, 3), torch.ones(2), scale, shift)
+    >>> weight.tolist(), bias.tolist()
+    ([[2.0, 2.0, 2.0], [5.0, 5.0, 5.0]], [2.5, 5.0])
+    """
+    weight, along = weight.double(), scale
+    if transposed:  # (inputs, features of a group, taps)
+        along = scale.reshape(groups, 1, -1).expand(groups, weight.shape[0] // groups, -1)
+        along = along.reshape(weight.shape[0], -1)
+    taps = [1] * (weight.dim() - along.dim())
+    offset = shift if bias is None else shift + bias.double() * scale
+    return weight * along.reshape(*along.shape, *taps), offset
+
+
+def _batch_norm(
+    n: Tracer, x: Value, weight: Value, bias: Value, mean: Value, var: Value, momentum: float, eps: float
+) -> Value:
+    if any(isinstance(v, torch.fx.Node) for v in (weight, bias, mean, var)):
+        return [n.emit(aten.batch_norm.default, x, weight, bias, mean, var, False, momentum, eps, False)]
+    scale = torch.rsqrt(var.double() + eps) * (1.0 if weight is None else weight.double())
+    shift = (0.0 if bias is None else bias.double()) - mean.double() * scale
+    folded = _fold_into_conv(n, x, scale, shift)
+    if folded is not None:
+        return [folded]
+    shape = [-1] + [1] * (len(shape_of(x)) - 2)
+    scaled = n.emit(aten.mul.Tensor, x, scale.to(dtype_of(x)).reshape(shape))
+    return [n.emit(aten.add.Tensor, scaled, shift.to(dtype_of(x)).reshape(shape))]
+
+
+def _fold_into_conv(n: Tracer, x: Value, scale: torch.Tensor, shift: torch.Tensor) -> Value:
+    """The convolution before a batch-norm with the batch-norm's scale and shift in its constants, or None."""
+    if x.target is not aten.convolution.default or len(n.node.args[0].users) > 1:
+        return None
+    source, w, b, *rest = x.args
+    if w.op != "get_attr" or (b is not None and b.op != "get_attr"):
+        return None
+    weight, offset = scaled_features(
+        n.attributes[w.target],
+        None if b is None else n.attributes[b.target],
+        scale,
+        shift,
+        transposed=rest[3],
+        groups=rest[5],
+    )
+    dtype = dtype_of(x)
+    weight, offset = weight.to(dtype), offset.to(dtype)
+    n.names[id(weight)], n.names[id(offset)] = f"{w.target}_folded", f"{w.target}_folded_bias"
+    folded = n.emit(aten.convolution.default, source, weight, offset, *rest)
+    folded.meta.update({key: x.meta[key] for key in SOURCE if key in x.meta})
+    return folded
+
+
+def _first_of_batch_norm(
+    n: Tracer,
+    x: Value,
+    w: Value,
+    b: Value,
+    mean: Value,
+    var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+    _cudnn: bool,
+) -> Value:
+    if training:
+        return n.emit(aten.batch_norm.default, x, w, b, mean, var, training, momentum, eps, False)
+    return _batch_norm(n, x, w, b, mean, var, momentum, eps)[0]
+
+
+def _group_norm(
+    n: Tracer,
+    x: Value,
+    groups: int,
+    weight: Value = None,
+    bias: Value = None,
+    eps: float = 1e-5,
+    _cudnn: bool = True,
+) -> Value:
+    """From parts: its groups are pieces of the channels, which only axes can tell."""
+    batch, channels, *rest = shape_of(x)
+    grouped = view(n, x, [batch, groups, channels // groups, *rest])
+    dims = list(range(2, len(shape_of(grouped))))
+    centred = n.emit(aten.sub.Tensor, grouped, n.emit(aten.mean.dim, grouped, dims, True))
+    variance = n.emit(aten.mean.dim, n.emit(aten.mul.Tensor, centred, centred), dims, True)
+    scale = n.emit(aten.rsqrt.default, n.emit(aten.add.Tensor, variance, eps))
+    if weight is not None:  # one factor for each channel is cheaper than two for each element
+        scale = n.emit(
+            aten.mul.Tensor, scale, view(n, weight, shape_of(grouped)[1:3] + (1,) * (len(dims) - 1))
+        )
+    y = view(n, n.emit(aten.mul.Tensor, centred, scale), shape_of(x))
+    return y if bias is None else n.emit(aten.add.Tensor, y, view(n, bias, [channels] + [1] * len(rest)))
+
+
+def _instance_norm(
+    n: Tracer,
+    x: Value,
+    weight: Value,
+    bias: Value,
+    mean: Value,
+    var: Value,
+    use_input: bool,
+    momentum: float,
+    eps: float,
+    _cudnn: bool,
+) -> Value:
+    if not use_input:
+        return _batch_norm(n, x, weight, bias, mean, var, momentum, eps)[0]
+    return _group_norm(n, x, shape_of(x)[1], weight, bias, eps)
+
+
+def _relate_layer_norm(node: torch.fx.Node) -> Relation | str:
+    """layer_norm: the normalised dimensions, shared, innermost."""
+    if len(operands(node, _AFFINE)) != 1:
+        return "a weight or a bias that is computed"
+    shape, count = shape_of(args_of(node)[0]), len(args_of(node)[1])
+    names = [f"d.{i}" if i < len(shape) - count else f"k.{i}" for i in range(len(shape))]
+    dims = dims_of(zip(names, shape, strict=True))
+    return Relation("reduce", (dims,), (dims,))
+
+
+def _affine(c: Call) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+    """Weight and bias, flat, for normalised dimensions that lie in the planned order; and eps."""
+    order = c.permutation(0, "k")
+    weight, bias = (None if w is None else w.reshape(-1)[order] for w in (c.weight(2), c.weight(3)))
+    return weight, bias, args_of(c.node)[4] if len(args_of(c.node)) > 4 else 1e-5
+
+
+def _layer_norm_last(c: Call) -> None:
+    weight, bias, eps = _affine(c)
+    groups = c.ending_in("k")
+    size = [c.size(0, groups[-1])]
+    given = c.constant(weight, 2), c.constant(bias, 3)
+    c.give(c.b.call(c.target, c.take(0, groups), size, *given, eps), groups)
+
+
+def _layer_norm_from_parts(c: Call) -> None:
+    c.compute_in_float32()
+    weight, bias, eps = _affine(c)
+    k = c.labelled("k")
+    groups = c.split(alone=k) if k else c.ending_in("k")
+    dims = [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
+    shape = [c.size(0, group) if d in dims else 1 for d, group in enumerate(groups)]
+    x = c.take(0, groups)
+    centred = c.b.call(aten.sub.Tensor, x, c.b.call(aten.mean.dim, x, dims, True))
+    variance = c.b.call(aten.mean.dim, c.b.call(aten.mul.Tensor, centred, centred), dims, True)
+    y = c.b.call(
+        aten.mul.Tensor, centred, c.b.call(aten.rsqrt.default, c.b.call(aten.add.Tensor, variance, eps))
+    )
+    if weight is not None:
+        y = c.b.call(aten.mul.Tensor, y, c.constant(weight.reshape(shape), 2))
+    if bias is not None:
+        y = c.b.call(aten.add.Tensor, y, c.constant(bias.reshape(shape), 3))
+    c.give(y, groups)
+
+
+_PARTS = (
+    aten.sub.Tensor,
+    aten.mean.dim,
+    aten.mul.Tensor,
+    aten.rsqrt.default,
+    aten.add.Tensor,
+    aten._to_copy.default,
+)
+
+OPERATORS = (
+    Operator(
+        (aten.layer_norm.default,),
+        _relate_layer_norm,
+        (
+            Implementation("last", "* k", _layer_norm_last, (aten.layer_norm.default,)),
+            Implementation("any", "*", _layer_norm_from_parts, _PARTS),
+        ),
+        weights=_AFFINE,
+    ),
+    spelt(_batch_norm, aten._native_batch_norm_legit_no_training.default),
+    spelt(_first_of_batch_norm, aten.batch_norm.default, fresh=True),
+    spelt(in_float32(_group_norm), aten.group_norm.default),
+    spelt(in_float32(_instance_norm), aten.instance_norm.default),
+)

@@ -1,0 +1,204 @@
+"""Decides what is known about an ATen operator, as one value: how it is spelt, how it relates the axes of its
+operands and results, and by which physical operators it may run, in which orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import torch.utils._pytree as pytree
+
+from dimorder.graph.schema import bound
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+Dims = tuple[tuple[tuple[str, int], ...], ...]  # per dimension: its labels, outer first, with their sizes
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How one operator relates the axes of its operands and results.
+
+    `reads` and `writes` give, per tensor and dimension, the labels it is made of (none where the size is 1 or
+    the operand broadcasts). A label is one of three kinds:
+
+    1. shared (the default): its axes are the same wherever it occurs, in the same relative order on every
+       tensor;
+    2. in `blocks`: every tensor has axes of its own there, which lie adjacent and in logical order;
+    3. in `absorbed`: every tensor has axes of its own there, adjacent and in any order, because a constant
+       weight is re-laid to match.
+
+    `forms` are the orders of the operator's implementations, one each (see `Implementation`).
+    """
+
+    kind: str
+    reads: tuple[Dims, ...]
+    writes: tuple[Dims, ...]
+    forms: tuple[str, ...] = ("*",)
+    blocks: frozenset[str] = frozenset()
+    absorbed: frozenset[str] = frozenset()
+    reason: str = ""  # why an operator is opaque
+
+    @property
+    def is_view(self) -> bool:
+        return self.kind == "relabel" and not self.blocks
+
+    def as_block(self, *labels: str) -> Relation:
+        """The same relation with adjacent labels joined into one block (or one label made a block)."""
+        joined = "+".join(labels)
+
+        def join(dims: Dims) -> Dims:
+            return tuple(
+                tuple(_merge([(joined if name in labels else name, size) for name, size in dim]))
+                for dim in dims
+            )
+
+        forms = tuple(
+            " ".join(dict.fromkeys(joined if name in labels else name for name in form.split()))
+            for form in self.forms
+        )
+        kept = {name for name in self.blocks | self.absorbed if name not in labels}
+        return replace(
+            self,
+            reads=tuple(map(join, self.reads)),
+            writes=tuple(map(join, self.writes)),
+            forms=forms,
+            blocks=frozenset(self.blocks & kept | {joined}),
+            absorbed=frozenset(self.absorbed & kept),
+        )
+
+
+def _merge(labels: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    merged: list[tuple[str, int]] = []
+    for name, size in labels:
+        if merged and merged[-1][0] == name:
+            merged[-1] = (name, merged[-1][1] * size)
+        else:
+            merged.append((name, size))
+    return merged
+
+
+Relate: TypeAlias = "Callable[[torch.fx.Node], Relation | str]"  # a text: why a call is opaque
+Spell = Callable[..., Any]  # (tracer, arguments …) → the value, written in other operators
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to run an operator on physical tensors.
+
+    `form` is the order that it takes: labels of the relation from slowest to fastest. A name stands for
+    itself and for all labels `name.…`; `*` stands for every label not named, in any order. `lower` appends
+    the operator to the physical program, by operators of `physical` alone (beside views, permutes and
+    copies). `applies` says for which calls there is one.
+    """
+
+    name: str
+    form: str
+    lower: Callable[[Call], None]
+    physical: tuple[Any, ...]
+    applies: Callable[[torch.fx.Node], bool] = lambda node: True
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Everything that is known about some overloads of an ATen operator that take the same arguments.
+
+    1. `spelt` alone: the normal form has others in its place, which that function writes.
+    2. `relate` and `implementations`: the normal form has it, as it is or as `spelt` normalises it.
+
+    `weights` names the arguments that are re-laid ahead of time where they are constants; they are not among
+    the operands whose order matters. `fresh` says that results are new memory where torch's schema does not:
+    composite operators.
+    """
+
+    names: tuple[Any, ...]
+    relate: Relate | None = None
+    implementations: tuple[Implementation, ...] = ()
+    spelt: Spell | None = None
+    weights: tuple[str, ...] = ()
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("an operator without a name")
+        if (self.relate is None) != (not self.implementations):
+            raise ValueError(f"{self.names[0]}: a rule and its implementations come together")
+        if self.relate is None and self.spelt is None:
+            raise ValueError(f"{self.names[0]}: neither a spelling nor a rule")
+        if len({i.name for i in self.implementations}) < len(self.implementations):
+            raise ValueError(f"{self.names[0]}: two implementations of one name")
+
+    @property
+    def physical(self) -> frozenset[Any]:
+        """The physical operators that its implementations are made of."""
+        return frozenset(p for i in self.implementations for p in i.physical)
+
+
+def spelt(function: Spell, *names: Any, fresh: bool = False) -> Operator:
+    """Operators that the normal form does not have."""
+    return Operator(names, spelt=function, fresh=fresh)
+
+
+# -- calls of the captured program
+
+
+def args_of(node: torch.fx.Node) -> Any:
+    """A node's arguments; torch types them as everything that an argument could be."""
+    return node.args
+
+
+def results(node: torch.fx.Node) -> list[torch.Tensor]:
+    value = node.meta["val"]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def tensor_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Every node that a call takes, in argument order."""
+    leaves = pytree.tree_leaves((args_of(node), node.kwargs))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
+
+
+def operands(node: torch.fx.Node, weights: tuple[str, ...] = ()) -> list[torch.fx.Node]:
+    """The tensor operands whose order matters, in argument order: `weights` are not, if all are constants."""
+    found = tensor_arguments(node)
+    if not weights:
+        return found
+    given = bound(node.target, args_of(node), node.kwargs)
+    skipped = [given[name] for name in weights]
+    if any(isinstance(w, torch.fx.Node) and w.op != "get_attr" for w in skipped):
+        return found
+    return [n for n in found if n not in skipped]
+
+
+# -- dimensions of labels, of which rules are made
+
+
+def dims_of(labels: Iterable[tuple[str, int]]) -> Dims:
+    """One label a dimension; none where the size is 1."""
+    return tuple(((name, int(size)),) if size != 1 else () for name, size in labels)
+
+
+def dims_with_cut(shape: Sequence[int], inner: dict[int, int]) -> Dims:
+    """Dims whose cut dimensions have an outer block `cut.D` and a shared piece `d.D` of the given size."""
+    dims = []
+    for d, size in enumerate(shape):
+        pieces = [(f"cut.{d}", size // inner[d]), (f"d.{d}", inner[d])] if d in inner else [(f"d.{d}", size)]
+        dims.append(tuple(piece for piece in pieces if piece[1] != 1))
+    return tuple(dims)
+
+
+def several(value: Any, count: int) -> list[int]:
+    """One value per spatial dimension, where one stands for all."""
+    values = [value] if isinstance(value, int) else list(value)
+    return values * count if len(values) == 1 else values
+
+
+def filled(given: Sequence[Any], defaults: Sequence[Any]) -> list[Any]:
+    """Positional arguments, with the defaults of those that were not given."""
+    return [*given, *defaults[len(given) :]]

@@ -1,0 +1,157 @@
+"""Operators that compute each element from those at the same place: in any order, the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
+from dimorder.ops.dialect import OPS
+from dimorder.ops.moves import view
+from dimorder.ops.operator import (
+    Implementation,
+    Operator,
+    Relation,
+    Spell,
+    args_of,
+    dims_of,
+    spelt,
+    tensor_arguments,
+)
+from dimorder.ops.tokens import token_axes
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+
+def relate_pointwise(node: torch.fx.Node) -> Relation:
+    out = shape_of(node)
+    labels = [f"d.{i}" for i in range(len(out))]
+    reads = []
+    for operand in tensor_arguments(node):
+        shape = shape_of(operand)
+        tail = labels[len(out) - len(shape) :]
+        reads.append(
+            dims_of(
+                (name, size) if size == full else ("", 1)
+                for name, size, full in zip(tail, shape, out[len(out) - len(shape) :], strict=True)
+            )
+        )
+    return Relation("agnostic", tuple(reads), (dims_of(zip(labels, out, strict=True)),))
+
+
+def _elementwise(c: Call) -> None:
+    groups = c.split()
+    feed = iter(c.all_operands(groups))
+    args, kwargs = pytree.tree_map_only(torch.fx.Node, lambda _: next(feed), (args_of(c.node), c.node.kwargs))
+    c.give(c.b.call(c.target, *args, **kwargs), groups)
+
+
+def _prelu(c: Call) -> None:
+    """The slope lies along the last physical dimension, or is spelt out."""
+    groups = c.split()
+    x, slope = c.all_operands(groups)
+    held = token_axes(c.tensors[1], c.relation) if len(c.site.reads) == 1 else {}
+    inner = [group for group in groups if any(token in held for token in group)]
+    if held and inner == groups[-1:]:
+        slope = c.b.call(aten.view.default, slope, [c.size(0, groups[-1])])
+        c.give(c.b.call(OPS.prelu_last.default, x, slope), groups)
+        return
+    negative = c.b.call(aten.mul.Tensor, c.b.call(aten.clamp.default, x, None, 0.0), slope)
+    c.give(c.b.call(aten.add.Tensor, c.b.call(aten.relu.default, x), negative), groups)
+
+
+def _add_combined(combine: Any) -> Callable[..., Value]:
+    """addcmul and addcdiv: x + value · combine(a, b)."""
+
+    def spell(n: Tracer, x: Value, a: Value, b: Value, *, value: float = 1) -> Value:
+        combined = n.write(combine, a, b)
+        scaled = combined if value == 1 else n.write(aten.mul.Tensor, combined, value)
+        return n.write(aten.add.Tensor, x, scaled)
+
+    return spell
+
+
+def _spell_prelu(n: Tracer, x: Value, w: Value) -> Value:
+    rank = len(shape_of(x))
+    if rank > 1:
+        w = view(n, w, [-1] + [1] * (rank - 2))
+    return n.emit(aten._prelu_kernel.default, x, w)
+
+
+def _round_decimals(n: Tracer, x: Value, *, decimals: int) -> Value:
+    """As torch has it: to whole numbers of a power of ten."""
+    up, down = (aten.mul.Tensor, aten.div.Tensor) if decimals >= 0 else (aten.div.Tensor, aten.mul.Tensor)
+    power = float(10 ** abs(decimals))
+    return n.write(down, n.write(aten.round.default, n.write(up, x, power)), power)
+
+
+def pointwise(*names: Any, spelling: Spell | None = None) -> Operator:
+    """Operators that are computed by themselves on physical tensors, in any order."""
+    return Operator(
+        names, relate_pointwise, (Implementation("elementwise", "*", _elementwise, names),), spelling
+    )
+
+
+def _glu(n: Tracer, x: Value, dim: int = -1) -> Value:
+    half = shape_of(x)[dim] // 2
+    value, gate = (n.write(aten.slice.Tensor, x, dim, start, start + half) for start in (0, half))
+    return n.write(aten.mul.Tensor, value, n.write(aten.sigmoid.default, gate))
+
+
+def _threshold(n: Tracer, x: Value, threshold: float, value: float) -> Value:
+    if threshold == value and dtype_of(x).is_floating_point:
+        return n.write(aten.clamp_min.default, x, threshold)
+    below = n.write(aten.le.Scalar, x, threshold)
+    return n.write(aten.where.self, below, torch.tensor(value, dtype=dtype_of(x)), x)
+
+
+def _selu(n: Tracer, x: Value) -> Value:
+    """With the constants of Klambauer et al., 2017."""
+    return n.write(aten.elu.default, x, 1.6732632423543772, 1.0507009873554805)
+
+
+def _celu(n: Tracer, x: Value, alpha: float = 1.0) -> Value:
+    """max(x, 0) + alpha (exp(min(x, 0) / alpha) - 1)"""
+    return n.write(aten.elu.default, x, alpha, 1.0, 1 / alpha)
+
+
+# Those that torch 2.13 does not tag. What it tags has the same value (see table.find).
+OPERATORS = (
+    pointwise(aten.floor_divide.default),
+    pointwise(aten.floor_divide.Scalar),
+    pointwise(aten.hardswish.default),
+    pointwise(aten.log_sigmoid.default),
+    pointwise(aten.rsub.Tensor),
+    Operator(
+        (aten._prelu_kernel.default,),
+        relate_pointwise,
+        (
+            Implementation(
+                "slope last, or from parts",
+                "*",
+                _prelu,
+                (
+                    OPS.prelu_last.default,
+                    aten.clamp.default,
+                    aten.relu.default,
+                    aten.mul.Tensor,
+                    aten.add.Tensor,
+                ),
+            ),
+        ),
+    ),
+    spelt(in_float32(_round_decimals), aten.round.decimals),
+    spelt(in_float32(_glu), aten.glu.default),
+    spelt(_threshold, aten.threshold.default),
+    spelt(_selu, aten.selu.default),
+    spelt(_celu, aten.celu.default),
+    spelt(_spell_prelu, aten.prelu.default),
+    spelt(in_float32(_add_combined(aten.mul.Tensor)), aten.addcmul.default),
+    spelt(in_float32(_add_combined(aten.div.Tensor)), aten.addcdiv.default),
+)

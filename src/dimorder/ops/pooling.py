@@ -1,0 +1,260 @@
+"""Pools, channels-last. One dimension is two with a height of 1; three are two, and then one."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dimorder.graph.tracing import Tracer, Value, shape_of
+from dimorder.ops.dialect import OPS
+from dimorder.ops.moves import squeeze, unsqueeze
+from dimorder.ops.operator import (
+    Implementation,
+    Operator,
+    Relation,
+    args_of,
+    dims_of,
+    filled,
+    several,
+    spelt,
+)
+from dimorder.ops.positions import MAX_WINDOWS, windows_of
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+_MAX = {1: aten.max_pool1d.default, 2: aten.max_pool2d.default, 3: aten.max_pool3d.default}
+_ADAPTIVE_AVG = {2: aten.adaptive_avg_pool2d.default, 3: aten.adaptive_avg_pool3d.default}
+_AVG = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
+
+# -- how they are spelt: with a batch, in two or three dimensions, every argument given
+
+
+def _pool(rank: int, pools: dict[int, Any], defaults: tuple[Any, ...]) -> Callable[..., Value]:
+    """A pool whose arguments are kernel, stride, padding, then `defaults`; dilation among them, if at all,
+    comes first."""
+    lists = 4 if pools is _MAX else 3
+
+    def rewrite(n: Tracer, x: Value, kernel: Value, *given: Value) -> Value:
+        stride, padding, *rest = filled(given, (None, 0, *defaults))
+        values = [kernel, stride or kernel, padding, *rest]
+        values[:lists] = [several(value, rank) for value in values[:lists]]
+        unbatched = len(shape_of(x)) == rank + 1
+        if unbatched:
+            x = unsqueeze(n, x, 0)
+        if rank > 1:
+            y = n.emit(pools[rank], x, *values)
+        else:
+            fills = (1, 1, 0, 1)
+            values[:lists] = [[fill, *value] for fill, value in zip(fills, values[:lists], strict=False)]
+            y = squeeze(n, n.emit(pools[2], unsqueeze(n, x, 2), *values), 2)
+        return squeeze(n, y, 0) if unbatched else y
+
+    return rewrite
+
+
+def _dividing_kernel(x: Value, size: Sequence[int]) -> list[int] | None:
+    """The kernel, and stride, of a pool to a size that divides the last dimensions of `x`, else None."""
+    pairs = list(zip(shape_of(x)[-len(size) :], size, strict=True))
+    return None if any(full % part for full, part in pairs) else [full // part for full, part in pairs]
+
+
+def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
+    """In one dimension as in two, with a batch, where the size does not divide. A size of 1 is repeated."""
+
+    def rewrite(n: Tracer, x: Value, size: Sequence[int]) -> Value:
+        old = shape_of(x)[-rank:]
+        pooled = [1 if length == 1 else new for length, new in zip(old, size, strict=True)]
+        if pooled != list(size):
+            y = rewrite(n, x, pooled)
+            return n.write(aten.expand.default, y, [*shape_of(x)[:-rank], *size])
+        if all(s == 1 for s in size):
+            return n.emit(aten.mean.dim, x, list(range(-rank, 0)), True)
+        if tuple(size) == old:
+            return x
+        kernel = _dividing_kernel(x, size)
+        if kernel is not None:
+            return n.write(_AVG[rank], x, kernel, kernel)
+        if rank == 1:
+            y = n.write(aten.adaptive_avg_pool2d.default, unsqueeze(n, x, -2), [1, *size])
+            return squeeze(n, y, -2)
+        unbatched = len(shape_of(x)) == rank + 1
+        batched = unsqueeze(n, x, 0) if unbatched else x
+        y = n.emit(_ADAPTIVE_AVG[rank], batched, list(size))
+        return squeeze(n, y, 0) if unbatched else y
+
+    return rewrite
+
+
+def _has_few_windows(node: torch.fx.Node) -> bool:
+    old, new = shape_of(args_of(node)[0])[2:], shape_of(node)[2:]
+    few = all(b // math.gcd(a, b) <= MAX_WINDOWS for a, b in zip(old, new, strict=True))
+    return few and bool(node.meta["val"].is_floating_point())
+
+
+# -- which axes they keep
+
+
+def relate_spatial(node: torch.fx.Node) -> Relation | str:
+    """Pooling, resizing: spatial dimensions in index order; everything before them shared."""
+    source, out = shape_of(args_of(node)[0]), shape_of(node)
+    spatial = [f"s.{i}" for i in range(len(source) - 2)]
+    reads, writes = (
+        dims_of([("n", s[0]), ("c", s[1]), *zip(spatial, s[2:], strict=True)]) for s in (source, out)
+    )
+    return Relation("indexed", (reads,), (writes,), blocks=frozenset(spatial))
+
+
+# -- on physical tensors
+
+
+def give_in_planes(c: Call, plane: Callable[[torch.fx.Node, bool], torch.fx.Node]) -> None:
+    """What works on two dimensions, on two or three of them: over the last two of each depth, then over the
+    depth, each row of a plane being a pixel. `plane(x, deep)` is what it does to NHWC `x`."""
+    rank = len(shape_of(c.node)) - 2
+    dims = c.by_label(["n"], *[[f"s.{i}"] for i in range(rank)], ["c"])
+    x = c.take(0, dims)
+    if rank == 2:
+        c.give(plane(x, False), dims)
+        return
+    batch, depth, height, width, channels = (c.size(0, group) for group in dims)
+    new_depth, new_height, new_width = shape_of(c.node)[2:]
+    y = plane(c.b.call(aten.view.default, x, [batch * depth, height, width, channels]), False)
+    pixels = new_height * new_width
+    y = plane(c.b.call(aten.view.default, y, [batch, depth, pixels, channels]), True)
+    c.give(c.b.call(aten.view.default, y, [batch, new_depth, new_height, new_width, channels]), dims)
+
+
+def _max_pool(c: Call) -> None:
+    *windows, ceil = args_of(c.node)[1:]
+
+    def plane(x: torch.fx.Node, deep: bool) -> torch.fx.Node:
+        return c.b.call(OPS.max_pool2d_nhwc.default, x, *_plane_of(windows, deep), ceil)
+
+    give_in_planes(c, plane)
+
+
+def _avg_pool(c: Call) -> None:
+    *windows, ceil, include, divisor = args_of(c.node)[1:]
+
+    def plane(x: torch.fx.Node, deep: bool) -> torch.fx.Node:
+        # Means separate, and so does what is divided by: by the divisor in one step, by 1 in the other.
+        by = divisor if divisor is None or not deep else 1
+        return c.b.call(OPS.avg_pool2d_nhwc.default, x, *_plane_of(windows, deep), ceil, include, by)
+
+    give_in_planes(c, plane)
+
+
+def _plane_of(windows: Sequence[Sequence[int]], deep: bool) -> list[list[int]]:
+    """Kernel, stride, padding (and dilation) of the last two dimensions, or of the first and a pixel."""
+    if deep:
+        return [[window[0], fill] for window, fill in zip(windows, (1, 1, 0, 1), strict=False)]
+    return [list(window[-2:]) for window in windows]
+
+
+def _max_pool_by_taps(c: Call) -> None:
+    """A dilated maximum, dimension by dimension: of one slice for each tap of the kernel."""
+    kernel, stride, padding, dilation, _ = args_of(c.node)[1:]
+    rank = len(kernel)
+    dims = c.by_label(["n"], *[[f"s.{i}"] for i in range(rank)], ["c"])
+    x = c.take(0, dims)
+    sizes = [c.size(0, group) for group in dims]
+    for i, (taps, step, before, apart) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
+        dim, new = i + 1, shape_of(c.node)[i + 2]
+        after = max((taps - 1) * apart + (new - 1) * step + 1 - before - sizes[dim], 0)
+        if before or after:
+            pads = [0, 0] * (rank - i) + [before, after]
+            x = c.b.call(aten.constant_pad_nd.default, x, pads, -math.inf)
+            sizes[dim] += before + after
+        rows = [c.b.every(x, sizes, dim, tap * apart, new, step) for tap in range(taps)]
+        x = functools.reduce(lambda a, b: c.b.call(aten.maximum.default, a, b), rows)
+        sizes[dim] = new
+    c.give(x, dims)
+
+
+def _adaptive_by_windows(c: Call) -> None:
+    """A mean over a box is one of means: dimension by dimension, of a slice for each window that differs."""
+    c.compute_in_float32()
+    spatial = c.labelled("s")
+    groups = c.split(leads=spatial, alone=spatial)
+    x, sizes = c.take(0, groups), [c.size(0, group) for group in groups]
+    for dim, group in enumerate(groups):
+        if not group or group[0] not in spatial:
+            continue
+        old, new = sizes[dim], c.size(c.result, group)
+        often = math.gcd(old, new)
+        rows = [math.prod(sizes[:dim]) * often, old // often, math.prod(sizes[dim + 1 :])]
+        x = c.b.call(aten.view.default, x, rows)
+        cut = [c.b.slice(x, 1, *window) for window in windows_of(old // often, new // often)]
+        means = [c.b.call(aten.mean.dim, part, [1], True) for part in cut]
+        x = c.b.cat(means, 1)
+        sizes[dim] = new
+        x = c.b.call(aten.view.default, x, sizes)
+    c.give(x, groups)
+
+
+def _adaptive_as_it_is(c: Call) -> None:
+    dims = c.by_label(["n"], ["c"], *[[f"s.{i}"] for i in range(len(shape_of(c.node)) - 2)])
+    c.give(c.b.call(c.target, c.take(0, dims), args_of(c.node)[1]), dims)
+
+
+def _rounds_twice(node: torch.fx.Node) -> bool:
+    """Whether a mean of means is not the mean: of integers, which are rounded each time."""
+    return len(shape_of(node)) > 4 and not node.meta["val"].is_floating_point()
+
+
+def _is_dilated(node: torch.fx.Node) -> bool:
+    return any(d != 1 for d in args_of(node)[4]) and node.meta["val"].is_floating_point()
+
+
+FORM = "n s.0 s.1 s.2 c"
+_MAX_POOL = Implementation("channels last", FORM, _max_pool, (OPS.max_pool2d_nhwc.default,))
+_BY_TAPS = Implementation(
+    "tap by tap",
+    FORM,
+    _max_pool_by_taps,
+    (aten.constant_pad_nd.default, aten.slice.Tensor, aten.maximum.default),
+    _is_dilated,
+)
+_AVG_POOL = Implementation(
+    "channels last", FORM, _avg_pool, (OPS.avg_pool2d_nhwc.default,), lambda node: not _rounds_twice(node)
+)
+
+
+def _adaptive(rank: int) -> Operator:
+    implementations = (
+        Implementation("channels first", "n c s.0 s.1 s.2", _adaptive_as_it_is, (_ADAPTIVE_AVG[rank],)),
+        Implementation(
+            "window by window",
+            "*",
+            _adaptive_by_windows,
+            (aten.slice.Tensor, aten.mean.dim, aten.cat.default, aten._to_copy.default),
+            _has_few_windows,
+        ),
+    )
+    return Operator(
+        (_ADAPTIVE_AVG[rank],), relate_spatial, implementations, _adaptive_avg_pool(rank), fresh=rank == 2
+    )
+
+
+_MAX_REST, _AVG_REST = (1, False), (False, True, None)
+
+OPERATORS = (
+    Operator((_MAX[2],), relate_spatial, (_MAX_POOL, _BY_TAPS), spelt=_pool(2, _MAX, _MAX_REST)),
+    Operator((_MAX[3],), relate_spatial, (_MAX_POOL, _BY_TAPS), spelt=_pool(3, _MAX, _MAX_REST)),
+    Operator((_AVG[2],), relate_spatial, (_AVG_POOL,), spelt=_pool(2, _AVG, _AVG_REST)),
+    Operator((_AVG[3],), relate_spatial, (_AVG_POOL,), spelt=_pool(3, _AVG, _AVG_REST)),
+    spelt(_pool(1, _MAX, _MAX_REST), _MAX[1]),
+    spelt(_pool(1, _AVG, _AVG_REST), _AVG[1]),
+    spelt(_adaptive_avg_pool(1), aten.adaptive_avg_pool1d.default),
+    _adaptive(2),
+    _adaptive(3),
+    spelt(_adaptive_avg_pool(2), aten._adaptive_avg_pool2d.default, fresh=True),
+    spelt(_adaptive_avg_pool(3), aten._adaptive_avg_pool3d.default),
+)

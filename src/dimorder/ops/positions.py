@@ -1,0 +1,191 @@
+"""Operators that say where an element lies, by comparisons and argmax: pools with indices, medians."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.ops.moves import squeeze, unsqueeze, view
+from dimorder.ops.operator import filled, several, spelt
+from dimorder.ops.rearranging import around
+
+aten = torch.ops.aten
+
+# -- pools
+
+
+_POOLS = {
+    1: (aten.max_pool1d_with_indices.default, aten.max_pool1d.default),
+    2: (aten.max_pool2d_with_indices.default, aten.max_pool2d.default),
+    3: (aten.max_pool3d_with_indices.default, aten.max_pool3d.default),
+}
+MAX_TAPS = 64  # each is a slice of its own
+
+
+def _max_pool_with_indices(rank: int) -> Callable[..., Value]:
+    """The plain pool, and the position of the first tap that has its value."""
+    whole, pool = _POOLS[rank]
+
+    def spell(n: Tracer, x: Value, kernel: Value, *given: Value) -> Value:
+        if not any(user.args[1] == 1 and user.users for user in n.node.users):
+            return [n.write(pool, x, kernel, *given), None]
+        stride, padding, dilation, ceil = filled(given, (None, 0, 1, False))
+        windows = [several(v, rank) for v in (kernel, stride or kernel, padding, dilation)]
+        if math.prod(windows[0]) > MAX_TAPS or not dtype_of(x).is_floating_point:
+            return n.emit(whole, x, kernel, *given)
+        y = n.write(pool, x, *windows, ceil)
+        return [y, _positions(n, x, shape_of(y)[-rank:], windows)]
+
+    return spell
+
+
+def _positions(n: Tracer, x: Value, size: Sequence[int], windows: Sequence[Sequence[int]]) -> Value:
+    """For each window the index, in its plane, of its largest element, or of the first that is NaN: `argmax`
+    over the taps, each a strided slice; and from the tap's number its place."""
+    rank = len(size)
+    old = shape_of(x)[-rank:]
+    pads = []
+    for length, new, taps, step, before, apart in reversed(list(zip(old, size, *windows, strict=True))):
+        pads += [before, max((taps - 1) * apart + (new - 1) * step + 1 - before - length, 0)]
+    x = n.write(aten.constant_pad_nd.default, x, pads, -math.inf)
+    first = len(shape_of(x)) - rank
+    rows = [unsqueeze(n, _tap(n, x, first, tap, size, windows), -1) for tap in _taps(windows[0])]
+    found = n.write(aten.argmax.default, n.write(aten.cat.default, rows, -1), -1)
+    # place = corner of the window + sum over dimensions of (tap's place there · dilation · what follows)
+    place, rest, following = None, found, 1
+    corner = torch.zeros(tuple(size), dtype=torch.int64)
+    for d in reversed(range(rank)):
+        taps, step, before, apart = (window[d] for window in windows)
+        along = torch.arange(size[d]) * step - before
+        corner += (along * following).reshape([-1 if i == d else 1 for i in range(rank)])
+        more = n.write(aten.div.Tensor_mode, rest, taps, rounding_mode="trunc")
+        tap = n.write(aten.sub.Tensor, rest, n.write(aten.mul.Tensor, more, taps))
+        part = n.write(aten.mul.Tensor, tap, apart * following)
+        place = part if place is None else n.write(aten.add.Tensor, place, part)
+        rest, following = more, following * old[d]
+    return n.write(aten.add.Tensor, place, corner)
+
+
+def _taps(kernel: Sequence[int]) -> list[list[int]]:
+    places: list[list[int]] = [[]]
+    for taps in kernel:
+        places = [[*place, tap] for place in places for tap in range(taps)]
+    return places
+
+
+def _tap(
+    n: Tracer, x: Value, first: int, tap: Sequence[int], size: Sequence[int], windows: Sequence[Sequence[int]]
+) -> Value:
+    """What all windows have at one tap."""
+    for d, (at, new, step, apart) in enumerate(zip(tap, size, windows[1], windows[3], strict=True)):
+        begin = at * apart
+        x = n.write(aten.slice.Tensor, x, first + d, begin, begin + (new - 1) * step + 1, step)
+    return x
+
+
+def _adaptive_max_pool(rank: int, same: Any) -> Callable[..., Value]:
+    """A pool of equal windows where the size divides, else the maximum of each window that differs."""
+
+    def spell(n: Tracer, x: Value, size: Sequence[int]) -> Value:
+        pairs = list(zip(shape_of(x)[-rank:], size, strict=True))
+        if not any(old % new for old, new in pairs):
+            kernel = [old // new for old, new in pairs]
+            return n.write(_POOLS[rank][0], x, kernel, kernel)
+        reads_indices = any(user.args[1] == 1 and user.users for user in n.node.users)
+        if reads_indices or any(new // math.gcd(old, new) > MAX_WINDOWS for old, new in pairs):
+            return n.emit(same, x, list(size))
+        for dim, new in zip(range(len(shape_of(x)) - rank, len(shape_of(x))), size, strict=True):
+            x = _largest_of_windows(n, x, dim, new)
+        return [x, None]
+
+    return spell
+
+
+def windows_of(old: int, new: int) -> list[tuple[int, int]]:
+    """Where each window of an adaptive pool begins and ends: they overlap where `new` does not divide.
+
+    >>> windows_of(7, 3)
+    [(0, 3), (2, 5), (4, 7)]
+    """
+    return [(i * old // new, -(-(i + 1) * old // new)) for i in range(new)]
+
+
+MAX_WINDOWS = 16  # of a dimension that are cut apart: a bound on what the graph grows by
+
+
+def _largest_of_windows(n: Tracer, x: Value, dim: int, new: int) -> Value:
+    """Windows repeat as often as the greatest divisor of both sizes says."""
+    before, old, after = around(x, dim)
+    often = math.gcd(old, new)
+    rows = view(n, x, [*before, often, old // often, *after])
+    found = [
+        n.write(aten.amax.default, n.write(aten.slice.Tensor, rows, dim + 1, begin, end), [dim + 1], True)
+        for begin, end in windows_of(old // often, new // often)
+    ]
+    return view(n, n.write(aten.cat.default, found, dim + 1), [*before, new, *after])
+
+
+# -- medians
+
+MAX_RANKED = 128  # elements of which each is compared with each
+
+
+def _median(n: Tracer, x: Value) -> Value:
+    if not _can_rank(x, math.prod(shape_of(x))):
+        return n.emit(aten.median.default, x)
+    return view(n, _middle(n, view(n, x, [math.prod(shape_of(x))]), 0)[0], [])
+
+
+def _median_dim(n: Tracer, x: Value, dim: int, keepdim: bool = False) -> Value:
+    if not shape_of(x) or not _can_rank(x, shape_of(x)[dim]):
+        return n.emit(aten.median.dim, x, dim, keepdim)
+    found = _middle(n, x, dim)
+    return found if keepdim else [squeeze(n, y, dim % len(shape_of(x))) for y in found]
+
+
+def _can_rank(x: Value, count: int) -> bool:
+    return 0 < count <= MAX_RANKED and dtype_of(x).is_floating_point and 0 not in shape_of(x)
+
+
+def _middle(n: Tracer, x: Value, dim: int) -> list[Value]:
+    """The lower median along a dimension, which stays, and its first place; a NaN where there is one.
+
+    At most `middle` elements are less than it, and more than `middle` are not greater.
+    """
+    before, count, after = around(x, dim)
+    outer, inner, middle = math.prod(before), math.prod(after), (count - 1) // 2
+    rows = view(n, x, [outer, count, inner])
+    each, others = (view(n, x, [outer, *shape, inner]) for shape in ((count, 1), (1, count)))
+
+    def number(compare: Any) -> Value:
+        truths = n.write(aten._to_copy.default, n.write(compare, others, each), dtype=torch.float32)
+        return n.write(aten.sum.dim_IntList, truths, [2], False)
+
+    # A target may count by a mean, which rounds.
+    few_below = n.write(aten.lt.Scalar, number(aten.lt.Tensor), middle + 0.5)
+    enough = n.write(aten.gt.Scalar, number(aten.le.Tensor), middle + 0.5)
+    odd = n.write(aten.ne.Tensor, rows, rows)
+    is_middle = n.write(aten.logical_or.default, n.write(aten.logical_and.default, few_below, enough), odd)
+    low = torch.tensor(-math.inf, dtype=dtype_of(x))
+    value = n.write(aten.amax.default, n.write(aten.where.self, is_middle, rows, low), [1], True)
+    # One for the middle, two for what is not a number.
+    marks = [n.write(aten._to_copy.default, truth, dtype=torch.float32) for truth in (is_middle, odd)]
+    place = n.write(
+        aten.argmax.default, functools.reduce(lambda a, b: n.write(aten.add.Tensor, a, b), marks), 1, True
+    )
+    return [view(n, y, [*before, 1, *after]) for y in (value, place)]
+
+
+OPERATORS = (
+    *(spelt(_max_pool_with_indices(rank), name) for rank, (name, _) in _POOLS.items()),
+    spelt(_adaptive_max_pool(1, aten.adaptive_max_pool1d.default), aten.adaptive_max_pool1d.default),
+    spelt(_adaptive_max_pool(2, aten.adaptive_max_pool2d.default), aten.adaptive_max_pool2d.default),
+    spelt(_adaptive_max_pool(3, aten.adaptive_max_pool3d.default), aten.adaptive_max_pool3d.default),
+    spelt(_median, aten.median.default),
+    spelt(_median_dim, aten.median.dim),
+)

@@ -1,0 +1,94 @@
+"""Quantising: by a scale that is known, each element by itself; dynamically, each by all of its token.
+
+A token is the elements that share a scale. `dimorder::fake_quantize_dynamic` quantises and dequantises in
+one: floats in, floats out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.ao.quantization.fx._decomposed  # defines them
+from torch.fx import GraphModule, Node
+
+from dimorder.graph.tracing import Tracer, Value, shape_of
+from dimorder.ops.dialect import OPS
+from dimorder.ops.masks import constant_of
+from dimorder.ops.operator import Implementation, Operator, Relation, args_of, dims_of
+from dimorder.ops.pointwise import pointwise
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+quantized = torch.ops.quantized_decomposed
+
+QUANTIZE, DEQUANTIZE = quantized.quantize_per_tensor.default, quantized.dequantize_per_tensor.default
+DEQUANTIZE_CHANNELS = quantized.dequantize_per_channel.default  # of constants alone
+FAKE_QUANTIZE_DYNAMIC = OPS.fake_quantize_dynamic.default
+
+
+def is_quantised(module: GraphModule) -> bool:
+    """Whether a graph quantises any value."""
+    return any(node.target in (QUANTIZE, FAKE_QUANTIZE_DYNAMIC) for node in module.graph.nodes)
+
+
+def left_out(node: Node) -> bool:
+    """Leave a node out of its graph if it quantises what has just been dequantised from the same scale."""
+    if node.target is not QUANTIZE:
+        return False
+    source = node.args[0]
+    if not isinstance(source, Node) or source.target is not DEQUANTIZE or source.args[1:] != node.args[1:]:
+        return False
+    node.replace_all_uses_with(source.args[0])  # type: ignore[arg-type]
+    node.graph.erase_node(node)
+    return True
+
+
+def is_dynamic(module: GraphModule) -> bool:
+    """Whether a graph quantises any value by what it finds in it."""
+    return any(node.target is FAKE_QUANTIZE_DYNAMIC for node in module.graph.nodes)
+
+
+def _relate_dynamic(node: Node) -> Relation:
+    """In any order: a token is the same elements however they lie."""
+    shape, token = shape_of(node), args_of(node)[1]
+    dims = dims_of((f"t.{d}" if d in token else f"d.{d}", size) for d, size in enumerate(shape))
+    return Relation("agnostic", (dims,), (dims,))
+
+
+def _fake_quantize_dynamic(c: Call) -> None:
+    token = c.labelled("t")
+    groups = c.split(alone=token) if token else c.ending_in("t")
+    dims = [d for d, group in enumerate(groups) if group and group[0] in token] or [len(groups) - 1]
+    c.give(c.b.call(c.target, c.take(0, groups), dims, *args_of(c.node)[2:]), groups)
+
+
+def _by_constants(target: Any, plain: Any) -> Operator:
+    """An operator whose scale and zero point are tensors: with these as numbers, where they are constants."""
+
+    def spell(
+        n: Tracer, x: Value, scale: Value, zero: Value, low: Value, high: Value, dtype: Any, **result: Any
+    ) -> Value:
+        given = (scale, zero, low, high)
+        known = [each for value in given if (each := constant_of(n, value)) is not None and each.numel() == 1]
+        if len(known) < len(given) or any(result.values()):
+            return n.parts(target, (x, *given, dtype), result)
+        return n.write(plain, x, float(known[0]), *map(int, known[1:]), dtype)
+
+    return Operator((target,), spelt=spell)
+
+
+OPERATORS = (
+    pointwise(QUANTIZE),
+    pointwise(DEQUANTIZE),
+    _by_constants(quantized.quantize_per_tensor.tensor, QUANTIZE),
+    _by_constants(quantized.quantize_per_tensor.tensor2, QUANTIZE),
+    _by_constants(quantized.dequantize_per_tensor.tensor, DEQUANTIZE),
+    _by_constants(quantized.dequantize_per_tensor.tensor2, DEQUANTIZE),
+    Operator(
+        (FAKE_QUANTIZE_DYNAMIC,),
+        _relate_dynamic,
+        (Implementation("by tokens", "*", _fake_quantize_dynamic, (FAKE_QUANTIZE_DYNAMIC,)),),
+    ),
+)

@@ -1,0 +1,211 @@
+"""Operators that rearrange elements by views, permutes and broadcasts: shuffles, repeats and their like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from dimorder.graph.tracing import Tracer, Value, shape_of
+from dimorder.ops.moves import view
+from dimorder.ops.operator import several, spelt
+
+aten = torch.ops.aten
+
+
+def _pixel_shuffle(n: Tracer, x: Value, factor: int) -> Value:
+    *rest, channels, height, width = shape_of(x)
+    k = len(rest)
+    x = view(n, x, [*rest, channels // factor**2, factor, factor, height, width])
+    x = n.write(aten.permute.default, x, [*range(k), k, k + 3, k + 1, k + 4, k + 2])
+    return view(n, x, [*rest, channels // factor**2, height * factor, width * factor])
+
+
+def _pixel_unshuffle(n: Tracer, x: Value, factor: int) -> Value:
+    *rest, channels, height, width = shape_of(x)
+    k = len(rest)
+    x = view(n, x, [*rest, channels, height // factor, factor, width // factor, factor])
+    x = n.write(aten.permute.default, x, [*range(k), k, k + 2, k + 4, k + 1, k + 3])
+    return view(n, x, [*rest, channels * factor**2, height // factor, width // factor])
+
+
+def _channel_shuffle(n: Tracer, x: Value, groups: int) -> Value:
+    batch, channels, *rest = shape_of(x)
+    x = view(n, x, [batch, groups, channels // groups, *rest])
+    x = n.write(aten.transpose.int, x, 1, 2)
+    return view(n, x, [batch, channels, *rest])
+
+
+def _movedim(n: Tracer, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
+    rank = len(shape_of(x))
+    if not rank:
+        return x
+    places = dict(zip(_listed(destination, rank), _listed(source, rank), strict=True))
+    others = (dim for dim in range(rank) if dim not in places.values())
+    return n.write(aten.permute.default, x, [places[d] if d in places else next(others) for d in range(rank)])
+
+
+def _listed(dims: int | Sequence[int], rank: int) -> list[int]:
+    return [dim % rank for dim in ([dims] if isinstance(dims, int) else dims)]
+
+
+def _swap(n: Tracer, x: Value, dim0: int, dim1: int) -> Value:
+    return n.write(aten.transpose.int, x, dim0, dim1)
+
+
+def _matrix_transpose(n: Tracer, x: Value) -> Value:
+    return _swap(n, x, -2, -1)
+
+
+def _narrow(n: Tracer, x: Value, dim: int, start: int, length: int) -> Value:
+    start = start if start >= 0 else start + shape_of(x)[dim]
+    return n.write(aten.slice.Tensor, x, dim, start, start + length)
+
+
+def _broadcast_to(n: Tracer, x: Value, shape: Sequence[int]) -> Value:
+    return n.write(aten.expand.default, x, list(shape))
+
+
+def _expand_as(n: Tracer, x: Value, other: Value) -> Value:
+    return _broadcast_to(n, x, shape_of(other))
+
+
+def _repeat(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
+    """A dimension in front of each that is repeated, broadcast."""
+    sizes = (1,) * (len(repeats) - len(shape_of(x))) + shape_of(x)
+    pairs = list(zip(repeats, sizes, strict=True))
+    once = [d for times, size in pairs for d in ([size] if times == 1 else [1, size])]
+    often = [d for times, size in pairs for d in ([size] if times == 1 else [times, size])]
+    x = n.write(aten.expand.default, view(n, x, once), often)
+    return view(n, x, [times * size for times, size in pairs])
+
+
+def _tile(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
+    return _repeat(n, x, [1] * (len(shape_of(x)) - len(repeats)) + list(repeats))
+
+
+def _repeat_each(
+    n: Tracer, x: Value, times: int, dim: int | None = None, *, output_size: int | None = None
+) -> Value:
+    """A dimension behind the one whose elements are repeated, broadcast."""
+    if dim is None:
+        x, dim = view(n, x, [-1]), 0
+    before, size, after = around(x, dim)
+    x = n.write(aten.expand.default, view(n, x, [*before, size, 1, *after]), [*before, size, times, *after])
+    return view(n, x, [*before, size * times, *after])
+
+
+def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
+    """The windows of a dimension, and their elements as a dimension behind all others."""
+    if not shape_of(x):
+        return view(n, x, [1])
+    before, full, after = around(x, dim)
+    d, count = len(before), (full - size) // step + 1
+    if size > step:
+        ends = range(size)
+        taps = [n.write(aten.slice.Tensor, x, d, i, i + (count - 1) * step + 1, step) for i in ends]
+        return n.write(
+            aten.cat.default, [view(n, tap, [*shape_of(tap), 1]) for tap in taps], len(shape_of(x))
+        )
+    x = n.write(aten.slice.Tensor, x, d, 0, min(full, count * step))
+    if full < count * step:  # the last window may end before its step does
+        x = n.write(aten.constant_pad_nd.default, x, [0, 0] * len(after) + [0, count * step - full], 0)
+    x = n.write(aten.slice.Tensor, view(n, x, [*before, count, step, *after]), d + 1, 0, size)
+    order = [i for i in range(len(shape_of(x))) if i != d + 1]
+    return n.write(aten.permute.default, x, [*order, d + 1])
+
+
+def _im2col(n: Tracer, x: Value, kernel: Value, dilation: Value, padding: Value, stride: Value) -> Value:
+    """The windows as columns: each tap a slice, or a view where windows lie side by side."""
+    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = (several(v, 2) for v in (kernel, dilation, padding, stride))
+    *batch, channels, height, width = shape_of(x)
+    if ph or pw:
+        x = n.write(aten.constant_pad_nd.default, x, [pw, pw, ph, ph], 0)
+    rows, columns = _count(height + 2 * ph, kh, dh, sh), _count(width + 2 * pw, kw, dw, sw)
+    x = view(n, x, [math.prod(batch), channels, height + 2 * ph, width + 2 * pw])
+    if (kh, kw, dh, dw) == (sh, sw, 1, 1):
+        x = n.write(aten.slice.Tensor, n.write(aten.slice.Tensor, x, 2, 0, rows * sh), 3, 0, columns * sw)
+        x = view(n, x, [-1, channels, rows, sh, columns, sw])
+        x = n.write(aten.permute.default, x, [0, 1, 3, 5, 2, 4])
+    else:
+        taps = [
+            n.write(
+                aten.slice.Tensor,
+                n.write(aten.slice.Tensor, x, 2, i * dh, i * dh + (rows - 1) * sh + 1, sh),
+                3,
+                j * dw,
+                j * dw + (columns - 1) * sw + 1,
+                sw,
+            )
+            for i in range(kh)
+            for j in range(kw)
+        ]
+        x = n.write(aten.cat.default, [n.write(aten.unsqueeze.default, tap, 2) for tap in taps], 2)
+    return view(n, x, [*batch, channels * kh * kw, rows * columns])
+
+
+def _col2im(
+    n: Tracer, x: Value, size: Value, kernel: Value, dilation: Value, padding: Value, stride: Value
+) -> Value:
+    """Columns as windows, which are added where they overlap."""
+    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = (several(v, 2) for v in (kernel, dilation, padding, stride))
+    *batch, channels, _ = shape_of(x)
+    height, width = size[0] + 2 * ph, size[1] + 2 * pw
+    rows, columns = _count(height, kh, dh, sh), _count(width, kw, dw, sw)
+    channels //= kh * kw
+    x = view(n, x, [math.prod(batch), channels, kh, kw, rows, columns])
+    if (kh, kw, dh, dw) == (sh, sw, 1, 1):
+        x = view(
+            n, n.write(aten.permute.default, x, [0, 1, 4, 2, 5, 3]), [-1, channels, rows * sh, columns * sw]
+        )
+        y = n.write(aten.constant_pad_nd.default, x, [0, width - columns * sw, 0, height - rows * sh], 0)
+    else:
+        y = None
+        for i in range(kh):
+            for j in range(kw):
+                tap = n.write(aten.select.int, n.write(aten.select.int, x, 2, i), 2, j)
+                tap = _spread(n, _spread(n, tap, 2, sh, i * dh, height), 3, sw, j * dw, width)
+                y = tap if y is None else n.write(aten.add.Tensor, y, tap)
+    y = n.write(aten.slice.Tensor, n.write(aten.slice.Tensor, y, 2, ph, ph + size[0]), 3, pw, pw + size[1])
+    return view(n, y, [*batch, channels, *size])
+
+
+def _spread(n: Tracer, x: Value, dim: int, step: int, start: int, size: int) -> Value:
+    """A dimension of `size` with the elements of another at every `step`-th place from `start` on, else 0."""
+    before, count, after = around(x, dim)
+    if step > 1:
+        x = view(n, x, [*before, count, 1, *after])
+        x = n.write(aten.constant_pad_nd.default, x, [0, 0] * len(after) + [0, step - 1], 0)
+        x = view(n, x, [*before, count * step, *after])
+    pads = [0, 0] * len(after) + [start, size - start - count * step]
+    return n.write(aten.constant_pad_nd.default, x, pads, 0)
+
+
+def _count(size: int, kernel: int, dilation: int, stride: int) -> int:
+    return (size - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def around(x: Value, dim: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+    shape = shape_of(x)
+    dim = dim % len(shape)
+    return shape[:dim], shape[dim], shape[dim + 1 :]
+
+
+OPERATORS = (
+    spelt(_windows, aten.unfold.default),
+    spelt(_im2col, aten.im2col.default),
+    spelt(_col2im, aten.col2im.default),
+    spelt(_pixel_shuffle, aten.pixel_shuffle.default),
+    spelt(_pixel_unshuffle, aten.pixel_unshuffle.default),
+    spelt(_channel_shuffle, aten.channel_shuffle.default, aten.native_channel_shuffle.default),
+    spelt(_movedim, aten.movedim.int, aten.movedim.intlist, aten.moveaxis.int, aten.moveaxis.intlist),
+    spelt(_swap, aten.swapaxes.default, aten.swapdims.default),
+    spelt(_matrix_transpose, aten.mT.default),
+    spelt(_narrow, aten.narrow.default),
+    spelt(_broadcast_to, aten.broadcast_to.default),
+    spelt(_expand_as, aten.expand_as.default),
+    spelt(_repeat, aten.repeat.default),
+    spelt(_tile, aten.tile.default),
+    spelt(_repeat_each, aten.repeat_interleave.self_int),
+)

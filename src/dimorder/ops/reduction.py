@@ -1,0 +1,399 @@
+"""Operators over whole dimensions: sums, means, extrema, softmax, running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.ops.masks import bounded
+from dimorder.ops.moves import view
+from dimorder.ops.operator import (
+    Implementation,
+    Operator,
+    Relation,
+    Spell,
+    args_of,
+    dims_of,
+    spelt,
+)
+from dimorder.ops.tokens import Token
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+
+def _mean_of_all(n: Tracer, x: Value, *, dtype: torch.dtype | None = None) -> Value:
+    kept = {} if dtype is None else {"dtype": dtype}
+    return n.emit(aten.mean.dim, x, list(range(len(shape_of(x)))), False, **kept)
+
+
+def _sum_of_all(n: Tracer, x: Value, *, dtype: torch.dtype | None = None) -> Value:
+    kept = {} if dtype is None else {"dtype": dtype}
+    return n.emit(aten.sum.dim_IntList, x, list(range(len(shape_of(x)))), False, **kept)
+
+
+def dims_listed(x: Value, dims: int | Sequence[int] | None) -> list[int]:
+    """Dimensions counted from the front; none given are all."""
+    rank = len(shape_of(x))
+    listed = [dims] if isinstance(dims, int) else dims
+    return [dim % rank for dim in listed] if listed else list(range(rank))
+
+
+def _extreme(whole: Any, reduce: Any) -> Callable[..., Value]:
+    def spell(n: Tracer, x: Value) -> Value:
+        return n.write(reduce, x, dims_listed(x, None)) if shape_of(x) else n.emit(whole, x)
+
+    return spell
+
+
+def _extreme_and_where(several: Any, reduce: Any, search: Any) -> Callable[..., Value]:
+    """Of the two results of `max.dim`, the one that nothing reads is dropped with what makes it."""
+
+    def spell(n: Tracer, x: Value, dim: int, keepdim: bool = False) -> Value:
+        if not shape_of(x) or dtype_of(x) == torch.bool:
+            return n.emit(several, x, dim, keepdim)
+        return [n.write(reduce, x, [dim], keepdim), n.write(search, x, dim, keepdim)]
+
+    return spell
+
+
+def _truth(name: Any) -> Spell:
+    """any and all, which torch has over one dimension, several, or every one."""
+
+    def spell(n: Tracer, x: Value, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
+        if dim == [] or not shape_of(x):
+            return n.emit(aten.ne.Scalar, x, 0)
+        dims = [dim] if isinstance(dim, int) else list(dim or range(len(shape_of(x))))
+        return n.emit(name, x, dims, keepdim)
+
+    return spell
+
+
+def _index_of(name: Any) -> Spell:
+    """argmax and argmin; without a dimension, of the flattened tensor."""
+
+    def spell(n: Tracer, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        if dim is not None:
+            return n.emit(name, x, dim, keepdim)
+        index = n.emit(name, view(n, x, [-1]), 0, False)
+        return view(n, index, [1] * len(shape_of(x))) if keepdim else index
+
+    return spell
+
+
+def _underscored(name: Any) -> Spell:
+    """softmax as core ATen has it."""
+
+    def spell(n: Tracer, x: Value, dim: int, half_to_float: bool) -> Value:
+        return n.write(name, x, dim, *([torch.float32] if half_to_float else []))
+
+    return spell
+
+
+# -- which axes they reduce
+
+
+def _relate_reduce(node: torch.fx.Node) -> Relation | str:
+    shape = shape_of(args_of(node)[0])
+    if not shape:
+        return "a tensor of rank 0"
+    listed = args_of(node)[1] if len(args_of(node)) > 1 else None
+    dims = range(len(shape)) if listed in (None, []) else [listed] if isinstance(listed, int) else listed
+    reduced = {d % len(shape) for d in dims}
+    keepdim = len(args_of(node)) > 2 and bool(args_of(node)[2])
+    names = [f"r.{d}" if d in reduced else f"d.{d}" for d in range(len(shape))]
+    read = dims_of(zip(names, shape, strict=True))
+    write = [dim if d not in reduced else () for d, dim in enumerate(read) if keepdim or d not in reduced]
+    return Relation("reduce", (read,), (tuple(write),))
+
+
+def _relate_index_reduce(node: torch.fx.Node) -> Relation | str:
+    """argmax and argmin: the result counts along the reduced dimension, so that is a block."""
+    relation = _relate_reduce(node)
+    return (
+        relation
+        if isinstance(relation, str)
+        else replace(relation, kind="indexed", blocks=frozenset(_names(relation, "r.")))
+    )
+
+
+def _relate_along(node: torch.fx.Node) -> Relation | str:
+    """softmax, log_softmax: one dimension, shared."""
+    shape = shape_of(args_of(node)[0])
+    if not shape:
+        return "a tensor of rank 0"
+    k = args_of(node)[1] % len(shape)
+    dims = dims_of((("k" if i == k else f"d.{i}"), size) for i, size in enumerate(shape))
+    return Relation("reduce", (dims,), (dims,))
+
+
+def _relate_running(node: torch.fx.Node) -> Relation | str:
+    """cumsum and its like: one dimension, walked in index order."""
+    relation = _relate_along(node)
+    return (
+        relation if isinstance(relation, str) else replace(relation, kind="indexed", blocks=frozenset({"k"}))
+    )
+
+
+def _names(relation: Relation, prefix: str) -> set[str]:
+    return {name for dims in relation.reads for dim in dims for name, _ in dim if name.startswith(prefix)}
+
+
+# -- on physical tensors
+
+
+def _reduce(c: Call) -> None:
+    groups, dims = _reduced_groups(c)
+    node = c.b.call(c.target, c.take(0, groups), dims, True, **c.node.kwargs)
+    c.give(node, [[] if d in dims else group for d, group in enumerate(groups)])
+
+
+def _apart(c: Call, tokens: Collection[Token], together: Collection[Token] = ()) -> list[list[Token]]:
+    """Physical dimensions of which some are of these tokens alone: one of size 1 where there are none."""
+    return c.split(alone=tokens, together=together) if tokens else c.with_unit(c.split(room=1))
+
+
+def _index_reduce(c: Call) -> None:
+    reduced = c.labelled("r")
+    groups = _apart(c, reduced)
+    dim = next((d for d, group in enumerate(groups) if group and group[0] in reduced), len(groups) - 1)
+    c.give(
+        c.b.call(c.target, c.take(0, groups), dim, True),
+        [[] if d == dim else g for d, g in enumerate(groups)],
+    )
+
+
+def _softmax_last(c: Call) -> None:
+    groups = c.ending_in("k")
+    c.give(c.b.call(c.target, c.take(0, groups), len(groups) - 1), groups)
+
+
+def _softmax(c: Call) -> None:
+    """The operator itself along one physical dimension; from parts where its dimension lies in several."""
+    groups, dims = _along_groups(c)
+    if len(dims) == 1:
+        c.give(c.b.call(c.target, c.take(0, groups), dims[0]), groups)
+        return
+    _softmax_from_parts(c, groups, dims, lambda x: c.b.call(aten.amax.default, x, dims, True))
+
+
+def _softmax_by_halves(c: Call) -> None:
+    """From parts, the maximum by halves."""
+    groups, dims = _along_groups(c)
+
+    def largest(x: torch.fx.Node) -> torch.fx.Node:
+        for dim in dims:
+            x = _halved(c, x, dim, c.size(0, groups[dim]), aten.maximum.default)
+        return x
+
+    _softmax_from_parts(c, groups, dims, largest)
+
+
+def _along_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
+    """The physical dimensions of an operand, and which of them softmax runs along."""
+    k = set(c.labelled("k"))
+    groups = _apart(c, k)
+    return groups, [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
+
+
+def _softmax_from_parts(
+    c: Call,
+    groups: list[list[Token]],
+    dims: list[int],
+    largest: Callable[[torch.fx.Node], torch.fx.Node],
+) -> None:
+    c.compute_in_float32()
+    x, log = c.take(0, groups), c.target is aten.log_softmax.int
+    shifted = c.b.call(aten.sub.Tensor, x, largest(x))
+    powers = c.b.call(aten.exp.default, shifted)
+    total = c.b.call(aten.sum.dim_IntList, powers, dims, True)
+    scaled = (
+        (aten.sub.Tensor, shifted, c.b.call(aten.log.default, total))
+        if log
+        else (aten.div.Tensor, powers, total)
+    )
+    c.give(c.b.call(*scaled), groups)
+
+
+def _cumulative(c: Call) -> None:
+    k = c.labelled("k")
+    groups = _apart(c, k, together=k)
+    dim = next((d for d, group in enumerate(groups) if group and group[0] in k), len(groups) - 1)
+    c.give(c.b.call(c.target, c.take(0, groups), dim, *args_of(c.node)[2:], **c.node.kwargs), groups)
+
+
+def _product(c: Call) -> None:
+    groups, dims = _reduced_groups(c)
+    y = c.take(0, groups)
+    for dim in dims:
+        y = c.b.call(c.target, y, dim, True, **c.node.kwargs)
+    c.give(y, [[] if d in dims else group for d, group in enumerate(groups)])
+
+
+def _by_halves(combine: Any, is_rounded: bool) -> Callable[[Call], None]:
+    """A reduction by an operator on two operands: of one half and the other, until one element is left.
+
+    `is_rounded` says that the operator rounds what it gives.
+    """
+
+    def lower(c: Call) -> None:
+        groups, dims = _reduced_groups(c)
+        if is_rounded:
+            c.compute_in_float32()
+        y = c.take(0, groups)
+        for dim in dims:
+            y = _halved(c, y, dim, c.size(0, groups[dim]), combine)
+        c.give(y, [[] if d in dims else group for d, group in enumerate(groups)])
+
+    return lower
+
+
+def _halved(c: Call, y: torch.fx.Node, dim: int, size: int, combine: Any) -> torch.fx.Node:
+    odd = []
+    while size > 1:
+        half = size // 2
+        if size % 2:
+            odd.append(c.b.slice(y, dim, size - 1, size))
+        y = c.b.call(combine, c.b.slice(y, dim, 0, half), c.b.slice(y, dim, half, 2 * half))
+        size = half
+    for rest in odd:
+        y = c.b.call(combine, y, rest)
+    return y
+
+
+def _by_doubling(combine: Any, neutral: float) -> Callable[[Call], None]:
+    """A running sum or product: in each step with what lies 1, 2, 4, … elements before."""
+
+    def lower(c: Call) -> None:
+        c.compute_in_float32()
+        k = c.labelled("k")
+        groups = c.split(alone=k, together=k)
+        dim = next(d for d, group in enumerate(groups) if group and group[0] in k)
+        y, size, shift = c.take(0, groups), c.size(0, groups[dim]), 1
+        while shift < size:
+            pads = [0, 0] * (len(groups) - 1 - dim) + [shift, 0]
+            before = c.b.call(aten.constant_pad_nd.default, c.b.slice(y, dim, 0, size - shift), pads, neutral)
+            y = c.b.call(combine, y, before)
+            shift *= 2
+        c.give(y, groups)
+
+    return lower
+
+
+MAX_DOUBLED = 64  # elements of a running sum: log2 of them is how often all are moved
+
+
+def _is_short(node: torch.fx.Node) -> bool:
+    """Whether a running sum has few elements, of a floating type that it keeps."""
+    x = args_of(node)[0].meta["val"]
+    size = x.shape[args_of(node)[1]] if x.dim() else 1
+    same = node.meta["val"].dtype == x.dtype and x.is_floating_point()
+    return same and 1 < size <= MAX_DOUBLED
+
+
+def _is_floating(node: torch.fx.Node) -> bool:
+    return bool(node.meta["val"].is_floating_point())
+
+
+def _reduced_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
+    """The physical dimensions of an operand, and which of them are reduced."""
+    reduced = set(c.labelled("r"))
+    groups = _apart(c, reduced)
+    return groups, [d for d, group in enumerate(groups) if group and set(group) <= reduced] or [
+        len(groups) - 1
+    ]
+
+
+def _reduction(name: Any, *others: Implementation, spelling: Spell | None = None) -> Operator:
+    implementations = (Implementation("any dims", "*", _reduce, (name,)), *others)
+    return Operator((name,), _relate_reduce, implementations, spelling)
+
+
+def _halving(combine: Any, is_rounded: bool = False) -> Implementation:
+    parts = (aten.slice.Tensor, combine, *((aten._to_copy.default,) if is_rounded else ()))
+    return Implementation("by halves", "*", _by_halves(combine, is_rounded), parts, _is_floating)
+
+
+def _index_reduction(name: Any) -> Operator:
+    implementation = Implementation("one dim", "*", _index_reduce, (name,))
+    return Operator((name,), _relate_index_reduce, (implementation,), spelt=_index_of(name))
+
+
+def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> Operator:
+    """softmax and its like: the operator itself along the last dimension, or along any, or from parts."""
+    implementations = (
+        Implementation("last", "* k", _softmax_last, (name,)),
+        Implementation("any", "*", _softmax, (name, aten.sub.Tensor, aten.amax.default, *parts)),
+        *others,
+    )
+    return Operator((name,), _relate_along, implementations, _plain_along(name))
+
+
+def _plain_along(name: Any) -> Spell:
+    """In the type of the result, and of rank 1 where it is 0, for not all kernels take others. A mask in
+    front is a bound."""
+
+    def spell(n: Tracer, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+        x = bounded(n, x)
+        if dtype is not None:
+            x = n.write(aten._to_copy.default, x, dtype=dtype)
+        return n.emit(name, x, dim) if shape_of(x) else view(n, n.emit(name, view(n, x, [1]), 0), [])
+
+    return spell
+
+
+def _running(name: Any, combine: Any, neutral: float) -> Operator:
+    parts = (aten.slice.Tensor, aten.constant_pad_nd.default, combine, aten._to_copy.default)
+    implementations = (
+        Implementation("one dim", "*", _cumulative, (name,)),
+        Implementation("by doubling", "*", _by_doubling(combine, neutral), parts, _is_short),
+    )
+    return Operator((name,), _relate_running, implementations)
+
+
+_SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)
+_LOG_BY_HALVES = Implementation(
+    "by halves",
+    "*",
+    _softmax_by_halves,
+    (aten.slice.Tensor, aten.maximum.default, aten.sub.Tensor, aten.log.default, *_SUMMED),
+    _is_floating,
+)
+
+OPERATORS = (
+    _reduction(aten.mean.dim),
+    _reduction(aten.sum.dim_IntList),
+    _reduction(aten.amax.default, _halving(aten.maximum.default)),
+    _reduction(aten.amin.default, _halving(aten.minimum.default)),
+    _reduction(aten.any.dims, spelling=_truth(aten.any.dims)),
+    _reduction(aten.all.dims, spelling=_truth(aten.all.dims)),
+    Operator(
+        (aten.prod.dim_int,),
+        _relate_reduce,
+        (
+            Implementation("dim by dim", "*", _product, (aten.prod.dim_int,)),
+            _halving(aten.mul.Tensor, is_rounded=True),
+        ),
+    ),
+    *map(_index_reduction, (aten.argmax.default, aten.argmin.default)),
+    _along(aten.softmax.int, aten.div.Tensor, *_SUMMED),
+    _along(aten.log_softmax.int, aten.log.default, *_SUMMED, others=(_LOG_BY_HALVES,)),
+    _running(aten.cumsum.default, aten.add.Tensor, 0.0),
+    _running(aten.cumprod.default, aten.mul.Tensor, 1.0),
+    spelt(_mean_of_all, aten.mean.default),
+    spelt(_sum_of_all, aten.sum.default),
+    spelt(_extreme(aten.max.default, aten.amax.default), aten.max.default),
+    spelt(_extreme(aten.min.default, aten.amin.default), aten.min.default),
+    spelt(_extreme_and_where(aten.max.dim, aten.amax.default, aten.argmax.default), aten.max.dim),
+    spelt(_extreme_and_where(aten.min.dim, aten.amin.default, aten.argmin.default), aten.min.dim),
+    spelt(_truth(aten.any.dims), aten.any.default, aten.any.dim),
+    spelt(_truth(aten.all.dims), aten.all.default, aten.all.dim),
+    spelt(_underscored(aten.softmax.int), aten._softmax.default),
+    spelt(_underscored(aten.log_softmax.int), aten._log_softmax.default),
+)

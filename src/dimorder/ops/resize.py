@@ -1,0 +1,178 @@
+"""Upsampling, channels-last. Three dimensions are two, and then one; what is linear is a product with a
+constant matrix for each dimension, where a target has no operator for it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dimorder.graph.tracing import HALVES, Tracer, Value, shape_of
+from dimorder.ops.dialect import OPS
+from dimorder.ops.moves import view
+from dimorder.ops.operator import Implementation, Operator, args_of, spelt
+from dimorder.ops.pooling import FORM, give_in_planes, relate_spatial
+
+if TYPE_CHECKING:
+    from dimorder.lowering.building import Call
+
+aten = torch.ops.aten
+
+
+def _resize(c: Call, target: Any, *options: Any) -> None:
+    """The overloads `.vec` carry scale factors last; sizes alone decide where there are none."""
+    *depth, height, width = shape_of(c.node)[2:]
+    scales = args_of(c.node)[-1] or [None] * (len(depth) + 2)
+
+    def plane(x: torch.fx.Node, deep: bool) -> torch.fx.Node:
+        if not deep:
+            return c.b.call(target, x, [height, width], *options, *scales[-2:])
+        along = None if scales[0] is None else 1.0  # a factor counts only if both dimensions have one
+        return c.b.call(target, x, [*depth, height * width], *options, scales[0], along)
+
+    give_in_planes(c, plane)
+
+
+def _bilinear(c: Call) -> None:
+    _resize(c, OPS.upsample_bilinear2d_nhwc.default, args_of(c.node)[2])
+
+
+def _nearest(c: Call) -> None:
+    _resize(c, OPS.upsample_nearest2d_nhwc.default)
+
+
+# Of those that are linear and separable, the overload whose size and factors are both given.
+_SIZED = {
+    overloads.vec: overloads.default
+    for overloads in (
+        aten.upsample_bilinear2d,
+        aten.upsample_bicubic2d,
+        aten._upsample_bilinear2d_aa,
+        aten._upsample_bicubic2d_aa,
+    )
+}
+
+
+def _in_aten(c: Call) -> None:
+    """As torch has it, on planes of pixels."""
+    *_, aligned, factors = args_of(c.node)
+    dims = c.by_label(["n"], ["c"], ["s.0"], ["s.1"])
+    size = None if factors else list(shape_of(c.node)[2:])
+    c.give(c.b.call(c.target, c.take(0, dims), size, aligned, factors), dims)
+
+
+def _by_products(c: Call) -> None:
+    """Each row of pixels and each column times a matrix; the dimension that shrinks most comes first."""
+    c.compute_in_float32()
+    *_, aligned, factors = args_of(c.node)
+    dims = c.by_label(["n"], ["s.0"], ["s.1"], ["c"])
+    sizes = [c.size(0, group) for group in dims]
+    x = c.take(0, dims)
+    new = shape_of(c.node)[2:]
+    for i in sorted((0, 1), key=lambda i: new[i] / sizes[i + 1]):
+        weights = resized_by(_SIZED[c.target], sizes[i + 1], new[i], aligned, (factors or (None, None))[i])
+        if weights.shape[0] == weights.shape[1] and torch.equal(weights, torch.eye(len(weights))):
+            continue
+        before, after = math.prod(sizes[: i + 1]), math.prod(sizes[i + 2 :])
+        x = c.b.call(aten.view.default, x, [before, sizes[i + 1], after])
+        matrix = c.b.constant(f"resize_{sizes[i + 1]}_to_{new[i]}", weights.unsqueeze(0))
+        x = c.b.call(aten.matmul.default, matrix, x)
+        sizes[i + 1] = new[i]
+    c.give(c.b.call(aten.view.default, x, sizes), dims)
+
+
+@functools.cache
+def resized_by(target: Any, old: int, new: int, aligned: bool, factor: float | None) -> torch.Tensor:
+    """The matrix (new, old) by which torch resizes one dimension: what it makes of the unit vectors.
+
+    >>> resized_by(aten.upsample_bilinear2d.default, 2, 4, False, None)[1]
+    tensor([0.7500, 0.2500])
+    """
+    units = torch.eye(old).view(old, 1, 1, old)
+    return target(units, [1, new], aligned, 1.0, factor).view(old, new).t().contiguous()  # type: ignore[no-any-return]
+
+
+def _is_float32_or_less(node: torch.fx.Node) -> bool:
+    return node.meta["val"].dtype in (torch.float32, *HALVES)
+
+
+def _along_a_line(n: Tracer, x: Value, flat: Callable[[Value], Value]) -> Value:
+    """`flat`, which takes 4 dimensions, of a tensor of 3 (2 without a batch)."""
+    *rest, length = shape_of(x)
+    y = flat(view(n, x, [*(1,) * (2 - len(rest)), *rest, 1, length]))
+    return view(n, y, [*rest, shape_of(y)[-1]])
+
+
+def _resize_line(resize: Any) -> Callable[..., Value]:
+    """Overload `vec`: a size or factors, between them `align_corners` where the resize has that.
+
+    A bilinear kernel weighs the one row by 1 and by 0, which makes NaN of an infinity.
+    """
+
+    def spell(n: Tracer, x: Value, size: Sequence[int] | None, *rest: Any) -> Value:
+        *aligned, factors = rest
+        wanted = [None if size is None else [1, *size], *aligned, None if not factors else [1.0, *factors]]
+        return _along_a_line(n, x, lambda flat: n.write(resize, flat, *wanted))
+
+    return spell
+
+
+def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
+    """The overload with a size and one factor per dimension, by the one that takes either."""
+
+    def spell(n: Tracer, x: Value, size: Sequence[int], *rest: Any) -> Value:
+        count = sum(argument.name.startswith("scales") for argument in target._schema.arguments)
+        given = len(target._schema.arguments) - 2 - count
+        aligned, factors = rest[:given], rest[given:]
+        if not any(factors):
+            return n.write(vec, x, list(size), *aligned, None)
+        whole = zip(shape_of(x)[2:], factors, size, strict=True)
+        if all(factor and int(old * factor) == new for old, factor, new in whole):
+            return n.write(vec, x, None, *aligned, list(factors))
+        return n.emit(target, x, size, *rest)
+
+    return spell
+
+
+_BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
+_PRODUCTS = (aten.matmul.default, aten._to_copy.default)
+_BY_PRODUCTS = Implementation("by products", FORM, _by_products, _PRODUCTS, _is_float32_or_less)
+# The resizes that may run by products, and the names of these implementations.
+RESIZED_BY_PRODUCTS = frozenset(_SIZED)
+BY_PRODUCTS = frozenset(f"{resize}/{_BY_PRODUCTS.name}" for resize in _SIZED)
+_NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
+
+OPERATORS = (
+    Operator((aten.upsample_bilinear2d.vec,), relate_spatial, (_BILINEAR, _BY_PRODUCTS)),
+    *(
+        Operator(
+            (name,),
+            relate_spatial,
+            (Implementation("in ATen", "n c s.0 s.1", _in_aten, (name,)), _BY_PRODUCTS),
+        )
+        for name in _SIZED
+        if name is not aten.upsample_bilinear2d.vec
+    ),
+    Operator((aten.upsample_trilinear3d.vec,), relate_spatial, (_BILINEAR,)),
+    Operator((aten.upsample_nearest2d.vec,), relate_spatial, (_NEAREST,)),
+    Operator((aten.upsample_nearest3d.vec,), relate_spatial, (_NEAREST,)),
+    spelt(_resize_line(aten.upsample_nearest2d.vec), aten.upsample_nearest1d.vec),
+    spelt(_resize_line(aten.upsample_bilinear2d.vec), aten.upsample_linear1d.vec),
+    *(
+        spelt(_resize_by_size(overloads.default, overloads.vec), overloads.default)
+        for overloads in (
+            aten.upsample_nearest1d,
+            aten.upsample_nearest2d,
+            aten.upsample_nearest3d,
+            aten.upsample_linear1d,
+            aten.upsample_bilinear2d,
+            aten.upsample_trilinear3d,
+            aten.upsample_bicubic2d,
+            aten._upsample_bilinear2d_aa,
+            aten._upsample_bicubic2d_aa,
+        )
+    ),
+)

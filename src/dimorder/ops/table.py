@@ -1,0 +1,124 @@
+"""Decides which operators are known: the families' values in one mapping by name, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from dimorder.graph.branches import Branches
+from dimorder.ops import (
+    attention,
+    contraction,
+    convolution,
+    indexed,
+    lookup,
+    masks,
+    moments,
+    moves,
+    normalization,
+    padding,
+    pointwise,
+    pooling,
+    positions,
+    quantization,
+    rearranging,
+    recurrent,
+    reduction,
+    resize,
+    row_major,
+    sized,
+)
+from dimorder.ops import operator as _operator
+from dimorder.ops.operator import Implementation, Operator, Relation, Spell
+
+_FAMILIES = (
+    attention,
+    contraction,
+    convolution,
+    indexed,
+    lookup,
+    masks,
+    moments,
+    moves,
+    normalization,
+    padding,
+    pointwise,
+    pooling,
+    positions,
+    quantization,
+    rearranging,
+    recurrent,
+    reduction,
+    resize,
+    sized,
+)
+
+
+def _by_name() -> Mapping[Any, Operator]:
+    found: dict[Any, Operator] = {}
+    for family in _FAMILIES:
+        for operator in family.OPERATORS:
+            for name in operator.names:
+                assert name not in found, f"{name} is in two families"
+                found[name] = operator
+    return MappingProxyType(found)
+
+
+OPERATORS = _by_name()
+SPELLINGS: Mapping[Any, Spell] = MappingProxyType(
+    {name: operator.spelt for name, operator in OPERATORS.items() if operator.spelt is not None}
+)
+
+
+@cache
+def find(name: Any) -> Operator | None:
+    """What is known about an overload; what torch tags as pointwise needs no entry.
+
+    >>> [i.name for i in find(torch.ops.aten.softmax.int).implementations]
+    ['last', 'any']
+    >>> find(torch.ops.aten.sigmoid.default).implementations[0].form
+    '*'
+    """
+    if name in OPERATORS:
+        return OPERATORS[name]
+    tagged = torch.Tag.pointwise in getattr(name, "tags", ()) and not name._schema.is_mutable
+    return pointwise.pointwise(name) if tagged else None
+
+
+def operands(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The tensor operands whose order matters, in argument order; weights of contractions are not among
+    them."""
+    known = find(node.target)
+    return _operator.operands(node, known.weights if known else ())
+
+
+def relate(node: torch.fx.Node) -> Relation:
+    """The relation of a call, by the table; an operator that is not in it is opaque."""
+    known = find(node.target)
+    if isinstance(node.target, Branches):
+        return opaque(node, "data decide which of two branches runs")
+    if known is None or known.relate is None or len(_operator.results(node)) != 1:
+        return opaque(node, "no rule knows this operator")
+    relation = known.relate(node)
+    if isinstance(relation, str):
+        return opaque(node, relation)
+    return replace(relation, forms=tuple(i.form for i in known.implementations))
+
+
+def opaque(node: torch.fx.Node, reason: str) -> Relation:
+    """The relation of a call that runs row-major, and why it does."""
+    return row_major.opaque(node, operands(node), reason)
+
+
+def implementations(node: torch.fx.Node, relation: Relation) -> tuple[Implementation, ...]:
+    """By what a call may run, aligned with the forms of its relation."""
+    known = find(node.target)
+    offered = () if known is None else known.implementations
+    if relation.kind != "opaque":
+        return offered
+    return tuple(i for i in offered if i.lower is row_major.ROW_MAJOR.lower) or (row_major.ROW_MAJOR,)

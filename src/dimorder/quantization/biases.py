@@ -1,0 +1,146 @@
+"""Decides that rounding a weight moves no mean: biases take back what it adds to a channel.
+
+Rounded weights of one channel do not err to both sides alike, least of all the few of a depthwise
+convolution, and the next operator reads what is off by the same amount everywhere (Nagel et al., Data-Free
+Quantization Through Weight Equalization and Bias Correction, 2019).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from dimorder.ops.quantization import DEQUANTIZE, DEQUANTIZE_CHANNELS
+
+aten = torch.ops.aten
+
+# Product → the dimension of its result that its bias lies along.
+_CHANNELS: Mapping[Any, int] = {
+    aten.conv1d.default: 1,
+    aten.conv2d.default: 1,
+    aten.conv3d.default: 1,
+    aten.convolution.default: 1,
+    aten.linear.default: -1,
+}
+_NORMS = (aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default)
+
+
+def correct_biases(quantised: GraphModule, original: GraphModule, examples: Sequence[Sequence[Any]]) -> None:
+    """Change the biases of a quantised network so that each product has the means of the float network's.
+
+    `original` is the float network that it was made of, `examples` are flat inputs of calls. The network is
+    run operator by operator on all of them, and each product is corrected behind those before it. What has no
+    bias of its own is left as it is.
+    """
+    products = {node.name: node for node in quantised.graph.nodes if _own_bias(node) is not None}
+    told = {node.name: node for node in original.graph.nodes}
+    wanted: dict[str, Tensor] = {}
+    of = {_result(told[name]): name for name in products if name in told}
+
+    def tell(node: Node, values: _Each) -> _Each:
+        if node in of:
+            wanted[of[node]] = _mean(values, _CHANNELS[told[of[node]].target])
+        return values
+
+    def correct(node: Node, values: _Each) -> _Each:
+        if node.name not in wanted:
+            return values
+        dim = _CHANNELS[node.target]
+        change = wanted[node.name] - _mean(values, dim)
+        added = _add_to_bias(quantised, node, change)
+        shape = [1] * values[0].dim()
+        shape[dim] = -1
+        return _Each(value + added.reshape(shape) for value in values)
+
+    with torch.no_grad():
+        _OverExamples(original, tell).over(examples)
+        _OverExamples(quantised, correct).over(examples)
+
+
+class _Each(list[Any]):
+    """A value of each example."""
+
+
+class _OverExamples(Interpreter):
+    """Runs a graph on several examples, operator by operator; `seen` may change what an operator gives."""
+
+    def __init__(self, module: GraphModule, seen: Callable[[Node, _Each], _Each]) -> None:
+        super().__init__(module)
+        self.seen = seen
+
+    def over(self, examples: Sequence[Sequence[Any]]) -> None:
+        self.run(*(_Each(leaf) for leaf in zip(*examples, strict=True)), enable_io_processing=False)
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        return self.seen(n, result) if isinstance(result, _Each) and n.op == "call_function" else result
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda x: isinstance(x, _Each))
+        count = next((len(leaf) for leaf in leaves if isinstance(leaf, _Each)), None)
+        if count is None:
+            return super().call_function(target, args, kwargs)
+        results = _Each()
+        for i in range(count):
+            chosen = [leaf[i] if isinstance(leaf, _Each) else leaf for leaf in leaves]
+            results.append(super().call_function(target, *pytree.tree_unflatten(chosen, spec)))
+        return results
+
+
+def _own_bias(node: Node) -> Node | None:
+    """The constant that is the bias of a product, and of nothing else."""
+    if node.op != "call_function" or node.target not in _CHANNELS or len(node.args) < 3:
+        return None
+    bias = node.args[2]
+    while isinstance(bias, Node) and len(bias.users) == 1:
+        if bias.op == "get_attr":
+            return bias
+        if bias.target not in (DEQUANTIZE, DEQUANTIZE_CHANNELS):
+            return None
+        bias = bias.args[0]
+    return None
+
+
+def _result(product: Node) -> Node:
+    """What a product gives in the float network, in which its norm is still an operator."""
+    users = list(product.users)
+    return users[0] if len(users) == 1 and users[0].target in _NORMS else product
+
+
+def _mean(values: _Each, dim: int) -> Tensor:
+    """The mean of each channel over all examples."""
+    first = [value[0] if isinstance(value, (tuple, list)) else value for value in values]
+    kept = dim % first[0].dim()
+    others = [d for d in range(first[0].dim()) if d != kept]
+    return torch.stack([value.double().mean(others) if others else value.double() for value in first]).mean(0)
+
+
+def _add_to_bias(module: GraphModule, product: Node, change: Tensor) -> Tensor:
+    """Gives a product another bias; what was added, which may be rounded to integers.
+
+    The tensor that it had is left as it is: it is the float network's own.
+    """
+    bias = _own_bias(product)
+    assert bias is not None
+    *path, name = str(bias.target).split(".")
+    owner = module.get_submodule(".".join(path))
+    held: Tensor = getattr(owner, name)
+    if held.is_floating_point():
+        new = held.detach() + change.to(held.dtype)
+        added = new - held
+    else:
+        (dequantize,) = bias.users
+        scale: Any = dequantize.args[1]
+        if isinstance(scale, Node):
+            scale = operator.attrgetter(str(scale.target))(module)
+        steps = (change / scale).round()
+        new, added = held + steps.to(held.dtype), (steps * scale).float()
+    is_parameter = isinstance(held, torch.nn.Parameter)
+    setattr(owner, name, torch.nn.Parameter(new, requires_grad=False) if is_parameter else new)
+    return added

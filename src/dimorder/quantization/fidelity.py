@@ -1,0 +1,91 @@
+"""Decides how near a quantised network is: to the float network in dB, to PT2E's in quanta."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from dimorder.lowered import Lowered
+from dimorder.lowering.capture.captured import arguments
+from dimorder.ops.quantization import DEQUANTIZE
+from dimorder.quantization.calibration import CalibrationCall
+
+
+@dataclass(frozen=True)
+class OutputFidelity:
+    """One output of a lowered program, over the examples of a calibration.
+
+    `snr_db` is its signal-to-noise ratio against the float network, `pt2e_snr_db` that of PT2E's own network;
+    None where nothing differs. `quanta` is by how many steps of its scale it is off PT2E's at most, and `off`
+    the share of elements that are; None where the output is no quantised value.
+    """
+
+    name: str
+    snr_db: float | None
+    pt2e_snr_db: float | None
+    quanta: int | None
+    off: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        ours, theirs = (
+            "no noise" if db is None else f"{db:.1f} dB" for db in (self.snr_db, self.pt2e_snr_db)
+        )
+        told = f"{self.name}: {ours} against the float network, where PT2E has {theirs}"
+        if self.quanta is None or self.off is None:
+            return told
+        return f"{told}; {self.quanta} quanta from PT2E at most, {self.off:.2%} of elements off"
+
+
+def fidelity(
+    original: Callable[..., Any],
+    module: Callable[..., Any],
+    lowered: Lowered,
+    examples: Iterable[CalibrationCall],
+) -> tuple[OutputFidelity, ...]:
+    """Each output of a lowered program beside those of the float network and of PT2E's."""
+    rows = []
+    with torch.no_grad():
+        for call in examples:
+            both = [_tensors(run(*call.args, **call.kwargs)) for run in (original, module)]
+            rows.append((*both, _run(lowered, call)))
+    told = []
+    for i, spec in enumerate(lowered.contract.outputs):
+        real, reference, got = (torch.stack([row[which][i].double() for row in rows]) for which in range(3))
+        node: Any = lowered.program.outputs[i]
+        scale = node.args[1] if node.target is DEQUANTIZE else spec.scale
+        quanta, off = None, None
+        if scale is not None:
+            steps = ((got - reference) / scale).round().abs()
+            quanta, off = int(steps.max()), float((steps > 0).double().mean())
+        told.append(OutputFidelity(spec.name, _snr_db(got, real), _snr_db(reference, real), quanta, off))
+    return tuple(told)
+
+
+def _run(lowered: Lowered, call: CalibrationCall) -> Sequence[Tensor]:
+    """A program's outputs as numbers, for inputs that are numbers."""
+    specs, exported = iter(lowered.contract.inputs), lowered.program.exported
+    leaves = [
+        next(specs).quantised(leaf) if isinstance(leaf, Tensor) else leaf
+        for leaf in arguments(exported, call.args, call.kwargs)
+    ]
+    args, kwargs = pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
+    outputs = _tensors(lowered.run(*args, **kwargs))
+    return [spec.real(x) for spec, x in zip(lowered.contract.outputs, outputs, strict=True)]
+
+
+def _tensors(result: Any) -> Sequence[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def _snr_db(got: Tensor, wanted: Tensor) -> float | None:
+    signal, noise = float((wanted**2).sum()), float(((got - wanted) ** 2).sum())
+    return None if noise == 0 else 10 * math.log10(max(signal, 1e-300) / noise)

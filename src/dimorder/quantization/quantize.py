@@ -1,0 +1,141 @@
+"""Decides how a float network is quantised: exported, observed as it runs, converted by torchao's PT2E."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.lowered import Lowered
+from dimorder.lowering.capture.captured import arguments, export
+from dimorder.lowering.capture.dynamic import quantises
+from dimorder.lowering.clock import Progress
+from dimorder.lowering.wasted_levels import WastedLevels, wasted_levels
+from dimorder.quantization.biases import correct_biases
+from dimorder.quantization.calibration import (
+    Calibration,
+    CalibrationCall,
+    as_call,
+    calls,
+    no_example,
+)
+from dimorder.quantization.fidelity import OutputFidelity, fidelity
+from dimorder.quantization.recipes import find
+from dimorder.reading import Normalisation
+from dimorder.targets.target_info import installed
+
+KEPT = 16  # examples on which networks are compared
+
+
+@dataclass(frozen=True)
+class QuantisedNetwork:
+    """A quantised network beside the float one that it was made of; `dimorder.lower` takes it as it is.
+
+    `module` computes as PT2E defines it, `original` in float. `examples` are the first calls of the
+    calibration; `wasted` are the levels that no clamp beside a value lets through.
+    """
+
+    module: GraphModule
+    original: GraphModule
+    examples: tuple[CalibrationCall, ...]
+    wasted: tuple[WastedLevels, ...]
+
+    def compare(self, lowered: Lowered) -> tuple[OutputFidelity, ...]:
+        """How near each output of a lowered program is to the float network's and to `module`'s."""
+        return fidelity(self.original, self.module, lowered, self.examples)
+
+
+def quantize(
+    model: torch.nn.Module | ExportedProgram | str | Path,
+    calibration: Calibration | None = None,
+    recipe: str = "xnnpack",
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    normalisation: Normalisation | None = None,
+    progress: Progress = lambda step: None,
+) -> QuantisedNetwork:
+    """A float network with int8 weights and activations, as `recipe` has it.
+
+    What rounded weights add to the mean of a product's channel is taken back by its bias; `model` is left as
+    it is.
+    A dynamic recipe, `xnnpack_dynamic`, finds the scales of activations as the program runs: it needs example
+    inputs, of which it takes the shapes, and no calibration; one is then what the networks are compared on.
+
+    `calibration` are inputs of the kind that the network will get: each a tensor, a tuple of arguments or a
+    dict of keywords. Or it is the path of a .npz or .npy (examples along the first dimension; an array for
+    each input by its name), or of a folder of these and of pictures, which become (x / 255 − mean) / std by
+    `normalisation`. `args` and `kwargs` are example inputs; left out, they are the first of the calibration.
+    Raises a `DimorderError` that says what to do.
+
+    >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU6()).eval()
+    >>> made = quantize(net, [torch.randn(1, 3, 5, 7) for _ in range(4)])
+    >>> made.module(torch.randn(1, 3, 5, 7)).shape, [each.wasted for each in made.wasted]
+    (torch.Size([1, 8, 3, 5]), [0])
+    """
+    chosen = find(recipe)
+    if calibration is None:
+        if not chosen.dynamic:
+            raise UsageError("calibration", "none", f"recipe {recipe} observes inputs: give some, [x, ...]")
+        if isinstance(model, torch.nn.Module) and not (args or kwargs):
+            raise UsageError(
+                "args", "no example inputs", "give args=(x,), of the shapes that the network takes"
+            )
+    elif not args and not kwargs:
+        if not isinstance(calibration, (str, os.PathLike)):
+            items = iter(calibration)
+            first = next(items, None)
+            if first is None:
+                raise no_example("calibration")
+            args, kwargs = as_call(first).args, as_call(first).kwargs
+            calibration = chain((first,), items)
+        elif isinstance(model, torch.nn.Module):
+            found = "no example inputs, and files alone to calibrate with"
+            raise UsageError("args", found, "give args=(x,), of the shapes that the network takes")
+    progress("exporting")
+    exported = export(model, args, kwargs)
+    original = exported.module(check_guards=False)
+    assert isinstance(original, GraphModule)
+    if quantises(original):
+        raise UsageError("model", "a network that is quantised already", "lower it as it is")
+    with installed(chosen.target, chosen.install):
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+        from dimorder.quantization.clamps import BehindClamps
+
+        progress("preparing")
+        observed = exported.module(check_guards=False)
+        prepared = prepare_pt2e(observed, BehindClamps(chosen.quantizer()))
+    progress("calibrating")
+    examples: list[CalibrationCall] = []
+    given = _own(exported) if calibration is None else calls(calibration, exported, normalisation)
+    with torch.no_grad():
+        for call in given:
+            prepared(*call.args, **call.kwargs)
+            if len(examples) < KEPT:
+                examples.append(call)
+    progress("quantising")
+    module = convert_pt2e(prepared)
+    if not quantises(module):
+        found = f"nothing in it that recipe {recipe} quantises"
+        raise UnsupportedError("the network", found, "lower it in float")
+    if not chosen.dynamic:
+        progress("correcting biases")
+        correct_biases(module, original, [arguments(exported, c.args, c.kwargs) for c in examples])
+    return QuantisedNetwork(module, original, tuple(examples), tuple(wasted_levels(module.graph)))
+
+
+def _own(exported: ExportedProgram) -> list[CalibrationCall]:
+    """The call that a network was exported with."""
+    if exported.example_inputs is None:
+        raise UsageError("the exported program", "no example inputs in it", "give args=(x,)")
+    args, kwargs = exported.example_inputs
+    return [CalibrationCall(args, kwargs)]

@@ -1,0 +1,80 @@
+"""Decides what an emitter takes for the inputs, outputs and constants of a physical program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+
+from dimorder.errors import UnsupportedError
+from dimorder.graph.exported import state_of
+from dimorder.lowering.capture.fold import evaluated
+from dimorder.lowering.capture.state import left_in_state
+
+
+@dataclass
+class Signature:
+    """The nodes of a program that come from outside and go there, and the value of each that is constant.
+
+    `state` are the buffers that it writes, by name, with what they hold at first: a call finds each in one of
+    the first `inputs`, and leaves it in one of the first `outputs`, in this sequence.
+    """
+
+    inputs: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
+    constants: dict[Node, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
+def read_signature(program: ExportedProgram) -> Signature:
+    """The signature, every operator that reads constants alone evaluated.
+
+    Raises `UnsupportedError` for an input or output that is no tensor or has a symbolic shape, and for an
+    input that is written.
+    """
+    signature, written = Signature(), state_of(program)
+    nodes = {node.name: node for node in program.graph.nodes}
+    held = {**program.constants, **program.state_dict}
+    for spec in program.graph_signature.input_specs:
+        node = nodes.get(spec.arg.name)
+        if spec.kind is InputKind.USER_INPUT:
+            signature.inputs.append(_static(node, spec.arg.name))
+        elif node is not None and spec.arg.name in written:
+            signature.inputs.insert(len(signature.state), node)
+            name = written[spec.arg.name]
+            signature.state[name] = held[name].detach()
+        elif node is not None and spec.target in held:
+            signature.constants[node] = held[spec.target].detach()
+        else:
+            kind = spec.kind.name.lower()
+            raise UnsupportedError(f"input {spec.arg.name!r}", kind, "remove it from the program")
+    left = left_in_state(program)
+    signature.outputs += [left[name] for name in signature.state]
+    for result in program.graph_signature.output_specs:
+        if result.kind is OutputKind.BUFFER_MUTATION:
+            continue
+        if result.kind is not OutputKind.USER_OUTPUT:
+            found = f"{result.kind.name.lower()} of {result.target!r}: the program writes to it"
+            raise UnsupportedError(
+                f"output {result.arg.name!r}", found, "make what it writes an output, or a buffer"
+            )
+        if result.arg.name not in nodes:
+            raise UnsupportedError(f"output {result.arg.name!r}", "no tensor", "return tensors only")
+        signature.outputs.append(nodes[result.arg.name])
+    signature.constants |= evaluated(program.graph, signature.constants)
+    return signature
+
+
+def _static(node: Node | None, name: str) -> Node:
+    value = None if node is None else node.meta.get("val")
+    if node is None or not isinstance(value, Tensor):
+        raise UnsupportedError(
+            f"input {name!r}", "no tensor", "fix it in the module: only tensors are passed"
+        )
+    if not all(isinstance(size, int) for size in value.shape):
+        found = f"the symbolic shape {tuple(value.shape)}"
+        raise UnsupportedError(f"input {name!r}", found, "lower it once for each fixed shape that you need")
+    return node

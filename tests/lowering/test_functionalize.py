@@ -1,0 +1,141 @@
+"""In-place operators are replaced where nothing else sees the write; else torch decomposes the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.nn import functional as F
+
+from dimorder.lowering.capture.functionalize import functional
+from dimorder.lowering.verify import relative_error
+from dimorder.ops.table import OPERATORS
+
+X = torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(3))
+aten = torch.ops.aten
+KNOWN = {
+    name: OPERATORS[name]
+    for name in (aten.batch_norm.default, aten.conv2d.default, aten.flatten.using_ints, aten.slice.Tensor)
+}
+
+
+class Net(nn.Module):
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.conv = nn.Conv2d(6, 4, 3)
+        self.norm = nn.BatchNorm2d(6)
+        self.register_buffer("count", torch.ones(6, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def exported(function: Callable[[Any, Tensor], Tensor]) -> tuple[Net, ExportedProgram]:
+    net = Net(function).eval()
+    return net, torch.export.export(net, (X,))
+
+
+def _view_written(m: Net, x: Tensor) -> Tensor:
+    y = x + 1
+    y[:, 1:3].mul_(2)
+    return y
+
+
+def _view_read(m: Net, x: Tensor) -> Tensor:
+    y = x + 1
+    part = y[:, 1:3]
+    y.mul_(2)
+    return part
+
+
+def _read_before_and_after(m: Net, x: Tensor) -> Tensor:
+    y = x + 1
+    before = y.sin()
+    y.mul_(2).add_(x)
+    return y + before
+
+
+def _mask(x: Tensor) -> Tensor:
+    mask = x.new_zeros(5, 7)
+    mask[1:3, 2:] = 4
+    mask[3:, :5].add_(2)
+    return mask
+
+
+def _mask_written_after_it_was_read(m: Net, x: Tensor) -> Tensor:
+    mask = x.new_zeros(5, 7)
+    y = x + mask
+    mask[1:3, 2:] = 4
+    return y * mask
+
+
+REPLACED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "after a convolution": lambda m, x: F.relu(m.conv(x), inplace=True),
+    "a chain": lambda m, x: (x + 1).mul_(3).sub_(x).relu_(),
+    "read before and after": _read_before_and_after,
+    "the only view": lambda m, x: (x + 1).flatten(1).add_(2),
+    "a mask computed ahead": lambda m, x: (x + _mask(x)).relu_() - _mask(x),
+}
+LEFT_TO_TORCH: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "a view that is written": _view_written,
+    "a view that is read after the write": _view_read,
+    "a mask that is written after it was read": _mask_written_after_it_was_read,
+    "an input that is written": lambda m, x: x.add_(1) * 2,
+    "another type, which would be promoted": lambda m, x: (x + 1).add_(torch.ones(7, dtype=torch.float64)),
+    "a composite operator that nothing spells": lambda m, x: (x + 1).unflatten(1, (2, 3)),
+}
+
+
+def operators(program: ExportedProgram) -> list[str]:
+    return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+
+
+def reads_input(node: torch.fx.Node) -> bool:
+    """Whether a value depends on more than the shape of an input."""
+    sources = [] if node.target is aten.new_zeros.default else node.all_input_nodes
+    return node.op == "placeholder" or any(map(reads_input, sources))
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_in_place_operators_are_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, program = exported(REPLACED[name])
+    monkeypatch.setattr(ExportedProgram, "run_decompositions", None)
+    found = functional(program, KNOWN)
+    _same_numbers(net, found)
+    calls = [node for node in found.graph.nodes if node.op == "call_function"]
+    written = [node.args[0] for node in calls if node.target._schema.is_mutable]
+    assert not any(reads_input(node) for node in written)
+
+
+@pytest.mark.parametrize("name", LEFT_TO_TORCH)
+def test_others_are_decomposed_by_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, program = exported(LEFT_TO_TORCH[name])
+    decompose, calls = ExportedProgram.run_decompositions, []
+    monkeypatch.setattr(
+        ExportedProgram, "run_decompositions", lambda self, table: calls.append(1) or decompose(self, table)
+    )
+    _same_numbers(net, functional(program, KNOWN))
+    assert calls == [1]
+
+
+def test_a_batch_norm_in_training_writes() -> None:
+    net = Net(lambda m, x: m.norm(x)).train()
+    program = functional(torch.export.export(net, (X,)), KNOWN)
+    assert any("MUTATION" in spec.kind.name for spec in program.graph_signature.output_specs)
+
+
+def test_the_program_it_is_given_stays_as_it_was() -> None:
+    _, program = exported(REPLACED["a chain"])
+    before = operators(program)
+    functional(program, KNOWN)
+    assert operators(program) == before
+
+
+def _same_numbers(net: Net, program: ExportedProgram) -> None:
+    with torch.no_grad():
+        assert relative_error(program.module()(X.clone()), net(X.clone())) < 1e-6

@@ -1,0 +1,168 @@
+"""Projections of attention give their features by heads, with the biases that are needed; and values keep the
+ones that views would add between symbolic sizes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dimorder
+from dimorder.lowering import check_program
+from dimorder.lowering.capture.captured import Captured, capture
+from dimorder.lowering.capture.fold_into_weights import with_weights
+from dimorder.lowering.keep_unit_dims import with_ones
+from dimorder.lowering.verify import relative_error
+
+aten = torch.ops.aten
+BATCH, LENGTH, HEADS, SIZE = 3, 11, 2, 32
+
+
+class Attention(nn.Module):
+    """Attention whose weights pass through a function; each of its linears has a bias unlike 0."""
+
+    def __init__(self, seen: Callable[[Tensor], Tensor], size: int = SIZE, **options: bool) -> None:
+        super().__init__()
+        self.seen, self.size, self.options = seen, size, options
+        width = HEADS * size
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        for i, linear in enumerate((self.q, self.k, self.v, self.o)):
+            linear.bias.data = torch.linspace(-1, 1.5 + i, width)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        q, k, v = (p(x).unflatten(-1, (HEADS, self.size)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        weights = self.seen(q @ k.transpose(-2, -1) * self.size**-0.5)
+        y = self.o((weights @ v).transpose(1, 2).flatten(2))
+        return (y, k) if self.options.get("gives_keys") else y
+
+
+def softmax(scores: Tensor) -> Tensor:
+    return scores.softmax(-1)
+
+
+def added(scores: Tensor) -> Tensor:
+    return (scores + torch.linspace(-1, 2, LENGTH * LENGTH).view(LENGTH, LENGTH)).softmax(-1)
+
+
+def hidden(scores: Tensor) -> Tensor:
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril() & (scores > -9)
+    return torch.where(mask, scores, torch.finfo(torch.float32).min).softmax(-1)
+
+
+def scaled(scores: Tensor) -> Tensor:
+    return scores.softmax(-1) * torch.linspace(0.5, 2, LENGTH).view(-1, 1)
+
+
+def by_columns(scores: Tensor) -> Tensor:
+    return scores.softmax(-2)
+
+
+def clamped(scores: Tensor) -> Tensor:
+    return scores.clamp(max=0.3).softmax(-1)
+
+
+def rewritten(model: nn.Module, *args: Tensor) -> Captured:
+    """A network in normal form with heads apart, held to its numbers before."""
+    before = capture(model.eval(), args)
+    (after,) = with_weights([before], cuts=True, heads=True)
+    assert list(check_program.captured_faults(after)) == []
+    with torch.no_grad():
+        pairs = zip(after.module(*args), before.module(*args), strict=True)
+        assert max(relative_error(*pair) for pair in pairs) < 1e-5
+    return after
+
+
+def operators(program: Captured) -> Counter[str]:
+    names = (str(node.target).split(".")[1] for node in program.nodes if node.op == "call_function")
+    return Counter(name for name in names if name in ("linear", "matmul", "add", "permute"))
+
+
+X = torch.randn(BATCH, LENGTH, HEADS * SIZE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("seen", "sums"),
+    [  # of a bias: that of queries; of values where rows do not add up to 1; of keys where it counts
+        (softmax, 1),
+        (added, 2),
+        (scaled, 2),
+        (by_columns, 3),
+        (clamped, 2),
+    ],
+)
+def test_heads_are_matrices_and_biases_go_where_they_cost_nothing(
+    seen: Callable[[Tensor], Tensor], sums: int
+) -> None:
+    found = operators(rewritten(Attention(seen), X))
+    assert found == {"linear": 1, "matmul": 5, "add": sums, "permute": 2}
+
+
+def test_what_a_mask_hides_has_no_bias_either() -> None:
+    assert operators(rewritten(Attention(hidden), X))["matmul"] == 5
+
+
+def test_keys_that_are_given_have_their_bias() -> None:
+    found = operators(rewritten(Attention(softmax, gives_keys=True), X))
+    assert (found["matmul"], found["add"]) == (5, 2)
+
+
+@pytest.mark.parametrize("size", [24, 48])
+def test_heads_that_leave_a_kernel_idle_stay_together(size: int) -> None:
+    x = torch.randn(BATCH, LENGTH, HEADS * size)
+    assert operators(rewritten(Attention(softmax, size), x))["linear"] == 4
+
+
+@pytest.mark.parametrize("batch", [1, BATCH])
+def test_xnnpack_converts_what_attention_gives_alone(batch: int) -> None:
+    module, x = nn.MultiheadAttention(HEADS * SIZE, HEADS, batch_first=True).eval(), X[:batch]
+    lowered = dimorder.lower(module, (x, x, x), {"need_weights": False}, target="xnnpack")
+    assert len(lowered.plan.conversions) == 1
+    with torch.no_grad():
+        wanted = module(x, x, x, need_weights=False)[0]
+    assert relative_error(lowered.run(x, x, x, need_weights=False)[0], wanted) < 1e-5
+
+
+def test_other_targets_turn_the_heads() -> None:
+    plan = dimorder.plan(Attention(softmax), (X,), target="torch")
+    assert len(plan.conversions) > 1
+
+
+# -- ones
+
+
+class Rows(nn.Module):
+    """Rows of sequences, computed by all kinds of operators, that are read once with a 1 in their midst."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(5, 6), nn.LayerNorm(6)
+        self.register_buffer("row", torch.linspace(-1, 2, 6))
+        self.register_buffer("rows", torch.linspace(-2, 2, 42).view(1, 7, 6))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = self.norm(self.linear(x)) * self.row + self.rows
+        z = torch.cat([z, z[:, :, 1:4].clone()], dim=-1).softmax(-2)
+        centred = z - z.mean((-1,), keepdim=True)
+        return centred, centred.view(3, 1, 7, 9) * y, F.relu(centred[:, :2]).sum((1,), keepdim=True)
+
+
+@pytest.mark.parametrize("varying", [{3, 7}, {3}, {7}])
+def test_values_keep_the_ones_beside_sizes_that_vary(varying: set[int]) -> None:
+    args = torch.randn(3, 7, 5), torch.randn(3, 4, 7, 9)
+    before = torch.export.export(Rows().eval(), args)
+    after = with_ones(before, varying)
+    for got, wanted in zip(after.module()(*args), before.module()(*args), strict=True):
+        assert got.shape == wanted.shape
+        assert torch.allclose(got, wanted, atol=1e-6)
+    reads = [node.args[0] for node in after.graph.nodes if node.target is aten.mul.Tensor]
+    assert any(read.op == "call_function" and read.meta["val"].shape == (3, 1, 7, 9) for read in reads)
+
+
+def test_they_do_not_where_no_size_varies() -> None:
+    args = torch.randn(3, 7, 5), torch.randn(3, 4, 7, 9)
+    before = torch.export.export(Rows().eval(), args)
+    assert str(with_ones(before, {8}).graph) == str(before.graph)

@@ -1,0 +1,62 @@
+"""Biases of quantised networks: they take back what rounded weights add to the means of a channel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dimorder
+
+pytest.importorskip("executorch")
+pytest.importorskip("torchao")
+
+from dimorder.quantization import quantize as quantizing
+
+
+class Depthwise(nn.Module):
+    """Convolutions, one of few weights a channel, with a norm and without, and linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 8, 3, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, (3, 2), groups=8)
+        self.third = nn.Linear(8, 5)
+        self.last = nn.Linear(5, 7, bias=False)
+        nn.init.normal_(self.norm.running_mean)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(torch.relu(self.norm(self.first(x)))).mean((2, 3))
+        return self.last(torch.relu(self.third(x)))
+
+
+def inputs(count: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return [1 + torch.randn(2, 3, 9, 11, generator=draw) for _ in range(count)]
+
+
+def means(run: nn.Module, examples: list[Tensor]) -> Tensor:
+    with torch.no_grad():
+        return torch.stack([run(x) for x in examples]).mean((0, 1))
+
+
+@pytest.mark.parametrize("recipe", ["xnnpack", "tosa"])
+def test_the_means_of_a_quantised_network_are_nearer_to_the_float_ones(monkeypatch, recipe: str) -> None:
+    if recipe == "tosa":
+        pytest.importorskip("ethosu")
+    net, examples = Depthwise().eval(), inputs(8)
+    held = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    corrected = dimorder.quantize(net, examples, recipe)
+    assert all(torch.equal(tensor, held[name]) for name, tensor in net.state_dict().items())
+    with monkeypatch.context() as patch:
+        patch.setattr(quantizing, "correct_biases", lambda *_: None)
+        plain = dimorder.quantize(net, examples, recipe)
+    wanted = means(net, examples)
+    assert torch.equal(means(corrected.original, examples), wanted)
+    off = [(means(made.module, examples) - wanted).abs().mean() for made in (corrected, plain)]
+    assert off[0] < 0.6 * off[1]
+    lowered = dimorder.lower(corrected, target=recipe)
+    assert lowered.verified.max_rel_error < 0.05

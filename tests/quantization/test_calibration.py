@@ -1,0 +1,167 @@
+"""What a calibration may be, and how each way of getting it wrong is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import dimorder
+from dimorder.errors import DimorderError, UsageError
+from dimorder.quantization.calibration import calls
+from dimorder.reading import Normalisation
+
+
+class Two(nn.Module):
+    def forward(self, image: Tensor, mask: Tensor) -> Tensor:
+        return image * mask
+
+
+ONE = torch.export.export(nn.Conv2d(3, 4, 3), (torch.randn(1, 3, 5, 7),))
+TWO = torch.export.export(Two(), (torch.randn(2, 3, 5, 7), torch.randn(2, 1, 5, 7)))
+
+
+def test_examples_are_tensors_tuples_or_dicts() -> None:
+    image, mask = torch.randn(2, 3, 5, 7), torch.randn(2, 1, 5, 7)
+    named = {"image": image, "mask": mask}
+    found = [*calls([(image, mask)], TWO), *calls([named], torch.export.export(Two(), (), named))]
+    assert [(len(call.args), sorted(call.kwargs)) for call in found] == [(2, []), (0, ["image", "mask"])]
+    (alone,) = calls([torch.ones(1, 3, 5, 7)], ONE)
+    assert alone.args[0].sum() == 105
+
+
+def test_an_array_holds_examples_one_after_another(tmp_path: Path) -> None:
+    stacked = np.random.default_rng(0).normal(size=(4, 3, 5, 7)).astype(np.float32)
+    np.save(tmp_path / "four.npy", stacked)
+    np.savez(tmp_path / "apart.npz", stacked.reshape(4, 1, 3, 5, 7))
+    for file in ("four.npy", "apart.npz"):
+        found = [*calls(tmp_path / file, ONE)]
+        assert [tuple(call.args[0].shape) for call in found] == [(1, 3, 5, 7)] * 4
+        assert torch.equal(found[2].args[0][0], torch.from_numpy(stacked[2]))
+    assert len([*calls(tmp_path, ONE)]) == 8  # of the folder
+
+
+def test_an_archive_has_an_array_for_each_input(tmp_path: Path) -> None:
+    images, masks = (np.ones((6, c, 5, 7), np.float32) for c in (3, 1))
+    np.savez(tmp_path / "both.npz", mask=masks * 2, image=images)
+    found = [*calls(tmp_path / "both.npz", TWO)]
+    assert [tuple(float(x.mean()) for x in call.args) for call in found] == [(1, 2)] * 3
+
+
+def test_pictures_are_resized_and_normalised(tmp_path: Path) -> None:
+    Image.new("RGB", (20, 30), (255, 0, 51)).save(tmp_path / "red.png")
+    (call,) = calls(tmp_path, ONE, Normalisation((0.5,), (0.25,)))
+    assert call.args[0].shape == (1, 3, 5, 7)
+    assert call.args[0][0, :, 1, 2].tolist() == pytest.approx([2, -2, -1.2])
+
+
+def _no_files(folder: Path) -> Any:
+    return folder
+
+
+def _other_names(folder: Path) -> Any:
+    np.savez(folder / "x.npz", picture=np.ones((1, 3, 5, 7)), mask=np.ones((1, 1, 5, 7)))
+    return folder / "x.npz"
+
+
+def _other_counts(folder: Path) -> Any:
+    np.savez(
+        folder / "x.npz", image=np.ones((4, 3, 5, 7), np.float32), mask=np.ones((2, 1, 5, 7), np.float32)
+    )
+    return folder / "x.npz"
+
+
+def _picture(folder: Path) -> Any:
+    Image.new("RGB", (20, 30)).save(folder / "x.png")
+    return folder
+
+
+REFUSED: dict[str, tuple[Any, Callable[[Path], Any], str]] = {
+    "nothing": (
+        ONE,
+        lambda folder: [],
+        "calibration\n  found: no example\n  fix: give some inputs of the kind that the network will get",
+    ),
+    "a folder without files": (
+        ONE,
+        _no_files,
+        "calibration FOLDER\n  found: no example\n"
+        "  fix: give some inputs of the kind that the network will get",
+    ),
+    "no such folder": (
+        ONE,
+        lambda folder: folder / "lost",
+        "calibration FOLDER/lost\n  found: no such file or folder\n  fix: name a folder, or a .npz file",
+    ),
+    "another shape": (
+        ONE,
+        lambda folder: [torch.ones(1, 3, 5, 7), torch.ones(1, 3, 5, 8)],
+        "example 1 of the calibration, input 'input'\n"
+        "  found: (1, 3, 5, 8) of torch.float32, where it takes (1, 3, 5, 7) of float32\n"
+        "  fix: give examples like those that it is lowered for",
+    ),
+    "another type": (
+        ONE,
+        lambda folder: [torch.ones(1, 3, 5, 7, dtype=torch.uint8)],
+        "example 0 of the calibration, input 'input'\n"
+        "  found: (1, 3, 5, 7) of torch.uint8, where it takes (1, 3, 5, 7) of float32\n"
+        "  fix: give examples like those that it is lowered for",
+    ),
+    "other names": (
+        TWO,
+        _other_names,
+        "calibration FOLDER/x.npz\n  found: arrays picture, mask\n"
+        "  fix: save one array for each of image, mask, by name",
+    ),
+    "other counts": (
+        TWO,
+        _other_counts,
+        "calibration FOLDER/x.npz\n  found: 2 of image, 1 of mask\n"
+        "  fix: save as many examples for each input",
+    ),
+    "a picture for two inputs": (
+        TWO,
+        _picture,
+        "calibration FOLDER/x.png\n  found: an image, for 2 inputs\n"
+        "  fix: give .npz files with an array for each input",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_each_error_says_where_what_and_what_to_do(name: str, tmp_path: Path) -> None:
+    exported, make, text = REFUSED[name]
+    with pytest.raises(UsageError) as refused:
+        list(calls(make(tmp_path), exported))
+    told = "\n".join(line.rstrip() for line in str(refused.value).splitlines())
+    assert told.replace(str(tmp_path), "FOLDER").replace("input 'x'", "input 'input'") == text
+
+
+@pytest.mark.parametrize(
+    ("model", "calibration", "recipe", "text"),
+    [
+        (nn.Conv2d(3, 4, 3), [], "xnnpack", "calibration\n  found: no example"),
+        (nn.Conv2d(3, 4, 3), [torch.ones(1, 3, 5, 7)], "other", "recipe other\n  found: no such recipe"),
+        (nn.Softmax(1), [torch.ones(2, 3)], "xnnpack", "found: nothing in it that recipe xnnpack quantises"),
+    ],
+)
+def test_what_cannot_be_quantised(
+    model: nn.Module, calibration: list[Tensor], recipe: str, text: str
+) -> None:
+    pytest.importorskip("torchao")
+    with pytest.raises(DimorderError) as refused:
+        dimorder.quantize(model.eval(), calibration, recipe)
+    assert text in str(refused.value) and str(refused.value).count("\n") == 2
+
+
+def test_a_quantised_network_is_not_quantised_again() -> None:
+    pytest.importorskip("torchao")
+    made = dimorder.quantize(nn.Conv2d(3, 4, 3).eval(), [torch.ones(1, 3, 5, 7)])
+    with pytest.raises(UsageError, match="quantised already"):
+        dimorder.quantize(made.module, [torch.ones(1, 3, 5, 7)])

@@ -1,0 +1,122 @@
+"""Float networks that become quantised ones: what is observed, how near the result is, what is wasted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dimorder
+
+pytest.importorskip("executorch")
+pytest.importorskip("torchao")
+
+from dimorder.lowering.wasted_levels import wasted_levels
+from dimorder.quantization import recipes
+
+
+class Clamped(nn.Module):
+    """Convolutions whose results are clamped, by a ReLU6 and by two bounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 8, 3)
+        self.second = nn.Conv2d(8, 8, 3, groups=8)
+        self.third = nn.Conv2d(8, 5, 1)
+        with torch.no_grad():
+            for conv in (self.first, self.second, self.third):
+                conv.weight.mul_(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu6(self.first(x))
+        x = F.hardtanh(self.second(x), -0.5, 2.0)
+        return self.third(x)
+
+
+def inputs(count: int) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randn(2, 3, 9, 11, generator=draw) for _ in range(count)]
+
+
+def as_the_quantizer_observes(net: nn.Module) -> Any:
+    """PT2E with XNNPACKQuantizer as it is."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    prepared = prepare_pt2e(
+        torch.export.export(net, (inputs(1)[0],)).module(), recipes.find("xnnpack").quantizer()
+    )
+    for x in inputs(4):
+        prepared(x)
+    return convert_pt2e(prepared)
+
+
+def test_what_a_clamp_takes_away_has_no_levels() -> None:
+    net = Clamped().eval()
+    made = dimorder.quantize(net, inputs(4))
+    assert [each.wasted for each in made.wasted] == [0, 0]
+    stock = wasted_levels(as_the_quantizer_observes(net).graph)
+    assert max(each.wasted for each in stock) > 200
+    real = net(inputs(1)[0])
+    ours, theirs = (
+        (real - each(inputs(1)[0])).square().sum() for each in (made.module, as_the_quantizer_observes(net))
+    )
+    assert ours < theirs / 4
+
+
+def test_a_float_network_becomes_an_int8_program() -> None:
+    made = dimorder.quantize(Clamped().eval(), iter(inputs(20)))
+    assert len(made.examples) == 16
+    lowered = dimorder.lower(made, target="xnnpack", input_orders="NHWC", input_types="int8")
+    assert (lowered.artifact.delegates, lowered.plan.outside) == (1, ())
+    assert lowered.contract.inputs[0].dtype == "int8"
+    (told,) = made.compare(lowered)
+    assert told.name == "output0" and told.quanta is not None and told.off is not None
+    assert told.snr_db is not None and told.snr_db > 25
+    assert told.quanta <= 2 and told.off < 0.02
+    assert lowered.to_dict()["wasted_levels"][0] == {
+        "value": lowered.wasted[0].value,
+        "levels": 256,
+        "wasted": 0,
+    }
+
+
+def test_a_quantised_weight_is_stored_as_integers_alone() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(64, 128, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x)
+
+    x = torch.randn(1, 64, 5, 6)
+    lowered = dimorder.lower(dimorder.quantize(Wide().eval(), [x]), target="xnnpack")
+    weights = 64 * 128 * 9
+    assert weights < len(lowered.artifact.data) < 1.2 * weights
+
+
+def test_a_dynamic_recipe_needs_example_inputs_alone() -> None:
+    net, x = nn.Sequential(nn.Linear(13, 7), nn.GELU(), nn.Linear(7, 5)).eval(), torch.randn(3, 13)
+    made = dimorder.quantize(net, recipe="xnnpack_dynamic", args=(x,))
+    lowered = dimorder.lower(made, target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.artifact.float_islands, made.wasted) == (1, (), ())
+    (compared,) = made.compare(lowered)
+    assert compared.snr_db is not None and compared.snr_db > 30
+    with pytest.raises(dimorder.DimorderError, match="a network that is quantised already"):
+        dimorder.quantize(made.module, recipe="xnnpack_dynamic", args=(x,))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("xnnpack", "calibration\n  found: none\n  fix: recipe xnnpack observes inputs"),
+        ("xnnpack_dynamic", "args\n  found: no example inputs\n  fix: give args=(x,)"),
+    ],
+)
+def test_what_a_recipe_lacks_is_told(recipe: str, said: str) -> None:
+    with pytest.raises(dimorder.DimorderError, match=said.replace("(", "\\(").replace(")", "\\)")):
+        dimorder.quantize(nn.Linear(13, 7).eval(), recipe=recipe)
