@@ -35,7 +35,7 @@ from benchmarks.record import failed, record_kept, record_lines
 from dimorder.files import write_whole
 from dimorder.latency.machine import machine
 from dimorder.latency.timing import geometric_mean
-from dimorder.lowering.network_plan import Place
+from dimorder.plans.network_plan import Place
 from tests import zoo
 from tests.zoo import timm
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dimorder.lowering import check_program
+from dimorder.layout import check_program
 
 os.environ[check_program.CHECK] = "1"
 # oneDNN of PyTorch 2.13 never ends some depthwise convolutions in float16 where the CPU has AVX512-FP16.

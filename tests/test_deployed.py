@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 
 import dimorder
 from dimorder.lowered import Lowered
-from dimorder.lowering.verify import relative_error
 from dimorder.planning.problem import InvalidChoice, evaluate
 from dimorder.targets.tosa.graph import inspect_tosa
+from dimorder.verification.verify import relative_error
 from tests import zoo
 from tests.zoo import own, vision
 

@@ -7,7 +7,7 @@ import torch
 
 import dimorder
 from dimorder.lowered import Lowered
-from dimorder.lowering.verify import relative_error
+from dimorder.verification.verify import relative_error
 from tests import zoo
 from tests.lowering.index_checker import check
 

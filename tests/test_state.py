@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 import dimorder
 from dimorder import report
 from dimorder.errors import UnsupportedError, VerificationError
-from dimorder.lowering.verify import relative_error
-from dimorder.ops.quantization import DEQUANTIZE, QUANTIZE
+from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.verification.verify import relative_error
 from tests.zoo import perturb, stateful
 
 CALLS = 10
@@ -225,7 +225,7 @@ def test_an_exported_program_keeps_its_state_and_is_left_as_it_was(decomposed: b
 
 def test_a_wrong_order_of_calls_is_no_lowered_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call is compared, not only the first: a state that is not carried on is found."""
-    from dimorder.lowering import verify
+    from dimorder.verification import verify
 
     monkeypatch.setattr(verify.ProgramRun, "__call__", forgetful(verify.ProgramRun.__call__))
     with pytest.raises(VerificationError, match="output 0 of call 1 differs"):

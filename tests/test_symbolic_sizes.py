@@ -17,7 +17,7 @@ import dimorder
 from dimorder.contract import Contract, Symbol
 from dimorder.errors import ContractError, UnsupportedError, UsageError, VerificationError
 from dimorder.lowered import Lowered
-from dimorder.lowering.verify import relative_error
+from dimorder.verification.verify import relative_error
 from tests import zoo
 
 TARGETS = ("torch", "xnnpack")

@@ -14,38 +14,38 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from dimorder.capture.captured import Captured, Slices, arguments, capture, where
+from dimorder.capture.decompose_dynamic_resize import with_products
+from dimorder.capture.fold_into_weights import with_weights
+from dimorder.capture.force_cond_branches import each_way
+from dimorder.capture.integer_boundary import Types, own_types, with_types
+from dimorder.clock import Clock, Progress
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
+from dimorder.layout import check_program
+from dimorder.layout.annotate import annotate
+from dimorder.layout.choose import choose
+from dimorder.layout.costs import Costs
+from dimorder.layout.problem import Extracted, extract
+from dimorder.layout.rewrite import constant_bytes, rewrite
 from dimorder.lowered import Lowered
-from dimorder.lowering import check_program
-from dimorder.lowering.annotate import annotate
-from dimorder.lowering.capture.captured import Captured, Slices, arguments, capture, where
-from dimorder.lowering.capture.constants_by_size import captured_at
-from dimorder.lowering.capture.decompose_dynamic_resize import with_products
-from dimorder.lowering.capture.fold_into_weights import with_weights
-from dimorder.lowering.capture.force_cond_branches import each_way
-from dimorder.lowering.capture.integer_boundary import Types, own_types, with_types
-from dimorder.lowering.capture.symbolic_program import Point, RangedProgram, ranged, told
-from dimorder.lowering.choose import choose
-from dimorder.lowering.clock import Clock, Progress
-from dimorder.lowering.costs import Costs
-from dimorder.lowering.extract import Extracted, extract
-from dimorder.lowering.make_contract import Orders, promise
-from dimorder.lowering.network_plan import NetworkPlan
-from dimorder.lowering.ranges import plan_ranges
-from dimorder.lowering.rewrite import constant_bytes, rewrite
-from dimorder.lowering.state_plan import state_specs
-from dimorder.lowering.symbolic import note_most, symbolic
-from dimorder.lowering.verify import Run, Trial, Verified
-from dimorder.lowering.verify_integers import trial_of
 from dimorder.ops.quantization import is_quantised
+from dimorder.plans.make_contract import Orders, promise
+from dimorder.plans.network_plan import NetworkPlan
+from dimorder.plans.state_plan import state_specs
 from dimorder.quantization.quantize import QuantisedNetwork
 from dimorder.runtime.guard import OnMismatch, require_choice
 from dimorder.runtime.program import Program
+from dimorder.sizes.constants_by_size import captured_at
+from dimorder.sizes.ranges import plan_ranges
+from dimorder.sizes.symbolic import note_most, symbolic
+from dimorder.sizes.symbolic_program import Point, RangedProgram, ranged, told
 from dimorder.targets import find, target_for_file
 from dimorder.targets.base import Artifact, StatefulArtifact, Target
 from dimorder.targets.target_info import installed
+from dimorder.verification.verify import Run, Trial, Verified
+from dimorder.verification.verify_integers import trial_of
 
 __all__ = ["Lowered", "load", "lower", "plan"]
 

@@ -12,22 +12,22 @@ from typing import Any, cast
 import torch
 from torch.export import ExportedProgram
 
+from dimorder.capture.captured import Captured, arguments
+from dimorder.capture.fold import fold_constants
+from dimorder.capture.state import restart
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
 from dimorder.files import write_whole
-from dimorder.lowering.capture.captured import Captured, arguments
-from dimorder.lowering.capture.fold import fold_constants
-from dimorder.lowering.capture.state import restart
-from dimorder.lowering.network_plan import NetworkPlan
-from dimorder.lowering.printing import captured_text, physical_text
-from dimorder.lowering.quantized_to_aten import in_integers
-from dimorder.lowering.symbolic import SizeTable, symbolic
-from dimorder.lowering.verify import Run, Verified
-from dimorder.lowering.wasted_levels import WastedLevels, wasted_levels
 from dimorder.ops.dialect import SLICE_CONSTANT, decompose
 from dimorder.ops.quantization import is_quantised
+from dimorder.physical.quantized_to_aten import in_integers
+from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
+from dimorder.plans.network_plan import NetworkPlan
+from dimorder.plans.printing import captured_text, physical_text
 from dimorder.runtime.guard import OnMismatch, check, restore
+from dimorder.sizes.symbolic import SizeTable, symbolic
 from dimorder.targets.base import Artifact, StatefulArtifact, Target
+from dimorder.verification.verify import Run, Verified
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dimorder.cli import main
-from dimorder.lowering.verify import relative_error
+from dimorder.verification.verify import relative_error
 from tests.cli import networks
 
 HERE = "tests.cli.networks"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.errors import DimorderError, UnsupportedError, UsageError, VerificationError
-from dimorder.lowering.capabilities import Ability
+from dimorder.layout.capabilities import Ability
 from dimorder.targets.base import FloatArtifact, Target
 from tests.fuzz.description import STANDS_FOR, TOLERANCE, Case, is_sound, relative_error
 from tests.fuzz.integers import integer_faults

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dimorder.errors import VerificationError
-from dimorder.lowering import float64_interpreter
-from dimorder.lowering.rewrite import at_boundary, from_boundary
-from dimorder.lowering.verify_integers import differing
-from dimorder.ops.quantization import DEQUANTIZE
+from dimorder.graph.quantized_constant import DEQUANTIZE
+from dimorder.layout.rewrite import at_boundary, from_boundary
+from dimorder.verification import float64_interpreter
+from dimorder.verification.verify_integers import differing
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
 NEAR = 0.15  # of an output's own spread: what roundings may make of a small network

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dimorder.contract import Contract
-from dimorder.lowering.extract import Extracted
-from dimorder.lowering.problem_map import BufferView, Site, layout_of
+from dimorder.layout.problem import Extracted
 from dimorder.ops.dialect import OPS
 from dimorder.ops.pointwise import relate_pointwise
+from dimorder.ops.problem_map import BufferView, Site, layout_of
 from dimorder.ops.table import find
 from dimorder.planning.plan import LayoutPlan
 

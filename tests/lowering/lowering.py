@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.capture.captured import Captured, capture
 from dimorder.contract import Contract, TensorSpec
-from dimorder.lowering import check_program
-from dimorder.lowering.annotate import Annotated, annotate
-from dimorder.lowering.capabilities import Ability
-from dimorder.lowering.capture.captured import Captured, capture
-from dimorder.lowering.costs import counted
-from dimorder.lowering.extract import Extracted, extract
-from dimorder.lowering.rewrite import at_boundary, build
-from dimorder.lowering.verify import random_like, relative_error
+from dimorder.layout import check_program
+from dimorder.layout.annotate import Annotated, annotate
+from dimorder.layout.capabilities import Ability
+from dimorder.layout.costs import counted
+from dimorder.layout.problem import Extracted, extract
+from dimorder.layout.rewrite import at_boundary, build
 from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.solve import solve
 from dimorder.runtime.guard import restore
+from dimorder.verification.verify import random_like, relative_error
 from tests.lowering.index_checker import check
 
 TOLERANCE = 2e-5

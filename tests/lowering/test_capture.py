@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dimorder
+from dimorder.capture.captured import capture, eval_mode
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.lowering.capture.captured import capture, eval_mode
-from dimorder.lowering.verify import relative_error
+from dimorder.verification.verify import relative_error
 from tests.lowering.lowering import Net
 from tests.zoo import perturb
 

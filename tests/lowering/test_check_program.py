@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from dimorder import api
+from dimorder.capture.captured import Captured, capture
 from dimorder.errors import StageError
-from dimorder.lowering import check_program
-from dimorder.lowering.annotate import Annotated, annotate
-from dimorder.lowering.building import ORIGIN
-from dimorder.lowering.capabilities import Ability
-from dimorder.lowering.capture.captured import Captured, capture
-from dimorder.lowering.network_plan import NetworkPlan
-from dimorder.lowering.rewrite import rewrite
+from dimorder.layout import check_program
+from dimorder.layout.annotate import Annotated, annotate
+from dimorder.layout.capabilities import Ability
+from dimorder.layout.rewrite import rewrite
+from dimorder.ops.builder import ORIGIN
 from dimorder.planning.problem import Config
+from dimorder.plans.network_plan import NetworkPlan
 from dimorder.targets import find
 
 aten = torch.ops.aten

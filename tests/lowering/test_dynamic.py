@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dimorder.lowering.capture.captured import capture
+from dimorder.capture.captured import capture
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
 
 LIMITS = (-128, 127)

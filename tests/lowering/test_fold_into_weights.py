@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dimorder
+from dimorder.capture.captured import Captured, capture
+from dimorder.capture.fold_into_weights import with_weights
 from dimorder.graph.quantized_constant import Scaled
+from dimorder.layout import check_program
 from dimorder.lowered import Lowered
-from dimorder.lowering import check_program
-from dimorder.lowering.capture.captured import Captured, capture
-from dimorder.lowering.capture.fold_into_weights import with_weights
-from dimorder.lowering.verify import relative_error
+from dimorder.verification.verify import relative_error
 from tests.lowering.lowering import Net
 from tests.zoo.vision import load_torchvision
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dimorder.lowering.fp16_accumulation import HalfSums
 from dimorder.ops.dialect import OPS
+from dimorder.verification.fp16_accumulation import HalfSums
 from tests.targets.cases import r
 
 H = torch.float16

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn import functional as F
 
-from dimorder.lowering.capture.functionalize import functional
-from dimorder.lowering.verify import relative_error
+from dimorder.capture.functionalize import functional
 from dimorder.ops.table import OPERATORS
+from dimorder.verification.verify import relative_error
 
 X = torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(3))
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 pytest.importorskip("executorch")
 
 import dimorder
-from dimorder.lowering.capture.captured import capture
+from dimorder.capture.captured import capture
 from tests.lowering.lowering import Net
 
 SCORES = torch.randn((2, 3, 5, 7), generator=torch.Generator().manual_seed(0))

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from dimorder import DimOrder
 from dimorder.api import plan
-from dimorder.lowering import check_program
-from dimorder.lowering.printing import physical_text
-from dimorder.lowering.rewrite import rewrite
-from dimorder.lowering.verify import Trial
+from dimorder.layout import check_program
+from dimorder.layout.rewrite import rewrite
+from dimorder.plans.printing import physical_text
 from dimorder.targets import find
+from dimorder.verification.verify import Trial
 
 
 @dataclass(frozen=True)

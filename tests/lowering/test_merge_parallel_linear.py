@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dimorder
-from dimorder.lowering.capture.captured import capture
-from dimorder.lowering.capture.fold_into_weights import with_weights
+from dimorder.capture.captured import capture
+from dimorder.capture.fold_into_weights import with_weights
 from tests.targets.cases import Net, r
 
 X = r(2, 6, 9, 11)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dimorder
+from dimorder.capture.captured import Captured, capture
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.capture.captured import Captured, capture
 from tests.lowering.lowering import Net, lower_everywhere
 from tests.zoo import perturb
 

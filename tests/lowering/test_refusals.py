@@ -14,8 +14,8 @@ from torch._higher_order_ops import map as mapped
 from torch._higher_order_ops import scan, while_loop
 
 import dimorder
+from dimorder.capture.captured import capture
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.capture.captured import capture
 
 
 class Nonzero(nn.Module):

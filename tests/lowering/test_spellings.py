@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dimorder
-from dimorder.lowering.capture.captured import capture
+from dimorder.capture.captured import capture
 from dimorder.ops.table import SPELLINGS
 from tests.lowering.lowering import Net, lower_everywhere
 

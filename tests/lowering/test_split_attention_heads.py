@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dimorder
-from dimorder.lowering import check_program
-from dimorder.lowering.capture.captured import Captured, capture
-from dimorder.lowering.capture.fold_into_weights import with_weights
-from dimorder.lowering.keep_unit_dims import with_ones
-from dimorder.lowering.verify import relative_error
+from dimorder.capture.captured import Captured, capture
+from dimorder.capture.fold_into_weights import with_weights
+from dimorder.layout import check_program
+from dimorder.physical.keep_unit_dims import with_ones
+from dimorder.verification.verify import relative_error
 
 aten = torch.ops.aten
 BATCH, LENGTH, HEADS, SIZE = 3, 11, 2, 32

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import dimorder
+from dimorder.capture.captured import capture
 from dimorder.errors import UnsupportedError, VerificationError
-from dimorder.lowering import float64_interpreter
-from dimorder.lowering.capture.captured import capture
-from dimorder.lowering.fp16_accumulation import HalfSums
-from dimorder.lowering.make_contract import promise
-from dimorder.lowering.verify import Trial, relative_error, verify
 from dimorder.ops import normalization
+from dimorder.plans.make_contract import promise
+from dimorder.verification import float64_interpreter
+from dimorder.verification.fp16_accumulation import HalfSums
+from dimorder.verification.verify import Trial, relative_error, verify
 
 INF, NAN = math.inf, math.nan
 

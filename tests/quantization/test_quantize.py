@@ -14,7 +14,7 @@ import dimorder
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.lowering.wasted_levels import wasted_levels
+from dimorder.physical.wasted_levels import wasted_levels
 from dimorder.quantization import recipes
 
 

@@ -11,7 +11,7 @@ from dimorder import report
 from dimorder.cli import main
 from dimorder.latency.bench import Bench, Timed
 from dimorder.latency.profile import OperatorTime
-from dimorder.lowering.network_plan import Place
+from dimorder.plans.network_plan import Place
 from dimorder.targets.xnnpack.times import KernelTime
 from tests.report.test_report import Page
 

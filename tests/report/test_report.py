@@ -12,7 +12,7 @@ from torch import nn
 import dimorder
 from dimorder import report
 from dimorder.errors import UsageError
-from dimorder.lowering.problem_map import BufferInfo
+from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.tokens import AxedTensor
 from dimorder.report import model
 

@@ -19,9 +19,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 import dimorder
+from dimorder.capture.captured import arguments
 from dimorder.errors import DimorderError, StageError, VerificationError
-from dimorder.lowering.capture.captured import arguments
-from dimorder.lowering.verify import relative_error
+from dimorder.verification.verify import relative_error
 from tests.suite.cases import Case
 
 TARGETS = ("torch", "xnnpack", "tosa")

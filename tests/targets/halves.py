@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dimorder.lowering.fp16_accumulation import HalfSums
-from dimorder.lowering.verify import relative_error
+from dimorder.verification.fp16_accumulation import HalfSums
+from dimorder.verification.verify import relative_error
 from tests.targets.cases import Case, Net
 
 FACTOR = 2

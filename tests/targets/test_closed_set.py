@@ -19,11 +19,11 @@ pytest.importorskip("executorch")
 pytest.importorskip("tosa_serializer")
 
 import dimorder
-from dimorder.lowering.dry_run import physical_calls
-from dimorder.lowering.network_plan import NetworkPlan
 from dimorder.ops.operator import Implementation
 from dimorder.ops.row_major import ROW_MAJOR
 from dimorder.ops.table import OPERATORS, find
+from dimorder.physical.dry_run import physical_calls
+from dimorder.plans.network_plan import NetworkPlan
 from dimorder.targets.table import Table, is_getitem
 from dimorder.targets.tosa.integers.ops import OPERATORS as TOSA_INT
 from dimorder.targets.tosa.ops import OPERATORS as TOSA

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import dimorder
-from dimorder.lowering.costs import Costs
-from dimorder.lowering.network_plan import NetworkPlan
-from dimorder.lowering.problem_map import Arrangement, BufferInfo, Site
+from dimorder.layout.costs import Costs
+from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
 from dimorder.ops.tokens import AxisOrder
+from dimorder.plans.network_plan import NetworkPlan
 from dimorder.targets import find
 
 X = torch.randn(2, 3, 5, 7)

@@ -121,7 +121,7 @@ def test_the_packing_is_that_of_executorch() -> None:
     from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    from dimorder.lowering.network_plan import Place
+    from dimorder.plans.network_plan import Place
     from dimorder.targets.ethos_u.vela import compiled
 
     network = by_arm(nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()).eval(), inputs())

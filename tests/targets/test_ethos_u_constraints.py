@@ -12,7 +12,7 @@ pytest.importorskip("executorch")
 
 import dimorder
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.network_plan import Place
+from dimorder.plans.network_plan import Place
 from dimorder.targets.ethos_u.constraints import CONSTRAINTS, refusals
 from dimorder.targets.ethos_u.vela import compiled
 from dimorder.targets.tosa.rescale import rescale

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dimorder
-from dimorder.lowering.rewrite import at_boundary
+from dimorder.layout.rewrite import at_boundary
 from tests.zoo import network, timm
 from tests.zoo.network import Network, row
 

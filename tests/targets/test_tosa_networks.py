@@ -11,8 +11,8 @@ pytest.importorskip("tosa_serializer")
 
 import dimorder
 from dimorder.lowered import Lowered
-from dimorder.lowering.verify import relative_error
 from dimorder.targets.tosa.graph import inspect_tosa
+from dimorder.verification.verify import relative_error
 from tests import zoo
 
 TOLERANCE = 1e-4

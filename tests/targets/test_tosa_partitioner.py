@@ -14,7 +14,7 @@ pytest.importorskip("executorch")
 pytest.importorskip("tosa_reference_model")
 
 import dimorder
-from dimorder.lowering.capture.fold import fold_constants
+from dimorder.capture.fold import fold_constants
 from dimorder.targets.tosa.graph import TosaSummary, inspect_tosa
 from tests.zoo import network
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.errors import VerificationError
-from dimorder.lowering import float64_interpreter
+from dimorder.verification import float64_interpreter
 
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.ops.quantization import DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.xnnpack import exact
 from dimorder.targets.xnnpack.backend import XnnWriter
 from tests.targets.quantised import INT8, quantised

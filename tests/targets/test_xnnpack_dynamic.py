@@ -30,8 +30,8 @@ from torchao.quantization import (
 )
 from torchao.quantization.granularity import PerAxis, PerGroup
 
+from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
 from dimorder.ops.dialect import OPS, dynamic_type
-from dimorder.ops.quantization import DEQUANTIZE_CHANNELS
 from dimorder.targets.xnnpack import model as xnn_model
 from tests.targets.quantised import by_torchao, by_xnnpack_dynamically
 
@@ -292,7 +292,7 @@ def test_a_product_that_rounds_otherwise_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_program_beyond_the_networks_own_step_is_refused() -> None:
-    from dimorder.lowering.verify_integers import trial_of
+    from dimorder.verification.verify_integers import trial_of
 
     x = r(5, 13)
     quantised = by_xnnpack_dynamically(seeded(nn.Linear, 13, 7), x)

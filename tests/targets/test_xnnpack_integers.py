@@ -18,7 +18,7 @@ import dimorder
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.ops.quantization import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from tests.targets.quantised import INT8, UINT8, Net, by_xnnpack, quantised
 
 

@@ -15,8 +15,8 @@ pytest.importorskip("executorch")
 
 import dimorder
 from dimorder.executorch import conversions_in
+from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.lowered import Lowered
-from dimorder.ops.quantization import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.emit import Emitted, emit
 from tests.targets.cases import IMAGE, PHYSICAL, SHARED, Case, D, Net, X, Y, aten, dense, r

@@ -29,7 +29,7 @@ def add_options(parser: CommandParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    from dimorder.lowering.state_plan import explain_state
+    from dimorder.plans.state_plan import explain_state
 
     check_outputs({"--json": options.json})
     found = planned(options, console)

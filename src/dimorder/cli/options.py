@@ -17,7 +17,7 @@ from dimorder.cli.console import Console
 from dimorder.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
-    from dimorder.lowering.network_plan import NetworkPlan
+    from dimorder.plans.network_plan import NetworkPlan
     from dimorder.reading import Normalisation
     from dimorder.targets.base import Target
 

@@ -92,7 +92,7 @@ def dynamic_shapes(
         return None
     import torch
 
-    from dimorder.lowering.capture.symbolic_program import dims_of
+    from dimorder.sizes.symbolic_program import dims_of
 
     dims = dims_of(known.values())
     positional_first = sorted(inputs, key=lambda option: option.name is not None)

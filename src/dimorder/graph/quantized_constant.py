@@ -9,10 +9,15 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.ao.quantization.fx._decomposed  # defines the operators that quantise
 import torch.utils._pytree as pytree
 from torch import Tensor
 
 from dimorder.graph.schema import bound
+
+QUANTIZE = torch.ops.quantized_decomposed.quantize_per_tensor.default
+DEQUANTIZE = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+DEQUANTIZE_CHANNELS = torch.ops.quantized_decomposed.dequantize_per_channel.default  # of constants alone
 
 # Functions of torch that move, repeat or drop elements and compute none. A function, a method and an ATen
 # operator of one name do the same.

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from dimorder.clock import Progress
 from dimorder.errors import DimorderError, UnsupportedError, UsageError
 from dimorder.latency.limit import least_seconds, measure_limit
 from dimorder.latency.machine import described, machine
@@ -25,9 +26,8 @@ from dimorder.latency.peak import peak_bytes
 from dimorder.latency.profile import OperatorTime, profile
 from dimorder.latency.runtimes import PEERS, Given, Runtime, ours
 from dimorder.latency.timing import Invocation, interleaved, ratio
-from dimorder.lowering.clock import Progress
-from dimorder.lowering.verify import relative_errors
 from dimorder.targets.xnnpack.times import KernelTime
+from dimorder.verification.verify import relative_errors
 
 T = TypeVar("T")
 ROUNDS = 30

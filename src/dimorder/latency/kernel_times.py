@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dimorder.clock import Progress
 from dimorder.latency.timing import interleaved
-from dimorder.lowering.clock import Progress
 from dimorder.ops.dialect import OPS
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.times import Times

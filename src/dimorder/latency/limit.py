@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils.flop_counter import flop_registry
 
+from dimorder.capture.captured import capture
+from dimorder.capture.fold_into_weights import with_weights
 from dimorder.errors import DimorderError
 from dimorder.latency.runtimes import Given, ours
 from dimorder.latency.timing import Invocation
-from dimorder.lowering.capture.captured import capture
-from dimorder.lowering.capture.fold_into_weights import with_weights
 from dimorder.ops.convolution import read_taps
 
 _LINEAR = ((512, 1024), (196, 768), (3136, 256))  # rows, and inputs and outputs, of products

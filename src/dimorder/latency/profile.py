@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from dimorder.clock import Progress
 from dimorder.errors import UnsupportedError
 from dimorder.latency.limit import Limit
 from dimorder.latency.timing import interleaved
-from dimorder.lowering.clock import Progress
-from dimorder.lowering.network_plan import Place
-from dimorder.lowering.wasted_levels import clamp_range
 from dimorder.ops.dialect import decomposition_table
 from dimorder.ops.quantization import is_quantised
+from dimorder.physical.wasted_levels import clamp_range
+from dimorder.plans.network_plan import Place
 from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import is_getitem, is_permute
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from dimorder.graph.tracing import Tracer, Value, shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import permute, view
 from dimorder.ops.operator import (
@@ -23,9 +23,6 @@ from dimorder.ops.operator import (
     tensor_arguments,
 )
 from dimorder.ops.tokens import Token
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 aten = torch.ops.aten
 

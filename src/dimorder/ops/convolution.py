@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 
 from dimorder.graph.quantized_constant import Scaled
 from dimorder.graph.tracing import Tracer, Value, most_of, shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.indexed import pad
 from dimorder.ops.moves import squeeze, unsqueeze
@@ -28,9 +28,6 @@ from dimorder.ops.operator import (
     spelt,
 )
 from dimorder.ops.tokens import Token
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 aten = torch.ops.aten
 _WEIGHTS = ("weight", "bias")

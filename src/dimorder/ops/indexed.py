@@ -10,11 +10,11 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.moves import squeeze, unsqueeze, view
 from dimorder.ops.operator import (
     Implementation,
@@ -26,9 +26,6 @@ from dimorder.ops.operator import (
     spelt,
 )
 from dimorder.ops.tokens import Token, is_named
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 aten = torch.ops.aten
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.operator import (
     Dims,
     Implementation,
@@ -20,9 +20,6 @@ from dimorder.ops.operator import (
     dims_of,
     spelt,
 )
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 aten = torch.ops.aten
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from dimorder.graph.tracing import SOURCE, Tracer, Value, dtype_of, in_float32, shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.moves import view
 from dimorder.ops.operator import (
     Implementation,
@@ -18,9 +17,6 @@ from dimorder.ops.operator import (
     operands,
     spelt,
 )
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 aten = torch.ops.aten
 

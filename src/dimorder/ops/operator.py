@@ -6,15 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.utils._pytree as pytree
 
 from dimorder.graph.schema import bound
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 aten = torch.ops.aten
 
@@ -100,7 +97,7 @@ class Implementation:
 
     name: str
     form: str
-    lower: Callable[[Call], None]
+    lower: Callable[[Any], None]  # of a `builder.Call`
     physical: tuple[Any, ...]
     applies: Callable[[torch.fx.Node], bool] = lambda node: True
 

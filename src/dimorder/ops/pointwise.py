@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import view
 from dimorder.ops.operator import (
@@ -22,9 +23,6 @@ from dimorder.ops.operator import (
     tensor_arguments,
 )
 from dimorder.ops.tokens import token_axes
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 aten = torch.ops.aten
 

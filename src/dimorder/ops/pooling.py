@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dimorder.graph.tracing import Tracer, Value, shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import squeeze, unsqueeze
 from dimorder.ops.operator import (
@@ -23,9 +24,6 @@ from dimorder.ops.operator import (
     spelt,
 )
 from dimorder.ops.positions import MAX_WINDOWS, windows_of
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 aten = torch.ops.aten
 

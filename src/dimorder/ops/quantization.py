@@ -6,25 +6,20 @@ one: floats in, floats out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # defines them
 from torch.fx import GraphModule, Node
 
+from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import Tracer, Value, shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.masks import constant_of
 from dimorder.ops.operator import Implementation, Operator, Relation, args_of, dims_of
 from dimorder.ops.pointwise import pointwise
 
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
-
 quantized = torch.ops.quantized_decomposed
-
-QUANTIZE, DEQUANTIZE = quantized.quantize_per_tensor.default, quantized.dequantize_per_tensor.default
-DEQUANTIZE_CHANNELS = quantized.dequantize_per_channel.default  # of constants alone
 FAKE_QUANTIZE_DYNAMIC = OPS.fake_quantize_dynamic.default
 
 

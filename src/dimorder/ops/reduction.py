@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.masks import bounded
 from dimorder.ops.moves import view
 from dimorder.ops.operator import (
@@ -21,9 +22,6 @@ from dimorder.ops.operator import (
     spelt,
 )
 from dimorder.ops.tokens import Token
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 aten = torch.ops.aten
 

@@ -6,18 +6,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dimorder.graph.tracing import HALVES, Tracer, Value, shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import view
 from dimorder.ops.operator import Implementation, Operator, args_of, spelt
 from dimorder.ops.pooling import FORM, give_in_planes, relate_spatial
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 aten = torch.ops.aten
 

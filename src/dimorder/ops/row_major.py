@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.tracing import shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.operator import (
     Implementation,
     Operator,
@@ -19,9 +20,6 @@ from dimorder.ops.operator import (
     dims_of,
     results,
 )
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 aten = torch.ops.aten
 

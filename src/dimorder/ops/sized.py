@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from dimorder.graph.tracing import shape_of
+from dimorder.ops.builder import Call
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.operator import Implementation, Operator, Relation, args_of, dims_with_cut
-
-if TYPE_CHECKING:
-    from dimorder.lowering.building import Call
 
 
 def _relate(node: torch.fx.Node) -> Relation:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from dimorder.ops.quantization import DEQUANTIZE, DEQUANTIZE_CHANNELS
+from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS
 
 aten = torch.ops.aten
 

@@ -13,9 +13,9 @@ import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.capture.captured import arguments
 from dimorder.contract import TensorSpec
 from dimorder.errors import UsageError
-from dimorder.lowering.capture.captured import arguments
 from dimorder.reading import Normalisation, is_array, read_arrays, read_image
 
 Calibration: TypeAlias = "Iterable[Any] | str | os.PathLike[str]"

@@ -17,7 +17,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
-from dimorder.lowering.wasted_levels import clamp_range
+from dimorder.physical.wasted_levels import clamp_range
 
 
 class BehindClamps(Quantizer):  # type: ignore[misc]

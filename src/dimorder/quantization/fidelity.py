@@ -11,9 +11,9 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from dimorder.capture.captured import arguments
+from dimorder.graph.quantized_constant import DEQUANTIZE
 from dimorder.lowered import Lowered
-from dimorder.lowering.capture.captured import arguments
-from dimorder.ops.quantization import DEQUANTIZE
 from dimorder.quantization.calibration import CalibrationCall
 
 

@@ -13,12 +13,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from dimorder.capture.captured import arguments, export
+from dimorder.capture.dynamic import quantises
+from dimorder.clock import Progress
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
-from dimorder.lowering.capture.captured import arguments, export
-from dimorder.lowering.capture.dynamic import quantises
-from dimorder.lowering.clock import Progress
-from dimorder.lowering.wasted_levels import WastedLevels, wasted_levels
+from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.quantization.biases import correct_biases
 from dimorder.quantization.calibration import (
     Calibration,

@@ -10,7 +10,7 @@ from dimorder.eager.inspection import Comparison, Inspection
 from dimorder.files import write_whole
 from dimorder.latency.bench import Bench
 from dimorder.lowered import Lowered
-from dimorder.lowering.network_plan import NetworkPlan
+from dimorder.plans.network_plan import NetworkPlan
 from dimorder.report.bench_page import bench_page
 from dimorder.report.html import page
 from dimorder.report.inspection_page import inspection_page

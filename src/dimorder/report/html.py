@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby
 
 from dimorder.contract import describe
-from dimorder.lowering.network_plan import Explanation
+from dimorder.plans.network_plan import Explanation
 from dimorder.report import parts
 from dimorder.report.model import ConversionRow, Lowering, OperatorRow, Report
 from dimorder.report.parts import bar, section, size, table

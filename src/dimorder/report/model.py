@@ -11,12 +11,12 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.capture.captured import operator_name, where
 from dimorder.contract import Contract
 from dimorder.lowered import Lowered
-from dimorder.lowering.capture.captured import operator_name, where
-from dimorder.lowering.network_plan import Explanation, NetworkPlan, Place, PlannedConversion, order_name
-from dimorder.lowering.problem_map import BufferInfo, layout_of
+from dimorder.ops.problem_map import BufferInfo, layout_of
 from dimorder.ops.tokens import AxisOrder
+from dimorder.plans.network_plan import Explanation, NetworkPlan, Place, PlannedConversion, order_name
 from dimorder.targets.npu_report import NpuReport
 
 Family = Literal["row-major", "channels-last", "permuted", "cut"]

@@ -13,12 +13,12 @@ from torch.fx import Graph
 
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
-from dimorder.lowering.capabilities import Ability
-from dimorder.lowering.costs import Costs, counted
-from dimorder.lowering.network_plan import Place
-from dimorder.lowering.symbolic import SizeTable
-from dimorder.lowering.verify import Run
+from dimorder.layout.capabilities import Ability
+from dimorder.layout.costs import Costs, counted
+from dimorder.plans.network_plan import Place
+from dimorder.sizes.symbolic import SizeTable
 from dimorder.targets.npu_report import NpuReport
+from dimorder.verification.verify import Run
 
 
 class Artifact(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dimorder.lowering.capabilities import Ability
+from dimorder.layout.capabilities import Ability
 from dimorder.ops.convolution import OTHER_KERNELS
 from dimorder.ops.resize import BY_PRODUCTS
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dimorder.lowering.network_plan import Place
+from dimorder.plans.network_plan import Place
 
 SHOWN = 5  # operators that the printout names, those first that take the most cycles
 

@@ -9,10 +9,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
+from dimorder.capture.fold import evaluated
+from dimorder.capture.state import left_in_state
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import state_of
-from dimorder.lowering.capture.fold import evaluated
-from dimorder.lowering.capture.state import left_in_state
 
 
 @dataclass

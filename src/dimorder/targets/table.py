@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.graph.schema import bound
 from dimorder.graph.tracing import HALVES
-from dimorder.ops.quantization import DEQUANTIZE, QUANTIZE
 
 aten = torch.ops.aten
 

@@ -16,10 +16,9 @@ from torch.fx import Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.capabilities import Ability
-from dimorder.lowering.network_plan import Place
-from dimorder.lowering.verify import Run
-from dimorder.ops.quantization import QUANTIZE
+from dimorder.graph.quantized_constant import QUANTIZE
+from dimorder.layout.capabilities import Ability
+from dimorder.plans.network_plan import Place
 from dimorder.targets.base import Target, WholeArtifact
 from dimorder.targets.ethos_u import INSTALL, is_u85, named
 from dimorder.targets.ethos_u.constraints import require_compilable
@@ -29,6 +28,7 @@ from dimorder.targets.program_io import read_signature
 from dimorder.targets.tosa.integers.forms import FORMS, Forms
 from dimorder.targets.tosa.target import TARGET as TOSA
 from dimorder.targets.tosa.target import TosaArtifact, emit_integers
+from dimorder.verification.verify import Run
 
 # Of a product whose first matrix is constant Ethos-U55 and U65 compute each element by itself.
 _WEIGHTS_FIRST = frozenset({"aten.linear/features first"})

@@ -22,12 +22,12 @@ from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
-from dimorder.lowering.symbolic import SizeTable, symbolic
-from dimorder.lowering.verify import Run
 from dimorder.ops.dialect import decompose
+from dimorder.sizes.symbolic import SizeTable, symbolic
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
 from dimorder.targets.in_aten import ABILITY
 from dimorder.targets.inductor import LISTING
+from dimorder.verification.verify import Run
 
 _MODEL = "model"  # what a package with one program calls it
 _OPTIONS = {

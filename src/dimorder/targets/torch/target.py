@@ -16,12 +16,12 @@ from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UsageError
 from dimorder.graph.exported import ProgramRun
-from dimorder.lowering.symbolic import SizeTable, symbolic
-from dimorder.lowering.verify import Run
 from dimorder.ops.dialect import decompose
+from dimorder.sizes.symbolic import SizeTable, symbolic
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
 from dimorder.targets.in_aten import ABILITY
 from dimorder.targets.torch import LISTING
+from dimorder.verification.verify import Run
 
 
 @dataclass(frozen=True)

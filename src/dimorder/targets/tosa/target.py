@@ -18,10 +18,8 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.exported import readable
-from dimorder.lowering import float64_interpreter
-from dimorder.lowering.capabilities import Ability
-from dimorder.lowering.costs import counted
-from dimorder.lowering.verify import Run
+from dimorder.layout.capabilities import Ability
+from dimorder.layout.costs import counted
 from dimorder.ops.convolution import OTHER_KERNELS
 from dimorder.targets.base import FileSummary, Target, WholeArtifact
 from dimorder.targets.table import Table
@@ -34,6 +32,8 @@ from dimorder.targets.tosa.integers.numbers import PLAIN, IntegerWriter
 from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
 from dimorder.targets.tosa.writer import MAX_RANK
+from dimorder.verification import float64_interpreter
+from dimorder.verification.verify import Run
 
 
 @dataclass(frozen=True)

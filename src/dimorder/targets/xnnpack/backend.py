@@ -21,7 +21,7 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import Scaled
-from dimorder.lowering.merge_specializations import SizesError, broadcast_row
+from dimorder.sizes.merge_specializations import SizesError, broadcast_row
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.fusion import whole_range
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed, reads_of

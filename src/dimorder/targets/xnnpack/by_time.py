@@ -10,10 +10,11 @@ from torch.fx import Node
 
 from dimorder.cpu import family as this_family
 from dimorder.errors import UsageError
+from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import HALVES
-from dimorder.lowering.costs import Costs
-from dimorder.lowering.problem_map import BufferInfo
-from dimorder.ops.quantization import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
+from dimorder.layout.costs import Costs
+from dimorder.ops.problem_map import BufferInfo
+from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.ops.tokens import AxisOrder
 from dimorder.planning.problem import Cost
 from dimorder.targets.table import Table, results

@@ -22,19 +22,18 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from dimorder.capture.captured import where
+from dimorder.capture.integer_boundary import integer_type
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import Branches
 from dimorder.graph.exported import stateful
 from dimorder.graph.integer_type import IntegerType
-from dimorder.lowering.capture.captured import where
-from dimorder.lowering.capture.integer_boundary import integer_type
-from dimorder.lowering.keep_unit_dims import with_ones
-from dimorder.lowering.merge_specializations import SizesError
-from dimorder.lowering.symbolic import SizeTable
-from dimorder.lowering.verify import Run
+from dimorder.graph.quantized_constant import QUANTIZE
 from dimorder.ops.dialect import SLICE_CONSTANT
-from dimorder.ops.quantization import QUANTIZE
+from dimorder.physical.keep_unit_dims import with_ones
+from dimorder.sizes.merge_specializations import SizesError
+from dimorder.sizes.symbolic import SizeTable
 from dimorder.targets.delegate import EDGE, TO_NCHW, TO_NHWC, empty, lowered, written
 from dimorder.targets.table import Table, View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack import run
@@ -45,6 +44,7 @@ from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.partition import Partition, partition
 from dimorder.targets.xnnpack.ranges import Outer, Parts, for_ranges
+from dimorder.verification.verify import Run
 
 aten = torch.ops.aten
 

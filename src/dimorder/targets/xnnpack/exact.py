@@ -19,15 +19,15 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from dimorder.capture.captured import operator_name, where
 from dimorder.graph.exported import readable
-from dimorder.lowering import float64_interpreter
-from dimorder.lowering.capture.captured import operator_name, where
-from dimorder.lowering.verify import Run, verify
 from dimorder.ops.quantization import is_dynamic
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import XnnValue
 from dimorder.targets.xnnpack.model import XnnModel, require_near
+from dimorder.verification import float64_interpreter
+from dimorder.verification.verify import Run, verify
 
 aten = torch.ops.aten
 

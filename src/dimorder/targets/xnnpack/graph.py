@@ -23,9 +23,9 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 from torch.fx import Node
 
+from dimorder.capture.captured import operator_name, where
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import Integers
-from dimorder.lowering.capture.captured import operator_name, where
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.integers import MOVES, READS, WEIGHTS
 from dimorder.targets.xnnpack.kernels import KernelRun, kernels_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from dimorder.lowering.problem_map import common_runs
+from dimorder.ops.problem_map import common_runs
 
 _Shape: TypeAlias = "tuple[int, ...]"
 

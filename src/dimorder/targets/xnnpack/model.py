@@ -20,10 +20,10 @@ from torch import Tensor
 
 from dimorder.errors import VerificationError
 from dimorder.graph.integer_type import IntegerType
-from dimorder.lowering.float64_interpreter import Origin, require_close
-from dimorder.lowering.verify import TOLERANCE, verify
 from dimorder.ops.dialect import OPS
 from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, WEIGHTS
+from dimorder.verification.float64_interpreter import Origin, require_close
+from dimorder.verification.verify import TOLERANCE, verify
 
 _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schema
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from dimorder.lowering.capture.integer_boundary import integer_type
+from dimorder.capture.integer_boundary import integer_type
 from dimorder.targets.delegate import empty, is_channels_last
 from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import Table

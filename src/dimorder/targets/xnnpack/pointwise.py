@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.ops.dialect import OPS
-from dimorder.ops.quantization import DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC, QUANTIZE
+from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
 
 if TYPE_CHECKING:

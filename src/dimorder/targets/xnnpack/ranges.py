@@ -17,9 +17,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
-from dimorder.lowering.capture.symbolic_program import dims_of
-from dimorder.lowering.merge_specializations import FIX, SizesError, Unifier, broadcast_row, quotient
-from dimorder.lowering.symbolic import SizeTable
+from dimorder.sizes.merge_specializations import FIX, SizesError, Unifier, broadcast_row, quotient
+from dimorder.sizes.symbolic import SizeTable
+from dimorder.sizes.symbolic_program import dims_of
 from dimorder.targets.delegate import lowered
 from dimorder.targets.xnnpack.backend import BACKEND, XnnWriter
 

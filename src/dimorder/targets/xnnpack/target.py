@@ -15,20 +15,20 @@ from torch.fx import Graph, Node
 from dimorder.contract import Contract
 from dimorder.contract_file import constant_methods, seal
 from dimorder.executorch import pte
-from dimorder.lowering.capabilities import Ability
-from dimorder.lowering.costs import counted
-from dimorder.lowering.network_plan import Place
-from dimorder.lowering.symbolic import SizeTable
-from dimorder.lowering.verify import Run
+from dimorder.layout.capabilities import Ability
+from dimorder.layout.costs import counted
 from dimorder.ops.convolution import IN_PHASES, cuts_phases, has_phases
 from dimorder.ops.dialect import OPS
 from dimorder.ops.resize import BY_PRODUCTS, RESIZED_BY_PRODUCTS
+from dimorder.plans.network_plan import Place
+from dimorder.sizes.symbolic import SizeTable
 from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.by_time import by_time
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import FLOATS, MAX_RANK, OPERATORS, wrong_outside
+from dimorder.verification.verify import Run
 
 aten = torch.ops.aten
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.integer_type import IntegerType
-from dimorder.lowering.float64_interpreter import in_float32
 from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.integers.numbers import (
     BITS,
@@ -26,6 +25,7 @@ from dimorder.targets.tosa.integers.numbers import (
 )
 from dimorder.targets.tosa.integers.products import limit_of
 from dimorder.targets.tosa.writer import TosaValue
+from dimorder.verification.float64_interpreter import in_float32
 
 LARGEST = 127  # of a weight
 ERROR = 2**-7  # of a quantum, by which a sum may be off for a constant that no weight makes an integer

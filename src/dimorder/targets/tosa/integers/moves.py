@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.lowering.float64_interpreter import in_float32
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
 from dimorder.targets.tosa.integers.numbers import (
@@ -27,6 +26,7 @@ from dimorder.targets.tosa.integers.numbers import (
 from dimorder.targets.tosa.integers.operands import refused
 from dimorder.targets.tosa.integers.pointwise import operand
 from dimorder.targets.tosa.writer import TosaValue
+from dimorder.verification.float64_interpreter import in_float32
 
 aten = torch.ops.aten
 W = IntegerWriter

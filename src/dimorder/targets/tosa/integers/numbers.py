@@ -18,7 +18,6 @@ from torch import Tensor
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.integer_type import IntegerType
-from dimorder.lowering.float64_interpreter import in_float32
 from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.interpolation import Interpolated
@@ -27,6 +26,7 @@ from dimorder.targets.tosa.integers.permutation import permuted
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.rescale import fits, relative_error, rescale, rescaled
 from dimorder.targets.tosa.writer import DTYPES, WIDEST, TosaValue, TosaWriter
+from dimorder.verification.float64_interpreter import in_float32
 
 BITS = 28  # of a sum: RESCALE takes values below 2^(shift - 1), so that no result may reach 2^29
 GRID = 19  # of a sum's finest operand: Ethos-U55 adds int8 on a grid of as many bits in one operator

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.integer_type import IntegerType
-from dimorder.ops.quantization import DEQUANTIZE, QUANTIZE
+from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.targets.table import Arguments, Row, Table, View
 from dimorder.targets.tosa.integers import moves, pointwise, products, reductions
 from dimorder.targets.tosa.integers.numbers import (

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import Scaled
-from dimorder.lowering.float64_interpreter import in_float32
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import moves, reductions, spatial
@@ -22,6 +21,7 @@ from dimorder.targets.tosa.integers.operands import refused
 from dimorder.targets.tosa.integers.phases import Phases
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
+from dimorder.verification.float64_interpreter import in_float32
 
 aten = torch.ops.aten
 W = IntegerWriter

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.integer_type import IntegerType
-from dimorder.lowering.float64_interpreter import in_float32
 from dimorder.targets.tosa.integers.numbers import (
     Accumulator,
     IntegerWriter,
@@ -30,6 +29,7 @@ from dimorder.targets.tosa.integers.numbers import (
 from dimorder.targets.tosa.reductions import reduce
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
+from dimorder.verification.float64_interpreter import in_float32
 
 W = IntegerWriter
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.integer_type import IntegerType
-from dimorder.lowering.float64_interpreter import in_float32
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, spatial
@@ -34,6 +33,7 @@ from dimorder.targets.tosa.integers.quotients import layer_norm, softmax
 from dimorder.targets.tosa.reductions import reduced_dims
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
+from dimorder.verification.float64_interpreter import in_float32
 
 aten = torch.ops.aten
 W = IntegerWriter

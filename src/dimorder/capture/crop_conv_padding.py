@@ -1,0 +1,59 @@
+"""Decides where a convolution need not compute what is cut off its result: it is padded by less instead.
+
+So do causal convolutions, which pad both sides and cut one off, and convolutions of even kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from dimorder.graph.tracing import shape_of, without_data
+
+aten = torch.ops.aten
+
+
+def crop_convolutions(module: GraphModule) -> None:
+    """Puts a padding and a convolution in place of a convolution whose result is cut, in place.
+
+    >>> class Causal(torch.nn.Module):
+    ...     def forward(self, x, w):
+    ...         return torch.conv1d(x, w, padding=2)[..., :-2]
+    >>> from dimorder.capture.captured import capture
+    >>> nodes = capture(Causal(), (torch.ones(1, 3, 9), torch.ones(4, 3, 3))).nodes
+    >>> [(str(node.target), *node.args[1:2]) for node in nodes if node.op == "call_function"][0]
+    ('aten.constant_pad_nd.default', [2, 0])
+    """
+    for node in list(module.graph.nodes):
+        if node.target is aten.slice.Tensor and node.args[0].target is aten.convolution.default:
+            _crop(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _crop(cut: Node) -> None:
+    conv, dim, start, end, step = _arguments(cut)
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = conv.args
+    axis = dim - 2
+    if axis < 0 or step != 1 or transposed or len(conv.users) > 1:
+        return
+    amounts = [*padding]
+    low, high = amounts[axis] - start, amounts[axis] - (shape_of(conv)[dim] - end)
+    if stride[axis] != 1 or min(low, high) < 0:
+        return
+    amounts[axis] = 0
+    sides = [0, 0] * (len(stride) - 1 - axis) + [low, high]
+    with cut.graph.inserting_before(cut):
+        padded = cut.graph.call_function(aten.constant_pad_nd.default, (x, sides, 0.0))
+        rest = (dilation, transposed, output_padding, groups)
+        made = cut.graph.call_function(conv.target, (padded, weight, bias, stride, amounts, *rest))
+    padded.meta = {**conv.meta, "val": without_data(torch.nn.functional.pad(x.meta["val"], sides))}
+    made.meta = {**conv.meta, "val": cut.meta["val"]}
+    cut.replace_all_uses_with(made)
+
+
+def _arguments(cut: Node) -> Any:
+    """A slice's own, as the normal form has them."""
+    return cut.args

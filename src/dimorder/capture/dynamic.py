@@ -1,0 +1,249 @@
+"""Decides which values of an exported program are quantised dynamically: by scales found in themselves.
+
+What quantizers write for that is three operators (choose, quantize, dequantize) of several families; here it
+becomes one. torchao's weights, which are tensors of tensors, become these, and what its operators quantise by
+one scale that is known, is quantised by torch's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
+from torch.fx import Graph, GraphModule, Node
+
+from dimorder.capture.integer_products import as_linear, name_of
+from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.schema import bound
+from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
+
+# The dimensions of a token, the least and the greatest integer, the least scale, and the mode of a call that
+# chooses scales; see `dialect.dynamic_type`.
+_Tokens: TypeAlias = "tuple[list[int], int, int, float, str]"
+
+
+def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
+    """The program with `fake_quantize_dynamic` where it quantises dynamically; itself where it nowhere does.
+
+    >>> from dimorder.ops.quantization import quantized
+    >>> class Rounds(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         scale, zero = quantized.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8)
+    ...         q = quantized.quantize_per_tensor.tensor(x, scale, zero, -128, 127, torch.int8)
+    ...         return quantized.dequantize_per_tensor.tensor(q, scale, zero, -128, 127, torch.int8)
+    >>> program = with_dynamic(torch.export.export(Rounds(), (torch.randn(2, 3),)))
+    >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    ['dimorder.fake_quantize_dynamic.default']
+    """
+    if not {name_of(node) for node in exported.graph.nodes} & (_DEQUANTIZE | {_INNER}):
+        return exported
+    graph = copy.deepcopy(exported.graph)
+    keep_names(graph, exported.graph)
+    signature, state = _opened(graph, exported)
+    for node in list(graph.nodes):
+        if name_of(node) == _CHECK:  # of a type, which it keeps alive
+            graph.erase_node(node)
+    for node in list(graph.nodes):
+        if name_of(node) in _DEQUANTIZE:
+            _join(node)
+        elif name_of(node) == _PRODUCT:
+            as_linear(node, _rounded)
+    for node in list(graph.nodes):
+        if name_of(node) in _AFFINE:
+            _by_one_scale(node, _AFFINE[name_of(node)])
+    graph.eliminate_dead_code()
+    return remade(exported, graph=graph, graph_signature=signature, state_dict=state)
+
+
+def is_dynamic_dequantize(node: Node) -> bool:
+    """Whether a node of an exported program gives floats that were quantised dynamically."""
+    return name_of(node) in _DEQUANTIZE and _source(node) is not None
+
+
+def is_static_quantize(node: Node) -> bool:
+    """Whether a node of an exported program gives integers, by a scale that is not found in the value."""
+    if name_of(node) not in _QUANTIZE:
+        return False
+    scale = _arguments(node)[1]
+    return not isinstance(scale, Node) or scale.target is not operator.getitem
+
+
+def quantises(module: GraphModule) -> bool:
+    """Whether a graph as it was exported quantises any value."""
+    return any(name_of(node) in _QUANTIZE for node in module.graph.nodes)
+
+
+# -- tensors of tensors
+
+
+def _opened(graph: Graph, exported: ExportedProgram) -> tuple[ExportGraphSignature, dict[str, Any]]:
+    """The signature and the state of a graph in which the parts of a tensor are constants themselves."""
+    signature = copy.deepcopy(exported.graph_signature)
+    state, specs = dict(exported.state_dict), list(signature.input_specs)
+    held = {spec.arg.name: str(spec.target) for spec in specs if spec.target in state}
+    for node in list(graph.nodes):
+        if name_of(node) != _INNER or node.args[0].name not in held:
+            continue
+        owner, part = node.args
+        name = f"{held[owner.name]}.{part}"
+        with graph.inserting_before(owner):
+            made = graph.placeholder(f"b_{name.replace('.', '_')}_{len(specs)}")
+        state[name] = getattr(state[held[owner.name]], part).detach()
+        made.meta = {**node.meta}
+        place = next(i for i, spec in enumerate(specs) if spec.arg.name == owner.name)
+        specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(made.name), name, persistent=True))
+        held[made.name] = name
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and not node.users and _is_opened(node, held, state):
+            specs = [spec for spec in specs if spec.arg.name != node.name]
+            del state[held[node.name]]
+            graph.erase_node(node)
+    return replace(signature, input_specs=specs), state
+
+
+def _is_opened(node: Node, held: Mapping[str, str], state: Mapping[str, Any]) -> bool:
+    return any(name.startswith(f"{held.get(node.name)}.") for name in state)
+
+
+# -- the three operators
+
+
+def _join(dequantize: Node) -> None:
+    source = _source(dequantize)
+    if source is None:
+        return
+    _replace(dequantize, _written(dequantize, *source))
+
+
+def _replace(node: Node, made: Node) -> None:
+    name = node.name
+    node.replace_all_uses_with(made)
+    node.graph.erase_node(node)
+    made.name = name  # by which what the exported program gives is known
+
+
+def _rounded(quantize: Node, scale: Node) -> Node | None:
+    """What stands for the integers of a quantize, whose zero points are 0."""
+    source = _chosen(quantize, scale, _arguments(quantize)[2] if name_of(quantize) in _QUANTIZE else None)
+    if source is None or source[1][-1] != "symmetric" or source[1][1:3] != (-128, 127):
+        return None
+    return _written(quantize, *source)
+
+
+def _written(place: Node, x: Node, tokens: _Tokens) -> Node:
+    with place.graph.inserting_before(place):
+        made = place.graph.call_function(FAKE_QUANTIZE_DYNAMIC, (x, *tokens))
+    made.meta = {**place.meta, "val": torch.empty_like(x.meta["val"])}
+    return made
+
+
+def _source(dequantize: Node) -> tuple[Node, _Tokens] | None:
+    """What a dequantize gives again, quantised by scales that are chosen from itself, and how."""
+    return _chosen(*_arguments(dequantize)[:3])
+
+
+def _chosen(quantize: Any, scale: Any, zero: Any) -> tuple[Node, _Tokens] | None:
+    """What is quantised by scales that are chosen from itself, and how; None where it is not so."""
+    if not isinstance(quantize, Node) or name_of(quantize) not in _QUANTIZE or not isinstance(scale, Node):
+        return None
+    x, *same = _arguments(quantize)
+    assert isinstance(x, Node)
+    choose = scale.args[0] if scale.target is operator.getitem else None
+    if same[:2] != [scale, zero] or not isinstance(choose, Node) or name_of(choose) not in _CHOOSE:
+        return None
+    if choose.args[0] is not x or (zero is not None and getattr(zero, "args", None) != (choose, 1)):
+        return None
+    tokens = _CHOOSE[name_of(choose)](x.meta["val"].shape, bound(choose.target, choose.args, choose.kwargs))
+    if tokens is None:
+        return None
+    low, high = (
+        limit if limit is not None else own for limit, own in zip(same[2:], tokens[1:3], strict=True)
+    )
+    return (x, tokens) if low <= tokens[1] and high == tokens[2] else None
+
+
+def _by_one_scale(node: Node, plain: Any) -> None:
+    """torchao's operator as torch's own, where all elements of a value share a scale and a zero point."""
+    given = bound(node.target, node.args, node.kwargs)
+    shape, dtype = given["input"].meta["val"].shape, given.get("input_dtype", given["output_dtype"])
+    result = given["output_dtype"] if "input_dtype" in given else torch.float32
+    one = all(block in (-1, size) for size, block in zip(shape, given["block_size"], strict=True))
+    if not one or given["zero_point"] is None or result not in (torch.float32, _FLOAT32):
+        return
+    args = (given["input"], given["scale"], given["zero_point"], *_limits(given, dtype), dtype)
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(plain, args)
+    made.meta = {**node.meta}
+    _replace(node, made)
+
+
+def _arguments(node: Node) -> list[Any]:
+    """What is quantised, scales, zero points, the least and the greatest integer."""
+    given = bound(node.target, node.args, node.kwargs)
+    scale, zero = (given.get(name, given.get(f"{name}s")) for name in ("scale", "zero_point"))
+    return [given["input"], scale, zero, given["quant_min"], given["quant_max"]]
+
+
+def _whole(mode: str) -> Callable[[Sequence[int], Mapping[str, Any]], _Tokens]:
+    def tokens(shape: Sequence[int], given: Mapping[str, Any]) -> _Tokens:
+        return list(range(len(shape))), given["quant_min"], given["quant_max"], given["eps"], mode
+
+    return tokens
+
+
+def _last(eps: float, low: int, mode: str) -> Callable[[Sequence[int], Mapping[str, Any]], _Tokens]:
+    return lambda shape, given: ([len(shape) - 1], low, 127, eps, mode)
+
+
+def _blocks(shape: Sequence[int], given: Mapping[str, Any]) -> _Tokens | None:
+    """torchao's, which says of each dimension how many elements share a scale."""
+    sizes, mode = list(zip(shape, given["block_size"], strict=True)), _MODES.get(given["mapping_type"])
+    if mode is None or any(block not in (1, size) for size, block in sizes):
+        return None
+    dims = [d for d, (size, block) in enumerate(sizes) if block == size]
+    eps = given["eps"] if given["eps"] is not None else torch.finfo(torch.float32).smallest_normal
+    return dims, *_limits(given, given["target_dtype"]), eps, mode
+
+
+def _limits(given: Mapping[str, Any], dtype: torch.dtype) -> tuple[int, int]:
+    """torchao's least and greatest integer: the type's own where a call says none."""
+    own, low, high = torch.iinfo(dtype), given["quant_min"], given["quant_max"]
+    return int(own.min if low is None else low), int(own.max if high is None else high)
+
+
+_MODES = MappingProxyType({"SYMMETRIC": "symmetric", "ASYMMETRIC": "asymmetric"})
+_EPS = torch.finfo(torch.float32).eps
+_CHOOSE: Mapping[str, Callable[[Sequence[int], Mapping[str, Any]], _Tokens | None]] = MappingProxyType(
+    {
+        "quantized_decomposed.choose_qparams": _whole("asymmetric"),
+        "quantized_decomposed.choose_qparams_symmetric": _whole("symmetric"),
+        "quantized_decomposed.choose_qparams_per_token": _last(1e-5 / 127, -127, "symmetric"),
+        "quantized_decomposed.choose_qparams_per_token_asymmetric": _last(_EPS, -128, "balanced"),
+        "quantized_decomposed._choose_qparams_per_token_asymmetric_impl": _last(_EPS, -128, "balanced"),
+        "torchao.choose_qparams_affine": _blocks,
+    }
+)
+_KINDS = ("quantized_decomposed.{}quantize_per_tensor", "quantized_decomposed.{}quantize_per_token")
+_QUANTIZE, _DEQUANTIZE = (
+    frozenset(kind.format(prefix) for kind in (*_KINDS, "torchao.{}quantize_affine")) for prefix in ("", "de")
+)
+_FLOAT32 = 6  # as the default of a schema has it
+_AFFINE = MappingProxyType(
+    {
+        "torchao.quantize_affine": quantized.quantize_per_tensor.tensor,
+        "torchao.dequantize_affine": quantized.dequantize_per_tensor.tensor,
+    }
+)
+_INNER, _CHECK, _PRODUCT = (
+    *("export.access_subclass_inner_tensor", "aten._assert_tensor_metadata"),
+    "aten._int_mm",
+)

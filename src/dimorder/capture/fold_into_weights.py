@@ -1,0 +1,267 @@
+"""Decides which factors and shifts beside a product are computed ahead of time, in its weight and its bias.
+
+Behind a product: a number, or a constant of each feature, as the scale of attention, layer scales,
+batch-norms behind linears, and the slope of a hard sigmoid. In front: the affine part of a layer-norm, and
+the weight of an RMS-norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from dimorder.capture.captured import Captured
+from dimorder.capture.merge_parallel_linear import add_parallel
+from dimorder.capture.products import (
+    BEHIND,
+    Product,
+    constant,
+    is_normal,
+    is_safe,
+    of_features,
+    product_behind,
+    scaled_inputs,
+    with_constant,
+)
+from dimorder.capture.split_attention_heads import split_heads
+from dimorder.capture.split_packed_linear import split_packed
+from dimorder.graph.tracing import shape_of
+from dimorder.ops.normalization import scaled_features
+from dimorder.ops.quantization import is_quantised
+
+aten = torch.ops.aten
+
+
+def with_weights(
+    programs: Sequence[Captured],
+    cuts: bool,
+    heads: bool = False,
+    varying: Sequence[frozenset[int]] | None = None,
+) -> list[Captured]:
+    """The same network at several sizes, with what can be in weights in them.
+
+    `cuts` says whether products whose results are only cut become several, `heads` whether products of
+    attention's heads become batched ones. `varying` are, for each program, the sizes that a symbol gives;
+    none by default. Programs stay as they are where they are quantised, or where sizes decide what can be in
+    weights.
+
+    >>> from dimorder.capture.captured import capture
+    >>> net = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
+    >>> def operators(program):
+    ...     return [str(node.target) for node in program.nodes if node.op == "call_function"]
+    >>> program = capture(net, (torch.randn(3, 5),))
+    >>> operators(program)
+    ['aten.layer_norm.default', 'aten.linear.default', 'aten.mul.Tensor', 'aten.add.Tensor']
+    >>> operators(with_weights([program], cuts=False)[0])
+    ['aten.layer_norm.default', 'aten.linear.default']
+    """
+    if any(is_quantised(program.module) for program in programs):
+        return list(programs)
+    made = [
+        replace(program, module=_rewritten(program.module, cuts, heads, sizes))
+        for program, sizes in zip(programs, varying or [frozenset()] * len(programs), strict=True)
+    ]
+    return made if _alike(programs, made) else list(programs)
+
+
+def _alike(programs: Sequence[Captured], made: Sequence[Captured]) -> bool:
+    """Whether they have the same nodes, and the constants that were made are the same at all sizes."""
+    if len({tuple((node.op, node.target) for node in program.nodes) for program in made}) > 1:
+        return False
+    old = dict(programs[0].module.named_buffers())
+    for name, value in made[0].module.named_buffers():
+        others = [getattr(program.module, name) for program in made[1:]] if name not in old else []
+        if not all(torch.equal(value, other) for other in others):
+            return False
+    return True
+
+
+def _rewritten(module: GraphModule, cuts: bool, heads: bool, varying: frozenset[int]) -> GraphModule:
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    made = GraphModule(module, graph)
+    if cuts:
+        split_packed(made)
+    add_parallel(made)
+    fold_into_weights(made)
+    if heads:
+        split_heads(made, varying)
+    return GraphModule(made, made.graph)  # without the constants that nothing reads
+
+
+def fold_into_weights(module: GraphModule) -> None:
+    """Folds factors and shifts into the weights and biases beside them, in place.
+
+    A factor must be a normal number; 0 stays, since 0 times what overflows is not 0. What is made must be
+    finite, and a normal number where it was one. A weight that has another reader stays: the file would hold
+    both.
+    """
+    for node in list(module.graph.find_nodes(op="call_function", target=aten.hardsigmoid.default)):
+        _spell_hardsigmoid(module, node)
+    for node in list(module.graph.nodes):
+        _fold_behind(module, node) or _fold_in_front(module, node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+# -- behind a product
+
+
+def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
+    """Behind a product: its factor and its shift can be in weights, and what is left is a clamp."""
+    (source,) = node.all_input_nodes
+    if product_behind(module, source) is None:
+        return
+    with module.graph.inserting_before(node):
+        for target, *rest in ((aten.mul.Tensor, 1 / 6), (aten.add.Tensor, 0.5), (aten.clamp.default, 0, 1)):
+            source = module.graph.call_function(target, (source, *rest))
+            source.meta = dict(node.meta)
+    node.replace_all_uses_with(source)
+    module.graph.erase_node(node)
+
+
+def _fold_behind(module: GraphModule, node: Node) -> bool:
+    """Folds a sum or a product with a constant into the product before it, through views and permutes."""
+    operands = with_constant(module, node)
+    found = None if operands is None else product_behind(module, operands[0])
+    if operands is None or found is None:
+        return False
+    (source, value), (product, moves) = operands, found
+    first = product.node
+    along = of_features(product, moves, value.expand(shape_of(node)) if value.numel() > 1 else value)
+    if along is None:
+        return False
+    scale, shift = BEHIND[node.target](along)
+    if not is_normal(scale):
+        return False
+    weight, bias = scaled_features(
+        product.weight, product.bias, scale, shift, transposed=product.transposed, groups=product.groups
+    )
+    if not is_safe([(product.weight, weight)]) or not bool(bias.float().isfinite().all()):
+        return False
+    has_bias = product.bias is not None or bool(shift.any())
+    made = product.again(weight, bias if has_bias else None, "folded")
+    first.replace_all_uses_with(made)
+    node.replace_all_uses_with(made if source is first else source)
+    node.graph.erase_node(node)
+    first.graph.erase_node(first)
+    return True
+
+
+# -- in front of products
+
+
+@dataclass(frozen=True)
+class _Front:
+    """A factor and a shift of each feature along a dimension of what products read."""
+
+    dim: int
+    scale: Tensor
+    shift: Tensor | None
+
+
+def _fold_in_front(module: GraphModule, node: Node) -> bool:
+    """Folds what a norm does to each feature last into all that reads it, if these are products."""
+    front = _front(module, node)
+    readers = None if front is None else _readers(module, node, front)
+    if front is None or not readers or not is_normal(front.scale):
+        return False
+    made = [scaled_inputs(each.weight, each.bias, front.scale, front.shift) for each in readers]
+    if not is_safe([(each.weight, weight) for each, (weight, _) in zip(readers, made, strict=True)]):
+        return False
+    if not all(bias is None or bool(bias.float().isfinite().all()) for _, bias in made):
+        return False
+    for product, (weight, bias) in zip(readers, made, strict=True):
+        product.node.replace_all_uses_with(product.again(weight, bias, "folded"))
+        product.node.graph.erase_node(product.node)
+    if node.target is aten.layer_norm.default:
+        node.args = (*node.args[:2], None, None, *node.args[4:])
+    else:
+        operands = with_constant(module, node)
+        assert operands is not None
+        node.replace_all_uses_with(operands[0])
+        node.graph.erase_node(node)
+    return True
+
+
+def _front(module: GraphModule, node: Node) -> _Front | None:
+    """The affine part of a layer-norm over the last dimension, or a product with a constant per feature."""
+    if node.meta.get("val") is None or not isinstance(node.meta["val"], Tensor):
+        return None
+    shape = shape_of(node)
+    if node.target is aten.layer_norm.default and node.meta["val"].dtype == torch.float32:
+        scale, shift = (_optional(module, node, place) for place in (2, 3))
+        if len(node.args[1]) != 1 or node.kwargs or (scale is None and shift is None):  # type: ignore[arg-type]
+            return None
+        read = [each for each in node.args[2:4] if each is not None]
+        if len(read) != sum(each is not None for each in (scale, shift)):
+            return None
+        ones = torch.ones(shape[-1], dtype=torch.float64)
+        return _Front(len(shape) - 1, ones if scale is None else scale, shift)
+    operands = with_constant(module, node) if node.target is aten.mul.Tensor else None
+    if operands is None:
+        return None
+    sizes = (1,) * (len(shape) - operands[1].dim()) + tuple(operands[1].shape)
+    dims = [dim for dim, size in enumerate(sizes) if size > 1]
+    return _Front(dims[0], operands[1].reshape(-1), None) if len(dims) == 1 else None
+
+
+def _optional(module: GraphModule, node: Node, place: int) -> Tensor | None:
+    return constant(module, node.args[place]) if len(node.args) > place else None
+
+
+def _readers(module: GraphModule, node: Node, front: _Front) -> list[Product] | None:
+    """The products that read a value, moved or not, with its features for their inputs; None where anything
+    else reads it."""
+    dims, products = {node: front.dim}, list[Product]()
+    for reader in node.graph.nodes:
+        read = [source for source in reader.all_input_nodes if source in dims]
+        if not read:
+            continue
+        product = Product.of(module, reader)
+        if product is not None:
+            if not _takes(product, dims[read[0]], front):
+                return None
+            products.append(product)
+            continue
+        found = {dims[source] for source in read} if len(read) == len(reader.all_input_nodes) else set()
+        dim = _moved(reader, found.pop()) if len(found) == 1 else None
+        if dim is None:
+            return None
+        dims[reader] = dim
+    return products
+
+
+def _takes(product: Product, dim: int, front: _Front) -> bool:
+    """Whether a product sums over this dimension alone, if it is a linear, or over its taps too."""
+    if product.node.target is aten.linear.default:
+        return dim == product.features
+    unpadded = front.shift is None or not product.pads
+    return dim == 1 and product.groups == 1 and not product.transposed and unpadded
+
+
+def _moved(node: Node, dim: int) -> int | None:
+    """Where the features are that were along a dimension; None where they are no dimension, or are cut."""
+    args: Any = node.args
+    if node.target is aten.permute.default:
+        return list(args[1]).index(dim)
+    if node.target is aten.reshape.default:
+        return _reshaped(shape_of(args[0]), shape_of(node), dim)
+    if node.target in (aten.slice.Tensor, aten.cat.default):
+        cut = (args[1] if len(args) > 1 else 0) % len(shape_of(node))
+        return None if cut == dim else dim
+    return None
+
+
+def _reshaped(given: Sequence[int], made: Sequence[int], dim: int) -> int | None:
+    """The dimension that a view leaves whole."""
+    outer, size = torch.Size(given[:dim]).numel(), given[dim]
+    for at, each in enumerate(made):
+        if each == size > 1 and torch.Size(made[:at]).numel() == outer:
+            return at
+    return None

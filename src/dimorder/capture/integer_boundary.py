@@ -1,0 +1,221 @@
+"""Decides how a quantised network takes and gives integers where its contract has these in place of floats.
+
+A boundary of the type that the network has inside is where its quantize or dequantize was. One of the other
+type is an unsigned value: inside of the network that is a signed one, of another zero point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from dimorder.capture.captured import Captured, operator_name, where
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+
+aten = torch.ops.aten
+
+TYPES = ("float32", "int8", "uint8", "int16")
+_INTEGERS = (torch.int8, torch.uint8, torch.int16)
+Types = Any  # None, one type for all, or one per tensor; a type is one of TYPES or a torch.dtype
+
+_MOVES = frozenset(
+    (
+        *(aten.reshape.default, aten.view.default, aten.permute.default, aten.clone.default),
+        *(aten.slice.Tensor, aten.flip.default, aten.expand.default, aten.repeat.default, aten.cat.default),
+    )
+)
+
+
+def integer_type(node: Node) -> IntegerType | None:
+    """What the integers of an input or of a result stand for: by what quantises or dequantises them, moves
+    apart. None where nothing does, or several in different ways."""
+    while _moves(node):
+        node = node.all_input_nodes[0]
+    if node.target is QUANTIZE:
+        return _type_in(node)
+    found = {_type_in(reader) for reader in _readers(node) if reader.target is DEQUANTIZE}
+    return found.pop() if len(found) == 1 else None
+
+
+def _moves(node: Node) -> bool:
+    return node.target in _MOVES and node.meta["val"].dtype in _INTEGERS
+
+
+def _are_inputs(integers: Node) -> bool:
+    """Whether some of these integers are those of an input, where they are or moved."""
+    if _moves(integers):
+        return any(map(_are_inputs, integers.all_input_nodes))
+    return integers.op == "placeholder"
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    for user in node.users:
+        yield user
+        if user.target in _MOVES:
+            yield from _readers(user)
+
+
+def _type_in(node: Node) -> IntegerType | None:
+    scale, zero_point, low, high, dtype = node.args[1:]
+    if dtype not in _INTEGERS:
+        return None
+    of = IntegerType(dtype, float(scale), int(zero_point))  # type: ignore[arg-type]
+    return of if (of.low, of.high) == (low, high) else None
+
+
+def with_types(program: Captured, input_types: Types, output_types: Types) -> Captured:
+    """The same network with integers for some of its floats, and signed integers inside, in place.
+
+    Raises `UsageError` for types that are too few, too many or unknown, `UnsupportedError` for an input that
+    is not quantised first, or an output that is not dequantised last.
+    """
+    examples = list(program.examples)
+    tensors = [i for i, leaf in enumerate(examples) if isinstance(leaf, Tensor)]
+    named = [f"input {name!r}" for name in program.input_names]
+    asked = _each(input_types, program.inputs, named, "input")
+    for place, node, called, dtype in zip(tensors, program.inputs, named, asked, strict=True):
+        if dtype is not None:
+            examples[place] = quantised(examples[place], _take(node, called, dtype))
+    results = program.outputs
+    named = [f"output 'output{index}'" for index in range(len(results))]
+    for index, dtype in enumerate(_each(output_types, results, named, "output")):
+        if dtype is not None:
+            results[index] = _given(results[index], named[index], dtype)
+    output = program.module.graph.output_node()
+    output.args = ((*(left for _, left in program.carried), *results),)
+    _make_signed(program)
+    program.module.graph.eliminate_dead_code()
+    program.module.recompile()
+    return replace(program, examples=tuple(examples))
+
+
+def own_types(program: Captured) -> tuple[list[torch.dtype | None], list[torch.dtype | None]]:
+    """The integers that each input is made first, and that each output is made of last; None for others."""
+    ends = map(_first_type, program.inputs), map(_last_type, program.outputs)
+    inputs, outputs = ([None if own is None else own.dtype for own in side] for side in ends)
+    return inputs, outputs
+
+
+def _first_type(node: Node) -> IntegerType | None:
+    """The integers that an input is made, if all that read it quantise it alike."""
+    types = {_type_in(reader) if reader.target is QUANTIZE else None for reader in node.users}
+    return types.pop() if len(types) == 1 else None
+
+
+def _last_type(node: Node) -> IntegerType | None:
+    """The integers that an output is made of, if it is dequantised last."""
+    return _type_in(node) if node.target is DEQUANTIZE else None
+
+
+def quantised(x: Tensor, of: IntegerType) -> Tensor:
+    """The integers for numbers."""
+    return (x * (1 / of.scale)).round().add(of.zero_point).clamp(of.low, of.high).to(of.dtype)
+
+
+def _each(types: Types, nodes: Sequence[Node], named: Sequence[str], kind: str) -> list[torch.dtype | None]:
+    """The integers asked for, for each tensor; None where it stays as it is."""
+    alone = not isinstance(types, (list, tuple))
+    asked = [types] * len(nodes) if alone else list(types)
+    if len(asked) != len(nodes):
+        raise UsageError(
+            f"{kind} types", f"{len(asked)} for {len(nodes)} {kind}s", f"give one for all, or one per {kind}"
+        )
+    names = [None if each is None else str(each).removeprefix("torch.") for each in asked]
+    for name in names:
+        if name is not None and name not in TYPES:
+            raise UsageError(
+                f"{kind} type {name}", "no type for a boundary", f"say one of {', '.join(TYPES)}"
+            )
+    found = []
+    for node, called, name in zip(nodes, named, names, strict=True):
+        is_float = node.meta["val"].is_floating_point()
+        as_it_is = name in (None, "float32") or (not is_float and (alone or _is(node, name)))
+        if not (as_it_is or is_float):
+            raise UsageError(
+                f"{called}, asked for in {name}",
+                f"it is of {node.meta['val'].dtype} in the network itself",
+                "ask for that type, or none",
+            )
+        found.append(None if as_it_is else getattr(torch, str(name)))
+    return found
+
+
+def _is(node: Node, name: str | None) -> bool:
+    return str(node.meta["val"].dtype) == f"torch.{name}"
+
+
+def _take(node: Node, called: str, dtype: torch.dtype) -> IntegerType:
+    """Let an input be the integers that its quantize gives."""
+    readers = list(node.users)
+    own = _first_type(node)
+    if own is None:
+        other = next((r for r in readers if r.target is not QUANTIZE), None)
+        found = f"{operator_name(other)} ({where(other)}) reads it as floats" if other else "several scales"
+        raise UnsupportedError(
+            f"{called}, asked for in {dtype}",
+            found,
+            "quantise it first thing, or leave its type out",
+        )
+    taken = own.as_type(dtype)
+    node.meta = {**node.meta, "val": torch.empty_like(node.meta["val"], dtype=dtype)}
+    if dtype == own.dtype:
+        for reader in readers:
+            reader.replace_all_uses_with(node)
+            node.graph.erase_node(reader)
+    else:
+        with node.graph.inserting_after(node):
+            real = node.graph.call_function(DEQUANTIZE, (node, *taken.arguments))
+        real.meta = {**readers[0].meta, "val": torch.empty_like(node.meta["val"], dtype=torch.float32)}
+        for reader in readers:
+            reader.replace_input_with(node, real)
+    return taken
+
+
+def _given(node: Node, called: str, dtype: torch.dtype) -> Node:
+    """The integers of an output that is dequantised last."""
+    own = _last_type(node)
+    if own is None:
+        raise UnsupportedError(
+            f"{called}, asked for in {dtype}",
+            f"{operator_name(node)} ({where(node)}) gives floats",
+            "quantise it last thing, or leave its type out",
+        )
+    integers = node.args[0]
+    assert isinstance(integers, Node)
+    # Nothing else may say what an input's integers stand for.
+    if dtype == own.dtype and not _are_inputs(integers):
+        return integers
+    return _after(node, QUANTIZE, own.as_type(dtype))
+
+
+def _after(node: Node, target: Any, of: IntegerType) -> Node:
+    """A quantize or dequantize of what a node gives."""
+    with node.graph.inserting_after(node):
+        made = node.graph.call_function(target, (node, *of.arguments))
+    dtype = of.dtype if target is QUANTIZE else torch.float32
+    made.meta = {**node.meta, "val": torch.empty_like(node.meta["val"], dtype=dtype)}
+    return made
+
+
+def _make_signed(program: Captured) -> None:
+    """Between the unsigned integers of a boundary and what computes with them, signed ones."""
+    for node in program.nodes:
+        own = _type_in(node) if node.target in (QUANTIZE, DEQUANTIZE) else None
+        if own is None or own.dtype != torch.uint8:
+            continue
+        signed = own.as_type(torch.int8)
+        if node.target is DEQUANTIZE and any(user.target is not QUANTIZE for user in node.users):
+            readers = [user for user in node.users if user.target is not QUANTIZE]
+            real = _after(_after(node, QUANTIZE, signed), DEQUANTIZE, signed)
+            for reader in readers:
+                reader.replace_input_with(node, real)
+        elif node.target is QUANTIZE and node.args[0].target is not DEQUANTIZE:  # type: ignore[union-attr]
+            (source,) = node.all_input_nodes
+            node.replace_input_with(source, _after(_after(source, QUANTIZE, signed), DEQUANTIZE, signed))

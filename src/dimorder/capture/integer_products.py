@@ -1,0 +1,99 @@
+"""Decides which products of integers in an exported program are linear layers of quantised values.
+
+torchao computes with `_int_mm` where weights and activations are int8: Q Wᵀ, each row times its scale, each
+column times its own. Where the processor multiplies unsigned integers, Q + 128 stands for Q, and what that
+adds is taken away again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
+
+aten = torch.ops.aten
+
+_SAME = ("aten.to", "aten._to_copy", "aten.reshape", "aten.view", "aten.flatten", "aten.contiguous")
+
+
+def name_of(node: Any) -> str:
+    """The namespace and the name of the operator that a node calls; empty for any other node.
+
+    >>> name_of(torch.fx.Graph().call_function(aten.relu.default))
+    'aten.relu'
+    """
+    target: Any = getattr(node, "target", None)
+    return f"{target.namespace}.{target._opname}" if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def as_linear(product: Node, rounded: Callable[[Node, Node], Node | None]) -> None:
+    """Put a linear layer in the place of an `_int_mm` and what is done to its result, if that is one.
+
+    `rounded(quantize, scale)` gives what stands for the integers of a quantize, dequantised by that scale.
+    """
+    left, right = (_behind(node) for node in product.all_input_nodes)
+    offset = 0
+    if name_of(left) == "aten.add":
+        left, offset = _behind(left.args[0]), left.args[1]
+    after = _after(product)
+    sums: Any = next(after, None)
+    if offset:
+        if name_of(sums) not in ("aten.sub", "aten.sub_") or not _is_offset(sums.args[1], right, offset):
+            return
+        sums = next(after, None)
+    factors = [_other_factor(sums)]
+    sums = next(after, None)
+    factors.append(_other_factor(sums))
+    if None in factors or name_of(right) != "aten.t":
+        return
+    made = rounded(left, _behind(factors[0]))
+    result = next(iter(sums.users))
+    shape = (*made.meta["val"].shape[:-1], right.meta["val"].shape[1]) if made is not None else None
+    if made is None or name_of(result) not in _SAME or tuple(result.meta["val"].shape) != shape:
+        return
+    with result.graph.inserting_before(result):
+        weight, scales = right.args[0], factors[1]
+        real = result.graph.call_function(
+            DEQUANTIZE_CHANNELS, (weight, scales, None, 0, -128, 127, torch.int8)
+        )
+        linear = result.graph.call_function(aten.linear.default, (made, real))
+    real.meta = {**weight.meta, "val": weight.meta["val"].to(torch.float32)}
+    linear.meta = {**result.meta}
+    result.replace_all_uses_with(linear)
+
+
+def _behind(node: Any) -> Any:
+    """What a node is another shape or type of."""
+    while name_of(node) in _SAME:
+        node = node.args[0]
+    return node
+
+
+def _after(node: Node) -> Iterator[Any]:
+    """What is computed of a node, of that, and so on, but for other shapes and types; None at the end."""
+    found: Node | None = node
+    while found is not None:
+        found = next(iter(found.users), None)
+        if name_of(found) not in _SAME:
+            yield found
+
+
+def _other_factor(multiply: Any) -> Any:
+    """What the integers of a product are multiplied by; None where a node is no such multiplication."""
+    if name_of(multiply) != "aten.mul" or not isinstance(multiply.args[1], Node):
+        return None
+    return multiply.args[1]
+
+
+def _is_offset(node: Any, weight: Node, offset: int) -> bool:
+    """Whether a node gives what an offset of the left operand adds to the product."""
+    return (
+        name_of(node) == "aten.mul"
+        and node.args[1] == offset
+        and name_of(node.args[0]) == "aten.sum"
+        and node.args[0].args[0] is weight
+    )

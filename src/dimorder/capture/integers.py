@@ -1,0 +1,293 @@
+"""Decides the normal form of a quantised network: what quantizers insert round every operator is reduced to
+what it says about values, and no number changes by it.
+
+1. Integers are read as what they were quantised as, or as their first reader has it: another reader computes
+   its numbers from those.
+2. A quantised value is dequantised once.
+3. What is quantised after it was moved, or selected by a maximum, is quantised before that, once.
+4. What moves elements of dequantised values moves the integers.
+5. What was selected from dequantised values is quantised as they were.
+6. What is quantised as it was before is left as it is.
+7. What clamps before that clamps before the value is quantised for the first time.
+8. The bias of a product of quantised values is a multiple of its scale: what integer kernels add.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE, Scaled
+from dimorder.graph.schema import bound
+from dimorder.graph.tracing import EXPORTED
+from dimorder.ops.quantization import is_quantised, left_out
+
+aten = torch.ops.aten
+
+_CLAMPS = frozenset(
+    (
+        aten.relu.default,
+        aten.hardtanh.default,
+        aten.clamp.default,
+        aten.clamp_min.default,
+        aten.clamp_max.default,
+    )
+)
+# Each element of the result is one of the first operand, or of each operand of its list.
+MOVES = frozenset(
+    (
+        *(aten.reshape.default, aten.permute.default, aten.slice.Tensor, aten.cat.default, aten.flip.default),
+        aten.roll.default,
+    )
+)
+# The same, or a number that is quantised alike. But torch has them for floats alone, or targets compute them
+# by products with ones, or pad with floats.
+SELECTIONS = frozenset(
+    (
+        *(aten.max_pool2d.default, aten.upsample_nearest2d.vec),
+        *(aten.expand.default, aten.repeat.default, aten.index_select.default),
+        aten.constant_pad_nd.default,
+    )
+)
+_PRODUCTS = frozenset((aten.convolution.default, aten.linear.default))
+
+
+def simplify(module: GraphModule) -> None:
+    """Bring a captured graph into that normal form, in place."""
+    graph = module.graph
+    _agree(graph)
+    if not is_quantised(module):
+        return
+    pending = [node for node in graph.nodes if node.target is QUANTIZE]
+    while pending:
+        pending += _quantised_before(pending.pop())
+    for node in list(graph.nodes):
+        if node.target in MOVES:
+            _move_integers(node)
+        elif node.target in SELECTIONS:
+            _quantise_after(node)
+        elif node.target is QUANTIZE:
+            left_out(node) or _clamped(node)
+    _join(graph)
+    for node in list(graph.nodes):
+        if node.target in _PRODUCTS:
+            _scale_bias(module, node)
+    graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _agree(graph: Graph) -> None:
+    """Let integers stand for the same to all that read them, moves apart, and to all with which they are
+    joined."""
+    types: dict[Node, Any] = {}
+    for node in list(graph.nodes):
+        if node.target is QUANTIZE:
+            types[node] = node.args[1:]
+        elif node.target is DEQUANTIZE:
+            own = types.setdefault(_source(node.args[0]), node.args[1:])
+            if own[:2] != node.args[1:3]:
+                node.replace_all_uses_with(_read_as(node.args[0], own, node))
+        elif node.target is aten.cat.default:
+            first, *others = node.all_input_nodes
+            if _source(first) not in types:
+                continue
+            own = types[_source(first)]
+            for other in others:
+                found = types.get(_source(other), own)
+                if found[:2] != own[:2]:
+                    with graph.inserting_before(node):
+                        real = _read_as(other, found, other, own)
+                        same = graph.call_function(QUANTIZE, (real, *own))
+                    same.meta = dict(other.meta)
+                    node.replace_input_with(other, same)
+
+
+def _source(integers: Node) -> Node:
+    """What was moved to give these integers."""
+    while integers.target in MOVES | SELECTIONS:
+        integers = integers.all_input_nodes[0]
+    return integers
+
+
+def _read_as(integers: Node, own: Any, alike: Node, wanted: Any = None) -> Node:
+    """The numbers that integers are where they are read as `wanted`, or as `alike` does, computed from those
+    that they are as `own`."""
+    scale, zero_point, *_ = wanted or alike.args[1:]
+    graph, last = integers.graph, alike
+    shape = torch.empty_like(integers.meta["val"], dtype=torch.float32)
+    for target, *args in (
+        (DEQUANTIZE, integers, *own),
+        (aten.mul.Tensor, None, scale / own[0]),
+        (aten.add.Tensor, None, (own[1] - zero_point) * scale),
+    ):
+        with graph.inserting_after(last):
+            made = graph.call_function(target, tuple(last if each is None else each for each in args))
+        made.meta = {**alike.meta, "val": shape}
+        last = made
+    return last
+
+
+def _join(graph: Graph) -> None:
+    """One that dequantises a value, the first in the graph, for all who read it."""
+    firsts: dict[Any, Node] = {}
+    for node in list(graph.nodes):
+        if node.target is DEQUANTIZE and firsts.setdefault(node.args, node) is not node:
+            node.replace_all_uses_with(firsts[node.args])
+
+
+def moved_by(move: Node) -> list[Node]:
+    """The values whose elements a move or a selection gives."""
+    return move.all_input_nodes if move.target is aten.cat.default else move.all_input_nodes[:1]
+
+
+def _move_integers(move: Node) -> None:
+    """A move of dequantised values: the integers are moved, and dequantised afterwards."""
+    sources = moved_by(move)
+    if any(s.target is not DEQUANTIZE or s.args[1:] != sources[0].args[1:] for s in sources):
+        return
+    _, *scale = sources[0].args
+    operator: Any = move.target
+    integers: Any = [s.args[0] for s in sources]
+    args: Any = torch.fx.map_arg(move.args, lambda n: n.args[0] if n in sources else n)
+    with move.graph.inserting_before(move):
+        moved = move.graph.call_function(operator, args, move.kwargs)
+        real = move.graph.call_function(DEQUANTIZE, (moved, *scale))
+    moved.meta = {**move.meta, "val": _like(move, integers[0])}
+    real.meta = {**move.meta}
+    move.replace_all_uses_with(real)
+    move.graph.erase_node(move)
+
+
+def _quantised_before(quantize: Node) -> list[Node]:
+    """A quantised move of floats: what it moves is quantised instead, and the integers are moved. The nodes
+    that do that."""
+    move: Any = quantize.args[0]
+    if not isinstance(move, Node) or move.target not in MOVES | SELECTIONS:
+        return []
+    sources = moved_by(move)
+    scale = quantize.args[1:]
+    if any(source.op == "get_attr" for source in sources):
+        return []
+    if move.target is not aten.cat.default:
+        others = [user for user in sources[0].users if user.target in MOVES | SELECTIONS]
+        alike = all(u.target is QUANTIZE and u.args[1:] == scale for other in others for u in other.users)
+        if sources[0].target is DEQUANTIZE or not alike:
+            return []
+    made = {source: _quantised(source, quantize) for source in sources}
+    with quantize.graph.inserting_before(quantize):
+        if move.target in MOVES:
+            args = torch.fx.map_arg(move.args, lambda n: made.get(n, n))
+            moved = quantize.graph.call_function(move.target, args, move.kwargs)
+            moved.meta = {**move.meta, EXPORTED: quantize.meta.get(EXPORTED), "val": quantize.meta["val"]}
+            quantize.replace_all_uses_with(moved)
+            quantize.graph.erase_node(quantize)
+        else:
+            real = quantize.graph.call_function(DEQUANTIZE, (made[sources[0]], *scale))
+            real.meta = {**sources[0].meta}
+            chosen = quantize.graph.call_function(move.target, (real, *move.args[1:]), move.kwargs)
+            chosen.meta = {**move.meta}
+            quantize.replace_input_with(move, chosen)
+    if not move.users:
+        move.graph.erase_node(move)
+    return list(made.values())
+
+
+def _quantised(value: Node, alike: Node) -> Node:
+    """`value` quantised as that node quantises."""
+    for user in value.users:
+        if user.target is QUANTIZE and user.args[1:] == alike.args[1:]:
+            _last(value).append(user)  # before whatever reads it now
+            return user
+    with value.graph.inserting_after(_last(value)):
+        made = value.graph.call_function(QUANTIZE, (value, *alike.args[1:]))
+    made.meta = {**value.meta, "val": _like(value, alike)}
+    return made
+
+
+def _last(value: Node) -> Node:
+    """The node behind which a value can be read: of an input the last input."""
+    return value if value.op != "placeholder" else value.graph.find_nodes(op="placeholder")[-1]
+
+
+def _quantise_after(selection: Node) -> None:
+    """What is selected from dequantised values: quantised as they were, which changes nothing."""
+    source = selection.all_input_nodes[0]
+    if source.target is not DEQUANTIZE or not _holds(source, selection):
+        return
+    with selection.graph.inserting_after(selection):
+        quantised = selection.graph.call_function(QUANTIZE, (selection, *source.args[1:]))
+    with selection.graph.inserting_after(quantised):
+        real = selection.graph.call_function(DEQUANTIZE, (quantised, *source.args[1:]))
+    quantised.meta = {**selection.meta, "val": _like(selection, source.args[0])}  # type: ignore[arg-type]
+    real.meta = {**selection.meta}
+    selection.replace_all_uses_with(real, delete_user_cb=lambda user: user is not quantised)
+
+
+def _holds(dequantize: Node, selection: Node) -> bool:
+    """Whether what a selection adds to dequantised values is such a value too: a pad adds a number."""
+    if selection.target is not aten.constant_pad_nd.default:
+        return True
+    how: Any = dequantize.args[1:]
+    number = torch.tensor(float(selection.args[2]) if len(selection.args) > 2 else 0.0)  # type: ignore[arg-type]
+    return torch.equal(DEQUANTIZE(QUANTIZE(number, *how), *how), number)
+
+
+def _like(shaped: Node, typed: Node) -> torch.Tensor:
+    return torch.empty_like(shaped.meta["val"], dtype=typed.meta["val"].dtype)
+
+
+def _clamped(quantize: Node) -> bool:
+    """With q for quantising: q(clamp(q⁻¹(q(x)))) is q(clamp(x)), for both never decrease."""
+    clamp = quantize.args[0]
+    if not isinstance(clamp, Node) or clamp.target not in _CLAMPS or len(clamp.users) > 1:
+        return False
+    again = clamp.args[0]
+    if not isinstance(again, Node) or again.target is not DEQUANTIZE or len(again.users) > 1:
+        return False
+    first = again.args[0]
+    if not isinstance(first, Node) or first.target is not QUANTIZE or len(first.users) > 1:
+        return False
+    if first.args[1:] != quantize.args[1:]:
+        return False
+    if first.args[0].op == "placeholder":  # type: ignore[union-attr]  # whose integers may be the caller's
+        return False
+    clamp.args = (first.args[0], *clamp.args[1:])
+    return True
+
+
+def _scale_bias(module: GraphModule, product: Node) -> None:
+    target: Any = product.target
+    given = bound(target, product.args, product.kwargs)
+    x, weight, bias = given["input"], given["weight"], given["bias"]
+    held = [getattr(module, str(n.target), None) if isinstance(n, Node) else None for n in (weight, bias)]
+    if (
+        not isinstance(x, Node)
+        or x.target is not DEQUANTIZE
+        or not isinstance(held[0], Scaled)
+        or held[1] is None
+    ):
+        return
+    scale: Any = x.args[1]
+    channels = held[0].integers.per_channel()
+    if channels is None or held[0].integers.zero_point or isinstance(held[1], Scaled):
+        return
+    scales = (channels[0] * scale).to(torch.float32)
+    if scales.numel() > 1:
+        # Of each output channel: they lie along a dimension of the weight, or some in each of its rows.
+        outputs, each = 0, 1
+        if given.get("transposed"):
+            rows, each = held[0].shape[:2]
+            outputs, each = (1, 1) if given["groups"] == 1 else (0, each if rows == given["groups"] else 0)
+        if channels[1] != outputs or not each:
+            return
+        scales = scales.repeat_interleave(each)
+    limit = float(2**31 - 128)  # float32 holds no integer nearer to the end of int32
+    multiples = (held[1].double() / scales.double()).round().clamp(-limit, limit).to(torch.int32)
+    name = f"{bias.target}_of_{product.name}"
+    module.register_buffer(name, Scaled.of(multiples, scales))
+    with module.graph.inserting_before(product):
+        made = module.graph.get_attr(name)
+    made.meta = dict(bias.meta)
+    product.replace_input_with(bias, made)

@@ -1,0 +1,158 @@
+"""Decides which products that read one value and are added become one, whose weight is the sum of theirs.
+
+So are the branches of networks that are trained with several and run with one, as RepVGG, MobileOne and
+FastViT: convolutions of other kernels, and what passes by them, with or without a batch-norm.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from dimorder.capture.products import (
+    BEHIND,
+    Product,
+    is_normal,
+    of_features,
+    with_constant,
+)
+from dimorder.graph.tracing import shape_of
+from dimorder.ops.normalization import scaled_features
+from dimorder.ops.operator import args_of
+
+aten = torch.ops.aten
+
+
+def add_parallel(module: GraphModule) -> None:
+    """Puts one product in place of the sum or difference of two, and of one and its operand, in place.
+
+    >>> class Branches(torch.nn.Module):
+    ...     def forward(self, x, v=torch.ones(4, 4, 3, 3), w=torch.ones(4, 4, 1, 1)):
+    ...         return torch.conv2d(x, v, padding=1) + torch.conv2d(x, w) + x
+    >>> from dimorder.capture.captured import capture
+    >>> module = capture(Branches(), (torch.ones(1, 4, 5, 6),)).module
+    >>> add_parallel(module)
+    >>> [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+    ['aten.convolution.default']
+    """
+    for node in list(module.graph.nodes):
+        if node.users and node.target in (aten.add.Tensor, aten.sub.Tensor):
+            found = next((made for pair in _pairs(module, node) if (made := _sum(*pair)) is not None), None)
+            if found is not None:
+                product, weight, bias = found
+                node.replace_all_uses_with(product.again(weight, bias, "added"))
+                module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A product of a value, or the value itself, each of whose features is multiplied and shifted."""
+
+    source: Any
+    product: Product | None
+    scale: Tensor
+    shift: Tensor
+
+
+@dataclass(frozen=True)
+class _Addend:
+    """The weight and the bias of a product in float64, its padding, and how far apart its taps lie."""
+
+    weight: Tensor
+    bias: Tensor
+    padding: Sequence[int]
+    dilation: Sequence[int]
+
+
+def _pairs(module: GraphModule, node: Node) -> Iterator[tuple[_Term, _Term]]:
+    """What two operands of a sum are of one and the same value, the product with most taps first."""
+    if len(node.args) != 2 or node.kwargs or node.meta["val"].dtype != torch.float32:
+        return
+    signs = (1.0, -1.0 if node.target is aten.sub.Tensor else 1.0)
+    first, second = ([*_terms(module, *each, node)] for each in zip(args_of(node), signs, strict=True))
+    for pair in itertools.product(first, second):
+        one, other = sorted(pair, key=_taps, reverse=True)
+        if one.source is other.source and one.product is not None:
+            yield one, other
+
+
+def _taps(term: _Term) -> int:
+    """How many a product has for each feature that it reads; none what is no product."""
+    return 0 if term.product is None else term.product.weight[0, 0].numel()
+
+
+def _terms(module: GraphModule, value: Any, sign: float, total: Node) -> Iterator[_Term]:
+    """What an operand of a sum may be."""
+    scale, shift = torch.tensor(sign, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    while isinstance(value, Node) and value.op != "get_attr" and shape_of(value) == shape_of(total):
+        yield _Term(value, None, scale, shift)
+        if len(value.users) > 1:
+            return
+        product = Product.of(module, value)
+        if product is not None and not product.transposed:
+            yield _Term(args_of(value)[0], product, scale, shift)
+        found = with_constant(module, value)
+        if found is None:
+            return
+        factor, added = BEHIND[value.target](found[1])
+        if not is_normal(factor):  # 0 times what overflows is not 0
+            return
+        value, scale, shift = found[0], scale * factor, shift + scale * added
+
+
+def _sum(one: _Term, other: _Term) -> tuple[Product, Tensor, Tensor | None] | None:
+    """The product in whose place both are computed, its weight and its bias; None where there is none."""
+    product = one.product
+    assert product is not None
+    if other.product is not None and not _are_alike(product, other.product):
+        return None
+    kernel, added = _kernel(one, product), _kernel(other, product)
+    if kernel is None or added is None:
+        return None
+    part = added.weight
+    for d in range(product.dims):
+        taps = kernel.weight.shape[d + 2]
+        at = torch.arange(part.shape[d + 2]) * added.dilation[d] - added.padding[d] + kernel.padding[d]
+        if bool(((at % kernel.dilation[d] != 0) | (at < 0) | (at >= taps * kernel.dilation[d])).any()):
+            return None
+        wider = part.new_zeros([*part.shape[: d + 2], taps, *part.shape[d + 3 :]])
+        part = wider.index_copy(d + 2, at // kernel.dilation[d], part)
+    weight, bias = kernel.weight + part, kernel.bias + added.bias
+    if not all(bool(each.float().isfinite().all()) for each in (weight, bias)):
+        return None
+    return product, weight, bias if bool(bias.any()) else None
+
+
+def _are_alike(product: Product, other: Product) -> bool:
+    """Whether two convolutions, or two linears, differ in their kernels alone."""
+    kinds = {(each.node.target, each.weight.shape[:2], each.groups) for each in (product, other)}
+    return len(kinds) == 1 and product.options[:1] == other.options[:1]
+
+
+def _kernel(term: _Term, product: Product) -> _Addend | None:
+    """What a term multiplies and adds, as one of the kind of `product`; None where it cannot be one."""
+    (features, inputs), shape = product.weight.shape[:2], shape_of(product.node)
+    scale, shift = (
+        of_features(product, (), each.expand(shape) if each.numel() > 1 else each)
+        for each in (term.scale, term.shift)
+    )
+    if scale is None or shift is None:
+        return None
+    padding, dilation = [0] * product.dims, [1] * product.dims
+    if term.product is not None:
+        weight, bias = scaled_features(term.product.weight, term.product.bias, scale, shift)
+        if product.dims:
+            _, padding, dilation, *_ = term.product.options
+        return _Addend(weight, bias, padding, dilation)
+    steps = set(product.options[0]) if product.options else {1}
+    if inputs * product.groups != features or shape_of(term.source) != shape or steps != {1}:
+        return None
+    own = torch.eye(inputs, dtype=torch.float64).repeat(product.groups, 1) * scale[:, None]
+    return _Addend(own.reshape(features, inputs, *[1] * product.dims), shift, padding, dilation)

@@ -1,0 +1,273 @@
+"""Decides which products give their features by heads: those whose result is only turned so that heads come
+before rows, as the projections of attention.
+
+A linear becomes a product of matrices with one matrix for each head, and nothing is left to turn. Its bias is
+added behind it, but for two: that of keys shifts all scores of a row alike, which softmax takes away again;
+that of values comes out of attention as it went in, so that the next linear can have it in its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from dimorder.capture.products import VIEWS, Product, constant, product_behind, scaled_inputs
+from dimorder.graph.tracing import shape_of
+from dimorder.ops.operator import args_of
+
+aten = torch.ops.aten
+
+# XNNPACK computes 16 or 32 features at a time: attention with heads of 32 or 64 takes 0.88 to 0.98 of the
+# time, of 16 to 24 as long, of 36 or 48 1.03 times.
+_FULL = 32
+_MOST_PIECES = 32  # that are joined: more take longer than what one delegate saves
+
+
+def split_heads(module: GraphModule, varying: Collection[int] = ()) -> None:
+    """Puts a product with a matrix for each head in place of a linear and the permute of its heads, in place.
+
+    Where a reshape would give several of the sizes that are `varying`, heads of any size are taken apart so,
+    and joined by slices behind each other.
+
+    >>> class Heads(torch.nn.Module):
+    ...     def forward(self, x, w=torch.ones(96, 5)):
+    ...         return torch.nn.functional.linear(x, w).view(2, 7, 3, 32).transpose(1, 2)
+    >>> from dimorder.capture.captured import capture
+    >>> module = capture(Heads(), (torch.ones(2, 7, 5),)).module
+    >>> split_heads(module)
+    >>> [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+    ['aten.reshape.default', 'aten.matmul.default']
+    """
+    for softmax in module.graph.find_nodes(op="call_function", target=aten.softmax.int):
+        if softmax.args[1] % len(shape_of(softmax)) == len(shape_of(softmax)) - 1:
+            _drop_bias_of_keys(module, softmax)
+            _move_bias_of_values(module, softmax)
+    for node in list(module.graph.find_nodes(op="call_function", target=aten.linear.default)):
+        product = Product.of(module, node)
+        heads = None if product is None else _heads(product)
+        if product is not None and heads is not None:
+            stuck = any(_is_stuck(move, varying) for move in heads.moves)
+            if stuck or heads.size % _FULL == 0:
+                _split(product, heads)
+    for node in module.graph.find_nodes(op="call_function", target=aten.reshape.default):
+        if _is_stuck(node, varying):
+            _join(node)
+    module.graph.eliminate_dead_code()
+
+
+# -- biases that need not be added
+
+
+def _drop_bias_of_keys(module: GraphModule, softmax: Node) -> None:
+    scores = _scores(module, args_of(softmax)[0])
+    found = None if scores is None else _shifted(module, args_of(scores)[1])
+    if found is not None and _is_alike(found[1], -1):
+        _put(found[0], None)
+
+
+def _move_bias_of_values(module: GraphModule, softmax: Node) -> None:
+    reader = _only_reader(softmax)
+    if reader is None or reader.target is not aten.matmul.default or reader.args[0] is not softmax:
+        return
+    found, moves = _shifted(module, args_of(reader)[1]), _views_behind(reader)
+    behind = _only_reader(moves[-1] if moves else reader)
+    product = None if behind is None else Product.of(module, behind)
+    if found is None or product is None or product.features != len(shape_of(product.node)) - 1:
+        return
+    values, shift = found
+    if not _is_alike(shift, -2):
+        return
+    added = _moved(shift.narrow(-2, 0, 1).expand(shape_of(reader)), moves).flatten(0, -2)
+    if not _is_alike(added, 0):
+        return
+    _, bias = scaled_inputs(product.weight, product.bias, torch.ones(added.shape[1]), added[0].double())
+    if bias is not None and bool(bias.float().isfinite().all()):
+        _put(product, bias)
+        _put(values, None)
+
+
+def _scores(module: GraphModule, node: Node) -> Node | None:
+    """The product of matrices that scores are, but for a factor, what is added to it and what stands in place
+    of some; None where anything else reads it."""
+    if len(node.users) > 1 or node.target is aten.matmul.default:
+        return node if len(node.users) == 1 else None
+    if node.target in (aten.mul.Tensor, aten.div.Tensor):
+        factor = constant(module, node.args[1])
+        return _scores(module, args_of(node)[0]) if factor is not None and factor.numel() == 1 else None
+    if node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs:
+        whole = (each for each in node.all_input_nodes if shape_of(each) == shape_of(node))
+        return next(filter(None, (_scores(module, each) for each in whole)), None)
+    if node.target is aten.where.self:
+        lowest = constant(module, node.args[2])
+        if lowest is not None and bool((lowest == torch.finfo(torch.float32).min).all()):
+            return _scores(module, args_of(node)[1])
+    return None
+
+
+def _shifted(module: GraphModule, value: Node) -> tuple[Product, Tensor] | None:
+    """The linear whose result a value is, through views and permutes, where nothing else reads that, and its
+    bias as the value has it."""
+    found = product_behind(module, value)
+    if found is None:
+        return None
+    product, moves = found
+    if product.bias is None or product.node.target is not aten.linear.default:
+        return None
+    return product, _moved(product.bias.expand(shape_of(product.node)), moves[::-1])
+
+
+def _moved(value: Tensor, moves: Sequence[Node]) -> Tensor:
+    for move in moves:
+        permutes = move.target is aten.permute.default
+        value = value.permute(args_of(move)[1]) if permutes else value.reshape(shape_of(move))
+    return value
+
+
+def _is_alike(value: Tensor, dim: int) -> bool:
+    """Whether a constant does not change along a dimension."""
+    return bool((value == value.narrow(dim, 0, 1)).all())
+
+
+def _put(product: Product, bias: Tensor | None) -> None:
+    product.node.replace_all_uses_with(product.again(product.weight, bias, "shared"))
+    product.node.graph.erase_node(product.node)
+
+
+# -- a matrix for each head
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """What the features of a linear become: `count` heads of `size`, in front of the last of its `rows`; that
+    one is behind them where they are `turned`. Each dimension of rows is its step and its size."""
+
+    moves: Sequence[Node]
+    rows: Sequence[tuple[int, int]]
+    count: int
+    size: int
+    turned: bool
+
+
+def _heads(product: Product) -> _Heads | None:
+    """None where heads do not come before rows."""
+    moves = _views_behind(product.node)
+    value = torch.empty(shape_of(product.node), device="meta")
+    for move in moves:
+        if move.target is aten.permute.default:
+            value = value.permute(args_of(move)[1])
+            continue
+        try:
+            value = value.view(shape_of(move))
+        except RuntimeError:  # it copies
+            return None
+    dims = _factors(value, shape_of(product.node)[-1])
+    if len(dims) < 3:
+        return None
+    *outer, (span, count), row, (step, size) = dims
+    turned = row[0] == 1
+    if turned:
+        row, (step, size) = (step, size), row
+    rows = [*outer, row]
+    features = shape_of(product.node)[-1]
+    if (step, span, span * count) != (1, size, features) or any(each % features for each, _ in rows):
+        return None
+    return _Heads(moves, [(each // features, length) for each, length in rows], count, size, turned)
+
+
+def _factors(value: Tensor, features: int) -> list[tuple[int, int]]:
+    """The steps and sizes of a value's dimensions; one of rows and of features is two."""
+    found = []
+    for step, size in zip(value.stride(), value.shape, strict=True):
+        within = features // step if step < features < step * size else size
+        found += [(step * within, size // within), (step, within)]
+    return [(step, size) for step, size in found if size > 1]
+
+
+def _split(product: Product, heads: _Heads) -> None:
+    read, graph, end = args_of(product.node)[0], product.node.graph, heads.moves[-1]
+    *outer, rows = [size for _, size in heads.rows]
+    inputs, ones = product.weight.shape[1], [1] * len(outer)
+    shape = [*outer, heads.count, rows, heads.size]
+    with graph.inserting_before(end):
+        x = _reshaped(product.node, _in_order(product.node, read, heads.rows), [*outer, 1, rows, inputs])
+        apart = product.weight.reshape(*ones, heads.count, heads.size, inputs).transpose(-2, -1)
+        made = _call(product.node, aten.matmul.default, shape, x, product.add_constant("heads", apart))
+        if product.bias is not None:
+            bias = product.add_constant("heads_bias", product.bias.reshape(*ones, heads.count, 1, heads.size))
+            made = _call(product.node, aten.add.Tensor, shape, made, bias)
+        if heads.turned:
+            swap = [*range(len(outer) + 1), len(outer) + 2, len(outer) + 1]
+            made = _call(product.node, aten.permute.default, [shape[d] for d in swap], made, swap)
+        end.replace_all_uses_with(_reshaped(product.node, made, shape_of(end)))
+
+
+def _in_order(like: Node, read: Node, rows: Sequence[tuple[int, int]]) -> Node:
+    """A value with its dimensions of rows in another order than that of their steps."""
+    stored = sorted(range(len(rows)), key=lambda i: -rows[i][0])
+    if stored == list(range(len(rows))):
+        return read
+    shape = [*(rows[i][1] for i in stored), shape_of(read)[-1]]
+    dims = [*(stored.index(i) for i in range(len(rows))), len(rows)]
+    return _call(like, aten.permute.default, [shape[d] for d in dims], _reshaped(like, read, shape), dims)
+
+
+def _join(reshape: Node) -> None:
+    """Puts slices behind each other in place of a permute that brings heads behind the rows, and of the
+    reshape that makes them features."""
+    turned, shape = args_of(reshape)[0], shape_of(reshape)
+    rank = len(shape) + 1
+    order = [*range(rank - 3), rank - 2, rank - 3, rank - 1]
+    if turned.target is not aten.permute.default or rank < 3 or list(args_of(turned)[1]) != order:
+        return
+    value = args_of(turned)[0]
+    *_, count, _, size = shape_of(value)
+    if shape_of(turned)[:-2] != shape[:-1] or count > _MOST_PIECES:
+        return
+    with reshape.graph.inserting_before(reshape):
+        piece = [*shape_of(value)[:-3], 1, *shape_of(value)[-2:]]
+        joined = value
+        if count > 1:
+            cuts = [(value, rank - 3, i, i + 1, 1) for i in range(count)]
+            pieces = [_call(value, aten.slice.Tensor, piece, *cut) for cut in cuts]
+            wide = [*piece[:-1], count * size]
+            joined = _call(reshape, aten.cat.default, wide, pieces, rank - 1)
+        made = _reshaped(reshape, joined, shape)
+    reshape.replace_all_uses_with(made)
+
+
+# -- calls
+
+
+def _is_stuck(move: Node, varying: Collection[int]) -> bool:
+    """Whether a reshape gives several sizes that vary."""
+    return move.target is aten.reshape.default and sum(size in varying for size in shape_of(move)) > 1
+
+
+def _only_reader(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _views_behind(node: Node) -> list[Node]:
+    """The views and permutes that a value goes through, as long as nothing else reads it."""
+    moves = list[Node]()
+    reader = _only_reader(node)
+    while reader is not None and reader.target in VIEWS:
+        moves.append(reader)
+        reader = _only_reader(reader)
+    return moves
+
+
+def _call(like: Node, target: Any, shape: Sequence[int], *args: Any) -> Node:
+    made = like.graph.call_function(target, args)
+    made.meta = {**like.meta, "val": like.meta["val"].new_empty(shape)}
+    return made
+
+
+def _reshaped(like: Node, value: Node, shape: Sequence[int]) -> Node:
+    same = shape_of(value) == tuple(shape)
+    return value if same else _call(like, aten.reshape.default, shape, value, list(shape))

@@ -1,0 +1,186 @@
+"""Decides which axes every value has: the operators' relations solved together over one store of factors.
+
+Where cuts conflict, the operator concerned gets a block, in an order that does not depend on how operators
+are visited.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+
+from dimorder.algebra.axis import Factors
+from dimorder.capture.captured import Captured
+from dimorder.ops.operator import Dims, Relation, results
+from dimorder.ops.table import opaque, operands, relate
+from dimorder.ops.tokens import AxedTensor
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """A program with, per call, its relation and the axes of its operands and results.
+
+    `reads[call]` is aligned with `table.operands(call)`, `writes[call]` with its results. `blocked` names
+    the labels that became blocks because cuts conflict. `state` are the axes of what a call finds in each
+    buffer of the state, and so of what it leaves there.
+    """
+
+    program: Captured
+    relations: dict[torch.fx.Node, Relation]
+    reads: dict[torch.fx.Node, tuple[AxedTensor, ...]]
+    writes: dict[torch.fx.Node, tuple[AxedTensor, ...]]
+    blocked: dict[torch.fx.Node, tuple[str, ...]]
+    state: dict[torch.fx.Node, AxedTensor]
+
+    @property
+    def calls(self) -> list[torch.fx.Node]:
+        return list(self.relations)
+
+
+def annotate(program: Captured, outside: Mapping[torch.fx.Node, str] = MappingProxyType({})) -> Annotated:
+    """Give every value its axes. `outside` are calls that are left row-major, and why."""
+    calls = [n for n in program.nodes if n.op == "call_function" and not is_result(n)]
+    relations = {n: opaque(n, outside[n]) if n in outside else relate(n) for n in calls}
+    return _Solver(program, relations).solve()
+
+
+def is_result(node: torch.fx.Node) -> bool:
+    """Whether a node only picks one result of a call with several."""
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+def results_of(call: torch.fx.Node) -> list[torch.fx.Node | None]:
+    """The nodes that stand for a call's results; None for a result that nobody uses."""
+    if not isinstance(call.meta["val"], (list, tuple)):
+        return [call]
+    picked = {user.args[1]: user for user in call.users if is_result(user)}
+    return [picked.get(i) for i in range(len(call.meta["val"]))]
+
+
+class _Solver:
+    """Factors of every dynamic value, and of every *use* of a constant (constants are re-laid per use)."""
+
+    def __init__(self, program: Captured, relations: dict[torch.fx.Node, Relation]) -> None:
+        self.program = program
+        self.relations = relations
+        self.factors = Factors()
+        self.dims: dict[torch.fx.Node, list[int]] = {}
+        self.tensors: dict[torch.fx.Node, tuple[list[list[int]], list[list[int]]]] = {}
+        self.blocked: dict[torch.fx.Node, list[str]] = {}
+        found = [node for node, _ in program.carried]
+        for node in (*found, *program.inputs):
+            self.dims[node] = self._new(node.meta["val"])
+        for call in relations:
+            reads = [self._new(n.meta["val"]) if n.op == "get_attr" else self.dims[n] for n in operands(call)]
+            writes = [self._new(value) for value in results(call)]
+            for result, dims in zip(results_of(call), writes, strict=True):
+                if result is not None:
+                    self.dims[result] = dims
+            self.tensors[call] = (reads, writes)
+
+    def solve(self) -> Annotated:
+        """Whole dimensions first (nothing can conflict yet), then calls that cut, most frequent cut first."""
+        cutting = [
+            call
+            for call, relation in self.relations.items()
+            if any(len(dim) > 1 for dim in _all_dims(relation))
+        ]
+        self._carry()
+        plain = [call for call in self.relations if call not in set(cutting)]
+        for call in plain:
+            self._identify(call)
+        frequency = Counter(_signature(self.relations[call]) for call in cutting)
+        for call in sorted(
+            cutting, key=lambda c: (-frequency[_signature(self.relations[c])], _signature(self.relations[c]))
+        ):
+            self._cut(call)
+            self._identify(call)
+        reads, writes = {}, {}
+        for call, relation in self.relations.items():
+            sides = zip(self.tensors[call], (relation.reads, relation.writes), strict=True)
+            reads[call], writes[call] = (
+                tuple(self._tensor(factors, dims) for factors, dims in zip(side, rel, strict=True))
+                for side, rel in sides
+            )
+        state = {node: self._axes(self.dims[node]) for node, _ in self.program.carried}
+        blocked = {c: tuple(b) for c, b in self.blocked.items()}
+        return Annotated(self.program, self.relations, reads, writes, blocked, state)
+
+    def _carry(self) -> None:
+        """What a call leaves in the state has the axes of what the next one finds there."""
+        for found, left in self.program.carried:
+            for mine, other in zip(self.dims[found], self.dims.get(left, ()), strict=left in self.dims):
+                same = self.factors.identify(self.factors.leaves(mine), self.factors.leaves(other))
+                assert same, "dimensions that are not cut"
+
+    def _new(self, value: torch.Tensor) -> list[int]:
+        return [self.factors.new(int(size)) for size in value.shape]
+
+    def _sides(self, call: torch.fx.Node) -> Iterator[tuple[list[int], Dims]]:
+        reads, writes = self.tensors[call]
+        relation = self.relations[call]
+        yield from zip([*reads, *writes], [*relation.reads, *relation.writes], strict=True)
+
+    def _cut(self, call: torch.fx.Node) -> None:
+        """Cut each dimension where its labels meet; labels whose cut conflicts are joined into a block."""
+        for factors, dims in self._sides(call):
+            for factor, pieces in zip(factors, dims, strict=True):
+                if len(pieces) > 1 and not self.factors.cut(factor, [size for _, size in pieces]):
+                    self._block(call, *(name for name, _ in pieces))
+                    return self._cut(call)
+
+    def _identify(self, call: torch.fx.Node) -> None:
+        """Identify a shared label's axes wherever it occurs; a label whose cuts conflict becomes a block."""
+        relation = self.relations[call]
+        first: dict[str, tuple[int, ...]] = {}
+        for factors, dims in self._sides(call):
+            for name, leaves in self._labels(factors, dims).items():
+                if name in relation.blocks or name in relation.absorbed:
+                    continue
+                if name in first and not self.factors.identify(first[name], leaves):
+                    self._block(call, name)
+                    return self._identify(call)
+                first.setdefault(name, leaves)
+
+    def _block(self, call: torch.fx.Node, *labels: str) -> None:
+        self.relations[call] = self.relations[call].as_block(*labels)
+        self.blocked.setdefault(call, []).append("+".join(labels))
+
+    def _labels(self, factors: list[int], dims: Dims) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for factor, pieces in zip(factors, dims, strict=True):
+            groups = self.factors.pieces(factor, [size for _, size in pieces])
+            for (name, _), leaves in zip(pieces, groups, strict=True):
+                found[name] = found.get(name, ()) + leaves
+        return found
+
+    def _axes(self, factors: list[int]) -> AxedTensor:
+        leaves = [self.factors.leaves(factor) for factor in factors]
+        sizes = tuple(self.factors.size(leaf) for group in leaves for leaf in group)
+        return AxedTensor(sizes, tuple(d for d, group in enumerate(leaves) for _ in group), {})
+
+    def _tensor(self, factors: list[int], dims: Dims) -> AxedTensor:
+        tensor = self._axes(factors)
+        labels: dict[str, tuple[int, ...]] = {}
+        position = 0
+        for factor, pieces in zip(factors, dims, strict=True):
+            for (name, _), piece in zip(
+                pieces, self.factors.pieces(factor, [size for _, size in pieces]), strict=True
+            ):
+                labels[name] = labels.get(name, ()) + tuple(range(position, position + len(piece)))
+                position += len(piece)
+        assert position == len(tensor.sizes), "every axis has a label"
+        return replace(tensor, labels=labels)
+
+
+def _all_dims(relation: Relation) -> Iterator[tuple[tuple[str, int], ...]]:
+    for dims in (*relation.reads, *relation.writes):
+        yield from dims
+
+
+def _signature(relation: Relation) -> tuple[tuple[int, ...], ...]:
+    return tuple(sorted({tuple(size for _, size in dim) for dim in _all_dims(relation) if len(dim) > 1}))

@@ -1,0 +1,437 @@
+"""Decides what each stage of the pipeline requires and ensures, and says which of it a value does not keep.
+
+Faults are texts, found when they are asked for: `require` asks only where the environment has DIMORDER_CHECK.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.capture.captured import Captured, operator_name
+from dimorder.contract import Contract
+from dimorder.errors import StageError
+from dimorder.graph.branches import Branches
+from dimorder.graph.exported import own_module, state_of
+from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
+from dimorder.graph.tracing import Tracer, shape_of
+from dimorder.layout.annotate import Annotated, is_result, results_of
+from dimorder.layout.candidate_orders import default_tokens, formed
+from dimorder.layout.capabilities import Ability, Verdicts
+from dimorder.layout.problem import Extracted
+from dimorder.layout.rewrite import at_boundary
+from dimorder.ops.builder import origin_of
+from dimorder.ops.dialect import SLICE_CONSTANT
+from dimorder.ops.operator import Relation, results
+from dimorder.ops.problem_map import Arrangement, Site, layout_of
+from dimorder.ops.table import SPELLINGS, find, operands
+from dimorder.ops.tokens import AxedTensor, AxisOrder
+from dimorder.planning.plan import LayoutPlan
+
+aten = torch.ops.aten
+
+CHECK = "DIMORDER_CHECK"  # the environment's switch: any text but 0
+_FIX = "report this network: dimorder is wrong, not the network"
+
+
+def require(stage: str, faults: Iterable[str]) -> None:
+    """Raises `StageError` for the first of the faults, which are not looked for where checks are off.
+
+    >>> require("the sum", (f"2 + {n} is 5" for n in ()))
+    """
+    if os.environ.get(CHECK, "0") == "0":
+        return
+    for fault in faults:
+        raise StageError(stage, fault, _FIX)
+
+
+# -- the captured form
+
+
+def captured_faults(program: Captured) -> Iterator[str]:
+    """Functional, in the normal form's spelling, static shapes, dense values, constants as attributes.
+
+    >>> from dimorder.capture.captured import capture
+    >>> list(captured_faults(capture(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),))))
+    []
+    """
+    if len(program.input_names) != len(program.inputs):
+        yield f"{len(program.inputs)} inputs, of which {len(program.input_names)} have names"
+    for node in program.nodes:
+        if node.op not in ("placeholder", "get_attr", "call_function", "output"):
+            yield f"{node}: a {node.op} in a functional graph"
+        if node.op == "output":
+            continue
+        for value in results(node):
+            if not all(isinstance(size, int) for size in value.shape):
+                yield f"{node}: the symbolic shape {tuple(value.shape)}"
+            elif not value.is_contiguous():
+                yield f"{node}: predicted strides {value.stride()}, which are not row-major"
+        if node.op == "get_attr":
+            yield from _constant_faults(program, node)
+        elif node.op == "call_function" and not is_result(node):
+            yield from _call_faults(program, node)
+
+
+def _constant_faults(program: Captured, node: Node) -> Iterator[str]:
+    held, told = program.constant(node), node.meta["val"]
+    if (held.shape, held.dtype) != (told.shape, told.dtype):
+        yield f"{node}: told as {told.dtype} {tuple(told.shape)}, held as {held.dtype} {tuple(held.shape)}"
+    if not held.is_contiguous():
+        yield f"{node}: a constant with strides {held.stride()}"
+
+
+def _call_faults(program: Captured, node: Node) -> Iterator[str]:
+    name = f"{node} ({operator_name(node)})"
+    if isinstance(node.target, Branches):
+        return
+    if not isinstance(node.target, torch._ops.OpOverload):
+        yield f"{name}: no operator of torch"
+        return
+    if node.target._schema.is_mutable:
+        yield f"{name}: it writes to its operand"
+    if node.target is not SLICE_CONSTANT and all(o.op == "get_attr" for o in node.all_input_nodes):
+        yield f"{name}: it reads constants alone, and is no constant"
+    elif node.target in SPELLINGS and (again := _spelt_again(program, node)) != [node.target]:
+        yield f"{name}: the normal form spells it {' '.join(map(str, again)) or 'as nothing'}"
+
+
+def _spelt_again(program: Captured, node: Node) -> list[Any]:
+    """The operators that the spelling of a call writes for it: itself, once it is in normal form."""
+    tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
+    stand_ins: dict[Node, Any] = {
+        operand: program.constant(operand)
+        if operand.op == "get_attr"
+        else tracer.input(operand.name, operand.meta["val"])
+        for operand in node.all_input_nodes
+    }
+    tracer.given.clear()  # they stand for any values
+    args, kwargs = pytree.tree_map_only(Node, stand_ins.__getitem__, (node.args, node.kwargs))
+    tracer.trace(node, node.target, args, kwargs)
+    return [call.target for call in tracer.graph.nodes if call.op == "call_function"]
+
+
+# -- annotated axes
+
+
+def annotated_faults(annotated: Annotated) -> Iterator[str]:
+    """Axes make up dimensions, labels cover axes, and a value has the same axes for all who see it."""
+    axes = _axes_where_produced(annotated)
+    for call, relation in annotated.relations.items():
+        name = f"{call} ({operator_name(call)})"
+        reads, writes = annotated.reads[call], annotated.writes[call]
+        sources = operands(call)
+        if (len(reads), len(writes)) != (len(sources), len(results(call))):
+            yield f"{name}: axes of {len(reads)} operands and {len(writes)} results"
+            continue
+        values = [*(node.meta["val"] for node in sources), *results(call)]
+        unlike = [
+            f"{name}, tensor {i}: {fault}"
+            for i, (tensor, value) in enumerate(zip((*reads, *writes), values, strict=True))
+            for fault in _axed_faults(tensor, tuple(value.shape))
+        ]
+        if unlike:
+            yield from unlike
+            continue
+        for i, (source, tensor) in enumerate(zip(sources, reads, strict=True)):
+            if source in axes and axes[source] != (tensor.sizes, tensor.dims):
+                yield f"{name}, tensor {i}: axes {tensor.sizes}, which {source} has as {axes[source][0]}"
+        for fault in _label_faults(relation, (*reads, *writes)):
+            yield f"{name}: {fault}"
+
+
+def _axes_where_produced(annotated: Annotated) -> dict[Node, tuple[tuple[int, ...], tuple[int, ...]]]:
+    return {
+        node: (tensor.sizes, tensor.dims)
+        for call, tensors in annotated.writes.items()
+        for node, tensor in zip(results_of(call), tensors, strict=True)
+        if node is not None
+    }
+
+
+def _axed_faults(tensor: AxedTensor, shape: tuple[int, ...]) -> Iterator[str]:
+    made = [
+        math.prod(s for s, d in zip(tensor.sizes, tensor.dims, strict=True) if d == i)
+        for i in range(len(shape))
+    ]
+    if tuple(made) != shape or list(tensor.dims) != sorted(tensor.dims) or 1 in tensor.sizes:
+        yield f"axes {tensor.sizes} of dimensions {tensor.dims} do not make up the shape {shape}"
+    labelled = Counter(axis for positions in tensor.labels.values() for axis in positions)
+    if labelled != Counter(range(len(tensor.sizes))):
+        yield f"labels {tensor.labels} do not cover each of {len(tensor.sizes)} axes once"
+
+
+def _label_faults(relation: Relation, tensors: Sequence[AxedTensor]) -> Iterator[str]:
+    apart = relation.blocks | relation.absorbed
+    names = dict.fromkeys(name for tensor in tensors for name in tensor.labels)
+    if relation.kind == "opaque" and not set(names) <= relation.blocks:
+        yield f"it is opaque, and {sorted(set(names) - relation.blocks)} are no blocks"
+    for name in names:
+        sizes = {tuple(t.sizes[a] for a in t.labels[name]) for t in tensors if name in t.labels}
+        if name not in apart and len(sizes) > 1:
+            yield f"label {name} is shared, with axes of {' and of '.join(map(str, sorted(sizes)))}"
+
+
+# -- the layout problem
+
+
+def problem_faults(extracted: Extracted, contract: Contract, ability: Ability) -> Iterator[str]:
+    """Configurations mean orders of their buffers, the defaults and the contract's orders are among them, and
+    the target computes each, or its operator is among those left outside."""
+    problem, verdicts = extracted.problem, Verdicts(ability)
+    if not len(extracted.sites) == len(problem.steps) == len(extracted.arrangements):
+        yield f"{len(extracted.sites)} sites for {len(problem.steps)} steps"
+        return
+    promised = {
+        "input": iter(contract.inputs),
+        "output": iter(
+            spec
+            for spec, node in zip(contract.outputs, extracted.annotated.program.outputs, strict=True)
+            if node in extracted.views
+        ),
+    }
+    for index, site in enumerate(extracted.sites):
+        name = f"step {index}, {site.node} ({operator_name(site.node)})"
+        for fault in _step_faults(extracted, index):
+            yield f"{name}: {fault}"
+        if site.kind in promised:
+            order = _boundary_order(extracted, site, next(promised[site.kind]).dim_order)
+            configs = problem.steps[index].configs
+            if [(*config.reads, *config.writes) for config in configs] != [(order,)]:
+                yield f"{name}: not the promised order {order} alone"
+            continue
+        if site.kind == "state":
+            continue
+        for fault in _configured_faults(extracted, index, verdicts):
+            yield f"{name}: {fault}"
+
+
+def _step_faults(extracted: Extracted, index: int) -> Iterator[str]:
+    site, step = extracted.sites[index], extracted.problem.steps[index]
+    arrangements = extracted.arrangements[index]
+    if (step.reads, step.writes) != tuple(
+        tuple(v.buffer for v in side) for side in (site.reads, site.writes)
+    ):
+        yield "the site's buffers are not the step's"
+        return
+    if len(arrangements) != len(step.configs):
+        yield f"{len(arrangements)} arrangements for {len(step.configs)} configurations"
+    for arrangement, config in zip(arrangements, step.configs, strict=False):
+        orders: Any = (*config.reads, *config.writes)
+        for i, (view, order) in enumerate(zip(site.views, orders, strict=True)):
+            rank = len(extracted.buffers[view.buffer].tensor.sizes)
+            if sorted(order) != list(range(rank)):
+                yield f"{order} is no order of the {rank} axes of buffer {view.buffer}"
+            elif site.relation is not None and layout_of(i, site, arrangement) != order:
+                yield f"a configuration has {order}, its arrangement means {layout_of(i, site, arrangement)}"
+
+
+def _boundary_order(extracted: Extracted, site: Site, order: DimOrder) -> AxisOrder:
+    """The axes of a boundary's buffer for a dim order of its value."""
+    (view,) = site.views
+    sizes = extracted.buffers[view.buffer].tensor.sizes
+    left, held = list(view.axes), list[list[int]]()
+    for size in shape_of(site.node):
+        held.append([])
+        while math.prod(sizes[axis] for axis in held[-1]) < size:
+            held[-1].append(left.pop(0))
+    return tuple(axis for d in order for axis in held[d])
+
+
+def _configured_faults(extracted: Extracted, index: int, verdicts: Verdicts) -> Iterator[str]:
+    site, step = extracted.sites[index], extracted.problem.steps[index]
+    outside = site.node in extracted.outside
+
+    def refused(arrangement: Arrangement) -> str | None:
+        inside, beside = verdicts.of(site, arrangement, extracted.annotated.program, extracted.buffers)
+        return beside if outside else inside
+
+    for arrangement in extracted.arrangements[index]:
+        reason = refused(arrangement)
+        if reason is not None:
+            yield f"offered, and the target does not {'leave' if outside else 'compute'} it: {reason}"
+    if extracted.problem.candidates == "truncated":
+        return
+    offered = {(*config.reads, *config.writes) for config in step.configs}
+    for number, form in enumerate(site.forms):
+        default = Arrangement(formed(default_tokens(site), form), ((),) * len(site.views), number)
+        layouts = tuple(layout_of(i, site, default) for i in range(len(site.views)))
+        if layouts not in offered and refused(default) is None:
+            yield f"its default {layouts}, {site.implementations[number].name}, is not offered"
+
+
+# -- the physical program
+
+
+def physical_faults(
+    program: ExportedProgram, extracted: Extracted, plan: LayoutPlan, contract: Contract, ability: Ability
+) -> Iterator[str]:
+    """Dense tensors, the operators that the chosen implementations declare, the plan's conversions and no
+    other, and nothing that the target neither computes nor leaves."""
+    yield from made_faults(program.graph.nodes, extracted, plan)
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            yield from (f"predicted: {fault}" for fault in _misread(node, node.meta["val"]))
+    yield from (
+        f"{node} ({operator_name(node)}): {why}" for node, why in refused_calls(program, extracted, ability)
+    )
+    yield from _left_faults(program, extracted, ability)
+    inputs = extracted.annotated.program.example_inputs
+    held = [at_boundary(tensor, spec) for tensor, spec in zip(inputs, contract.inputs, strict=True)]
+    yield from run_densely(own_module(program), held)[1]
+
+
+def made_faults(nodes: Iterable[Node], extracted: Extracted, plan: LayoutPlan) -> Iterator[str]:
+    """What of a physical program its plan does not account for; `nodes` are its graph's."""
+    converted: list[tuple[int, tuple[int, ...]]] = []
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        name, origin = f"{node} ({operator_name(node)})", origin_of(node)
+        if origin.get("converts"):
+            if node.target is aten.clone.default:
+                converted.append((origin["buffer"], tuple(origin["order"])))
+            if node.target is aten.clone.default and not _is_conversion(node):
+                yield f"{name}: a conversion that is no permute and dense copy"
+            elif node.target not in (aten.clone.default, aten.permute.default):
+                yield f"{name}: a conversion by another operator"
+        elif _is_conversion(node):
+            yield f"{name}: a conversion that is not marked as one of the plan"
+        elif (
+            node.target not in _MOVES
+            and not is_result(node)
+            and node.target not in _declared(extracted, plan, origin)
+        ):
+            yield f"{name}: the operator that it is of does not declare it"
+    planned = Counter((c.buffer, c.to_order) for c in plan.conversions)
+    if Counter(converted) != planned:
+        yield f"conversions {sorted(Counter(converted))}, where the plan has {sorted(planned)}"
+
+
+# Beside what operators declare: views, copies, and constants that are held as integers.
+_MOVES = (aten.view.default, aten.permute.default, aten.clone.default, DEQUANTIZE_CHANNELS)
+
+
+def _is_conversion(node: Node) -> bool:
+    """Whether a call copies a permuted view to dense memory."""
+    source = node.args[0] if node.args else None
+    return (
+        node.target is aten.clone.default
+        and node.kwargs.get("memory_format") is torch.contiguous_format
+        and isinstance(source, Node)
+        and source.target is aten.permute.default
+    )
+
+
+def _declared(extracted: Extracted, plan: LayoutPlan, origin: dict[str, Any]) -> tuple[Any, ...]:
+    """The physical operators by which the plan runs the operator that a call is of."""
+    if "site" not in origin or not extracted.sites[origin["site"]].implementations:
+        return ()
+    site = extracted.sites[origin["site"]]
+    if site.kind == "opaque":
+        return (site.node.target,)
+    arrangement = extracted.arrangements[origin["site"]][plan.choice[origin["site"]]]
+    declared: tuple[Any, ...] = site.implementations[arrangement.implementation].physical
+    return declared
+
+
+def refused_calls(
+    program: ExportedProgram, extracted: Extracted, ability: Ability
+) -> Iterator[tuple[Node, str]]:
+    """The calls of a physical program that the target neither computes nor leaves, and why.
+
+    What an input, an output or a conversion is made of is not among them: extraction asked for none of it,
+    and the emitter tells the user.
+    """
+    if ability.computes is None:
+        return
+    for node, why in _not_computed(program, extracted, ability):
+        beside = why if ability.leaves is None else ability.leaves(node)
+        if beside is not None:
+            yield node, why if beside == why else f"{why}, and {beside}"
+
+
+def require_ability(program: ExportedProgram, extracted: Extracted, ability: Ability, target: str) -> None:
+    """Raises `StageError` for a call that the target neither computes nor leaves, checks on or off."""
+    for node, why in refused_calls(program, extracted, ability):
+        raise StageError(f"{node} ({operator_name(node)}) of the physical program for {target}", why, _FIX)
+
+
+def _left_faults(program: ExportedProgram, extracted: Extracted, ability: Ability) -> Iterator[str]:
+    for node, why in _not_computed(program, extracted, ability):
+        if extracted.sites[origin_of(node)["site"]].node not in extracted.outside:
+            yield f"{node} ({operator_name(node)}): left outside, where the plan has it inside: {why}"
+
+
+def _not_computed(
+    program: ExportedProgram, extracted: Extracted, ability: Ability
+) -> Iterator[tuple[Node, str]]:
+    """The calls of operators that the target does not compute, and why."""
+    constants = _constants(program)
+    for node in program.graph.nodes:
+        origin = origin_of(node)
+        if node.op != "call_function" or node in constants or "site" not in origin or origin.get("converts"):
+            continue
+        if not extracted.sites[origin["site"]].implementations or ability.computes is None:
+            continue
+        why = ability.computes(node, constants)
+        if why is not None:
+            yield node, why
+
+
+def _constants(program: ExportedProgram) -> Collection[Node]:
+    """What is known ahead of time: all that is no input and no state, and what reads nothing else."""
+    given = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
+    given |= set(state_of(program))
+    known: dict[Node, None] = {}
+    for node in program.graph.nodes:
+        made = node.op == "call_function" and all(operand in known for operand in node.all_input_nodes)
+        made = made and node.target is not SLICE_CONSTANT
+        if made or (node.op == "placeholder" and node.name not in given):
+            known[node] = None
+    return known
+
+
+def run_densely(
+    module: GraphModule, inputs: Sequence[torch.Tensor]
+) -> tuple[Sequence[torch.Tensor], list[str]]:
+    """What a physical program gives, and the faults of what reads a tensor that is not dense."""
+    run = _DensityRun(module)
+    with torch.no_grad():
+        return run.run(*inputs), run.faults
+
+
+class _DensityRun(torch.fx.Interpreter):
+    """Runs a physical program and notes what reads a tensor that is not row-major."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.faults: list[str] = []
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if n.op in ("get_attr", "call_function"):
+            self.faults += _misread(n, result)
+        return result
+
+
+def _misread(node: Node, value: Any) -> Iterator[str]:
+    """Who reads a value that is not row-major. Views may be copied and returned, and be multiplied where they
+    swap the last two dimensions."""
+    if not isinstance(value, torch.Tensor) or value.is_contiguous():
+        return
+    swapped = value.dim() > 1 and value.mT.is_contiguous()
+    for user in node.users:
+        allowed = user.op == "output" or user.target in (aten.clone.default, aten.permute.default)
+        if not allowed and not (swapped and user.target is aten.matmul.default):
+            yield f"{user} ({operator_name(user)}) reads {node} ({operator_name(node)}), which is not dense"

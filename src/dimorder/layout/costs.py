@@ -1,0 +1,96 @@
+"""Decides in what a plan is charged: a unit, and what conversions and configurations cost in it.
+
+A target has one such table per objective. What is not measured by a target is counted: bytes moved, or
+conversions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
+from dimorder.ops.tokens import AxisOrder
+from dimorder.planning.problem import Cost
+
+Buffers = Sequence[BufferInfo]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a plan costs, lexicographically in `units`.
+
+    `conversion(buffer, from, to)` is what it costs to convert a buffer, None where the target cannot: the
+    same for buffers of one shape, type and division into axes. `configuration(site, arrangement, buffers)`
+    is what it costs to run an operator so; or `calls` is, of the physical operators that it is made of, which
+    are known for fixed sizes.
+    """
+
+    units: tuple[str, ...]
+    conversion: Callable[[BufferInfo, AxisOrder, AxisOrder], Cost | None]
+    configuration: Callable[[Site, Arrangement, Buffers], Cost] | None = None
+    calls: Callable[[Sequence[Node]], Cost] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.configuration is None) == (self.calls is None):
+            raise ValueError("configurations are priced by one of the two")
+
+
+def counted(*, min_run: int = 1) -> Mapping[str, Costs]:
+    """The objectives `bytes` and `count`, each of which breaks the other's ties.
+
+    A piece that is cut or joined in runs of fewer than `min_run` elements costs twice its bytes.
+
+    >>> counted()["count"].units
+    ('conversions', 'bytes')
+    """
+
+    def priced(units: tuple[str, str], order: Callable[[tuple[int, int]], Cost]) -> Costs:
+        def conversion(buffer: BufferInfo, source: AxisOrder, target: AxisOrder) -> Cost:
+            return order((buffer.nbytes, 1))
+
+        def configuration(site: Site, arrangement: Arrangement, buffers: Buffers) -> Cost:
+            moved = 2 * moved_in_short_runs(site, arrangement, buffers, min_run)
+            return order((moved, 0 if units[0] == "bytes" or not moved else 2))
+
+        return Costs(units, conversion, configuration)
+
+    return {
+        "bytes": priced(("bytes", "conversions"), lambda cost: cost),
+        "count": priced(("conversions", "bytes"), lambda cost: cost[::-1]),
+    }
+
+
+def moved_in_short_runs(site: Site, arrangement: Arrangement, buffers: Buffers, min_run: int) -> int:
+    """The bytes of the pieces that an operator cuts or joins in runs of fewer than `min_run` elements."""
+    if site.kind != "indexed" or not any(_cuts(label) for tokens in site.tokens for label, _ in tokens):
+        return 0
+    held = [buffers[view.buffer] for view in site.views]
+    whole = max(range(len(held)), key=lambda i: held[i].nbytes)
+    pieces = [i for i in range(len(held)) if i != whole]
+    return sum(held[i].nbytes for i in pieces if _run_length(site, arrangement, held[i], i) < min_run)
+
+
+def _run_length(site: Site, arrangement: Arrangement, piece: BufferInfo, i: int) -> int:
+    """How many elements of a piece lie in a row in the whole."""
+    run = 1
+    for token in reversed(arrangement.tokens):
+        run *= math.prod(piece.tensor.sizes[a] for a in site.tokens[i].get(token, ()))
+        if _cuts(token[0]):
+            break
+    return run
+
+
+def _cuts(label: str) -> bool:
+    return label.startswith("cut.") or label == "step"
+
+
+def transpose_rank(source: AxisOrder, target: AxisOrder) -> int:
+    """How many dimensions a transpose between two orders has once runs that stay together are one."""
+    position = {axis: i for i, axis in enumerate(source)}
+    breaks = sum(position[b] != position[a] + 1 for a, b in itertools.pairwise(target))
+    return breaks + 1

@@ -1,1 +1,0 @@
-"""Programs of ATen operators: what each axis means, and the physical form with explicit orders."""

@@ -1,0 +1,378 @@
+"""Decides how the tensors of a physical program are held: dense, in physical dimensions made of axes.
+
+A `Builder` has the graph and what lies in memory; a `Call` is one operator as its lowering sees it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS, Scaled
+from dimorder.graph.tracing import HALVES, shape_of
+from dimorder.ops.operator import args_of
+from dimorder.ops.problem_map import Arrangement, BufferInfo, BufferView, Site, common_runs, layout_of
+from dimorder.ops.tokens import AxedTensor, AxisOrder, Token, is_named, token_axes
+
+aten = torch.ops.aten
+
+_MAX_RANK = 6  # of dimensions kept for their own sake; more are merged where nothing needs them apart
+
+# Buffer axes that make up one physical dimension, slowest first; () is a dimension of size 1.
+AxisGroup = tuple[int, ...]
+
+# What a node's `meta["custom"]`, which torch.export keeps, has under this key: the `site` that it is of, or
+# True for `converts`; and where it is the first to hold a buffer in an order, `buffer` and `order`.
+ORIGIN = "dimorder"
+
+
+@dataclass(frozen=True)
+class Physical:
+    """A dense tensor of the graph under construction. `runs` are its dimensions, or None where they cut
+    across axes."""
+
+    node: torch.fx.Node
+    order: AxisOrder
+    runs: tuple[AxisGroup, ...] | None
+
+
+class Builder:
+    """The graph under construction, the orders in which each buffer is in memory, and the constants."""
+
+    def __init__(
+        self, value_of: Callable[[torch.fx.Node], torch.Tensor], buffers: Sequence[BufferInfo]
+    ) -> None:
+        # `value_of` gives the constant behind a node of the captured program.
+        self.value_of, self.buffers = value_of, buffers
+        self.graph = torch.fx.Graph()
+        self.root = torch.nn.Module()
+        self.memory: dict[tuple[int, AxisOrder], Physical] = {}
+        self.produced: dict[int, AxisOrder] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.source: dict[str, Any] = {}  # of the operator being lowered: what says where it comes from
+
+    def dimensions(self, view: BufferView, shape: Sequence[int]) -> list[AxisGroup]:
+        """The buffer axes of each dimension of a value with that shape."""
+        runs, left = [], list(view.axes)
+        for extent in shape:
+            run: AxisGroup = ()
+            while extent > 1 and self.extent(view.buffer, run) < extent:
+                run = (*run, left.pop(0))
+            runs.append(run)
+        return runs
+
+    def size(self, buffer: int, axis: int) -> int:
+        return self.buffers[buffer].tensor.sizes[axis]
+
+    def extent(self, buffer: int, axes: Iterable[int]) -> int:
+        return math.prod(self.size(buffer, axis) for axis in axes)
+
+    def store(
+        self, buffer: int, order: AxisOrder, node: torch.fx.Node, runs: tuple[AxisGroup, ...] | None
+    ) -> None:
+        assert runs is None or tuple(axis for run in runs for axis in run) == order
+        self.memory[buffer, order] = Physical(node, order, runs)
+        self.produced[buffer] = order
+        if "buffer" not in origin_of(node):
+            _mark(node, buffer=buffer, order=list(order))
+
+    def fetch(self, buffer: int, order: AxisOrder) -> Physical:
+        """The buffer in an order: as produced, or converted once and kept."""
+        if (buffer, order) not in self.memory:
+            self.memory[buffer, order] = self.convert(
+                buffer, self.memory[buffer, self.produced[buffer]], order
+            )
+        return self.memory[buffer, order]
+
+    def convert(self, buffer: int, source: Physical, order: AxisOrder) -> Physical:
+        """An explicit permute between dense tensors; keeps physical dimensions where the permute allows."""
+        position = {axis: i for i, axis in enumerate(order)}
+        runs = source.runs
+        pairs = [pair for run in runs or () for pair in itertools.pairwise(run)]
+        if runs is None or any(position[b] != position[a] + 1 for a, b in pairs):
+            runs = common_runs(source.order, order)
+        shaped = self.shaped(buffer, source, runs)
+        slots = iter(sorted((i for i, run in enumerate(runs) if run), key=lambda i: position[runs[i][0]]))
+        dims = [next(slots) if run else i for i, run in enumerate(runs)]
+        permuted = self.call(aten.permute.default, shaped, dims)
+        dense = self.call(aten.clone.default, permuted, memory_format=torch.contiguous_format)
+        _mark(permuted, converts=True)
+        _mark(dense, converts=True, buffer=buffer, order=list(order))
+        return Physical(dense, order, tuple(runs[d] for d in dims))
+
+    def shaped(self, buffer: int, tensor: Physical, runs: Sequence[AxisGroup]) -> torch.fx.Node:
+        """The tensor with other physical dimensions: a free view, left out where the shape is right."""
+        shape = [self.extent(buffer, run) for run in runs]
+        if tensor.runs is not None and [self.extent(buffer, run) for run in tensor.runs] == shape:
+            return tensor.node
+        return self.call(aten.view.default, tensor.node, shape)
+
+    def constant(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
+        """A constant as it is needed here; one that was re-laid the same way before is not stored twice.
+
+        One with integers is these, dequantised: along one dimension at most, or else it is what it is.
+        """
+        held = tensor.integers.per_channel() if isinstance(tensor, Scaled) else None
+        if isinstance(tensor, Scaled) and held is not None:
+            values, zero_point, (scales, dim) = tensor.integers.values, tensor.integers.zero_point, held
+            limits = torch.iinfo(values.dtype)
+            scales = scales.expand(values.shape[dim])
+            made = [self.constant(f"{name}_integers", values), self.constant(f"{name}_scales", scales), None]
+            if zero_point:
+                made[2] = self.constant(f"{name}_zero", torch.full(scales.shape, zero_point))
+            return self.call(DEQUANTIZE_CHANNELS, *made, dim, limits.min, limits.max, values.dtype)
+        versions = [n for n in self.constants if n == name or n.startswith(f"{name}__")]
+        unique = next(
+            (n for n in versions if _same_constant(self.constants[n], tensor)), f"{name}__{len(versions)}"
+        )
+        if unique not in self.constants:
+            self.constants[unique] = tensor.contiguous()
+            self.root.register_buffer(unique, self.constants[unique])
+        return self.graph.get_attr(unique)
+
+    def slice(self, x: torch.fx.Node, dim: int, begin: int, end: int, step: int = 1) -> torch.fx.Node:
+        """Elements of one physical dimension, dense: ATen's slice is a view."""
+        cut = self.call(aten.slice.Tensor, x, dim, begin, end, step)
+        return self.call(aten.clone.default, cut, memory_format=torch.contiguous_format)
+
+    def cat(self, parts: Sequence[torch.fx.Node], dim: int) -> torch.fx.Node:
+        """Parts side by side along one physical dimension; of one there is nothing to join."""
+        return parts[0] if len(parts) == 1 else self.call(aten.cat.default, parts, dim)
+
+    def every(
+        self, x: torch.fx.Node, sizes: Sequence[int], dim: int, begin: int, count: int, step: int
+    ) -> torch.fx.Node:
+        """Every `step`-th of a dimension of `x`, which has these sizes, `count` of them: each the first of a
+        row of `step` elements, in a view; the last row may have to be filled up."""
+        end = begin + count * step
+        x = self.slice(x, dim, begin, min(end, sizes[dim]))
+        if step == 1:
+            return x
+        if end > sizes[dim]:
+            pads = [0, 0] * (len(sizes) - 1 - dim) + [0, end - sizes[dim]]
+            x = self.call(aten.constant_pad_nd.default, x, pads, 0)
+        rows = [math.prod(sizes[:dim]) * count, step, math.prod(sizes[dim + 1 :])]
+        x = self.slice(self.call(aten.view.default, x, rows), 1, 0, 1)
+        return self.call(aten.view.default, x, [*sizes[:dim], count, *sizes[dim + 1 :]])
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        name = target.__name__.partition(".")[0]  # without the overload, as torch.export names calls
+        node = self.graph.create_node("call_function", target, args, kwargs, name)
+        node.meta.update(self.source)
+        return node
+
+
+class Call:
+    """One operator being lowered: its operands in the planned orders, its tokens, its results."""
+
+    def __init__(self, builder: Builder, site: Site, arrangement: Arrangement) -> None:
+        self.b, self.site, self.arrangement, self.node = builder, site, arrangement, site.node
+        self.target: Any = site.node.target
+        self.orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
+        self.dynamic = [
+            builder.fetch(view.buffer, order) for view, order in zip(site.reads, self.orders, strict=False)
+        ]
+        assert site.relation is not None
+        self.relation = site.relation
+        self.tensors: list[AxedTensor] = list(site.operands)
+        self.widens = False
+
+    def compute_in_float32(self) -> None:
+        """What is in half precision is taken in float32 from here on, and given in its own type again: for an
+        operator that is made of several, each of which would round."""
+        self.widens = True
+
+    # -- tokens
+
+    def has(self, token: Token, i: int) -> bool:
+        return token in self.site.tokens[i]
+
+    def token_size(self, token: Token, i: int) -> int:
+        return self.b.extent(self.site.views[i].buffer, self.site.tokens[i].get(token, ()))
+
+    def axes(self, i: int, tokens: Iterable[Token]) -> AxisGroup:
+        """The buffer axes of some tokens on tensor `i`, in its planned order."""
+        wanted = {axis for token in tokens for axis in self.site.tokens[i].get(token, ())}
+        return tuple(axis for axis in self.orders[i] if axis in wanted)
+
+    def labelled(self, *names: str) -> list[Token]:
+        return [token for token in self.arrangement.tokens if any(is_named(token, name) for name in names)]
+
+    def permutation(self, i: int, *names: str) -> torch.Tensor:
+        """For the dimensions made of some labels: which logical index lies at each physical position on
+        tensor `i`."""
+        axes = self.axes(i, self.labelled(*names))
+        logical = [axis for axis in self.site.views[i].axes if axis in axes]
+        buffer = self.site.views[i].buffer
+        indices = torch.arange(self.b.extent(buffer, axes)).reshape(
+            [self.b.size(buffer, axis) for axis in logical]
+        )
+        return indices.permute([logical.index(axis) for axis in axes]).reshape(-1)
+
+    # -- physical dimensions
+
+    def split(
+        self,
+        leads: Iterable[Token] = (),
+        alone: Iterable[Token] = (),
+        together: Iterable[Token] = (),
+        room: int = 0,
+    ) -> list[list[Token]]:
+        """The tokens in physical dimensions: as the largest operand has them, cut where operands or the call
+        differ.
+
+        A dimension starts at every token of `leads`; tokens of `alone` share no dimension with others; tokens
+        of `together` are one dimension. There is `room` for so many dimensions of size 1 to be added.
+        """
+        order = list(self.arrangement.tokens)
+        leads, alone, together = set(leads), set(alone), set(together)
+        cuts = {0}
+        held = [token_axes(tensor, self.relation) for tensor in self.tensors]
+        for p in range(1, len(order)):
+            before, after = order[p - 1], order[p]
+            if (
+                after in leads
+                or (before in alone) != (after in alone)
+                or (before in together) != (after in together)
+            ) or (before not in leads and any((before in tokens) != (after in tokens) for tokens in held)):
+                cuts.add(p)
+        groups = self._as_they_are(order, cuts, together)
+        if groups is None or max(len(groups), sum(map(bool, groups)) + room) > _MAX_RANK:
+            ends = [*sorted(cuts)[1:], len(order)]
+            groups = [order[a:b] for a, b in zip(sorted(cuts), ends, strict=True)] if order else []
+        return groups
+
+    def _as_they_are(
+        self, tokens: list[Token], cuts: set[int], together: set[Token]
+    ) -> list[list[Token]] | None:
+        """The physical dimensions of the largest operand (sizes of 1 included), cut further where needed."""
+        if not self.dynamic:
+            return None
+        largest = max(
+            range(len(self.dynamic)),
+            key=lambda i: (len(self.site.tokens[i]), len(self.dynamic[i].runs or ())),
+        )
+        runs = self.dynamic[largest].runs
+        if not runs:  # none, or a scalar beside a constant that is larger
+            return None
+        dimension = {axis: d for d, run in enumerate(runs) for axis in run}
+        homes: list[int] = []
+        for token in reversed(tokens):  # a token the largest operand lacks lives with its successor
+            held = self.site.tokens[largest].get(token)
+            follows = homes[-1] if homes else len(runs) - 1
+            homes.append(min(dimension[axis] for axis in held) if held else follows)
+        homes.reverse()
+        joint = [home for home, token in zip(homes, tokens, strict=True) if token in together]
+        homes = [min(joint) if token in together else home for home, token in zip(homes, tokens, strict=True)]
+        if homes != sorted(homes):
+            return None
+        groups: list[list[Token]] = []
+        for d, run in enumerate(runs):
+            if not run:
+                groups.append([])
+            for p, token in enumerate(tokens):
+                if homes[p] == d:
+                    if p in cuts or p == 0 or homes[p - 1] != d:
+                        groups.append([])
+                    groups[-1].append(token)
+        return groups
+
+    def ending_in(self, name: str) -> list[list[Token]]:
+        """Physical dimensions of which the last is one label, whole (of size 1 where it has no axes)."""
+        k = self.labelled(name)
+        if not k:
+            return self.with_unit(self.split(room=1))
+        groups = self.split(alone=k, together=k)
+        return [*(group for group in groups if not (group and group[0] in k)), k]
+
+    def with_unit(self, groups: list[list[Token]]) -> list[list[Token]]:
+        """Physical dimensions of which the last has size 1: one that is there, or one more."""
+        units = [i for i, group in enumerate(groups) if not group]
+        return [*(group for i, group in enumerate(groups) if i not in units[-1:]), []]
+
+    def runs(self, i: int, groups: Sequence[Sequence[Token]]) -> tuple[AxisGroup, ...]:
+        return tuple(self.axes(i, group) for group in groups)
+
+    def by_label(self, *groups: Sequence[str]) -> list[list[Token]]:
+        return [self.labelled(*names) for names in groups]
+
+    # -- operands and results
+
+    def take(self, i: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
+        """Dynamic operand `i` with one physical dimension per group."""
+        buffer = self.site.views[i].buffer
+        taken = self.b.shaped(buffer, self.dynamic[i], self.runs(i, groups))
+        is_half = self.widens and self.b.buffers[buffer].value.dtype in HALVES
+        return self.b.call(aten._to_copy.default, taken, dtype=torch.float32) if is_half else taken
+
+    def take_constant(self, position: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
+        """The constant at `position` of the operands, re-laid, with one dimension per group (1 where
+        it has none)."""
+        source, tensor = self.site.sources[position], self.tensors[position]
+        value = self.b.value_of(source)
+        held = token_axes(tensor, self.relation)
+        order = [axis for token in self.arrangement.tokens for axis in held.get(token, ())]
+        relaid = value.reshape(tensor.sizes).permute(order)
+        shape = [math.prod(tensor.sizes[a] for t in group for a in held.get(t, ())) for group in groups]
+        return self.b.constant(str(source.target), relaid.reshape(shape))
+
+    def all_operands(self, groups: Sequence[Sequence[Token]]) -> list[torch.fx.Node]:
+        """Every operand in argument order, constants included, aligned on the groups. A scalar beside tensors
+        stays one: they decide the type of the result."""
+        taken, dynamic = [], 0
+        all_scalars = not any(shape_of(source) for source in self.site.sources)
+        for position, source in enumerate(self.site.sources):
+            aligned = groups if shape_of(source) or all_scalars else []
+            if source.op == "get_attr":
+                taken.append(self.take_constant(position, aligned))
+            else:
+                taken.append(self.take(dynamic, aligned))
+                dynamic += 1
+        return taken
+
+    def give_dense(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]]) -> None:
+        """Like `give`, for an operator that ATen runs as a view."""
+        self.give(self.b.call(aten.clone.default, node, memory_format=torch.contiguous_format), groups)
+
+    def give(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]], result: int = 0) -> None:
+        i = len(self.site.reads) + result
+        buffer = self.site.views[i].buffer
+        dtype = self.b.buffers[buffer].value.dtype
+        if self.widens and dtype in HALVES:
+            node = self.b.call(aten._to_copy.default, node, dtype=dtype)
+        self.b.store(buffer, self.orders[i], node, self.runs(i, groups))
+
+    def size(self, i: int, group: Iterable[Token]) -> int:
+        return self.b.extent(self.site.views[i].buffer, self.axes(i, group))
+
+    @property
+    def result(self) -> int:
+        return len(self.site.reads)
+
+    def weight(self, argument: int) -> torch.Tensor | None:
+        source = args_of(self.node)[argument] if len(args_of(self.node)) > argument else None
+        if source is None:
+            return None
+        value = self.b.value_of(source)
+        return value.float() if self.widens and value.dtype in HALVES else value
+
+    def constant(self, tensor: torch.Tensor | None, argument: int) -> torch.fx.Node | None:
+        return None if tensor is None else self.b.constant(str(args_of(self.node)[argument].target), tensor)
+
+
+def origin_of(node: torch.fx.Node) -> dict[str, Any]:
+    """What made a node of a physical program, and what it holds; see `ORIGIN`."""
+    return dict(node.meta.get("custom", {}).get(ORIGIN, {}))
+
+
+def _mark(node: torch.fx.Node, **origin: Any) -> None:
+    node.meta["custom"] = {ORIGIN: {**origin_of(node), **origin}}
+
+
+def _same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)

@@ -1,0 +1,60 @@
+"""Decides what an implementation would be made of, without making it: its physical operators, with shapes and
+types but without data.
+
+This is how a configuration is asked for at the target before it is offered to the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dimorder.capture.captured import Captured
+from dimorder.graph.tracing import without_data
+from dimorder.ops.builder import AxisGroup, Builder, Call, Physical
+from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
+from dimorder.ops.tokens import AxisOrder
+
+
+def physical_calls(
+    site: Site, arrangement: Arrangement, program: Captured, buffers: Sequence[BufferInfo]
+) -> list[torch.fx.Node]:
+    """The calls that an arrangement of a site would append to a physical program; constants are `get_attr`.
+
+    Each node's `meta["val"]` has its shape and type. Operands have as few physical dimensions as they may.
+    """
+    trial = _DryRun(lambda node: without_data(node.meta["val"]), buffers)
+    site.implementations[arrangement.implementation].lower(Call(trial, site, arrangement))
+    return [node for node in trial.graph.nodes if node.op == "call_function"]
+
+
+class _DryRun(Builder):
+    """A builder whose tensors have no data, and whose operands are inputs."""
+
+    def fetch(self, buffer: int, order: AxisOrder) -> Physical:
+        return Physical(self._operand(buffer, [(axis,) for axis in order]), order, None)
+
+    def shaped(self, buffer: int, tensor: Physical, runs: Sequence[AxisGroup]) -> torch.fx.Node:
+        return self._operand(buffer, runs)
+
+    def constant(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
+        node = self.graph.create_node("get_attr", name)
+        node.meta["val"] = without_data(tensor)
+        return node
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = super().call(target, *args, **kwargs)
+        metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], (args, kwargs))
+        with torch.no_grad():
+            node.meta["val"] = target(*metas[0], **metas[1])
+        return node
+
+    def _operand(self, buffer: int, runs: Sequence[AxisGroup]) -> torch.fx.Node:
+        node = self.graph.placeholder("operand")
+        shape = [self.extent(buffer, run) for run in runs]
+        value = self.buffers[buffer].value
+        node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
+        return node

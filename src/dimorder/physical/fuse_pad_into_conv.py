@@ -1,0 +1,52 @@
+"""Decides which zeros round a picture lie in no tensor: those that a convolution counts in by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.ops.dialect import OPS
+from dimorder.ops.quantization import left_out
+
+aten = torch.ops.aten
+
+
+def absorb_borders(graph: Graph) -> None:
+    """Let the convolutions of a physical program pad, in place, where zeros are added for them alone.
+
+    Zero is a quantised value of every scale, so quantising in between is without the zeros too.
+    """
+    for pad in graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default):
+        border, readers = _border(pad), list(_readers(pad))
+        if border is None or any(reader.target is not OPS.conv2d_nhwc.default for reader in readers):
+            continue
+        for convolution in readers:
+            padding: Any = convolution.args[4]
+            wider = [sum(pair) for pair in zip(padding, border, strict=True)]
+            convolution.args = (*convolution.args[:4], wider, *convolution.args[5:])
+        (source,) = pad.all_input_nodes
+        pad.replace_all_uses_with(source)
+        graph.erase_node(pad)
+        for reader in list(source.users):
+            left_out(reader)
+
+
+def _border(pad: Node) -> tuple[int, int, int, int] | None:
+    """Above, below, left and right of NHWC pictures; None where it pads with another number, or elsewhere."""
+    amounts: list[int] = list(pad.args[1])  # type: ignore[arg-type]
+    value = pad.args[2] if len(pad.args) > 2 else 0
+    first, last, left, right, top, bottom, *beyond = amounts + [0] * (6 - len(amounts))
+    return None if value != 0 or first or last or any(beyond) else (top, bottom, left, right)
+
+
+def _readers(value: Node) -> Iterator[Node]:
+    """What reads a value, be it after it was quantised."""
+    for user in value.users:
+        if user.target in (QUANTIZE, DEQUANTIZE):
+            yield from _readers(user)
+        else:
+            yield user

@@ -1,0 +1,171 @@
+"""Decides how a quantised program is shown to partitioners that look for dequantize, operator, quantize.
+
+What a decomposed operator moves round itself stands between these, as floats. It is done to the integers
+instead: behind the quantize or before the dequantize, which any move may pass. Weights stay integers too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node, map_arg
+
+from dimorder.capture.fold import fold_constants
+from dimorder.graph.exported import own_module
+from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.physical.wasted_levels import clamp_range
+
+aten = torch.ops.aten
+
+_MOVES = {
+    *(aten.permute.default, aten.transpose.int, aten.movedim.int, aten.movedim.intlist),
+    *(aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int),
+    *(aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
+    *(aten.clone.default, aten.contiguous.default, aten.slice.Tensor, aten.expand.default),
+}
+# By which the partitioners of ExecuTorch's Arm backend know what lies between a dequantize and a quantize.
+_MARK = {"_arm_annotation_info": {"quantized": True}}
+_PADS = {aten.constant_pad_nd.default, aten.pad.default}
+
+
+def in_integers(program: ExportedProgram) -> ExportedProgram:
+    """The same program, in which what moves, moves integers, and the rest is marked as Arm's quantizer does.
+
+    Its weights are constants of integers, laid out as the operators of ATen read them.
+    """
+    shown = fold_constants(_moving_integers(program), kept=(DEQUANTIZE, DEQUANTIZE_CHANNELS))
+    for node in shown.graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "call_function" or node.target in (QUANTIZE, DEQUANTIZE, DEQUANTIZE_CHANNELS):
+            continue
+        if isinstance(value, Tensor) and value.is_floating_point():
+            node.meta["custom"] = {**node.meta.get("custom", {}), **_MARK}
+    return shown
+
+
+def _moving_integers(program: ExportedProgram) -> ExportedProgram:
+    module = own_module(program)
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.target in _MOVES:
+            _before_dequantize(node)
+        elif node.target in _PADS:
+            _rounded(node)
+    for node in graph.find_nodes(op="call_function", target=QUANTIZE):
+        _behind_quantize(node)
+    for node in graph.find_nodes(op="call_function", target=DEQUANTIZE_CHANNELS):
+        _tell_type(module, node)
+    graph.eliminate_dead_code()
+    module.recompile()
+    args, kwargs = program.example_inputs or ((), {})
+    with torch.no_grad():
+        return torch.export.export(module, args, kwargs)
+
+
+def _before_dequantize(move: Node) -> None:
+    """Makes of `move(dequantize(x))` a `dequantize(move(x))`, if that is what it is."""
+    real = move.args[0]
+    if not isinstance(real, Node) or real.target not in (DEQUANTIZE, DEQUANTIZE_CHANNELS):
+        return
+    integers, *how = real.args
+    if real.target is DEQUANTIZE_CHANNELS:
+        axis = _axis_behind(move, real)
+        if axis is None:
+            return
+        how[2] = axis
+    graph = move.graph
+    with graph.inserting_before(move):
+        moved = _called(graph, move, (integers, *move.args[1:]), move.kwargs)
+        again = _called(graph, real, (moved, *how), real.kwargs)
+    move.replace_all_uses_with(again)
+    graph.erase_node(move)
+
+
+def _rounded(pad: Node) -> None:
+    """Quantises and dequantises a padded float again, by the type that it was dequantised of; it is exact."""
+    real = pad.args[0]
+    if not isinstance(real, Node) or real.target is not DEQUANTIZE:
+        return
+    graph, how = pad.graph, real.args[1:]
+    dtype: Any = how[-1]
+    with graph.inserting_after(pad):
+        integers = graph.call_function(QUANTIZE, (pad, *how))
+    with graph.inserting_after(integers):
+        again = graph.call_function(DEQUANTIZE, (integers, *how))
+    with real.meta["val"].fake_mode:
+        integers.meta = {**real.meta, "val": pad.meta["val"].to(dtype)}
+    again.meta = {**real.meta, "val": pad.meta["val"]}
+    pad.replace_all_uses_with(again, lambda user: user is not integers)
+
+
+def _axis_behind(move: Node, real: Node) -> int | None:
+    """The dimension in which scales differ behind a move; None where that is not one dimension."""
+    shape, axis = real.meta["val"].shape, real.args[3]
+    places = torch.arange(shape[axis]).view([-1 if d == axis else 1 for d in range(len(shape))])
+    found: Tensor = move.target(places.expand(shape), *move.args[1:], **move.kwargs)  # type: ignore[operator]
+    for dim, size in enumerate(found.shape):
+        one = torch.arange(size).view([-1 if d == dim else 1 for d in range(found.dim())])
+        if size == shape[axis] and bool((found == one).all()):
+            return dim
+    return None
+
+
+def _behind_quantize(quantize: Node) -> None:
+    """Makes of `quantize(move(x))` a `move(quantize(x))`, also where the move is clamped or is a clamp's."""
+    passed = list(_passed(quantize.args[0]))
+    moves = [node for node in reversed(passed) if node.target in _MOVES]
+    if not moves:
+        return
+    graph = quantize.graph
+    value = passed[-1].args[0]
+    with graph.inserting_before(quantize):
+        for node in reversed(passed):
+            if node not in moves:
+                value = _called(graph, node, (value, *node.args[1:]), node.kwargs)
+        value = _called(graph, quantize, (value, *quantize.args[1:]), quantize.kwargs)
+        for node in moves:
+            value = _called(graph, node, (value, *node.args[1:]), node.kwargs)
+    quantize.replace_all_uses_with(value)
+    graph.erase_node(quantize)
+
+
+def _passed(value: object) -> Iterator[Node]:
+    """From a value upwards, what moves or clamps it and has no other reader."""
+    while isinstance(value, Node) and len(value.users) == 1:
+        if value.target not in _MOVES and clamp_range(value) is None:
+            return
+        yield value
+        value = value.args[0]
+
+
+def _tell_type(module: GraphModule, dequantize: Node) -> None:
+    """Writes what a constant's integers stand for as others do: one scale as a number, zero points that are
+    none as zeros."""
+    integers, scales, zero_points, _, *rest = dequantize.args
+    scale = module.get_buffer(scales.target)  # type: ignore[union-attr, arg-type]
+    zero = torch.zeros_like(scale, dtype=torch.int64)
+    if zero_points is not None:
+        zero = module.get_buffer(zero_points.target)  # type: ignore[union-attr, arg-type]
+    if scale.numel() == 1:
+        dequantize.target = DEQUANTIZE
+        dequantize.args = (integers, float(scale), int(zero), *rest)
+    elif zero_points is None:
+        module.register_buffer(f"{dequantize.name}_zero_points", zero)
+        with module.graph.inserting_before(dequantize):
+            told = module.graph.get_attr(f"{dequantize.name}_zero_points")
+        dequantize.args = (integers, scales, told, *dequantize.args[3:])
+
+
+def _called(graph: Graph, like: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Node:
+    """A call of what `like` calls, of other operands, with its fake result."""
+    target: Any = like.target
+    node = graph.call_function(target, tuple(args), dict(kwargs))
+    node.meta = dict(like.meta)
+    with like.meta["val"].fake_mode, torch.no_grad():
+        held, named = map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
+        node.meta["val"] = target(*held, **named)
+    return node

@@ -1,0 +1,94 @@
+"""Decides what a lowered network promises: its contract, from the orders that the caller asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.capture.captured import Captured
+from dimorder.capture.integer_boundary import integer_type
+from dimorder.contract import Contract, TensorSpec
+from dimorder.errors import UsageError
+
+Orders = (
+    Any  # None, one order for all, or one per tensor; an order is "NHWC", a torch memory format or a DimOrder
+)
+
+
+def promise(
+    program: Captured,
+    input_orders: Orders,
+    output_orders: Orders,
+    channels_last: Collection[torch.dtype] | None = None,
+) -> Contract:
+    """The contract of a program, contiguous where no order is asked for.
+
+    `channels_last` are the types of which the target's files hold a channels-last tensor in its logical
+    shape (None: all); of another type they hold it as the dense tensor that it is in memory. Raises
+    `UsageError` for orders that are too few, too many, or that fit none of the tensors.
+
+    >>> from dimorder.capture.captured import capture
+    >>> print(promise(capture(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),)), "NHWC", None))
+    input   input    2 x 3 x 5 x 7  float32  NHWC (0, 2, 3, 1)
+    output  output0  2 x 8 x 3 x 5  float32  NCHW (0, 1, 2, 3)
+    """
+    names = [f"output{i}" for i in range(len(program.outputs))]
+    inputs = _specs(program.input_names, program.inputs, input_orders, "input")
+    outputs = _specs(names, program.outputs, output_orders, "output")
+    return Contract(
+        tuple(_held(spec, channels_last) for spec in inputs),
+        tuple(_held(spec, channels_last) for spec in outputs),
+    )
+
+
+def _held(spec: TensorSpec, channels_last: Collection[torch.dtype] | None) -> TensorSpec:
+    """The promise for a tensor with the boundary that the target's files can hold."""
+    settled = spec.boundary == "physical" or spec.boundary_order.is_contiguous
+    if settled or channels_last is None or getattr(torch, spec.dtype) in channels_last:
+        return spec
+    return replace(spec, boundary="physical")
+
+
+def _specs(
+    names: Sequence[str], nodes: Sequence[torch.fx.Node], orders: Orders, kind: str
+) -> tuple[TensorSpec, ...]:
+    """The promise for each tensor. One order given for all is meant for the tensors of its rank; others are
+    contiguous."""
+    each = orders if isinstance(orders, (list, tuple)) else None
+    if each is not None and len(each) != len(nodes):
+        raise UsageError(
+            f"{kind} orders", f"{len(each)} for {len(nodes)} {kind}s", f"give one for all, or one per {kind}"
+        )
+    specs = []
+    for i, (name, node) in enumerate(zip(names, nodes, strict=True)):
+        value = node.meta["val"]
+        order = each[i] if each is not None else orders
+        if order is None or (each is None and not _fits(order, value.dim())):
+            dim_order = DimOrder.contiguous(value.dim())
+        else:
+            dim_order = DimOrder.parse(order, value.dim())
+        shape, of = tuple(int(s) for s in value.shape), integer_type(node)
+        stands_for = (None, 0) if value.is_floating_point() or of is None else (of.scale, of.zero_point)
+        specs.append(TensorSpec(name, shape, str(value.dtype), dim_order, None, *stands_for))
+    if (
+        each is None
+        and orders is not None
+        and not any(_fits(orders, node.meta["val"].dim()) for node in nodes)
+    ):
+        shapes = ", ".join(str(spec.shape) for spec in specs)
+        raise UsageError(
+            f"{kind} orders", f"{orders} fits no {kind} of shape {shapes}", "give an order of the right rank"
+        )
+    return tuple(specs)
+
+
+def _fits(order: Any, rank: int) -> bool:
+    try:
+        DimOrder.parse(order, rank)
+    except UsageError:
+        return False
+    return True

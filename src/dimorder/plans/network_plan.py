@@ -1,0 +1,368 @@
+"""Decides how a plan is told to people and machines: conversions with their operators, source lines, reasons
+and costs.
+
+Everything here is derived from the solver's plan; nothing is decided anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.capture.captured import operator_name, where
+from dimorder.contract import Contract, describe
+from dimorder.errors import UsageError
+from dimorder.layout.problem import Extracted
+from dimorder.ops.problem_map import BufferInfo
+from dimorder.planning.plan import Certificate, LayoutPlan
+from dimorder.planning.problem import Conversion
+from dimorder.planning.solve import solve_without
+from dimorder.sizes.ranges import RangeProof
+from dimorder.sizes.symbolic_program import told
+
+_LETTERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """An operator and its source line; "contract" for the caller's side of an input or output."""
+
+    operator: str
+    source: str
+
+    @staticmethod
+    def of(node: Any) -> Place:
+        """That of an fx node."""
+        return Place(operator_name(node), where(node))
+
+    @property
+    def is_contract(self) -> bool:
+        return self.operator == "contract"
+
+    def __str__(self) -> str:
+        return f"{self.operator} ({self.source})"
+
+
+@dataclass(frozen=True)
+class PlannedConversion:
+    """One conversion of the plan: the value, the orders, what it moves, who makes the value and who wants it
+    so."""
+
+    value: str
+    shape: tuple[int, ...]
+    from_order: str
+    to_order: str
+    bytes: int
+    producer: Place
+    consumers: tuple[Place, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        def told(place: Place) -> Any:
+            return "contract" if place.is_contract else {"operator": place.operator, "source": place.source}
+
+        return {
+            "value": self.value,
+            "shape": list(self.shape),
+            "from": self.from_order,
+            "to": self.to_order,
+            "bytes": self.bytes,
+            "producer": told(self.producer),
+            "consumers": [told(place) for place in self.consumers],
+        }
+
+    def __str__(self) -> str:
+        consumers = " and ".join(map(str, self.consumers[:2]))
+        more = f" and {len(self.consumers) - 2} more" if len(self.consumers) > 2 else ""
+        source, _, cuts = self.from_order.partition(", where")
+        source = source if self.to_order.endswith(cuts) else self.from_order
+        return (
+            f"{self.value} {'×'.join(map(str, self.shape))}: "
+            f"{source} → {self.to_order}: {self.bytes:,} bytes\n"
+            f"    from {self.producer}\n    for {consumers}{more}"
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a conversion is there. `cost_without` is the best plan's cost if it were forbidden, None if there
+    is no plan."""
+
+    conversion: PlannedConversion
+    share: float  # of the bytes that all conversions move
+    cost: int
+    cost_without: int | None
+    unit: str
+    advice: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "conversion": self.conversion.to_dict(),
+            "share": self.share,
+            "cost": self.cost,
+            "cost_without": self.cost_without,
+            "cost_unit": self.unit,
+            "advice": self.advice,
+        }
+
+    def __str__(self) -> str:
+        if self.cost_without is None:
+            without = "no plan does without it"
+        elif self.cost_without == self.cost:
+            without = f"a plan without it converts elsewhere and costs the same {self.cost:,} {self.unit}"
+        else:
+            without = (
+                f"without it the best plan costs {self.cost_without:,} {self.unit} instead of {self.cost:,}"
+            )
+        return f"{self.conversion}\n    {self.share:.0%} of all bytes converted; {without}\n    {self.advice}"
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """A proven plan for one network, target and contract. `print(plan)` tells it; `plan.explain(i)` gives
+    reasons.
+
+    `float_islands` are the operators of a quantised network that are computed in float32, each with the
+    reason: known once it is emitted. `ranges` is what is known of symbolic sizes; sizes and costs are then
+    those at `ranges.cost_at`.
+    """
+
+    target: str
+    contract: Contract
+    layout_plan: LayoutPlan
+    extracted: Extracted
+    float_islands: tuple[tuple[Place, str], ...] = ()
+    ranges: RangeProof | None = None
+
+    @property
+    def certificate(self) -> Certificate:
+        """Cost, proven lower bound, whether they meet, over which candidates, and the proof."""
+        return self.layout_plan.certificate
+
+    @property
+    def cost(self) -> tuple[int, ...]:
+        return self.layout_plan.cost
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return self.layout_plan.units
+
+    @property
+    def conversions(self) -> tuple[PlannedConversion, ...]:
+        return tuple(self._planned(conversion) for conversion in self.layout_plan.conversions)
+
+    @property
+    def opaque(self) -> tuple[tuple[Place, str], ...]:
+        """Operators that run row-major for want of a rule or a kernel, each with the reason."""
+        relations, outside = self.extracted.annotated.relations, self.extracted.outside
+        return tuple(
+            (Place.of(node), outside.get(node, relation.reason))
+            for node, relation in relations.items()
+            if relation.kind == "opaque"
+        )
+
+    @property
+    def outside(self) -> tuple[tuple[Place, str], ...]:
+        """Operators that the target does not compute, which run beside it, each with the reason."""
+        return tuple((Place.of(node), reason) for node, reason in self.extracted.outside.items())
+
+    @property
+    def blocks(self) -> tuple[Place, ...]:
+        """Operators that had to keep dimensions together because cuts conflict; a user could avoid these."""
+        return tuple(Place.of(node) for node in self.extracted.annotated.blocked)
+
+    def check(self) -> tuple[str, ...]:
+        """The faults of the plan, none if it is right: validity, cost and bound recomputed without the
+        solver."""
+        return self.layout_plan.check(self.extracted.problem)
+
+    def explain(self, index: int) -> Explanation:
+        """Why conversion number `index` (from 0) is there, and what the user could change."""
+        if not 0 <= index < len(self.layout_plan.conversions):
+            raise UsageError(
+                "explain",
+                f"no conversion number {index}",
+                f"give 0 to {len(self.layout_plan.conversions) - 1}",
+            )
+        conversion = self.layout_plan.conversions[index]
+        planned = self._planned(conversion)
+        total = sum(self.extracted.buffers[c.buffer].nbytes for c in self.layout_plan.conversions)
+        without = solve_without(self.extracted.problem, conversion)
+        return Explanation(
+            planned,
+            planned.bytes / total,
+            self.cost[0],
+            None if without is None else without.cost[0],
+            self.units[0],
+            self._advice(conversion, planned),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON-ready data; the keys are stable."""
+        certificate = self.certificate
+        contract = self.contract.to_dict()
+        return {
+            "target": self.target,
+            "inputs": contract["inputs"],
+            "outputs": contract["outputs"],
+            **({"state": contract["state"]} if "state" in contract else {}),
+            "conversions": [conversion.to_dict() for conversion in self.conversions],
+            "conversion_count": len(self.layout_plan.conversions),
+            "cost": self.cost[0],
+            "cost_unit": self.units[0],
+            "lower_bound": certificate.lower_bound,
+            "optimal": certificate.optimal,
+            "candidates": certificate.candidates,
+            "solver": certificate.solver,
+            "opaque": [
+                {"operator": p.operator, "source": p.source, "reason": reason} for p, reason in self.opaque
+            ],
+            "outside_calls": [
+                {"operator": p.operator, "source": p.source, "reason": reason} for p, reason in self.outside
+            ],
+            "blocks": [{"operator": p.operator, "source": p.source} for p in self.blocks],
+            "ranges": None if self.ranges is None else self.ranges.to_dict(),
+        }
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        certificate, problem = self.certificate, self.extracted.problem
+        operators, configs = problem.size
+        cost = ", ".join(map(_counted, self.cost, self.units))
+        verdict = "optimal" if certificate.optimal else "not proven optimal"
+        bound = _counted(certificate.lower_bound, self.units[0])
+        lines = [
+            *str(self.contract).splitlines(),
+            f"target  {self.target}: {operators} operators, {configs} configurations",
+            *([] if self.ranges is None else [f"sizes   {self.ranges.ranges}"]),
+            f"cost    {cost}{'' if self.ranges is None else f' at {told(self.ranges.cost_at)}'}",
+            f"proof   no plan costs less than {bound}: {verdict} over {certificate.candidates} candidates "
+            f"({certificate.solver})",
+            *([] if self.ranges is None else [f"        {self.ranges}"]),
+            f"conversions  {len(self.layout_plan.conversions) or 'none'}",
+        ]
+        for number, conversion in enumerate(self.conversions):
+            lines += [f"  {number}  {conversion}".replace("\n", "\n   ")]
+        if self.opaque:
+            lines.append("row-major for want of a rule or a kernel")
+            lines += [f"  {place}: {reason}" for place, reason in self.opaque]
+        if self.outside:
+            lines.append(f"outside of what {self.target} computes")
+            lines += [f"  {place}: {reason}" for place, reason in self.outside]
+        if self.float_islands:
+            lines.append("in float32, not in integers")
+            lines += [f"  {place}: {reason}" for place, reason in self.float_islands]
+        if self.blocks:
+            lines.append("cut across each other's dimensions, so kept in blocks")
+            lines += [f"  {place}" for place in self.blocks]
+        return "\n".join(lines)
+
+    # -- telling
+
+    def _planned(self, conversion: Conversion) -> PlannedConversion:
+        info = self.extracted.buffers[conversion.buffer]
+        consumers = dict.fromkeys(self._site_place(i) for i in conversion.consumers)
+        return PlannedConversion(
+            info.root.name,
+            info.shape,
+            order_name(info, conversion.from_order),  # type: ignore[arg-type]
+            order_name(info, conversion.to_order),  # type: ignore[arg-type]
+            info.nbytes,
+            self._site_place(conversion.producer),
+            tuple(consumers),
+        )
+
+    def _site_place(self, index: int) -> Place:
+        site = self.extracted.sites[index]
+        name = site.node.name
+        if site.kind == "state":  # these sites come first, in the program's own sequence
+            return Place("state", self.extracted.annotated.program.state[index].name)
+        told = {"input": Place("contract", name), "output": Place("contract", f"output {name}")}
+        return told.get(site.kind) or Place.of(site.node)
+
+    def _advice(self, conversion: Conversion, planned: PlannedConversion) -> str:
+        """What forces the conversion: the nearest operators on either side that do not take any order."""
+        sites = self.extracted.sites
+        if sites[conversion.producer].kind == "input":
+            return f"promise input {planned.value} in {planned.to_order}, and the caller may save it"
+        if "output" in [sites[i].kind for i in conversion.consumers]:
+            return f"take this output in {planned.from_order}, which the program can give for free"
+        makers, takers = (
+            list(dict.fromkeys(self._pinned(index, forward) for index in indices))
+            for indices, forward in (((conversion.producer,), False), (conversion.consumers, True))
+        )
+        for index in (*makers, *takers):
+            node = sites[index].node
+            if node in self.extracted.outside:
+                how = "row-major, outside" if sites[index].kind == "opaque" else "outside"
+                return f"{self._site_place(index)} runs {how}: {self.extracted.outside[node]}"
+            if sites[index].kind == "opaque":
+                reason = self.extracted.annotated.relations[node].reason
+                return f"{self._site_place(index)} runs row-major: {reason}"
+        for index in (*makers, *takers):
+            if sites[index].node in self.extracted.annotated.blocked:
+                place = self._site_place(index)
+                return f"{place} cuts dimensions where another operator does not: other sizes would avoid it"
+        giver, taker = planned.producer.operator, planned.consumers[0].operator
+        before = f" (its operand comes from {self._site_place(makers[0])})" * (
+            makers != [conversion.producer]
+        )
+        behind = f" for {self._site_place(takers[0])}" * (takers[0] not in conversion.consumers)
+        return (
+            f"{giver} gives {planned.from_order} at no cost{before}, {taker} takes {planned.to_order}{behind}"
+        )
+
+    def _pinned(self, index: int, forward: bool) -> int:
+        """The nearest site to `index` that does not take any order, itself perhaps, as far as no conversion
+        lies between; `index` where there is none."""
+        sites, seen = self.extracted.sites, [index]
+        for at in seen:
+            site = sites[at]
+            if site.kind not in _FREE or site.forms != ("*",):
+                return at
+            linked = {view.buffer for view in (site.writes if forward else site.reads)}
+            converted = {i for c in self.layout_plan.conversions if c.buffer in linked for i in c.consumers}
+            for other, neighbour in enumerate(sites):
+                touches = neighbour.reads if forward else neighbour.writes
+                apart = (other if forward else at) in converted
+                if other not in seen and not apart and any(view.buffer in linked for view in touches):
+                    seen.append(other)
+        return index
+
+
+# Kinds of sites that take any order, if their forms let them.
+_FREE = ("agnostic", "expand", "reduce", "state")
+
+
+def order_name(info: BufferInfo, order: Sequence[int]) -> str:
+    """An order of a buffer's axes by name: a dim order where dimensions stay whole, else one letter per axis.
+
+    The axes of a dimension that is cut are numbered from the outermost: `H W C1 C0, where C = 2·58`.
+    """
+    shape, owner, sizes = info.shape, info.tensor.dims, info.tensor.sizes
+    dims = [owner[axis] for axis in order]
+    runs = [d for i, d in enumerate(dims) if i == 0 or dims[i - 1] != d]
+    in_order = all(a < b for a, b in itertools.pairwise(order) if owner[a] == owner[b])
+    if in_order and len(runs) == len(set(runs)):
+        ones = [d for d, size in enumerate(shape) if size == 1]
+        return describe(DimOrder(*ones, *runs).canonical(shape)) if shape else "scalar"
+    letters = _LETTERS.get(len(shape)) or [f"d{d}_" for d in range(len(shape))]
+    pieces = {d: [axis for axis in range(len(owner)) if owner[axis] == d] for d in sorted(set(dims))}
+    axes = (
+        f"{letters[owner[a]]}{pieces[owner[a]].index(a) if len(pieces[owner[a]]) > 1 else ''}" for a in order
+    )
+    cuts = (
+        f"{letters[d]} = {'·'.join(str(sizes[axis]) for axis in axes_)}"
+        for d, axes_ in pieces.items()
+        if len(axes_) > 1
+    )
+    return f"{' '.join(axes)}, where {', '.join(cuts)}"
+
+
+def _counted(value: int, unit: str) -> str:
+    """A cost in its unit's plural, or singular."""
+    return f"{value:,} {unit.removesuffix('s') if value == 1 else unit}"

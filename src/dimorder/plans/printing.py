@@ -1,0 +1,337 @@
+"""Decides how a captured or physical program is told to a reader: a table with one line a value.
+
+Views are free, and so are copies that make an operator's result dense: they have no lines of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from dimorder.capture.captured import Captured, where
+from dimorder.capture.state import left_in_state
+from dimorder.contract import TensorSpec, describe
+from dimorder.graph.exported import state_of
+from dimorder.layout.annotate import is_result
+from dimorder.ops.builder import origin_of
+from dimorder.ops.operator import results
+from dimorder.plans.network_plan import NetworkPlan, order_name
+
+aten = torch.ops.aten
+
+# Arguments that say nothing where they have these values; torch's own defaults are left out as well.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "stride": (1,),
+    "padding": (0,),
+    "dilation": (1,),
+    "output_padding": (0,),
+    "groups": (1,),
+    "ceil_mode": (False,),
+    "count_include_pad": (True,),
+    "divisor_override": (None,),
+    "bias": (None,),
+    "transposed": (False,),
+}
+_IN_THE_SHAPE = ("size", "shape")  # arguments that the result's own shape tells
+
+_SIZES = ("kernel_size", "stride", "dilation", "output_size")  # written as shapes are: 3×2
+
+_LETTERS = {2: "NC", 3: "NCL", 4: "NCHW", 5: "NCDHW"}
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A value: its name, its shape, its order where that is known, and what it is."""
+
+    name: str
+    shape: str
+    order: str
+    told: str
+
+
+def captured_text(program: Captured) -> str:
+    """A captured program: each call with its shape, its operands and its place in the source.
+
+    >>> from dimorder.capture.captured import capture
+    >>> print(captured_text(capture(torch.nn.Linear(3, 5), (torch.ones(2, 3),))).rsplit("  #")[0])
+    input   2×3  input
+    linear  2×5  linear(input, weight[5×3], bias[5])
+    """
+    names = _Names()
+    texts: dict[Node, str] = {}
+    lines: list[_Line] = []
+    told = {node: (name, "input") for node, name in zip(program.inputs, program.input_names, strict=True)}
+    for (node, _), buffer in zip(program.carried, program.state, strict=True):
+        told[node] = buffer.name, "state"
+    for node in program.nodes:
+        if node.op == "get_attr":
+            texts[node] = f"{node.target}[{_shape(node)}]"
+        elif node.op == "placeholder":
+            name, kind = told[node]
+            texts[node] = names.new(name)
+            lines.append(_Line(texts[node], _shape(node), "", kind))
+        elif is_result(node):
+            texts[node] = f"{texts[node.all_input_nodes[0]]}.{node.args[1]}"
+        elif node.op == "call_function":
+            texts[node] = names.new(_short(node))
+            lines.append(_Line(texts[node], _shape(node), "", f"{_call(node, texts)}  # {where(node)}"))
+    for (_, node), buffer in zip(program.carried, program.state, strict=True):
+        lines.append(_Line(buffer.name, "", "", f"from now on {texts[node]}"))
+    lines += [_Line(f"output{i}", "", "", texts[node]) for i, node in enumerate(program.outputs)]
+    return _table(lines)
+
+
+def physical_text(program: ExportedProgram, plan: NetworkPlan) -> str:
+    """A physical program: shapes as they lie in memory, orders, conversions, what is outside.
+
+    >>> from dimorder.api import plan
+    >>> from dimorder.layout.rewrite import rewrite
+    >>> found = plan(torch.nn.Conv2d(3, 8, 3), (torch.ones(2, 3, 5, 7),), output_orders="NHWC")
+    >>> print(physical_text(rewrite(found.extracted, found.layout_plan, found.contract), found))
+    input       2×3×5×7  NCHW  input
+    input.NHWC  2×5×7×3  NHWC  convert input, 840 bytes
+    conv2d      2×3×5×8  NHWC  conv2d_nhwc(input.NHWC, weight[8×3×3×3], bias[8])
+    output0     2×3×5×8  NHWC  conv2d
+    """
+    return _table(_PhysicalText(program, plan).lines())
+
+
+class _PhysicalText:
+    """What each node of a physical program is called where it is read."""
+
+    def __init__(self, program: ExportedProgram, plan: NetworkPlan) -> None:
+        self.program, self.plan, self.extracted = program, plan, plan.extracted
+        self.names = _Names()
+        self.texts: dict[Node, str] = {}
+        self.values: dict[Node, str] = {}  # the line that a node is of
+        specs = program.graph_signature.input_specs
+        self.given = [s.arg.name for s in specs if s.kind is InputKind.USER_INPUT]
+        self.state = state_of(program)
+        constant = (s for s in specs if s.kind is not InputKind.USER_INPUT and s.arg.name not in self.state)
+        self.held = {s.arg.name: str(s.target) for s in constant}
+        self.symbols = _symbols(program, dict(zip(self.given, plan.contract.inputs, strict=True)))
+
+    def lines(self) -> Iterator[_Line]:
+        contract = self.plan.contract
+        promised = dict(zip(self.given, contract.inputs, strict=True))
+        for node in self.program.graph.nodes:
+            if node.name in self.held:
+                # A second order of one weight is weight__1; the first has no need of a number.
+                name = self.held[node.name].removesuffix("__0")
+                self._tell(node, f"{name}[{self._shape(node)}]")
+            elif node.name in self.state:
+                self._tell(node, self.names.new(self.state[node.name]))
+                yield _Line(self.texts[node], self._shape(node), self._order(node), "state")
+            elif node.op == "placeholder":
+                spec = promised[node.name]
+                self._tell(node, self.names.new(spec.name))
+                shape = spec.dim_order.physical_shape(spec.shape)
+                yield _Line(self.texts[node], _sizes(shape), _letters(describe(spec.dim_order)), "input")
+            elif node.op == "call_function" and isinstance(node.meta["val"], torch.SymInt):
+                self._tell(node, self._size(node.meta["val"]))
+            elif node.op == "call_function":
+                yield from self._call(node)
+        for name, node in left_in_state(self.program).items():
+            yield _Line(name, self._shape(node), self._order(node), f"from now on {self.values[node]}")
+        outputs: Any = self.program.graph.output_node().args[0]
+        for node, spec in zip(outputs[len(self.state) :], contract.outputs, strict=True):
+            shape = spec.dim_order.physical_shape(spec.shape)
+            yield _Line(spec.name, _sizes(shape), _letters(describe(spec.dim_order)), self.values[node])
+
+    def _call(self, node: Node) -> Iterator[_Line]:
+        source: Any = node.args[0] if node.args else None
+        converts = bool(origin_of(node).get("converts"))
+        if node.target is aten.view.default:
+            self._tell(node, f"{self.values[source]} as {self._shape(node)}", self.values[source])
+        elif node.target is aten.permute.default:
+            self._tell(node, self._permuted(node, source, converts), self.values[source])
+        elif node.target is aten.clone.default and not converts:
+            if not is_result(source):
+                self._tell(node, self.texts[source], self.values[source])
+                return
+            self._tell(node, self.values[source])
+        elif is_result(node):
+            self._tell(node, f"{self.values[source]}.{node.args[1]}")
+        elif converts:
+            yield self._converted(node, source)
+        else:
+            self._tell(node, self.names.new(_short(node)))
+            outside = "outside: " if self._is_outside(node) else ""
+            yield _Line(
+                self.texts[node], self._shape(node), self._order(node), f"{outside}{_call(node, self.texts)}"
+            )
+
+    def _permuted(self, node: Node, source: Node, converts: bool) -> str:
+        """A view with other dimensions; at the contract's side it is of the memory that is told already."""
+        dims: Any = node.args[1]
+        at_boundary = source.op == "placeholder" or all(user.op == "output" for user in node.users)
+        if converts or at_boundary:
+            return self.values[source]
+        if list(dims) == [*range(len(dims) - 2), len(dims) - 1, len(dims) - 2]:
+            text = self.texts[source]
+            return f"({text})ᵀ" if " " in text else f"{text}ᵀ"
+        return f"{self.texts[source]} permuted {','.join(map(str, dims))}"
+
+    def _converted(self, node: Node, permuted: Node) -> _Line:
+        source = self.values[permuted]
+        order = self._order(node)
+        name = self.names.new(f"{source.split('.')[0]}.{order.replace(' ', '')}")
+        self._tell(node, name)
+        value = node.meta["val"]
+        moved = value.numel() * value.element_size()
+        told = f"{moved:,}" if isinstance(moved, int) else self._size(moved)
+        return _Line(name, self._shape(node), order, f"convert {source}, {told} bytes")
+
+    def _shape(self, node: Node) -> str:
+        return ", ".join(_sizes([self._size(size) for size in value.shape]) for value in results(node))
+
+    def _size(self, size: Any) -> str:
+        """A size, a symbolic one by the contract's names."""
+        return str(size) if isinstance(size, int) else str(size.node.expr.xreplace(self.symbols))
+
+    def _tell(self, node: Node, text: str, value: str | None = None) -> None:
+        self.texts[node], self.values[node] = text, text if value is None else value
+
+    def _order(self, node: Node) -> str:
+        """The order of what a node holds, or else what its operator makes of it: a view, a result, a copy."""
+        holders = [node]
+        for holder in holders:
+            origin = origin_of(holder)
+            if "buffer" in origin:
+                return _letters(order_name(self.extracted.buffers[origin["buffer"]], origin["order"]))
+            holders += [
+                user
+                for user in holder.users
+                if (user.target in (aten.clone.default, aten.view.default) or is_result(user))
+                and origin_of(user).get("site") == origin.get("site")
+                and not origin_of(user).get("converts")
+            ]
+        return ""
+
+    def _is_outside(self, node: Node) -> bool:
+        site = origin_of(node).get("site")
+        return site is not None and self.extracted.sites[site].node in self.extracted.outside
+
+
+class _Names:
+    """Names of values, numbered from the second of a kind on."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+
+    def new(self, name: str) -> str:
+        self.counts[name] += 1
+        return name if self.counts[name] == 1 else f"{name}_{self.counts[name]}"
+
+
+def _symbols(program: ExportedProgram, promised: Mapping[str, TensorSpec]) -> dict[Any, Any]:
+    """What torch's symbols are in the contract's."""
+    found = {}
+    for node in program.graph.nodes:
+        if node.name in promised:
+            for size, name in zip(node.meta["val"].shape, promised[node.name].boundary_shape, strict=True):
+                if isinstance(name, str):
+                    step, root = size.node.expr.as_coeff_Mul()
+                    found[root] = sympy.Symbol(name, integer=True, positive=True) / step
+    return found
+
+
+def _short(node: Node) -> str:
+    """An operator's name without its order: `conv2d` of `dimorder.conv2d_nhwc`."""
+    name = _operator(node)
+    for order in ("_nhwc", "_ndhwc", "_last"):
+        name = name.removesuffix(order)
+    return name
+
+
+def _operator(node: Node) -> str:
+    return str(getattr(node.target, "_opname", getattr(node.target, "__name__", node.target)))
+
+
+def _call(node: Node, texts: Mapping[Node, str]) -> str:
+    """A call with its tensors first, then by name what else is not as usual."""
+    if node.target is aten.slice.Tensor:
+        x, dim, begin, end, *step = node.args
+        stride = f":{step[0]}" if step and step[0] != 1 else ""
+        return f"slice({texts[x]}, dim {dim}, {begin}:{end}{stride})"  # type: ignore[index]
+    assert isinstance(node.target, torch._ops.OpOverload), f"{node} is no operator of torch"
+    parts, parameters = [], node.target._schema.arguments
+    given = [*node.args, *(node.kwargs.get(p.name, p.default_value) for p in parameters[len(node.args) :])]
+    for parameter, argument in zip(parameters, given, strict=True):
+        if _holds_tensor(argument):
+            parts.append(_value(argument, texts))
+        elif _is_told(parameter, argument):
+            alone = parameter.name in ("self", "other")
+            told = _sized(argument) if parameter.name in _SIZES else _value(argument, texts)
+            parts.append(told if alone else f"{parameter.name} {told}")
+    return f"{_operator(node)}({', '.join(parts)})"
+
+
+def _sized(argument: Any) -> str:
+    sizes = argument if isinstance(argument, (list, tuple)) else [argument]
+    return str(sizes[0]) if len(set(sizes)) == 1 else _sizes(sizes)
+
+
+def _holds_tensor(argument: Any) -> bool:
+    return isinstance(argument, Node) or (
+        isinstance(argument, (list, tuple)) and any(isinstance(item, Node) for item in argument)
+    )
+
+
+def _is_told(parameter: Any, argument: Any) -> bool:
+    if parameter.name in _IN_THE_SHAPE:
+        return False
+    if parameter.has_default_value() and argument == parameter.default_value:
+        return False
+    values = argument if isinstance(argument, (list, tuple)) and argument else [argument]
+    return not all(value in _NEUTRAL.get(parameter.name, ()) for value in values)
+
+
+def _value(argument: Any, texts: Mapping[Node, str]) -> str:
+    if isinstance(argument, Node):
+        return texts[argument]
+    if not isinstance(argument, (list, tuple)):
+        return f"{argument:.6g}" if isinstance(argument, float) else str(argument)
+    if argument and len(set(map(str, argument))) == 1 and not _holds_tensor(argument):
+        return str(argument[0])
+    return f"[{', '.join(_value(item, texts) for item in argument)}]"
+
+
+def _shape(node: Node) -> str:
+    return ", ".join(_sizes(value.shape) for value in results(node))
+
+
+def _sizes(shape: Sequence[Any]) -> str:
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def _letters(order: str) -> str:
+    """One letter a dimension, `NHWC` of `NHWC (0, 2, 3, 1)`; where some are cut, one an axis."""
+    axes, _, cuts = order.partition(", where")
+    if cuts or "(" not in axes:
+        return axes
+    dims = [int(d) for d in axes[axes.index("(") + 1 : -1].split(",") if d.strip()]
+    letters = _LETTERS.get(len(dims), "0123456789")
+    return "".join(letters[d] for d in dims)
+
+
+def _table(lines: Iterable[_Line]) -> str:
+    rows = list(lines)
+    widths = [
+        max((len(text) for text in column), default=0)
+        for column in zip(*((row.name, row.shape, row.order) for row in rows), strict=True)
+    ]
+    texts = []
+    for row in rows:
+        cells = zip((row.name, row.shape, row.order), widths, strict=True)
+        columns = [f"{text:{width}}" for text, width in cells if width]
+        texts.append("  ".join([*columns, row.told]).rstrip())
+    return "\n".join(texts)

@@ -1,0 +1,74 @@
+"""Decides how the order of a program's state is told and explained: the plan chose it, with all else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dimorder.contract import StateSpec
+from dimorder.layout.problem import Extracted
+from dimorder.layout.rewrite import carried_by
+from dimorder.planning.plan import LayoutPlan
+from dimorder.planning.problem import InvalidChoice
+from dimorder.planning.solve import solve
+from dimorder.plans.network_plan import NetworkPlan, order_name
+
+
+@dataclass(frozen=True)
+class StateExplanation:
+    """Why a buffer of the state lies as it does. `cost_otherwise` is the best plan's cost if it were in any
+    other order, None if no plan has another."""
+
+    state: StateSpec
+    cost: int
+    cost_otherwise: int | None
+    unit: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "state": self.state.to_dict(),
+            "cost": self.cost,
+            "cost_otherwise": self.cost_otherwise,
+            "cost_unit": self.unit,
+        }
+
+    def __str__(self) -> str:
+        if self.cost_otherwise is None:
+            reason = "no plan has it in another order"
+        elif self.cost_otherwise == self.cost:
+            reason = f"in another order the best plan costs the same {self.cost:,} {self.unit}"
+        else:
+            reason = (
+                f"in another order the best plan costs {self.cost_otherwise:,} {self.unit} "
+                f"instead of {self.cost:,}"
+            )
+        return f"state {self.state.name}: {self.state.order} at entry and exit\n    {reason}"
+
+
+def state_specs(extracted: Extracted, plan: LayoutPlan) -> tuple[StateSpec, ...]:
+    """The state of a program in the orders of a plan."""
+    specs = []
+    for buffer, carried in zip(extracted.annotated.program.state, carried_by(extracted, plan), strict=True):
+        info = extracted.buffers[carried.found.buffer]
+        dtype = str(buffer.initial.dtype).removeprefix("torch.")
+        specs.append(StateSpec(buffer.name, info.shape, dtype, order_name(info, carried.order)))
+    return tuple(specs)
+
+
+def explain_state(plan: NetworkPlan) -> list[StateExplanation]:
+    """Of each buffer of the state, what the plan would cost if it lay otherwise."""
+    problem = plan.extracted.problem
+    carrying = [index for index, step in enumerate(problem.steps) if step.carries]
+    found = []
+    for index, spec in zip(carrying, plan.contract.state, strict=True):
+        step, chosen = problem.steps[index], plan.layout_plan.choice[index]
+        others = tuple(config for i, config in enumerate(step.configs) if i != chosen)
+        cost: int | None = None
+        if others:
+            steps = (*problem.steps[:index], replace(step, configs=others), *problem.steps[index + 1 :])
+            try:
+                cost = solve(replace(problem, steps=steps)).cost[0]
+            except InvalidChoice:  # conversions that are not offered
+                cost = None
+        found.append(StateExplanation(spec, plan.cost[0], cost, plan.units[0]))
+    return found

@@ -1,0 +1,109 @@
+"""Decides how a program with symbolic sizes becomes one of fixed sizes: each number that is computed from
+them is known, and so is every shape.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node, map_arg
+from torch.utils import _pytree as pytree
+
+from dimorder.capture.captured import operator_name, where
+from dimorder.errors import UnsupportedError
+from dimorder.graph.exported import keep_names, remade
+
+
+def specialised(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
+    """The program of the sizes that the leaves of a call have; `sizes` are these, in words.
+
+    Names, source lines and parameters stay what they are. Raises `UnsupportedError` where an operator does
+    not take such sizes.
+
+    >>> class Rows(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.reshape(x.shape[0] * 3, -1)
+    >>> batch = torch.export.Dim("N", min=1, max=16)
+    >>> program = torch.export.export(Rows(), (torch.ones(2, 3, 5),), dynamic_shapes=({0: batch},))
+    >>> fixed = specialised(program, (torch.ones(7, 3, 5),), "N = 7")
+    >>> [node.args[1] for node in fixed.graph.nodes if node.op == "call_function"]
+    [[21, -1]]
+    """
+    graph = copy.deepcopy(exported.graph)
+    keep_names(graph, exported.graph)
+    held = {**exported.state_dict, **exported.constants}
+    feed = iter(leaves)
+    placed = {
+        spec.arg.name: next(feed) if spec.kind == InputKind.USER_INPUT else held[str(spec.target)]
+        for spec in exported.graph_signature.input_specs
+    }
+    known: dict[Node, Any] = {}
+    with FakeTensorMode() as mode, torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                value = placed[node.name]
+                value = (
+                    mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+                )
+            elif node.op == "call_function":
+                value = _value(node, known, sizes)
+            elif node.op == "get_attr":
+                place = " and ".join(f"{operator_name(user)} ({where(user)})" for user in node.users)
+                found, fix = "control flow with symbolic sizes", "decide it before export, or fix the sizes"
+                raise UnsupportedError(place or operator_name(node), found, fix)
+            else:
+                node.meta.pop("val", None)  # of symbols; a program that was loaded has one here
+                continue
+            known[node] = node.meta["val"] = value
+    for node in reversed(graph.nodes):
+        node.args, node.kwargs = (
+            map_arg(each, lambda n: known[n] if _is_number(n, known) else n)
+            for each in (node.args, node.kwargs)
+        )
+        if _is_number(node, known) or (node.op == "call_function" and known[node] is None):
+            graph.erase_node(node)
+    if any(isinstance(result, (int, float)) for result in pytree.tree_leaves(graph.output_node().args)):
+        found = "a size among what the network returns"
+        raise UnsupportedError("output", found, "return tensors: their shapes tell their sizes")
+    args, kwargs = pytree.tree_unflatten(list(leaves), exported.call_spec.in_spec)
+    call = (tuple(args), dict(kwargs))
+    return remade(exported, root=torch.nn.Module(), graph=graph, range_constraints={}, example_inputs=call)
+
+
+def resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor of another shape: its elements, repeated or cut off along each dimension.
+
+    >>> resized(torch.tensor([[1, 2], [3, 4]]), (3, 1))
+    tensor([[1],
+            [3],
+            [1]])
+    """
+    for d, size in enumerate(shape):
+        if tensor.shape[d] != size:
+            tensor = tensor.index_select(d, torch.arange(size, device=tensor.device) % tensor.shape[d])
+    return tensor
+
+
+def _value(node: Node, known: dict[Node, Any], sizes: str) -> Any:
+    args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+    target: Any = node.target
+    try:
+        return target(*args, **kwargs)
+    except Exception as error:  # whatever an operator says of sizes that it does not take
+        told = next(iter(str(error).strip().splitlines()), "")
+        raise UnsupportedError(
+            f"{operator_name(node)} ({where(node)}), at {sizes}",
+            f"{type(error).__name__}: {told}",
+            "narrow the range of sizes, or make the network take them all",
+        ) from error
+
+
+def _is_number(node: Node, known: dict[Node, Any]) -> bool:
+    """Whether a node computes a size, or what is computed from sizes."""
+    return node.op == "call_function" and isinstance(known[node], (int, float))

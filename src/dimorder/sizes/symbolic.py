@@ -1,0 +1,177 @@
+"""Decides how one exported program with symbolic sizes is made of the programs of several sizes.
+
+Nothing is traced with symbols: torch would fix a size wherever one of its operators compares it. The shape of
+each value follows from those that it has in the programs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph, Node, map_arg
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from dimorder.graph.exported import remade
+from dimorder.graph.tracing import MOST, at_most, shape_of
+from dimorder.sizes.merge_specializations import SizesError, Unifier, broadcast_row, formula
+
+
+@dataclass(frozen=True)
+class SizeTable:
+    """The sizes of a network in torch's symbols, by what they are at several points.
+
+    `mode` makes tensors of such sizes, `ranges` are those of the symbols, as an exported program has them.
+    """
+
+    known: Mapping[tuple[int, ...], SymInt]
+    mode: FakeTensorMode
+    ranges: Mapping[Any, Any]
+
+    def size(self, values: Sequence[int]) -> int | SymInt | None:
+        """The size that has these values at the points; None where none of the network's makes it."""
+        if len(set(values)) == 1:
+            return values[0]
+        if tuple(values) in self.known:
+            return self.known[tuple(values)]
+        found = formula(values, list(self.known))
+        return None if found is None else found(list(self.known.values()))
+
+    def most(self, values: Sequence[int]) -> int:
+        """What the size that has these values at the points is at most; `sys.maxsize` where none is known."""
+        size = self.size(values)
+        return sys.maxsize if size is None else at_most(size)
+
+    def formula(
+        self, values: Sequence[int], others: Sequence[Sequence[int]]
+    ) -> Callable[[Sequence[Any]], Any] | None:
+        """How the size that has these values is made of sizes that have those, as torch has it: with floors.
+
+        None where it is made of something else.
+        """
+        size, roots = self.size(values), dict[Any, tuple[int, int]]()
+        for place, each in enumerate(others):
+            step, root = (
+                self.known[tuple(each)].node.expr.as_coeff_Mul() if tuple(each) in self.known else (1, None)
+            )
+            roots.setdefault(root, (place, int(step)))
+        if not isinstance(size, SymInt) or not size.node.expr.free_symbols <= roots.keys():
+            return None
+        expression = size.node.expr
+        needed = {root: roots[root] for root in expression.free_symbols}
+
+        def compute(sizes: Sequence[Any]) -> Any:
+            given = {
+                root: sizes[place] if step == 1 else sizes[place] // step
+                for root, (place, step) in needed.items()
+            }
+            return sympy_interp(PythonReferenceAnalysis, given, expression)
+
+        return compute
+
+    def tensor(self, values: Sequence[Tensor]) -> Tensor | None:
+        """A tensor without data that has these shapes at the points; None where a size is not known."""
+        shape = [self.size(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
+        if None in shape:
+            return None
+        first, sizes = values[0], [size for size in shape if size is not None]
+        with self.mode:
+            return torch.empty_strided(sizes, _strides(first, sizes), dtype=first.dtype, device=first.device)
+
+
+def note_most(programs: Sequence[Graph], sizes: SizeTable) -> None:
+    """Notes on each convolution of a network at several sizes, and on what it reads, how large that is at
+    most (see `tracing.most_of`)."""
+    convolutions = (
+        graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default) for graph in programs
+    )
+    for row in zip(*convolutions, strict=False):
+        for nodes in (row, [node.all_input_nodes[0] for node in row]):
+            most = tuple(map(sizes.most, zip(*map(shape_of, nodes), strict=False)))
+            for node in nodes:
+                node.meta[MOST] = most
+
+
+def symbolic(programs: Sequence[ExportedProgram], sizes: SizeTable) -> ExportedProgram:
+    """One program for all sizes, of those at the points of a table.
+
+    Raises `UnsupportedError` for the first operator of which no such program can be made.
+    """
+    first = programs[0]
+    state, broadcast = _constants(programs)
+    unifier = Unifier([program.graph for program in programs])
+    graph = unifier.unified(broadcast)
+    targets = {
+        s.arg.name: s.target for s in first.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT
+    }
+    rows = {unifier.made[row[0]]: row for row in unifier.rows if row[0] in unifier.made}
+    for node in graph.nodes:
+        if node.name in targets:
+            node.meta["val"] = sizes.mode.from_tensor(state[str(targets[node.name])], static_shapes=True)
+        elif node in rows:
+            node.meta["val"] = _value(rows[node], sizes, broadcast.get(rows[node][0].name))
+        elif node.op == "call_function":  # a number that is made of sizes
+            args = map_arg(node.args, lambda read: read.meta["val"])
+            node.meta["val"] = node.target(*args)
+    ranges = dict(sizes.ranges)
+    return remade(first, root=torch.nn.Module(), graph=graph, state_dict=state, range_constraints=ranges)
+
+
+def _constants(programs: Sequence[ExportedProgram]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
+    """The constants, with a size of 1 where it varies, and by the names of their nodes those that do."""
+    state: dict[str, Tensor] = {}
+    broadcast: dict[str, list[Tensor]] = {}
+    nodes = {node.name: node for node in programs[0].graph.nodes}
+    for spec in programs[0].graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            continue
+        held = [p.state_dict[str(spec.target)] for p in programs if str(spec.target) in p.state_dict]
+        row = broadcast_row(held) if len(held) == len(programs) else None
+        if row is None:
+            user = next(iter(nodes[spec.arg.name].users))
+            raise SizesError(user, f"the constant {spec.target}, which is another one for each size")
+        state[str(spec.target)] = row
+        if len({tensor.shape for tensor in held}) > 1:
+            broadcast[spec.arg.name] = held
+    return state, broadcast
+
+
+def _value(row: Sequence[Node], sizes: SizeTable, repeated: Sequence[Tensor] | None) -> Any:
+    """What a node gives, of what its twins give in their programs: or of a constant that is repeated."""
+    columns = [pytree.tree_leaves(node.meta["val"]) for node in row]
+    if repeated is not None:
+        one = broadcast_row(repeated)
+        columns = [[one.expand(each.shape)] for each in repeated if one is not None]
+    made = [sizes.tensor(each) for each in zip(*columns, strict=True)]
+    if None in made:
+        shapes = " or ".join(str(tuple(shape)) for shape in map(_shape, columns))
+        raise SizesError(row[0], f"the shape {shapes}, which is made of no sizes of the network")
+    return pytree.tree_unflatten(made, pytree.tree_structure(row[0].meta["val"]))
+
+
+def _shape(leaves: Sequence[Tensor]) -> Sequence[int]:
+    return leaves[0].shape
+
+
+def _strides(like: Tensor, shape: Sequence[Any]) -> list[Any]:
+    """The strides of a dense tensor of that shape, in the sequence of the dimensions of `like`; one that is
+    repeated keeps its stride of 0."""
+    strides: list[Any] = [0] * len(shape)
+    step: Any = 1
+    for d in sorted(_moving(like), key=lambda d: (like.stride(d), -d)):
+        strides[d] = step
+        step = step * shape[d]
+    return strides
+
+
+def _moving(like: Tensor) -> Iterator[int]:
+    return (d for d in range(like.dim()) if like.stride(d) or like.shape[d] == 1)

@@ -1,0 +1,451 @@
+"""Decides which sizes of a network are symbols, and how the network is had at given sizes.
+
+A network is exported once, with its symbols: that program is what "the same numbers" means. The pipeline
+works on programs of fixed sizes that are made of it, at a few *points*: a size for each symbol.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch._guards import detect_fake_mode
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from dimorder.capture.captured import arguments, export, told_apart
+from dimorder.capture.check_size_assertions import MOST
+from dimorder.contract import Contract, Size, Symbol
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.sizes.specialize_shapes import resized, specialised
+from dimorder.sizes.symbolic import SizeTable
+
+Point = Mapping[str, int]  # a size for each symbol, by its name
+
+_MAX_SPECIMENS = 3  # two tell an affine function of a size, the third that it is one
+_CANDIDATES = {1: 24, 2: 10, 3: 6}  # sizes of each symbol that are looked at, by the number of symbols
+
+
+@dataclass(frozen=True)
+class RangedProgram:
+    """An exported program some sizes of which are symbols, each with its range.
+
+    `examples` are the leaves of the call that it was exported with. `roots` are torch's own symbols: a size
+    is `step` times its root.
+    """
+
+    exported: ExportedProgram
+    examples: tuple[Any, ...]
+    symbols: tuple[Symbol, ...]
+    roots: Mapping[str, sympy.Symbol]
+
+    def at(self, point: Point) -> ExportedProgram:
+        """The program with these sizes fixed, its example inputs of such sizes.
+
+        Raises `UnsupportedError` where it cannot be called so.
+        """
+        leaves = tuple(
+            resized(leaf, self._shape(node.meta["val"].shape, point))
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for node, leaf in zip(given(self.exported), self.examples, strict=True)
+        )
+        return specialised(self.exported, leaves, told(point))
+
+    def rewritten(self, rewrite: Callable[[ExportedProgram], ExportedProgram]) -> RangedProgram:
+        """Of a program that gives the same numbers, with the same symbols."""
+        return replace(self, exported=rewrite(self.exported))
+
+    @property
+    def input_shapes(self) -> list[tuple[Size, ...]]:
+        """The shapes of the tensors among the inputs, in their sequence and by the symbols' names."""
+        return self._named(given(self.exported))
+
+    @property
+    def output_shapes(self) -> list[tuple[Size, ...]]:
+        """The shapes of the tensors among the outputs."""
+        results: Any = self.exported.graph.output_node().args[0]
+        return self._named([node for node in results if isinstance(node, Node)])
+
+    @property
+    def corners(self) -> list[Point]:
+        """The ends of the ranges, in all combinations."""
+        return _points(self.symbols, [list(dict.fromkeys(_ends(symbol))) for symbol in self.symbols])
+
+    @property
+    def middle(self) -> Point:
+        """The geometric middle of each range: no end of it, where there is something between."""
+        return {symbol.name: _middle(symbol) for symbol in self.symbols}
+
+    @property
+    def tried(self) -> list[Point]:
+        """Where a program is run before it is handed out: at the corners and in the middle; at an even size
+        of a symbol whose sizes are odd there, as at the specimens; and where a number that the network
+        computes of sizes is another one than at all of these."""
+        points = [*self.corners, self.middle]
+        even = {
+            symbol.name: size - symbol.step if size > symbol.minimum else size + symbol.step
+            for symbol in self.symbols
+            if all(point[symbol.name] // symbol.step % 2 for point in points)
+            and len(sizes_of(symbol)) > 1
+            and (size := self.middle[symbol.name])
+        }
+        points += [{**self.middle, **even}] if even else []
+        for number in self._numbers:
+            if len({self._size(number, point) for point in (*points, *self.specimens())}) == 1:
+                points += itertools.islice(self._where_else(number, points[0]), 1)
+        return points
+
+    @cached_property
+    def _numbers(self) -> list[Any]:
+        """What the network computes of sizes, each once."""
+        values = (node.meta.get("val") for node in self.exported.graph.nodes)
+        return list({str(v): v for v in values if isinstance(v, torch.SymInt)}.values())
+
+    def _where_else(self, number: Any, point: Point) -> Iterator[Point]:
+        """Points at which a number is another one than at this one, by the sizes of its own symbols."""
+        own = [s for s in self.symbols if self.roots[s.name] in number.node.expr.free_symbols]
+        known = self._size(number, point)
+        for sizes in itertools.islice(itertools.product(*map(sizes_of, own)), MOST):
+            other = {**self.middle, **{s.name: size for s, size in zip(own, sizes, strict=True)}}
+            if self._size(number, other) != known:
+                yield other
+
+    def point(self, sizes: Point) -> Point:
+        """A point with these sizes, and with those of the middle where none is given.
+
+        Raises `UsageError` for a symbol that there is not, and for a size outside of its range.
+        """
+        known = {symbol.name: symbol for symbol in self.symbols}
+        for name, size in sizes.items():
+            if name not in known:
+                found = f"no symbol {name!r}"
+                raise UsageError("cost_at", found, f"give sizes of {', '.join(known)}")
+            if size not in sizes_of(known[name]):
+                raise UsageError("cost_at", f"{name} = {size}", f"give a size of {known[name]}")
+        return {**self.middle, **sizes}
+
+    def promise(self, contracts: Sequence[Contract]) -> Contract:
+        """The contract for all sizes, of those at several points."""
+        first = contracts[0]
+        inputs, outputs = (
+            tuple(replace(spec, shape=shape) for spec, shape in zip(specs, shapes, strict=True))
+            for specs, shapes in ((first.inputs, self.input_shapes), (first.outputs, self.output_shapes))
+        )
+        return Contract(inputs, outputs, self.symbols)
+
+    def specimens(self, wanted: Point | None = None) -> list[Point]:
+        """The points at which the program is planned.
+
+        As far as that can be, no size at them is 1, or another one by chance, and none can be divided that
+        not every size can: they are odd primes times a step. Each size that varies is another one at each of
+        them. `wanted` is the first where what happens there does not follow from others, and no size at it
+        is 1.
+
+        Raises `UnsupportedError` where a range has too few sizes.
+        """
+        varying, constant = self._sizes
+
+        def chance(point: Point) -> tuple[int, int]:
+            values = [self._size(size, point) for size in varying]
+            alike = len(values) - len(set(values)) + sum(value in constant for value in values)
+            roots = [point[symbol.name] // symbol.step for symbol in self.symbols]
+            odd = 10 * sum(not _is_odd_prime(root) for root in roots)
+            return 1000 * sum(value < 2 for value in values) + odd + alike, math.prod(point.values())
+
+        found = list[Point]()
+        if wanted is not None and chance(wanted)[0] < 1000 and not self.is_affine():
+            found.append(wanted)
+        count = _CANDIDATES.get(len(self.symbols), 4)
+        points = sorted(_points(self.symbols, [_some(s, count) for s in self.symbols]), key=chance)
+        telling = [size for size in varying if len({self._size(size, p) for p in points}) >= _MAX_SPECIMENS]
+
+        def repeats(point: Point) -> bool:
+            return any(self._size(size, point) == self._size(size, p) for size in telling for p in found)
+
+        for point in itertools.chain((p for p in points if not repeats(p)), points):
+            if len(found) < _MAX_SPECIMENS and _are_apart([*found, point]):
+                found.append(point)
+        if len(found) < min(
+            _MAX_SPECIMENS, len(self.symbols) + 1
+        ):  # or one symbol could be taken for another
+            ranges = ", ".join(map(str, self.symbols))
+            fix = (
+                "give ranges of three sizes above 1 at least, or two where there is one symbol, or fix a size"
+            )
+            raise UnsupportedError("the ranges of sizes", f"too few sizes in {ranges}", fix)
+        return found
+
+    def table(self, points: Sequence[Point]) -> SizeTable:
+        """The sizes of the program by what they are at these points, those of its inputs first."""
+        known = {tuple(self._size(size, point) for point in points): size for size in self._sizes[0]}
+        mode = detect_fake_mode([node.meta.get("val") for node in given(self.exported)])
+        assert mode is not None, "symbols are of a mode"
+        ranges = {self.roots[s.name]: ValueRanges(*(end // s.step for end in _ends(s))) for s in self.symbols}
+        return SizeTable(known, mode, ranges)
+
+    def varying(self, point: Point) -> frozenset[int]:
+        """What the sizes that are symbols, or made of them, are at a point."""
+        return frozenset(self._size(size, point) for size in self._sizes[0])
+
+    def is_affine(self) -> bool:
+        """Whether each size of the exported program is an affine function of one symbol over its range."""
+        return all(self._is_affine(size) for size in self._sizes[0])
+
+    def _is_affine(self, size: Any) -> bool:
+        expression = size.node.expr
+        names = [name for name, root in self.roots.items() if root in expression.free_symbols]
+        if len(names) != 1 or len(expression.free_symbols) != 1:
+            return False
+        symbol = next(symbol for symbol in self.symbols if symbol.name == names[0])
+        values = [self._size(size, {**self.middle, symbol.name: each}) for each in sizes_of(symbol)]
+        return len({b - a for a, b in itertools.pairwise(values)}) <= 1
+
+    @cached_property
+    def _sizes(self) -> tuple[list[Any], set[int]]:
+        """The distinct sizes of the program's values: those that vary, and the constant ones."""
+        varying: dict[str, Any] = {}
+        constant: set[int] = set()
+        for node in self.exported.graph.nodes:
+            for value in pytree.tree_leaves(node.meta.get("val")):
+                if isinstance(value, torch.Tensor):
+                    constant.update(size for size in value.shape if isinstance(size, int))
+                    varying.update({str(size): size for size in value.shape if not isinstance(size, int)})
+        return list(varying.values()), constant
+
+    def _shape(self, shape: Sequence[Any], point: Point) -> tuple[int, ...]:
+        return tuple(self._size(size, point) for size in shape)
+
+    def _size(self, size: Any, point: Point) -> int:
+        if isinstance(size, int):
+            return size
+        known = {self.roots[s.name]: sympy.Integer(point[s.name] // s.step) for s in self.symbols}
+        return int(size.node.expr.xreplace(known))
+
+    def _named(self, nodes: Sequence[Node]) -> list[tuple[Size, ...]]:
+        own = {s: sympy.Symbol(s.name, integer=True, positive=True) for s in self.symbols}
+        known = {self.roots[s.name]: size / s.step for s, size in own.items()}
+        values = (node.meta.get("val") for node in nodes)
+        return [
+            tuple(
+                size if isinstance(size, int) else str(size.node.expr.xreplace(known)) for size in value.shape
+            )
+            for value in values
+            if isinstance(value, torch.Tensor)
+        ]
+
+
+def dims_of(symbols: Iterable[Symbol]) -> dict[str, Any]:
+    """Bounded symbols as torch.export wants them, by their names: a `Dim`, or a multiple of one.
+
+    >>> print(dims_of([Symbol("H", 64, 256, 32)])["H"])
+    32*H
+    """
+    dims: dict[str, Any] = {}
+    for symbol in symbols:
+        least, most = (end // symbol.step for end in _ends(symbol))
+        root = Dim(symbol.name, min=least, max=most)
+        dims[symbol.name] = root if symbol.step == 1 else symbol.step * root
+    return dims
+
+
+def ranged(
+    model: torch.nn.Module | ExportedProgram | str | Path,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+) -> RangedProgram | None:
+    """The network with its symbols; None where all sizes are fixed.
+
+    `dynamic_shapes` are as in torch.export; a program that is exported already has its own. Raises
+    `UsageError` for a size without an upper bound, and for one that is no multiple of a symbol.
+
+    >>> batch = Dim("N", min=1, max=16)
+    >>> found = ranged(torch.nn.ReLU(), (torch.ones(2, 3),), None, ({0: batch},))
+    >>> print(*found.symbols, found.input_shapes, found.middle)
+    N = 1 … 16 [('N', 3)] {'N': 4}
+    """
+    if isinstance(model, torch.nn.Module):
+        if dynamic_shapes is None:
+            return None
+        args, kwargs = told_apart(tuple(args), dict(kwargs or {}))
+        dims = _dims(model, args, kwargs, dynamic_shapes)
+        grown = {key: resized(leaf, _from_two(leaf, named)) for key, (leaf, named) in dims.items()}
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: grown.get(id(x), x), (args, kwargs))
+        names = {id(grown[key]): named for key, (_, named) in dims.items()}
+    elif dynamic_shapes is not None:
+        fix = "leave them out, or export the network again with other ones"
+        raise UsageError("dynamic_shapes", "an exported program, which has its own", fix)
+    else:
+        names = {}
+    exported = export(model, args, kwargs, dynamic_shapes)
+    if not _has_symbols(exported):
+        return None
+    if any(node.op == "get_attr" for node in exported.graph.nodes):  # parts with modes of their own
+        exported = exported.run_decompositions({})
+    call = (args, kwargs or {}) if args or kwargs else exported.example_inputs
+    if call is None:
+        raise UsageError("args", "neither given nor in the program", "give example arguments")
+    leaves = tuple(arguments(exported, *call))
+    return RangedProgram(exported, leaves, *_symbols(exported, leaves, names))
+
+
+def given(exported: ExportedProgram) -> list[Node]:
+    """The placeholders of the user's inputs, one for each leaf of a call."""
+    nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    specs = exported.graph_signature.input_specs
+    return [nodes[spec.arg.name] for spec in specs if spec.kind == InputKind.USER_INPUT]
+
+
+def told(point: Point) -> str:
+    """A point in words.
+
+    >>> told({"N": 4, "H": 64})
+    'N = 4, H = 64'
+    """
+    return ", ".join(f"{name} = {size}" for name, size in point.items())
+
+
+def sizes_of(symbol: Symbol) -> range:
+    """All sizes that a symbol may be."""
+    least, most = _ends(symbol)
+    return range(least, most + 1, symbol.step)
+
+
+def _ends(symbol: Symbol) -> tuple[int, int]:
+    assert symbol.maximum is not None
+    return symbol.minimum, symbol.maximum
+
+
+def _middle(symbol: Symbol) -> int:
+    least, most = (end // symbol.step for end in _ends(symbol))
+    if most - least < 2:
+        return symbol.step * most
+    return symbol.step * min(max(math.isqrt(least * most), least + 1), most - 1)
+
+
+def _points(symbols: Sequence[Symbol], sizes: Sequence[Sequence[int]]) -> list[Point]:
+    return [dict(zip((s.name for s in symbols), point, strict=True)) for point in itertools.product(*sizes)]
+
+
+def _some(symbol: Symbol, count: int) -> list[int]:
+    """Sizes of a symbol: the smallest primes from 2 roots on, primes all over the range, others."""
+    roots = [size // symbol.step for size in sizes_of(symbol) if size // symbol.step > 1]
+    primes = list(filter(_is_odd_prime, roots))
+    spread = primes[:: max(1, len(primes) // count)]
+    mixed = [root for pair in itertools.zip_longest(primes, spread) for root in pair if root is not None]
+    return [symbol.step * root for root in list(dict.fromkeys([*mixed[: 2 * count], *roots]))[:count]]
+
+
+def _is_odd_prime(number: int) -> bool:
+    return number > 2 and all(number % factor for factor in range(2, math.isqrt(number) + 1))
+
+
+def _are_apart(points: Sequence[Point]) -> bool:
+    """Whether points tell the symbols apart: none is the same twice, and no two are in line."""
+    columns = [[point[name] for point in points] for name in points[0]]
+    if any(len(set(column)) < len(column) for column in columns):
+        return False
+    if any(len(set(point.values())) < len(point) for point in points):
+        return False
+    if len(points) < 3:
+        return True
+    return all(
+        (a[1] - a[0]) * (b[2] - b[0]) != (a[2] - a[0]) * (b[1] - b[0])
+        for a, b in itertools.combinations(columns, 2)
+    )
+
+
+# What torch knows of the symbols
+
+
+def _has_symbols(exported: ExportedProgram) -> bool:
+    values = (node.meta.get("val") for node in given(exported))
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    return any(not isinstance(size, int) for value in tensors for size in value.shape)
+
+
+def _symbols(
+    exported: ExportedProgram, leaves: Sequence[Any], names: Mapping[int, Mapping[int, Any]]
+) -> tuple[tuple[Symbol, ...], dict[str, sympy.Symbol]]:
+    """The contract's symbols, and torch's own by their names."""
+    found: dict[sympy.Symbol, Symbol] = {}
+    for node, leaf in zip(given(exported), leaves, strict=True):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        for d, size in enumerate(node.meta["val"].shape):
+            if isinstance(size, int):
+                continue
+            root, step = _root_and_step(size.node.expr, f"input {node.name}")
+            dim = names.get(id(leaf), {}).get(d)
+            dim = getattr(dim, "root", dim)
+            limits = exported.range_constraints.get(root)
+            least = getattr(limits, "lower", 0) if dim is None else dim.min
+            most = getattr(limits, "upper", None) if dim is None else dim.max
+            name = str(root) if dim is None else dim.__name__
+            if not isinstance(most, (int, sympy.Integer)):
+                fix = f'say how large it may be: torch.export.Dim("{name}", min=1, max=16)'
+                raise UsageError(
+                    f"input {node.name}, dim {d}", f"the size {name}, without an upper bound", fix
+                )
+            symbol = Symbol(name, step * max(1, int(least)), step * int(most), step)
+            if found.setdefault(root, symbol) != symbol:
+                fix = "give each a name of its own, or lower one program for each size"
+                raise UsageError(f"input {node.name}, dim {d}", f"{size}, where {found[root]} elsewhere", fix)
+    return tuple(found.values()), {symbol.name: root for root, symbol in found.items()}
+
+
+def _root_and_step(expression: Any, where: str) -> tuple[sympy.Symbol, int]:
+    step, root = expression.as_coeff_Mul()
+    if not isinstance(root, sympy.Symbol) or not isinstance(step, (int, sympy.Integer)):
+        fix = "give sizes that are a Dim, or a multiple of one"
+        raise UsageError(where, f"the size {expression}", fix)
+    return root, int(step)
+
+
+def _dims(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> dict[int, tuple[torch.Tensor, Mapping[int, Any]]]:
+    """The tensors of a call that have dimensions with names, and these, by the tensors' ids."""
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise UsageError("the arguments", str(error), "give what the network's forward takes") from error
+    found: dict[int, tuple[torch.Tensor, Mapping[int, Any]]] = {}
+
+    def walk(value: Any, shapes: Any) -> None:
+        """What does not have the form of the call is left to torch.export, which says so."""
+        if isinstance(value, torch.Tensor) and isinstance(shapes, (Mapping, list, tuple)):
+            pairs = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
+            found[id(value)] = value, {d: dim for d, dim in pairs if isinstance(dim, Dim)}
+        elif isinstance(value, Mapping) and isinstance(shapes, Mapping):
+            for key in value:
+                walk(value[key], shapes.get(key))
+        elif isinstance(value, (list, tuple)) and isinstance(shapes, (list, tuple)):
+            for each in zip(value, shapes, strict=False):
+                walk(*each)
+
+    whole: Any = dict(bound) if isinstance(dynamic_shapes, Mapping) else tuple(bound.values())
+    walk(whole, dynamic_shapes)
+    return found
+
+
+def _from_two(leaf: torch.Tensor, dims: Mapping[int, Any]) -> tuple[int, ...]:
+    """The shape of an example without symbols that are 1, for which torch would take them ever after."""
+    shape = list(leaf.shape)
+    for d, dim in dims.items():
+        at = getattr(dim, "fn", int)
+        if -leaf.dim() <= d < leaf.dim() and shape[d] == at(1):
+            shape[d] = max(int(at(2)), int(dim.min))
+    return tuple(shape)

@@ -1,0 +1,117 @@
+"""Decides whether the program of a quantised network is that network. Roundings of floats move integers here
+and there, and a deep network carries that far; so each of three steps is compared with its own yardstick.
+
+1. The captured form computes the network's integers, each from those that the network has: but for a few, and
+   these by one quantum.
+2. The physical program has the captured form's integers, in float64, where no sum rounds across a half.
+3. The artifact gives what its integer kernels are defined to give, bit for bit. What was written for
+   them is the physical program, which has their integers, each from those before it, but for a few.
+
+A target may quantise dynamically by smaller tokens than the network does, which has smaller steps. So the
+artifact is besides held to the network, within a multiple of what it makes out if each value is moved by up
+to half of the network's own step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from dimorder.capture.captured import Captured
+from dimorder.contract import Contract
+from dimorder.errors import VerificationError
+from dimorder.graph.exported import readable
+from dimorder.graph.quantized_constant import DEQUANTIZE
+from dimorder.ops.quantization import is_dynamic, is_quantised
+from dimorder.verification import float64_interpreter
+from dimorder.verification.verify import FACTOR, TOLERANCE, Run, Trial, relative_error, verify
+
+_DRAWS = 4  # of moved values: one alone may leave an output of few elements where it was
+# Of integers that both compute in float64: constants that lowering works out are float32. What is computed
+# from such constants and not quantised again may make much of that.
+_SAME = 1e-6
+
+
+def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
+    """The trial that a network asks for: of integers where it is quantised, else of floats."""
+    kind = QuantisedTrial if is_quantised(program.module) else Trial
+    return kind(model, program, contract)
+
+
+class QuantisedTrial(Trial):
+    """A quantised network's own integers on random inputs; step 1 is done when it is made."""
+
+    def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
+        super().__init__(model, program, contract)
+        wanted = float64_interpreter.recorded(program.exported, self.taken, program.module)
+        _, found = float64_interpreter.run(program.module, self.inputs, wanted)
+        float64_interpreter.Differences.together(found.values()).require_few(
+            "the normal form of a quantised network"
+        )
+        self.allowed = self._allowed() if is_dynamic(program.module) else None
+
+    def compare(self, run: Run, what: str, model: Run | None = None, half_sums: bool = False) -> float:
+        """The relative error of `run`, for information; it must give the bits that `model` does."""
+        got = self._logical(run, self.inputs)
+        if model is not None:
+            _require_equal(got, self._logical(model, self.inputs), what)
+        specs = self.contract.outputs
+        real = [
+            spec.real(g) if w.is_floating_point() else g
+            for spec, g, w in zip(specs, got, self.wanted, strict=True)
+        ]
+        errors = [relative_error(*pair) for pair in zip(real, self.wanted, strict=True)]
+        for i, (error, allowed) in enumerate(zip(errors, self.allowed or (), strict=False)):
+            if not error <= allowed:
+                raise VerificationError(
+                    what,
+                    f"output {i} differs from the network's by {error:.2e} of its largest value, and half a "
+                    f"step of what is quantised dynamically makes out {allowed / FACTOR:.2e}",
+                    "report this network: a rule, or the target, is wrong",
+                )
+        return max(errors, default=0.0)
+
+    def _allowed(self) -> list[float]:
+        """By how much each output may be off where values are rounded by other steps, none of them larger."""
+        exact, _ = float64_interpreter.run(self.program.module, self.inputs)
+        draws = [float64_interpreter.moved(self.program.module, self.inputs, seed) for seed in range(_DRAWS)]
+        return [
+            max(TOLERANCE, FACTOR * max(relative_error(draw[i], wanted) for draw in draws))
+            if wanted.is_floating_point()
+            else float("inf")
+            for i, wanted in enumerate(exact)
+        ]
+
+    def compare_program(self, physical: ExportedProgram, what: str) -> float:
+        module = readable(physical)
+        wanted, _ = float64_interpreter.run(self.program.module, self.inputs)
+        got = self._logical(lambda held: float64_interpreter.run(module, held)[0], self.inputs)
+        tolerances = [
+            TOLERANCE if w.is_floating_point() and node.target is not DEQUANTIZE else _SAME
+            for w, node in zip(wanted, self.program.outputs, strict=True)
+        ]
+        return verify(got, wanted, what=what, tolerance=tolerances)
+
+
+def _require_equal(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], what: str) -> None:
+    for i, (g, w) in enumerate(zip(got, wanted, strict=True)):
+        off = differing(g, w.reshape(g.shape))
+        if off:
+            raise VerificationError(
+                what,
+                f"{off} of {g.numel()} elements of output {i} are not what its integer kernels should give",
+                "report this network, and on which processor",
+            )
+
+
+def differing(got: torch.Tensor, wanted: torch.Tensor) -> int:
+    """In how many elements two tensors differ; one that is NaN in both is the same.
+
+    >>> nan = float("nan")
+    >>> differing(torch.tensor([1.0, nan, nan, 4.0]), torch.tensor([1.0, nan, 3.0, 5.0]))
+    2
+    """
+    return int(((got != wanted) & ~(got.isnan() & wanted.isnan())).sum())
