@@ -9,7 +9,7 @@ import dimorder
 from dimorder.lowered import Lowered
 from dimorder.verification.verify import relative_error
 from tests import zoo
-from tests.lowering.index_checker import check
+from tests.layout.index_checker import check
 
 TOLERANCE = 1e-4
 ORDERS = ("NCHW", "NHWC")

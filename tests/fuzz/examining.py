@@ -148,7 +148,7 @@ def network(case: Case) -> nn.Module:
 
 
 def _faults(case: Case, module: nn.Module, lowered: Any) -> Outcome:
-    from tests.lowering.index_checker import check
+    from tests.layout.index_checker import check
 
     plan = lowered.plan
     if faults := plan.check():

@@ -29,7 +29,7 @@ _HOMES = {
     "file_conversions": ("FileConversions", "conversions_in"),
     "guard": ("guarded",),
     "layout": ("ARM_TOSA", "DelegateLayout", "PORTABLE", "VULKAN", "XNNPACK"),
-    "legal": ("Legalise", "legalise"),
+    "legalize": ("Legalise", "legalise"),
     "passes": ("Annotate", "InsertDimOrderOperators", "RevertDimOrderOperators", "canonicalise"),
     "probe": ("probe", "sweep"),
     "runner_project": ("export_runner",),

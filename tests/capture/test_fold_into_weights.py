@@ -19,7 +19,7 @@ from dimorder.graph.quantized_constant import Scaled
 from dimorder.layout import check_program
 from dimorder.lowered import Lowered
 from dimorder.verification.verify import relative_error
-from tests.lowering.lowering import Net
+from tests.layout.lowering import Net
 from tests.zoo.vision import load_torchvision
 
 aten = torch.ops.aten

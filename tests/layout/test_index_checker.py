@@ -18,8 +18,8 @@ from dimorder.ops.pointwise import relate_pointwise
 from dimorder.ops.row_major import ROW_MAJOR
 from dimorder.ops.table import OPERATORS
 from dimorder.planning.plan import LayoutPlan
-from tests.lowering.index_checker import KNOWN, check
-from tests.lowering.lowering import Net, contract_of, lowering
+from tests.layout.index_checker import KNOWN, check
+from tests.layout.lowering import Net, contract_of, lowering
 
 aten = torch.ops.aten
 X = (2, 6, 5, 7)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import dimorder
 from dimorder.capture.captured import capture
 from dimorder.ops.table import SPELLINGS
-from tests.lowering.lowering import Net, lower_everywhere
+from tests.layout.lowering import Net, lower_everywhere
 
 X = (2, 8, 6, 10)
 LINE = (2, 6, 11)

@@ -16,7 +16,7 @@ import dimorder
 from dimorder.capture.captured import capture, eval_mode
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.verification.verify import relative_error
-from tests.lowering.lowering import Net
+from tests.layout.lowering import Net
 from tests.zoo import perturb
 
 X = (2, 6, 5, 7)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dimorder
-from tests.lowering.lowering import Net
+from tests.layout.lowering import Net
 
 
 def r(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

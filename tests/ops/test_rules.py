@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dimorder.ops.dialect import OPS
-from tests.lowering.lowering import Net, lower_everywhere
+from tests.layout.lowering import Net, lower_everywhere
 from tests.zoo import perturb
 
 

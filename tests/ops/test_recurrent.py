@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import dimorder
 from dimorder.capture.captured import Captured, capture
 from dimorder.errors import UnsupportedError
-from tests.lowering.lowering import Net, lower_everywhere
+from tests.layout.lowering import Net, lower_everywhere
 from tests.zoo import perturb
 
 STEPS, BATCH, INPUT, HIDDEN = 5, 2, 7, 3

@@ -27,7 +27,7 @@ from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.solve import solve
 from dimorder.runtime.guard import restore
 from dimorder.verification.verify import random_like, relative_error
-from tests.lowering.index_checker import check
+from tests.layout.index_checker import check
 
 TOLERANCE = 2e-5
 
