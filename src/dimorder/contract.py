@@ -1,6 +1,6 @@
-"""Define what a lowered program promises at its inputs and outputs, and the JSON of that.
+"""Define what a lowered program promises at its inputs and outputs, and write it as JSON.
 
-How a file carries it is in `contract_file`.
+`contract_file` embeds it in a file.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ Memory = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]  # type, shape and
 
 FORMAT = "dimorder.contract"
 VERSION = 1
-_INTEGERS = ("int8", "uint8", "int16")  # that may stand for numbers
+_INTEGERS = ("int8", "uint8", "int16")  # types that may stand for real numbers
 
 
 def range_of(dtype: torch.dtype) -> tuple[int, int]:
-    """The least and the largest integer of a type that stand for numbers; of 16 bits as many are below 0 as
-    above.
+    """Return the least and the largest integer of a type that may stand for numbers.
+
+    A 16-bit type has as many integers below 0 as above.
 
     >>> range_of(torch.int8), range_of(torch.int16)
     ((-128, 127), (-32767, 32767))
@@ -38,14 +39,24 @@ def range_of(dtype: torch.dtype) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output: its logical `shape` (a str is a symbolic size), `dtype` and promised order.
+    """One input or output of a program: its logical shape, type and promised order.
 
-    `boundary` says how the program itself holds it: "logical" is that shape, its memory in `dim_order`;
-    "physical" is the dense, row-major tensor of shape `dim_order.physical_shape(shape)`. Left out, it is
-    logical where the order is contiguous or 4-D channels-last for this shape, which is all that the Python
-    runtime of ExecuTorch 1.5 can be given.
+    Numbers may be quantised: an integer then stands for (integer − `zero_point`) · `scale`.
 
-    Integers may stand for numbers: each for (itself − `zero_point`) · `scale`, where these are given.
+    Attributes:
+        name: the name of the tensor.
+        shape: the logical sizes; a str is a dynamic size.
+        dtype: the name of a torch dtype, such as "float32".
+        dim_order: the promised order.
+        boundary: how the program's own signature shows the tensor. "logical" is `shape`, with its memory in
+            `dim_order`. "physical" is the dense row-major tensor of shape `dim_order.physical_shape(shape)`.
+            The default is logical if the order is contiguous or 4-D channels-last for this shape, else
+            physical: the Python runtime of ExecuTorch 1.5 accepts no other orders.
+        scale: the step between quantised values; None if numbers stand for themselves.
+        zero_point: the integer that stands for 0.
+
+    Raises:
+        UsageError: if a field is invalid, or if the fields contradict each other.
 
     >>> spec = TensorSpec("x", (2, 3, 5), "float32", DimOrder(0, 2, 1))
     >>> spec.boundary, spec.boundary_shape
@@ -113,11 +124,13 @@ class TensorSpec:
 
     @property
     def integer_range(self) -> tuple[int, int]:
-        """The least and the largest integer of the type."""
+        """Return the least and the largest integer of the type."""
         return range_of(getattr(torch, self.dtype))
 
     def quantised(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The integers that stand for numbers here; a tensor as it is where numbers stand for themselves.
+        """Return a tensor of numbers as the integers that stand for them here.
+
+        Without a scale the tensor is returned unchanged.
 
         >>> spec = TensorSpec("x", (2,), "uint8", DimOrder(0), scale=0.5, zero_point=127)
         >>> spec.quantised(torch.tensor([1.0, -90.0])), spec.real(spec.quantised(torch.tensor([1.0, -90.0])))
@@ -125,25 +138,25 @@ class TensorSpec:
         """
         if self.scale is None:
             return tensor
-        quanta = (tensor * (1 / self.scale)).round().add(self.zero_point)
+        quanta = (tensor * (1 / self.scale)).round().add(self.zero_point).nan_to_num(nan=self.zero_point)
         return quanta.clamp(*self.integer_range).to(getattr(torch, self.dtype))
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The numbers that integers stand for here."""
+        """Return the numbers that integers stand for here."""
         return tensor if self.scale is None else (tensor.float() - self.zero_point) * self.scale
 
     @property
     def boundary_shape(self) -> tuple[Size, ...]:
-        """The shape that the program's own signature shows."""
+        """Return the shape that the program's own signature shows."""
         return self.dim_order.physical_shape(self.shape) if self.boundary == "physical" else self.shape
 
     @cached_property
     def boundary_order(self) -> DimOrder:
-        """The dim order that the program's own signature shows, of `boundary_shape`.
+        """Return the dim order that the program's own signature shows, over `boundary_shape`.
 
-        Contiguous where it can be: where C = 1 or H = W = 1 make NHWC the same memory as NCHW, ExecuTorch's
-        Python runtime labels a tensor contiguous, whatever its strides, and a program that was exported with
-        another label fails (upstream #19153, #22520).
+        It is contiguous wherever it can be. With C = 1 or H = W = 1, NHWC and NCHW are the same memory.
+        ExecuTorch's Python runtime then labels a tensor contiguous, whatever its strides. A program that was
+        exported with another label fails (upstream #19153, #22520).
 
         >>> TensorSpec("x", (2, 1, 5, 7), "float32", DimOrder(0, 2, 3, 1)).boundary_order
         DimOrder(0, 1, 2, 3)
@@ -154,24 +167,27 @@ class TensorSpec:
 
     @cached_property
     def memory(self) -> Memory | None:
-        """The type, the shape and the strides of a tensor that lies exactly as the program holds it, logical
-        dims first to last; None where a size is a symbol."""
+        """Return the type, shape and strides of the tensor that the program reads, in logical dimensions.
+
+        None if a size is dynamic.
+        """
         sizes = tuple(size for size in self.shape if isinstance(size, int))
         return None if len(sizes) < len(self.shape) else self.memory_of(sizes)
 
     def memory_of(self, sizes: tuple[int, ...]) -> Memory:
-        """The same, where the logical dims have these sizes."""
+        """Return the type, shape and strides of the tensor that the program reads, for these logical sizes.
+        """
         return getattr(torch, self.dtype), sizes, self.held_order.strides(sizes)
 
     @property
     def held_order(self) -> DimOrder:
-        """The order of the dense tensor behind the boundary, over the logical dimensions."""
+        """Return the order of the dense tensor at the boundary, over the logical dimensions."""
         return self.dim_order if self.boundary == "physical" else self.boundary_order
 
     @property
     def _named_order(self) -> DimOrder | None:
-        # Not looked up per installed version: it says how a file's own signature is read, years after it was
-        # lowered. That the truth table has it so is what tests/executorch/test_boundaries.py holds.
+        # Not looked up per installed version: it says how a file's own signature is read, years after the
+        # file was lowered. tests/executorch/test_boundaries.py checks that the truth table agrees.
         rank = len(self.shape)
         named = (DimOrder.contiguous(rank), *([DimOrder.channels_last(rank)] if rank == 4 else []))
         return next((order for order in named if order.equivalent(self.dim_order, self.shape)), None)
@@ -189,7 +205,7 @@ class TensorSpec:
 
     @property
     def type_name(self) -> str:
-        """The type, with what its integers stand for: `int8, scale 0.021, zero point -3`."""
+        """Return the type with the scale of its integers: `int8, scale 0.021, zero point -3`."""
         if self.scale is None:
             return self.dtype
         return f"{self.dtype}, scale {self.scale:.6g}, zero point {self.zero_point}"
@@ -197,8 +213,16 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Symbol:
-    """The range of a symbolic size, both ends included; `maximum` None is unbounded. Sizes are multiples of
-    `step`.
+    """The range of a dynamic size.
+
+    Attributes:
+        name: an identifier.
+        minimum: the least size.
+        maximum: the largest size; None is unbounded.
+        step: all sizes are multiples of it, and so are both ends.
+
+    Raises:
+        UsageError: if the name is not an identifier, or the range is empty or does not fit the step.
 
     >>> str(Symbol("N", 1, 16)), str(Symbol("H", 64, 256, 32))
     ('N = 1 … 16', 'H = 64 … 256 in steps of 32')
@@ -238,9 +262,13 @@ class Symbol:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One buffer that a program keeps from call to call: no caller passes it.
+    """One buffer that a program keeps from call to call; no caller passes it.
 
-    `order` is how it lies between two calls, in words.
+    Attributes:
+        name: the name of the buffer.
+        shape: its logical sizes.
+        dtype: the name of a torch dtype.
+        order: how the buffer lies in memory between two calls, in words.
     """
 
     name: str
@@ -256,8 +284,14 @@ class StateSpec:
 class Contract:
     """The inputs and outputs that a program promises, in the order of its signature.
 
-    Raises `UsageError` for two inputs or two outputs of one name, and for an input with a symbolic size that
-    is no plain name: sizes computed from others, such as "2*n", are for outputs.
+    Attributes:
+        inputs: the inputs. Their dynamic sizes are plain names.
+        outputs: the outputs. Their dynamic sizes may be computed from others, such as "2*n".
+        symbols: the ranges of the dynamic sizes.
+        state: the buffers that the program keeps from call to call.
+
+    Raises:
+        UsageError: if two inputs or two outputs have one name, or if an input has a computed size.
 
     >>> x = TensorSpec("x", ("n", 3, 224, 224), "float32", DimOrder(0, 2, 3, 1))
     >>> y = TensorSpec("y", ("n", 1000), "float32", DimOrder(0, 1))
@@ -302,12 +336,16 @@ class Contract:
         }
 
     def to_json(self) -> str:
-        """The contract as one line of JSON: the same text for the same contract, keys in a fixed order."""
+        """Return the contract as one line of JSON; equal contracts have equal texts."""
         return json.dumps(self.to_dict(), ensure_ascii=True)
 
     @staticmethod
     def from_json(text: str) -> Contract:
-        """The contract that `to_json` wrote; raises `ContractError` for text that it cannot have written."""
+        """Return the contract that `to_json` wrote.
+
+        Raises:
+            ContractError: if `to_json` cannot have written the text.
+        """
         where = "the contract of a program"
         try:
             data = json.loads(text)
@@ -358,7 +396,7 @@ class Contract:
 
 
 def describe(order: DimOrder) -> str:
-    """An order for a reader who may not know its name.
+    """Return an order as text for a reader who may not know its name.
 
     >>> describe(DimOrder(0, 2, 3, 1)), describe(DimOrder(1, 0))
     ('NHWC (0, 2, 3, 1)', '(1, 0)')

@@ -86,6 +86,32 @@ class Norms(nn.Module):
         return self.linear(y) * self.norm.weight + self.linear.bias
 
 
+class Equal(nn.Module):
+    """Weights of equal bytes that XNNPACK packs in several ways: other shapes, other kinds of node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 24, 1, bias=False), nn.Conv2d(24, 3, 1, bias=False)
+        self.third, self.fourth = nn.Linear(3, 24, bias=False), nn.Linear(24, 3, bias=False)
+        for layer in (self.first, self.second, self.third, self.fourth):
+            nn.init.constant_(layer.weight, 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(torch.tanh(self.first(x))).mean((2, 3))
+        return self.fourth(torch.tanh(self.third(y)))
+
+
+class Again(nn.Module):
+    """A linear layer that is called twice, on values of other scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(7, 7, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(3 * torch.relu(self.linear(x)))
+
+
 BIAS = torch.linspace(-1.0, 1.0, 24)
 PICTURE = (image((2, 3, 9, 13)),)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
@@ -97,6 +123,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "bias as divisor": (lambda: Shared(lambda y, b: y / (3 + b.view(1, -1, 1, 1)), BIAS), PICTURE),
     "several delegates": (Parts, (image((5, 7)),)),
     "norms of ones": (Norms, PICTURE),
+    "weights of equal bytes": (Equal, PICTURE),
+    "a layer called twice": (Again, (image((5, 7)),)),
 }
 OPTIONS = [
     *itertools.product(("", "cache"), ("sharing=0", "sharing=1", "sharing=2"), ("", "twice")),
@@ -124,10 +152,20 @@ def test_constants_outlive_what_executorch_frees(
         assert_same(by_executorch(lifetimes, path, args, wanted, options), wanted, options)
 
 
-@pytest.mark.parametrize("by", ["by_xnnpack", "by_arm", "by_xnnpack_dynamically"])
-def test_so_do_those_of_integers(by: str, lifetimes: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        ("bias multiplied", "by_xnnpack"),
+        ("bias multiplied", "by_arm"),
+        ("several delegates", "by_xnnpack_dynamically"),
+        ("weights of equal bytes", "by_xnnpack"),
+        ("a layer called twice", "by_xnnpack"),
+        ("a layer called twice", "by_arm"),
+    ],
+)
+def test_so_do_those_of_integers(name: str, by: str, lifetimes: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchao")
-    network, args = made("several delegates" if by == "by_xnnpack_dynamically" else "bias multiplied")
+    network, args = made(name)
     path = dimorder.lower(getattr(quantised, by)(network, *args), args, target="xnnpack").save(
         tmp_path / "net.pte"
     )

@@ -15,11 +15,16 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <new>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#ifdef DIMORDER_WITHOUT_MESSAGES
+#error "DIMORDER_WITHOUT_MESSAGES is for programs of contract.h alone: message() has these texts"
+#endif
 
 namespace dimorder {
 namespace {
@@ -32,13 +37,14 @@ using TensorImpl = ::executorch::aten::TensorImpl;
 
 constexpr char kMethod[] = "forward";
 constexpr size_t kMessageBytes = 4096;
+constexpr size_t kReadBeyond = 128; // bytes that XNNPACK may read past the end of what it computes on
 
 /// Memory that grows and never shrinks.
 class Scratch {
  public:
   void* of(size_t bytes) {
     if (bytes > bytes_ || memory_ == nullptr) {
-      memory_.reset(new (std::nothrow) uint64_t[bytes / sizeof(uint64_t) + 1]);
+      memory_.reset(new (std::nothrow) uint64_t[(bytes + kReadBeyond) / sizeof(uint64_t) + 1]);
       bytes_ = memory_ == nullptr ? 0 : bytes;
     }
     return memory_.get();
@@ -48,6 +54,17 @@ class Scratch {
   std::unique_ptr<uint64_t[]> memory_;
   size_t bytes_ = 0;
 };
+
+/// Whether the memory begins at a multiple of its elements' size, as the kernels assume.
+bool is_aligned(const Tensor& tensor) {
+  const size_t itemsize = dimorder_itemsize(static_cast<int>(tensor.dtype));
+  return itemsize == 0 || reinterpret_cast<uintptr_t>(tensor.data) % itemsize == 0;
+}
+
+/// Memory for so many bytes, all of them 0: a program of another tool may count on that for its state.
+std::unique_ptr<uint8_t[]> zeros(size_t bytes) {
+  return std::unique_ptr<uint8_t[]>(new (std::nothrow) uint8_t[bytes + kReadBeyond]());
+}
 
 /// An input as ExecuTorch gets it, in the sizes of the latest call that was accepted.
 struct Fed {
@@ -65,7 +82,7 @@ struct Fed {
   /// Whether a tensor lies to the letter as the program reads it, in the sizes of the latest call.
   bool is_as_before(const Tensor& given) const {
     const size_t bytes = static_cast<size_t>(promised.rank) * sizeof(int64_t);
-    return tensor.has_value() && given.data != nullptr && static_cast<int>(given.dtype) == promised.dtype &&
+    return tensor.has_value() && given.data != nullptr && is_aligned(given) && static_cast<int>(given.dtype) == promised.dtype &&
         given.rank == promised.rank && std::memcmp(given.sizes, sizes, bytes) == 0 &&
         std::memcmp(given.strides, strides, bytes) == 0;
   }
@@ -90,6 +107,8 @@ struct Loaded {
   MallocMemoryAllocator temporary;
   std::vector<std::unique_ptr<uint8_t[]>> planned;
   std::vector<Span<uint8_t>> spans;
+  std::vector<std::unique_ptr<uint8_t[]>> outputs; // of those that are not planned
+  std::vector<Span<uint8_t>> output_spans;
   std::optional<et::HierarchicalAllocator> hierarchy;
   std::optional<et::MemoryManager> manager;
   std::optional<et::Method> method;
@@ -100,7 +119,7 @@ struct Loaded {
     for (size_t i = 0; i < meta->num_memory_planned_buffers(); i++) {
       const auto bytes = meta->memory_planned_buffer_size(i);
       if (!bytes.ok()) return bytes.error();
-      planned.emplace_back(new (std::nothrow) uint8_t[static_cast<size_t>(*bytes) + 1]);
+      planned.push_back(zeros(static_cast<size_t>(*bytes)));
       if (planned.back() == nullptr) return Error::MemoryAllocationFailed;
       spans.emplace_back(planned.back().get(), static_cast<size_t>(*bytes));
     }
@@ -114,7 +133,31 @@ struct Loaded {
     auto loaded = program.load_method(name, &*manager, nullptr, nullptr, &options);
     if (!loaded.ok()) return loaded.error();
     method.emplace(std::move(*loaded));
+    return give_outputs_memory(*meta);
+  }
+
+  /// A program may be planned without memory for its outputs: then it is the caller's to give.
+  Error give_outputs_memory(const et::MethodMeta& meta) {
+    for (size_t i = 0; i < meta.num_outputs(); i++) {
+      const auto info = meta.output_tensor_meta(i);
+      if (!info.ok() || info->is_memory_planned()) continue;
+      outputs.push_back(zeros(info->nbytes()));
+      if (outputs.back() == nullptr) return Error::MemoryAllocationFailed;
+      output_spans.emplace_back(outputs.back().get(), info->nbytes());
+      const Error error = method->set_output_data_ptr(outputs.back().get(), info->nbytes(), i);
+      if (error != Error::Ok) return error;
+    }
     return Error::Ok;
+  }
+
+  /// Whether an address lies in memory that a call overwrites: an earlier output does.
+  bool overwrites(const void* data) const {
+    const auto* address = static_cast<const uint8_t*>(data);
+    const auto has = [&](const Span<uint8_t>& span) {
+      return std::less_equal<>()(span.data(), address) && std::less<>()(address, span.data() + span.size());
+    };
+    return std::any_of(spans.begin(), spans.end(), has) ||
+        std::any_of(output_spans.begin(), output_spans.end(), has);
   }
 };
 
@@ -157,12 +200,21 @@ struct Program::State {
     return fail(Error::InvalidProgram, "loading ", finding.found, finding.fix.c_str());
   }
 
+  void close() {
+    loaded.reset();
+    fed.clear();
+    promised_outputs.clear();
+    contract = {};
+    has_contract = false;
+  }
+
   Error open();
   Error read_contract();
   Error load_method();
   Error make_tensors();
   Error run(Span<const Tensor> inputs);
   Error check(Span<const Tensor> inputs);
+  Error keep_output(Fed& input);
   Error convert_to(bool is_input, size_t index, const Tensor& from, const int* order, Scratch& memory, Tensor* to);
   Error treat_mismatch();
   Error collect_outputs();
@@ -255,6 +307,8 @@ Error Program::State::run(Span<const Tensor> inputs) {
     if (error != Error::Ok) return error;
   }
   Error error = Error::Ok;
+  // All inputs before the first is set: setting one may overwrite the memory of another, if that is an output.
+  for (size_t i = 0; error == Error::Ok && i < fed.size(); i++) error = keep_output(fed[i]);
   for (size_t i = 0; error == Error::Ok && i < fed.size(); i++) {
     fed[i].tensor->set_data(fed[i].data);
     error = loaded->method->set_input(et::EValue(::executorch::aten::Tensor(&*fed[i].tensor)), i);
@@ -273,6 +327,17 @@ Error Program::State::run(Span<const Tensor> inputs) {
   return Error::Ok;
 }
 
+/// Copy an input that is an output of the call before, whose memory this call overwrites.
+Error Program::State::keep_output(Fed& input) {
+  if (!loaded->overwrites(input.data)) return Error::Ok;
+  const size_t bytes = input.tensor->nbytes();
+  void* data = input.converted.of(bytes);
+  if (data == nullptr) return Error::MemoryAllocationFailed;
+  std::memcpy(data, input.data, bytes);
+  input.data = data;
+  return Error::Ok;
+}
+
 /// Check all inputs, and convert those that lie in another order.
 Error Program::State::check(Span<const Tensor> inputs) {
   int64_t symbols[DIMORDER_MAX_SYMBOLS];
@@ -283,8 +348,10 @@ Error Program::State::check(Span<const Tensor> inputs) {
     if (given.rank < 0 || given.rank > DIMORDER_MAX_RANK) {
       dimorder_put_where(&message, "input", &fed[i].promised);
       dimorder_put_found(&message);
-      dimorder_put_int(&message, given.rank);
-      dimorder_puts(&message, " dimensions\n  fix: pass a tensor of at most 16 dimensions");
+      if (given.rank < 0) dimorder_puts(&message, "sizes, strides or an order that do not belong together");
+      else dimorder_put_int(&message, given.rank);
+      dimorder_puts(&message, given.rank < 0 ? "" : " dimensions");
+      dimorder_puts(&message, "\n  fix: pass a tensor of at most 16 dimensions, one stride or place in the order for each");
       return Error::InvalidArgument;
     }
     const dimorder_view view = {static_cast<int>(given.dtype), given.rank, given.sizes, given.strides};
@@ -294,6 +361,11 @@ Error Program::State::check(Span<const Tensor> inputs) {
     if (given.data == nullptr && given.numel() != 0) {
       dimorder_put_where(&message, "input", &fed[i].promised);
       dimorder_puts(&message, "\n  found: no memory (a null pointer)\n  fix: pass the address of its first element");
+      return Error::InvalidArgument;
+    }
+    if (!is_aligned(given)) {
+      dimorder_put_where(&message, "input", &fed[i].promised);
+      dimorder_puts(&message, "\n  found: an address that is no multiple of the elements' size\n  fix: align its memory");
       return Error::InvalidArgument;
     }
   }
@@ -398,13 +470,19 @@ Error Program::open(std::unique_ptr<et::DataLoader> loader, const char* name, co
   state_->options = options;
   state_->name = name;
   state_->loader = std::move(loader);
+  if (state_->loader == nullptr) {
+    return state_->fail(Error::InvalidArgument, "loading ", "no loader (a null pointer)", "pass one");
+  }
   const Error error = state_->open();
-  if (error != Error::Ok) state_->loaded.reset(); // a program that did not open is not run
+  if (error != Error::Ok) state_->close(); // a program that did not open is not run
   return error;
 }
 
 Result<Span<const Tensor>> Program::run(Span<const Tensor> inputs) {
-  if (state_ == nullptr) return Error::InvalidState;
+  if (state_ == nullptr) {
+    state_ = std::make_unique<State>();
+    state_->name = "a program";
+  }
   dimorder_clear(&state_->message);
   if (state_->loaded == nullptr) {
     return state_->fail(Error::InvalidState, "running ", "a program that is not open", "open it first");
@@ -420,7 +498,10 @@ Result<Span<const Tensor>> Program::run(std::initializer_list<Tensor> inputs) {
 
 Error Program::reset() {
   if (state_ == nullptr || state_->loaded == nullptr) return Error::InvalidState;
-  return state_->contract.states == 0 ? Error::Ok : state_->load_method();
+  dimorder_clear(&state_->message);
+  // Another tool's file does not say whether it has state.
+  const bool has_state = state_->contract.states != 0 || !state_->has_contract;
+  return has_state ? state_->load_method() : Error::Ok;
 }
 
 const dimorder_contract& Program::contract() const {

@@ -13,8 +13,15 @@ Tensor with_sizes(const void* data, ScalarType dtype, const int64_t* sizes, size
   Tensor tensor;
   tensor.data = const_cast<void*>(data);
   tensor.dtype = dtype;
-  tensor.rank = static_cast<int>(std::min<size_t>(rank, DIMORDER_MAX_RANK));
+  tensor.rank = static_cast<int>(rank);
   std::copy_n(sizes, tensor.rank, tensor.sizes);
+  return tensor;
+}
+
+/// What no program takes: its sizes, strides or order do not belong together.
+Tensor invalid() {
+  Tensor tensor;
+  tensor.rank = -1;
   return tensor;
 }
 
@@ -75,7 +82,8 @@ void copy_loops(const char* from, char* to, const Loop* loops, int count, size_t
 
 Tensor Tensor::dense(const void* data, ScalarType dtype, const int64_t* sizes, int rank) {
   int order[DIMORDER_MAX_RANK];
-  dimorder_contiguous(order, std::min(rank, DIMORDER_MAX_RANK));
+  if (rank < 0 || rank > DIMORDER_MAX_RANK) return invalid();
+  dimorder_contiguous(order, rank);
   return in_order(data, dtype, sizes, order, rank);
 }
 
@@ -84,39 +92,42 @@ Tensor Tensor::dense(const void* data, ScalarType dtype, std::initializer_list<i
 }
 
 Tensor Tensor::in_order(const void* data, ScalarType dtype, const int64_t* sizes, const int* order, int rank) {
+  if (rank < 0 || rank > DIMORDER_MAX_RANK || !dimorder_is_order(order, rank)) return invalid();
   Tensor tensor = with_sizes(data, dtype, sizes, static_cast<size_t>(rank));
-  if (dimorder_is_order(order, tensor.rank)) dimorder_strides(order, tensor.rank, tensor.sizes, tensor.strides);
+  dimorder_strides(order, tensor.rank, tensor.sizes, tensor.strides);
   return tensor;
 }
 
 Tensor Tensor::in_order(
     const void* data, ScalarType dtype, std::initializer_list<int64_t> sizes, std::initializer_list<int> order) {
-  Tensor tensor = with_sizes(data, dtype, sizes.begin(), sizes.size());
-  if (order.size() != sizes.size()) return tensor; // strides of 0 are refused as not dense
-  return in_order(data, dtype, sizes.begin(), order.begin(), tensor.rank);
+  if (order.size() != sizes.size()) return invalid();
+  return in_order(data, dtype, sizes.begin(), order.begin(), static_cast<int>(sizes.size()));
 }
 
 Tensor Tensor::strided(
     const void* data, ScalarType dtype, std::initializer_list<int64_t> sizes,
     std::initializer_list<int64_t> strides) {
+  if (strides.size() != sizes.size() || sizes.size() > DIMORDER_MAX_RANK) return invalid();
   Tensor tensor = with_sizes(data, dtype, sizes.begin(), sizes.size());
-  std::copy_n(strides.begin(), std::min<size_t>(strides.size(), DIMORDER_MAX_RANK), tensor.strides);
+  std::copy_n(strides.begin(), strides.size(), tensor.strides);
   return tensor;
 }
 
 Tensor Tensor::of(const ::executorch::aten::Tensor& tensor) {
   int64_t sizes[DIMORDER_MAX_RANK];
   int order[DIMORDER_MAX_RANK];
-  const auto rank = std::min<size_t>(static_cast<size_t>(tensor.dim()), DIMORDER_MAX_RANK);
+  const auto rank = static_cast<size_t>(tensor.dim());
+  if (rank > DIMORDER_MAX_RANK) return invalid();
+  const auto* own = tensor.unsafeGetTensorImpl()->dim_order().data(); // null where it was not given: row-major
   for (size_t i = 0; i < rank; i++) {
     sizes[i] = tensor.sizes()[i];
-    order[i] = tensor.dim_order()[i];
+    order[i] = own == nullptr ? static_cast<int>(i) : own[i];
   }
   return in_order(tensor.const_data_ptr(), tensor.scalar_type(), sizes, order, static_cast<int>(rank));
 }
 
 size_t Tensor::numel() const {
-  size_t count = 1;
+  size_t count = rank < 0 ? 0 : 1;
   for (int i = 0; i < rank; i++) count *= static_cast<size_t>(std::max<int64_t>(sizes[i], 0));
   return count;
 }

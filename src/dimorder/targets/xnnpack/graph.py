@@ -1,4 +1,4 @@
-"""Decides what an XNNPACK graph is made of: values with types, nodes, constants, and the bytes of all."""
+"""Hold an XNNPACK graph: typed values, nodes and constants, and write the bytes of all of them."""
 
 from __future__ import annotations
 
@@ -66,35 +66,36 @@ class XnnGraph:
         self._transposed: dict[View[XnnValue], XnnValue] = {}
         self._inputs: list[int] = []
         self._outputs: list[int] = []
-        self._types: dict[int, IntegerType] = {}  # of values of integers
-        self._dequantised: dict[int, int] = {}  # the int8 value that a float32 one is converted from
-        self._reshaped: dict[int, XnnValue] = {}  # what a value is another shape of
+        self._types: dict[int, IntegerType] = {}  # of integer values
+        self._dequantised: dict[int, int] = {}  # by float32 value: the int8 value that it is converted from
+        self._reshaped: dict[int, XnnValue] = {}  # by reshaped value: the value before the reshape
         self._integers: dict[int, Integers] = {}  # of constants
-        self._in_integers: dict[int, int] = {}  # the values that hold these
+        self._in_integers: dict[int, int] = {}  # the values that hold these integers
         self._weights: dict[int, Any] = {}  # their PerChannelQuant
         self._data: dict[int, torch.Tensor] = {}  # of constants
-        self._scales: dict[int, torch.Tensor] = {}  # of constants that are integers
-        self._in_half: dict[tuple[int, torch.dtype], int] = {}  # the values of that type that hold constants
-        self._wide: dict[int, XnnValue] = {}  # by value of half precision: the same in float32
-        # Floats to be quantised dynamically: what they are, and which token each element is of.
+        self._scales: dict[int, torch.Tensor] = {}  # of integer constants
+        # by constant and half-precision type: its value
+        self._in_half: dict[tuple[int, torch.dtype], int] = {}
+        self._wide: dict[int, XnnValue] = {}  # by half-precision value: the same value in float32
+        # Floats to quantise dynamically: the float value, and the token of each element.
         self._dynamic: dict[int, tuple[int, torch.Tensor]] = {}
         self._nonbatch: dict[
             int, int
-        ] = {}  # of values of dynamic integers: how many dimensions share a scale
+        ] = {}  # by dynamically quantised value: the number of dimensions that share a scale
 
     @property
     def transposes(self) -> int:
-        """How many transposes are written so far: the conversions that this graph makes."""
+        """The number of transposes so far: the conversions that this graph makes."""
         return sum(isinstance(node.xnode_union, schema.XNNStaticTranspose) for node in self._nodes)
 
     def kernels(self) -> list[KernelRun]:
-        """What runs for the nodes written so far, one after the other."""
+        """Return the kernels that run for the nodes so far, one after the other."""
         shapes = {value.id_out: tuple(value.dims) for value in self._values}
         return [k for node in self._nodes for k in kernels_of(kind_of(node), node.xnode_union, shapes)]
 
     @property
     def is_of_float32(self) -> bool:
-        """Whether no value is of integers or of half precision."""
+        """Whether no value is of integers or in half precision."""
         return not self.is_quantised and not any(self._half(value.id_out) for value in self._values)
 
     @property
@@ -122,17 +123,17 @@ class XnnGraph:
         return value
 
     def _half(self, index: int) -> torch.dtype | None:
-        """The type of a value of half precision."""
+        """Return the type of a half-precision value, or None."""
         return _HALVES.get(self._values[index].datatype)
 
     def _stored(self, key: str, data: bytes) -> int:
-        """The index of a constant's bytes."""
+        """Store a constant's bytes, and return their index."""
         self._constant_data.append(schema.ConstantDataOffset(UINT64_MAX, len(data), key))
         self._bytes[key] = data
         return len(self._constant_data) - 1
 
     def model(self) -> XnnModel:
-        """What this graph computes, once it is finished."""
+        """Return the model of this graph, which must be finished."""
         nodes = []
         for node in self._nodes:
             bounds = (-math.inf, math.inf)
@@ -152,14 +153,15 @@ class XnnGraph:
         return self._outputs
 
     def _is_dynamic(self, xnode: Any) -> bool:
-        """Whether a node reads dynamically quantised integers."""
+        """Return whether a node reads dynamically quantised integers."""
         return any(index in self._nonbatch for index in reads_of(xnode.xnode_union))
 
     def rounded(self) -> list[int]:
-        """The integers and outputs that floats were rounded to, the floats that are quantised dynamically,
-        and the products of these: another way to compute them may give others.
+        """Return the values that another way of computing may round differently.
 
-        A float that was dequantised, or moved, is none of them.
+        These are the integers and outputs that floats were rounded to, the floats that are quantised
+        dynamically, and the linears and convolutions of these. A float that was dequantised or moved is not
+        among them.
         """
         floats, found = set(self._rounded), []
         for node in self._nodes:
@@ -190,7 +192,7 @@ class XnnGraph:
         return schema.XValue(schema.XNNQuantizedTensorValue(tensor_value=value, quant_params=params))
 
     def _integers_of(self, index: int) -> int | Integers | None:
-        """The int8 value that a float32 one is made of, or those that a constant is."""
+        """Return the int8 value that a float32 one is converted from, or the integers of a constant."""
         if index in self._dequantised:
             return self._dequantised[index]
         integers = self._integers.get(index)
@@ -200,7 +202,7 @@ class XnnGraph:
         return integers if fits else None
 
     def holds_integers(self, value: XnnValue) -> bool:
-        """Whether a float32 value is converted from an int8 one."""
+        """Return whether a float32 value is converted from an int8 one."""
         return value.id in self._dequantised
 
     def _type_of(self, integers: int | Integers) -> IntegerType:
@@ -210,7 +212,7 @@ class XnnGraph:
         return IntegerType(integers.values.dtype, integers.scale, integers.zero_point)
 
     def _held(self, integers: int | Integers) -> int:
-        """The value of these integers."""
+        """Return the value of these integers."""
         if isinstance(integers, int):
             return integers
         value = self._value(integers.values.shape, self._type_of(integers))
@@ -219,8 +221,10 @@ class XnnGraph:
         return value.id
 
     def _unfit_weight(self, index: int, outputs: int) -> str | None:
-        """Why a constant cannot be the weight or the bias of an int8 node; `outputs` is the dimension of its
-        output channels."""
+        """Return why a constant cannot be the weight or the bias of an int8 node.
+
+        `outputs` is the dimension of its output channels.
+        """
         integers = self._integers.get(index)
         if integers is None:
             return "a weight that is not int8 with one scale per output channel and one zero point"
@@ -232,7 +236,7 @@ class XnnGraph:
         return None
 
     def _unfit_4_bits(self, index: int) -> str | None:
-        """Why a constant cannot be a matrix of integers of 4 bits."""
+        """Return why a constant cannot be a matrix of 4-bit integers."""
         integers = self._integers.get(index)
         size = None if integers is None else integers.group_size()
         if integers is None or size is None or integers.zero_point:
@@ -247,14 +251,15 @@ class XnnGraph:
         return None
 
     def _dynamic_integers(self, source: int, nonbatch: int) -> int:
-        """The value of a float32 one that is quantised dynamically, by one scale over so many dimensions."""
+        """Return the value of a float32 one quantised dynamically, with one scale over `nonbatch` dimensions.
+        """
         value = self._value(self._values[source].dims)
         self._values[value.id].datatype = schema.XNNDatatype.xnn_datatype_qdint8
         self._nonbatch[value.id] = nonbatch
         return value.id
 
     def _weight(self, index: int, outputs: int) -> int:
-        """The value of a constant's integers, with its scales."""
+        """Return the value of a constant's integers, with its scales."""
         if index not in self._in_integers:
             integers = self._integers[index]
             scales = integers.along(outputs)
@@ -269,7 +274,9 @@ class XnnGraph:
     def _weight_of(
         self, index: int, kind: Any, params: Any, stored: torch.Tensor, scales: torch.Tensor
     ) -> int:
-        """A value for the integers of a constant, with these bytes; scales are along dimension 0, or all."""
+        """Return a value for the integers of a constant, with these bytes. Scales are along dimension 0, or
+        all.
+        """
         value = self._value(self._values[index].dims)
         self._values[value.id].datatype = kind
         self._values[value.id].constant_buffer_idx = self._stored(*keyed(stored))
@@ -278,8 +285,10 @@ class XnnGraph:
         return value.id
 
     def _in_4_bits(self, index: int) -> int:
-        """The value of a matrix of integers from -8 to 7, two in a byte, with its scales: for each
-        output, or for each group of inputs, which XNNPACK has as bfloat16."""
+        """Return the value of a matrix of integers from -8 to 7, two in a byte, with its scales.
+
+        A scale belongs to an output, or to a group of inputs. XNNPACK holds the scales of groups as bfloat16.
+        """
         if index not in self._in_integers:
             integers, datatype = self._integers[index], schema.XNNDatatype
             size, scales = integers.group_size(), integers.scales
@@ -299,7 +308,8 @@ class XnnGraph:
         return self._in_integers[index]
 
     def serialise(self, more: Sequence[int] = ()) -> tuple[bytes, NamedDataStoreOutput]:
-        """The graph's bytes and the constants that they name; values of `more` are outputs besides."""
+        """Return the graph's bytes and the constants that they name. The values of `more` are extra outputs.
+        """
         self._place_constants()
         named = self._named_data()
         outputs = [*self._outputs, *more]
@@ -323,11 +333,12 @@ class XnnGraph:
         return data, named
 
     def _place_constants(self) -> None:
-        """Put what nodes read by pointer into the graph's own bytes, apart from what XNNPACK packs.
+        """Put constants that nodes read by pointer into the graph's own bytes, apart from those that XNNPACK
+        packs.
 
-        ExecuTorch 1.5.1 frees the named data of a value that is packed once the runtime is made
-        (XNNCompiler.cpp, getPackedValueIds), and with its weights cache on all named data. The graph's own
-        bytes lie in the program, which lives as long as its methods (`delegate.written`).
+        ExecuTorch 1.5.1 frees the named data of a packed value after it has made the runtime
+        (XNNCompiler.cpp, getPackedValueIds). With its weights cache on, it frees all named data. The graph's
+        own bytes are in the program, which lives as long as its methods (`delegate.written`).
         """
         packed = {index for node in self._nodes for index in packed_by(node)}
         placed: dict[int, int] = {}
@@ -344,7 +355,7 @@ class XnnGraph:
         return index != NONE_ID and bool(self._values[index].constant_buffer_idx)
 
     def _placed(self, index: int, copy: bool) -> int:
-        """The value of a constant that is read by pointer, its data in the graph's own bytes."""
+        """Return the value of a constant that is read by pointer, with its data in the graph's own bytes."""
         if copy:
             made = self._value(self._values[index].dims, self._types.get(index)).id
             self._values[made].datatype = self._values[index].datatype
@@ -352,7 +363,7 @@ class XnnGraph:
             self._data[made] = self._data[index]
             index = made
         key = self._constant_data[self._values[index].constant_buffer_idx].named_key
-        if key is None:  # it is there already
+        if key is None:  # its data is there already
             return index
         if key not in self._inline_places:
             self._inline += bytes(-len(self._inline) % CONSTANT_TENSOR_ALIGNMENT)
@@ -364,7 +375,9 @@ class XnnGraph:
         return index
 
     def _named_data(self) -> NamedDataStoreOutput:
-        """The bytes of the constants that a node reads: of a quantised weight not the floats besides."""
+        """Return the bytes of the constants that a node reads. For a quantised weight the floats are not
+        included.
+        """
         read = {index for node in self._nodes for index in reads_of(node.xnode_union)}
         store = NamedDataStore()
         for index, value in enumerate(self._values):
@@ -387,24 +400,24 @@ def _datatype(of: IntegerType | torch.dtype | None) -> Any:
 
 
 def keyed(tensor: torch.Tensor) -> tuple[str, bytes]:
-    """A constant's bytes, and the name that distinct ones do not share."""
+    """Return a constant's name, which distinct constants do not share, and its bytes."""
     held = tensor.detach().contiguous()
     data = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy().tobytes()
     return hashlib.sha256(data).hexdigest(), data
 
 
 def kind_of(node: Any) -> str:
-    """The kind of a node: `Conv2d` of an XNode that holds an XNNConv2d."""
+    """Return the kind of a node: `Conv2d` for an XNode that holds an XNNConv2d."""
     return type(node.xnode_union).__name__.removeprefix("XNN")
 
 
 def passes_on(node: Any) -> bool:
-    """Whether a node computes nothing: it converts what it reads, or moves it."""
+    """Return whether a node computes nothing, since it only converts or moves its operand."""
     return kind_of(node) == "Convert" or kind_of(node) in MOVES
 
 
 def reads_of(node: Any) -> list[int]:
-    """The values that a node reads."""
+    """Return the values that a node reads."""
     return [
         index
         for name, index in vars(node).items()
@@ -413,7 +426,7 @@ def reads_of(node: Any) -> list[int]:
 
 
 def packed_by(node: Any) -> set[int]:
-    """The constants that XNNPACK copies when the runtime is made, and never reads again."""
+    """Return the constants that XNNPACK copies when it makes the runtime, and never reads again."""
     xnode = node.xnode_union
     if kind_of(node) not in _PACKING:
         return set()
@@ -421,13 +434,13 @@ def packed_by(node: Any) -> set[int]:
 
 
 def _in_pairs(values: torch.Tensor) -> torch.Tensor:
-    """Integers from -8 to 7, two in a byte: each plus 8, the first of a pair in the lower half."""
+    """Return integers from -8 to 7, two in a byte: each plus 8, the first of a pair in the lower half."""
     even = torch.nn.functional.pad(values, (0, values.shape[-1] % 2)).to(torch.int16) + 8
     return (even[..., ::2] | even[..., 1::2] << 4).to(torch.uint8)
 
 
 def _uniform(constant: torch.Tensor) -> Integers | None:
-    """A constant all of whose elements are one number or its negative, as exact integers."""
+    """Return a constant whose elements are all one number or its negative, as exact integers."""
     magnitude = float(constant.abs().max())
     if not 0 < magnitude < math.inf or not bool((constant.abs() == magnitude).all()):
         return None
@@ -439,7 +452,7 @@ _UNIT = 64  # a power of 2, so that a scale times it is exact; large, so that su
 
 
 def _computed(index: int, producers: Mapping[int, Any]) -> int:
-    """The value that converts and moves alone lie behind."""
+    """Return the value before a chain of converts and moves."""
     node = producers.get(index)
     while node is not None and passes_on(node):
         index = reads_of(node.xnode_union)[0]

@@ -32,6 +32,9 @@ using ::executorch::runtime::Span;
 using ScalarType = ::executorch::aten::ScalarType;
 
 /// Memory with a type, sizes and strides; it owns nothing. Strides are in elements, from dimension 0 on.
+///
+/// A rank of -1 says that the sizes, strides or order given to a function below do not belong together: such a
+/// tensor is refused.
 struct Tensor {
   void* data = nullptr;
   ScalarType dtype = ScalarType::Float;
@@ -126,12 +129,14 @@ class Program {
   /// Run once. The outputs have the logical sizes and the order of the contract; their memory is the program's,
   /// and the next call overwrites it.
   ///
-  /// Error::InvalidArgument for tensors that do not keep the contract. Where all inputs are in order, nothing is
-  /// allocated and nothing copied but what ExecuTorch copies.
+  /// An output may be an input of the next call: it is copied first.
+  ///
+  /// Error::InvalidArgument for tensors that do not keep the contract. If all inputs are in order, nothing is
+  /// allocated, and nothing is copied but what ExecuTorch copies.
   Result<Span<const Tensor>> run(Span<const Tensor> inputs);
   Result<Span<const Tensor>> run(std::initializer_list<Tensor> inputs);
 
-  /// Bring the state back to what it is in the file. Of a program without state, nothing.
+  /// Bring the state back to what it is in the file. A program of dimorder's without state is left as it is.
   Error reset();
 
   /// What is promised. Valid as long as the program is open.
