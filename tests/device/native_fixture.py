@@ -201,6 +201,15 @@ class NativeProgram:
             raise NativeError(code, self.message)
         return tuple(self._output(i) for i in range(self._library.guard_outputs(self._guard)))
 
+    def feed_back(self, *tensors: torch.Tensor, fed: int, times: int) -> tuple[torch.Tensor, ...]:
+        """Run so many times, each time with the first output, where it lies, as input `fed`."""
+        given = views(tensors)
+        if code := self._library.guard_feed_back(
+            self._guard, given, ctypes.c_size_t(len(given)), ctypes.c_size_t(fed), times
+        ):
+            raise NativeError(code, self.message)
+        return tuple(self._output(i) for i in range(self._library.guard_outputs(self._guard)))
+
     def _output(self, index: int) -> torch.Tensor:
         view = View()
         self._library.guard_output(self._guard, ctypes.c_size_t(index), ctypes.byref(view))

@@ -356,12 +356,19 @@ def test_a_null_pointer_is_refused(name: str, mode: str) -> None:
         program.run(*tensors)
 
 
-@pytest.mark.parametrize("rank", [-1, 17, 1000])
-def test_a_rank_that_cannot_be_is_refused(rank: int) -> None:
+@pytest.mark.parametrize(
+    ("rank", "found"),
+    [
+        (-1, "sizes, strides or an order that do not belong together"),  # what Tensor::in_order gives then
+        (17, "17 dimensions"),
+        (1000, "1000 dimensions"),
+    ],
+)
+def test_a_rank_that_cannot_be_is_refused(rank: int, found: str) -> None:
     program, tensors = NativeProgram(file_of("NHWC")), right_inputs(dimorder.load(file_of("NHWC")).contract)
     given = views(tensors)
     given[0].rank = rank
-    with pytest.raises(NativeError, match=f"found: {rank} dimensions"):
+    with pytest.raises(NativeError, match=f"found: {found}"):
         program.run_views(given)
 
 
@@ -560,3 +567,77 @@ def test_convert_gives_every_order_from_every_other(dtype: torch.dtype) -> None:
                 assert torch.equal(target, x)
                 native_convert(x[:, :1].expand(shape), target)
                 assert torch.equal(target, x[:, :1].expand(shape))
+
+
+class Step(nn.Module):
+    """A recurrent step by hand: the caller passes what the last step gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.table, self.linear = nn.Embedding(20, 6), nn.Linear(6 + 9, 9)
+
+    def forward(self, ids: Tensor, last: Tensor) -> Tensor:
+        return torch.tanh(self.linear(torch.cat([self.table(ids), last], 1))).cumsum(1)
+
+
+STEP = (torch.tensor([3, 11, 7]), numbers(3, 9))
+
+
+@pytest.mark.parametrize("is_stock", [False, True])
+def test_an_output_may_be_an_input_of_the_next_call(is_stock: bool, tmp_path: Path) -> None:
+    path, network = tmp_path / "step.pte", Step().eval()
+    (stock(network, *STEP) if is_stock else lowered(lambda: network, *STEP))(path)
+    (got,) = NativeProgram(path).feed_back(*STEP, fed=1, times=4)
+    ids, wanted = STEP
+    for _ in range(4):
+        wanted = network(ids, wanted).detach()
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_outputs_that_a_file_has_no_memory_for_get_some(partitioned: bool, tmp_path: Path) -> None:
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir.passes import MemoryPlanningPass
+
+    network, path = nn.Sequential(nn.Linear(5, 7), nn.Tanh()).eval(), tmp_path / "net.pte"
+    edge = to_edge_transform_and_lower(
+        torch.export.export(network, (numbers(3, 5),)),
+        partitioner=[XnnpackPartitioner()] if partitioned else [],
+    )
+    config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_output=False))
+    path.write_bytes(bytes(edge.to_executorch(config).buffer))
+    program = NativeProgram(path)
+    for x in (numbers(3, 5), numbers(3, 5) + 1):
+        torch.testing.assert_close(program.run(x)[0], network(x).detach())
+
+
+def test_state_of_another_tools_file_begins_with_zeros_and_is_reset(tmp_path: Path) -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.add_(x)
+            return self.seen * 2
+
+    path, x = tmp_path / "sum.pte", numbers(3, 5)
+    stock(Sum(), x)(path)
+    program = NativeProgram(path)
+    for _ in range(2):
+        first, second = program.run(x)[0], program.run(x)[0]
+        torch.testing.assert_close(first, 2 * x)
+        torch.testing.assert_close(second, 4 * x)
+        program.reset()
+
+
+def test_memory_at_an_odd_address_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.pte"
+    lowered(lambda: nn.ReLU(), numbers(3, 5))(path)
+    program, room = NativeProgram(path), torch.zeros(64, dtype=torch.uint8)
+    given = views([numbers(3, 5)])
+    given[0].data = room.data_ptr() + 1
+    with pytest.raises(NativeError, match="no multiple of the elements' size"):
+        program.run_views(given)

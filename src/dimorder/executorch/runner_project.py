@@ -1,4 +1,4 @@
-"""Write a CMake project that checks a .pte on another machine: the file, inputs, and what it gives for them.
+"""Write a CMake project that checks a .pte on another machine: the file, inputs, and the expected outputs.
 
 It has its own copy of dimorder's C++ loader and of `dimorder-run`, so it needs ExecuTorch and no Python.
 """
@@ -28,21 +28,21 @@ _TOLERANCE = 1e-4  # of the largest magnitude, for floats; integers are compared
 def export_runner(
     program: str | os.PathLike[str], folder: str | os.PathLike[str], inputs: Sequence[Tensor] | None = None
 ) -> Path:
-    """Write a ready CMake project that runs a .pte and compares what it gives with what it gives here.
+    """Write a ready CMake project that runs a .pte and compares its outputs with those on this machine.
 
     Args:
         program: a .pte of dimorder's or of another tool.
-        folder: where the project goes; it must not exist, or be empty.
-        inputs: a tensor for each input of the contract, of its logical shape. Left out, floats are drawn from
-            a standard normal distribution, and so are the numbers that integers with a scale stand for.
+        folder: the place of the project. It must not exist, or be empty.
+        inputs: a tensor for each input of the contract, of its logical shape. By default floats are drawn
+            from a standard normal distribution, and so are the numbers that integers with a scale stand for.
 
     Returns:
         The folder.
 
     Raises:
-        UsageError: if the folder holds something, or cannot be written, or an input must be given.
+        UsageError: if the folder is not empty, or cannot be written, or an input must be passed.
         ContractError: if a tensor does not keep the contract, or the file is damaged.
-        UnsupportedError: if the program cannot be loaded here, or has bfloat16, which .npy files have not.
+        UnsupportedError: if the program cannot be loaded here, or has bfloat16, which .npy files lack.
     """
     path, target = Path(program), Path(folder)
     contract, method = pte.load(path)
@@ -104,7 +104,9 @@ def _require_writable(contract: Contract, path: Path) -> None:
 
 
 def _drawn(contract: Contract) -> list[Tensor]:
-    """An example of each input; dynamic sizes are the least that are not 1, where they may be."""
+    """Return an example of each input; a dynamic size gets its least value, but not 1 if a larger one is
+    allowed.
+    """
     generator = torch.Generator().manual_seed(0)
     symbols = {symbol.name: _size(symbol) for symbol in contract.symbols}
     return [_example(spec, symbols, generator) for spec in contract.inputs]

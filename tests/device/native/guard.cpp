@@ -68,6 +68,19 @@ int guard_run(Guard* guard, const view* inputs, size_t count) {
   return 0;
 }
 
+void guard_output(const Guard* guard, size_t index, view* to);
+
+/// Call the program so many times, each time with the first output of the call before as this input.
+int guard_feed_back(Guard* guard, const view* inputs, size_t count, size_t fed, int times) {
+  int error = guard_run(guard, inputs, count);
+  std::vector<view> again(inputs, inputs + count);
+  for (int i = 1; error == 0 && i < times; i++) {
+    guard_output(guard, 0, &again[fed]);
+    error = guard_run(guard, again.data(), count);
+  }
+  return error;
+}
+
 size_t guard_outputs(const Guard* guard) {
   return guard->outputs.size();
 }

@@ -112,7 +112,10 @@ Difference compare(
   for (size_t i = 0; i < count; i++) found.add(i);
   difference.error = found.error;
   difference.magnitude = found.magnitude;
-  difference.allowed = settings.is_exact ? 0 : settings.rtol * found.magnitude + settings.atol;
+  // A relative error of an index would be another index: integers are compared exactly.
+  const bool is_floating = dimorder_is_floating(static_cast<int>(output.dtype)) != 0;
+  const double relative = is_floating ? settings.rtol * found.magnitude : 0;
+  difference.allowed = settings.is_exact ? 0 : relative + settings.atol;
   difference.place = count == 0 ? "" : indices_text(output, found.worst);
   if (found.wrong != 0) {
     const size_t first = found.first_wrong;

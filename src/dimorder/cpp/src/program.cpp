@@ -139,6 +139,8 @@ struct Loaded {
   /// A program may be planned without memory for its outputs: then it is the caller's to give.
   Error give_outputs_memory(const et::MethodMeta& meta) {
     for (size_t i = 0; i < meta.num_outputs(); i++) {
+      const auto tag = meta.output_tag(i);
+      if (!tag.ok() || *tag != et::Tag::Tensor) continue;
       const auto info = meta.output_tensor_meta(i);
       if (!info.ok() || info->is_memory_planned()) continue;
       outputs.push_back(zeros(info->nbytes()));

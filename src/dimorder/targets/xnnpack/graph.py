@@ -60,6 +60,7 @@ class XnnGraph:
         self._nodes: list[Any] = []  # XNode
         self._constant_data = [schema.ConstantDataOffset(0, 0)]  # index 0 means "no constant"
         self._bytes: dict[str, bytes] = {}  # of constants, by their names
+        self._is_placed = False
         self._inline = bytearray()  # the constants that are read by pointer
         self._inline_places: dict[str, int] = {}  # the entries of these in `_constant_data`, by their names
         self._constants: dict[tuple[str, tuple[int, ...]], XnnValue] = {}
@@ -251,8 +252,7 @@ class XnnGraph:
         return None
 
     def _dynamic_integers(self, source: int, nonbatch: int) -> int:
-        """Return the value of a float32 one quantised dynamically, with one scale over `nonbatch` dimensions.
-        """
+        """Return the value of a float32 one quantised dynamically, with one scale over `nonbatch` dimensions."""
         value = self._value(self._values[source].dims)
         self._values[value.id].datatype = schema.XNNDatatype.xnn_datatype_qdint8
         self._nonbatch[value.id] = nonbatch
@@ -308,8 +308,7 @@ class XnnGraph:
         return self._in_integers[index]
 
     def serialise(self, more: Sequence[int] = ()) -> tuple[bytes, NamedDataStoreOutput]:
-        """Return the graph's bytes and the constants that they name. The values of `more` are extra outputs.
-        """
+        """Return the graph's bytes and the constants that they name. The values of `more` are extra outputs."""
         self._place_constants()
         named = self._named_data()
         outputs = [*self._outputs, *more]
@@ -327,7 +326,8 @@ class XnnGraph:
             output_ids=outputs,
             constant_data=self._constant_data,
         )
-        data = serialize_xnnpack_binary(graph, self._inline)
+        # XNNPACK may read some bytes past the end of a constant.
+        data = serialize_xnnpack_binary(graph, self._inline + bytes(CONSTANT_TENSOR_ALIGNMENT))
         for index in more:
             self._values[index].flags, self._values[index].external_id = 0, NONE_ID
         return data, named
@@ -340,6 +340,10 @@ class XnnGraph:
         (XNNCompiler.cpp, getPackedValueIds). With its weights cache on, it frees all named data. The graph's
         own bytes are in the program, which lives as long as its methods (`delegate.written`).
         """
+        if self._is_placed:
+            return
+        self._is_placed = True
+        self._name_packed_weights()
         packed = {index for node in self._nodes for index in packed_by(node)}
         placed: dict[int, int] = {}
         for node in self._nodes:
@@ -354,14 +358,59 @@ class XnnGraph:
     def _is_constant(self, index: int) -> bool:
         return index != NONE_ID and bool(self._values[index].constant_buffer_idx)
 
+    def _name_packed_weights(self) -> None:
+        """Name each packed weight by all that its packed form depends on.
+
+        XNNPACK's weights cache finds packed weights by their names, in all programs of a process. Equal bytes
+        are packed otherwise for another kind of node, shape or scale.
+        """
+        copies: dict[tuple[int, str], int] = {}
+        packing_nodes = [
+            node for node in self._nodes if packed_by(node) and self._is_constant(node.xnode_union.filter_id)
+        ]
+        for node in packing_nodes:
+            index, packing = node.xnode_union.filter_id, self._packing(node)
+            if (index, packing) not in copies:
+                is_first = index not in {known for known, _ in copies}
+                copies[index, packing] = index if is_first else self._copied_constant(index)
+        for (index, packing), copy in copies.items():
+            entry = self._constant_data[self._values[index].constant_buffer_idx]
+            data = self._bytes[entry.named_key]
+            key = f"{hashlib.sha256(data).hexdigest()}_{packing}"
+            self._values[copy].constant_buffer_idx = self._stored(key, data)
+        for node in packing_nodes:
+            xnode = node.xnode_union
+            xnode.filter_id = copies[xnode.filter_id, self._packing(node)]
+
+    def _packing(self, node: Any) -> str:
+        """Return a digest of all that the packed form of a node's weight depends on, but for its bytes."""
+        xnode = node.xnode_union
+        filter_id = xnode.filter_id
+        params = self._weights.get(filter_id)
+        known = (
+            kind_of(node),
+            {name: value for name, value in vars(xnode).items() if not name.endswith("_id")},
+            (self._values[filter_id].dims, self._values[filter_id].datatype),
+            None if params is None else self._constant_data[params.scale_buffer_idx].named_key,
+            [(self._types.get(i), self._nonbatch.get(i)) for i in (reads_of(xnode)[0], xnode.output_id)],
+        )
+        return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+
+    def _copied_constant(self, index: int) -> int:
+        """Write a second value of a constant's bytes."""
+        copy = self._value(self._values[index].dims, self._types.get(index)).id
+        for name in ("datatype", "constant_buffer_idx"):
+            setattr(self._values[copy], name, getattr(self._values[index], name))
+        known: tuple[dict[int, Any], ...] = (self._data, self._scales, self._integers, self._weights)
+        for each in known:
+            if index in each:
+                each[copy] = each[index]
+        return copy
+
     def _placed(self, index: int, copy: bool) -> int:
-        """Return the value of a constant that is read by pointer, with its data in the graph's own bytes."""
+        """Put the data of a constant that is read by pointer into the graph's own bytes."""
         if copy:
-            made = self._value(self._values[index].dims, self._types.get(index)).id
-            self._values[made].datatype = self._values[index].datatype
-            self._values[made].constant_buffer_idx = self._values[index].constant_buffer_idx
-            self._data[made] = self._data[index]
-            index = made
+            index = self._copied_constant(index)
         key = self._constant_data[self._values[index].constant_buffer_idx].named_key
         if key is None:  # its data is there already
             return index
