@@ -1,6 +1,7 @@
-"""dimorder: the memory-format layer for PyTorch.
+"""Choose, check and show memory formats in PyTorch: the public interface of dimorder.
 
-See, check, choose and lower the order in which tensors lie in memory.
+A memory format is the order in which a tensor's dimensions lie in memory, such as NCHW or NHWC. `lower`
+compiles a network at the least layout cost, and `load` runs the result.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ __all__ = [
     "to_channels_last",
 ]
 
-# Public name → its module, imported when the name is first used: `dimorder --help` need not wait for torch.
+# Public name → its module. Modules are imported at first use, so that `dimorder --help` does not wait for
+# torch.
 _HOMES = {
     "DimOrder": "dimorder.algebra.dim_order",
     "DimorderError": "dimorder.errors",
@@ -62,7 +64,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "executorch":  # for delegate authors; takes ExecuTorch's exporter
+    if name == "executorch":  # for delegate authors; imports ExecuTorch's exporter
         return importlib.import_module("dimorder.executorch")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

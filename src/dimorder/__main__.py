@@ -1,4 +1,4 @@
-"""`python -m dimorder` is the command `dimorder`."""
+"""Run the command `dimorder` as `python -m dimorder`."""
 
 import sys
 

@@ -1,5 +1,8 @@
-"""Decides the order of the pipeline: capture, annotate, extract, solve, rewrite, verify, emit. The page to
-read first."""
+"""Run the pipeline: capture, annotate, extract, solve, rewrite, verify, emit.
+
+This is the page to read first. `lower` is the whole pipeline, `plan` stops before anything is written, and
+`load` reads a saved program.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +71,27 @@ def plan(
     cost_at: Point | None = None,
     progress: Progress = lambda step: None,
 ) -> NetworkPlan:
-    """The proven plan of a network for a target and a contract; nothing is emitted.
+    """Return the proven plan of a network for a target and a contract, without emitting anything.
 
-    The arguments are those of `lower`.
+    Args:
+        model: the network, as for `lower`.
+        args: example positional inputs, as for `lower`.
+        kwargs: example keyword inputs, as for `lower`.
+        target: the target's name, or the target.
+        input_orders: the order that the contract promises for inputs, as for `lower`.
+        output_orders: the order that the contract promises for outputs, as for `lower`.
+        input_types: the integer types of inputs, as for `lower`.
+        output_types: the integer types of outputs, as for `lower`.
+        objective: what the plan minimises, as for `lower`, except "cycles", which only `lower` can compare.
+        dynamic_shapes: the dynamic sizes, as in torch.export.
+        cost_at: the sizes at which costs are reported, as for `lower`.
+        progress: called with the name of each step as the step begins.
+
+    Returns:
+        The plan. `print(plan)` shows it, and `plan.explain(i)` gives the reason for conversion `i`.
+
+    Raises:
+        DimorderError: if the network cannot be planned; the error says what to do.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
     >>> found = plan(conv, (torch.randn(2, 3, 5, 7),), output_orders="NHWC")
@@ -105,20 +126,41 @@ def lower(
     run_artifact: bool | None = None,
     progress: Progress = lambda step: None,
 ) -> Lowered:
-    """Lower a network: from module to a verified artifact with a proven plan and its contract inside.
+    """Lower a network to a verified artifact with a proven plan, and with its contract inside.
 
-    `args` and `kwargs` are example inputs. Their sizes are fixed, but for those that `dynamic_shapes` names,
-    as in torch.export: then it is one program for their ranges, on targets torch and xnnpack. Its plan is
-    proven for the ranges, or where that cannot be, for the sizes `cost_at`, by default in the middle of each.
-    `input_orders` and `output_orders` are what the contract promises, contiguous by default: one order for
-    all, or one per tensor. `objective` is "bytes" moved by conversions, or their "count", on xnnpack "time"
-    in nanoseconds, or on an ethos-u "cycles": of several plans the one with the fewest by Vela. `input_types`
-    and `output_types` are "int8" or "uint8" where the caller of a quantised network passes or gets integers,
-    one for all or one per tensor; the contract says what they stand for. On target tosa they are the
-    network's own integers by default. The physical program is run and compared with the network before it is
-    emitted, and the artifact after that, unless its runtime is slow (tosa) or `run_artifact` says otherwise.
-    Raises a `DimorderError` that says what to do; a wrong program is never returned. A buffer that the
-    network writes is state of the program, on targets that have any; the network is left as it was.
+    The physical program is run and compared with the network before it is emitted, and the artifact after
+    that. A buffer that the network writes is state of the program, on targets that have state. The network
+    itself is left unchanged.
+
+    Args:
+        model: a module, an exported program, a `.pt2` file, or the result of `quantize`.
+        args: example positional inputs. Their sizes are fixed, except those that `dynamic_shapes` names.
+        kwargs: example keyword inputs.
+        target: the target's name, or the target.
+        input_orders: the order that the contract promises for inputs: one for all, or one per tensor. The
+            default is contiguous.
+        output_orders: the same for outputs.
+        input_types: "int8" or "uint8" if the caller of a quantised network passes integers: one for all, or
+            one per tensor. The contract says what the integers stand for. The default is floats, and on
+            target tosa the network's own integers.
+        output_types: the same for outputs that the caller gets as integers.
+        objective: "bytes" moved by conversions, or the "count" of conversions. On xnnpack also "time" in
+            nanoseconds. On an ethos-u also "cycles": several plans are emitted, and the one with the fewest
+            cycles by Vela is kept.
+        dynamic_shapes: the dynamic sizes, as in torch.export, on targets torch, inductor and xnnpack. One
+            program then serves their ranges, and its plan is proven for the ranges if that is possible.
+        cost_at: a size for each dynamic size. The plan is proven for these sizes if it cannot be proven for
+            the ranges. The default is the middle of each range.
+        run_artifact: whether the artifact is run and compared. The default is to run it unless the target's
+            runtime is slow (tosa).
+        progress: called with the name of each step as the step begins.
+
+    Returns:
+        The lowered network, with its plan, its contract and the artifact.
+
+    Raises:
+        DimorderError: if the network cannot be lowered or verified; the error says what to do. A wrong
+            program is never returned.
 
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
     >>> lowered = lower(conv, (torch.randn(2, 3, 5, 7),), input_orders="NHWC", output_orders="NHWC")
@@ -134,7 +176,7 @@ def lower(
         return _emit_ranges(planned, fixed, sized, model, chosen, run_artifact, clock)
     program = clock.step("capture", _captured, model, args, kwargs, chosen, objective)
     lowered = _lower_fixed(program, model, chosen, asked, objective, run_artifact, clock)
-    for forced in each_way(program.exported):  # which the example inputs do not all choose
+    for forced in each_way(program.exported):  # the example inputs choose only one branch of each
         given, named = pytree.tree_unflatten(program.examples, forced.call_spec.in_spec)
         way = clock.step("capture", _captured, forced, given, named, chosen, objective)
         _lower_fixed(way, forced, chosen, asked, objective, run_artifact, clock)
@@ -150,12 +192,12 @@ def _lower_fixed(
     run_artifact: bool | None,
     clock: Clock,
 ) -> Lowered:
-    """A network of fixed sizes, lowered."""
+    """Lower a network of fixed sizes."""
     _require_state(program, chosen)
     program, contract, chosen = _promised(program, chosen, *asked)
     trial: Trial | None = None
     made: dict[object, Lowered] = {}
-    # One, but where only a compiler can tell.
+    # There is one contender, except for an objective that only a compiler can compare.
     for each, contender in chosen.contenders.get(objective, ((objective, chosen),)):
         planned = _plan(program, contract, contender, each, clock)
         alike = (contender.ability.declines, planned.layout_plan.choice)
@@ -173,7 +215,7 @@ def _plan_ranges(
     cost_at: Point | None,
     clock: Clock,
 ) -> tuple[NetworkPlan, list[_Fixed]]:
-    """The plan of a network with symbolic sizes, and the programs of fixed sizes that it was found by."""
+    """Return the plan of a network with dynamic sizes, and its programs of fixed sizes."""
     costs = _costs(target, objective)
     if costs.configuration is None:
         found = f"symbolic sizes, {', '.join(map(str, sized.symbols))}: its costs are known of fixed ones"
@@ -216,8 +258,11 @@ def _plan_ranges(
 
 
 def _sized(target: Target, varying: Sequence[frozenset[int]], programs: Sequence[Captured]) -> list[Target]:
-    """The target at each point of ranges. What it declines at one of them, where a fixed size may be that of
-    a symbol by chance, it declines at all."""
+    """Return the target at each point of the ranges.
+
+    A fixed size may equal a dynamic one by chance at one point. So an implementation that is declined at one
+    point is declined at all of them.
+    """
     if target.sized is None:
         return [target] * len(programs)
     made = [
@@ -230,7 +275,7 @@ def _sized(target: Target, varying: Sequence[frozenset[int]], programs: Sequence
 
 @dataclass(frozen=True)
 class _Fixed:
-    """A network with symbolic sizes at one point of their ranges."""
+    """A network with dynamic sizes, at one point of their ranges."""
 
     point: Point
     program: Captured
@@ -272,7 +317,7 @@ def _emit_ranges(
     run_artifact: bool | None,
     clock: Clock,
 ) -> Lowered:
-    """What a plan for ranges of sizes becomes, verified at the corners of these and between."""
+    """Lower a plan for ranges of sizes, and verify the program at the corners of the ranges and between."""
     sizes, contract = sized.table([each.point for each in fixed]), planned.contract
     programs = [_rewrite(each.extracted, planned, each.contract, each.target, clock) for each in fixed]
     physical = clock.step("rewrite", symbolic, programs, sizes)
@@ -305,7 +350,7 @@ def _emit_ranges(
 
 
 def _captured_at(sized: RangedProgram, point: Point, like: Captured) -> Captured:
-    """What a trial needs of a program at a point: the exported program there, and its example inputs."""
+    """Return what a trial needs of a program at a point: the exported program and its example inputs."""
     exported = sized.at(point)
     assert exported.example_inputs is not None
     return replace(like, exported=exported, examples=tuple(arguments(exported, *exported.example_inputs)))
@@ -319,7 +364,7 @@ def _emit(
     run_artifact: bool | None,
     clock: Clock,
 ) -> Lowered:
-    """What a plan becomes, verified."""
+    """Lower a plan of fixed sizes, and verify the result."""
     contract = planned.contract
     physical = _rewrite(planned.extracted, planned, contract, chosen, clock)
     error = clock.step("verify", trial.compare_program, physical, f"the physical program for {chosen.name}")
@@ -340,7 +385,7 @@ def _emit(
 def _rewrite(
     extracted: Extracted, planned: NetworkPlan, contract: Contract, chosen: Target, clock: Clock
 ) -> ExportedProgram:
-    """The physical program of a plan, held to what it must keep."""
+    """Return the physical program of a plan, after checking what it must ensure."""
     physical = clock.step("rewrite", rewrite, extracted, planned.layout_plan, contract)
     check_program.require_ability(physical, extracted, chosen.ability, chosen.name)
     faults = check_program.physical_faults(physical, extracted, planned.layout_plan, contract, chosen.ability)
@@ -355,21 +400,24 @@ def _captured(
     target: Target,
     objective: str,
 ) -> Captured:
-    """A network in normal form, with all in its weights that a target would compute in each call."""
+    """Return a network in normal form, with everything folded into its weights that can be folded."""
     captured = [capture(model, args, kwargs)]
     (program,) = with_weights(captured, _cuts(target, objective), target.ability.by_heads)
     return program
 
 
 def _cuts(target: Target, objective: str) -> bool:
-    """Whether packed products become several: by count one conversion of all of them is fewer."""
+    """Return whether a packed linear is split into several.
+
+    By count it is not split, because one conversion of the packed result is fewer.
+    """
     return target.ability.slices_copy and objective != "count"
 
 
 def _called(
     model: _Network, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[torch.nn.Module | ExportedProgram | str | Path, Sequence[Any], Mapping[str, Any] | None]:
-    """A network and a call of it; a quantised one brings its own."""
+    """Return a network and example inputs for it; a quantised network brings its own inputs."""
     if not isinstance(model, QuantisedNetwork):
         return model, args, kwargs
     own = model.examples[0]
@@ -377,12 +425,15 @@ def _called(
 
 
 def _run_of(artifact: Artifact, program: Captured) -> Run:
-    """The artifact as a function, in a state of its own where the program has any."""
+    """Return the artifact as a function, with a state of its own if the program has state."""
     return cast(StatefulArtifact, artifact).started() if program.state else artifact.run
 
 
 def _require_state(program: Captured, target: Target) -> None:
-    """Refuses what writes buffers where nothing would keep them from call to call."""
+    """Check that the target can keep the buffers that a program writes from call to call.
+
+    A quantised network with state is refused on every target.
+    """
     if not program.state:
         return
     name, left = program.state[0].name, program.carried[0][1]
@@ -398,8 +449,10 @@ def _require_state(program: Captured, target: Target) -> None:
 
 
 def _for(program: Captured, target: Target, types: tuple[Types, Types]) -> tuple[Target, tuple[Types, Types]]:
-    """The target as a network wants it, and the types of the boundary: its own integers where it has no
-    others, and the target takes no floats."""
+    """Return the target that a network needs, and the integer types at its inputs and outputs.
+
+    The types are the network's own integers if the caller chose no others and the target takes no floats.
+    """
     if target.quantised is None or not is_quantised(program.module):
         return target, types
     own = own_types(program)
@@ -412,7 +465,7 @@ def _for(program: Captured, target: Target, types: tuple[Types, Types]) -> tuple
 def _promised(
     program: Captured, target: Target, orders: tuple[Orders, Orders], types: tuple[Types, Types]
 ) -> tuple[Captured, Contract, Target]:
-    """The program, what it promises, and the target as it wants it."""
+    """Return the program, its contract, and the target that it needs."""
     chosen, own = _for(program, target, types)
     program = with_types(program, *own)
     return program, promise(program, *orders, chosen.channels_last), chosen
@@ -464,15 +517,25 @@ def load(
     target: str | Target | None = None,
     threads: int | None = None,
 ) -> Program:
-    """A saved program, ready to be called, with its guard: any `.pte`, or a `.tosa` or `.pt2` of ours.
+    """Load a saved program with its guard, ready to be called.
 
-    `target` reads it, by default the one that writes such files. `threads` is how many it has, by default as
-    many as the runtime thinks best; all programs of a process that have the same runtime share them.
-    Programs share no state, and `reset` of each begins anew.
+    All programs of a process with the same runtime share its threads. Programs share no state, and each
+    program's `reset` restores its initial state.
 
-    Raises `UsageError` where there is no such file, or where threads cannot be chosen, `ContractError` where
-    it is damaged or cut off, `UnsupportedError` where the runtime is not installed or lacks what the program
-    needs.
+    Args:
+        path: any `.pte`, or a `.tosa` or `.pt2` that dimorder wrote.
+        on_mismatch: what happens to an input in another order than promised: "adapt" copies it, "warn" copies
+            it with a warning, and "error" refuses it.
+        target: the target that reads the file; the default is the target that writes such files.
+        threads: the number of threads; the default is what the runtime chooses.
+
+    Returns:
+        The program, called like the network that it was lowered from.
+
+    Raises:
+        UsageError: if there is no such file, or if the number of threads cannot be chosen.
+        ContractError: if the file is damaged or cut off.
+        UnsupportedError: if the runtime is not installed, or lacks an operator of the program.
 
     >>> load("missing.tosa")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Decides how the steps of the pipeline are timed and told of."""
+"""Time the steps of the pipeline, and report each as it begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ Result = TypeVar("Result")
 
 
 class Clock:
-    """Seconds per step, added up where it has several parts, and a word of progress as each begins.
+    """The seconds of each step; the parts of a step that runs several times are added up.
+
+    `progress` is called with the name of each step as the step begins.
 
     >>> clock = Clock(print)
     >>> clock.step("compare", max, 2, 3)
@@ -29,7 +31,7 @@ class Clock:
     def step(
         self, name: str, function: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
     ) -> Result:
-        """What the function returns for these arguments; its seconds count for the step of that name."""
+        """Call a function, count its seconds for the step `name`, and return its result."""
         self.progress(name)
         start = time.perf_counter()
         result = function(*args, **kwargs)

@@ -175,8 +175,7 @@ class TensorSpec:
         return None if len(sizes) < len(self.shape) else self.memory_of(sizes)
 
     def memory_of(self, sizes: tuple[int, ...]) -> Memory:
-        """Return the type, shape and strides of the tensor that the program reads, for these logical sizes.
-        """
+        """Return the type, shape and strides of the tensor that the program reads, for these sizes."""
         return getattr(torch, self.dtype), sizes, self.held_order.strides(sizes)
 
     @property

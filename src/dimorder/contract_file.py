@@ -1,6 +1,7 @@
-"""Define how a contract travels in a .pte: as JSON, as lines of words for C, and with a seal over the file.
+"""Write a contract into a .pte: as JSON, as lines of words for C, and with a seal over the file.
 
-C reads the lines without a JSON parser (cpp/include/dimorder/contract.h). Each is a constant method.
+C reads the lines without a JSON parser (cpp/include/dimorder/contract.h). Each text is a constant method of
+the .pte.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 
 
 def constant_methods(contract: Contract) -> dict[str, str]:
-    """What ExecuTorch embeds in a .pte, as `constant_methods=`: the contract twice, and room for `seal`."""
+    """Return the constant methods that carry a contract in a .pte: the contract twice, and room for `seal`.
+
+    ExecuTorch takes them as `constant_methods=`.
+    """
     return {
         CONTRACT_METHOD: contract.to_json(),
         LINES_METHOD: contract_lines(contract),
@@ -32,10 +36,16 @@ def constant_methods(contract: Contract) -> dict[str, str]:
 
 
 def seal(pte: bytes) -> bytes:
-    """The same .pte with the SHA-256 of its bytes (the digest's own place as zeros) written into it.
+    """Return a .pte with the SHA-256 of its bytes written into it.
 
-    ExecuTorch checks the lengths in a file but not its content: a damaged file may crash the process or
-    return wrong numbers. Raises `UsageError` if the bytes hold no room for the seal, or are sealed already.
+    The digest is computed with zeros in its own place. ExecuTorch checks the lengths in a file but not its
+    content: a damaged file may crash the process or return wrong numbers.
+
+    Args:
+        pte: the bytes of the file, with the room that `constant_methods` makes.
+
+    Raises:
+        UsageError: if the bytes have no room for the seal, or are sealed already.
     """
     places = [match.end() for match in re.finditer(re.escape(_SEAL), pte)]
     if len(places) != 1 or pte[places[0] : places[0] + 64] != _UNSEALED:
@@ -49,7 +59,7 @@ def seal(pte: bytes) -> bytes:
 
 
 def is_intact(pte: bytes | mmap) -> bool | None:
-    """Whether the bytes are those that were sealed; None where there is no seal to tell by."""
+    """Return whether the bytes are those that were sealed; None if they have no seal."""
     place = pte.find(_SEAL) + len(_SEAL)
     if place < len(_SEAL) or pte[place : place + 64] == _UNSEALED:
         return None
@@ -63,14 +73,15 @@ def is_intact(pte: bytes | mmap) -> bool | None:
 def contract_lines(contract: Contract) -> str:
     """Write each input, output, dynamic size and state of a contract as one line.
 
-    A size is a number, `$K` for dynamic size K, or `=TEXT` where it is computed from dynamic sizes. A scale
-    is the bits of its double in hexadecimal, its zero point, and the scale as messages show it: exact, short.
+    A size is a number, `$K` for dynamic size K, or `=TEXT` if it is computed from dynamic sizes. A scale is
+    written as the bits of its double in hexadecimal, its zero point, and the scale as messages show it:
+    exact, short.
 
     Args:
         contract: what the program promises.
 
     Returns:
-        The lines, the first of which counts the others, and the last of which is `end`.
+        The lines. The first line counts the others, and the last line is `end`.
 
     >>> from dimorder.algebra.dim_order import DimOrder
     >>> from dimorder.contract import Symbol, TensorSpec

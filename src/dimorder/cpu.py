@@ -1,4 +1,7 @@
-"""Decides which CPUs count as one kind: what was measured on one is taken for all."""
+"""Name the kind of this machine's CPU.
+
+A measurement on one CPU counts for all CPUs of its kind.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ _MAKERS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
 
 @functools.cache
 def family() -> str:
-    """The kind of CPU, a key of the tables of what was measured: its architecture, what torch calls its
-    capability, and who made it where that is known, as in `x86_64 AVX512 AMD`.
+    """Return the kind of CPU, which is a key of the tables of measurements.
+
+    The kind is the architecture, torch's name for the CPU's capability, and the vendor if it is known, such
+    as `x86_64 AVX512 AMD`.
 
     >>> " " in family()
     True
@@ -24,13 +29,13 @@ def family() -> str:
 
 
 def maker() -> str:
-    """Who made an x86 CPU, else nothing."""
-    told = linux_says("vendor_id") or platform.processor()  # elsewhere as `..., GenuineIntel`
+    """Return the vendor of an x86 CPU, or an empty text."""
+    told = linux_says("vendor_id") or platform.processor()  # other systems say `..., GenuineIntel`
     return next((name for vendor, name in _MAKERS.items() if vendor in told), "")
 
 
 def linux_says(field: str) -> str:
-    """A field of the first processor in /proc/cpuinfo, or nothing."""
+    """Return a field of the first processor in /proc/cpuinfo, or an empty text."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""Decides what an error of dimorder looks like: three lines, which say where, what was found, and what to do.
+"""Define dimorder's errors: three lines, which say where, what was found, and what to do.
 
-The subclasses are what a caller tells apart; the CLI exits with 2 for `UsageError`, else with 1.
+Callers tell the subclasses apart. The CLI exits with 2 for `UsageError`, and with 1 for the others.
 """
 
 from __future__ import annotations
@@ -8,6 +8,11 @@ from __future__ import annotations
 
 class DimorderError(Exception):
     """Base of every error that dimorder raises on purpose.
+
+    Args:
+        where: the operator, tensor, argument or file.
+        found: what was found there.
+        fix: what the user can do.
 
     >>> print(DimorderError("input 'x'", "4 dims", "pass a tensor of 3 dims"))
     input 'x'
@@ -24,7 +29,7 @@ class DimorderError(Exception):
 
 
 class UsageError(DimorderError):
-    """An argument that cannot be meant: no such order, no such file, an impossible shape."""
+    """An argument that cannot be right: no such order, no such file, an impossible shape."""
 
 
 class ContractError(DimorderError):
@@ -32,7 +37,7 @@ class ContractError(DimorderError):
 
 
 class UnsupportedError(DimorderError):
-    """A program that is valid but that dimorder, or the chosen target, cannot handle."""
+    """A valid program that dimorder, or the chosen target, cannot handle."""
 
 
 class VerificationError(DimorderError):
@@ -40,4 +45,4 @@ class VerificationError(DimorderError):
 
 
 class StageError(DimorderError):
-    """A stage of the pipeline that does not keep what it promises: a mistake in dimorder."""
+    """A stage of the pipeline that does not keep its own promise: a mistake in dimorder."""

@@ -1,4 +1,4 @@
-"""Decides how files are written: whole, or not at all."""
+"""Write files whole, or not at all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ from dimorder.errors import UsageError
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes, beside: Mapping[str, bytes] | None = None) -> Path:
-    """Write a file elsewhere and rename it to its place, so that no partial file is ever left.
+    """Write a file under a temporary name and rename it, so that no partial file is ever left.
 
-    `beside` gives, by what is put behind its name, files that are written with it, or not at all.
+    Args:
+        path: the file to write.
+        data: its content.
+        beside: the contents of further files, by the suffix that follows the whole name of `path`. All files
+            are written, or none.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        UsageError: if a file cannot be written. Files that were replaced get their old content back.
     """
     path = Path(path)
     contents = {path.with_name(path.name + suffix): content for suffix, content in (beside or {}).items()}
@@ -38,6 +48,6 @@ def write_whole(path: str | os.PathLike[str], data: bytes, beside: Mapping[str, 
         ) from error
     finally:
         for part in parts.values():
-            with suppress(OSError):  # a name that is too long for a file is too long to be looked for
+            with suppress(OSError):  # a name that is too long to write is also too long to delete
                 part.unlink(missing_ok=True)
     return path

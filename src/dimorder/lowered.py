@@ -1,4 +1,4 @@
-"""Decides what a lowered network is for its caller: how it is run, saved and told of."""
+"""Run, save and show a lowered network."""
 
 from __future__ import annotations
 
@@ -32,11 +32,21 @@ from dimorder.verification.verify import Run, Verified
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered network: its plan, its contract, the physical program it came from, and the target's
-    artifact.
+    """A lowered network: its plan, its contract, its physical program, and the target's artifact.
 
-    `seconds` is per step. Of a network with symbolic sizes, `specimens` are the physical programs at a few of
-    them, of which `physical` was made.
+    `lower` makes it, and `print` shows its size, its error and its plan.
+
+    Attributes:
+        plan: the proven plan, with every conversion.
+        physical: the program that the artifact was emitted from; it runs in torch.
+        artifact: the program in the target's format.
+        program: the network in normal form.
+        verified: what runs on random inputs have shown.
+        constant_bytes_added: the bytes by which constants grew, because one is kept in two orders.
+        target: the target.
+        seconds: the seconds of each step of the pipeline.
+        specimens: for a network with dynamic sizes, the physical programs at a few sizes, and the table of
+            sizes. `physical` was merged from them.
 
     >>> from dimorder.api import lower
     >>> lower(torch.nn.ReLU(), (torch.ones(2, 3),))  # doctest: +ELLIPSIS
@@ -69,19 +79,32 @@ class Lowered:
 
     @property
     def wasted(self) -> list[WastedLevels]:
-        """The quantised values with a clamp beside them, and how many of their integers it takes away."""
+        """Return the quantised values with a clamp beside them, and how many integers each clamp wastes."""
         return wasted_levels(self.program.module.graph)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the artifact, and what lies beside it: whole, or not at all.
+        """Write the artifact and the files that belong beside it: whole, or not at all.
 
-        Raises `UsageError` for a name that has not the target's suffix, or that cannot be written.
+        Args:
+            path: the file to write, with the target's suffix.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            UsageError: if the name has another suffix, or if the file cannot be written.
         """
         self.target.check_name(Path(path))
         return write_whole(path, self.artifact.data, self.artifact.beside)
 
     def text(self, what: str) -> str:
-        """The `captured` program, the `plan` or the `physical` program, to be read.
+        """Return a program or the plan as readable text.
+
+        Args:
+            what: "captured" for the network in normal form, "plan", or "physical" for the physical program.
+
+        Returns:
+            A table with one line per value, or the plan.
 
         >>> from dimorder.api import lower
         >>> conv = torch.nn.Conv2d(3, 8, 3)
@@ -96,12 +119,14 @@ class Lowered:
         return captured_text(self.program) if what == "captured" else str(self.plan)
 
     def decomposed(self) -> ExportedProgram:
-        """The physical program in ATen between permutes, for ExecuTorch's own partitioners.
+        """Return the physical program in ATen between permutes, for ExecuTorch's own partitioners.
 
-        Round its convolutions such a partitioner puts permutes of its own, which cancel against these; the
-        plan's conversions are what is left. Of a quantised network the permutes move integers, and
-        the partitioners of ExecuTorch's Arm backend take all of it. Inputs and outputs are flat, and as the
-        contract's boundary shows them, except that ExecuTorch makes each output contiguous.
+        Such a partitioner puts permutes of its own around convolutions. They cancel against those of this
+        program, so that the plan's conversions are what is left.
+
+        In a quantised network the permutes move integers, and the partitioners of ExecuTorch's Arm backend
+        take all of it. Inputs and outputs are a flat list. They are as the contract's boundary shows them,
+        except that ExecuTorch makes each output contiguous.
 
         >>> from dimorder.api import lower
         >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
@@ -123,9 +148,23 @@ class Lowered:
         return f"Lowered for {self.plan.target}, {told}\n{self.plan}"
 
     def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
-        """Run the artifact like the network, guarded by the contract; the result has its structure.
+        """Run the artifact like the network, guarded by the contract.
 
         A network that writes buffers goes on where its last call ended, until `reset`.
+
+        Args:
+            args: the network's positional arguments.
+            on_mismatch: what happens to an input in another order than promised: "adapt" copies it, "warn"
+                copies it with a warning, and "error" refuses it.
+            kwargs: the network's keyword arguments.
+
+        Returns:
+            The outputs, in the structure that the network returns.
+
+        Raises:
+            UsageError: if an argument that is not a tensor differs from the one that the network was lowered
+                for.
+            ContractError: if a tensor does not keep the contract.
         """
         given = arguments(self.program.exported, args, kwargs)
         fed = []
@@ -141,7 +180,7 @@ class Lowered:
         return self.program.result(outputs)
 
     def reset(self) -> None:
-        """The state as it was before the first `run`; of a program without, nothing."""
+        """Restore the state before the first `run`; this does nothing for a program without state."""
         if self.program.state:
             restart(self._started)
 
@@ -150,7 +189,7 @@ class Lowered:
         return cast(StatefulArtifact, self.artifact).started()
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dimorder lower --json` writes; the keys are stable."""
+        """Return what `dimorder lower --json` writes; the keys are stable."""
         return {
             **self.plan.to_dict(),
             "constant_bytes_added": self.constant_bytes_added,

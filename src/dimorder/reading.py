@@ -1,4 +1,4 @@
-"""Decides how tensors are read from files: arrays as they lie there, images with channels last."""
+"""Read tensors from files: arrays with the shape that they have in the file, and images as network inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dimorder.errors import UnsupportedError, UsageError
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Of an image's values: (x / 255 − mean) / std, per channel or one for all."""
+    """How image values are normalised: (x / 255 − mean) / std, per channel or one for all."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -30,7 +30,15 @@ def is_array(file: str) -> bool:
 
 
 def read_array(file: str, where: str) -> torch.Tensor:
-    """The array of a .npy; `where` names it in errors. Raises `UsageError` for a file that cannot be read."""
+    """Return the array of a .npy file.
+
+    Args:
+        file: the path of the file.
+        where: the name of the file in errors.
+
+    Raises:
+        UsageError: if the file cannot be read, or holds several arrays.
+    """
     arrays = read_arrays(file, where)
     if list(arrays) != [""]:
         raise UsageError(where, "a .npz archive", "give one .npy file per input, as NAME=FILE")
@@ -38,7 +46,15 @@ def read_array(file: str, where: str) -> torch.Tensor:
 
 
 def read_arrays(file: str, where: str) -> dict[str, torch.Tensor]:
-    """The arrays of a .npz by name, or that of a .npy under the name ""."""
+    """Return the arrays of a .npz file by name, or the array of a .npy file under the name "".
+
+    Args:
+        file: the path of the file.
+        where: the name of the file in errors.
+
+    Raises:
+        UsageError: if the file cannot be read.
+    """
     try:
         held = np.load(file, allow_pickle=False)
         arrays = {"": held} if isinstance(held, np.ndarray) else dict(held)
@@ -59,9 +75,23 @@ def _tensor(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
 
 
 def read_image(file: str, spec: TensorSpec, normalisation: Normalisation | None, where: str) -> torch.Tensor:
-    """An image as an input of 1 or 3 channels takes it, resized to its height and width.
+    """Return an image as an input with 1 or 3 channels, resized to the input's height and width.
 
-    Raises `UsageError` for an input of another kind, and for a file that is no image.
+    A dynamic height or width is that of the image.
+
+    Args:
+        file: the path of the image.
+        spec: the input, of shape 1 × 1 × H × W or 1 × 3 × H × W.
+        normalisation: how float or quantised values are normalised; None means x / 255 for floats, and raw
+            pixels for uint8.
+        where: the name of the image in errors.
+
+    Returns:
+        A tensor of shape (1, C, H, W) that lies channels-last in memory.
+
+    Raises:
+        UsageError: if the input has another shape or type, or the file is not an image.
+        UnsupportedError: if Pillow is not installed.
     """
     if len(spec.shape) != 4 or spec.shape[0] != 1 or spec.shape[1] not in (1, 3):
         raise UsageError(

@@ -1,1 +1,1 @@
-"""Orders of dimensions and axes as values, with their laws; no torch."""
+"""Represent orders of dimensions and axes as values with algebraic laws, without torch."""

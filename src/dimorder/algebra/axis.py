@@ -1,8 +1,7 @@
-"""Decides how dimensions are cut into axes: a store of factors that are split and identified, always
-consistently.
+"""Cut dimensions into axes: a store of factors that are split and identified consistently.
 
-A factor is a dimension or a piece of one; cutting it cuts it everywhere it occurs. Cuts form a divisibility
-chain.
+A factor is a dimension or a piece of one. A cut of a factor applies everywhere that the factor occurs. The
+cuts of a factor form a divisibility chain.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from collections.abc import Iterable, Sequence
 
 
 class Factors:
-    """A growing set of factors. Identifying two factors, or cutting one, is refused (False) where cuts
-    conflict.
+    """A growing set of factors.
+
+    `cut` and `identify` return False, and refuse, if cuts conflict.
 
     >>> factors = Factors()
     >>> c, two, rest = factors.new(96), factors.new(2), factors.new(48)
@@ -39,7 +39,7 @@ class Factors:
         return len(self._size) - 1
 
     def leaves(self, factor: int) -> tuple[int, ...]:
-        """The finest pieces of a factor, outer first; a factor of size 1 has none."""
+        """Return the finest pieces of a factor, outer first; a factor of size 1 has none."""
         root = self._root(factor)
         if self._size[root] == 1:
             return ()
@@ -54,8 +54,11 @@ class Factors:
         return tuple(self._size[leaf] for leaf in self.leaves(factor))
 
     def cut(self, factor: int, sizes: Sequence[int]) -> bool:
-        """Cut a factor into pieces of the given sizes, outer first. False, and no change, where an older cut
-        conflicts."""
+        """Cut a factor into pieces of these sizes, outer first.
+
+        Returns:
+            False, without any change, if an older cut conflicts.
+        """
         wanted = _boundaries(sizes)
         if not _is_chain(wanted | _boundaries(self.sizes(factor))):
             return False
@@ -64,7 +67,7 @@ class Factors:
         return True
 
     def pieces(self, factor: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
-        """The leaves of a cut factor, grouped by the pieces it was cut into."""
+        """Return the leaves of a cut factor, grouped by the pieces that it was cut into."""
         leaves, groups = list(self.leaves(factor)), []
         for size in sizes:
             group: list[int] = []
@@ -81,8 +84,11 @@ class Factors:
         )
 
     def identify(self, first: Sequence[int], second: Sequence[int]) -> bool:
-        """Make two sequences of leaves the same factors, refining both. False, and no change, where cuts
-        conflict."""
+        """Make two sequences of leaves the same factors, refining both.
+
+        Returns:
+            False, without any change, if cuts conflict.
+        """
         sizes = [[self._size[leaf] for leaf in leaves] for leaves in (first, second)]
         boundaries = _boundaries(sizes[0]) | _boundaries(sizes[1])
         if not _is_chain(boundaries):

@@ -1,6 +1,6 @@
-"""Decides what a dim order is, how it is named and written, and which strides and offsets it means.
+"""Define dim orders: their names, and the strides and offsets that they mean.
 
-Everything here is exact integer arithmetic on tuples; torch is not needed.
+Everything here is exact integer arithmetic on tuples, without torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dimorder.errors import UsageError
 
 T = TypeVar("T")
 
-# Activations come first: where two names mean one order, `DimOrder.name` gives the first.
+# Activations come first: if two names mean one order, `DimOrder.name` returns the first.
 NAMED_ORDERS: MappingProxyType[str, tuple[int, ...]] = MappingProxyType(
     {
         "NC": (0, 1),
@@ -31,7 +31,8 @@ NAMED_ORDERS: MappingProxyType[str, tuple[int, ...]] = MappingProxyType(
         "OIHW": (0, 1, 2, 3),
         "OHWI": (0, 2, 3, 1),
         "HWIO": (2, 3, 1, 0),
-        # A depthwise weight is logically (I, M, H, W): I input channels, M outputs of each. TOSA says HWCM.
+        # A depthwise weight is logically (I, M, H, W): I input channels, M outputs for each. TOSA calls it
+        # HWCM.
         "HWIM": (2, 3, 0, 1),
         "HWCM": (2, 3, 0, 1),
     }
@@ -45,7 +46,11 @@ _NAME_OF: MappingProxyType[tuple[int, ...], str] = MappingProxyType(
 class DimOrder:
     """The dimensions of a tensor from slowest to fastest in memory, as `torch.Tensor.dim_order()`.
 
-    Raises `UsageError` unless the dims are a permutation of 0 … rank-1.
+    Args:
+        dims: the dimensions, a permutation of 0 … rank-1.
+
+    Raises:
+        UsageError: if the dims are not such a permutation.
 
     >>> nhwc = DimOrder(0, 2, 3, 1)
     >>> nhwc, nhwc.name
@@ -80,7 +85,7 @@ class DimOrder:
 
     @staticmethod
     def contiguous(rank: int) -> DimOrder:
-        """The row-major order.
+        """Return the row-major order.
 
         >>> DimOrder.contiguous(3)
         DimOrder(0, 1, 2)
@@ -89,7 +94,9 @@ class DimOrder:
 
     @staticmethod
     def channels_last(rank: int) -> DimOrder:
-        """Dimension 1 fastest, the others in their order. Below 3 dims there is nothing behind it: row-major.
+        """Return the order with dimension 1 fastest, and the others in their sequence.
+
+        Below 3 dims this is row-major.
 
         >>> DimOrder.channels_last(5).name
         'NDHWC'
@@ -100,11 +107,16 @@ class DimOrder:
 
     @staticmethod
     def parse(spec: object, rank: int) -> DimOrder:
-        """The order that `spec` means for a tensor of `rank` dims.
+        """Return the order that `spec` means for a tensor of `rank` dims.
 
-        `spec` is a `DimOrder`, a sequence of ints, a name ("NHWC", "contiguous", "channels_last", "0,2,3,1"),
-        or a torch memory format, known by how it prints: `torch.channels_last` is meant at any rank,
-        `torch.channels_last_3d` at 5. Raises `UsageError` for anything else, and where the rank is another.
+        Args:
+            spec: a `DimOrder`, a sequence of ints, a name ("NHWC", "contiguous", "channels_last", "0,2,3,1"),
+                or a torch memory format. Torch's formats are known by their texts. `torch.channels_last` is
+                accepted at any rank, `torch.channels_last_3d` at rank 5.
+            rank: the number of dimensions.
+
+        Raises:
+            UsageError: if `spec` means no order, or an order of another rank.
 
         >>> DimOrder.parse("NHWC", 4) == DimOrder.parse([0, 2, 3, 1], 4) == DimOrder.parse("channels_last", 4)
         True
@@ -128,7 +140,7 @@ class DimOrder:
 
     @property
     def name(self) -> str:
-        """The usual name, or the dims as a tuple where there is none.
+        """Return the usual name, or the dims as a tuple if there is none.
 
         >>> DimOrder(0, 1, 2).name, DimOrder(2, 0, 1).name
         ('NCL', '(2, 0, 1)')
@@ -137,12 +149,12 @@ class DimOrder:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether this is the row-major order, by its dims alone; `equivalent` decides it for a shape."""
+        """Whether this is the row-major order, by its dims alone; `equivalent` compares for a shape."""
         return self.dims == tuple(range(len(self.dims)))
 
     @property
     def inverse(self) -> DimOrder:
-        """The order that undoes this one: `p.inverse.apply(p.apply(s)) == s`.
+        """Return the order that undoes this one: `p.inverse.apply(p.apply(s)) == s`.
 
         >>> DimOrder(0, 2, 3, 1).inverse
         DimOrder(0, 3, 1, 2)
@@ -150,7 +162,7 @@ class DimOrder:
         return DimOrder(*sorted(range(len(self.dims)), key=self.dims.__getitem__))
 
     def compose(self, then: DimOrder) -> DimOrder:
-        """First this one, then `then`, as `x.permute(p).permute(q)`.
+        """Return this order followed by `then`, as `x.permute(p).permute(q)`.
 
         `p.compose(q).apply(s) == q.apply(p.apply(s))`.
 
@@ -161,7 +173,7 @@ class DimOrder:
         return DimOrder(*then.apply(self.dims))
 
     def apply(self, values: Sequence[T]) -> tuple[T, ...]:
-        """One value per dimension, put into this order: logical in, physical out, as `permute` does.
+        """Put one value per dimension into this order: logical in, physical out, as `permute` does.
 
         >>> DimOrder(0, 2, 3, 1).apply("NCHW")
         ('N', 'H', 'W', 'C')
@@ -170,7 +182,7 @@ class DimOrder:
         return tuple(values[dim] for dim in self.dims)
 
     def physical_shape(self, shape: Sequence[T]) -> tuple[T, ...]:
-        """The sizes from slowest to fastest: the shape of the row-major tensor with the same memory.
+        """Return the sizes from slowest to fastest: the shape of the row-major tensor with the same memory.
 
         >>> DimOrder(0, 2, 3, 1).physical_shape((2, 3, 5, 7))
         (2, 5, 7, 3)
@@ -178,7 +190,7 @@ class DimOrder:
         return self.apply(shape)
 
     def permuted(self, dims: DimOrder) -> DimOrder:
-        """The order of `x.permute(dims)` where this is the order of `x`: a relabel, memory stays as it is.
+        """Return the order of `x.permute(dims)` if this is the order of `x`: a relabel that moves no memory.
 
         >>> DimOrder.contiguous(4).permuted(DimOrder(0, 3, 1, 2))
         DimOrder(0, 2, 3, 1)
@@ -186,7 +198,9 @@ class DimOrder:
         return dims.inverse.compose(self)
 
     def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The canonical strides, in elements: dense in this order, a size 0 counting as 1, as in torch.
+        """Return the canonical strides, in elements: dense in this order.
+
+        A size 0 counts as 1, as in torch.
 
         >>> DimOrder(1, 2, 3, 0).strides((2, 3, 5, 7))
         (1, 70, 14, 2)
@@ -199,9 +213,10 @@ class DimOrder:
         return tuple(strides)
 
     def offset(self, index: Sequence[int], shape: Sequence[int]) -> int:
-        """Where, in elements from the start, the dense tensor of logical `shape` holds logical `index`.
+        """Return the offset of a logical index in the dense tensor of a logical shape, in elements.
 
-        Raises `UsageError` where the index lies outside the shape; negative indices do.
+        Raises:
+            UsageError: if the index lies outside the shape; negative indices do.
 
         >>> DimOrder(0, 2, 3, 1).offset((1, 2, 3, 4), (2, 3, 5, 7))
         182
@@ -216,10 +231,10 @@ class DimOrder:
         return sum(i * stride for i, stride in zip(index, self.strides(shape), strict=True))
 
     def canonical(self, shape: Sequence[Any]) -> DimOrder:
-        """The least order that means the same memory for `shape`: dims of size 1 go where they sort first.
+        """Return the least order that means the same memory for `shape`.
 
-        With a dim of size 0 every order means the same, empty, memory. A size that is no int (a symbol) is
-        never taken for 1.
+        Dims of size 1 move to where they sort first. With a dim of size 0 every order means the same, empty,
+        memory. A size that is not an int (a dynamic size) never counts as 1.
 
         >>> DimOrder(0, 2, 3, 1).canonical((8, 1, 3, 5)), DimOrder(0, 2, 3, 1).canonical((1, 3, "h", 1))
         (DimOrder(0, 1, 2, 3), DimOrder(0, 2, 1, 3))
@@ -229,14 +244,14 @@ class DimOrder:
             return DimOrder.contiguous(len(self.dims))
         fixed = [dim for dim in self.dims if not _is_one(shape[dim])]
         free = [dim for dim in range(len(self.dims)) if _is_one(shape[dim])]
-        # Merging the heads gives the least order: `fixed` is a chain, the free dims stand in any place.
+        # Merging the two fronts gives the least order: `fixed` is a chain, the free dims may stand anywhere.
         merged: list[int] = []
         while fixed and free:
             merged.append((fixed if fixed[0] < free[0] else free).pop(0))
         return DimOrder(*merged, *fixed, *free)
 
     def equivalent(self, other: DimOrder, shape: Sequence[Any]) -> bool:
-        """Whether both orders put every element of a dense tensor of `shape` in the same place.
+        """Return whether both orders put every element of a dense tensor of `shape` in the same place.
 
         >>> nchw, nhwc = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)
         >>> [nchw.equivalent(nhwc, (2, channels, 5, 7)) for channels in (1, 3, "c")]

@@ -1,6 +1,7 @@
-"""Decides what a blocked layout is, how it is written, and which physical shape and places it means.
+"""Define blocked layouts: how they are written, and which physical shape and offsets they mean.
 
-It is a dim order with pieces of some dims moved inside: nChw16c has its channels in blocks of 16 behind W.
+A blocked layout is a dim order with pieces of some dims moved to the inside. nChw16c has its channels in
+blocks of 16 after W.
 """
 
 from __future__ import annotations
@@ -15,17 +16,23 @@ from dataclasses import dataclass
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UsageError
 
-_DIMS = "gnoicdhwl"  # of activations and of weights, each in their logical order
+_DIMS = "gnoicdhwl"  # of activations and of weights, each in logical order
 _TAG = re.compile(r"(?P<outer>[a-zA-Z]*)(?P<inner>(\d+[a-z])*)")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A dim order and, faster than all its dims, `blocks`: pairs of a dim and a size, slowest first.
+    """A dim order and `blocks`, which lie inside all its dims.
 
-    Each blocked dim is padded with zeros to a multiple of its blocks and cut into them; the pieces make a
-    dense row-major tensor of `physical_shape`. These are the blocked formats of oneDNN, and its tags. Raises
-    `UsageError` for a dim that there is not, and for a block of less than 2.
+    Each blocked dim is padded with zeros to a multiple of its blocks and cut into them. The pieces make a
+    dense row-major tensor of `physical_shape`. These are the blocked formats of oneDNN, with its tags.
+
+    Args:
+        order: the order of the dims, slowest first.
+        blocks: pairs of a dim and a block size of 2 or more, slowest first.
+
+    Raises:
+        UsageError: if a block is along a dim that does not exist, or is smaller than 2.
 
     >>> layout = Layout.parse("nChw16c", 4)
     >>> layout
@@ -48,8 +55,15 @@ class Layout:
 
     @staticmethod
     def parse(tag: str, rank: int) -> Layout:
-        """The layout that a tag of oneDNN's means for `rank` dims: N, C, D, H, W, L, or O, I, … of a
-        weight, or a, b, c, … Raises `UsageError` for anything else.
+        """Return the layout that a oneDNN tag means for `rank` dims.
+
+        Args:
+            tag: the dims as letters: N, C, D, H, W, L, or O, I, … for a weight, or a, b, c. A dim that is cut
+                is a capital. Its blocks follow: nChw16c.
+            rank: the number of dimensions.
+
+        Raises:
+            UsageError: if the tag means no layout of that rank.
 
         >>> Layout.parse("OIhw4i16o4i", 4) == Layout.parse("ABcd4b16a4b", 4)
         True
@@ -74,7 +88,7 @@ class Layout:
         )
 
     def physical_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The sizes of the physical tensor, slowest first: the cut dims, rounded up, then the blocks.
+        """Return the sizes of the physical tensor, slowest first: the cut dims, rounded up, then the blocks.
 
         >>> Layout.parse("OIhw4i16o4i", 4).physical_shape((40, 33, 3, 5))
         (3, 3, 3, 5, 4, 16, 4)
@@ -83,7 +97,7 @@ class Layout:
         return *self.order.apply(outer), *(size for _, size in self.blocks)
 
     def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The logical sizes, each rounded up to a multiple of its blocks.
+        """Return the logical sizes, each rounded up to a multiple of its blocks.
 
         >>> Layout.parse("nChw16c", 4).padded_shape((2, 35, 5, 7))
         (2, 48, 5, 7)
@@ -91,9 +105,11 @@ class Layout:
         return tuple(-(-size // self._block(dim)) * self._block(dim) for dim, size in enumerate(shape))
 
     def split_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The sizes of all pieces in logical order: each dim's, cut by its blocks, then the next dim's.
+        """Return the sizes of all pieces in logical order.
 
-        A padded tensor viewed so, and permuted by `pieces`, has the physical shape.
+        Each dim's outer piece comes first, then its blocks, then the next dim.
+
+        A padded tensor viewed in this shape, and permuted by `pieces`, has the physical shape.
 
         >>> Layout.parse("nChw16c", 4).split_shape((2, 35, 5, 7))
         (2, 3, 16, 5, 7)
@@ -102,7 +118,7 @@ class Layout:
 
     @property
     def pieces(self) -> DimOrder:
-        """The order of the pieces of `split_shape`, in which they lie in memory.
+        """Return the order in which the pieces of `split_shape` lie in memory.
 
         >>> Layout.parse("nChw16c", 4).pieces
         DimOrder(0, 1, 3, 4, 2)
@@ -112,7 +128,7 @@ class Layout:
         return DimOrder(*sorted(range(len(physical)), key=physical.__getitem__)).inverse
 
     def offset(self, index: Sequence[int], shape: Sequence[int]) -> int:
-        """Where, in elements from the start, the physical tensor holds the element of logical `index`.
+        """Return the offset of a logical index in the physical tensor, in elements from the start.
 
         >>> Layout.parse("nChw16c", 4).offset((0, 17, 0, 1), (2, 35, 5, 7))
         577
@@ -124,7 +140,7 @@ class Layout:
         return self.pieces.offset(places, split)
 
     def __str__(self) -> str:
-        """The tag, its dims called a, b, c, …"""
+        """Return the tag, with the dims named a, b, c, …"""
         letters = string.ascii_lowercase
         cut = {dim for dim, _ in self.blocks}
         outer = (letters[dim].upper() if dim in cut else letters[dim] for dim in self.order)

@@ -1,6 +1,6 @@
-"""Decides which dim order a pair of shape and strides shows: certain, ambiguous, or not dense; never a guess.
+"""Read the dim order from a shape and strides: certain, ambiguous or not dense, and never a guess.
 
-The way back, from an order to its canonical strides, is `DimOrder.strides`.
+`DimOrder.strides` is the inverse: it returns the canonical strides of an order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dimorder.errors import UsageError
 
 @dataclass(frozen=True)
 class Certain:
-    """Dense, and only one order has these elements in these places."""
+    """A reading of dense strides that only one order fits."""
 
     order: DimOrder
 
@@ -25,9 +25,9 @@ class Certain:
 
 @dataclass(frozen=True)
 class Ambiguous:
-    """Dense, and several orders have these elements in these places: all those equivalent to `order`.
+    """A reading of dense strides that several orders fit: all those equivalent to `order`.
 
-    `order` is the least of them, `free` the dims of size 1, or every dim of a tensor without elements.
+    `order` is the least of them. `free` are the dims of size 1, or every dim of a tensor without elements.
 
     >>> reading = read((2, 1, 3), (3, 3, 1))
     >>> reading.order, reading.free, [order.name for order in reading.orders()]
@@ -39,7 +39,7 @@ class Ambiguous:
     shape: tuple[int, ...]
 
     def orders(self) -> Iterator[DimOrder]:
-        """Every order that fits, least first; rank! of them for a tensor without elements."""
+        """Yield every order that fits, least first; a tensor without elements has rank! of them."""
         every = (DimOrder(*dims) for dims in permutations(range(len(self.shape))))
         return (order for order in every if order.equivalent(self.order, self.shape))
 
@@ -49,7 +49,7 @@ class Ambiguous:
 
 @dataclass(frozen=True)
 class NotDense:
-    """No order has these elements in these places: there are gaps or overlaps, or memory runs backwards."""
+    """A reading of strides that no order fits: there are gaps or overlaps, or memory runs backwards."""
 
     why: str
 
@@ -61,10 +61,17 @@ Reading = Certain | Ambiguous | NotDense
 
 
 def read(shape: Sequence[int], strides: Sequence[int]) -> Reading:
-    """The order of a tensor of `shape` with `strides`, both in elements, from dimension 0 on.
+    """Return what the strides of a tensor say about its order.
 
-    The strides of dims of size 1 say nothing and are not looked at. Raises `UsageError` for lengths that
-    differ, and for sizes that are no ints: a symbolic size has no strides to compare.
+    The strides of dims of size 1 carry no information and are ignored.
+
+    Args:
+        shape: the sizes, from dimension 0 on.
+        strides: the strides in elements, from dimension 0 on.
+
+    Raises:
+        UsageError: if the lengths differ, or if a size is not an int: a dynamic size has no strides to
+            compare.
 
     >>> read((2, 3, 5, 7), (105, 1, 21, 3))
     Certain(order=DimOrder(0, 2, 3, 1))
@@ -100,7 +107,7 @@ def _dense(order: DimOrder, free: tuple[int, ...], shape: tuple[int, ...]) -> Ce
 
 
 def _why(dim: int, inner: int | None, shape: tuple[int, ...], strides: tuple[int, ...], step: int) -> str:
-    """Why `dim` is not `step` elements apart; `inner` is the next faster dim, None if there is none."""
+    """Return why `dim` is not `step` elements apart; `inner` is the next faster dim, if there is one."""
     stride = strides[dim]
     if stride == 0:
         return f"dim {dim} of size {shape[dim]} is expanded (stride 0)"

@@ -1,7 +1,7 @@
-"""Decides the normal form in which a network is planned: one functional graph of few ATen operators.
+"""Capture a network in the normal form: one functional graph of few ATen operators.
 
-Constant subgraphs are evaluated, batch-norms folded, reshapes spelt `reshape` and `permute`, splits spelt
-`slice`.
+Constant subgraphs are evaluated, and batch norms are folded. Reshapes become `reshape` and `permute`, and
+splits become `slice`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from dimorder.ops.table import OPERATORS, SPELLINGS, find
 
 @dataclass(frozen=True)
 class Slices:
-    """A constant that is what a longer one begins with along some dimensions, whose sizes are symbols."""
+    """A constant that depends on dynamic sizes: the beginning of a longer one along the dimensions `dims`."""
 
     whole: torch.Tensor
     dims: tuple[int, ...]
 
     def written(self, tracer: Tracer, node: torch.fx.Node) -> Value:
-        """The slices of it that have the sizes of a node."""
+        """Write the slices of `whole` that have the sizes of a node, and return the last one."""
         made: Value = tracer.as_node(self.whole)
         for dim in self.dims:
             made = tracer.emit(SLICE_CONSTANT, made, dim, 0, int(node.meta["val"].shape[dim]))
@@ -58,17 +58,18 @@ class Slices:
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured network: a functional graph whose placeholders are the user's inputs and whose constants are
-    attributes.
+    """A captured network: a functional graph.
 
-    `examples` are the leaves of the call it was captured with, in the sequence of `exported`; `out_spec`
-    restores the structure of the result, and `fixed_results` are the leaves of it that are no tensors, by
-    position. `exported` is the program as it was exported, which is what "the same numbers" means.
+    Its placeholders are the user's inputs, and its constants are attributes.
 
-    `made` are the constants that the network makes of nothing but sizes, by the names of the nodes that do.
+    `examples` are the leaves of the call it was captured with, in the sequence of `exported`. `out_spec`
+    restores the structure of the result. `fixed_results` are the leaves of the result that are not tensors,
+    by position. `exported` is the program as it was exported, which defines what "the same numbers" means.
 
-    A buffer of the `state` is one more placeholder of the graph, what a call finds in it, and one more of its
-    results, what it leaves there: both lie in front, in this sequence.
+    `made` are the constants that the network computes from nothing but sizes, by the names of their nodes.
+
+    Each buffer of the `state` is one more placeholder, its value before a call, and one more result, its
+    value after the call. These come first, in the sequence of `state`.
     """
 
     module: torch.fx.GraphModule
@@ -81,7 +82,7 @@ class Captured:
     made: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the network returns where these are the tensors in it."""
+        """Return what the network returns, with these tensors in it."""
         feed = iter(tensors)
         held = range(self.out_spec.num_leaves)
         leaves = [self.fixed_results[i] if i in self.fixed_results else next(feed) for i in held]
@@ -105,7 +106,7 @@ class Captured:
 
     @property
     def carried(self) -> list[tuple[torch.fx.Node, torch.fx.Node]]:
-        """What a call finds in each buffer of the state, and what it leaves there."""
+        """The value of each state buffer before a call, and its value after the call."""
         return list(zip(self._placeholders, self._results, strict=False))[: len(self.state)]
 
     @property
@@ -121,7 +122,7 @@ class Captured:
         return sum(t.numel() * t.element_size() for t in self.module.buffers())
 
     def constant(self, node: torch.fx.Node) -> torch.Tensor:
-        """The tensor behind a `get_attr` node."""
+        """Return the tensor that a `get_attr` node reads."""
         return getattr(self.module, str(node.target))  # type: ignore[no-any-return]
 
 
@@ -133,10 +134,18 @@ def capture(
 ) -> Captured:
     """Export `model` with example arguments and bring it into normal form.
 
-    Constants that it makes are evaluated; what reads one of `slices`, by the names of their nodes, reads a
-    slice, unless it is one of them itself. `model` may be a module (exported in eval mode), an
-    `ExportedProgram`, or the path of a `.pt2` file; for the last two, missing `args` are taken from the
-    program's own example inputs.
+    Constants that the network computes are evaluated.
+
+    Args:
+        model: A module, which is exported in eval mode, an `ExportedProgram`, or the path of a `.pt2` file.
+        args: Example arguments. For a program or a file, its own example inputs replace missing ones.
+        kwargs: Example arguments by name.
+        slices: Constants that depend on dynamic sizes, by the names of their nodes. A node that reads one of
+            them reads a slice, unless it is one of them itself.
+
+    Raises:
+        UsageError: `model` is not a network, or the arguments do not fit it.
+        UnsupportedError: The network cannot be exported or brought into normal form.
     """
     if not isinstance(args, (tuple, list)):
         raise UsageError("args", type(args).__name__, "give a tuple of the network's arguments: (x,)")
@@ -148,14 +157,15 @@ def capture(
         plain = functional(with_dynamic(exported), OPERATORS)
     except RuntimeError as error:
         raise writes_no_buffer(error) or error from error
-    _refuse_state(plain)  # only this form's signature tells every write
+    _refuse_state(plain)  # only this form's signature lists every write
     return _normal_form(plain, exported, _examples(exported, args, kwargs or {}), slices or {})
 
 
 def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The leaves of a call in the program's sequence, keywords and keys by name.
+    """Return the leaves of a call in the program's sequence, keywords and keys by name.
 
-    Raises `UsageError` where the call is of another structure than the program's.
+    Raises:
+        UsageError: The call has another structure than the program's.
     """
     spec = exported.call_spec.in_spec
     try:
@@ -171,7 +181,10 @@ def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[st
 
 
 def _examples(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The leaves of the call that stands for all: what is given, if it fits the program, or its own."""
+    """Return the leaves of the call that stands for all: the caller's arguments, or the program's own.
+
+    The caller's arguments must fit the program.
+    """
     call = (args, kwargs) if args or kwargs else exported.example_inputs
     if call is None:
         raise UsageError("args", "neither given nor in the program", "give example arguments")
@@ -192,7 +205,7 @@ def _examples(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[st
 
 
 def _alike(leaf: Any, held: torch.Tensor) -> bool:
-    """Whether a tensor may stand for another; symbolic sizes are refused elsewhere."""
+    """Return whether a tensor may stand for another; dynamic sizes are refused elsewhere."""
     static = all(isinstance(size, int) for size in held.shape)
     return (
         isinstance(leaf, torch.Tensor)
@@ -203,7 +216,7 @@ def _alike(leaf: Any, held: torch.Tensor) -> bool:
 
 @contextmanager
 def eval_mode(model: Any) -> Iterator[None]:
-    """A module in eval mode, and afterwards each part in its own mode again; a program has but one."""
+    """Put a module into eval mode, and restore each part's own mode afterwards; a program has only one."""
     parts = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     modes = [part.training for part in parts]
     for part in parts:
@@ -216,7 +229,7 @@ def eval_mode(model: Any) -> Iterator[None]:
 
 
 def where(node: torch.fx.Node) -> str:
-    """Where in the user's source an operator comes from: `file.py:12, in features.0`."""
+    """Return where in the user's source an operator comes from: `file.py:12, in features.0`."""
     modules = list((node.meta.get("nn_module_stack") or {}).values())
     module = str(modules[-1][0]) if modules else ""
     for line in reversed((node.meta.get("stack_trace") or "").splitlines()):
@@ -229,7 +242,7 @@ def where(node: torch.fx.Node) -> str:
 
 
 def operator_name(node: torch.fx.Node) -> str:
-    """The operator as a reader knows it: `aten.convolution`, `input x`, `output`."""
+    """Return an operator's name for readers: `aten.convolution`, `placeholder x`, `output output`."""
     if node.op != "call_function":
         return f"{node.op} {node.name}"
     return str(node.target).removesuffix(".default")
@@ -241,10 +254,17 @@ def export(
     kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any = None,
 ) -> ExportedProgram:
-    """A network as an exported program; a module is exported in eval mode, with `dynamic_shapes` as in
-    torch.export.
+    """Return a network as an exported program; a module is exported in eval mode.
 
-    Raises `UsageError` for what is no network, `UnsupportedError` for one that cannot be exported.
+    Args:
+        model: A module, an `ExportedProgram`, or the path of a `.pt2` file.
+        args: Example arguments of a module.
+        kwargs: Example arguments of a module by name.
+        dynamic_shapes: The dynamic sizes of a module's inputs, as in torch.export.
+
+    Raises:
+        UsageError: `model` is not a network.
+        UnsupportedError: The network cannot be exported.
     """
     if isinstance(model, (str, Path)):
         try:
@@ -294,16 +314,19 @@ def _exported(
 def _with_assertions(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
 ) -> ExportedProgram | None:
-    """The program with what torch could not prove of its sizes as assertions, if all these hold."""
+    """Export a module with assertions for what torch could not prove of its sizes.
+
+    The result is None unless all assertions hold.
+    """
     try:
         program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
-    except Exception:  # whatever it was, the first attempt has told it better
+    except Exception:  # the first attempt's error explains it better
         return None
     return program if holds_throughout(program) else None
 
 
 def told_apart(*call: Any) -> Any:
-    """A call in which no tensor is given twice: torch 2.13 exports two such arguments as one."""
+    """Clone a tensor that a call has twice: torch 2.13 exports two such arguments as one."""
     seen: set[int] = set()
 
     def another(leaf: torch.Tensor) -> torch.Tensor:
@@ -315,7 +338,7 @@ def told_apart(*call: Any) -> Any:
 
 
 def _refuse_meta(where: str, *trees: Any) -> None:
-    """What lies on the meta device has a shape and no numbers: nothing could be compared with them."""
+    """Refuse tensors on the meta device: they have no numbers that could be compared."""
     leaves, _ = pytree.tree_flatten_with_path(trees)
     empty = [path for path, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_meta]
     if empty:
@@ -368,7 +391,7 @@ def _normal_form(
     examples: tuple[Any, ...],
     slices: Mapping[str, Slices],
 ) -> Captured:
-    """The program traced anew in the normal form's spellings."""
+    """Trace the program again in the normal form's spellings."""
     tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
     env, names, state = _bind_inputs(tracer, exported)
     sliced, made = dict[torch.fx.Node, Value](), dict[str, Value]()
@@ -376,7 +399,7 @@ def _normal_form(
     for node in exported.graph.nodes:
         if node.op == "call_function":
             target, args = (node.target, node.args) if node.target is not COND else branches(node)
-            read = env if node.name in slices else known  # a slice is evaluated of what slices are made of
+            read = env if node.name in slices else known  # a slice's node is evaluated from whole constants
             args, kwargs = pytree.tree_map_only(torch.fx.Node, read.__getitem__, (args, node.kwargs))
             env[node] = tracer.trace(node, target, args, kwargs)
             if made.keys() >= {each.name for each in node.all_input_nodes}:
@@ -415,7 +438,7 @@ def _refuse_random(module: torch.fx.GraphModule) -> None:
 def _bind_inputs(
     tracer: Tracer, exported: ExportedProgram
 ) -> tuple[dict[torch.fx.Node, Value], list[str], list[StateBuffer]]:
-    """What each placeholder stands for, the names of the user's tensors, and the buffers that are written."""
+    """Return each placeholder's value, the names of the user's tensors, and the buffers that are written."""
     state = {**exported.state_dict, **exported.constants}
     placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     env: dict[torch.fx.Node, Value] = {}

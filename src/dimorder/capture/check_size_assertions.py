@@ -1,4 +1,4 @@
-"""Decides whether what torch could not prove of symbolic sizes is so: it is computed for every size."""
+"""Check size assertions that torch could not prove, by computing them for every size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils._sympy.value_ranges import ValueRanges
 
-MOST = 50_000  # sizes, or combinations of sizes, that are looked at
+MOST = 50_000  # the most sizes, or combinations of sizes, to check
 
 
 def holds_throughout(program: ExportedProgram) -> bool:
-    """Whether all that a program asserts of its sizes is so for every size in the ranges of its symbols.
+    """Return whether a program's assertions on sizes hold for every size in their ranges.
 
-    False too where these are too many to look at.
+    The result is also false if a size has no upper bound, or if there are too many sizes to check.
 
     >>> class Halves(torch.nn.Module):
     ...     def forward(self, x):

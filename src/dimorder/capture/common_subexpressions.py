@@ -1,6 +1,7 @@
-"""Decides which calls of a captured graph compute what another call has computed, and are left out.
+"""Remove calls of a captured graph that compute the same as an earlier call.
 
-So does patch merging in Swin, which slices the even rows twice, and a mask that each layer computes anew.
+Patch merging in Swin, for example, slices the even rows twice. Some networks compute a mask again in each
+layer.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dimorder.graph.tracing import is_random
 
 
 def drop_repeated(module: GraphModule) -> None:
-    """Puts the first of equal calls in place of the later ones, in place.
+    """Replace repeated calls by the first of them, in place.
 
-    Arguments are equal if they read the same: 1 is not 1.0, of which integers become floats.
+    Arguments are equal if they print the same: 1 is not 1.0, which turns integers into floats.
 
     >>> import torch
     >>> from dimorder.capture.captured import capture

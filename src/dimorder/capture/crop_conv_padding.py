@@ -1,6 +1,6 @@
-"""Decides where a convolution need not compute what is cut off its result: it is padded by less instead.
+"""Reduce the padding of convolutions whose results are cut.
 
-So do causal convolutions, which pad both sides and cut one off, and convolutions of even kernels.
+Causal convolutions pad both sides and cut one off. Convolutions of even kernels are cut in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def crop_convolutions(module: GraphModule) -> None:
-    """Puts a padding and a convolution in place of a convolution whose result is cut, in place.
+    """Replace a convolution whose result is cut by a padding and a convolution, in place.
 
     >>> class Causal(torch.nn.Module):
     ...     def forward(self, x, w):
@@ -55,5 +55,5 @@ def _crop(cut: Node) -> None:
 
 
 def _arguments(cut: Node) -> Any:
-    """A slice's own, as the normal form has them."""
+    """Return the arguments of a slice, as the normal form has them."""
     return cut.args

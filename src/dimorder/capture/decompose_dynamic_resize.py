@@ -1,11 +1,12 @@
-"""Decides how resizes and last steps are written where sizes are symbols, for targets whose own have fixed
-ones.
+"""Write resizes and last steps with dynamic sizes in other operators.
 
-1. A pixel shuffle is a transposed convolution.
-2. The last step is the last of a few to which all are resized.
-3. All else is a product with a matrix for each dimension, which each call computes of the sizes. A row of
-   such a matrix says what one place of the result takes of each along that dimension: 1 less the distance to
-   it, and nothing from a distance of 1 on.
+The targets' own operators for them need fixed sizes.
+
+1. A pixel shuffle becomes a transposed convolution.
+2. The last step becomes the last of a few steps to which all are resized.
+3. Everything else becomes one matmul per dimension, whose matrix each call computes from the sizes. A row of
+   this matrix says how much one place of the result takes from each place along that dimension. The amount is
+   1 less the distance between the places, and 0 from a distance of 1 on.
 """
 
 from __future__ import annotations
@@ -30,10 +31,15 @@ aten = torch.ops.aten
 
 
 def with_products(exported: ExportedProgram, taken: Collection[int] = ()) -> ExportedProgram:
-    """The program in which resizes to symbolic sizes, and steps from the end of one, are written so; itself
-    where there are none. Of infinities a product makes NaN elsewhere, so that what may read them stays.
+    """Write resizes to dynamic sizes, and steps from the end of a dynamic size, in other operators.
 
-    `taken` are sizes that symbols have where the program is planned, which no fixed size may be taken for.
+    A program without these is returned as it is. A matmul spreads infinities as NaN, so operators that may
+    read infinities stay.
+
+    Args:
+        exported: The program.
+        taken: The values of dynamic sizes at which the program is planned. No new fixed size may equal one of
+            them.
 
     >>> class Twice(torch.nn.Module):
     ...     def forward(self, x):
@@ -46,7 +52,7 @@ def with_products(exported: ExportedProgram, taken: Collection[int] = ()) -> Exp
     """
     nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
     if any(isinstance(node.meta.get("val"), torch.SymFloat) for node in nodes):
-        return exported  # torch cannot trace anew what becomes a size again
+        return exported  # torch cannot trace a float that becomes a size again
     infinite, touched = _infinite(exported)
     several = next(count for i in itertools.count() if (count := 2**i + 1) not in taken)
     ways = (
@@ -67,12 +73,12 @@ def with_products(exported: ExportedProgram, taken: Collection[int] = ()) -> Exp
 
 
 def _where(asks: Callable[..., bool], write: Callable[..., Any]) -> Callable[..., Any]:
-    """How a call is decomposed: as `write` has it where `asks` says so, else not at all."""
+    """Return a decomposition that calls `write` if `asks` says so, and else keeps the call."""
     return lambda *args: write(*args) if asks(*args) else NotImplemented
 
 
 def _read(node: Node) -> tuple[Any, ...]:
-    """What a call reads, tensors and sizes without data."""
+    """Return what a call reads: tensors and sizes without data."""
     read: tuple[Any, ...] = map_arg(node.args, lambda each: each.meta["val"])
     return read
 
@@ -84,12 +90,13 @@ def _has_symbols(sizes: Sequence[Any]) -> bool:
 # -- infinities
 
 
-# Finite, whatever is infinite of what these read; but of infinities alone they make NaN.
+# Operators with finite results, whichever of their operands' elements are infinite. But infinities alone give
+# NaN.
 _BOUNDED = (
     *(aten.softmax.int, aten.scaled_dot_product_attention.default),
     *(aten.sigmoid.default, aten.tanh.default),
 )
-# Of the first or the second argument, where that is 0.
+# Operators that are infinite if an argument is 0, and which argument: the first or the second.
 _POLES: Mapping[Any, int] = MappingProxyType(
     {
         **dict.fromkeys((aten.log.default, aten.log2.default, aten.log10.default), 0),
@@ -98,17 +105,19 @@ _POLES: Mapping[Any, int] = MappingProxyType(
         aten.div.Tensor: 1,
     }
 )
-_AS_FIRST = (  # above 0 where their first argument is
+_AS_FIRST = (  # above 0 if their first argument is
     *(aten.sqrt.default, aten.sum.dim_IntList, aten.mean.dim, aten.expand.default, aten.expand_as.default),
     *(aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.transpose.int),
 )
 _BOUNDS = (aten.add.Tensor, aten.add.Scalar, aten.clamp.default, aten.clamp_min.default)
-_HUGE = torch.finfo(torch.float32).max / 2  # two of which add up to infinity
+_HUGE = torch.finfo(torch.float32).max / 2  # two such numbers add up to infinity
 
 
 def _infinite(exported: ExportedProgram) -> tuple[set[Node], set[Node]]:
-    """The values that may be infinite, by what the network itself puts there, as masks and logarithms do; and
-    these with what is made of them."""
+    """Return the values that may be infinite, and these together with all values computed from them.
+
+    Only infinities that the network itself creates count, as those of masks and logarithms.
+    """
     signature = exported.graph_signature
     names = {
         **signature.inputs_to_parameters,
@@ -144,7 +153,7 @@ def _is_huge(value: Any) -> bool:
 
 
 def _is_above_zero(value: Any, held: Mapping[Node, Any]) -> bool:
-    """Whether a value is known to be no zero."""
+    """Return whether a value is known not to be zero."""
     if not isinstance(value, Node):
         return bool(value)
     if isinstance(held[value], Tensor):
@@ -159,8 +168,11 @@ def _is_above_zero(value: Any, held: Mapping[Node, Any]) -> bool:
 
 
 def _by_products(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, own: bool) -> bool:
-    """Whether a resize is products: its sizes are symbols, its factors whole, its matrices not too large, and
-    it is none of a target's `own`."""
+    """Return whether a float32 resize becomes matmuls.
+
+    Its sizes must be dynamic, its factors whole numbers, and its matrices not too large. It must not be one
+    of a target's `own` resizes.
+    """
     if own or x.dtype != torch.float32 or any(not factor.is_integer() for factor in factors or ()):
         return False
     pairs = list(zip(x.shape[2:], _new(x, size, factors), strict=True))
@@ -177,12 +189,15 @@ def _new(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None)
 
 
 def _is_rounded(size: Any) -> bool:
-    """Whether a size is made by way of a float."""
+    """Return whether a size is computed through a float."""
     return isinstance(size, torch.SymInt) and size.node.expr.has(ToFloat)
 
 
 def _asks_nearest(x: Tensor, size: Any, factors: Any) -> bool:
-    """A target repeats the places of one symbol as often as that is whole."""
+    """Return whether a nearest resize becomes matmuls.
+
+    A target itself repeats the places of one dynamic size a whole number of times.
+    """
     repeats = all(times.is_Integer for times in map(_quotient, _new(x, size, factors), x.shape[2:]))
     symbols = sum(isinstance(size, torch.SymInt) for size in (x.shape[0], *x.shape[2:]))
     return _by_products(x, size, factors, own=repeats and symbols <= 1)
@@ -201,8 +216,8 @@ def _asks_shuffle(x: Tensor, factor: int) -> bool:
     return _has_symbols(x.shape[2:]) and x.dim() == 4 and x.dtype == torch.float32
 
 
-# From the sizes of a dimension before and after, and a factor or None, to where each place of the result lies
-# among those of the operand.
+# A function that returns where each place of the result lies among those of the operand. Its arguments are
+# the sizes of a dimension before and after, and a factor or None.
 _Places = Callable[[Any, Any, "float | None"], Any]
 
 
@@ -216,7 +231,7 @@ def _resized(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | N
 
 
 def _weights(places: Tensor, old: Any, rank: int) -> Tensor:
-    """At the ends, where the place on one side is missing, that on the other counts alone."""
+    """Return the matrix of a resize; at the ends, where one neighbour is missing, the other counts alone."""
     near = _near(places, old, rank)
     return near / near.sum(-1, keepdim=True)
 
@@ -232,7 +247,7 @@ def _range(size: Any) -> Tensor:
 
 
 def _last(size: Any) -> Tensor:
-    """Size - 1, as a tensor: a number would be another constant for each size."""
+    """Return size - 1 as a tensor: a number would be another constant for each size."""
     return _range(size)[-1:]
 
 
@@ -266,7 +281,7 @@ def _linear(x: Tensor, size: Any, aligned: bool, factors: Any) -> Any:
 
 
 def _shuffled(x: Tensor, factor: int) -> Any:
-    """Pixels of channels in a row, which are the taps of a transposed convolution."""
+    """Write a pixel shuffle as a transposed convolution, whose taps are channels in a row."""
     taps = factor * factor
     groups = x.shape[1] // taps
     weight = torch.eye(taps).view(taps, 1, factor, factor).repeat(groups, 1, 1, 1)
@@ -277,7 +292,7 @@ def _shuffled(x: Tensor, factor: int) -> Any:
 
 
 def _is_of_end(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> bool:
-    """Whether a slice has the last steps of a symbolic size, few of them."""
+    """Return whether a slice has the last steps of a dynamic size, and at most `_FEW` of them."""
     counts = isinstance(start, int) and -_FEW <= start < 0 and step == 1
     ends = end is None or (isinstance(end, int) and (end >= sys.maxsize or start < end < 0))
     floats = x.dtype == torch.float32 and x.dim() > 1
@@ -285,14 +300,16 @@ def _is_of_end(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step
 
 
 def _is_one_of_rows(node: Node) -> bool:
-    """Whether what is taken is the last step alone, which a resize reads without the others."""
+    """Return whether a node takes only the last step, which a resize reads without the others."""
     read: Any = node.args[0]
     return node.target in _STEPS and bool(node.args[2] == -1 and read.meta["val"].dim() <= 3)
 
 
 def _steps(several: int) -> dict[Any, Callable[..., Any]]:
-    """How the last steps are taken, one of `several` to which all are resized: a power of two and 1,
-    so that it is exact."""
+    """Return the decompositions of slices and selects of last steps.
+
+    All steps are resized to `several`, a power of two plus 1, so that the last one is exact.
+    """
 
     def last_steps(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
         if not _is_of_end(x, dim, start, end, step):
@@ -316,8 +333,8 @@ def _steps(several: int) -> dict[Any, Callable[..., Any]]:
 
 
 _STEPS = (aten.slice.Tensor, aten.select.int)
-_FEW = 8  # steps that a product takes: with all, it takes as long as with so many features
-_LARGEST = 1 << 20  # elements of a matrix
+_FEW = 8  # the most steps that a matmul takes: over all steps, it costs as much as one with as many channels
+_LARGEST = 1 << 20  # the most elements of a matrix
 _NEAREST = (aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec)
 _NEAREST_EXACT = (
     aten._upsample_nearest_exact1d.vec,
@@ -325,7 +342,7 @@ _NEAREST_EXACT = (
     aten._upsample_nearest_exact3d.vec,
 )
 _LINEAR = (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec)
-# By the resize: which calls of it are written otherwise, and how.
+# For each resize: which of its calls are written in other operators, and how.
 _RESIZES: Mapping[Any, tuple[Callable[..., bool], Callable[..., Any]]] = MappingProxyType(
     {
         **dict.fromkeys(_NEAREST, (_asks_nearest, _nearest)),

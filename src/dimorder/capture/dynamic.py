@@ -1,8 +1,10 @@
-"""Decides which values of an exported program are quantised dynamically: by scales found in themselves.
+"""Replace dynamic quantization in an exported program by one operator.
 
-What quantizers write for that is three operators (choose, quantize, dequantize) of several families; here it
-becomes one. torchao's weights, which are tensors of tensors, become these, and what its operators quantise by
-one scale that is known, is quantised by torch's own.
+The scales of a dynamically quantized value are computed from the value. Quantizers write three operators for
+that (choose, quantize, dequantize), of several families; here they become one.
+
+torchao's weights are tensors of tensors, which become plain tensors. A torchao operator that quantizes by one
+known scale becomes torch's own.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ from dimorder.graph.exported import keep_names, remade
 from dimorder.graph.schema import bound
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
 
-# The dimensions of a token, the least and the greatest integer, the least scale, and the mode of a call that
-# chooses scales; see `dialect.dynamic_type`.
+# What a call says that chooses scales: the dimensions of a token, the smallest and the largest integer, the
+# smallest scale, and the mode; see `dialect.dynamic_type`.
 _Tokens: TypeAlias = "tuple[list[int], int, int, float, str]"
 
 
 def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
-    """The program with `fake_quantize_dynamic` where it quantises dynamically; itself where it nowhere does.
+    """Return the program with `fake_quantize_dynamic` wherever it quantizes dynamically.
+
+    A program that dequantizes nothing and has no tensors of tensors is returned as it is.
 
     >>> from dimorder.ops.quantization import quantized
     >>> class Rounds(torch.nn.Module):
@@ -48,7 +52,7 @@ def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
     keep_names(graph, exported.graph)
     signature, state = _opened(graph, exported)
     for node in list(graph.nodes):
-        if name_of(node) == _CHECK:  # of a type, which it keeps alive
+        if name_of(node) == _CHECK:  # of a type, which keeps its operand alive
             graph.erase_node(node)
     for node in list(graph.nodes):
         if name_of(node) in _DEQUANTIZE:
@@ -63,12 +67,12 @@ def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
 
 
 def is_dynamic_dequantize(node: Node) -> bool:
-    """Whether a node of an exported program gives floats that were quantised dynamically."""
+    """Return whether a node of an exported program dequantizes a dynamically quantized value."""
     return name_of(node) in _DEQUANTIZE and _source(node) is not None
 
 
 def is_static_quantize(node: Node) -> bool:
-    """Whether a node of an exported program gives integers, by a scale that is not found in the value."""
+    """Return whether a node of an exported program quantizes by a scale from outside the value."""
     if name_of(node) not in _QUANTIZE:
         return False
     scale = _arguments(node)[1]
@@ -76,7 +80,7 @@ def is_static_quantize(node: Node) -> bool:
 
 
 def quantises(module: GraphModule) -> bool:
-    """Whether a graph as it was exported quantises any value."""
+    """Return whether a graph, as it was exported, quantizes any value."""
     return any(name_of(node) in _QUANTIZE for node in module.graph.nodes)
 
 
@@ -84,7 +88,7 @@ def quantises(module: GraphModule) -> bool:
 
 
 def _opened(graph: Graph, exported: ExportedProgram) -> tuple[ExportGraphSignature, dict[str, Any]]:
-    """The signature and the state of a graph in which the parts of a tensor are constants themselves."""
+    """Turn the parts of torchao's tensors into constants, and return the new signature and state."""
     signature = copy.deepcopy(exported.graph_signature)
     state, specs = dict(exported.state_dict), list(signature.input_specs)
     held = {spec.arg.name: str(spec.target) for spec in specs if spec.target in state}
@@ -128,11 +132,11 @@ def _replace(node: Node, made: Node) -> None:
     name = node.name
     node.replace_all_uses_with(made)
     node.graph.erase_node(node)
-    made.name = name  # by which what the exported program gives is known
+    made.name = name  # a result of the exported program is known by its name
 
 
 def _rounded(quantize: Node, scale: Node) -> Node | None:
-    """What stands for the integers of a quantize, whose zero points are 0."""
+    """Return the value that replaces the integers of a quantize with zero points of 0, or None."""
     source = _chosen(quantize, scale, _arguments(quantize)[2] if name_of(quantize) in _QUANTIZE else None)
     if source is None or source[1][-1] != "symmetric" or source[1][1:3] != (-128, 127):
         return None
@@ -147,12 +151,12 @@ def _written(place: Node, x: Node, tokens: _Tokens) -> Node:
 
 
 def _source(dequantize: Node) -> tuple[Node, _Tokens] | None:
-    """What a dequantize gives again, quantised by scales that are chosen from itself, and how."""
+    """Return the value that a dequantize restores, and how its scales were chosen from it, or None."""
     return _chosen(*_arguments(dequantize)[:3])
 
 
 def _chosen(quantize: Any, scale: Any, zero: Any) -> tuple[Node, _Tokens] | None:
-    """What is quantised by scales that are chosen from itself, and how; None where it is not so."""
+    """Return the value that is quantized by scales computed from itself, and how, or None."""
     if not isinstance(quantize, Node) or name_of(quantize) not in _QUANTIZE or not isinstance(scale, Node):
         return None
     x, *same = _arguments(quantize)
@@ -172,7 +176,7 @@ def _chosen(quantize: Any, scale: Any, zero: Any) -> tuple[Node, _Tokens] | None
 
 
 def _by_one_scale(node: Node, plain: Any) -> None:
-    """torchao's operator as torch's own, where all elements of a value share a scale and a zero point."""
+    """Replace torchao's operator by torch's own if all elements share a scale and a zero point."""
     given = bound(node.target, node.args, node.kwargs)
     shape, dtype = given["input"].meta["val"].shape, given.get("input_dtype", given["output_dtype"])
     result = given["output_dtype"] if "input_dtype" in given else torch.float32
@@ -187,7 +191,7 @@ def _by_one_scale(node: Node, plain: Any) -> None:
 
 
 def _arguments(node: Node) -> list[Any]:
-    """What is quantised, scales, zero points, the least and the greatest integer."""
+    """Return the operand, scales, zero points, the smallest and the largest integer."""
     given = bound(node.target, node.args, node.kwargs)
     scale, zero = (given.get(name, given.get(f"{name}s")) for name in ("scale", "zero_point"))
     return [given["input"], scale, zero, given["quant_min"], given["quant_max"]]
@@ -205,7 +209,7 @@ def _last(eps: float, low: int, mode: str) -> Callable[[Sequence[int], Mapping[s
 
 
 def _blocks(shape: Sequence[int], given: Mapping[str, Any]) -> _Tokens | None:
-    """torchao's, which says of each dimension how many elements share a scale."""
+    """Return the tokens of torchao's operator, which has the elements per scale in each dimension."""
     sizes, mode = list(zip(shape, given["block_size"], strict=True)), _MODES.get(given["mapping_type"])
     if mode is None or any(block not in (1, size) for size, block in sizes):
         return None
@@ -215,7 +219,7 @@ def _blocks(shape: Sequence[int], given: Mapping[str, Any]) -> _Tokens | None:
 
 
 def _limits(given: Mapping[str, Any], dtype: torch.dtype) -> tuple[int, int]:
-    """torchao's least and greatest integer: the type's own where a call says none."""
+    """Return torchao's smallest and largest integer, by default those of the type."""
     own, low, high = torch.iinfo(dtype), given["quant_min"], given["quant_max"]
     return int(own.min if low is None else low), int(own.max if high is None else high)
 
@@ -236,7 +240,7 @@ _KINDS = ("quantized_decomposed.{}quantize_per_tensor", "quantized_decomposed.{}
 _QUANTIZE, _DEQUANTIZE = (
     frozenset(kind.format(prefix) for kind in (*_KINDS, "torchao.{}quantize_affine")) for prefix in ("", "de")
 )
-_FLOAT32 = 6  # as the default of a schema has it
+_FLOAT32 = 6  # float32 as the default of a schema
 _AFFINE = MappingProxyType(
     {
         "torchao.quantize_affine": quantized.quantize_per_tensor.tensor,

@@ -1,4 +1,4 @@
-"""Decides what a program computes ahead of time: every operator that reads constants alone."""
+"""Fold every operator that reads only constants."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from dimorder.ops.dialect import SLICE_CONSTANT
 
 
 def fold_constants(program: ExportedProgram, kept: Collection[object] = ()) -> ExportedProgram:
-    """The same program, in which what reads constants alone is a constant: dense, in its own order.
+    """Replace operators that read only constants by dense constants in row-major order.
 
-    A partitioner takes a convolution whose weight is a constant, and not one whose weight is computed. Calls
-    of `kept` stay as they are.
+    A partitioner takes a convolution whose weight is a constant, but not one whose weight is computed.
+
+    Args:
+        program: The program.
+        kept: Operators whose calls stay as they are.
 
     >>> class Turned(torch.nn.Module):
     ...     def __init__(self):
@@ -51,9 +54,14 @@ def fold_constants(program: ExportedProgram, kept: Collection[object] = ()) -> E
 def evaluated(
     graph: Graph, constants: Mapping[Node, torch.Tensor], kept: Collection[object] = ()
 ) -> dict[Node, torch.Tensor]:
-    """The value of every call that reads constants alone, and gives the same each time; of none of `kept`.
+    """Return the value of every call that reads only constants and gives the same result each time.
 
-    A slice whose end is a symbol is another one for each size.
+    A slice with a dynamic end has none: it is another constant for each size.
+
+    Args:
+        graph: The graph.
+        constants: The values of its constant nodes.
+        kept: Operators that are not evaluated.
     """
     found: dict[Node, torch.Tensor] = {}
     for node in graph.nodes:

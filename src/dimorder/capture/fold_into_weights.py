@@ -1,8 +1,8 @@
-"""Decides which factors and shifts beside a product are computed ahead of time, in its weight and its bias.
+"""Fold factors and shifts beside linears and convolutions into their weights and biases.
 
-Behind a product: a number, or a constant of each feature, as the scale of attention, layer scales,
-batch-norms behind linears, and the slope of a hard sigmoid. In front: the affine part of a layer-norm, and
-the weight of an RMS-norm.
+After a linear or convolution, a factor or shift is a number or a constant per channel. Examples are the scale
+of attention, layer scales, batch norms after linears, and the slope of a hard sigmoid. Before it, they are
+the affine part of a layer norm, or the weight of an RMS norm.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ def with_weights(
     heads: bool = False,
     varying: Sequence[frozenset[int]] | None = None,
 ) -> list[Captured]:
-    """The same network at several sizes, with what can be in weights in them.
+    """Fold into weights what can be folded, in the same network at several sizes.
 
-    `cuts` says whether products whose results are only cut become several, `heads` whether products of
-    attention's heads become batched ones. `varying` are, for each program, the sizes that a symbol gives;
-    none by default. Programs stay as they are where they are quantised, or where sizes decide what can be in
-    weights.
+    Programs stay as they are if they are quantized, or if the sizes decide what can be folded.
+
+    Args:
+        programs: The network at each size.
+        cuts: Whether a linear or convolution whose results are only cut becomes several.
+        heads: Whether linears of attention heads become batched matmuls.
+        varying: For each program, the values of its dynamic sizes; none by default.
 
     >>> from dimorder.capture.captured import capture
     >>> net = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
@@ -70,7 +73,7 @@ def with_weights(
 
 
 def _alike(programs: Sequence[Captured], made: Sequence[Captured]) -> bool:
-    """Whether they have the same nodes, and the constants that were made are the same at all sizes."""
+    """Return whether all programs have the same nodes, and equal new constants at all sizes."""
     if len({tuple((node.op, node.target) for node in program.nodes) for program in made}) > 1:
         return False
     old = dict(programs[0].module.named_buffers())
@@ -95,11 +98,11 @@ def _rewritten(module: GraphModule, cuts: bool, heads: bool, varying: frozenset[
 
 
 def fold_into_weights(module: GraphModule) -> None:
-    """Folds factors and shifts into the weights and biases beside them, in place.
+    """Fold factors and shifts into the weights and biases beside them, in place.
 
-    A factor must be a normal number; 0 stays, since 0 times what overflows is not 0. What is made must be
-    finite, and a normal number where it was one. A weight that has another reader stays: the file would hold
-    both.
+    A factor must be a normal number. A factor of 0 stays, because 0 times an overflow is not 0. New constants
+    must be finite, and normal numbers where the old ones are. A weight that has another reader stays: the
+    file would contain both.
     """
     for node in list(module.graph.find_nodes(op="call_function", target=aten.hardsigmoid.default)):
         _spell_hardsigmoid(module, node)
@@ -109,11 +112,14 @@ def fold_into_weights(module: GraphModule) -> None:
     module.recompile()
 
 
-# -- behind a product
+# -- after a linear or convolution
 
 
 def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
-    """Behind a product: its factor and its shift can be in weights, and what is left is a clamp."""
+    """Write a hard sigmoid after a linear or convolution as a factor, a shift and a clamp.
+
+    The factor and the shift can be folded into weights.
+    """
     (source,) = node.all_input_nodes
     if product_behind(module, source) is None:
         return
@@ -126,7 +132,10 @@ def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
 
 
 def _fold_behind(module: GraphModule, node: Node) -> bool:
-    """Folds a sum or a product with a constant into the product before it, through views and permutes."""
+    """Fold arithmetic with a constant into the linear or convolution before it.
+
+    Views and permutes may lie between them. Returns whether it was folded.
+    """
     operands = with_constant(module, node)
     found = None if operands is None else product_behind(module, operands[0])
     if operands is None or found is None:
@@ -153,12 +162,12 @@ def _fold_behind(module: GraphModule, node: Node) -> bool:
     return True
 
 
-# -- in front of products
+# -- before linears and convolutions
 
 
 @dataclass(frozen=True)
 class _Front:
-    """A factor and a shift of each feature along a dimension of what products read."""
+    """A factor and a shift per channel, along a dimension that linears or convolutions read."""
 
     dim: int
     scale: Tensor
@@ -166,7 +175,7 @@ class _Front:
 
 
 def _fold_in_front(module: GraphModule, node: Node) -> bool:
-    """Folds what a norm does to each feature last into all that reads it, if these are products."""
+    """Fold a norm's last step on each channel into all readers, if these are linears or convolutions."""
     front = _front(module, node)
     readers = None if front is None else _readers(module, node, front)
     if front is None or not readers or not is_normal(front.scale):
@@ -190,7 +199,10 @@ def _fold_in_front(module: GraphModule, node: Node) -> bool:
 
 
 def _front(module: GraphModule, node: Node) -> _Front | None:
-    """The affine part of a layer-norm over the last dimension, or a product with a constant per feature."""
+    """Return the affine part of a layer norm, or the factor of a multiplication by a constant per channel.
+
+    The layer norm must be over the last dimension. The result is None for any other call.
+    """
     if node.meta.get("val") is None or not isinstance(node.meta["val"], Tensor):
         return None
     shape = shape_of(node)
@@ -216,8 +228,10 @@ def _optional(module: GraphModule, node: Node, place: int) -> Tensor | None:
 
 
 def _readers(module: GraphModule, node: Node, front: _Front) -> list[Product] | None:
-    """The products that read a value, moved or not, with its features for their inputs; None where anything
-    else reads it."""
+    """Return the linears and convolutions whose inputs are a value's channels, moved or not.
+
+    The result is None if anything else reads the value.
+    """
     dims, products = {node: front.dim}, list[Product]()
     for reader in node.graph.nodes:
         read = [source for source in reader.all_input_nodes if source in dims]
@@ -238,7 +252,7 @@ def _readers(module: GraphModule, node: Node, front: _Front) -> list[Product] | 
 
 
 def _takes(product: Product, dim: int, front: _Front) -> bool:
-    """Whether a product sums over this dimension alone, if it is a linear, or over its taps too."""
+    """Return whether a linear sums over only this dimension, or a convolution over it and its taps."""
     if product.node.target is aten.linear.default:
         return dim == product.features
     unpadded = front.shift is None or not product.pads
@@ -246,7 +260,7 @@ def _takes(product: Product, dim: int, front: _Front) -> bool:
 
 
 def _moved(node: Node, dim: int) -> int | None:
-    """Where the features are that were along a dimension; None where they are no dimension, or are cut."""
+    """Return the dimension of the channels after a move, or None if it is cut or not one dimension."""
     args: Any = node.args
     if node.target is aten.permute.default:
         return list(args[1]).index(dim)
@@ -259,7 +273,7 @@ def _moved(node: Node, dim: int) -> int | None:
 
 
 def _reshaped(given: Sequence[int], made: Sequence[int], dim: int) -> int | None:
-    """The dimension that a view leaves whole."""
+    """Return where a view leaves a dimension whole, or None."""
     outer, size = torch.Size(given[:dim]).numel(), given[dim]
     for at, each in enumerate(made):
         if each == size > 1 and torch.Size(made[:at]).numel() == outer:

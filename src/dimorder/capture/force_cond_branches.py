@@ -1,4 +1,4 @@
-"""Decides how both branches of a network are tried, whatever its inputs choose."""
+"""Force both branches of each `torch.cond`, whatever the inputs choose."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from dimorder.graph.exported import remade
 
 
 def each_way(program: ExportedProgram) -> Iterator[ExportedProgram]:
-    """The program with its choices made, several times where it has branches: so that each of them is chosen,
-    and of any two `torch.cond` all four pairs.
+    """Yield the program with forced choices, so that each branch of each `torch.cond` runs once or more.
+
+    For any two `torch.cond`, all four pairs of branches run. A program without branches yields nothing.
 
     >>> import torch
     >>> class Net(torch.nn.Module):
@@ -39,7 +40,7 @@ def each_way(program: ExportedProgram) -> Iterator[ExportedProgram]:
 
 
 def _choices(count: int) -> list[list[bool]]:
-    """All alike, and the digits of the places in binary, and the opposite of each.
+    """Return the choices of each run: all equal, the binary digits of the positions, and their opposites.
 
     >>> _choices(2)
     [[True, True], [False, False], [False, True], [True, False]]

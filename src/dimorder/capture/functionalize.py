@@ -1,6 +1,7 @@
-"""Decides which exported graphs are functional as good as they stand: those whose in-place operators write to
-memory that nothing else sees, or that is computed ahead of time. The others are decomposed by torch, which
-takes longer than the export itself.
+"""Make an exported graph functional.
+
+An in-place operator gets its functional form if nothing else sees the memory that it writes. It stays if it
+is computed ahead of time. torch decomposes all other graphs, which takes longer than the export itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dimorder.ops.operator import Operator
 
 aten = torch.ops.aten
 
-# Operators whose results depend on the shape of their operand alone.
+# Operators whose results depend only on the shape of their operand.
 _FILLED = frozenset(
     {aten.new_zeros.default, aten.new_ones.default, aten.zeros_like.default, aten.ones_like.default}
 )
@@ -28,16 +29,16 @@ _FILLED = frozenset(
 
 _NORMS = (aten.batch_norm.default, aten.instance_norm.default)
 
-# Their in-place forms keep the type of what they write to; the functional ones give booleans.
+# Their in-place forms keep the type of their operand; the functional forms return booleans.
 _TRUTHS = frozenset(
     f"{name}_" for name in ("eq", "ne", "lt", "le", "gt", "ge", "not_equal", "less", "less_equal", "greater")
 ) | frozenset(("greater_equal_", "logical_and_", "logical_or_", "logical_xor_", "logical_not_"))
 
 
 def functional(exported: ExportedProgram, operators: Mapping[Any, Operator]) -> ExportedProgram:
-    """The program without in-place operators, and without composite ones that are not among `operators`.
+    """Return the program without in-place operators, and without composite ones outside `operators`.
 
-    What can be computed ahead of time, in this order, stays as it is.
+    Calls that can be computed ahead of time, in this order, stay as they are.
 
     >>> class Steps(torch.nn.Module):
     ...     def forward(self, x):
@@ -64,7 +65,10 @@ def functional(exported: ExportedProgram, operators: Mapping[Any, Operator]) -> 
 def _is_ahead(
     node: torch.fx.Node, ahead: Collection[torch.fx.Node], operators: Mapping[Any, Operator]
 ) -> bool:
-    """Whether a call reads no input, nor writes to what a parameter holds or a call that does has read."""
+    """Return whether a call can be computed ahead of time.
+
+    It must not read an input. It must not write to a parameter, or to memory that a call on inputs has read.
+    """
     target: Any = node.target
     if target in _FILLED:
         return True
@@ -73,7 +77,7 @@ def _is_ahead(
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return True
     written = [node.all_input_nodes[0]]
-    for value in written:  # grows by whatever shares its memory
+    for value in written:  # grows by all values that share its memory
         users = [user for user in value.users if user < node]
         if value.op == "placeholder" or any(user not in ahead for user in users):
             return False
@@ -84,18 +88,21 @@ def _is_ahead(
 
 
 def _made_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
-    """Whether a call is functional, or was in place and has been replaced."""
+    """Return whether a call is functional, or was in place and has been replaced."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.target is operator.getitem
     if node.target in _NORMS and node.args[3] is not None and node.args[5]:
-        return False  # with the input's statistics it writes the running ones, which no schema says
+        return False  # on the input's statistics it writes the running ones, which no schema says
     if node.target._schema.is_mutable:
         return _replaced(node, operators)
     return node.target in operators or not _is_composite(node.target)
 
 
 def _replaced(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
-    """Puts the functional operator where one writes to its first operand and nothing else sees that."""
+    """Replace an in-place operator by its functional form if nothing else sees the write.
+
+    Returns whether it was replaced.
+    """
     written: Any = node.args[0] if node.args else None
     target: Any = node.target
     overload = out_of_place(target)
@@ -115,7 +122,7 @@ def _replaced(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
 
 
 def _is_private(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
-    """Whether a value is new memory, or all that is left to see of such."""
+    """Return whether a value is new memory, or the only view of new memory that is still read."""
     if node.op != "call_function" or _is_fresh(node, operators):
         return node.op == "call_function"
     sources = node.all_input_nodes

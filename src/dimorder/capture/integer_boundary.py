@@ -1,7 +1,7 @@
-"""Decides how a quantised network takes and gives integers where its contract has these in place of floats.
+"""Give a quantized network integer inputs and outputs where its contract has them.
 
-A boundary of the type that the network has inside is where its quantize or dequantize was. One of the other
-type is an unsigned value: inside of the network that is a signed one, of another zero point.
+A boundary of the type inside the network replaces a quantize or dequantize. Any other integer boundary is
+unsigned: inside the network its integers become signed, with another zero point.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ _MOVES = frozenset(
 
 
 def integer_type(node: Node) -> IntegerType | None:
-    """What the integers of an input or of a result stand for: by what quantises or dequantises them, moves
-    apart. None where nothing does, or several in different ways."""
+    """Return which numbers the integers of an input or result stand for, or None.
+
+    The type is that of the quantize or dequantize beside them, before or after any moves. It is None if there
+    is none, or if several differ.
+    """
     while _moves(node):
         node = node.all_input_nodes[0]
     if node.target is QUANTIZE:
@@ -49,7 +52,7 @@ def _moves(node: Node) -> bool:
 
 
 def _are_inputs(integers: Node) -> bool:
-    """Whether some of these integers are those of an input, where they are or moved."""
+    """Return whether some of these integers are those of an input, moved or not."""
     if _moves(integers):
         return any(map(_are_inputs, integers.all_input_nodes))
     return integers.op == "placeholder"
@@ -71,10 +74,16 @@ def _type_in(node: Node) -> IntegerType | None:
 
 
 def with_types(program: Captured, input_types: Types, output_types: Types) -> Captured:
-    """The same network with integers for some of its floats, and signed integers inside, in place.
+    """Replace float inputs and outputs of a network by integers, with signed integers inside, in place.
 
-    Raises `UsageError` for types that are too few, too many or unknown, `UnsupportedError` for an input that
-    is not quantised first, or an output that is not dequantised last.
+    Args:
+        program: The quantized network.
+        input_types: None, one type for all inputs, or one per input; see `TYPES`.
+        output_types: The same for outputs.
+
+    Raises:
+        UsageError: The types are too few, too many or unknown.
+        UnsupportedError: An input is not quantized first, or an output is not dequantized last.
     """
     examples = list(program.examples)
     tensors = [i for i, leaf in enumerate(examples) if isinstance(leaf, Tensor)]
@@ -97,30 +106,33 @@ def with_types(program: Captured, input_types: Types, output_types: Types) -> Ca
 
 
 def own_types(program: Captured) -> tuple[list[torch.dtype | None], list[torch.dtype | None]]:
-    """The integers that each input is made first, and that each output is made of last; None for others."""
+    """Return the dtype into which each input is quantized, and from which each output is dequantized.
+
+    It is None for an input or output that is not quantized.
+    """
     ends = map(_first_type, program.inputs), map(_last_type, program.outputs)
     inputs, outputs = ([None if own is None else own.dtype for own in side] for side in ends)
     return inputs, outputs
 
 
 def _first_type(node: Node) -> IntegerType | None:
-    """The integers that an input is made, if all that read it quantise it alike."""
+    """Return the integer type of an input if all its readers quantize it in the same way."""
     types = {_type_in(reader) if reader.target is QUANTIZE else None for reader in node.users}
     return types.pop() if len(types) == 1 else None
 
 
 def _last_type(node: Node) -> IntegerType | None:
-    """The integers that an output is made of, if it is dequantised last."""
+    """Return the integer type of an output if it is dequantized last."""
     return _type_in(node) if node.target is DEQUANTIZE else None
 
 
 def quantised(x: Tensor, of: IntegerType) -> Tensor:
-    """The integers for numbers."""
+    """Return the integers that stand for the numbers in `x`."""
     return (x * (1 / of.scale)).round().add(of.zero_point).clamp(of.low, of.high).to(of.dtype)
 
 
 def _each(types: Types, nodes: Sequence[Node], named: Sequence[str], kind: str) -> list[torch.dtype | None]:
-    """The integers asked for, for each tensor; None where it stays as it is."""
+    """Return the requested integer type of each tensor, or None if it stays as it is."""
     alone = not isinstance(types, (list, tuple))
     asked = [types] * len(nodes) if alone else list(types)
     if len(asked) != len(nodes):
@@ -152,7 +164,7 @@ def _is(node: Node, name: str | None) -> bool:
 
 
 def _take(node: Node, called: str, dtype: torch.dtype) -> IntegerType:
-    """Let an input be the integers that its quantize gives."""
+    """Turn an input into the integers that its quantize gives, and return their type."""
     readers = list(node.users)
     own = _first_type(node)
     if own is None:
@@ -179,7 +191,7 @@ def _take(node: Node, called: str, dtype: torch.dtype) -> IntegerType:
 
 
 def _given(node: Node, called: str, dtype: torch.dtype) -> Node:
-    """The integers of an output that is dequantised last."""
+    """Return the integers of an output that is dequantized last."""
     own = _last_type(node)
     if own is None:
         raise UnsupportedError(
@@ -189,14 +201,14 @@ def _given(node: Node, called: str, dtype: torch.dtype) -> Node:
         )
     integers = node.args[0]
     assert isinstance(integers, Node)
-    # Nothing else may say what an input's integers stand for.
+    # Without the dequantize, nothing might say what an input's integers stand for.
     if dtype == own.dtype and not _are_inputs(integers):
         return integers
     return _after(node, QUANTIZE, own.as_type(dtype))
 
 
 def _after(node: Node, target: Any, of: IntegerType) -> Node:
-    """A quantize or dequantize of what a node gives."""
+    """Append a quantize or dequantize after a node."""
     with node.graph.inserting_after(node):
         made = node.graph.call_function(target, (node, *of.arguments))
     dtype = of.dtype if target is QUANTIZE else torch.float32
@@ -205,7 +217,7 @@ def _after(node: Node, target: Any, of: IntegerType) -> Node:
 
 
 def _make_signed(program: Captured) -> None:
-    """Between the unsigned integers of a boundary and what computes with them, signed ones."""
+    """Insert signed integers between the unsigned integers of a boundary and what computes with them."""
     for node in program.nodes:
         own = _type_in(node) if node.target in (QUANTIZE, DEQUANTIZE) else None
         if own is None or own.dtype != torch.uint8:

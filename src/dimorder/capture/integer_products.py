@@ -1,8 +1,8 @@
-"""Decides which products of integers in an exported program are linear layers of quantised values.
+"""Replace integer matmuls in an exported program by linears of quantized values.
 
-torchao computes with `_int_mm` where weights and activations are int8: Q Wᵀ, each row times its scale, each
-column times its own. Where the processor multiplies unsigned integers, Q + 128 stands for Q, and what that
-adds is taken away again.
+torchao computes with `_int_mm` if weights and activations are int8: Q Wᵀ, each row times its scale, each
+column times its own. If the processor multiplies unsigned integers, Q + 128 stands for Q, and the difference
+is subtracted afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SAME = ("aten.to", "aten._to_copy", "aten.reshape", "aten.view", "aten.flatten"
 
 
 def name_of(node: Any) -> str:
-    """The namespace and the name of the operator that a node calls; empty for any other node.
+    """Return the namespace and name of the operator that a node calls; empty for any other node.
 
     >>> name_of(torch.fx.Graph().call_function(aten.relu.default))
     'aten.relu'
@@ -31,9 +31,12 @@ def name_of(node: Any) -> str:
 
 
 def as_linear(product: Node, rounded: Callable[[Node, Node], Node | None]) -> None:
-    """Put a linear layer in the place of an `_int_mm` and what is done to its result, if that is one.
+    """Replace an `_int_mm` and the operators after it by a linear, if together they are one.
 
-    `rounded(quantize, scale)` gives what stands for the integers of a quantize, dequantised by that scale.
+    Args:
+        product: The call of `_int_mm`.
+        rounded: `rounded(quantize, scale)` returns the value that replaces the integers of a quantize,
+            dequantized by that scale, or None.
     """
     left, right = (_behind(node) for node in product.all_input_nodes)
     offset = 0
@@ -67,14 +70,14 @@ def as_linear(product: Node, rounded: Callable[[Node, Node], Node | None]) -> No
 
 
 def _behind(node: Any) -> Any:
-    """What a node is another shape or type of."""
+    """Return the value of which a node only changes the shape or type."""
     while name_of(node) in _SAME:
         node = node.args[0]
     return node
 
 
 def _after(node: Node) -> Iterator[Any]:
-    """What is computed of a node, of that, and so on, but for other shapes and types; None at the end."""
+    """Yield the chain of readers after a node without changes of shape or type, and None at the end."""
     found: Node | None = node
     while found is not None:
         found = next(iter(found.users), None)
@@ -83,14 +86,14 @@ def _after(node: Node) -> Iterator[Any]:
 
 
 def _other_factor(multiply: Any) -> Any:
-    """What the integers of a product are multiplied by; None where a node is no such multiplication."""
+    """Return the second factor of a multiplication, or None for any other node."""
     if name_of(multiply) != "aten.mul" or not isinstance(multiply.args[1], Node):
         return None
     return multiply.args[1]
 
 
 def _is_offset(node: Any, weight: Node, offset: int) -> bool:
-    """Whether a node gives what an offset of the left operand adds to the product."""
+    """Return whether a node computes what an offset of the left operand adds to the matmul."""
     return (
         name_of(node) == "aten.mul"
         and node.args[1] == offset

@@ -1,15 +1,18 @@
-"""Decides the normal form of a quantised network: what quantizers insert round every operator is reduced to
-what it says about values, and no number changes by it.
+"""Bring a quantized network into its normal form.
 
-1. Integers are read as what they were quantised as, or as their first reader has it: another reader computes
+Quantizers insert operators around every operator. They are reduced to what they say about values, and no
+number changes.
+
+1. Integers are read as they were quantized, or else as their first reader reads them. Another reader computes
    its numbers from those.
-2. A quantised value is dequantised once.
-3. What is quantised after it was moved, or selected by a maximum, is quantised before that, once.
-4. What moves elements of dequantised values moves the integers.
-5. What was selected from dequantised values is quantised as they were.
-6. What is quantised as it was before is left as it is.
-7. What clamps before that clamps before the value is quantised for the first time.
-8. The bias of a product of quantised values is a multiple of its scale: what integer kernels add.
+2. A quantized value is dequantized once.
+3. A value that is quantized after a move, or after a maximum, is quantized before it, once.
+4. A move of dequantized values moves the integers.
+5. A selection from dequantized values is quantized as they were.
+6. A value is not quantized again in the same way.
+7. A clamp before such a second quantize comes before the first one.
+8. The bias of a linear or convolution of quantized values becomes a multiple of its scale, as integer kernels
+   need it.
 """
 
 from __future__ import annotations
@@ -35,15 +38,15 @@ _CLAMPS = frozenset(
         aten.clamp_max.default,
     )
 )
-# Each element of the result is one of the first operand, or of each operand of its list.
+# Each element of the result is one of the first operand, or of an operand in its list.
 MOVES = frozenset(
     (
         *(aten.reshape.default, aten.permute.default, aten.slice.Tensor, aten.cat.default, aten.flip.default),
         aten.roll.default,
     )
 )
-# The same, or a number that is quantised alike. But torch has them for floats alone, or targets compute them
-# by products with ones, or pad with floats.
+# Each element is one of the operand, or a number that is quantized in the same way. But torch has these
+# operators only for floats, or targets compute them as matmuls with ones, or pad with floats.
 SELECTIONS = frozenset(
     (
         *(aten.max_pool2d.default, aten.upsample_nearest2d.vec),
@@ -79,8 +82,10 @@ def simplify(module: GraphModule) -> None:
 
 
 def _agree(graph: Graph) -> None:
-    """Let integers stand for the same to all that read them, moves apart, and to all with which they are
-    joined."""
+    """Give integers one type for all their readers, also after moves.
+
+    Integers that are concatenated get one type, too.
+    """
     types: dict[Node, Any] = {}
     for node in list(graph.nodes):
         if node.target is QUANTIZE:
@@ -105,15 +110,17 @@ def _agree(graph: Graph) -> None:
 
 
 def _source(integers: Node) -> Node:
-    """What was moved to give these integers."""
+    """Return the integers before all moves and selections."""
     while integers.target in MOVES | SELECTIONS:
         integers = integers.all_input_nodes[0]
     return integers
 
 
 def _read_as(integers: Node, own: Any, alike: Node, wanted: Any = None) -> Node:
-    """The numbers that integers are where they are read as `wanted`, or as `alike` does, computed from those
-    that they are as `own`."""
+    """Return the numbers of integers that are read as `wanted`, computed from their numbers as `own`.
+
+    Without `wanted` they are read as the node `alike` reads them.
+    """
     scale, zero_point, *_ = wanted or alike.args[1:]
     graph, last = integers.graph, alike
     shape = torch.empty_like(integers.meta["val"], dtype=torch.float32)
@@ -130,7 +137,7 @@ def _read_as(integers: Node, own: Any, alike: Node, wanted: Any = None) -> Node:
 
 
 def _join(graph: Graph) -> None:
-    """One that dequantises a value, the first in the graph, for all who read it."""
+    """Keep only the first dequantize of each value, for all its readers."""
     firsts: dict[Any, Node] = {}
     for node in list(graph.nodes):
         if node.target is DEQUANTIZE and firsts.setdefault(node.args, node) is not node:
@@ -138,12 +145,12 @@ def _join(graph: Graph) -> None:
 
 
 def moved_by(move: Node) -> list[Node]:
-    """The values whose elements a move or a selection gives."""
+    """Return the values whose elements a move or a selection returns."""
     return move.all_input_nodes if move.target is aten.cat.default else move.all_input_nodes[:1]
 
 
 def _move_integers(move: Node) -> None:
-    """A move of dequantised values: the integers are moved, and dequantised afterwards."""
+    """Move integers instead of their dequantized values, and dequantize them afterwards."""
     sources = moved_by(move)
     if any(s.target is not DEQUANTIZE or s.args[1:] != sources[0].args[1:] for s in sources):
         return
@@ -161,8 +168,7 @@ def _move_integers(move: Node) -> None:
 
 
 def _quantised_before(quantize: Node) -> list[Node]:
-    """A quantised move of floats: what it moves is quantised instead, and the integers are moved. The nodes
-    that do that."""
+    """Quantize before a move or selection instead of after it, and return the new quantize nodes."""
     move: Any = quantize.args[0]
     if not isinstance(move, Node) or move.target not in MOVES | SELECTIONS:
         return []
@@ -195,10 +201,10 @@ def _quantised_before(quantize: Node) -> list[Node]:
 
 
 def _quantised(value: Node, alike: Node) -> Node:
-    """`value` quantised as that node quantises."""
+    """Return `value` quantized in the same way as the node `alike`."""
     for user in value.users:
         if user.target is QUANTIZE and user.args[1:] == alike.args[1:]:
-            _last(value).append(user)  # before whatever reads it now
+            _last(value).append(user)  # before its new readers
             return user
     with value.graph.inserting_after(_last(value)):
         made = value.graph.call_function(QUANTIZE, (value, *alike.args[1:]))
@@ -207,12 +213,12 @@ def _quantised(value: Node, alike: Node) -> Node:
 
 
 def _last(value: Node) -> Node:
-    """The node behind which a value can be read: of an input the last input."""
+    """Return the node after which a value can be read; for an input it is the last input."""
     return value if value.op != "placeholder" else value.graph.find_nodes(op="placeholder")[-1]
 
 
 def _quantise_after(selection: Node) -> None:
-    """What is selected from dequantised values: quantised as they were, which changes nothing."""
+    """Quantize a selection from dequantized values as they were, which changes nothing."""
     source = selection.all_input_nodes[0]
     if source.target is not DEQUANTIZE or not _holds(source, selection):
         return
@@ -226,7 +232,7 @@ def _quantise_after(selection: Node) -> None:
 
 
 def _holds(dequantize: Node, selection: Node) -> bool:
-    """Whether what a selection adds to dequantised values is such a value too: a pad adds a number."""
+    """Return whether a selection adds only numbers that the dequantized values can have: a pad adds one."""
     if selection.target is not aten.constant_pad_nd.default:
         return True
     how: Any = dequantize.args[1:]
@@ -239,7 +245,7 @@ def _like(shaped: Node, typed: Node) -> torch.Tensor:
 
 
 def _clamped(quantize: Node) -> bool:
-    """With q for quantising: q(clamp(q⁻¹(q(x)))) is q(clamp(x)), for both never decrease."""
+    """Write q(clamp(q⁻¹(q(x)))) as q(clamp(x)), with q for quantize; q and clamp never decrease."""
     clamp = quantize.args[0]
     if not isinstance(clamp, Node) or clamp.target not in _CLAMPS or len(clamp.users) > 1:
         return False
@@ -275,7 +281,8 @@ def _scale_bias(module: GraphModule, product: Node) -> None:
         return
     scales = (channels[0] * scale).to(torch.float32)
     if scales.numel() > 1:
-        # Of each output channel: they lie along a dimension of the weight, or some in each of its rows.
+        # Scales per output channel lie along a dimension of the weight, or several of them in each of its
+        # rows.
         outputs, each = 0, 1
         if given.get("transposed"):
             rows, each = held[0].shape[:2]
@@ -283,7 +290,7 @@ def _scale_bias(module: GraphModule, product: Node) -> None:
         if channels[1] != outputs or not each:
             return
         scales = scales.repeat_interleave(each)
-    limit = float(2**31 - 128)  # float32 holds no integer nearer to the end of int32
+    limit = float(2**31 - 128)  # float32 has no integer nearer to the end of int32
     multiples = (held[1].double() / scales.double()).round().clamp(-limit, limit).to(torch.int32)
     name = f"{bias.target}_of_{product.name}"
     module.register_buffer(name, Scaled.of(multiples, scales))

@@ -1,7 +1,7 @@
-"""Decides which products that read one value and are added become one, whose weight is the sum of theirs.
+"""Merge linears or convolutions of one value that are added, into one with the sum of their weights.
 
-So are the branches of networks that are trained with several and run with one, as RepVGG, MobileOne and
-FastViT: convolutions of other kernels, and what passes by them, with or without a batch-norm.
+RepVGG, MobileOne and FastViT have such branches: they train with several and run with one. The branches are
+convolutions of different kernels and the value itself, with or without a batch norm.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ aten = torch.ops.aten
 
 
 def add_parallel(module: GraphModule) -> None:
-    """Puts one product in place of the sum or difference of two, and of one and its operand, in place.
+    """Merge the sum or difference of two linears or convolutions, in place.
+
+    One of the two may also be the value that the other one reads.
 
     >>> class Branches(torch.nn.Module):
     ...     def forward(self, x, v=torch.ones(4, 4, 3, 3), w=torch.ones(4, 4, 1, 1)):
@@ -53,7 +55,7 @@ def add_parallel(module: GraphModule) -> None:
 
 @dataclass(frozen=True)
 class _Term:
-    """A product of a value, or the value itself, each of whose features is multiplied and shifted."""
+    """A linear or convolution of a value, or the value itself, with a factor and a shift per channel."""
 
     source: Any
     product: Product | None
@@ -63,7 +65,7 @@ class _Term:
 
 @dataclass(frozen=True)
 class _Addend:
-    """The weight and the bias of a product in float64, its padding, and how far apart its taps lie."""
+    """The float64 weight and bias of a linear or convolution, its padding and its dilation."""
 
     weight: Tensor
     bias: Tensor
@@ -72,7 +74,7 @@ class _Addend:
 
 
 def _pairs(module: GraphModule, node: Node) -> Iterator[tuple[_Term, _Term]]:
-    """What two operands of a sum are of one and the same value, the product with most taps first."""
+    """Yield the pairs of terms of one value that a sum's operands can be; more taps come first."""
     if len(node.args) != 2 or node.kwargs or node.meta["val"].dtype != torch.float32:
         return
     signs = (1.0, -1.0 if node.target is aten.sub.Tensor else 1.0)
@@ -84,12 +86,12 @@ def _pairs(module: GraphModule, node: Node) -> Iterator[tuple[_Term, _Term]]:
 
 
 def _taps(term: _Term) -> int:
-    """How many a product has for each feature that it reads; none what is no product."""
+    """Return the number of taps per input channel, or 0 for the value itself."""
     return 0 if term.product is None else term.product.weight[0, 0].numel()
 
 
 def _terms(module: GraphModule, value: Any, sign: float, total: Node) -> Iterator[_Term]:
-    """What an operand of a sum may be."""
+    """Yield the terms that an operand of a sum can be."""
     scale, shift = torch.tensor(sign, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     while isinstance(value, Node) and value.op != "get_attr" and shape_of(value) == shape_of(total):
         yield _Term(value, None, scale, shift)
@@ -102,13 +104,13 @@ def _terms(module: GraphModule, value: Any, sign: float, total: Node) -> Iterato
         if found is None:
             return
         factor, added = BEHIND[value.target](found[1])
-        if not is_normal(factor):  # 0 times what overflows is not 0
+        if not is_normal(factor):  # 0 times an overflow is not 0
             return
         value, scale, shift = found[0], scale * factor, shift + scale * added
 
 
 def _sum(one: _Term, other: _Term) -> tuple[Product, Tensor, Tensor | None] | None:
-    """The product in whose place both are computed, its weight and its bias; None where there is none."""
+    """Return the linear or convolution that replaces both terms, with its weight and bias, or None."""
     product = one.product
     assert product is not None
     if other.product is not None and not _are_alike(product, other.product):
@@ -131,13 +133,13 @@ def _sum(one: _Term, other: _Term) -> tuple[Product, Tensor, Tensor | None] | No
 
 
 def _are_alike(product: Product, other: Product) -> bool:
-    """Whether two convolutions, or two linears, differ in their kernels alone."""
+    """Return whether two convolutions, or two linears, differ only in their kernels."""
     kinds = {(each.node.target, each.weight.shape[:2], each.groups) for each in (product, other)}
     return len(kinds) == 1 and product.options[:1] == other.options[:1]
 
 
 def _kernel(term: _Term, product: Product) -> _Addend | None:
-    """What a term multiplies and adds, as one of the kind of `product`; None where it cannot be one."""
+    """Return the weight and bias of a term as those of the same kind as `product`, or None if it has none."""
     (features, inputs), shape = product.weight.shape[:2], shape_of(product.node)
     scale, shift = (
         of_features(product, (), each.expand(shape) if each.numel() > 1 else each)

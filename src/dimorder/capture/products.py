@@ -1,5 +1,7 @@
-"""Decides which products with constant weights may get other weights, and what these are where their results
-are multiplied and shifted."""
+"""Find linears and convolutions with constant weights, and compute new weights for them.
+
+New weights fold in a factor and a shift before or after the linear or convolution.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from dimorder.ops.operator import args_of
 aten = torch.ops.aten
 
 VIEWS = (aten.reshape.default, aten.permute.default)
-# What computes with a constant, by the scale and the shift that this makes.
+# Operators with a constant after a linear or convolution: the scale and the shift for that constant.
 BEHIND: dict[Any, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     aten.mul.Tensor: lambda c: (c, torch.zeros_like(c)),
     aten.div.Tensor: lambda c: (1 / c, torch.zeros_like(c)),
@@ -30,10 +32,9 @@ _SYMMETRIC = (aten.mul.Tensor, aten.add.Tensor)
 
 @dataclass(frozen=True)
 class Product:
-    """A linear or a convolution in float32, with a constant weight that nothing else reads, and a constant
-    bias or none.
+    """A float32 linear or convolution with a constant weight that nothing else reads.
 
-    Its result has the features along the dimension `features`.
+    Its bias is a constant or None. `features` is the dimension of the channels in its result.
     """
 
     module: GraphModule
@@ -44,7 +45,7 @@ class Product:
 
     @staticmethod
     def of(module: GraphModule, node: Node) -> Product | None:
-        """None for any other call, and where the weight stands for integers."""
+        """Return the `Product` of a call; None for any other call, and for a weight of integers."""
         if node.target not in (aten.linear.default, aten.convolution.default) or node.kwargs:
             return None
         held = [None if each is None else _held(module, each) for each in (*node.args[1:3], None)[:2]]
@@ -60,7 +61,7 @@ class Product:
 
     @property
     def options(self) -> tuple[Any, ...]:
-        """Stride, padding, dilation, transposed, output padding and groups; nothing of a linear."""
+        """Stride, padding, dilation, transposed, output padding and groups; empty for a linear."""
         return tuple(self.node.args[3:])
 
     @property
@@ -73,7 +74,7 @@ class Product:
 
     @property
     def dims(self) -> int:
-        """Over how many dimensions taps lie; none of a linear."""
+        """The number of dimensions with taps; 0 for a linear."""
         return self.weight.dim() - 2
 
     @property
@@ -81,7 +82,13 @@ class Product:
         return bool(self.options) and any(self.options[1])
 
     def again(self, weight: Tensor, bias: Tensor | None, name: str) -> Node:
-        """The product with these constants, which are called `name`, written in front of it."""
+        """Write the same call with new constants, before the old one.
+
+        Args:
+            weight: The new weight.
+            bias: The new bias, or None.
+            name: The role of the constants, which ends their names.
+        """
         graph = self.node.graph
         with graph.inserting_before(self.node):
             weight_node = self.add_constant(name, weight)
@@ -94,7 +101,7 @@ class Product:
         return made
 
     def add_constant(self, role: str, value: Tensor) -> Node:
-        """A constant in float32, called after the weight and its role, where the graph inserts."""
+        """Write a float32 constant where the graph inserts, named after the weight and its role."""
         name = f"{self.node.args[1].target}_{role}"  # type: ignore[union-attr]
         free = (name, *(f"{name}_{i}" for i in range(1, len(self.node.graph.nodes))))
         name = next(each for each in free if not hasattr(self.module, each))
@@ -105,7 +112,7 @@ class Product:
 
 
 def _held(module: GraphModule, value: Any) -> Tensor | None:
-    """The float32 behind a node; None for what is computed, of another type, or made of integers."""
+    """Return the float32 constant of a node; None for computed values, other types and integers."""
     if not isinstance(value, Node) or value.op != "get_attr":
         return None
     held: Tensor = getattr(module, str(value.target))
@@ -113,8 +120,10 @@ def _held(module: GraphModule, value: Any) -> Tensor | None:
 
 
 def product_behind(module: GraphModule, value: Node) -> tuple[Product, list[Node]] | None:
-    """The product whose result a value is, where nothing else reads that, and the views and permutes between,
-    the last first."""
+    """Return the linear or convolution whose result a value is, or None if anything else reads the result.
+
+    The second part of the result is the views and permutes in between, the last first.
+    """
     moves, first = list[Node](), value
     while first.target in VIEWS and len(first.users) == 1:
         moves.append(first)
@@ -124,7 +133,7 @@ def product_behind(module: GraphModule, value: Node) -> tuple[Product, list[Node
 
 
 def constant(module: GraphModule, value: Any) -> Tensor | None:
-    """A number, or the float32 of a constant, in float64; None for anything else."""
+    """Return a number or a float32 constant in float64, or None for anything else."""
     if isinstance(value, (int, float)):
         return torch.tensor(value, dtype=torch.float64)
     held = _held(module, value)
@@ -132,7 +141,10 @@ def constant(module: GraphModule, value: Any) -> Tensor | None:
 
 
 def with_constant(module: GraphModule, node: Node) -> tuple[Node, Tensor] | None:
-    """What a sum or a product with a constant computes with, of the result's shape, and the constant."""
+    """Return the two operands of arithmetic with a constant: a value of the result's shape, and the constant.
+
+    The result is None for any other call.
+    """
     if node.target not in BEHIND or len(node.args) != 2 or node.kwargs:
         return None
     for place in (1, 0) if node.target in _SYMMETRIC else (1,):
@@ -145,9 +157,14 @@ def with_constant(module: GraphModule, node: Node) -> tuple[Node, Tensor] | None
 
 
 def of_features(product: Product, moves: Sequence[Node], value: Tensor) -> Tensor | None:
-    """A constant as one number for each feature of a product, from behind `moves`, the last first.
+    """Return a constant as one number per channel of a linear or convolution.
 
-    None where it differs among elements of one feature.
+    The result is None if the constant differs among elements of one channel.
+
+    Args:
+        product: The linear or convolution.
+        moves: The views and permutes after it, the last first.
+        value: The constant, in the shape after `moves`, or a single number.
     """
     features = shape_of(product.node)[product.features]
     if value.numel() == 1:
@@ -169,8 +186,15 @@ def of_features(product: Product, moves: Sequence[Node], value: Tensor) -> Tenso
 def scaled_inputs(
     weight: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The weight and the bias of a product, without groups and padding, that reads what was multiplied and
-    shifted before, in float64.
+    """Return the weight and bias that fold in a scale and a shift of the input channels, in float64.
+
+    The linear or convolution must have no groups and no padding.
+
+    Args:
+        weight: The old weight (outputs, inputs, taps…).
+        bias: The old bias, or None.
+        scale: The factor of each input channel.
+        shift: The number that is added to each scaled input channel, or None.
 
     >>> w, b = scaled_inputs(torch.ones(2, 3), None, torch.tensor([2.0, 5.0, 7.0]), torch.ones(3))
     >>> w.tolist(), b.tolist()
@@ -184,13 +208,17 @@ def scaled_inputs(
 
 
 def is_normal(factors: Tensor) -> bool:
-    """Whether factors are normal numbers in float32."""
+    """Return whether all factors are normal numbers in float32."""
     held = factors.float().abs()
     return bool((held.isfinite() & (held >= torch.finfo(torch.float32).tiny)).all())
 
 
 def is_safe(made: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether constants made of others are finite in float32, and normal numbers where these are."""
+    """Return whether new constants are finite in float32, and normal numbers where the old ones are.
+
+    Args:
+        made: Pairs of an old and a new constant.
+    """
     tiny = torch.finfo(torch.float32).tiny
     return all(
         bool((after.float().isfinite() & ((after.abs() >= tiny) == (before.abs() >= tiny))).all())

@@ -1,4 +1,4 @@
-"""Decides how it is told that a network cannot be captured: the construct, its source line, the way round."""
+"""Explain why a network cannot be captured: the construct, its source line, and what to do instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dimorder.errors import UnsupportedError
 
 _EXPORTABLE = "make the module exportable, and check --input shapes"
 
-# Of each construct what decides there, and the way round, by the name that torch has for its operator.
+# For each construct, by the name of torch's operator: what was found, and what to do instead.
 _CONTROL_FLOW: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "cond": (
@@ -47,12 +47,12 @@ _BY_DATA = (
 
 
 def control_flow(target: Any) -> tuple[str, str]:
-    """What was found, and what to do, where an operator runs graphs of its own."""
+    """Return what was found, and what to do, for an operator that runs graphs of its own."""
     return _CONTROL_FLOW.get(str(target), ("control flow", "decide it before the export"))
 
 
 def size_by_data(value: torch.Tensor) -> tuple[str, str] | None:
-    """What was found, and what to do, where a result has as many elements as its operands' elements say."""
+    """Return what was found, and what to do, for a result whose size depends on data; else None."""
     sizes: list[Any] = list(value.shape)
     if not any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes):
         return None
@@ -64,7 +64,7 @@ def size_by_data(value: torch.Tensor) -> tuple[str, str] | None:
 
 
 def writes_no_buffer(error: RuntimeError) -> UnsupportedError | None:
-    """A write to a tensor that a network has as a plain attribute, as torch tells it."""
+    """Return the error for a write to a plain attribute, if that is torch's error; else None."""
     match = re.match(r"Constant (\S+) is mutated", str(error))
     if match is None:
         return None
@@ -76,7 +76,7 @@ def writes_no_buffer(error: RuntimeError) -> UnsupportedError | None:
 
 
 def not_exported(model: torch.nn.Module, error: Exception) -> UnsupportedError:
-    """What torch.export says of a network that it cannot export, in three lines."""
+    """Return the error for a network that torch.export cannot export, in three lines."""
     line = next(_source_lines(error), "")
     place = f"torch.export of {type(model).__name__}" + (f" ({line})" if line else "")
     message = str(error).strip()
@@ -90,7 +90,7 @@ def not_exported(model: torch.nn.Module, error: Exception) -> UnsupportedError:
 
 
 def _source_lines(error: BaseException | None) -> Iterator[str]:
-    """Where in the user's source an error came from: of it and of what it was raised for."""
+    """Yield the lines of the user's source where an error and its causes came from."""
     own = str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<"
     library = sysconfig.get_path("stdlib")
     while error is not None:
@@ -104,7 +104,7 @@ def _source_lines(error: BaseException | None) -> Iterator[str]:
 
 
 def _violated(text: str) -> tuple[str, str] | None:
-    """What was found and what to do where the network does not take all sizes of a range."""
+    """Return what was found, and what to do, if the network does not take all sizes of a range."""
     lines = [line.strip() for line in text.splitlines()]
     reasons = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
     if not text.startswith("Constraints violated") or not reasons:
@@ -116,7 +116,7 @@ def _violated(text: str) -> tuple[str, str] | None:
 
 
 def _unknown_class(reason: str) -> tuple[str, str] | None:
-    """What was found and what to do where torch.export cannot see into an input or an output."""
+    """Return what was found, and what to do, if torch.export does not know a value's class."""
     match = re.match(r"Found <class '([\w.]+)'> in (output|input)", reason)
     if match is None:
         return None

@@ -1,9 +1,11 @@
-"""Decides which products give their features by heads: those whose result is only turned so that heads come
-before rows, as the projections of attention.
+"""Split a linear into one matmul per attention head.
 
-A linear becomes a product of matrices with one matrix for each head, and nothing is left to turn. Its bias is
-added behind it, but for two: that of keys shifts all scores of a row alike, which softmax takes away again;
-that of values comes out of attention as it went in, so that the next linear can have it in its own.
+The projections of attention are such linears: their result is only permuted so that heads come before rows.
+The linear becomes a matmul with one matrix per head, which needs no permute.
+
+The bias is added after the matmul, with two exceptions. A bias of keys shifts all scores of a row by one
+number, which softmax cancels. A bias of values comes out of attention unchanged, so that the next linear can
+add it in its own bias.
 """
 
 from __future__ import annotations
@@ -22,17 +24,21 @@ from dimorder.ops.operator import args_of
 
 aten = torch.ops.aten
 
-# XNNPACK computes 16 or 32 features at a time: attention with heads of 32 or 64 takes 0.88 to 0.98 of the
-# time, of 16 to 24 as long, of 36 or 48 1.03 times.
+# XNNPACK computes 16 or 32 channels at a time. Attention with heads of 32 or 64 takes 0.88 to 0.98 of the
+# time, with heads of 16 to 24 as long, with heads of 36 or 48 1.03 times.
 _FULL = 32
-_MOST_PIECES = 32  # that are joined: more take longer than what one delegate saves
+_MOST_PIECES = 32  # the most pieces to join: more take longer than one delegate saves
 
 
 def split_heads(module: GraphModule, varying: Collection[int] = ()) -> None:
-    """Puts a product with a matrix for each head in place of a linear and the permute of its heads, in place.
+    """Replace a linear and the permute of its attention heads by a matmul per head, in place.
 
-    Where a reshape would give several of the sizes that are `varying`, heads of any size are taken apart so,
-    and joined by slices behind each other.
+    If a reshape would give several dynamic sizes, heads of any size are split in this way. Slices that are
+    concatenated then join them.
+
+    Args:
+        module: The graph.
+        varying: The values of the dynamic sizes.
 
     >>> class Heads(torch.nn.Module):
     ...     def forward(self, x, w=torch.ones(96, 5)):
@@ -92,8 +98,10 @@ def _move_bias_of_values(module: GraphModule, softmax: Node) -> None:
 
 
 def _scores(module: GraphModule, node: Node) -> Node | None:
-    """The product of matrices that scores are, but for a factor, what is added to it and what stands in place
-    of some; None where anything else reads it."""
+    """Return the matmul of attention scores, past a factor, an addition and a mask.
+
+    The result is None if anything else reads the scores.
+    """
     if len(node.users) > 1 or node.target is aten.matmul.default:
         return node if len(node.users) == 1 else None
     if node.target in (aten.mul.Tensor, aten.div.Tensor):
@@ -110,8 +118,12 @@ def _scores(module: GraphModule, node: Node) -> Node | None:
 
 
 def _shifted(module: GraphModule, value: Node) -> tuple[Product, Tensor] | None:
-    """The linear whose result a value is, through views and permutes, where nothing else reads that, and its
-    bias as the value has it."""
+    """Return the linear whose result a value is, and its bias in the value's shape.
+
+    Views and permutes may lie between them.
+
+    The result is None if anything else reads the linear, or if the linear has no bias.
+    """
     found = product_behind(module, value)
     if found is None:
         return None
@@ -129,7 +141,7 @@ def _moved(value: Tensor, moves: Sequence[Node]) -> Tensor:
 
 
 def _is_alike(value: Tensor, dim: int) -> bool:
-    """Whether a constant does not change along a dimension."""
+    """Return whether a constant does not change along a dimension."""
     return bool((value == value.narrow(dim, 0, 1)).all())
 
 
@@ -138,13 +150,16 @@ def _put(product: Product, bias: Tensor | None) -> None:
     product.node.graph.erase_node(product.node)
 
 
-# -- a matrix for each head
+# -- one matrix per head
 
 
 @dataclass(frozen=True)
 class _Heads:
-    """What the features of a linear become: `count` heads of `size`, in front of the last of its `rows`; that
-    one is behind them where they are `turned`. Each dimension of rows is its step and its size."""
+    """The heads in the channels of a linear: `count` heads of `size`, before the last dimension of `rows`.
+
+    If they are `turned`, that dimension comes after the channels of a head. Each dimension of rows is its
+    step and its size.
+    """
 
     moves: Sequence[Node]
     rows: Sequence[tuple[int, int]]
@@ -154,7 +169,7 @@ class _Heads:
 
 
 def _heads(product: Product) -> _Heads | None:
-    """None where heads do not come before rows."""
+    """Return the heads of a linear, or None if heads do not come before rows."""
     moves = _views_behind(product.node)
     value = torch.empty(shape_of(product.node), device="meta")
     for move in moves:
@@ -163,7 +178,7 @@ def _heads(product: Product) -> _Heads | None:
             continue
         try:
             value = value.view(shape_of(move))
-        except RuntimeError:  # it copies
+        except RuntimeError:  # a view would copy
             return None
     dims = _factors(value, shape_of(product.node)[-1])
     if len(dims) < 3:
@@ -180,7 +195,7 @@ def _heads(product: Product) -> _Heads | None:
 
 
 def _factors(value: Tensor, features: int) -> list[tuple[int, int]]:
-    """The steps and sizes of a value's dimensions; one of rows and of features is two."""
+    """Return the steps and sizes of a value's dimensions; a dimension of both rows and channels is split."""
     found = []
     for step, size in zip(value.stride(), value.shape, strict=True):
         within = features // step if step < features < step * size else size
@@ -207,7 +222,7 @@ def _split(product: Product, heads: _Heads) -> None:
 
 
 def _in_order(like: Node, read: Node, rows: Sequence[tuple[int, int]]) -> Node:
-    """A value with its dimensions of rows in another order than that of their steps."""
+    """Permute a value whose row dimensions are stored in another order than that of `rows`."""
     stored = sorted(range(len(rows)), key=lambda i: -rows[i][0])
     if stored == list(range(len(rows))):
         return read
@@ -217,8 +232,7 @@ def _in_order(like: Node, read: Node, rows: Sequence[tuple[int, int]]) -> Node:
 
 
 def _join(reshape: Node) -> None:
-    """Puts slices behind each other in place of a permute that brings heads behind the rows, and of the
-    reshape that makes them features."""
+    """Replace a permute that moves heads after rows, and the reshape that merges them, by joined slices."""
     turned, shape = args_of(reshape)[0], shape_of(reshape)
     rank = len(shape) + 1
     order = [*range(rank - 3), rank - 2, rank - 3, rank - 1]
@@ -244,7 +258,7 @@ def _join(reshape: Node) -> None:
 
 
 def _is_stuck(move: Node, varying: Collection[int]) -> bool:
-    """Whether a reshape gives several sizes that vary."""
+    """Return whether a reshape gives several dynamic sizes."""
     return move.target is aten.reshape.default and sum(size in varying for size in shape_of(move)) > 1
 
 
@@ -253,7 +267,7 @@ def _only_reader(node: Node) -> Node | None:
 
 
 def _views_behind(node: Node) -> list[Node]:
-    """The views and permutes that a value goes through, as long as nothing else reads it."""
+    """Return the views and permutes after a value, as long as nothing else reads it."""
     moves = list[Node]()
     reader = _only_reader(node)
     while reader is not None and reader.target in VIEWS:

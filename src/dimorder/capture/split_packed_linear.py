@@ -1,7 +1,8 @@
-"""Decides which products become several, each with rows of the weight: those whose results are only cut.
+"""Split a linear or convolution whose results are only cut into one per piece, each with rows of the weight.
 
-So are packed projections of attention, and convolutions behind which the channels are halved, with or without
-an activation between. A slice that copies is saved; where it is a view, one product is better than several.
+Packed projections of attention are such linears. So are convolutions whose channels are halved afterwards,
+with or without an activation between. The split saves slices that copy. If a slice is a view, one linear is
+better than several.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from dimorder.ops.table import find
 
 aten = torch.ops.aten
 
-# XNNPACK computes 16 features at a time: 8 pieces of 4 take 2.6 times as long as all and their slices, 8 of 8
-# 1.7 times, 8 of 16 as long.
+# XNNPACK computes 16 channels at a time. 8 pieces of 4 take 2.6 times as long as one linear and its slices, 8
+# of 8 take 1.7 times, and 8 of 16 as long.
 _FEWEST = 16
 
 
 def split_packed(module: GraphModule) -> None:
-    """Puts a product for each piece in place of a product and the slices of its features, in place.
+    """Replace a linear or convolution and the slices of its channels by one per piece, in place.
 
-    The pieces must share no features, so that nothing is computed twice; what no piece has is not computed.
-    A piece of less than 16 features would leave a kernel idle: then all stay together.
+    The pieces must share no channels, so that nothing is computed twice. Channels that no piece has are not
+    computed. A piece of less than 16 channels would leave a kernel idle: then all stay together.
 
     >>> class Halved(torch.nn.Module):
     ...     def forward(self, x, w=torch.ones(48, 5)):
@@ -61,7 +62,7 @@ class _Part:
 
 
 def _split(product: Product) -> list[Node]:
-    """The products that a packed one becomes."""
+    """Split a packed linear or convolution, and return its pieces."""
     paths = list(_paths(product.node, []))
     rows = [None if path is None else _rows(product, path) for path in paths]
     taken = [each for each in rows if each is not None]
@@ -79,7 +80,7 @@ def _split(product: Product) -> list[Node]:
 
 
 def _paths(node: Node, moves: list[Node]) -> Iterator[list[Node] | None]:
-    """What lies on the way to each slice, and the slice; None for any reader that is not on such a way."""
+    """Yield the path to each slice, the slice included; None for a reader that leads to no slice."""
     for user in node.users:
         if user.target in VIEWS or _is_elementwise(user):
             yield from _paths(user, [*moves, user])
@@ -88,7 +89,7 @@ def _paths(node: Node, moves: list[Node]) -> Iterator[list[Node] | None]:
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Whether a call computes each element from the one at the same place in all that it reads."""
+    """Return whether a call computes each element from the one at the same place in its only operand."""
     operator = find(node.target) if node.op == "call_function" else None
     if (
         operator is None
@@ -100,7 +101,7 @@ def _is_elementwise(node: Node) -> bool:
 
 
 def _rows(product: Product, path: list[Node]) -> Tensor | None:
-    """The features that a slice has, in its own sequence; None where it cuts anything else."""
+    """Return the channels of a slice in its own sequence, or None if it cuts anything else."""
     *moves, cut = path
     _, _, start, end, step = args_of(cut)
     part: _Part | None = _cut_part(cut)
@@ -118,7 +119,7 @@ def _cut_part(cut: Node) -> _Part:
 
 
 def _before(move: Node, part: _Part) -> _Part | None:
-    """What a factor of a dimension is before a move; None where it is in several dimensions."""
+    """Return a factor of a dimension before a move, or None if it lies in several dimensions."""
     if move.target is aten.permute.default:
         return replace(part, dim=args_of(move)[1][part.dim])
     if move.target is not aten.reshape.default:
@@ -133,7 +134,7 @@ def _before(move: Node, part: _Part) -> _Part | None:
 
 
 def _write(path: list[Node], made: Node) -> None:
-    """The same moves of one piece, in place of the slice."""
+    """Write the same moves for one piece, in place of the slice."""
     *moves, cut = path
     graph = cut.graph
     with graph.inserting_before(cut):
@@ -150,7 +151,7 @@ def _write(path: list[Node], made: Node) -> None:
 
 
 def _shapes(path: list[Node]) -> list[tuple[int, ...]]:
-    """What shape each move gives, for the piece that a slice takes."""
+    """Return the shape that each move gives for the piece of a slice."""
     *moves, cut = path
     part: _Part | None = _cut_part(cut)
     count, shapes = shape_of(cut)[args_of(cut)[1]], []

@@ -1,6 +1,4 @@
-"""Decides which buffers of an exported program are its state: those that it writes, each with memory of its
-own.
-"""
+"""Find the state of an exported program: the buffers that it writes, each with memory of its own."""
 
 from __future__ import annotations
 
@@ -22,14 +20,14 @@ from dimorder.graph.exported import keep_names, remade
 
 @dataclass(frozen=True)
 class StateBuffer:
-    """A buffer that a network writes: its name there, and what it holds before the first call."""
+    """A buffer that a network writes: its name there, and its value before the first call."""
 
     name: str
     initial: torch.Tensor
 
 
 def left_in_state(program: ExportedProgram) -> dict[str, Node]:
-    """What a functional program leaves in each buffer that it writes, by its name."""
+    """Return the last value of each buffer that a functional program writes, by the buffer's name."""
     ends: Any = program.graph.output_node().args[0]
     return {
         str(spec.target): end
@@ -39,9 +37,9 @@ def left_in_state(program: ExportedProgram) -> dict[str, Node]:
 
 
 def with_one_name(program: ExportedProgram) -> ExportedProgram:
-    """The program in which a buffer that a module holds besides as a plain tensor is that buffer alone.
+    """Merge the plain tensors of a program that are also buffers into these buffers.
 
-    torch.export takes what is reached by another way than the buffer's name for a constant.
+    torch.export takes a buffer for a constant if it reaches it by another way than the buffer's name.
     """
     specs = program.graph_signature.input_specs
     buffers = {
@@ -68,7 +66,7 @@ def with_one_name(program: ExportedProgram) -> ExportedProgram:
 
 
 def _memory(program: ExportedProgram, spec: InputSpec) -> Any:
-    """What tells a tensor that the program holds from every other one; None where it has no elements."""
+    """Return what identifies a tensor of the program, or None if it has no elements."""
     name = spec.target or ""
     tensor = program.state_dict.get(name, program.constants.get(name))
     if not _has_memory(tensor):
@@ -77,16 +75,17 @@ def _memory(program: ExportedProgram, spec: InputSpec) -> Any:
 
 
 def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a tensor has elements of its own: one that is made of others (torchao's integers) has none."""
+    """Return whether a tensor has elements of its own: a tensor of tensors (torchao's integers) has none."""
     return (
         isinstance(tensor, torch.Tensor) and tensor.numel() > 0 and not is_traceable_wrapper_subclass(tensor)
     )
 
 
 def require_apart(program: ExportedProgram) -> None:
-    """Refuses buffers of which one is a view of another where the program writes one of them.
+    """Refuse buffers that share memory if the program writes one of them.
 
-    Raises `UnsupportedError`: torch.export takes them for two.
+    Raises:
+        UnsupportedError: Two buffers share memory, and torch.export takes them for separate ones.
     """
     held = {**program.state_dict, **program.constants}
     of: dict[int, list[tuple[str, Node]]] = {}
@@ -106,7 +105,7 @@ def require_apart(program: ExportedProgram) -> None:
 
 
 def _writes(node: Node) -> bool:
-    """Whether a call writes to its first operand, or to a view of it."""
+    """Return whether a call writes to its first operand, or to a view of it."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return False
@@ -117,7 +116,7 @@ def _writes(node: Node) -> bool:
 
 
 def state_buffer(program: ExportedProgram, name: str) -> StateBuffer:
-    """One of the buffers that a program writes, with what it holds now: whoever has it may write it later."""
+    """Return a buffer that a program writes, with a copy of its value now: its owner may write it later."""
     held = {**program.state_dict, **program.constants}
     return StateBuffer(name, held[name].detach().clone(memory_format=torch.contiguous_format))
 
@@ -129,18 +128,18 @@ class StatefulRun(Protocol):
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]: ...
 
     def reset(self) -> None:
-        """The state as it was before the first call."""
+        """Restore the state from before the first call."""
 
 
 def restart(run: object) -> None:
-    """Let what keeps a state begin anew."""
+    """Reset what keeps a state."""
     assert isinstance(run, StatefulRun), f"{run} cannot begin anew"
     run.reset()
 
 
 @contextmanager
 def restored(network: torch.nn.Module, state: Sequence[StateBuffer]) -> Iterator[None]:
-    """A network in its initial state, and afterwards in the state in which it was before."""
+    """Put a network into its initial state, and restore its present state afterwards."""
     held = {buffer.name: network.get_buffer(buffer.name) for buffer in state}
     before = {name: tensor.detach().clone() for name, tensor in held.items()}
     with torch.no_grad():
@@ -157,7 +156,7 @@ def restored(network: torch.nn.Module, state: Sequence[StateBuffer]) -> Iterator
 
 @contextmanager
 def unchanged(network: torch.nn.Module) -> Iterator[None]:
-    """A network whose buffers hold afterwards what they hold now: torch.export may write small ones."""
+    """Restore a network's buffers afterwards: torch.export may write small ones."""
     plain = (buffer for buffer in network.buffers() if type(buffer) is torch.Tensor)
     before = [(buffer, buffer.detach().clone()) for buffer in plain]
     try:

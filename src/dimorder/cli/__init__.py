@@ -1,4 +1,4 @@
-"""Decides which commands there are, and how each ends: the exit codes. Each has a file of its own."""
+"""Run the commands, each of which has its own file, and set their exit codes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ exit codes: 0 done, 1 the answer is no, 2 wrong usage, 130 interrupted"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; its exit code. Errors are three lines on stderr, and tracebacks with `--debug`."""
+    """Run one command, and return its exit code.
+
+    Errors are three lines on stderr; `--debug` adds tracebacks.
+    """
     try:
         options = parser().parse_args(argv)
     except UsageError as error:
@@ -47,18 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     with open_console(options.debug) as console:
         code = _finish(options, console)
     if code == INTERRUPTED and argv is None:
-        # CPython ends by SIGINT, whatever the exit code, where the interrupt has passed through an exec().
+        # CPython ends by SIGINT, whatever the exit code, if the interrupt has passed through an exec().
         sys.stdout.flush()
         os._exit(code)
     return code
 
 
 def _finish(options: argparse.Namespace, console: Console) -> int:
-    """Runs the command; how it ended."""
+    """Run the command, and return its exit code."""
     try:
         command: Callable[[argparse.Namespace, Console], int] = options.command
         return command(options, console)
-    except BrokenPipeError:  # the reader of stdout has seen enough
+    except BrokenPipeError:  # the reader of stdout has closed it
         return DONE
     except (KeyboardInterrupt, Exception) as error:
         if console.interrupted or isinstance(error, KeyboardInterrupt):
@@ -83,7 +86,7 @@ def _fail(error: Exception, console: Console, debug: bool) -> int:
 
 
 def parser() -> CommandParser:
-    """The parser of all commands; parsed options hold the chosen one's function as `command`."""
+    """Return the parser of all commands; the parsed options have the command's function as `command`."""
     parser = _command_parser(CommandParser, EXAMPLES, prog="dimorder", description=_DESCRIPTION)
     parser.tells_targets = True
     parser.add_argument("--version", action="version", version=_version())

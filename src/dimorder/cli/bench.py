@@ -1,6 +1,4 @@
-"""Decides what `dimorder bench` does: a network, conversions between orders, or XNNPACK's kernels are timed
-on this machine.
-"""
+"""Run `dimorder bench`: time a network, conversions between orders, or XNNPACK's kernels on this machine."""
 
 from __future__ import annotations
 
@@ -180,7 +178,7 @@ def _ops(options: argparse.Namespace, console: Console) -> int:
 
 
 def _add_to_table(path: str | None, family: str, table: Mapping[str, Any]) -> None:
-    """Puts what was measured of a family of CPUs into a file that has others."""
+    """Add the measurements of a family of CPUs to a file that has others."""
     from dimorder import files
 
     if path:

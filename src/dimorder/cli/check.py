@@ -1,4 +1,4 @@
-"""Decides what `dimorder check` does, and which target reads a file: by the content, or else the name."""
+"""Run `dimorder check`, and choose the target that reads a file: by the content, or else the name."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _checked(options: argparse.Namespace, progress: Callable[[str], None]) -> Any:
-    """What a .tosa or .pte file holds, or what ExecuTorch would make of a network."""
+    """Return the content of a .tosa or .pte file, or what ExecuTorch would make of a network."""
     if not options.model.endswith(".pt2") and (":" not in options.model or Path(options.model).exists()):
         return _check_file(options.model)
     from dimorder import executorch
@@ -75,7 +75,7 @@ def _checked(options: argparse.Namespace, progress: Callable[[str], None]) -> An
 
 
 def _check_file(path: str) -> FileSummary:
-    """What the file holds. Raises `UsageError` for one that is missing, damaged or of no known kind."""
+    """Return the content of the file. Raises `UsageError` if it is missing, damaged or of no known kind."""
     where = f"check {path}"
     try:
         data = Path(path).read_bytes()
@@ -97,7 +97,7 @@ def _check_file(path: str) -> FileSummary:
 
 
 def _exported(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedProgram:
-    """A network as an exported program, its inputs of the order's rank lying in that order."""
+    """Return a network as an exported program; its inputs of the order's rank have that order."""
     import torch
 
     from dimorder.algebra.dim_order import DimOrder

@@ -1,6 +1,6 @@
-"""Decides what reaches the user: results on stdout, errors and progress on stderr, and nothing else.
+"""Route output to the user: results on stdout, errors and progress on stderr, and nothing else.
 
-torch, torchao and ExecuTorch's native code warn on both streams; with `--debug` they do so unhindered.
+torch, torchao and ExecuTorch's native code write warnings to both streams. These appear only with `--debug`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import IO, TextIO
 
-PATIENCE_S = 2.0  # a command that takes longer says what it is doing
+PATIENCE_S = 2.0  # a command that takes longer shows its step
 
 
 class Console:
-    """The user's own streams, whatever happens to descriptors 1 and 2 in the meantime."""
+    """The user's own streams, even while descriptors 1 and 2 are redirected."""
 
     def __init__(self, out: TextIO, err: TextIO, log: IO[bytes] | None = None) -> None:
         self.out, self.err = out, err
@@ -34,13 +34,13 @@ class Console:
         print(text, file=self.err, flush=True)
 
     def check_interrupt(self) -> None:
-        """Raises KeyboardInterrupt again where a library has swallowed it."""
+        """Raise KeyboardInterrupt again if a library has swallowed it."""
         if self.interrupted:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[ProgressLine]:
-        """Tells of steps, on stderr, for as long as the block runs."""
+        """Show the steps on stderr for as long as the block runs."""
         progress = ProgressLine(self)
         try:
             yield progress
@@ -48,7 +48,7 @@ class Console:
             progress.close()
 
     def runtime_errors(self) -> list[str]:
-        """What ExecuTorch has logged as errors: it says the cause there, and a number in its exception."""
+        """Return ExecuTorch's error log, which has the cause, while its exception has only a number."""
         if self._log is None:
             return []
         self._log.seek(0)
@@ -57,7 +57,10 @@ class Console:
 
 
 class ProgressLine:
-    """Called with each step, and after two seconds tells it: in one line of a terminal, else line by line."""
+    """A progress display, called with each step, which it shows after two seconds.
+
+    A terminal shows one line; elsewhere each step has its own line.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -97,7 +100,10 @@ class ProgressLine:
 
 @contextlib.contextmanager
 def open_console(debug: bool) -> Iterator[Console]:
-    """The console of one command. Ctrl-C raises KeyboardInterrupt, and is remembered should that get lost."""
+    """Open the console of one command.
+
+    Ctrl-C raises KeyboardInterrupt, and is remembered if a library swallows it.
+    """
     with contextlib.ExitStack() as stack:
         if debug:
             console = Console(sys.stdout, sys.stderr)
@@ -114,7 +120,7 @@ def open_console(debug: bool) -> Iterator[Console]:
 
 @contextlib.contextmanager
 def _kept(descriptor: int, log: IO[bytes]) -> Iterator[TextIO]:
-    """A stream to where a descriptor leads; the descriptor itself leads to the log meanwhile."""
+    """Yield a stream to the target of a descriptor; meanwhile the descriptor itself leads to the log."""
     stream = sys.stdout if descriptor == 1 else sys.stderr
     if stream is not None:
         stream.flush()
@@ -127,7 +133,7 @@ def _kept(descriptor: int, log: IO[bytes]) -> Iterator[TextIO]:
     try:
         yield text
     finally:
-        with contextlib.suppress(BrokenPipeError):  # the reader has seen enough
+        with contextlib.suppress(BrokenPipeError):  # the reader has closed it
             text.close()
         os.dup2(kept, descriptor)
         os.close(kept)
@@ -135,7 +141,7 @@ def _kept(descriptor: int, log: IO[bytes]) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _interrupts(console: Console) -> Iterator[None]:
-    # Elsewhere than in the main thread, or where SIGINT is ignored (nohup), it stays as it is.
+    # In other threads than the main one, or if SIGINT is ignored (nohup), it stays as it is.
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGINT) is not signal.default_int_handler

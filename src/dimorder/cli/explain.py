@@ -1,4 +1,4 @@
-"""Decides what `dimorder explain` does: the reasons of a plan's conversions are told."""
+"""Run `dimorder explain`: print the reasons for a plan's conversions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dimorder export-runner`: write a CMake project that checks a .pte on a phone or a board."""
+"""Run `dimorder export-runner`: write a CMake project that checks a .pte on a phone or a board."""
 
 from __future__ import annotations
 

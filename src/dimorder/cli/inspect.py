@@ -1,4 +1,4 @@
-"""Decides what `dimorder inspect` does: a network is run, and what loses its order is shown."""
+"""Run `dimorder inspect`: run a network, and show the operators that lose its order."""
 
 from __future__ import annotations
 

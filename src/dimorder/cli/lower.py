@@ -1,4 +1,4 @@
-"""Decides what `dimorder lower` does: a network becomes a program with a proven plan and a contract."""
+"""Run `dimorder lower`: lower a network to a program with a proven plan and a contract."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _print_quantised(lowered: Lowered, fidelity: Sequence[OutputFidelity], console: Console) -> None:
-    """How near a quantised network is to its float one, and what its quantizer wastes."""
+    """Print how close a quantised network is to its float one, and the levels that its quantizer wastes."""
     for title, each in zip(("fidelity", *[""] * len(fidelity)), fidelity, strict=False):
         console.print(f"{title:13}{each}")
     wasted = sorted((each for each in lowered.wasted if each.wasted), key=lambda each: -each.wasted)
@@ -131,7 +131,7 @@ def _print_quantised(lowered: Lowered, fidelity: Sequence[OutputFidelity], conso
 
 
 def _check_artifact_name(options: argparse.Namespace, written: Mapping[str, str | None]) -> None:
-    """Raises `UsageError` for an -o that nobody could load, or beside which there is no place."""
+    """Raise `UsageError` for an -o that cannot be loaded, or whose companion files cannot be written."""
     from dimorder import targets
 
     target = targets.find(options.target)

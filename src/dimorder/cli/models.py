@@ -1,6 +1,6 @@
-"""Decides what MODEL, --arg and --input mean: a network, and tensors to export it with.
+"""Read MODEL, --arg and --input: a network, and tensors to export it with.
 
-MODEL is a .pt2 file, or `package.module:factory`; a factory's random weights are seeded.
+MODEL is a .pt2 file, or `package.module:factory`. The random weights of a factory are seeded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _INPUT = re.compile(
 
 @dataclass(frozen=True)
 class InputOption:
-    """One `--input [NAME=]SHAPE[:DTYPE]`; a letter in the shape is a symbol.
+    """One `--input [NAME=]SHAPE[:DTYPE]`; a letter in the shape is a dynamic size.
 
     >>> InputOption.parse("ids=Nx128:int64")
     InputOption(name='ids', shape=('N', 128), dtype='int64')
@@ -69,9 +69,9 @@ class InputOption:
         return InputOption(match["name"], shape, dtype)
 
     def tensor(self, seed: int, sizes: Mapping[str, int]) -> torch.Tensor:
-        """Standard normal, or zeros and ones: an index or a mask that every network takes.
+        """Return standard normal numbers, or zeros and ones: an index or a mask that every network takes.
 
-        `sizes` are those of symbols.
+        `sizes` are those of dynamic sizes.
         """
         import torch
 
@@ -95,7 +95,7 @@ class InputOption:
 
 
 def parse_argument(text: str) -> tuple[str, Any]:
-    """One `--arg key=value`; a value that is no Python literal is taken as text.
+    """Parse one `--arg key=value`; a value that is no Python literal is text.
 
     >>> parse_argument("width=[1, 2]"), parse_argument("weights=DEFAULT")
     (('width', [1, 2]), ('weights', 'DEFAULT'))
@@ -110,10 +110,10 @@ def parse_argument(text: str) -> tuple[str, Any]:
 
 
 def load_model(spec: str, arguments: Mapping[str, Any]) -> Model:
-    """The network that MODEL names, in eval mode.
+    """Return the network that MODEL names, in eval mode.
 
-    Raises `UsageError` where there is no such file, module or factory or it takes other arguments,
-    `DimorderError` where it fails.
+    Raises `UsageError` if the file, module or factory does not exist, or the factory takes other arguments.
+    Raises `DimorderError` if the factory fails.
     """
     if spec.endswith(".pt2") or (":" not in spec and Path(spec).exists()):
         if arguments:
@@ -139,9 +139,9 @@ def load_model(spec: str, arguments: Mapping[str, Any]) -> Model:
 def example_inputs(
     model: Model, options: Sequence[InputOption], sizes: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """Tensors for the options: positional, then named; `sizes` are those of symbols.
+    """Return tensors for the options: positional, then named; `sizes` has a size for each letter.
 
-    Raises `UsageError` where the network takes others.
+    Raises `UsageError` if the network takes other inputs.
     """
     import torch
 
@@ -173,7 +173,7 @@ def example_inputs(
 
 
 def runnable(model: Model) -> torch.nn.Module:
-    """The network as a module, to be run as it was written. Raises `UsageError` for an exported program."""
+    """Return the network as a module that runs as written. Raises `UsageError` for an exported program."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -183,7 +183,7 @@ def runnable(model: Model) -> torch.nn.Module:
 
 
 def check_runs(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raises `UsageError` where the network itself cannot take these inputs: then no export can."""
+    """Raise `UsageError` if the network itself cannot take these inputs, so that no export can."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -217,7 +217,7 @@ def _load_exported(path: str) -> ExportedProgram:
 
 
 def _check_exported_inputs(program: ExportedProgram, options: Sequence[InputOption]) -> None:
-    """An exported program has its shapes inside; --input may only repeat them."""
+    """Check --input for an exported program, which has its own shapes: --input may only repeat them."""
     import torch
     from torch.utils import _pytree as pytree
 
@@ -320,7 +320,7 @@ def _failed(spec: str, doing: str, error: Exception) -> DimorderError:
 
 
 def _told(error: BaseException) -> str:
-    """An exception as one short line."""
+    """Return an exception as one short line."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first.strip()[:200]}" if first else type(error).__name__
 
@@ -331,9 +331,9 @@ def _lacks_torchvision_operators(error: BaseException) -> bool:
 
 @functools.cache
 def _define_torchvision_operators() -> torch.library.Library:
-    """The two schemas without which torchvision 0.28 cannot be imported where its compiled part is missing.
+    """Define two schemas that torchvision 0.28 needs for its import if its compiled part is missing.
 
-    They have no kernels: a network that calls them still fails. The library lives as long as the cache.
+    They have no kernels, so a network that calls them still fails. The library lives as long as the cache.
     """
     import torch
 

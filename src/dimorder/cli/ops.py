@@ -1,4 +1,4 @@
-"""Decides what `dimorder ops` does: torch's operators or ExecuTorch's kernels are judged, order by order."""
+"""Run `dimorder ops`: judge torch's operators or ExecuTorch's kernels, order by order."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 
 def _kernels(options: argparse.Namespace, console: Console) -> int:
-    """The truth table of ExecuTorch's kernels: as shipped, or probed again."""
+    """Print the truth table of ExecuTorch's kernels: as shipped, or probed again."""
     with console.progress() as progress:
         progress("loading torch")
         from dimorder import executorch

@@ -1,4 +1,4 @@
-"""Decides what the commands share: how one is declared, and the options that several take."""
+"""Define the commands' common parts: how one is declared, and the options that several take."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dimorder.reading import Normalisation
     from dimorder.targets.base import Target
 
-# NO is for a check that failed, and for a tensor or a network that is refused.
+# NO means that a check failed, or that a tensor or a network was refused.
 DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _MODEL_HELP = (
@@ -31,9 +31,11 @@ _MODEL_HELP = (
 
 @dataclass(frozen=True)
 class Command:
-    """One command: its name, its line of help, its examples, its options, and what it does (an exit code).
+    """One command: its name, its line of help, its examples, its options, and its function.
 
-    Everything heavy is imported by `run`: `dimorder --help` must not wait for torch.
+    The function returns an exit code.
+
+    Only `run` imports heavy modules, since `dimorder --help` must not wait for torch.
     """
 
     name: str
@@ -44,12 +46,12 @@ class Command:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose errors are `UsageError`s, and whose help ends with the targets where `tells_targets`."""
+    """A parser that raises `UsageError`, and ends its help with the targets if `tells_targets`."""
 
     tells_targets = False
 
     def format_help(self) -> str:
-        # Written when it is asked for: other packages' listings are imported, and by no other command.
+        # Written only on request, since it imports the listings of other packages.
         return super().format_help() + (f"\n{_targets_told()}" if self.tells_targets else "")
 
     def error(self, message: str) -> NoReturn:
@@ -60,7 +62,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def network_options(parser: CommandParser) -> None:
-    """MODEL, and what it is planned for: `planned` and `pipeline` read these."""
+    """Add MODEL and the options of its plan, which `planned` and `pipeline` read."""
     model_options(parser)
     parser.tells_targets = True
     parser.add_argument(
@@ -126,7 +128,7 @@ def network_options(parser: CommandParser) -> None:
 
 
 def _tensor_options(parser: argparse.ArgumentParser, what: str, told: str) -> None:
-    """--input-WHAT and --output-WHAT, which `_one_or_each` reads."""
+    """Add --input-WHAT and --output-WHAT, which `_one_or_each` reads."""
     for kind, verb in (("input", "takes"), ("output", "gives")):
         parser.add_argument(
             f"--{kind}-{what}",
@@ -138,7 +140,7 @@ def _tensor_options(parser: argparse.ArgumentParser, what: str, told: str) -> No
 
 
 def normalisation_options(parser: argparse.ArgumentParser) -> None:
-    """How an image becomes numbers: `normalisation` reads these."""
+    """Add the options for an image's normalisation, which `normalisation` reads."""
     parser.add_argument(
         "--mean", type=_numbers, metavar="A,B,C", help="of an image's channels, from 0 to 1 (default 0)"
     )
@@ -146,7 +148,7 @@ def normalisation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def normalisation(options: argparse.Namespace) -> Normalisation | None:
-    """What --mean and --std say; None where neither is given."""
+    """Return the normalisation of --mean and --std, or None if neither is present."""
     if options.mean is None and options.std is None:
         return None
     from dimorder.reading import Normalisation
@@ -161,7 +163,7 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 
 def model_options(parser: argparse.ArgumentParser) -> None:
-    """MODEL, its arguments and its inputs: `models` reads these."""
+    """Add MODEL, its arguments and its inputs, which `models` reads."""
     parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
     parser.add_argument(
         *("--input", "-i"),
@@ -193,7 +195,7 @@ def report_option(parser: argparse.ArgumentParser, shows: str = "the plan operat
 
 
 def _targets_told() -> str:
-    """A line for each target: its name, the suffix of its files, its summary."""
+    """Return a line for each target: its name, the suffix of its files, its summary."""
     from dimorder import targets
 
     rows = []
@@ -208,11 +210,11 @@ def _targets_told() -> str:
     return "targets:\n" + "".join(lines)
 
 
-# What they name
+# The networks and plans of the options
 
 
 def planned(options: argparse.Namespace, console: Console) -> NetworkPlan:
-    """The plan of what the options name."""
+    """Return the plan that the options ask for."""
     with console.progress() as progress:
         progress("loading torch")
         from dimorder import api
@@ -223,7 +225,7 @@ def planned(options: argparse.Namespace, console: Console) -> NetworkPlan:
 
 
 def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tuple[Any, Any, Any]:
-    """What MODEL and its options name, with a call of it: quantised, where --quantize asks for that."""
+    """Return the network of MODEL with a call of it, quantised if --quantize asks for that."""
     from dimorder import targets
 
     targets.find(options.target)
@@ -268,7 +270,7 @@ def pipeline(
     progress: Callable[[str], None],
     **more: Any,
 ) -> Any:
-    """`api.lower` or `api.plan` of a network that the options name."""
+    """Return `api.lower` or `api.plan` of the options' network."""
     model, args, kwargs = named
     known = sizes.symbols(options.input, options.range)
     try:
@@ -293,7 +295,7 @@ def pipeline(
 
 
 def _target(options: argparse.Namespace) -> Target:
-    """The target that --target names, with its compiler's options."""
+    """Return the target of --target, with its compiler's options."""
     from dimorder import targets
 
     target = targets.find(options.target)
@@ -313,11 +315,11 @@ def _one_or_each(given: Sequence[str]) -> Any:
     return (given[0] if len(given) == 1 else list(given)) if given else None
 
 
-# What is written
+# The outputs
 
 
 def check_outputs(paths: Mapping[str, str | None]) -> None:
-    """Raises `UsageError` for a path that cannot be written, before the long work begins."""
+    """Raise `UsageError` for a path that cannot be written, before the long work begins."""
     files = {option: Path(path) for option, path in paths.items() if path and path != "-"}
     for option, path in files.items():
         where = f"{option} {path}"
@@ -335,7 +337,7 @@ def check_outputs(paths: Mapping[str, str | None]) -> None:
 
 
 def write_json(path: str | None, data: object, console: Console) -> None:
-    """What `--json` asks for: a file, stdout, or nothing."""
+    """Write the output of `--json`: to a file, to stdout, or nowhere."""
     if path is None:
         return
     text = json.dumps(data, indent=2, ensure_ascii=False)
@@ -348,7 +350,7 @@ def write_json(path: str | None, data: object, console: Console) -> None:
 
 
 def read_json(path: str) -> Any:
-    """What `write_json` wrote. Raises `UsageError` for a file that is missing or holds something else."""
+    """Read a file from `write_json`. Raises `UsageError` for a file that is missing or no JSON."""
     try:
         return json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
@@ -357,7 +359,7 @@ def read_json(path: str) -> Any:
 
 
 def report_page(options: argparse.Namespace, result: Any, progress: Callable[[str], None]) -> bytes:
-    """The page of a plan or a lowered network, where `--report` asks for one."""
+    """Return the page of a plan or a lowered network, if `--report` asks for one."""
     if not options.report:
         return b""
     from dimorder import report

@@ -1,4 +1,4 @@
-"""Decides what `dimorder plan` does: a network's orders are planned and printed, and nothing is lowered."""
+"""Run `dimorder plan`: plan a network's orders and print the plan, without lowering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what `dimorder run` does: a saved program is fed with files, its contract checked."""
+"""Run `dimorder run`: feed files to a saved program, and check its contract."""
 
 from __future__ import annotations
 

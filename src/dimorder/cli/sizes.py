@@ -1,4 +1,4 @@
-"""Decides what letters in the shapes of --input mean: symbols, and their ranges."""
+"""Read letters in the shapes of --input as dynamic sizes, with their ranges."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dimorder.errors import UsageError
 if TYPE_CHECKING:
     from dimorder.contract import Symbol
 
-BATCH = (1, 16)  # the range of the first dimension of an input, where none is given
+BATCH = (1, 16)  # the default range for the first dimension of an input
 _RANGE = re.compile(r"(?P<name>[A-Z])=(?P<minimum>\d+)\.\.(?P<maximum>\d+)(?::(?P<step>\d+))?")
 
 
 def parse_range(text: str) -> Symbol:
-    """One `--range LETTER=FROM..TO[:STEP]`.
+    """Parse one `--range LETTER=FROM..TO[:STEP]`.
 
     >>> print(parse_range("N=1..16"), parse_range("H=64..256:32"), sep="; ")
     N = 1 … 16; H = 64 … 256 in steps of 32
@@ -32,7 +32,7 @@ def parse_range(text: str) -> Symbol:
 
 
 def parse_size(text: str) -> tuple[str, int]:
-    """One `--cost-at LETTER=SIZE`.
+    """Parse one `--cost-at LETTER=SIZE`.
 
     >>> parse_size("N=8")
     ('N', 8)
@@ -44,10 +44,10 @@ def parse_size(text: str) -> tuple[str, int]:
 
 
 def symbols(inputs: Sequence[models.InputOption], ranges: Sequence[Symbol]) -> dict[str, Symbol]:
-    """The symbols in the shapes of inputs, by their letters, with their ranges: of a first dimension 1 to 16
-    where none is given.
+    """Return the dynamic sizes in the shapes of inputs, by letter, with their ranges.
 
-    Raises `UsageError` for a symbol without a range, and for a range without a symbol.
+    A first dimension without a range gets 1 to 16. Raises `UsageError` for a letter without a range, and for
+    a range without a letter.
 
     >>> print(*symbols([models.InputOption.parse("Nx3x224x224")], []).values())
     N = 1 … 16
@@ -72,7 +72,10 @@ def symbols(inputs: Sequence[models.InputOption], ranges: Sequence[Symbol]) -> d
 
 
 def example_sizes(known: Mapping[str, Symbol]) -> dict[str, int]:
-    """A size of each symbol to export with: not the least, for torch takes a size of 1 for 1 ever after."""
+    """Return a size of each letter to export with, but not the least.
+
+    torch would fix a size of 1 forever.
+    """
     sizes = {}
     for symbol in known.values():
         assert symbol.maximum is not None
@@ -87,7 +90,7 @@ def dynamic_shapes(
     inputs: Sequence[models.InputOption],
     known: Mapping[str, Symbol],
 ) -> Any:
-    """The symbols of a call's tensors as torch.export wants them; None where there are none."""
+    """Return the dynamic sizes of a call's tensors as torch.export wants them; None if there are none."""
     if not known:
         return None
     import torch

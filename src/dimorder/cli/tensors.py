@@ -1,6 +1,6 @@
-"""Decides how `dimorder run` reads its inputs, and how it writes and tells of its outputs.
+"""Read the inputs of `dimorder run`, and write and summarise its outputs.
 
-An array keeps the strides that it has in its file; an image lies as images do: rows of pixels, channels last.
+An array keeps the strides of its file. An image has rows of pixels, channels last.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dimorder.errors import UsageError
 from dimorder.reading import Normalisation, is_array, read_array, read_image
 from dimorder.runtime.program import Program
 
-TOP = 5  # the largest values of an output that are shown
+TOP = 5  # the number of an output's largest values that are shown
 
 
 def read_inputs(
     contract: Contract, files: Sequence[str], normalisation: Normalisation | None
 ) -> list[torch.Tensor]:
-    """One tensor per input of the contract, from `[NAME=]FILE` each.
+    """Return one tensor per input of the contract, from `[NAME=]FILE` each.
 
-    numpy has no bfloat16: an array of float32 becomes that. Raises `UsageError` for files that cannot be
-    read, names that are not promised, inputs that are missing.
+    numpy has no bfloat16, so a float32 array serves for it. Raises `UsageError` for unreadable files, for
+    names that are not in the contract, and for missing inputs.
     """
     chosen = _assign([spec.name for spec in contract.inputs], files)
     if normalisation is not None and all(is_array(file) for file in chosen.values()):
@@ -46,7 +46,10 @@ def _as_promised(array: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def encode_outputs(path: str, contract: Contract, outputs: Sequence[torch.Tensor]) -> bytes:
-    """A .npy with the one output, or a .npz with all by name. numpy has no bfloat16: that becomes float32."""
+    """Return a .npy of the one output, or a .npz of all by name.
+
+    Bfloat16, which numpy lacks, becomes float32.
+    """
     arrays = [(x.float() if x.dtype == torch.bfloat16 else x).numpy() for x in outputs]
     buffer = io.BytesIO()
     if path.endswith(".npz"):
@@ -58,7 +61,7 @@ def encode_outputs(path: str, contract: Contract, outputs: Sequence[torch.Tensor
 
 
 def check_output_name(path: str, contract: Contract | None = None) -> None:
-    """Raises `UsageError` unless the name is that of a file which the outputs fit into."""
+    """Raise `UsageError` unless the outputs fit into a file of that name."""
     if not path.endswith((".npy", ".npz")):
         raise UsageError(f"-o {path}", "no .npy or .npz", "name a .npy file, or a .npz for several outputs")
     if contract and len(contract.outputs) != 1 and path.endswith(".npy"):
@@ -67,11 +70,12 @@ def check_output_name(path: str, contract: Contract | None = None) -> None:
 
 
 def statistics(tensor: torch.Tensor) -> dict[str, Any]:
-    """Find the range, the mean and the largest of an output's finite values.
+    """Compute the range, the mean and the largest of an output's finite values.
 
     Returns:
-        `minimum`, `maximum`, `mean`, which are None where no value is finite; `not_finite`, how many are not;
-        `largest`, at most 5 values with the place of each. Of equal values the first ones are given.
+        `minimum`, `maximum` and `mean`, which are None if no value is finite. `not_finite` counts the other
+            values. `largest` has at most 5 values with their places; among equal values the first ones are
+            listed.
 
     >>> statistics(torch.tensor([[0.5, 2.0, -1.0]]))["largest"][0]
     {'place': [0, 1], 'value': 2.0}
@@ -97,7 +101,10 @@ def statistics(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _largest(values: torch.Tensor, count: int) -> list[int]:
-    """Return where the largest values are, largest first. Of equal ones topk gives any, this the first."""
+    """Return the places of the largest values, largest first.
+
+    Among equal ones topk chooses any, this the first.
+    """
     if not count:
         return []
     least = torch.topk(values, count).values[-1]
@@ -107,7 +114,7 @@ def _largest(values: torch.Tensor, count: int) -> list[int]:
 
 
 def summary(spec: TensorSpec, tensor: torch.Tensor) -> str:
-    """An output in three lines: what it is, its largest values and where they are, its range.
+    """Return an output in three lines: its type, its largest values with their places, its range.
 
     >>> from dimorder.algebra.dim_order import DimOrder
     >>> spec = TensorSpec("y", (1, 3), "float32", DimOrder(0, 1))
@@ -129,7 +136,7 @@ def summary(spec: TensorSpec, tensor: torch.Tensor) -> str:
 
 
 def run_report(program: Program, outputs: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """What `dimorder run --json` writes (docs/json.md)."""
+    """Return the JSON of `dimorder run --json` (docs/json.md)."""
     stats = program.stats
     specs = zip(program.contract.outputs, outputs, strict=True)
     return {
@@ -153,7 +160,7 @@ def run_report(program: Program, outputs: Sequence[torch.Tensor]) -> dict[str, A
 
 
 def _assign(names: Sequence[str], files: Sequence[str]) -> Mapping[str, str]:
-    """Which file is for which input: those with a name first, the others in order."""
+    """Assign a file to each input: those with a name first, the others in sequence."""
     chosen: dict[str, str] = {}
     unnamed = []
     for text in files:

@@ -1,6 +1,7 @@
-"""Decides how tensors and modules are put into channels-last order, in 1, 2 and 3 dimensions, and kept in it.
+"""Put tensors and modules into channels-last order, in 1, 2 and 3 dimensions, and keep them in it.
 
-What is asked for is what is returned: dense, with canonical strides, also where a size is 1; never a guess.
+A result always has the requested order: dense, with canonical strides, also where a size is 1. Nothing is
+guessed.
 """
 
 from __future__ import annotations
@@ -33,16 +34,24 @@ def to_channels_last(value: Tensor) -> Tensor: ...
 @overload
 def to_channels_last(value: M) -> M: ...
 def to_channels_last(value: Tensor | nn.Module) -> Tensor | nn.Module:
-    """A tensor of 3 to 5 dims with dimension 1 fastest, or a module made to compute in that order, in place.
+    """Return a tensor with dimension 1 fastest, or let a module compute in that order, in place.
 
-    A tensor comes back dense with canonical strides: itself if it has them, a view of it if only sizes of 1
-    are strided otherwise, else a copy. Gradients pass. Raises `UsageError` at other ranks and for tensors
-    without strides.
+    A tensor gets dense memory with canonical strides. The result is the tensor itself if it has them already.
+    It is a view if only sizes of 1 have other strides, else a copy. Gradients pass.
 
-    Of a module, the weights of all convolutions are re-laid; names, shapes, ties and parameter objects stay,
-    and so does an optimizer's hold on them. A module with 1-D convolutions computes these, and what lies
-    between them, as (N, C, 1, L): torch has no channels-last kernels for (N, C, L). That holds for calls of
-    the module itself, not of its parts alone. Raises `UsageError` for scripted and lazy modules.
+    In a module, the weights of all convolutions are converted. Names, shapes, ties and parameter objects stay
+    the same, so an optimizer keeps working. A module with 1-D convolutions computes them, and the operators
+    between them, as (N, C, 1, L), since torch has no channels-last kernels for (N, C, L). That holds for
+    calls of the module itself, not of its parts alone.
+
+    Args:
+        value: a tensor of 3 to 5 dims, or a module.
+
+    Returns:
+        The tensor in channels-last order, or the same module.
+
+    Raises:
+        UsageError: for tensors of other ranks or without strides, and for scripted and lazy modules.
 
     >>> to_channels_last(torch.zeros(2, 3, 5, 7)).stride()
     (105, 1, 21, 3)
@@ -65,7 +74,16 @@ def to_contiguous(value: Tensor) -> Tensor: ...
 @overload
 def to_contiguous(value: M) -> M: ...
 def to_contiguous(value: Tensor | nn.Module) -> Tensor | nn.Module:
-    """A tensor dense and row-major, with canonical strides; or a module as before `to_channels_last`.
+    """Return a tensor dense and row-major, with canonical strides; or undo `to_channels_last` in a module.
+
+    Args:
+        value: a tensor or a module.
+
+    Returns:
+        The tensor in row-major order, or the same module.
+
+    Raises:
+        UsageError: for a tensor without strides, and for a module whose class was changed since.
 
     >>> to_contiguous(to_channels_last(torch.zeros(2, 1, 5))).stride()
     (5, 5, 1)
@@ -78,9 +96,15 @@ def to_contiguous(value: Tensor | nn.Module) -> Tensor | nn.Module:
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """Whether a tensor of 3 to 5 dims is dense with dimension 1 fastest, sizes of 1 standing anywhere.
+    """Return whether a tensor is dense with dimension 1 fastest; sizes of 1 may be anywhere.
 
     A slice of the channels is not: `torch.Tensor.to` calls it channels-last and leaves it with gaps.
+
+    Args:
+        tensor: any tensor. One with other than 3 to 5 dims is never channels-last.
+
+    Returns:
+        True if it is channels-last.
 
     >>> x = to_channels_last(torch.zeros(2, 6, 5, 7))
     >>> is_channels_last(x), is_channels_last(x[:, :3]), is_channels_last(torch.zeros(2, 1, 5, 7))
@@ -95,10 +119,18 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 
 def empty(shape: Sequence[int], *, order: object = "channels_last", **options: Any) -> Tensor:
-    """An uninitialised dense tensor in an order, with canonical strides.
+    """Return an uninitialised dense tensor in an order, with canonical strides.
 
-    `order` is whatever `DimOrder.parse` takes; `options` are those of `torch.empty_strided`: dtype, device,
-    requires_grad, pin_memory. Raises `UsageError` for an order of another rank.
+    Args:
+        shape: the logical shape.
+        order: an order that `DimOrder.parse` takes.
+        options: those of `torch.empty_strided`: dtype, device, requires_grad, pin_memory.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        UsageError: if the order has another rank.
 
     >>> empty((2, 3, 5), order="NLC", dtype=torch.int8).stride()
     (15, 1, 3)
@@ -108,7 +140,7 @@ def empty(shape: Sequence[int], *, order: object = "channels_last", **options: A
 
 
 def to_channels_last_1d(value: Any) -> Any:
-    """`to_channels_last`, under the name that Intel's extension gave it.
+    """Return `to_channels_last` of the value, under the name from Intel's extension.
 
     >>> to_channels_last_1d(torch.zeros(2, 3, 5)).stride()
     (15, 1, 3)
@@ -117,7 +149,7 @@ def to_channels_last_1d(value: Any) -> Any:
 
 
 def is_contiguous_channels_last_1d(tensor: Tensor) -> bool:
-    """`is_channels_last` of an (N, C, L) tensor, under the name that Intel's extension gave it.
+    """Return `is_channels_last` of an (N, C, L) tensor, under the name from Intel's extension.
 
     >>> is_contiguous_channels_last_1d(torch.zeros(2, 5, 3).transpose(1, 2))
     True
@@ -126,9 +158,15 @@ def is_contiguous_channels_last_1d(tensor: Tensor) -> bool:
 
 
 def collate(batch: Sequence[Any]) -> Any:
-    """`torch.utils.data.default_collate`, but samples that all lie in one order are batched in that order.
+    """Collate as `torch.utils.data.default_collate` does, but keep the common order of the samples.
 
-    So images of shape (C, H, W) read as rows of pixels make an NHWC batch, with no conversion.
+    So images of shape (C, H, W) that were read as rows of pixels make an NHWC batch, without a conversion.
+
+    Args:
+        batch: the samples.
+
+    Returns:
+        The batch.
 
     >>> pixels = torch.zeros(5, 7, 3).permute(2, 0, 1)
     >>> collate([pixels, pixels]).stride()
@@ -168,7 +206,7 @@ def _check_rank(rank: int) -> None:
 
 @contextmanager
 def laid(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> Iterator[nn.Module]:
-    """The module with its convolutions' weights in an order for the duration, and then as it was.
+    """Convert the weights of a module's convolutions for the duration of the block, then restore them.
 
     >>> conv = nn.Conv2d(3, 4, 2)
     >>> with laid(conv, DimOrder.channels_last):
@@ -192,8 +230,11 @@ def laid(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> Iterato
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
-    """The weights of all convolutions that are parameters; one that is computed at each call, by a
-    parametrisation or a hook, is in the order that the computation makes, and stays."""
+    """Return the weights of all convolutions that are parameters.
+
+    A weight that is computed at each call, by a parametrisation or a hook, is not among them. The computation
+    decides its order.
+    """
     found: dict[int, Tensor] = {}
     for conv in module.modules():
         if isinstance(conv, torch.jit.ScriptModule):
@@ -209,21 +250,21 @@ def _weights(module: nn.Module) -> list[Tensor]:
 
 
 def _strided(module: nn.Module) -> list[Tensor]:
-    """Each parameter and buffer that has memory and strides, once."""
+    """Return each parameter and buffer that has memory and strides, once."""
     tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}.values()
     lazy = (nn.UninitializedParameter, nn.UninitializedBuffer)
     return [t for t in tensors if t.layout == torch.strided and not isinstance(t, lazy)]
 
 
 def _lay_weights(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> None:
-    """Re-lays in place, and once for all tensors that are the same memory: they stay tied."""
+    """Convert weights in place, once for all tensors with the same memory, so that they stay tied."""
     sharing: dict[int, list[Tensor]] = {}
     for tensor in _strided(module):
         sharing.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
     for weight in _weights(module):
         tied = sharing[weight.untyped_storage()._cdata]
         if len({(t.storage_offset(), t.shape, t.stride()) for t in tied}) > 1:
-            continue  # pieces of one memory, which no single order fits
+            continue  # parts of one memory, which no single order fits
         laid_out = convert(weight.detach(), order_of_rank(weight.dim()))
         for tensor in tied:
             tensor.data = laid_out

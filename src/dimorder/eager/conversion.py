@@ -1,4 +1,4 @@
-"""Decides how orders are changed: which memory can be seen otherwise, and how the rest is copied."""
+"""Convert tensors between orders: by a view if the memory fits, else by a fast copy."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ from dimorder.errors import UsageError
 
 
 def convert(tensor: Tensor, order: object) -> Tensor:
-    """The same values and shape, dense in another order, with canonical strides.
+    """Return the same values and shape, dense in another order, with canonical strides.
 
-    `order` is whatever `DimOrder.parse` takes. The tensor itself where it has these strides already, a view
-    where the memory is right, else a copy. Of a `Layout`, the dense physical tensor is made, which `unblock`
-    takes back. Raises `UsageError` for an order of another rank, and for a tensor without strides (sparse,
-    MKL-DNN).
+    Args:
+        tensor: a tensor with strides.
+        order: an order that `DimOrder.parse` takes, or a `Layout`.
+
+    Returns:
+        The tensor itself if it has these strides already, a view if the memory fits, else a copy. For a
+            `Layout`, the dense physical tensor, which `unblock` converts back.
+
+    Raises:
+        UsageError: for an order of another rank, and for a tensor without strides (sparse, MKL-DNN).
 
     >>> convert(torch.zeros(2, 3, 5, 7), "CHWN").stride()
     (1, 70, 14, 2)
@@ -37,11 +43,11 @@ def convert(tensor: Tensor, order: object) -> Tensor:
         raise UsageError("a tensor to convert", f"layout {tensor.layout}", "pass x.to_dense()")
     if isinstance(order, Layout):
         return _block(tensor, order)
-    if type(order).__hash__ is None:  # a list, say
+    if type(order).__hash__ is None:  # a list, for example
         order = tuple(order)  # type: ignore[arg-type]
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return _traced(tensor, DimOrder.parse(order, tensor.dim()))
-    # On the way to a copy of 80 µs: nothing is computed here that the cache could hold.
+    # This path leads to a copy of 80 µs, so everything that can be cached is cached.
     plan = _conversion(tensor.shape, tensor.stride(), tensor.element_size(), order, torch.get_num_threads())
     if plan is None:
         return tensor
@@ -55,9 +61,19 @@ def convert(tensor: Tensor, order: object) -> Tensor:
 
 
 def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: object = "contiguous") -> Tensor:
-    """The tensor of logical `shape` that `convert(tensor, layout)` made physical, dense in `order`.
+    """Convert a physical tensor from `convert(tensor, layout)` back to its logical `shape`, dense in `order`.
 
-    Raises `UsageError` where the physical shape is another.
+    Args:
+        physical: the physical tensor.
+        layout: its layout.
+        shape: the logical shape.
+        order: the order of the result, as for `convert`.
+
+    Returns:
+        The logical tensor.
+
+    Raises:
+        UsageError: if the physical shape does not fit the layout and the logical shape.
 
     >>> x, layout = torch.randn(2, 35, 5, 7), Layout.parse("nChw16c", 4)
     >>> torch.equal(unblock(convert(x, layout), layout, x.shape), x)
@@ -84,8 +100,12 @@ def _block(tensor: Tensor, layout: Layout) -> Tensor:
 
 @dataclass(frozen=True)
 class _Planned:
-    """The order wanted, its strides, the permute out of its physical shape, whether this is the same memory,
-    the faster copy that there may be, and the format by which torch makes just these strides in one call."""
+    """The steps of a conversion into an order: `wanted`, with its `strides`.
+
+    `back` is the permute out of its physical shape. `lies_right` says that the memory stays the same.
+    `choice` is a faster copy, if there is one. `format` is the format by which torch makes exactly these
+    strides in one call.
+    """
 
     wanted: DimOrder
     strides: tuple[int, ...]
@@ -99,7 +119,7 @@ class _Planned:
 def _conversion(
     shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, spec: Any, threads: int
 ) -> _Planned | None:
-    """What leads to an order; None where the strides are its already."""
+    """Return the steps of a conversion, or None if the strides fit already."""
     wanted = DimOrder.parse(spec, len(shape))
     if strides == wanted.strides(shape):
         return None
@@ -125,7 +145,7 @@ _FORMATS: Mapping[DimOrder, torch.memory_format] = MappingProxyType(
 
 
 def _traced(tensor: Tensor, wanted: DimOrder) -> Tensor:
-    """In operators alone, which a tracer can record."""
+    """Convert with plain operators, which a tracer can record."""
     if tensor.stride() == wanted.strides(tensor.shape):
         return tensor
     physical = tensor.permute(wanted.dims).clone(memory_format=torch.contiguous_format)
@@ -133,8 +153,10 @@ def _traced(tensor: Tensor, wanted: DimOrder) -> Tensor:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is nothing but memory on the CPU: no gradient of either mode, no subclass, no lazy
-    conjugate; and nobody watches the operators."""
+    """Return whether a tensor is plain memory on the CPU, and nobody watches the operators.
+
+    It has no gradient of either mode, no subclass, and no lazy conjugate.
+    """
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and torch._C._dispatch_keys(tensor) in _PLAIN_KEYS
@@ -145,7 +167,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _keys_of_plain_tensors() -> tuple[Any, ...]:
-    """The dispatch keys of a tensor that is nothing but memory on the CPU, and of one of inference mode."""
+    """Return the dispatch keys of a tensor that is plain memory on the CPU, and of one of inference mode."""
     with torch.inference_mode(), torch.device("cpu"):
         inferred = torch._C._dispatch_keys(torch.empty(0))
     with torch.inference_mode(False), torch.device("cpu"):

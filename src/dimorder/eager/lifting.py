@@ -1,4 +1,4 @@
-"""Decides how a module's 1-D operators are computed channels-last: as 2-D ones on (N, C, 1, L).
+"""Compute a module's 1-D operators channels-last: as 2-D ones on (N, C, 1, L).
 
 torch has channels-last kernels for (N, C, H, W), and none for (N, C, L).
 """
@@ -18,18 +18,18 @@ from torch.overrides import TorchFunctionMode
 from dimorder.eager.conversion import convert
 from dimorder.errors import UsageError
 
-# oneDNN's kernels for dilated depthwise convolutions take no more padding; what it takes instead costs 50
-# times as much (512 channels of 3,000, AVX2).
+# oneDNN's kernels for dilated depthwise convolutions take no more padding. Above it oneDNN runs a kernel that
+# costs 50 times as much (512 channels of 3,000, AVX2).
 _MOST_DEPTHWISE_PADDING = 4
 
 
 class Lifted:
-    """Mixed into the class of a module with 1-D convolutions; the module's state is not touched."""
+    """A mixin for the class of a module with 1-D convolutions; the module's state is not touched."""
 
     _plain: type
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made at run time: what is pickled is the class it was made from.
+        # The class is made at run time, so the pickle names the original class.
         reduced: tuple[Any, ...] = super().__reduce_ex__(max(int(protocol), 2))  # type: ignore[assignment]
         make, args, *rest = reduced
         if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
@@ -38,9 +38,9 @@ class Lifted:
 
 
 def lift(module: nn.Module) -> None:
-    """Make a module that has 1-D convolutions compute them channels-last, in calls of the module itself.
+    """Let a module with 1-D convolutions compute them channels-last, in calls of the module itself.
 
-    But not a `torch.fx.GraphModule`, which changes its own class.
+    A `torch.fx.GraphModule`, which changes its own class, stays as it is.
     """
     convolves = any(
         isinstance(part, nn.modules.conv._ConvNd) and len(part.kernel_size) == 1 for part in module.modules()
@@ -51,7 +51,7 @@ def lift(module: nn.Module) -> None:
 
 
 def unlift(module: nn.Module) -> None:
-    """Take back what `lift` did. Raises `UsageError` where the class was changed since, by a parametrization.
+    """Undo `lift`. Raises `UsageError` if a parametrization has changed the class since.
 
     >>> module = nn.Conv1d(6, 4, 3)
     >>> lift(module)
@@ -90,7 +90,7 @@ def _renew(plain: Any, *args: Any) -> nn.Module:
 
 
 class _Lifting(TorchFunctionMode):
-    """While it is on, `_LIFTS` computes what it has."""
+    """A mode in which `_LIFTS` replaces the functions that it has."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -101,7 +101,7 @@ class _Lifting(TorchFunctionMode):
         return _LIFTS.get(func, func)(*args, **kwargs)
 
 
-# Names that torch knows for `input` and `dim` after NumPy's, and memory given for the result.
+# NumPy's names for `input` and `dim`, which torch knows, and the memory for the result.
 _ALIASES = frozenset({"a", "x", "x1", "axis", "out"})
 
 
@@ -117,12 +117,12 @@ def _nlc(x: Tensor) -> Tensor:
 
 
 def _one(value: Any) -> Any:
-    """What 1-D operators take bare or in a sequence."""
+    """Return the single value of a sequence, or a bare value: 1-D operators take both."""
     return value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
 
 
 def _ones(*values: Any) -> list[Any] | None:
-    """The one int of each value; None where one has none or more, for torch to say what is wrong."""
+    """Return the one int of each value; None if one has none or more, so that torch raises the error."""
     found = [_one(value) for value in values]
     return found if all(isinstance(v, (int, torch.SymInt)) for v in found) else None
 
@@ -141,8 +141,8 @@ def _conv1d(
         return torch.conv1d(input, weight, bias, stride, padding, dilation, groups)
     (step, left, right, spread), channels = row, input.shape[1]
     if weight.shape[2] == 1 and channels * step > weight.shape[0] and not _is_nlc(input):
-        # The output is smaller: it is what is re-laid, and no weight that looks channels-last may have the
-        # input re-laid all the same.
+        # The output is smaller, so it is converted. The weight must not look channels-last, or torch would
+        # convert the input nevertheless.
         weight = convert(weight, "contiguous")
         return _nlc(torch.conv1d(input, weight, bias, stride, padding, dilation, groups))
     x = _nlc(input).unsqueeze(2)
@@ -154,7 +154,10 @@ def _conv1d(
 
 
 def _row(stride: Any, padding: Any, dilation: Any, size: int) -> tuple[int, int, int, int] | None:
-    """Stride, what is put before and behind, and dilation; None where torch is to say what is wrong."""
+    """Return stride, padding before and after, and dilation.
+
+    None for bad arguments, about which torch raises.
+    """
     ones = _ones(stride, 0 if padding in ("same", "valid") else padding, dilation)
     if ones is None or (padding == "same" and ones[0] != 1):
         return None
@@ -183,7 +186,7 @@ def _conv_transpose1d(
 
 
 def _of_input(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What computes (N, C, 1, L) as it computes (N, C, L), its other arguments the same."""
+    """Return a function that computes (N, C, L) as (N, C, 1, L), with its other arguments unchanged."""
 
     def lifted(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not _is_nlc(input):
@@ -223,7 +226,7 @@ def _interpolate(
     if not _is_nlc(input):
         return F.interpolate(input, size, scale_factor, mode, *args, **kwargs)
     length, scale = _one(size), _one(scale_factor)
-    # Elsewhere the 2-D kernels differ: in how they round, where they copy, and that they make NaN of 0 × inf.
+    # For other arguments the 2-D kernels differ: in rounding, in copies, and in NaN from 0 × inf.
     is_alike = isinstance(length, int) or (isinstance(scale, (int, float)) and scale == int(scale))
     if mode in ("nearest", "nearest-exact") and is_alike and input.dtype != torch.float64:
         size = None if size is None else (1, length)
@@ -245,7 +248,10 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def _of_pair(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Where one of two operands is channels-last, the other is made so: torch takes the first one's order."""
+    """Return a function of two operands that converts one if the other is channels-last.
+
+    torch gives the result the first one's order.
+    """
 
     def lifted(*args: Any, **kwargs: Any) -> Tensor:
         pair = args[:2]

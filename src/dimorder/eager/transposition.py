@@ -1,7 +1,7 @@
-"""Decides by which kernel a CPU copies memory from one order into another: by a table.
+"""Choose the kernel with which a CPU copies memory from one order into another, and run it.
 
-The table, conversion.json, is measured per family of CPUs by `dimorder bench convert`; where it is silent,
-torch's own copy is taken.
+The table, conversion.json, is measured per family of CPUs by `dimorder bench convert`. torch's own copy
+serves the cases that the table lacks.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.cpu import family
 
 TABLE = Path(__file__).with_name("conversion.json")
-LIBRARY = Path(__file__).with_name("transpose.so")  # made by hatch_build.py
-# Elements are moved, not computed with: bytes per element → the type that they are moved as.
+LIBRARY = Path(__file__).with_name("transpose.so")  # compiled by hatch_build.py
+# Bytes per element → the type as which elements are moved, since they are not computed with.
 CARRIERS: Mapping[int, torch.dtype] = MappingProxyType(
     {1: torch.uint8, 2: torch.int16, 4: torch.float32, 8: torch.float64}
 )
-# Of the table's grid, those of feature maps among them; a size counts as the largest that it reaches.
+# The table's grid, which includes the sizes of feature maps. A size counts as the largest grid size that it
+# reaches.
 SIZES = (2, 3, 4, 8, 16, 49, 196, 784, 3136)
-LEAST_GAIN = 1.1  # over torch's own copy, that another way must have to be taken
-LEAST_ELEMENTS = 1 << 14  # below, another way costs more than torch's copy
-_THREAD_BYTES = 1 << 17  # a thread that has less to copy costs more than it saves
+LEAST_GAIN = 1.1  # the least gain over torch's own copy at which another way is chosen
+LEAST_ELEMENTS = 1 << 14  # below it another way costs more than torch's copy
+_THREAD_BYTES = 1 << 17  # a thread with less to copy costs more than it saves
 _CACHED_BYTES = 1 << 18
 _GRID_BYTES = 1 << 25  # a larger point of the grid is left out
 
 
 @dataclass(frozen=True)
 class Transposition:
-    """Dense memory of `batch` blocks of `rows` × `columns` elements, each of which is to be transposed."""
+    """Dense memory of `batch` blocks of `rows` × `columns` elements, each to be transposed."""
 
     batch: int
     rows: int
@@ -49,7 +50,7 @@ class Transposition:
 
     @staticmethod
     def between(shape: Sequence[int], held: DimOrder, wanted: DimOrder) -> Transposition | None:
-        """What leads from one order to another; None where that is no transposition, or nothing moves.
+        """Return the transposition from one order to another; None if there is none, or nothing moves.
 
         >>> nchw, nhwc = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)
         >>> Transposition.between((2, 3, 5, 7), nhwc, nchw)
@@ -71,7 +72,7 @@ class Transposition:
 
 @dataclass(frozen=True)
 class ChosenWay:
-    """A way of copying, what it gains over torch's copy, and what it does."""
+    """A way of copying, its gain over torch's copy, and its transposition."""
 
     way: str
     gain: float
@@ -81,8 +82,10 @@ class ChosenWay:
 def choose(
     shape: tuple[int, ...], itemsize: int, held: DimOrder, wanted: DimOrder, threads: int = 1
 ) -> ChosenWay | None:
-    """The best way that the table has for elements of `itemsize` bytes; None where torch's own copy, which is
-    cut among all threads, is as good."""
+    """Return the best way in the table for elements of `itemsize` bytes.
+
+    Returns None if torch's own copy, which is split among all threads, is as good.
+    """
     moved = Transposition.between(shape, held, wanted)
     if moved is None or itemsize not in CARRIERS or math.prod(shape) < LEAST_ELEMENTS:
         return None
@@ -97,8 +100,9 @@ def choose(
 
 
 def fast_copy(tensor: Tensor, choice: ChosenWay, strides: Sequence[int]) -> Tensor:
-    """A dense tensor's values in other strides, in the way that was chosen. Gradients do not pass, and only
-    plain CPU tensors are taken.
+    """Copy a dense tensor into other strides, in the chosen way.
+
+    Only for plain CPU tensors. Gradients do not pass.
 
     >>> x = torch.randn(1, 64, 56, 56)
     >>> y = fast_copy(x, ChosenWay("shuffle", 4.0, Transposition(1, 64, 3136)), (200704, 1, 3584, 64))
@@ -109,7 +113,7 @@ def fast_copy(tensor: Tensor, choice: ChosenWay, strides: Sequence[int]) -> Tens
 
 
 def _by_tiles(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
-    """By transpose.c, which was compiled when dimorder was installed."""
+    """Copy by transpose.c, which was compiled when dimorder was installed."""
     made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
     threads = max(1, min(torch.get_num_threads(), tensor.nbytes // _THREAD_BYTES))
     _library().dimorder_transpose(
@@ -120,7 +124,7 @@ def _by_tiles(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> T
 
 
 def _by_shuffle(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
-    """Each block as the channels of one pixel, channels-last, that are shuffled: torch has SIMD for that."""
+    """Copy by a channel shuffle, with each block as the channels of one pixel; torch has SIMD for that."""
     size = moved.rows * moved.columns
     pixels = _carried(tensor).as_strided((moved.batch, size, 1, 1), (size, 1, size, size))
     made = torch.native_channel_shuffle(pixels, moved.rows)
@@ -128,7 +132,7 @@ def _by_shuffle(tensor: Tensor, moved: Transposition, strides: Sequence[int]) ->
 
 
 def _by_block(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
-    """Block by block: torch tiles the copy of a transposed matrix, but of a single one only."""
+    """Copy block by block: torch tiles the copy of a transposed matrix, but only of a single one."""
     size = moved.rows * moved.columns
     blocks = _carried(tensor).as_strided((moved.batch, moved.rows, moved.columns), (size, moved.columns, 1))
     made = blocks.new_empty((moved.batch, moved.columns, moved.rows))
@@ -143,7 +147,7 @@ def _carried(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Way:
-    """A way of transposing blocks into memory of other strides, and how many of the threads it can use."""
+    """A way of transposing blocks into memory of other strides, and the number of threads that it can use."""
 
     run: Callable[[Tensor, Transposition, Sequence[int]], Tensor]
     threads_of: Callable[[Transposition, int], int]
@@ -159,7 +163,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
 
 
 def ways() -> frozenset[str]:
-    """The names in `WAYS` that this installation has: "tiles" took a C compiler when it was installed.
+    """Return the names in `WAYS` that this installation has: "tiles" needed a C compiler at installation.
 
     >>> ways() >= {"shuffle", "block"}
     True
@@ -169,7 +173,7 @@ def ways() -> frozenset[str]:
 
 @functools.cache
 def _library() -> Any:
-    """transpose.c as it was compiled; None where it was not, or not for this machine."""
+    """Return the compiled transpose.c, or None if it was not compiled, or not for this machine."""
     try:
         library = ctypes.CDLL(str(LIBRARY))
         library.dimorder_transpose.restype = None
@@ -186,11 +190,11 @@ def measure(
     sizes: Sequence[int] = SIZES,
     progress: Callable[[str], None] = lambda step: None,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """The table of this machine: bytes of an element → "rows x columns" → way → its gain over torch's copy,
-    with one thread.
+    """Measure the table of this machine: element bytes → "rows x columns" → way → gain over torch's copy.
 
-    A cell holds the geometric mean of a way's gains at its corners. Ways that do not gain at each of them are
-    left out, so that a tensor between them does not lose. Takes about a minute.
+    The gains are with one thread. A cell holds the geometric mean of a way's gains at its corners. A way that
+    does not gain at each corner is omitted, so that a tensor between them does not lose. Takes about a
+    minute.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -225,7 +229,10 @@ def _cells(
 
 
 def _gains(itemsize: int, rows: int, columns: int) -> dict[str, float]:
-    """How much faster than torch's copy each way is at one point of the grid; empty for one left out."""
+    """Return the factor by which each way is faster than torch's copy at one point.
+
+    Empty for an omitted point.
+    """
     nbytes = rows * columns * itemsize
     if nbytes > _GRID_BYTES or rows * columns < LEAST_ELEMENTS // 4:
         return {}
@@ -257,7 +264,7 @@ def _timed(itemsize: int, moved: Transposition) -> dict[str, float]:
 
 @functools.cache
 def _table() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
-    """This family's, or, where it was not measured, another one's of its architecture."""
+    """Return this family's table or, if it was not measured, that of another family of its architecture."""
     tables: Mapping[str, Any] = json.loads(TABLE.read_text())
     alike = [name for name in tables if name.split()[0] == family().split()[0]]
     table: Mapping[str, Mapping[str, Mapping[str, float]]] = tables.get(

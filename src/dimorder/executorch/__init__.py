@@ -1,7 +1,8 @@
-"""For delegate authors and users of stock ExecuTorch: orders that are settled, guarded and never misread.
+"""Guard, check and convert dimension orders in ExecuTorch programs, with any delegate or none.
 
-A delegate author writes a `DelegateLayout` and wraps a partitioner with `guarded`; `canonicalise` and the
-passes work without any delegate; `probe` and `sweep` say what is right, refused or silently wrong.
+A delegate author writes a `DelegateLayout` and wraps a partitioner with `guarded`. `canonicalise` and the
+passes work without a delegate. `probe` and `sweep` find the operators that are right, refused or silently
+wrong in an order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Decides which operator calls are probed, and with which shapes and orders: one row per call.
+"""List the operator calls to probe, with their shapes and orders: one row per call.
 
-`probe` runs them to learn what kernels do; `sweep` runs them through a delegate author's own lowering.
+`probe` runs them to measure kernels. `sweep` runs them through a delegate author's own lowering.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-# Sizes that all differ, with room for groups, pixel shuffles and halves; the last two have dims of size 1.
+# Sizes that all differ, and divide into groups, pixel shuffles and halves. The last two shapes have dims of
+# size 1.
 SHAPES: dict[str, tuple[int, ...]] = {
     "3": (3, 8, 6),
     "4": (3, 8, 6, 10),
@@ -20,11 +21,11 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "4, C=1": (3, 1, 6, 10),
     "4, H=W=1": (3, 8, 1, 1),
 }
-# How the operands lie. "mixed" is the first one channels-last, "mixed, rest" all but the first; "weights" is
-# parameters channels-last and inputs contiguous.
+# The orders of the operands. "mixed": the first is channels-last. "mixed, rest": all but the first are.
+# "weights": the parameters are channels-last and the inputs contiguous.
 ORDERS = ("contiguous", "channels_last", "mixed", "mixed, rest", "weights")
 
-# Operand name → its shape, from the shape of the probe, and its values. A capital letter is a parameter.
+# By operand name: its shape, from the shape of the probe, and its values. A capital letter is a parameter.
 _OPERANDS: dict[str, tuple[Callable[[tuple[int, ...]], tuple[int, ...]], str]] = {
     "x": (lambda shape: shape, "float"),
     "y": (lambda shape: shape, "float"),
@@ -72,7 +73,7 @@ _SCALAR = (
 _REDUCTIONS = "mean.dim sum.dim_IntList amax amin var.correction std.correction any.dims logsumexp norm.dim"
 _ARG_REDUCTIONS = "argmax argmin max.dim min.dim prod.dim_int any.dim all.dim"
 
-# Operator, arguments in terms of the operands above (r is the rank), and the ranks it accepts.
+# Operator, arguments in terms of the operands above (r is the rank), and the ranks that it accepts.
 _CALLS: tuple[tuple[str, str, str], ...] = (
     *((name, "x", "345") for name in _UNARY.split()),
     *((name, "p", "345") for name in _POSITIVE.split()),
@@ -237,9 +238,9 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an ATen operator, `call` its arguments, probed with a shape and an order of its operands.
+    """One call of an ATen operator with the arguments `call`, for a shape and an order of its operands.
 
-    `shape` is a key of `SHAPES`, `order` one of `ORDERS`.
+    `shape` is a key of `SHAPES`, and `order` is one of `ORDERS`.
 
     >>> case = Case("mul.Tensor", "x, b", "4", "channels_last")
     >>> case.module()(*case.inputs()).shape, [tuple(x.shape) for x in case.inputs()]
@@ -259,7 +260,7 @@ class Case:
         return tuple(sorted(found, key=lambda name: (name.isupper(), found.index(name))))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every operand: seeded by its name, in the order that the case is about."""
+        """Return every operand, with values seeded by its name, in the order of the case."""
         return {name: _placed(_operand(name, SHAPES[self.shape]), self._is_last(name)) for name in self.names}
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
@@ -270,7 +271,7 @@ class Case:
 
     @property
     def row(self) -> tuple[str, str, str]:
-        """What the cases of one call have in common, whatever its orders."""
+        """The facts that all cases of one call share, in any order."""
         return self.operator, self.call, self.shape
 
     def _is_last(self, name: str) -> bool:
@@ -290,7 +291,7 @@ class Case:
 
 
 def cases(operator: str | None = None) -> Iterator[Case]:
-    """Every case, or those of one operator. An order that says nothing new about a call is left out.
+    """Return every case, or those of one operator. An order that tests nothing new for a call is omitted.
 
     >>> len({case.operator for case in cases()}) >= 150
     True
@@ -313,7 +314,7 @@ def cases(operator: str | None = None) -> Iterator[Case]:
 
 
 class Together(torch.nn.Module):
-    """The calls of several cases side by side: it takes all their inputs and returns a list of all results.
+    """The calls of several cases side by side; it takes all their inputs and returns a list of all results.
 
     >>> both = Together([Case("abs", "x", "4", "contiguous"), Case("neg", "x", "3", "contiguous")])
     >>> [tuple(result.shape) for result in both(*both.inputs)]
@@ -335,7 +336,10 @@ class Together(torch.nn.Module):
 
 
 class _CaseModule(torch.nn.Module):
-    """The call of a case as a module: its inputs are the inputs, its parameters parameters."""
+    """The call of a case as a module.
+
+    Its inputs are the module's inputs, its parameters the module's parameters.
+    """
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -373,7 +377,7 @@ def _operand(name: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def _placed(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
-    """The tensor with channels last, where it has any, and the strides that torch itself gives then."""
+    """Return the tensor with channels last, if it has channels, with the strides that torch uses."""
     if not channels_last or tensor.dim() < 3:
         return tensor
     if tensor.dim() == 3:

@@ -1,7 +1,7 @@
-"""Decides what `dimorder check` says: the orders that a program can be fed, its operators, its conversions.
+"""Check a program for `dimorder check`: its accepted orders, its operators, and its conversions.
 
-The verdicts on operators are those of the truth table. Of the inside of a delegate only XNNPACK's transposes
-are read; they are counted, not judged.
+The verdicts on operators come from the truth table of kernels. Inside delegates only XNNPACK's transposes are
+read. They are counted, not judged.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ class CheckedCall:
 
 @dataclass(frozen=True)
 class Check:
-    """A program's boundaries, operators and conversions; those last are None for a network that is no file.
+    """A program's boundary, operators and conversions.
 
-    `is_safe`: no operator is known to be wrong or refused.
+    The conversions are None for a network that is no file.
+
+    `is_safe` says that no operator is known to be wrong or refused.
     """
 
     contract: Contract | None
@@ -51,7 +53,7 @@ class Check:
 
     @property
     def fed(self) -> dict[str, dict[str, KernelVerdict]]:
-        """Of each input the orders it may come in, and what ExecuTorch itself makes of them; see `fed`."""
+        """For each input, the orders that it may have, and ExecuTorch's own verdict on each; see `fed`."""
         return {} if self.contract is None else {spec.name: fed(spec) for spec in self.contract.inputs}
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class Check:
 
 
 def fed(spec: TensorSpec) -> dict[str, KernelVerdict]:
-    """What ExecuTorch itself makes of an input that comes in an order: `dimorder.load` converts it.
+    """Return ExecuTorch's own verdict on an input in each order; `dimorder.load` would convert the input.
 
     >>> fed(TensorSpec("x", (2, 3, 5, 7), "float32", DimOrder(0, 1, 2, 3)))
     {'NCHW (0, 1, 2, 3)': 'right', 'NHWC (0, 2, 3, 1)': 'wrong'}
@@ -95,7 +97,17 @@ def fed(spec: TensorSpec) -> dict[str, KernelVerdict]:
 
 
 def check_file(path: str | os.PathLike[str]) -> Check:
-    """The static verdict on a .pte; errors as in `dimorder.load`."""
+    """Check a .pte without running it.
+
+    Args:
+        path: a .pte of any tool.
+
+    Returns:
+        Its contract, the verdict on each operator, and its conversions.
+
+    Raises:
+        UsageError, ContractError, UnsupportedError: as in `dimorder.load`.
+    """
     from executorch.exir._serialize._program import deserialize_pte_binary
 
     contract = read_contract(path)
@@ -110,7 +122,17 @@ def check_file(path: str | os.PathLike[str]) -> Check:
 
 
 def check_program(program: ExportedProgram) -> Check:
-    """The static verdict on what stock lowering makes of an exported program on portable kernels."""
+    """Check the portable kernels that stock lowering makes of an exported program, without running it.
+
+    Args:
+        program: an exported program.
+
+    Returns:
+        The verdict on each operator, without a contract or conversions.
+
+    Raises:
+        UsageError: if `program` is not an exported program.
+    """
     from executorch.exir.program._program import _default_decomposition_table
 
     from dimorder.executorch.rules import faults

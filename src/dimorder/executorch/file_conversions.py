@@ -1,6 +1,7 @@
-"""Decides what counts as a conversion of layout in a .pte, anybody's, and what it moves.
+"""Count the layout conversions in a .pte of any tool, and the bytes that they move.
 
-Within XNNPACK delegates every transpose; outside them every permute, and every copy into another order.
+Every transpose inside an XNNPACK delegate counts. Outside delegates every permute counts, and every copy into
+another order.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.executorch.xnn_blob import moves, read_xnn_blob
 
-BACKEND_ID = "XnnpackBackend"  # the name the stock runtime registers
+BACKEND_ID = "XnnpackBackend"  # the name that the stock runtime registers
 
-# Kernels by their name without namespace and overload. Those that permute are always conversions; those that
-# copy are, where the order changes: their sources stand at these places among the arguments.
+# Kernels, by name without namespace and overload. A permute is always a conversion. A copy is one if the
+# order changes. The number is the position of its source among the arguments.
 _PERMUTES = frozenset({"permute_copy", "permute", "transpose_copy", "transpose", "t_copy"})
 _COPIES: Mapping[str, int] = MappingProxyType(
     {
@@ -28,7 +29,7 @@ _COPIES: Mapping[str, int] = MappingProxyType(
     }
 )
 
-# Bytes of an element by ExecuTorch's name of its type.
+# Bytes of an element, by ExecuTorch's name of its type.
 _SIZES: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(("BOOL", "BYTE", "CHAR", "QINT8", "QUINT8"), 1),
@@ -40,14 +41,16 @@ _SIZES: Mapping[str, int] = MappingProxyType(
     }
 )
 
-# What reading tables raises whose indices lead nowhere.
+# The errors of reading tables whose indices lead nowhere.
 _DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, UsageError)
 
 
 @dataclass(frozen=True)
 class DelegateConversions:
-    """One call of a delegate. `nodes`, `transposes` and `bytes` are None for a backend other than XNNPACK,
-    whose bytes nobody here can read."""
+    """One call of a delegate.
+
+    `nodes`, `transposes` and `bytes` are None for a backend other than XNNPACK, whose format is unknown here.
+    """
 
     backend: str
     nodes: int | None = None
@@ -65,7 +68,7 @@ class DelegateConversions:
 
 @dataclass(frozen=True)
 class OutsideConversions:
-    """The conversions that one operator outside of the delegates makes."""
+    """The conversions of one operator outside the delegates."""
 
     operator: str
     count: int
@@ -74,9 +77,13 @@ class OutsideConversions:
 
 @dataclass(frozen=True)
 class FileConversions:
-    """The conversions of layout in a .pte: one run of its method makes them all.
+    """The layout conversions in a .pte, all of which one run of its method makes.
 
-    `bytes` is the size of what they move, each once, and none where only dimensions of 1 change places.
+    Attributes:
+        delegates: the conversions inside each delegate.
+        outside: the conversions of each operator outside the delegates.
+        bytes: the size of the tensors that they move, each counted once. A conversion that only moves
+            dimensions of 1 counts nothing.
     """
 
     delegates: tuple[DelegateConversions, ...]
@@ -92,11 +99,11 @@ class FileConversions:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The backends whose delegates were not read, so that the counts leave them out."""
+        """The backends whose delegates cannot be read, so that the counts omit them."""
         return tuple(dict.fromkeys(d.backend for d in self.delegates if d.transposes is None))
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dimorder check --json` writes of it; the keys are stable."""
+        """Return the JSON of `dimorder check --json`; the keys are stable."""
         return {
             "conversion_count": self.conversion_count,
             "bytes": self.bytes,
@@ -122,9 +129,18 @@ class FileConversions:
 
 
 def conversions_in(pte: bytes, where: str = "a .pte file") -> FileConversions:
-    """Count the conversions of layout that the bytes of a .pte hold. `where` is what errors call the file.
+    """Count the layout conversions in the bytes of a .pte.
 
-    Raises `ContractError` for bytes that are no .pte, or a damaged one; else as `conversions_of`.
+    Args:
+        pte: the content of the file.
+        where: the name of the file in errors.
+
+    Returns:
+        The conversions, inside and outside its delegates.
+
+    Raises:
+        ContractError: if the bytes are no .pte, or a damaged one.
+        UnsupportedError: if the file has no method `forward`.
 
     >>> import torch
     >>> from executorch.exir import to_edge
@@ -140,18 +156,20 @@ def conversions_in(pte: bytes, where: str = "a .pte file") -> FileConversions:
 
     try:
         program = deserialize_pte_binary(pte).program
-    # Of damaged bytes that parser raises whatever comes: struct.error, IndexError, AssertionError ...
+    # For damaged bytes that parser may raise anything: struct.error, IndexError, AssertionError ...
     except Exception as error:
         raise _damaged(where, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
     return conversions_of(program, where)
 
 
 def conversions_of(program: Any, where: str = "a .pte file", method: str = "forward") -> FileConversions:
-    """The conversions of one method of a deserialised .pte (executorch.exir.schema.Program).
+    """Return the conversions of one method of a deserialised .pte (executorch.exir.schema.Program).
 
-    Every instruction is counted once; what is in a loop runs more often. Sizes that vary are taken at their
-    upper bounds. Raises `ContractError` for damaged tables and delegates, `UnsupportedError` where there is
-    no such method.
+    Every instruction counts once, although a loop runs it more often. A dynamic size counts as its upper
+    bound.
+
+    Raises `ContractError` for damaged tables and delegates, and `UnsupportedError` if there is no such
+    method.
     """
     plans = {plan.name: plan for plan in program.execution_plan or ()}
     if method not in plans:
@@ -202,7 +220,7 @@ def _delegate(program: Any, plan: Any, index: int, where: str) -> DelegateConver
 
 
 def _converted(plan: Any, kernel: str, args: list[int]) -> int | None:
-    """The bytes that a call of a kernel moves into another order; None where it is no conversion."""
+    """Return the bytes that a kernel call moves into another order, or None if it is no conversion."""
     if kernel not in _PERMUTES and kernel not in _COPIES:
         return None
     source, result = plan.values[args[_COPIES.get(kernel, 0)]].val, plan.values[args[-1]].val
@@ -210,7 +228,7 @@ def _converted(plan: Any, kernel: str, args: list[int]) -> int | None:
     dims = _permutation(plan, args, rank) if kernel in _PERMUTES else list(range(rank))
     if list(result.sizes) != [source.sizes[dim] for dim in dims]:
         if kernel in _COPIES:
-            return None  # it is expanded: a broadcast, in no other order
+            return None  # a broadcast, which changes no order
         raise ValueError(f"{kernel} of {source.sizes} into {result.sizes}")
     changes = moves(source.sizes, source.dim_order, [dims[dim] for dim in result.dim_order])
     if not changes:
@@ -220,7 +238,7 @@ def _converted(plan: Any, kernel: str, args: list[int]) -> int | None:
 
 
 def _permutation(plan: Any, args: list[int], rank: int) -> list[int]:
-    """The dims that a kernel permutes to: a list of them, two that are swapped, or none, which reverses."""
+    """Return the dims that a kernel permutes to: a list, or two swapped dims, or none for all reversed."""
     values = [plan.values[index].val for index in args[1:-1]]
     for value in values:
         if type(value).__name__ == "IntList":

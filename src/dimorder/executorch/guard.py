@@ -1,7 +1,7 @@
-"""Decides what a guarded partitioner does: it wraps any ExecuTorch partitioner and reads a `DelegateLayout`.
+"""Wrap any ExecuTorch partitioner in one that checks and converts orders by a `DelegateLayout`.
 
-Orders are settled before decomposition, the one place where a partitioner may change a program; what the
-delegate cannot take is kept out of its partitions; then every boundary and weight is checked.
+Orders are fixed before decomposition, the only point at which a partitioner may change a program. Nodes that
+the delegate cannot take stay outside its partitions. Then every boundary and weight is checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dimorder.graph.exported import remade
 
 TAG = "delegation_tag"
 _MARK = "dimorder_node"  # in node.meta: the name before the edge dialect
-# What to do about a tensor that crosses a delegate's boundary in an order which that does not take.
+# The advice for a tensor that crosses a delegate's boundary in an order that the delegate does not take.
 _FIXES = {
     "weight": "program = canonicalise(program) before lowering",
     "input": "program = canonicalise(program) before lowering, or export with an input in that order",
@@ -37,18 +37,25 @@ _FIXES = {
 
 
 def guarded(partitioner: Partitioner, layout: DelegateLayout) -> Partitioner:
-    """`partitioner`, with the orders of what it takes settled and checked against `layout`.
+    """Return a partitioner that converts and checks orders for `partitioner` against `layout`.
 
-    For `to_edge_transform_and_lower(partitioner=[guarded(...)])`, best after `canonicalise(program)`. Raises
-    `UnsupportedError`, with the operator, its source line, the order found and those accepted, for a
-    boundary or a weight that the delegate does not take. In a graph where all is contiguous, and the delegate
-    takes that, nothing is changed and nothing is planned.
+    Use it in `to_edge_transform_and_lower(partitioner=[guarded(...)])`, preferably after
+    `canonicalise(program)`. A graph in which everything is contiguous stays unchanged, if the delegate takes
+    contiguous tensors.
+
+    Args:
+        partitioner: the delegate's own partitioner.
+        layout: the orders that the delegate accepts.
+
+    Returns:
+        A partitioner that raises `UnsupportedError` for a boundary or a weight in an order that the delegate
+            does not take. The error has the operator, its source line, the order found and the accepted ones.
     """
     return GuardedPartitioner(partitioner, layout)
 
 
 class GuardedPartitioner(Partitioner):  # type: ignore[misc]
-    """See `guarded`."""
+    """The partitioner that `guarded` returns."""
 
     def __init__(self, partitioner: Partitioner, layout: DelegateLayout) -> None:
         super().__init__()
@@ -67,30 +74,35 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
         return kept, lambda node: self._takes(node) and (keeps is None or keeps(node))
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """The program, with conversions where the delegate or a portable kernel needs them."""
+        """Return the program with the conversions that the delegate or a portable kernel needs."""
         program: ExportedProgram = self.partitioner.transform_for_pre_decomposition(exported_program)
         asked = (self.layout.default, *self.layout.operators.values())
         if not has_orders(program) and all(DimOrder.contiguous(4) in orders for orders in asked):
             return program
-        # What an operator gets is known only when it is one that stays: decompose as exir does next.
+        # The orders that an operator gets are known only after decomposition, so decompose as exir does next.
         program = self._decomposed(program)
-        # The delegate's are what the layout lists, or, where it lists nothing, what the partitioner takes.
+        # The delegate takes the operators that the layout lists. If it lists none, it takes what the
+        # partitioner takes.
         listed = {node.name for node in program.graph.nodes if name_of(node) in self.layout.operators}
         own = listed if self.layout.operators else self._taken(program)
         planned = legalised(program, self.layout, lambda node: node.name in own)
-        # Where one that is listed would be wrong on its portable kernel, it matters whether it is taken.
+        # If a listed operator would be wrong on its portable kernel, it matters whether the partitioner takes
+        # it.
         alone = {fault.node for fault in faults(planned, self.layout, lambda node: False)}
         if listed & alone and not listed & alone <= (own := listed & self._taken(planned)):
             planned = legalised(program, self.layout, lambda node: node.name in own)
         return remade(planned, _Decomposed)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """The partitions, without what the delegate cannot take; their boundaries and weights are checked."""
+        """Return the partitions without nodes that the delegate cannot take.
+
+        Check their boundaries and weights.
+        """
         result = self.partitioner.partition(exported_program)
         program = result.tagged_exported_program
         own = {node for node in program.graph.nodes if node.meta.get(TAG) in result.partition_tags}
         refused = {fault.node for fault in faults(program, self.layout, own.__contains__)}
-        # A conversion has the delegate's order on one side alone: at a partition's edge it stays outside.
+        # A conversion has the delegate's order on one side only, so at a partition's edge it stays outside.
         at_edge = {node for node, _ in self._boundary_errors(program, own)}
         outside = own if self.layout.dim_order_operators == "outside" else at_edge
         out = {
@@ -112,7 +124,7 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
         return node.op != "call_function" or self.layout.takes(name_of(node), rank_of(node))
 
     def _taken(self, program: ExportedProgram) -> set[str]:
-        """The names of the nodes that end up in partitions, one way or another."""
+        """Return the names of the nodes that end up in partitions, decomposed or not."""
         from executorch.exir import EdgeCompileConfig
         from executorch.exir.program._program import _generate_edge_program
 
@@ -125,7 +137,7 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
         return {str(n.meta.get(_MARK)) for n in nodes if n.meta.get(TAG) in result.partition_tags}
 
     def _decomposed(self, program: ExportedProgram) -> ExportedProgram:
-        """The program as exir decomposes it: what the partitioner keeps is kept, call by call."""
+        """Return the program as exir decomposes it; calls that the partitioner keeps are kept."""
         from executorch.exir.program import _program as exir
 
         program = program.run_decompositions({})
@@ -137,7 +149,8 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
         decomposed: ExportedProgram = program.run_decompositions(table)
         if keeps is None or all(keeps(node) for node in decomposed.graph.nodes if node.target in kept):
             return decomposed
-        # Of the calls of one operator only some are kept: under another name, which no table knows.
+        # Only some calls of an operator are kept. They get another name, which no decomposition table
+        # contains.
         exir._replace_aten_ops_with_transformed_ops("forward", decomposed, {"forward": [self]})
         decomposed = decomposed.run_decompositions(exir._default_decomposition_table())
         exir._restore_transformed_ops_to_aten_ops(decomposed)
@@ -179,10 +192,13 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
 
 
 class _Decomposed(ExportedProgram):
-    """A program that is decomposed already, and knows it: ExecuTorch would trace it three times over."""
+    """A decomposed program, which skips three further decompositions.
+
+    ExecuTorch would retrace it in each of these.
+    """
 
     def run_decompositions(self, decomp_table: Any = None, *options: Any, **named: Any) -> ExportedProgram:
-        """The program itself where it calls nothing that would be decomposed or made functional."""
+        """Return the program itself if it calls nothing that would be decomposed or made functional."""
         calls = {node.target for node in self.graph.nodes if node.op == "call_function"} - {operator.getitem}
         is_final = decomp_table is not None and all(
             isinstance(target, torch._ops.OpOverload)

@@ -1,6 +1,6 @@
-"""Decides how a delegate says which orders it takes: one frozen table per delegate, and the ready-made ones.
+"""Describe the orders that a delegate takes: one frozen table per delegate, and the ready-made ones.
 
-What a delegate author writes is a `DelegateLayout`; `guarded` and `legalise` read it.
+A delegate author writes a `DelegateLayout`. `guarded` and `legalise` read it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,21 @@ DimOrderOperators = Literal["as they are", "reverted", "outside"]
 
 @dataclass(frozen=True)
 class DelegateLayout:
-    """What a delegate accepts: the orders at its boundary, of its weights, and of each operator.
+    """The orders that a delegate accepts at its boundary, for its weights, and for each operator.
 
-    `boundary` and `weights` give the accepted orders by rank, contiguous where a rank is not listed.
-    `operators` gives, by ATen name ("convolution", "add.Tensor"), the orders in which an operator takes its
-    4-D inputs, and is to list all that the delegate takes; where it lists none, those that the partitioner
-    takes get `default`. `ranks` gives the ranks that an operator is taken at,
-    every one where it is not listed. `alike` says that the inputs of one call must have one
-    order. `dim_order_operators` says what becomes of ExecuTorch's dim-order operators: left in the partition
-    "as they are", "reverted" by the delegate's own preprocess (`RevertDimOrderOperators` does it), or kept
-    "outside".
+    Attributes:
+        name: the delegate's name in errors.
+        boundary: the accepted orders of inputs and outputs, by rank. A rank that is not listed takes
+            contiguous.
+        weights: the accepted orders of weights, by rank. A rank that is not listed takes contiguous.
+        operators: by ATen name ("convolution", "add.Tensor"), the orders in which an operator takes its 4-D
+            inputs. List every operator that the delegate takes, or none.
+        default: the orders of the operators that the partitioner takes, if `operators` lists none.
+        ranks: the ranks at which an operator is taken. An operator that is not listed is taken at every rank.
+        alike: whether all inputs of one call must have the same order.
+        dim_order_operators: the treatment of ExecuTorch's dim-order operators. "as they are" leaves them in
+            the partition. "reverted" says that the delegate's own preprocess reverts them
+            (`RevertDimOrderOperators` does it). "outside" keeps them out of partitions.
 
     >>> layout = DelegateLayout("Mine", boundary={4: (NHWC,)}, default=(NHWC,))
     >>> layout.at_boundary(4), layout.at_boundary(3), layout.of_operator("relu")
@@ -67,13 +72,13 @@ class DelegateLayout:
         return self.operators.get(operator, self.default)
 
     def takes(self, operator: str, rank: int) -> bool:
-        """Whether the delegate takes an operator at a rank, in any order."""
+        """Return whether the delegate takes an operator at a rank, in any order."""
         return rank in self.ranks.get(operator, (rank,))
 
 
 @functools.cache
 def _xnnpack_operators() -> Mapping[str, tuple[DimOrder, ...]]:
-    """For each operator, the orders in which all its probes were right."""
+    """Return for each operator the orders in which all its probes were right."""
     rows = KernelTable.shipped().rows["xnnpack"]
     orders = {}
     for operator, found in rows.items():
@@ -84,7 +89,7 @@ def _xnnpack_operators() -> Mapping[str, tuple[DimOrder, ...]]:
 
 
 def _xnnpack_ranks() -> Mapping[str, tuple[int, ...]]:
-    """The ranks of each operator that is not right in contiguous order at every rank."""
+    """Return the ranks of each operator that is not right in contiguous order at every rank."""
     ranks = {}
     for operator, found in KernelTable.shipped().rows["xnnpack"].items():
         plain = {
@@ -97,16 +102,16 @@ def _xnnpack_ranks() -> Mapping[str, tuple[int, ...]]:
 
 
 def _says_last(key: str) -> bool:
-    """Whether a signature is about a channels-last tensor of 4 dims, and none that sizes of 1 leave open.
+    """Return whether a signature has a channels-last 4-D tensor, and none that sizes of 1 make ambiguous.
 
-    What XNNPACK refuses of the latter is the label at its boundary, not the operator.
+    For an ambiguous tensor XNNPACK refuses the label at its boundary, not the operator.
     """
     rank, letters = key.split(" ")
     return SAME not in letters and (LAST in letters if rank == "4" else {LAST, OTHER} & {*letters} == {OTHER})
 
 
 def __getattr__(name: str) -> DelegateLayout:
-    """`XNNPACK` reads the truth table, so it is made when first asked for."""
+    """Build `XNNPACK` on first use, since it reads the truth table."""
     if name != "XNNPACK":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     layout = DelegateLayout(
@@ -121,9 +126,10 @@ def __getattr__(name: str) -> DelegateLayout:
     return layout
 
 
-# No delegate at all: what the truth table says of each kernel is checked in any case.
+# No delegate at all. The truth table's verdict on each kernel is checked in any case.
 PORTABLE = DelegateLayout("portable", boundary={4: (_NCHW, NHWC)}, weights={4: (_NCHW, NHWC)})
-# Arm's own passes put permutes around what TOSA wants in NHWC: everything that enters is contiguous (#18948).
+# Arm's own passes put permutes around operators that TOSA wants in NHWC: everything that enters is contiguous
+# (#18948).
 ARM_TOSA = DelegateLayout("Arm TOSA")
 # Vulkan keeps tensors packed in textures and copies them in and out in NCHW; its serialiser knows no other.
 VULKAN = DelegateLayout("Vulkan", dim_order_operators="outside")

@@ -1,7 +1,9 @@
-"""Decides the order of every tensor in an exported program so that each operator gets what it handles right.
+"""Choose the order of every tensor in an exported program.
 
-What an operator handles right is what the truth table of kernels says, or the delegate's layout; where an
-order must change, the planner chooses the places: the fewest bytes, proven.
+Each operator then gets orders that it handles right.
+
+The truth table of kernels or the delegate's layout says which orders an operator handles right. The planner
+chooses the places of the conversions: the fewest bytes, proven.
 """
 
 from __future__ import annotations
@@ -36,19 +38,22 @@ from dimorder.planning.solve import solve
 from dimorder.runtime.kernels import CONTIGUOUS, LAST
 
 _COPY_STRIDED = torch.ops.prims.copy_strided.default
-# `mul.Tensor(x, 2)` gets its number as a tensor without dims, which channels-last kernels refuse (0x12);
-# their siblings for numbers take any order.
+# `mul.Tensor(x, 2)` gets its number as a tensor without dims, which channels-last kernels refuse (0x12). The
+# overloads for numbers take any order.
 _SCALAR_SIBLINGS = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "fmod", "remainder")
 
 
 @dataclass(frozen=True)
 class Legalise(ExportedProgramPassBase):  # type: ignore[misc]
-    """Inserts the fewest bytes of conversions after which every kernel handles its orders right.
+    """A pass that inserts the fewest bytes of conversions after which every kernel handles its orders right.
 
-    A pass for `to_edge_transform_and_lower(transform_passes=[...])`, and callable on an ATen program too.
-    Operators that `layout` lists are the delegate's, all others ExecuTorch's portable kernels. Numbers become
-    arguments instead of tensors where that saves a conversion; constants are re-laid ahead of time.
-    A program that needs nothing is returned as it is.
+    Use it in `to_edge_transform_and_lower(transform_passes=[...])`, or call it on an ATen program. Operators
+    that `layout` lists belong to the delegate, all others to ExecuTorch's portable kernels. A number becomes
+    an argument instead of a tensor where that saves a conversion. Constants are converted ahead of time. A
+    program without faults is returned as it is.
+
+    Attributes:
+        layout: the orders that the delegate accepts.
     """
 
     layout: DelegateLayout = PORTABLE
@@ -64,7 +69,7 @@ legalise = Legalise()
 def legalised(
     program: ExportedProgram, layout: DelegateLayout = PORTABLE, chosen: Callable[[Node], bool] | None = None
 ) -> ExportedProgram:
-    """The program with the conversions that it needs; itself where it needs none. See `Legalise`.
+    """Return the program with the conversions that it needs, or itself if it needs none. See `Legalise`.
 
     `chosen` says which nodes the delegate takes, by default those that `layout` lists.
     """
@@ -75,7 +80,7 @@ def legalised(
 
 
 class _Problem:
-    """The layout problem of one program, and the program that its plan amounts to."""
+    """The layout problem of one program, and the program that its plan leads to."""
 
     def __init__(
         self, program: ExportedProgram, layout: DelegateLayout, chosen: Callable[[Node], bool] | None
@@ -86,7 +91,8 @@ class _Problem:
         self.buffers: list[Buffer] = []
         self.steps: list[Step] = []
         self.rows: list[Node] = []  # the node of each step
-        self.siblings: dict[tuple[int, int], _Sibling] = {}  # (step, configuration) → in its place
+        # by step and configuration: the overload to call instead
+        self.siblings: dict[tuple[int, int], _Sibling] = {}
         for node in program.graph.nodes:
             self._add(node)
 
@@ -96,7 +102,7 @@ class _Problem:
         program = copied(self.program)
         twin = dict(zip(self.program.graph.nodes, program.graph.nodes, strict=True))
         sources = [twin[node] for node in self.buffer_of]
-        orders: dict[tuple[int, Any], Node] = {}  # each buffer, in each order that it is needed in
+        orders: dict[tuple[int, Any], Node] = {}  # each buffer, in each order in which it is needed
         replaced: dict[str, torch.Tensor] = {}
         for index, (choice, op, row) in enumerate(zip(plan.choice, self.steps, self.rows, strict=True)):
             node, config = twin[row], op.configs[choice]
@@ -157,7 +163,7 @@ class _Problem:
         self._operator(node, reads, [result for _, result in results], configs)
 
     def _choices(self, node: Node, reads: Sequence[Node]) -> Iterator[tuple[str, ...]]:
-        """Orders of the operands worth a look: all alike, or all but the constants alike."""
+        """Return the operand orders that are worth pricing: one for all, or for all but the constants."""
         free = [a for a in reads if _can_be_last(a.meta["val"])]
         moving = [a for a in free if a not in self.rules.constants]
         seen = set()
@@ -188,7 +194,7 @@ class _Problem:
         )
 
     def _result_nodes(self, node: Node) -> list[tuple[int, Node]]:
-        """(position among the tensors, node) of what others read."""
+        """Return (position among the tensors, node) for each result that others read."""
         if isinstance(node.meta["val"], torch.Tensor):
             return [(0, node)]
         return [
@@ -205,7 +211,7 @@ class _Problem:
     def _relay(
         self, program: ExportedProgram, old: Node, node: Node, letter: Any, replaced: dict[str, torch.Tensor]
     ) -> None:
-        """Give a constant the order that the plan wants."""
+        """Give a constant the order that the plan chose."""
         order = NHWC if letter == LAST else DimOrder.contiguous(4)
         spec = next(s for s in program.graph_signature.input_specs if s.arg.name == old.name)
         store = program.state_dict if spec.target in program.state_dict else program.constants
@@ -221,7 +227,7 @@ class _Problem:
 
 
 class _Simulation:
-    """One call on fake tensors whose orders are given, as the edge dialect would run it."""
+    """One call on fake tensors in the given orders, as the edge dialect would run it."""
 
     def __init__(self, node: Node, letters: Mapping[Node, str]) -> None:
         self.node = node
@@ -255,7 +261,7 @@ class _Simulation:
 
 @dataclass(frozen=True)
 class _Sibling:
-    """An overload for numbers, where the second operand is one (in the tensor `dropped`, or in none)."""
+    """An overload for numbers, if the second operand is a number, in the tensor `dropped` or in no tensor."""
 
     target: Any
     number: int | float
@@ -293,7 +299,7 @@ def _real_constant(program: ExportedProgram, node: Node) -> list[torch.Tensor]:
 
 
 def _letter(value: torch.Tensor) -> str:
-    """The order of a value for the planner: channels-last as ExecuTorch labels it, else contiguous."""
+    """Return the order of a value for the planner: channels-last as ExecuTorch labels it, else contiguous."""
     found = label(value)
     if found.is_contiguous:
         return CONTIGUOUS
@@ -301,14 +307,14 @@ def _letter(value: torch.Tensor) -> str:
 
 
 def _promised(value: torch.Tensor) -> tuple[str, ...]:
-    """The orders that a result of the program may have: its own, and one of the same memory by sizes of 1."""
+    """Return the orders that a result may have: its own, and one that is the same by sizes of 1."""
     if value.dim() == 4 and NHWC.equivalent(DimOrder.contiguous(4), tuple(value.shape)):
         return CONTIGUOUS, LAST
     return (LAST if label(value) == NHWC else CONTIGUOUS,)
 
 
 def _can_be_last(value: torch.Tensor) -> bool:
-    """Whether channels-last is an order of its own for the value, and gets the label of it."""
+    """Return whether channels-last differs from contiguous for the value, and ExecuTorch labels it so."""
     if value.dim() != 4:
         return False
     shape = tuple(value.shape)
@@ -338,7 +344,7 @@ def copied(program: ExportedProgram) -> ExportedProgram:
 
 
 def _retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    """The program with its new constants, and the strides of every value as they are now."""
+    """Return the program with its new constants, and with the strides that every value has now."""
     for node in program.graph.nodes:
         if node.op != "call_function":
             continue
@@ -365,9 +371,9 @@ def _retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) ->
 
 
 def _without_strided_copies(program: ExportedProgram) -> ExportedProgram:
-    """The program with conversions instead of `prims.copy_strided`, which some decompositions leave.
+    """Return the program with conversions instead of `prims.copy_strided`, which some decompositions leave.
 
-    That has no kernel; what it says is an order.
+    It has no kernel, and only states an order.
     """
     if not any(overload_of(node.target) == _COPY_STRIDED for node in program.graph.nodes):
         return program
@@ -384,7 +390,7 @@ def _without_strided_copies(program: ExportedProgram) -> ExportedProgram:
 
 
 def _conversion(program: ExportedProgram, source: Node, order: DimOrder) -> Node:
-    """A new node, where the graph inserts now, that copies `source` into an order."""
+    """Insert a node that copies `source` into an order, at the graph's current insertion point."""
     node: Node
     if any(isinstance(node.target, EdgeOpOverload) for node in program.graph.nodes):
         node = program.graph.call_function(TO_DIM_ORDER, (source,), {"dim_order": list(order)})
@@ -396,7 +402,7 @@ def _conversion(program: ExportedProgram, source: Node, order: DimOrder) -> Node
 
 
 def _last_of_placeholders(program: ExportedProgram, source: Node) -> Node:
-    """Where a conversion of `source` may stand: after it, and after all placeholders."""
+    """Return the node after which a conversion of `source` may stand: `source`, or the last placeholder."""
     if source.op != "placeholder":
         return source
     last: Node = [node for node in program.graph.nodes if node.op == "placeholder"][-1]

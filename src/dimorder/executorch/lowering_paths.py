@@ -1,4 +1,4 @@
-"""Decides by which ways a program becomes a .pte and is run: ExecuTorch's own, or as this package advises."""
+"""Lower a program to a .pte and run it: in ExecuTorch's own way, or in the way that this package advises."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PteRun = Callable[[bytes, Sequence[torch.Tensor]], Any]
 
 
 def stock(backend: str) -> Lower:
-    """Lowering as ExecuTorch does it, for a backend of `BACKENDS`."""
+    """Return the lowering as ExecuTorch does it, for a backend of `BACKENDS`."""
 
     def lowering(exported: ExportedProgram) -> bytes:
         return lower_quickly(exported, _partitioners(backend))
@@ -30,7 +30,7 @@ def stock(backend: str) -> Lower:
 
 
 def legal(backend: str) -> Lower:
-    """Lowering as this package advises it, for a backend of `BACKENDS`."""
+    """Return the lowering that this package advises, for a backend of `BACKENDS`."""
     from dimorder.executorch.guard import guarded
     from dimorder.executorch.layout import XNNPACK
 
@@ -39,7 +39,7 @@ def legal(backend: str) -> Lower:
 
 
 def lower_legally(exported: ExportedProgram, partitioner: Any = None) -> bytes:
-    """A .pte of a program: canonicalised, and legalised where no guarded partitioner does that."""
+    """Return the .pte of a canonicalised program; legalise it too, unless a guarded partitioner does that."""
     from dimorder.executorch.legalize import legalise
     from dimorder.executorch.passes import canonicalise
 
@@ -48,7 +48,7 @@ def lower_legally(exported: ExportedProgram, partitioner: Any = None) -> bytes:
 
 
 def run_bare(data: bytes, inputs: Sequence[torch.Tensor]) -> Any:
-    """A program run by ExecuTorch's Python runtime, without any guard."""
+    """Run a program in ExecuTorch's Python runtime, without any guard."""
     from executorch.extension.pybindings import _C
 
     program = _C._load_program_from_buffer(data)
@@ -56,7 +56,7 @@ def run_bare(data: bytes, inputs: Sequence[torch.Tensor]) -> Any:
 
 
 def run_guarded(data: bytes, inputs: Sequence[torch.Tensor]) -> Any:
-    """A program run as `dimorder.load` runs it."""
+    """Run a program as `dimorder.load` runs it."""
     import tempfile
 
     with tempfile.NamedTemporaryFile(suffix=".pte") as file:
@@ -75,9 +75,9 @@ def read_calls(data: bytes) -> list[KernelCall]:
 def lower_quickly(
     exported: ExportedProgram, partitioners: Sequence[Any] = (), passes: Sequence[Any] = ()
 ) -> bytes:
-    """`to_edge_transform_and_lower(...).to_executorch()`, without the decompositions that have nothing to do.
+    """Return `to_edge_transform_and_lower(...).to_executorch()`, without decompositions that change nothing.
 
-    Those take nine tenths of the time of a single operator's lowering.
+    They take nine tenths of the time for lowering a single operator.
     """
     from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
     from executorch.exir.program._program import _generate_edge_program
@@ -109,7 +109,7 @@ def lower_quickly(
 
 @functools.cache
 def _decomposed() -> frozenset[Any]:
-    """The operators that ExecuTorch decomposes."""
+    """Return the operators that ExecuTorch decomposes."""
     from executorch.exir.program._program import _default_decomposition_table
 
     return frozenset(_default_decomposition_table())

@@ -1,5 +1,7 @@
-"""Decides the passes over ExecuTorch programs: canonicalise before lowering; insert, revert and annotate
-dim-order operators in the edge dialect. Each is usable alone.
+"""Define passes over ExecuTorch programs, each of which is usable alone.
+
+`canonicalise` runs before lowering. The others insert, revert and annotate dim-order operators in the edge
+dialect.
 """
 
 from __future__ import annotations
@@ -29,13 +31,20 @@ _FORMATS = {NHWC: torch.channels_last}
 
 
 def canonicalise(program: ExportedProgram) -> ExportedProgram:
-    """The same program with every constant dense and row-major, and inputs in orders that ExecuTorch knows.
+    """Make every constant dense and row-major, and give inputs only orders that ExecuTorch knows.
 
-    Before `to_edge_transform_and_lower`. An input that lies channels-last in 4 dims stays so, unless sizes of
-    1 make that the same memory as contiguous; any other becomes contiguous, and so do copies
-    into a memory format of another rank than 4. Where nothing needs a change the program itself is returned.
-    What it is for: channels-last depthwise weights crash XNNPACK's preprocess, labels of size-1 dims are
-    refused by kernels (upstream #22520, #19153), and constants with gaps are not serialised.
+    Use it before `to_edge_transform_and_lower`. A 4-D channels-last input stays so, unless sizes of 1 make
+    that the same memory as contiguous. Any other input becomes contiguous. A copy into a memory format of
+    another rank than 4 becomes contiguous too.
+
+    This avoids three problems. Channels-last depthwise weights crash XNNPACK's preprocess. Kernels refuse the
+    labels of size-1 dims (upstream #22520, #19153). Constants with gaps are not serialised.
+
+    Args:
+        program: an exported program.
+
+    Returns:
+        The new program, or `program` itself if nothing needs a change.
 
     >>> conv = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
     >>> program = canonicalise(torch.export.export(conv, (torch.randn(2, 3, 5, 7),)))
@@ -80,10 +89,10 @@ def canonicalise(program: ExportedProgram) -> ExportedProgram:
 
 @dataclass
 class InsertDimOrderOperators(ExportPass):  # type: ignore[misc]
-    """Replaces operators that take a torch memory format by dim-order operators, at any rank.
+    """A pass that replaces operators with a torch memory format by dim-order operators, at any rank.
 
-    ExecuTorch's own pass fails on every format but contiguous and 4-D channels-last. Its run time and its
-    dim-order operators know no other order, so those become contiguous: the values are the same.
+    ExecuTorch's own pass fails on every format but contiguous and 4-D channels-last. Its runtime and its
+    dim-order operators know no other order. So other formats become contiguous, with the same values.
     """
 
     def __post_init__(self) -> None:
@@ -99,8 +108,11 @@ class InsertDimOrderOperators(ExportPass):  # type: ignore[misc]
 
 @dataclass
 class RevertDimOrderOperators(ExportPass):  # type: ignore[misc]
-    """Replaces dim-order operators by those of torch with a memory format: the way back, for a delegate's
-    preprocess that does not know them. `InsertDimOrderOperators` after it gives the same graph again."""
+    """A pass that replaces dim-order operators by torch's operators with a memory format.
+
+    It serves a delegate's preprocess that does not know dim-order operators. `InsertDimOrderOperators` after
+    it gives the same graph again.
+    """
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -116,7 +128,7 @@ class RevertDimOrderOperators(ExportPass):  # type: ignore[misc]
 
 @dataclass
 class Annotate(ExportPass):  # type: ignore[misc]
-    """Writes `node.meta["dim_order"]`: the order of each tensor as ExecuTorch will label it, or None."""
+    """A pass that writes `node.meta["dim_order"]`: the order in ExecuTorch's label, or None."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -131,7 +143,7 @@ class Annotate(ExportPass):  # type: ignore[misc]
 
 
 def label(value: torch.Tensor) -> DimOrder:
-    """The dim order that ExecuTorch writes into a .pte for a tensor: its strides, sorted.
+    """Return the dim order that ExecuTorch writes into a .pte for a tensor: its strides, sorted.
 
     >>> label(torch.zeros(2, 3, 5, 7).to(memory_format=torch.channels_last))
     DimOrder(0, 2, 3, 1)
@@ -141,19 +153,19 @@ def label(value: torch.Tensor) -> DimOrder:
 
 
 def restride(value: torch.Tensor, order: DimOrder) -> torch.Tensor:
-    """An empty (fake) tensor like `value`, dense in `order`."""
+    """Return an empty (fake) tensor like `value`, dense in `order`."""
     sizes = list(value.shape)
     with torch._subclasses.fake_tensor.unset_fake_temporarily() if _is_real(value) else mode_of(value):
         return torch.empty_strided(sizes, order.strides(sizes), dtype=value.dtype, device=value.device)
 
 
 def format_of(order: DimOrder) -> torch.memory_format:
-    """torch's memory format for an order: of those that dim-order operators can have."""
+    """Return torch's memory format for an order that dim-order operators can have."""
     return torch.contiguous_format if order.is_contiguous else _FORMATS[order]
 
 
 def _canonical_order(value: torch.Tensor, is_input: bool) -> DimOrder:
-    """The order that a placeholder is to have."""
+    """Return the order that a placeholder should have."""
     if is_input and value.dim() == 4 and all(isinstance(size, int) for size in value.shape):
         reading = strides.read(tuple(value.shape), tuple(value.stride()))
         if not isinstance(reading, strides.NotDense) and reading.order == NHWC:
@@ -175,7 +187,7 @@ def _is_row_major(tensor: torch.Tensor) -> bool:
 
 
 def _row_major(tensor: torch.Tensor) -> torch.Tensor:
-    # torch.contiguous() leaves the strides of size-1 dims, and what is contiguous in a larger storage.
+    # torch.contiguous() keeps the strides of size-1 dims, and contiguous tensors in a larger storage.
     fresh = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     fresh.copy_(tensor.detach())
     if isinstance(tensor, torch.nn.Parameter):
@@ -184,7 +196,7 @@ def _row_major(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _odd_format(node: torch.fx.Node) -> bool:
-    """Whether a node copies into a memory format that the edge dialect has no dim order for."""
+    """Return whether a node copies into a memory format for which the edge dialect has no dim order."""
     given = [*node.args, *node.kwargs.values()] if node.op == "call_function" else []
     wanted = {argument for argument in given if isinstance(argument, torch.memory_format)}
     value = node.meta.get("val")
@@ -213,12 +225,12 @@ def _is_real(value: torch.Tensor) -> bool:
 
 
 def mode_of(value: Any) -> Any:
-    """The mode that a fake tensor belongs to."""
+    """Return the mode of a fake tensor."""
     return value.fake_mode
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a node's value."""
+    """Return the tensors in a node's value."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):

@@ -1,6 +1,6 @@
-"""Decides what is right, refused or silently wrong: runs operators in ExecuTorch and compares with eager.
+"""Run operators in ExecuTorch and compare with eager, to find those right, refused or silently wrong.
 
-`probe` makes the table that is shipped; `sweep` is the same comparison through any lowering, for a CI.
+`probe` makes the table that is shipped. `sweep` makes the same comparison through any lowering, for a CI.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ Route = Literal["stock", "legal"]  # ExecuTorch's own lowering and run time, or 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case: the verdict, why, and the calls that the lowered program makes.
+    """The result of one case: the verdict, why, and the calls that the lowered program makes.
 
-    `verdict` is None where eager itself refuses the case, or nothing of it is left to call.
+    `verdict` is None if eager itself refuses the case, or if the lowered program calls nothing.
     """
 
     verdict: KernelVerdict | None
@@ -67,10 +67,19 @@ def probe(
     progress: Callable[[str], None] = lambda step: None,
     workers: int | None = None,
 ) -> KernelTable:
-    """The table of verdicts of the ExecuTorch that is installed, from stock lowering of every case.
+    """Measure the verdicts of the installed ExecuTorch, from stock lowering of every case.
 
-    Each case runs in a worker process: a kernel may take its process down, which counts as refused.
-    The whole takes minutes per backend and core.
+    Each case runs in a worker process. A kernel that kills its process counts as refused. All cases take
+    minutes per backend and core.
+
+    Args:
+        backends: the backends to probe.
+        chosen: the cases, by default all of `cases()`.
+        progress: is called with a line of text as the work goes on.
+        workers: the number of processes, by default one per core.
+
+    Returns:
+        The table of verdicts.
     """
     chosen = list(cases() if chosen is None else chosen)
     groups = [(backend, (case,)) for backend in backends for case in chosen if _is_taken(backend, case)]
@@ -83,10 +92,10 @@ def outcomes(
     progress: Callable[[str], None] = lambda step: None,
     workers: int | None = None,
 ) -> Iterator[tuple[str, Case, Outcome]]:
-    """What becomes of groups of cases, each with its backend, in worker processes: in the order of `groups`.
+    """Run groups of cases, each with its backend, in worker processes; return their outcomes in that order.
 
     `path` says how they are lowered and run. The cases of a group are one program (`grouped` makes such
-    groups); a group that is not right is taken apart, so that what is not right is always a case by itself.
+    groups). A group that is not right is split, so that a fault always belongs to a single case.
     """
     with _Workers(path, workers or os.cpu_count() or 1) as pool:
         for done, (backend, found) in enumerate(pool.run(groups)):
@@ -96,7 +105,7 @@ def outcomes(
 
 
 def grouped(chosen: Iterable[Case], size: int = TOGETHER) -> Iterator[tuple[Case, ...]]:
-    """Cases in groups of at most `size`, of one shape each, and contiguous ones by themselves.
+    """Return cases in groups of at most `size`, each with one shape; contiguous cases have their own groups.
 
     >>> [len(group) for group in grouped((case for case in cases("cat") if case.shape == "4"), 5)]
     [4, 5, 5, 2]
@@ -113,7 +122,7 @@ def grouped(chosen: Iterable[Case], size: int = TOGETHER) -> Iterator[tuple[Case
 def tabulate(
     outcomes: Iterable[tuple[str, Case, Outcome]], backends: Sequence[str] = BACKENDS
 ) -> KernelTable:
-    """The table that (backend, case, outcome) triples amount to: for each signature its worst verdict."""
+    """Return the table of (backend, case, outcome) triples: for each signature its worst verdict."""
     from importlib import metadata
 
     rows: dict[str, dict[str, dict[str, KernelVerdict]]] = {
@@ -129,7 +138,7 @@ def tabulate(
 
 
 def worst(*verdicts: KernelVerdict) -> KernelVerdict:
-    """The worst of some verdicts.
+    """Return the worst of some verdicts.
 
     >>> worst("right", "wrong", "refused")
     'wrong'
@@ -156,12 +165,21 @@ def sweep(
     *,
     lower: Callable[[ExportedProgram, Any], bytes] | None = None,
 ) -> list[KernelFinding]:
-    """The differential test for a delegate's CI: every case through a partitioner, against eager.
+    """Run every case through a partitioner and compare with eager: the differential test for a delegate's CI.
 
-    Cases are {operators} x {orders} x {ranks, sizes of 1}, all of `cases()` unless `chosen`; those that
-    ExecuTorch refuses in contiguous order too say nothing about orders and are left out. `lower` makes the
-    .pte of an exported program and the partitioner (None: portable kernels), by default with
-    `canonicalise` and `legalise` as this package advises. Runs in this process, through `dimorder.load`.
+    Cases are {operators} x {orders} x {ranks, sizes of 1}. A case that ExecuTorch refuses in contiguous order
+    too is omitted, since it shows nothing about orders. The test runs in this process, through
+    `dimorder.load`.
+
+    Args:
+        partitioner: the delegate's partitioner, or None for portable kernels.
+        chosen: the cases, by default all of `cases()`.
+        progress: is called with a line of text as the work goes on.
+        lower: makes the .pte from an exported program and the partitioner. By default it uses `canonicalise`
+            and `legalise`, as this package advises.
+
+    Returns:
+        The cases that are wrong or refused.
     """
     lower = lower or lower_legally
 
@@ -192,7 +210,7 @@ def attempt(group: Sequence[Case], lowering: Lower, run: PteRun) -> Outcome:
         return Outcome(None, f"eager: {_in_short(error)}")
     calls: tuple[KernelCall, ...] = ()
     try:
-        # Of lowering and running anything may come out, and all of it is a refusal.
+        # Lowering and running may raise anything, and every error counts as a refusal.
         exported = torch.export.export(module, inputs, strict=False)
         data = lowering(exported)
         calls = tuple(read_calls(data))
@@ -204,7 +222,7 @@ def attempt(group: Sequence[Case], lowering: Lower, run: PteRun) -> Outcome:
 
 
 def disagreement(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> str:
-    """How two lists of tensors differ, empty where they agree to `TOLERANCE` of the largest value."""
+    """Return how two lists of tensors differ, empty if they agree to `TOLERANCE` of the largest value."""
     if len(expected) != len(found):
         return f"{len(found)} results instead of {len(expected)}"
     for index, (a, b) in enumerate(zip(expected, found, strict=True)):
@@ -221,10 +239,10 @@ def disagreement(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
 
 
 def _subjects(case: Case, backend: str, outcome: Outcome) -> Iterator[KernelCall]:
-    """The calls that an outcome says something about; a delegate's are under the case's name.
+    """Return the calls that an outcome judges; a delegate's calls have the case's name.
 
-    All of them where the outcome is right, else the one that is to blame, where there is only one: a call in
-    contiguous order is to blame in a contiguous case alone.
+    A right outcome judges all calls. Any other outcome judges the only suspect, if there is just one. A call
+    in contiguous order is a suspect only in a contiguous case.
     """
     if outcome.verdict is None:
         return
@@ -250,7 +268,7 @@ def _is_contiguous(call: KernelCall) -> bool:
 
 
 def _is_taken(backend: str, case: Case) -> bool:
-    """Whether the backend has anything to do with the operator, by its name."""
+    """Return whether the backend may take the operator, by its name."""
     if backend == "portable":
         return True
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -263,7 +281,7 @@ def _is_taken(backend: str, case: Case) -> bool:
 def _in_halves(
     group: Sequence[Case], run: Callable[[Sequence[Case]], Outcome]
 ) -> Iterator[tuple[Case, Outcome]]:
-    """The outcome of each case of a group: the group's own where it is right, else of its halves."""
+    """Return the outcome of each case of a group: the group's own if it is right, else that of its halves."""
     outcome = run(group)
     if len(group) == 1 or outcome.verdict == "right":
         yield from ((case, outcome) for case in group)
@@ -342,9 +360,9 @@ class _Worker:
 
 
 def _serve() -> None:
-    """A worker's life: a group of cases per line in, an outcome per line out."""
+    """Run a worker's loop: read a group of cases per line, and write an outcome per line."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the runtime logs where it likes
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the runtime may log to stdout
     _list_composites_once()
     routes: dict[Route, tuple[Callable[[str], Lower], PteRun]] = {
         "stock": (stock, run_bare),
@@ -360,9 +378,10 @@ def _serve() -> None:
 
 
 def _list_composites_once() -> None:
-    """Lets torch list its composite operators once, not per program: half of the time of lowering one.
+    """Let torch list its composite operators once, instead of once per program.
 
-    It does not by itself because operators may be registered at any time; in a worker none are.
+    The listing is half of the time for lowering a program. torch repeats it because operators may be
+    registered at any time; a worker registers none.
     """
     from torch.export import decomp_utils, exported_program
 

@@ -1,6 +1,7 @@
-"""Decides what is loaded from a .pte of any tool: the file is checked first, as far as bytes can tell.
+"""Load a .pte of any tool, after checking the file as far as its bytes allow.
 
-The contract is the one inside a file that dimorder lowered, else what the file's own tensor table amounts to.
+The contract is the one inside a file that dimorder lowered. For other files it follows from the file's own
+tensor table.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _DTYPES = {
     "BOOL": "bool",
     "BFLOAT16": "bfloat16",
 }
-_LOADED: WeakSet[PteMethod] = WeakSet()  # whose delegates hold the pool of threads
-_METHOD = "forward"  # the one that a program is called by
+_LOADED: WeakSet[PteMethod] = WeakSet()  # their delegates use the pool of threads
+_METHOD = "forward"  # the method that a program is called by
 
 
 @dataclass(eq=False)
@@ -49,7 +50,7 @@ class PteMethod:
 
     method: Callable[..., Sequence[torch.Tensor]]
     program: Any
-    # Held until outputs are copied, which the next call overwrites and a reset frees.
+    # The lock is held until outputs are copied, since the next call overwrites them and a reset frees them.
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -57,16 +58,16 @@ class PteMethod:
             return [_copied(x) for x in self.method(list(inputs), clone_outputs=False)]
 
     def reset(self) -> None:
-        """The state as it is in the file, which is not read again."""
+        """Reset the state to the one in the file, which is not read again."""
         with self._lock:
             self.method = self.program.load_method(_METHOD)
 
 
 def _copied(dense: torch.Tensor) -> torch.Tensor:
-    """A copy, made by this thread alone.
+    """Return a copy, written by this thread alone.
 
-    PyTorch copies a large tensor with threads of its own. They wait for more work in a loop and so keep a
-    core from ExecuTorch's pool, which makes the next call of a small network up to twice as long.
+    PyTorch copies a large tensor with its own threads. They wait for more work in a loop and so occupy a core
+    that ExecuTorch's pool needs. That makes the next call of a small network up to twice as long.
     """
     copy = torch.empty_like(dense)
     ctypes.memmove(copy.data_ptr(), dense.data_ptr(), dense.nbytes)
@@ -74,19 +75,21 @@ def _copied(dense: torch.Tensor) -> torch.Tensor:
 
 
 def method_of(data: bytes) -> PteMethod:
-    """A program of ours as a function of tensors as its own signature holds them, in a state of its own.
+    """Return one of our programs as a function of tensors, with its own state.
 
-    It is opened from a file, as a device opens it: ExecuTorch frees what it read from a file, and nothing of
+    The tensors have the shapes of the program's own signature.
+
+    It is opened from a file, as on a device. ExecuTorch frees data that it read from a file, but never frees
     bytes in memory.
     """
     with tempfile.TemporaryDirectory(prefix="dimorder-") as folder:
         path = Path(folder, "program.pte")
         path.write_bytes(data)
-        return method_of_file(path)  # whose pages stay mapped without a name
+        return method_of_file(path)  # its pages stay mapped after the file is deleted
 
 
 def method_of_file(path: Path) -> PteMethod:
-    """The same of a file."""
+    """Return the program in a file as a function, as `method_of` does."""
     from executorch.extension.pybindings import _C
 
     program = _C._load_program(str(path))
@@ -94,11 +97,14 @@ def method_of_file(path: Path) -> PteMethod:
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
-    """The contract of a .pte, and the program as a function of tensors as its own signature holds them.
+    """Return the contract of a .pte, and its program as a function of tensors.
 
-    Raises `UsageError` where there is no such file, `ContractError` where it is damaged, cut off or no .pte,
-    `UnsupportedError` where the runtime is not installed or lacks what the program needs, and where another
-    tool's program calls a kernel that returns wrong numbers for the orders it gets (`runtime.kernels`).
+    The tensors have the shapes of the program's own signature.
+
+    Raises `UsageError` if the file does not exist. Raises `ContractError` if it is damaged, cut off or no
+    .pte. Raises `UnsupportedError` if the runtime is not installed or lacks something that the program needs.
+    It does so too if another tool's program calls a kernel that returns wrong numbers for its orders
+    (`runtime.kernels`).
     """
     file, native = _open(path)
     contract, tables = _contract(file, native)
@@ -119,7 +125,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
 
 
 def _require_backends(file: Path) -> None:
-    """Refuses a program with a delegate of a backend that this build of the runtime has not."""
+    """Refuse a program with a delegate whose backend this build of the runtime lacks."""
     from executorch.extension.pybindings import _C
 
     plans = _tables(file).execution_plan
@@ -134,10 +140,10 @@ def _require_backends(file: Path) -> None:
 
 
 def set_threads(count: int) -> None:
-    """How many threads the programs of this process have: ExecuTorch has one pool of them for all.
+    """Set the number of threads for the programs of this process, which share one pool of ExecuTorch's.
 
-    Raises `UsageError` where that is another number than programs run with that are loaded already, for the
-    pool would be taken from under them.
+    Raises `UsageError` if loaded programs run with another number, since they use the pool that would be
+    replaced.
     """
     from executorch.extension.pybindings import _C
 
@@ -154,16 +160,16 @@ def set_threads(count: int) -> None:
 
 
 def read_contract(path: str | os.PathLike[str]) -> Contract:
-    """The contract of a .pte; the network itself is not loaded. Errors as in `load`."""
+    """Return the contract of a .pte without loading the network. Raises the errors of `load`."""
     return _contract(*_open(path))[0]
 
 
 def _open(path: str | os.PathLike[str]) -> tuple[Path, Any]:
-    """A file that is checked, and its program, which reads the file by its pages."""
+    """Check a file and open its program, which maps the file's pages."""
     file = Path(path)
     try:
         with file.open("rb") as opened:
-            empty = not os.fstat(opened.fileno()).st_size  # which cannot be mapped
+            empty = not os.fstat(opened.fileno()).st_size  # an empty file cannot be mapped
             with nullcontext(b"") if empty else mmap(opened.fileno(), 0, access=ACCESS_READ) as data:
                 _check_bytes(file, data)
     except OSError as error:
@@ -171,23 +177,23 @@ def _open(path: str | os.PathLike[str]) -> tuple[Path, Any]:
             f"loading {file}", str(error.strerror or error), "give the path of a .pte file"
         ) from error
     try:
-        # Not executorch.runtime, which is this and eight seconds of importing the exporter.
+        # executorch.runtime would also import the exporter, which takes eight seconds.
         from executorch.extension.pybindings import _C
     except ImportError as error:
         raise UnsupportedError(
             f"loading {file}", f"no ExecuTorch runtime ({error})", "pip install 'dimorder[executorch]'"
         ) from error
     try:
-        verified = _C.Verification.InternalConsistency  # what is not may crash the runtime
+        verified = _C.Verification.InternalConsistency  # an inconsistent file may crash the runtime
         return file, _C._load_program(str(file), program_verification=verified)
     except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
         raise _damaged(file, f"ExecuTorch: {error}") from error
 
 
 def _check_bytes(file: Path, data: bytes | mmap) -> None:
-    """Refuses what can be told to be damaged without the runtime.
+    """Refuse a file whose damage shows without the runtime.
 
-    The head of a .pte is read as executorch.exir._serialize._program._ExtendedHeader writes it.
+    The header of a .pte is read as executorch.exir._serialize._program._ExtendedHeader writes it.
     """
     if not re.fullmatch(rb"ET\d\d", data[4:8]):
         raise _damaged(file, f"{len(data)} bytes that do not begin as a .pte does (ET12 at byte 4)")
@@ -206,7 +212,7 @@ def _damaged(file: Path, found: str) -> ContractError:
 
 
 def _contract(file: Path, native: Any) -> tuple[Contract, Any]:
-    """The contract of a program; and, where that is not inside, the tables of another tool's file."""
+    """Return the contract of a program, and the tables of the file if another tool wrote it."""
     if CONTRACT_METHOD not in [native.get_method_name(i) for i in range(native.num_methods())]:
         tables = _tables(file)
         return _foreign_contract(file, tables), tables
@@ -215,7 +221,7 @@ def _contract(file: Path, native: Any) -> tuple[Contract, Any]:
 
 
 def _foreign_contract(file: Path, tables: Any) -> Contract:
-    """The contract that the tensor table of a .pte amounts to: ExecuTorch knows orders, unchecked."""
+    """Return the contract in the tensor table of a .pte: ExecuTorch stores orders, unchecked."""
     plans = {plan.name: plan for plan in tables.execution_plan}
     if _METHOD not in plans:
         raise UnsupportedError(
@@ -229,7 +235,10 @@ def _foreign_contract(file: Path, tables: Any) -> Contract:
 
 
 def _refuse_dangers(file: Path, tables: Any) -> None:
-    """Refuses what a guard at the inputs cannot mend: the program itself calls kernels in wrong orders."""
+    """Refuse a program that calls kernels in wrong orders.
+
+    A guard at the inputs cannot repair these calls.
+    """
     from importlib import metadata
 
     found = dangers(tables, metadata.version("executorch"), _METHOD)
@@ -244,18 +253,18 @@ def _refuse_dangers(file: Path, tables: Any) -> None:
 
 
 def _tables(file: Path) -> Any:
-    """A .pte as the tables of executorch.exir.schema.Program."""
+    """Return a .pte as the tables of executorch.exir.schema.Program."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
     try:
         return deserialize_pte_binary(file.read_bytes()).program
-    # Of damaged bytes that parser raises whatever comes: struct.error, IndexError, AssertionError ...
+    # For damaged bytes that parser may raise anything: struct.error, IndexError, AssertionError ...
     except Exception as error:
         raise _damaged(file, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
 
 
 def _spec(file: Path, name: str, value: Any, symbols: list[Symbol]) -> TensorSpec:
-    """The promise of one tensor of a foreign program; a size that is an upper bound becomes a symbol."""
+    """Return the spec of one tensor of a foreign program; a size that is an upper bound becomes a symbol."""
     if type(value).__name__ != "Tensor":
         raise UnsupportedError(
             f"loading {file}",
@@ -273,5 +282,5 @@ def _spec(file: Path, name: str, value: Any, symbols: list[Symbol]) -> TensorSpe
             f"{name} is of type {value.scalar_type.name}",
             f"use one of {', '.join(_DTYPES.values())}",
         )
-    # The file holds the logical shape, whatever the order, so the boundary is logical.
+    # The file has the logical shape in every order, so the boundary is logical.
     return TensorSpec(name, tuple(shape), dtype, DimOrder(*value.dim_order), "logical")

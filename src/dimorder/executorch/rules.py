@@ -1,6 +1,6 @@
-"""Decides what each operator of a program accepts: its delegate's layout, or the truth table of kernels.
+"""Find the operators that get orders which their delegate or their kernel does not handle right.
 
-A `Fault` is an operator that gets orders it does not handle right.
+A delegate's layout says what its operators accept. The truth table says it for portable kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONVERSIONS = frozenset({*DIM_ORDER_OPERATORS, torch.ops.aten._to_copy.default, 
 
 @dataclass(frozen=True)
 class Fault:
-    """An operator that gets orders which its kernel, or its delegate, does not handle."""
+    """An operator that gets orders which its kernel, or its delegate, does not handle right."""
 
     operator: str
     node: str
@@ -50,7 +50,7 @@ class Fault:
 def faults(
     program: ExportedProgram, layout: DelegateLayout = PORTABLE, chosen: Callable[[Node], bool] | None = None
 ) -> list[Fault]:
-    """What a program calls in orders that are not handled right, in program order.
+    """Return the calls of a program in orders that are not handled right, in program order.
 
     `chosen` says which nodes the delegate takes, by default those that `layout` lists.
     """
@@ -66,7 +66,7 @@ def faults(
 
 
 class Rules:
-    """What each node of one program accepts."""
+    """The orders that each node of one program accepts."""
 
     def __init__(
         self, program: ExportedProgram, layout: DelegateLayout, chosen: Callable[[Node], bool] | None = None
@@ -82,17 +82,17 @@ class Rules:
         }
 
     def chosen(self, node: Node) -> bool:
-        """Whether the delegate takes the node."""
+        """Return whether the delegate takes the node."""
         return self._chosen(node) and self.layout.takes(name_of(node), rank_of(node))
 
     def is_computed(self, node: Node) -> bool:
-        """Whether the node is an operator over tensors, not a relabelled result or a symbol."""
+        """Return whether the node is an operator over tensors, not a relabelled result or a symbol."""
         return isinstance(node.target, (EdgeOpOverload, torch._ops.OpOverload)) and any(
             True for _ in tensors(node.meta.get("val"))
         )
 
     def operands(self, node: Node, order_of: Callable[[Any], DimOrder]) -> list[Any]:
-        """The tensor arguments as `signature` wants them; of a delegate's nodes without its constants."""
+        """Return the tensor arguments in the form for `signature`, without a delegate's constants."""
         own = self.chosen(node)
 
         def read(argument: Any) -> Any:
@@ -110,18 +110,18 @@ class Rules:
         return [found for found in map(read, arguments) if found is not None]
 
     def accepts(self, node: Node, operands: list[Any], results: list[Any], target: Any = None) -> bool:
-        """Whether the node, or `target` in its place, handles these orders right."""
+        """Return whether the node, or `target` in its place, handles these orders right."""
         if node.target in CONVERSIONS:
             return True
         if self.chosen(node):
             return self._delegate_accepts(node, operands)
         rank, letters = signature(operands + results)
         verdict = self.table.verdict("portable", kernel_name(target or node.target) or "", rank, letters)
-        # Contiguous is trusted unless it is known to be wrong, any other order where it is known to be right.
+        # Contiguous order is trusted unless known to be wrong. Any other order must be known to be right.
         return verdict != "wrong" if set(letters) <= {CONTIGUOUS, LOWER} else verdict == "right"
 
     def _delegate_accepts(self, node: Node, operands: list[Any]) -> bool:
-        """Inputs alone: what a result is labelled inside a partition means nothing."""
+        """Check the inputs alone, since the label of a result inside a partition means nothing."""
         accepted = self.layout.of_operator(name_of(node))
         seen = set()
         for shape, dims in _pairs(operands):
@@ -154,7 +154,7 @@ class Rules:
 
 
 def name_of(node: Node) -> str:
-    """The ATen name of a node's operator, as in `torch.ops.aten`: "add.Tensor", "convolution"."""
+    """Return the ATen name of a node's operator, as in `torch.ops.aten`: "add.Tensor", "convolution"."""
     target = overload_of(node.target)
     name = str(target).removeprefix("aten.").removesuffix(".default")
     head, _, overload = name.partition(".")
@@ -163,14 +163,17 @@ def name_of(node: Node) -> str:
 
 
 def rank_of(node: Node) -> int:
-    """The highest rank of the tensors that a node reads and writes."""
+    """Return the highest rank of the tensors that a node reads and writes."""
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
     return max((value.dim() for value in tensors(values)), default=0)
 
 
 @functools.cache
 def kernel_name(target: Any) -> str | None:
-    """The portable kernel of an operator, as a .pte names it: "aten::add.out"; None where there is none."""
+    """Return the portable kernel of an operator by its name in a .pte, "aten::add.out".
+
+    None if there is none.
+    """
     try:
         found, _ = to_out_variant(functional_of(target))
     except (RuntimeError, TypeError, KeyError, AssertionError):
@@ -180,7 +183,7 @@ def kernel_name(target: Any) -> str | None:
 
 
 def source_line(node: Node) -> str:
-    """Where the call stands in the network's own code, or else in torch's, as far as it is known."""
+    """Return the source line of a call in the network's own code, or else in torch's, if known."""
     trace = str(node.meta.get("stack_trace") or "")
     lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     own = [line for line in lines if "/torch/" not in line] or lines
@@ -193,7 +196,7 @@ def overload_of(target: Any) -> Any:
 
 @functools.cache
 def functional_of(target: Any) -> Any:
-    """The overload that the edge dialect calls: views as copies."""
+    """Return the overload that the edge dialect calls, in which views are copies."""
     target = overload_of(target)
     packet = getattr(torch.ops.aten, f"{target._schema.name.removeprefix('aten::')}_copy", None)
     is_view = any(result.alias_info is not None for result in target._schema.returns)
@@ -201,7 +204,7 @@ def functional_of(target: Any) -> Any:
 
 
 def has_orders(program: ExportedProgram) -> bool:
-    """Whether any tensor of the program is not contiguous as ExecuTorch labels it."""
+    """Return whether any tensor of the program is not contiguous as ExecuTorch labels it."""
     return any(
         not label(value).is_contiguous
         for node in program.graph.nodes

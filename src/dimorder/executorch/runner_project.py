@@ -104,8 +104,9 @@ def _require_writable(contract: Contract, path: Path) -> None:
 
 
 def _drawn(contract: Contract) -> list[Tensor]:
-    """Return an example of each input; a dynamic size gets its least value, but not 1 if a larger one is
-    allowed.
+    """Return an example of each input.
+
+    A dynamic size gets its least value, but not 1 if a larger one is allowed.
     """
     generator = torch.Generator().manual_seed(0)
     symbols = {symbol.name: _size(symbol) for symbol in contract.symbols}

@@ -1,7 +1,7 @@
-"""Reads the bytes of an XNNPACK delegate, anybody's: how many nodes it has, and what its transposes move.
+"""Count the nodes and the bytes of transposes in an XNNPACK delegate of any tool.
 
-The bytes are a header, a flatbuffer and constants, as `schema.fbs` and `XNNHeader` of
-`executorch/backends/xnnpack/serialization` lay them out. Every offset is checked before it is followed.
+The bytes are a header, a flatbuffer and constants. `schema.fbs` and `XNNHeader` in
+`executorch/backends/xnnpack/serialization` define them. Every offset is checked before it is followed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from types import MappingProxyType
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import ContractError, UsageError
 
-# Places of fields in their tables, and of members in their unions: the order of schema.fbs, in which a field
-# that is a union takes two places, the member's number and the member.
+# Positions of fields in their tables, and of members in their unions, in the order of schema.fbs. A union
+# field there takes two positions: the member's number and the member.
 _GRAPH_NODES, _GRAPH_VALUES = 1, 2
 _NODE_KIND, _NODE = 0, 1
 _TRANSPOSE_PERM, _TRANSPOSE_INPUT = 1, 2
@@ -44,8 +44,10 @@ _DAMAGE = (struct.error, LookupError, ValueError, UsageError)
 
 @dataclass(frozen=True)
 class XnnBlob:
-    """What an XNNPACK delegate holds. `bytes` counts each tensor that is transposed once, and none for a
-    transpose that only moves dimensions of 1."""
+    """The nodes and transposes of an XNNPACK delegate.
+
+    `bytes` counts each transposed tensor once, and nothing for a transpose that only moves dimensions of 1.
+    """
 
     nodes: int
     transposes: int
@@ -54,8 +56,11 @@ class XnnBlob:
 
 @dataclass(frozen=True)
 class FlatRecord:
-    """One record of a flatbuffer, which calls it a table. A field is known by its place in the schema; one
-    that is not written has its default: zero, nothing. Raises `ValueError` for what leads out of `data`."""
+    """One record of a flatbuffer, which calls it a table.
+
+    A field is identified by its position in the schema. A field that is not stored has its default: zero or
+    nothing. Raises `ValueError` for an offset outside `data`.
+    """
 
     data: bytes
     at: int
@@ -83,7 +88,7 @@ class FlatRecord:
         return [FlatRecord(self.data, start + 4 * i + offset) for i, offset in enumerate(self.numbers(place))]
 
     def _vector(self, place: int) -> tuple[int, int]:
-        """Where the entries of a vector begin, and how many entries of four bytes it has."""
+        """Return the start of a vector's entries, and the number of its entries of four bytes."""
         at = self._field(place)
         if at is None:
             return 0, 0
@@ -103,7 +108,7 @@ class FlatRecord:
 
 
 def read_xnn_blob(blob: bytes, where: str = "an XNNPACK delegate") -> XnnBlob:
-    """Count the nodes and the transposes of a delegate. Sizes that vary are taken at their upper bounds.
+    """Count the nodes and the transposes of a delegate. A dynamic size counts as its upper bound.
 
     Raises `ContractError` for bytes that are no XNNPACK delegate, or a damaged one.
 
@@ -122,7 +127,7 @@ def read_xnn_blob(blob: bytes, where: str = "an XNNPACK delegate") -> XnnBlob:
 
 
 def moves(shape: Sequence[int], order: Sequence[int], to: Sequence[int]) -> bool:
-    """Whether memory changes between two orders of a shape's dimensions, those of size 1 left out.
+    """Return whether memory changes between two orders of a shape's dimensions, without those of size 1.
 
     >>> moves((2, 3, 5), (0, 1, 2), (0, 2, 1)), moves((2, 1, 5), (0, 1, 2), (0, 2, 1))
     (True, False)
@@ -131,7 +136,10 @@ def moves(shape: Sequence[int], order: Sequence[int], to: Sequence[int]) -> bool
 
 
 def _flatbuffer(blob: bytes) -> bytes:
-    """The graph's bytes. A delegate of an older ExecuTorch has no header and is a flatbuffer as it stands."""
+    """Return the graph's bytes.
+
+    A delegate of an older ExecuTorch has no header and is a flatbuffer itself.
+    """
     if blob[4:8] == _MAGIC:
         _, _, at, size, constants_at, constants = _HEADER.unpack_from(blob)
         if max(at + size, constants_at + constants) > len(blob):

@@ -1,6 +1,6 @@
-"""Read and write fx graphs: schemas of operators, tracing and rewriting of nodes, exported programs.
+"""Read and write fx graphs: operator schemas, tracing of nodes, exported programs.
 
-`schema` binds arguments to names, `tracing` writes nodes in place of others, `exported` makes exported
-programs of changed modules, `branches` calls the graphs of a `torch.cond`. `quantized_constant` and
-`integer_type` say what integers stand for. Nothing here knows what an operator computes.
+`schema` names a call's arguments. `tracing` writes a graph operator by operator. `exported` builds and edits
+exported programs. `branches` calls the graphs of a `torch.cond`. `quantized_constant` and `integer_type` say
+which numbers quantized integers stand for. Nothing here knows what an operator computes.
 """

@@ -1,4 +1,7 @@
-"""Decides how `torch.cond` stands in a graph: as one call, of the graph that data choose."""
+"""Represent `torch.cond` as one call in a graph.
+
+The call runs one of two graphs. A truth value in a tensor chooses which.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ COND = torch.ops.higher_order.cond
 
 
 class Branches:
-    """What a call of `torch.cond` runs: one of two graphs over the same operands, with results alike.
+    """The two graphs of a `torch.cond`, callable as one operator.
+
+    Both graphs take the same operands and return results of the same shapes and types. On meta tensors the
+    call runs `yes`.
 
     >>> yes = torch.fx.symbolic_trace(lambda x: (x + 1,))
     >>> Branches(yes, torch.fx.symbolic_trace(lambda x: (x * 2,)))(torch.tensor(False), torch.ones(2))
@@ -24,7 +30,7 @@ class Branches:
 
     def __init__(self, yes: GraphModule, no: GraphModule) -> None:
         self.yes, self.no = yes, no
-        self.__name__ = f"cond_{id(self)}"  # in the code that torch writes of a graph
+        self.__name__ = f"cond_{id(self)}"  # # the name in the code that torch writes from a graph
 
     def __call__(self, choice: Tensor, *operands: Tensor) -> Any:
         if choice.is_meta:
@@ -35,7 +41,13 @@ class Branches:
         return "cond"
 
     def written(self, root: torch.nn.Module, graph: Graph, args: Sequence[Any]) -> Node:
-        """The call as torch has it, at the end of a graph; the branches become modules of its `root`."""
+        """Append the call to `graph` as torch's own `cond`, with the branches as submodules of `root`.
+
+        Args:
+            root: The module that owns `graph`.
+            graph: The graph under construction; the call is its last node so far.
+            args: The truth value that chooses, then the operands.
+        """
         count = len(list(root.children())) // 2
         read = []
         for name, each in ((f"true_graph_{count}", self.yes), (f"false_graph_{count}", self.no)):
@@ -46,18 +58,18 @@ class Branches:
 
 
 def branches(node: Node) -> tuple[Branches, tuple[Any, ...]]:
-    """Those of a call of `torch.cond` in an exported program, and what they are called with."""
+    """Return the branches of a `torch.cond` in an exported program, and the arguments to call them with."""
     choice, *_, operands = node.args
     return Branches(*_graphs(node)), (choice, *operands)  # type: ignore[misc]
 
 
 def has_branches(graph: Graph) -> bool:
-    """Whether a graph calls branches."""
+    """Return whether a graph calls `Branches`."""
     return any(isinstance(node.target, Branches) for node in graph.nodes)
 
 
 def is_static(node: Node) -> bool:
-    """Whether a call is one of `torch.cond` whose branches hold no control flow again, chosen by a tensor."""
+    """Return whether a call is a `torch.cond` that a tensor chooses, without control flow in its branches."""
     if node.target is not COND or not isinstance(node.args[0], Node):
         return False
     return not any(

@@ -1,4 +1,8 @@
-"""Decides how an exported program is made of a graph, and what it keeps when parts of it are replaced."""
+"""Build exported programs from graphs, replace parts of them, and run them.
+
+`exported` wraps a graph of ATen calls. `stateful` turns inputs into buffers. `own_module`, `readable` and
+`ProgramRun` run a program.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,10 @@ from dimorder.graph.branches import Branches, has_branches
 
 
 class _Verifier(TrainingIRVerifier):
-    """What torch.export checks, but for a call of branches, which stands for one of torch.cond."""
+    """torch.export's verifier, which also accepts calls of `Branches`.
+
+    Such a call stands for a `torch.cond`.
+    """
 
     dialect = "DIMORDER"
 
@@ -35,10 +42,15 @@ class _Verifier(TrainingIRVerifier):
 
 
 def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedProgram:
-    """The exported program of a graph of ATen calls, which is used up: its placeholders take `examples`, it
-    returns a tuple of calls' results, and each tensor that it gets from the module is a buffer.
+    """Return the exported program of a graph of ATen calls.
 
-    What torch.export gives of such a module, without tracing it again.
+    The result is what torch.export gives for such a module, without tracing it again. The graph is changed in
+    place and belongs to the program afterwards.
+
+    Args:
+        module: Its placeholders take `examples`, and it returns a tuple of calls' results. Each tensor that
+            it reads becomes a buffer of the program.
+        examples: One tensor per placeholder.
 
     >>> graph = Graph()
     >>> result = graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),))
@@ -55,7 +67,7 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
         names = dict.fromkeys(str(node.target) for node in read)
         held = {name: graph.placeholder(f"b_{name}") for name in names}
     for node in held.values():
-        node.target = node.name  # a word of Python, which the name of a buffer need not be
+        node.target = node.name  # a Python identifier; the name of a buffer need not be one
     for node in read:
         node.replace_all_uses_with(held[str(node.target)])
         graph.erase_node(node)
@@ -91,8 +103,15 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
 
 
 def stateful(program: ExportedProgram, held: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    """The program whose first inputs are these buffers, by their names, and whose first results are what they
-    hold from then on: no inputs or results any more, but state that each call changes.
+    """Turn the first inputs and results of a program into buffers that each call changes.
+
+    Args:
+        program: Its first inputs are the buffers, in the order of `held`. Its first results are the buffers'
+            new values.
+        held: The initial values of the buffers, by name.
+
+    Returns:
+        A program without these inputs and results.
 
     >>> graph = Graph()
     >>> result = graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("count"), 1))
@@ -133,15 +152,17 @@ def stateful(program: ExportedProgram, held: Mapping[str, torch.Tensor]) -> Expo
 
 
 def state_of(program: ExportedProgram) -> dict[str, str]:
-    """The names of the buffers that a functional program writes, by the names of their placeholders."""
+    """Return the names of the buffers that a functional program writes, by their placeholders' names."""
     signature = program.graph_signature
     written = set(signature.buffers_to_mutate.values())
     return {name: buffer for name, buffer in signature.inputs_to_buffers.items() if buffer in written}
 
 
 def own_module(program: ExportedProgram) -> GraphModule:
-    """The program as a module with a state of its own: what a call writes, neither the program nor another
-    module of it sees."""
+    """Return the program as a module with its own state.
+
+    Neither the program nor another module of it sees what a call writes.
+    """
     module = program.module(check_guards=False)
     assert isinstance(module, GraphModule)
     for name in state_of(program).values():
@@ -152,7 +173,7 @@ def own_module(program: ExportedProgram) -> GraphModule:
 
 
 class Readable(torch.nn.Module):
-    """A graph with what it reads, for an `Interpreter`."""
+    """A graph and the tensors that it reads, for an `Interpreter`."""
 
     def __init__(self, graph: Graph, held: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -162,10 +183,10 @@ class Readable(torch.nn.Module):
 
 
 def readable(program: ExportedProgram) -> Readable | GraphModule:
-    """The program for an `Interpreter`, which is given its tensors one after another.
+    """Return the program for an `Interpreter`, which takes its tensors one after another.
 
-    `ExportedProgram.module` writes and compiles Python code four times; this needs none. Of a program that
-    writes buffers it is that module, with a state of its own.
+    `ExportedProgram.module` writes and compiles Python code four times; this function writes none. If the
+    program writes buffers, the result is that module, with its own state.
 
     >>> program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(5, 3),))
     >>> given = torch.randn(5, 3)
@@ -195,7 +216,12 @@ def readable(program: ExportedProgram) -> Readable | GraphModule:
 def remade(
     program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram, **parts: Any
 ) -> ExportedProgram:
-    """A program of class `kind` with these parts, named as in its constructor, and the rest of `program`'s.
+    """Return a program of class `kind` with other parts.
+
+    Args:
+        program: The program whose remaining parts are kept.
+        kind: The class of the result.
+        parts: The new parts, named as in the constructor of `ExportedProgram`.
 
     >>> import torch
     >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3),))
@@ -217,16 +243,16 @@ def remade(
 
 
 def keep_names(copied: Graph, original: Graph) -> None:
-    """Give the nodes of a copied graph their names again: the signature knows them by these.
+    """Restore the node names in a copied graph: the signature refers to nodes by name.
 
-    A copy shuns names of Python's own: an `input` becomes `input_1`.
+    A copy avoids Python's own names: an `input` becomes `input_1`.
     """
     for node, old in zip(copied.nodes, original.nodes, strict=True):
         node.name = old.name
 
 
 class ProgramRun:
-    """A program as a function of its tensors, in torch, with a state of its own."""
+    """A program as a function of its tensors, in torch, with its own state."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self.module = own_module(program)
@@ -238,6 +264,6 @@ class ProgramRun:
             return list(self.module(*inputs))
 
     def reset(self) -> None:
-        """The state as it was at first."""
+        """Restore the initial state."""
         for buffer, initial in self._initial:
             buffer.copy_(initial)

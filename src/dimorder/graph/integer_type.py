@@ -1,4 +1,4 @@
-"""Decides what integers stand for: the type of a quantised value."""
+"""Describe the type of a quantized value: which numbers its integers stand for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dimorder.contract import range_of
 
 @dataclass(frozen=True)
 class IntegerType:
-    """Integers that stand for numbers: each for (itself − zero_point) · scale."""
+    """A type of quantized integers: an integer q stands for (q − zero_point) · scale."""
 
     dtype: torch.dtype
     scale: float
@@ -20,26 +20,26 @@ class IntegerType:
 
     @property
     def low(self) -> int:
-        """The least of the integers."""
+        """The smallest integer."""
         return range_of(self.dtype)[0]
 
     @property
     def high(self) -> int:
-        """The greatest of the integers."""
+        """The largest integer."""
         return range_of(self.dtype)[1]
 
     @property
     def reach(self) -> int:
-        """How far an integer may be from the zero point."""
+        """The largest distance between an integer and the zero point."""
         return max(self.high - self.zero_point, self.zero_point - self.low)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What quantize and dequantize take besides the value."""
+        """The arguments of quantize and dequantize after the value."""
         return (self.scale, self.zero_point, self.low, self.high, self.dtype)
 
     def as_type(self, dtype: torch.dtype) -> IntegerType:
-        """Integers of another type for the same numbers.
+        """Return the integer type of another dtype that stands for the same numbers.
 
         >>> IntegerType(torch.int8, 0.5, -1).as_type(torch.uint8)
         IntegerType(dtype=torch.uint8, scale=0.5, zero_point=127)

@@ -1,4 +1,8 @@
-"""Decides how a constant that was dequantised keeps the integers it was made of, however it is re-laid."""
+"""Keep the integers of a dequantized constant through moves of its elements.
+
+A `Scaled` is a float tensor that carries its integers and scales. They follow it through views, permutes and
+other moves.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # defines the operators that quantise
+import torch.ao.quantization.fx._decomposed  # defines quantize and dequantize
 import torch.utils._pytree as pytree
 from torch import Tensor
 
@@ -17,10 +21,10 @@ from dimorder.graph.schema import bound
 
 QUANTIZE = torch.ops.quantized_decomposed.quantize_per_tensor.default
 DEQUANTIZE = torch.ops.quantized_decomposed.dequantize_per_tensor.default
-DEQUANTIZE_CHANNELS = torch.ops.quantized_decomposed.dequantize_per_channel.default  # of constants alone
+DEQUANTIZE_CHANNELS = torch.ops.quantized_decomposed.dequantize_per_channel.default  # only of constants
 
-# Functions of torch that move, repeat or drop elements and compute none. A function, a method and an ATen
-# operator of one name do the same.
+# Functions of torch that move, repeat or drop elements and compute nothing. A function, a method and an ATen
+# operator of the same name do the same.
 _MOVES = frozenset(
     (
         *("__getitem__", "alias", "clone", "contiguous", "detach", "expand", "flatten", "flip"),
@@ -33,9 +37,9 @@ _MOVES = frozenset(
 
 @dataclass(frozen=True)
 class Integers:
-    """What a constant is made of: `values` less the zero point, and the `scales` they were multiplied by.
+    """The integers and scales of a constant, which is (`values` − `zero_point`) · `scales`.
 
-    Both have the constant's shape.
+    `values` and `scales` have the constant's shape.
     """
 
     values: Tensor
@@ -44,13 +48,15 @@ class Integers:
 
     @property
     def scale(self) -> float | None:
-        """The scale of all values, if they have one."""
+        """The scale of all values, or None if scales differ."""
         first = float(self.scales.flatten()[0])
         return first if bool((self.scales == first).all()) else None
 
     def per_channel(self) -> tuple[Tensor, int] | None:
-        """The scales along the one dimension in which they differ, and that dimension; one scale is along
-        dimension 0. None where they differ in more.
+        """Return the scales along the only dimension in which they differ, and that dimension.
+
+        The dimension is 0 if all scales are equal. The result is None if scales differ along several
+        dimensions.
 
         >>> scales = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
         >>> Integers(torch.ones(2, 2, dtype=torch.int8), scales).per_channel()
@@ -63,7 +69,9 @@ class Integers:
         return None
 
     def group_size(self) -> int | None:
-        """How many neighbours along the last dimension of a matrix share a scale; None for anything else.
+        """Return how many neighbours along the last dimension of a matrix share a scale.
+
+        The result is None if the constant is not a matrix.
 
         >>> scales = torch.tensor([[1.0, 1.0, 2.0, 2.0], [3.0, 3.0, 3.0, 3.0]])
         >>> Integers(torch.ones(2, 4, dtype=torch.int8), scales).group_size()
@@ -75,15 +83,15 @@ class Integers:
         return math.gcd(self.scales.shape[1], *changes.tolist())
 
     def along(self, dim: int) -> Tensor | None:
-        """The scales along a dimension, unless they differ in another one too."""
+        """Return the scales along a dimension, or None if they also differ along another one."""
         along = self.scales.movedim(dim, 0).reshape(self.scales.shape[dim], -1)
         return along[:, 0].contiguous() if bool((along == along[:, :1]).all()) else None
 
 
 class Scaled(torch.Tensor):
-    """A float constant with the integers that it was made of, which follow it through moves.
+    """A float constant that carries its integers, which follow it through moves of elements.
 
-    What computes with it sees a float tensor, and gives one.
+    An operator that computes with it sees a float tensor and returns one.
 
     >>> integers = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int8)
     >>> weight = Scaled.of(integers, torch.tensor([[0.5], [0.25]]))
@@ -98,7 +106,13 @@ class Scaled(torch.Tensor):
 
     @staticmethod
     def of(values: Tensor, scales: Tensor, zero_point: int = 0) -> Scaled:
-        """(`values` − `zero_point`) · `scales`, which broadcast to the shape of `values`."""
+        """Return (`values` − `zero_point`) · `scales`.
+
+        Args:
+            values: The integers.
+            scales: Scales that broadcast to the shape of `values`.
+            zero_point: The integer that stands for 0.
+        """
         values, scales = values.detach(), scales.detach().to(torch.float32).expand(values.shape)
         made = ((values.to(torch.float32) - zero_point) * scales).as_subclass(Scaled)
         made.integers = Integers(values, scales, zero_point)
@@ -142,14 +156,17 @@ def _name(func: Any) -> str:
 
 
 def evaluate(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an operator gives for constants; one that dequantises keeps the integers."""
+    """Evaluate an operator on constants; a dequantize keeps the integers."""
     with torch.no_grad():
         made = _dequantised(target, args, kwargs)
         return target(*args, **kwargs) if made is None else made
 
 
 def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Several zero points of one constant are not kept: no target computes with them."""
+    """Return the `Scaled` result of a dequantize, or None for any other call.
+
+    The result is also None if one constant has several zero points: no target computes with them.
+    """
     if not isinstance(target, torch._ops.OpOverload):
         return None
     name = f"{target.namespace}.{target._opname}"
@@ -175,7 +192,7 @@ def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _of_blocks(scales: Tensor, block: Sequence[int], shape: Sequence[int]) -> Tensor:
-    """One scale for each element, of those that each have a block of elements."""
+    """Expand one scale per block to one scale per element."""
     counts = [size // each for size, each in zip(shape, block, strict=True)]
     spread = scales.reshape([n for count in counts for n in (count, 1)])
     return spread.expand([n for pair in zip(counts, block, strict=True) for n in pair]).reshape(*shape)

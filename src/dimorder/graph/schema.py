@@ -1,4 +1,4 @@
-"""Decides how the arguments of a call are named: as its operator's schema does."""
+"""Name the arguments of a call by its operator's schema."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their schema's names, defaults filled in.
+    """Return the arguments of a call by the names in the operator's schema, defaults included.
 
     >>> import torch
     >>> bound(torch.ops.aten.softmax.int, ("x", 1), {})

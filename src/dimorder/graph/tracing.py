@@ -1,5 +1,7 @@
-"""Decides how a graph is traced anew, operator by operator: what is over constants alone is evaluated, what
-has another spelling is rewritten, the rest is copied.
+"""Trace a graph again, operator by operator.
+
+A call on constants is evaluated. An operator with a spelling is written in other operators. An unknown
+operator is decomposed as far as torch can. All other operators are copied.
 """
 
 from __future__ import annotations
@@ -20,20 +22,21 @@ from dimorder.graph.quantized_constant import evaluate
 from dimorder.graph.schema import bound
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
-EXPORTED = "exported"  # of a node's meta: the name of the node of the exported program that it was made for
-MOST = "most"  # of a node's meta, where sizes are symbols: the most that each size of its shape can be
-SOURCE = ("stack_trace", "nn_module_stack")  # what of a node's meta says where in the user's source it is
-HALVES = frozenset((torch.float16, torch.bfloat16))  # types of half precision
+EXPORTED = "exported"  # key of a node's meta: the name of the exported program's node that it was written for
+MOST = "most"  # key of a node's meta, for dynamic sizes: the largest value of each size in its shape
+SOURCE = ("stack_trace", "nn_module_stack")  # keys of a node's meta: where in the user's source it is
+HALVES = frozenset((torch.float16, torch.bfloat16))  # half-precision types
 
 
 class Tracer:
-    """The graph under construction and its constants.
+    """A graph under construction, with its constants.
 
-    `spellings` maps an operator to the function that writes it in other operators, and `is_known` says which
-    ones stay whole; others are decomposed as far as torch has a decomposition. `node` is the one being
-    traced, and `meta` its place in the source, which whatever is written for it inherits. `remembered` is
-    what a spelling keeps for the next call of its operator: constants that several calls share. `given` are
-    the program's inputs.
+    `spellings` maps an operator to the function that writes it in other operators. `is_known` says which
+    operators stay whole. torch decomposes the others as far as it has a decomposition.
+
+    `node` is the node being traced. `meta` is its place in the source, which every new node inherits.
+    `remembered` is what a spelling keeps for later calls, such as constants that several calls share. `given`
+    has the program's inputs.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Tracer:
         self.graph = torch.fx.Graph()
         self.attributes: dict[str, torch.Tensor] = {}
         self.attribute_nodes: dict[int, torch.fx.Node] = {}
-        self.kept: list[torch.Tensor] = []  # keeps ids of constants unique while tracing
+        self.kept: list[torch.Tensor] = []  # keeps constants alive, so that their ids stay unique
         self.names: dict[int, str] = {}
         self.remembered: dict[Any, Any] = {}
         self.given: set[torch.fx.Node] = set()
@@ -53,7 +56,7 @@ class Tracer:
     def trace(
         self, node: torch.fx.Node, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]
     ) -> Value:
-        """One call of the old graph as a call of `target`, its arguments already traced."""
+        """Write one call of the old graph as a call of `target`, with arguments that are already traced."""
         self.node = node
         self.meta = {key: node.meta[key] for key in SOURCE if key in node.meta} | {EXPORTED: node.name}
         return self.call(target, args, kwargs)
@@ -65,7 +68,7 @@ class Tracer:
         return node
 
     def named(self, name: str, constant: torch.Tensor) -> torch.Tensor:
-        """A constant that will have this name."""
+        """Register the name that a constant will have, and return the constant."""
         self.names[id(constant)] = name
         self.kept.append(constant)
         return constant
@@ -82,7 +85,7 @@ class Tracer:
         return torch.fx.GraphModule(root, self.graph)
 
     def call(self, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
-        """Evaluate, spell anew, or copy one operator; assertions, which return nothing, are dropped."""
+        """Evaluate, rewrite or copy one operator; drop assertions, which return nothing."""
         if isinstance(target, torch._ops.OpOverload) and not target._schema.returns:
             return None
         leaves = pytree.tree_leaves((args, kwargs))
@@ -100,7 +103,7 @@ class Tracer:
         return self.parts(target, args, kwargs)
 
     def parts(self, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
-        """What torch itself makes of an operator that nothing else is known of, operator by operator."""
+        """Write an operator by torch's own decomposition, or copy it if torch has none."""
         function = decomposition_of(target)
         if function is None:
             return self.emit(target, *args, **kwargs)
@@ -123,20 +126,24 @@ class Tracer:
                 env[node] = next(feed)
             elif node.op == "call_function":
                 inner = pytree.tree_map_only(torch.fx.Node, env.__getitem__, (node.args, node.kwargs))
-                if isinstance(node.target, type):  # results with names
+                if isinstance(node.target, type):  # a tuple of named results
                     env[node] = list(inner[0])
                     continue
                 env[node] = self.call(out_of_place(node.target) or node.target, *inner)
-                if out_of_place(node.target):  # what it wrote to is the result from here on
+                if out_of_place(node.target):  # later reads of the operand read the result
                     env[node.args[0]] = env[node]
         return pytree.tree_map_only(torch.fx.Node, env.__getitem__, graph.output_node().args[0])
 
     def write(self, target: Any, *args: Value, **kwargs: Value) -> Value:
-        """`call` with the arguments as they are written."""
+        """Do the same as `call`, with the arguments as they are written in a call."""
         return self.call(target, args, kwargs)
 
     def emit(self, target: Any, *args: Value, **kwargs: Value) -> Value:
-        """Copy one operator. What has no elements is a constant, whatever it was made from."""
+        """Copy one operator into the graph. A result without elements becomes a constant.
+
+        Raises:
+            UnsupportedError: torch has no rule for the shapes of the results.
+        """
         nodes = pytree.tree_map_only(torch.Tensor, self.as_node, (args, kwargs))
         metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], nodes)
         try:
@@ -157,7 +164,7 @@ class Tracer:
         if id(value) not in self.attribute_nodes:
             self.kept.append(value)
             name = self._free_name(self.names.get(id(value), "constant"))
-            # A copy: what the module's owner does to its parameters later must not reach the program.
+            # A copy: later changes to the module's parameters must not reach the program.
             self.attributes[name] = value.detach().clone(memory_format=torch.contiguous_format)
             node = self._at_top(lambda: self.graph.get_attr(name))
             node.meta["val"] = without_data(value)
@@ -165,7 +172,7 @@ class Tracer:
         return self.attribute_nodes[id(value)]
 
     def _free_name(self, name: str) -> str:
-        """The name, or with a number where a constant has it already, or GraphModule has it for its own."""
+        """Return `name`, with a number appended if a constant or GraphModule uses it already."""
         names = (name, *(f"{name}_{i}" for i in range(1, len(self.attributes) + 2)))
         return next(n for n in names if n not in self.attributes and not hasattr(_GRAPH_MODULE, n))
 
@@ -178,7 +185,7 @@ class Tracer:
 
 
 def _as_view(target: Any) -> Any:
-    """The operator that views what this one copies, such as `slice` for `slice_copy`; else itself."""
+    """Return the operator that views what this one copies (`slice` for `slice_copy`), else `target`."""
     if torch.Tag.view_copy not in getattr(target, "tags", ()):
         return target
     views = getattr(torch.ops.aten, target._opname.removesuffix("_copy"))
@@ -186,7 +193,7 @@ def _as_view(target: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The same in lists that may be written to: those of a graph may not, and a decomposition may write."""
+    """Copy a graph's immutable lists into plain lists, to which a decomposition may write."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, tuple):
@@ -199,21 +206,23 @@ _GRAPH_MODULE = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
 
 @cache
 def decomposition_of(target: Any) -> Callable[..., Any] | None:
-    """The function by which torch decomposes an operator that is not in its core set, or None."""
+    """Return the function by which torch decomposes an operator outside its core set, or None."""
     if not isinstance(target, torch._ops.OpOverload):
         return None
     if torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
         return target.decompose
     table = core_aten_decompositions()
-    if target not in table:  # which fills it: `get` alone finds nothing
+    if target not in table:  # `in` fills the table: `get` alone finds nothing
         return None
     decomposition: Callable[..., Any] = table[target]
     return decomposition
 
 
 def in_float32(spell: Callable[..., Value]) -> Callable[..., Value]:
-    """A spelling that computes what comes in half precision in float32: squares do not overflow there, and
-    what is made of several operators is rounded once."""
+    """Make a spelling compute half-precision operands in float32.
+
+    Squares do not overflow there. A result of several operators is rounded once.
+    """
 
     def wide_of(n: Tracer, value: Value) -> Value:
         is_half = isinstance(value, (torch.fx.Node, torch.Tensor)) and dtype_of(value) in HALVES
@@ -235,7 +244,7 @@ def in_float32(spell: Callable[..., Value]) -> Callable[..., Value]:
 
 
 def out_of_place(target: Any) -> Any:
-    """The functional operator of one that writes to its first operand; None for any other.
+    """Return the functional form of an operator that writes to its first operand, else None.
 
     >>> out_of_place(torch.ops.aten.add_.Scalar)
     <OpOverload(op='aten.add', overload='Scalar')>
@@ -255,7 +264,10 @@ def out_of_place(target: Any) -> Any:
 
 
 def without_data(tensor: torch.Tensor) -> torch.Tensor:
-    """Shape and dtype of a tensor, dense: predicted strides lie, and would make later views fail."""
+    """Return a dense meta tensor of the same shape and dtype.
+
+    Predicted strides can be wrong, and would make later views fail.
+    """
     return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
 
 
@@ -265,7 +277,7 @@ def shape_of(value: Value) -> tuple[int, ...]:
 
 
 def at_most(size: int | torch.SymInt) -> int:
-    """What a size is at most; `sys.maxsize` where its symbols have no end."""
+    """Return the upper bound of a size, or `sys.maxsize` if the size is unbounded."""
     if not isinstance(size, torch.SymInt):
         return size
     upper = size.node.shape_env.bound_sympy(size.node.expr).upper
@@ -273,7 +285,7 @@ def at_most(size: int | torch.SymInt) -> int:
 
 
 def most_of(node: torch.fx.Node) -> tuple[int, ...]:
-    """The shape of a value, of the program for ranges of sizes at most."""
+    """Return the largest shape of a value, over the ranges of dynamic sizes."""
     return node.meta.get(MOST) or shape_of(node)
 
 
@@ -283,7 +295,10 @@ def dtype_of(value: Value) -> torch.dtype:
 
 
 def is_random(target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> bool:
-    """Whether a call draws random numbers: an LSTM without dropout, or any out of training, draws none."""
+    """Return whether a call draws random numbers.
+
+    An LSTM without dropout draws none, and neither does any operator outside training.
+    """
     if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
     given = bound(target, args, kwargs)

@@ -1,4 +1,4 @@
-"""How long a network takes: lowered by dimorder, and in the runtimes that one would take instead."""
+"""Measure how long a network takes: lowered by dimorder, and in the alternative runtimes."""
 
 from __future__ import annotations
 

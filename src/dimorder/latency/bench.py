@@ -1,6 +1,6 @@
-"""Decides how a network is timed beside other runtimes: made, checked against eager, and run in turn.
+"""Time a network beside other runtimes: build each program, check it against eager, and run them in turn.
 
-No figure is told of a program whose numbers are wrong.
+A program with wrong numbers gets no times.
 """
 
 from __future__ import annotations
@@ -33,15 +33,24 @@ T = TypeVar("T")
 ROUNDS = 30
 _SHOWN = 20  # operators
 _NAMED = 3  # kernels
-_PACKAGES = Path(torch.__file__).parents[1]  # whose place on a machine tells nobody anything
-TOLERANCE = 1e-3  # of the largest value of an output: others round in other places, and some to fewer bits
+_PACKAGES = Path(torch.__file__).parents[1]  # its path on a machine has no meaning for readers
+TOLERANCE = 1e-3  # of an output's largest value: runtimes round at other points, some to fewer bits
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A network in one runtime. Times are milliseconds of each round, `kernels` what the table of times says
-    of ours for XNNPACK, `seconds` what making the program took; `file_bytes` and `peak_bytes`, the memory
-    that it takes, are None where it has no file. An `error` says why there are no times.
+    """A network in one runtime, with its times, or an `error` that says why there are none.
+
+    Attributes:
+        name: the name of the runtime.
+        title: its name for readers.
+        ms: the milliseconds of each round.
+        kernels: the predictions of the table of times, for our XNNPACK program.
+        seconds: the time that building the program took.
+        file_bytes: the size of its file, or None if it has none.
+        peak_bytes: the memory that it takes, or None if it has no file.
+        max_rel_error: its largest error against eager.
+        error: why there are no times.
     """
 
     name: str
@@ -69,9 +78,11 @@ class Timed:
 
 @dataclass(frozen=True)
 class Bench:
-    """A network in several runtimes, of which the first is ours. `limit_ms` is what none is below on this
-    machine (see `limit`), and `operators` are those of our program for XNNPACK (see `profile`), where these
-    were asked for."""
+    """A network in several runtimes, of which the first is ours.
+
+    `limit_ms` is the least time possible on this machine (see `limit`). `operators` are those of our program
+    for XNNPACK (see `profile`). Both are None unless requested.
+    """
 
     network: str
     inputs: tuple[tuple[int, ...], ...]
@@ -88,12 +99,15 @@ class Bench:
         return f"{rounds} rounds in turn, {self.threads} thread{'s' * (self.threads != 1)}"
 
     def ratio(self, row: Timed) -> tuple[float, float, float] | None:
-        """Our time over that of a row, and the interval of 95 %; None where one of the two was not timed."""
+        """Return our time over that of a row, and the interval of 95 %.
+
+        None if one of the two was not timed.
+        """
         first = self.rows[0]
         return ratio(first.ms, row.ms) if first.ms and row.ms and row is not first else None
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dimorder bench --json` writes; the keys are stable."""
+        """Return the JSON of `dimorder bench --json`; the keys are stable."""
         return {
             "network": self.network,
             "inputs": [list(shape) for shape in self.inputs],
@@ -207,16 +221,16 @@ def measure(
 ) -> Bench:
     """Time a network lowered to `targets` and in the runtimes `against` (by default all that are installed).
 
-    The programs run in turn, in a sequence that is drawn anew for each of `rounds`, each timed call after a
-    pause and calls that are not timed. All have as many threads, by default torch's. What a runtime makes of
-    the network is compared with eager first; what fails, or is wrong by more than 1e-3 of an output's largest
-    value, has an error in place of times.
+    The programs run in turn, in a random sequence for each of `rounds`. Each timed call comes after a pause
+    and calls that are not timed. All have the same number of threads, by default torch's. Each runtime's
+    outputs are first compared with eager. A program that fails, or is wrong by more than 1e-3 of an output's
+    largest value, has an error in place of times.
 
-    With `limit` the machine's rate of products and its bandwidth are measured too, and with them a time that
-    no program of this network is below; with `operators` so is each operator of our program for XNNPACK.
+    With `limit` the machine's arithmetic rate and its bandwidth are measured too. They give a time that no
+    program of this network can beat. With `operators` each operator of our program for XNNPACK is timed.
 
-    Raises `UsageError` for runtimes that there are not and for fewer than 5 rounds, `UnsupportedError` for a
-    runtime that is asked for and not installed.
+    Raises `UsageError` for unknown runtimes and for fewer than 5 rounds. Raises `UnsupportedError` for a
+    requested runtime that is not installed.
 
     >>> conv = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
     >>> found = measure(conv, (torch.randn(1, 3, 9, 11),), targets=("torch",), against=("eager",), rounds=5)
@@ -272,7 +286,7 @@ def _peers(names: Sequence[str] | None) -> list[Runtime]:
 def _made(
     chosen: Sequence[Runtime], given: Given, folder: Path, progress: Progress
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Invocation]]:
-    """What is known of each runtime's program before it is timed, and the programs that can be."""
+    """Return the facts about each runtime's program before timing, and the programs that can be timed."""
     wanted = PEERS["eager"].open(given, folder)()
     inputs = folder / "inputs"
     torch.save(given.tensors, inputs)
@@ -291,10 +305,10 @@ def _made(
                 continue
             if each.write:
                 row["file_bytes"] = path.stat().st_size
-                with suppress(DimorderError):  # elsewhere than on Linux
+                with suppress(DimorderError):  # fails on other systems than Linux
                     row["peak_bytes"] = peak_bytes(each.name, path, inputs, given.threads)
             calls[each.name] = call
-        except Exception as error:  # whatever a runtime raises is what is told of it
+        except Exception as error:  # any error of a runtime goes into its row
             said = str(error).replace(f"{_PACKAGES}/", "")
             row["error"] = f"{type(error).__name__}: {' '.join(said.split())[:300]}"
     return rows, calls

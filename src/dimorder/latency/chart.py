@@ -1,4 +1,4 @@
-"""Decides how a bench is drawn: a bar for each runtime, from fastest to slowest."""
+"""Draw a bench: a bar for each runtime, from fastest to slowest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _OURS, _OTHERS = "#2b6cb0", "#a0aec0"
 
 
 def png(bench: Bench) -> bytes:
-    """The medians of a bench as a bar chart. Raises `UnsupportedError` where matplotlib is not installed."""
+    """Return the medians of a bench as a bar chart.
+
+    Raises `UnsupportedError` if matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -1,8 +1,8 @@
-"""Decides which kernels of XNNPACK are measured for the table that plans by time are priced by.
+"""Measure XNNPACK's kernels for the table of times that prices plans.
 
-Each is a program of its own, which computes it several times over, of what was written just before, and gives
-one element of each result; what a call takes that does the rest alone is taken away. What lies between the
-sizes here is fitted (see `targets.xnnpack.times`).
+Each kernel is a program of its own. It computes the kernel several times, on values that were just written,
+and returns one element of each result. The time of a call that does only the rest is subtracted. Sizes
+between those here are fitted (see `targets.xnnpack.times`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.times import Times
 
 _AT_ONCE = 32  # programs that are timed in turn
-_TIMES = 8  # that a program computes its kernel
+_TIMES = 8  # computations of the kernel in a program
 _LEAST_NS = 50.0  # of a kernel
-_FASTEST = 1000.0  # bytes in a ns: beyond what caches give, so that less time is noise
+_FASTEST = 1000.0  # bytes in a ns: faster than caches, so that less time is noise
 _MOST_BYTES = 1 << 25  # of a kernel
 _MOST_PRODUCTS = 1 << 29
 
-# A function, the shapes of what it reads, and of its constants.
+# A function, the shapes of its inputs, and those of its constants.
 _Sample: TypeAlias = "tuple[Callable[..., Tensor], Sequence[Sequence[int]], Sequence[Sequence[int]]]"
 
 _PIXELS = (49, 196, 784, 3136, 12544, 50176)
@@ -39,7 +39,7 @@ _RUNS = (2, 8, 29, 64, 256, 2048)
 
 
 def samples() -> Iterator[_Sample]:
-    """The grid."""
+    """Return the grid."""
     yield from _products()
     yield from _convolutions()
     yield from _windows()
@@ -188,9 +188,9 @@ def _pointwise() -> Iterator[_Sample]:
 
 
 class _Repeated(nn.Module):
-    """A function of inputs and constants, computed so often, and one element of each result.
+    """A function of inputs and constants, computed `times` times, with one element of each result.
 
-    It reads what was computed just before, as in a network, and not what a caller wrote.
+    It reads values that were just computed, as in a network, and not the caller's.
     """
 
     def __init__(self, function: Callable[..., Tensor], times: int, constants: Sequence[Tensor]) -> None:
@@ -206,12 +206,15 @@ class _Repeated(nn.Module):
 
 
 def _first(x: Tensor) -> Tensor:
-    """The first element, by one slice: what a program gives is copied, and would be timed with it."""
+    """Return the first element by one slice, since the copy of a program's outputs is timed with it."""
     return torch.constant_pad_nd(x, [amount for size in x.shape[::-1] for amount in (0, 1 - size)])
 
 
 def program(sample: _Sample, times: int) -> tuple[tuple[KernelRun, ...], Callable[[], Any]]:
-    """What runs of a sample that is computed so often, without what stands before and behind; and a call."""
+    """Return the kernels of a sample that is computed `times` times, and a call.
+
+    The kernels before and after the sample are not included.
+    """
     from dimorder.executorch import pte
     from dimorder.targets.xnnpack.emit import emit
 
@@ -233,7 +236,7 @@ def measure(
     grid: Sequence[_Sample] | None = None,
     progress: Progress = lambda step: None,
 ) -> Times:
-    """The table of this machine, for kernels of `grid`, by default all that are known here."""
+    """Return the table of this machine for the kernels of `grid`, by default all that are known here."""
     from dimorder.executorch import pte
 
     pte.set_threads(threads)
@@ -248,7 +251,7 @@ def measure(
             (run, *_), call = program(sample, _TIMES)
             if run not in found and run.moved <= _MOST_BYTES:
                 timed[str(place)], calls[str(place)] = (run, [math.prod(shape) for shape in sample[1]]), call
-        # The least: whatever else the machine does only adds to it.
+        # The least time counts: other work of the machine only adds to it.
         for name, ms in interleaved(calls, rounds).items():
             run, read = timed[name]
             ns, least = 1e6 * min(ms) / _TIMES - idle(read), run.moved / _FASTEST
@@ -261,7 +264,7 @@ def measure(
 
 
 def _idle(rounds: int) -> Callable[[Sequence[int]], float]:
-    """The nanoseconds of what stands before and behind a kernel that reads tensors of so many elements."""
+    """Return a function for the nanoseconds around a kernel, by the sizes of the tensors it reads."""
     counts = [1 << power for power in range(0, 23, 2)]
     calls = {str(count): program((lambda x: x, [(count,)], []), _TIMES)[1] for count in counts}
     ns = [1e6 * min(ms) / _TIMES for ms in interleaved(calls, rounds).values()]

@@ -1,8 +1,8 @@
-"""Decides how fast a network could be at most: products at the machine's rate, memory at its bandwidth.
+"""Bound a network's speed: arithmetic at the machine's rate, memory at its bandwidth.
 
-Both are measured in XNNPACK, in programs that do nothing else. Counted are products, reductions, windows and
-norms, each by the larger of its arithmetic and the memory that it cannot but move. Pointwise operators and
-moves count nothing: a perfect runtime would do them in passing.
+Both are measured in XNNPACK programs that do nothing else. Linears, matmuls, convolutions, reductions,
+windows and norms count. Each counts the larger of its arithmetic and the memory that it must move. Pointwise
+operators and moves count nothing: a perfect runtime would compute them in passing.
 """
 
 from __future__ import annotations
@@ -31,26 +31,29 @@ from dimorder.latency.runtimes import Given, ours
 from dimorder.latency.timing import Invocation
 from dimorder.ops.convolution import read_taps
 
-_LINEAR = ((512, 1024), (196, 768), (3136, 256))  # rows, and inputs and outputs, of products
+_LINEAR = ((512, 1024), (196, 768), (3136, 256))  # rows, and inputs and outputs, of linears
 _CONV = ((64, 56), (256, 14), (512, 7))  # inputs and outputs, pixels along a side, of 3×3 convolutions
 _NUMBERS = tuple(4**power for power in range(7, 13))  # 64 kB to 67 MB
-_CHAIN = 8  # operators alike, one after the other
-_WARM_S = 0.1  # of calls before those that are timed: a processor that has slept is slow at first
-_TIMED_S = 0.5  # at least, of those
+_CHAIN = 8  # equal operators, one after the other
+_WARM_S = 0.1  # of calls before the timed ones: an idle processor is slow at first
+_TIMED_S = 0.5  # at least, of timed calls
 _MOVES = ("cat", "slice", "permute", "clone", "expand", "view", "_to_copy", "select", "constant_pad_nd")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a machine does at most with so many threads: `flops` a second, and the `bandwidth`, by how many
-    bytes an operator moves, in ascending order."""
+    """A machine's limits with so many threads.
+
+    `flops` is operations a second. `bandwidth` is bytes a second by the bytes that an operator moves, in
+    ascending order.
+    """
 
     threads: int
     flops: float
     bandwidth: tuple[tuple[int, float], ...]
 
     def bytes_a_second(self, count: int) -> float:
-        """Of an operator that moves `count` bytes; between two that were measured by the logarithm.
+        """Return the bandwidth for an operator that moves `count` bytes, interpolated by the logarithm.
 
         >>> limit = Limit(1, 1e9, ((100, 4e9), (10_000, 1e9)))
         >>> [limit.bytes_a_second(count) for count in (10, 1000, 10**6)]
@@ -65,14 +68,14 @@ class Limit:
         return float(rates[i - 1] * (rates[i] / rates[i - 1]) ** share)
 
     def seconds(self, program: ExportedProgram) -> float:
-        """What no run of a program is below."""
+        """Return the least seconds of any run of a program."""
         return sum(
             max(flops / self.flops, moved / self.bytes_a_second(moved)) for _, flops, moved in work(program)
         )
 
 
 def work(program: ExportedProgram) -> Iterator[tuple[str, int, int]]:
-    """Of each operator that counts its name, the floating-point operations and the bytes that it moves.
+    """Return the name, the floating-point operations and the bytes of each operator that counts.
 
     >>> program = torch.export.export(nn.Linear(5, 7, bias=False), (torch.randn(3, 5),))
     >>> [(flops, moved) for _, flops, moved in work(program)]
@@ -101,7 +104,7 @@ def work(program: ExportedProgram) -> Iterator[tuple[str, int, int]]:
 
 
 def _unread(made: Tensor, x: Tensor, weight: Tensor, *options: Any) -> float:
-    """The share of a convolution's taps that read padding alone."""
+    """Return the share of a convolution's taps that read only padding."""
     _, stride, padding, dilation, transposed, *_ = options
     if transposed:
         return 0.0
@@ -110,8 +113,11 @@ def _unread(made: Tensor, x: Tensor, weight: Tensor, *options: Any) -> float:
 
 
 def least_seconds(limit: Limit, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """What no program of a network is below: of it as it is exported, or with all in its weights that can be,
-    where that is less."""
+    """Return the least seconds of any program of a network.
+
+    It is the less of two: the network as exported, and the network with all foldable operators folded into
+    weights.
+    """
     exported = torch.export.export(model, tuple(args), dict(kwargs))
     found = [limit.seconds(exported)]
     with suppress(DimorderError):
@@ -123,7 +129,7 @@ def least_seconds(limit: Limit, model: nn.Module, args: Sequence[Any], kwargs: M
 
 @functools.cache
 def measure_limit(threads: int, rounds: int = 30) -> Limit:
-    """The limit of this machine, by programs of ours for XNNPACK; measured once in a process."""
+    """Return the limit of this machine, from programs of ours for XNNPACK; measured once in a process."""
     with tempfile.TemporaryDirectory() as folder:
         products = _run(_products(), threads, rounds, Path(folder))
         chains = _run(_chains(), threads, rounds, Path(folder))
@@ -135,7 +141,7 @@ _Measured: TypeAlias = Iterator[tuple[int, nn.Module, Tensor]]
 
 
 def _products() -> _Measured:
-    """With the floating-point operations of each."""
+    """Return linears and convolutions, with the floating-point operations of each."""
     for rows, k in _LINEAR:
         module = nn.Sequential(*(nn.Linear(k, k) for _ in range(_CHAIN)))
         yield _CHAIN * 2 * rows * k * k, module, torch.randn(rows, k)
@@ -146,7 +152,7 @@ def _products() -> _Measured:
 
 
 def _chains() -> _Measured:
-    """With the bytes that each operator reads and writes."""
+    """Return chains of pointwise operators, with the bytes that each operator reads and writes."""
     for count in _NUMBERS:
         yield 2 * 4 * count, _Chain(), torch.rand(count // 256, 256)
 
@@ -159,7 +165,7 @@ class _Chain(nn.Module):
 
 
 def _run(programs: _Measured, threads: int, rounds: int, folder: Path) -> list[tuple[int, float]]:
-    """The least seconds of each, with what it does."""
+    """Return the least seconds of each program, with its count of work."""
     runtime, found = ours("xnnpack"), []
     assert runtime.write is not None
     for number, (count, module, x) in enumerate(programs):

@@ -1,4 +1,4 @@
-"""Decides what is told of a machine beside figures that were measured on it."""
+"""Describe the machine on which figures were measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dimorder.cpu import linux_says
 
 
 def machine(packages: Sequence[str]) -> dict[str, object]:
-    """What a figure was measured on, and with which versions of these packages."""
+    """Return the machine, and the versions of these packages."""
     return {
         "machine": platform.platform(),
         "processor": linux_says("model name") or platform.processor(),
@@ -23,7 +23,8 @@ def machine(packages: Sequence[str]) -> dict[str, object]:
 
 
 def described(machine: Mapping[str, object]) -> str:
-    """
+    """Return the machine in one line.
+
     >>> described({"processors": 2, "python": "3.12.1"})
     'processors 2; python 3.12.1'
     """

@@ -1,9 +1,9 @@
-"""Decides how the memory that a program takes is measured: in a process of its own.
+"""Measure the memory that a program takes, in a process of its own.
 
     python -m dimorder.latency.peak RUNTIME FILE INPUTS THREADS
 
-INPUTS is what torch.save wrote of the call's tensors. Prints by how many bytes the most memory of the process
-exceeds what it held when all was imported, and no file was open.
+INPUTS is a file from torch.save with the call's tensors. The command prints how many bytes the peak memory of
+the process grew after all imports, with no file open before.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ RUNS = 3
 
 
 def peak_bytes(runtime: str, file: Path, inputs: Path, threads: int) -> int:
-    """The bytes of resident memory that opening a file and running it takes, the file's own included.
+    """Return the bytes of resident memory for opening a file and running it, the file's own included.
 
-    Raises `DimorderError` where the other process fails, as it does elsewhere than on Linux.
+    Raises `DimorderError` if the other process fails, as it does on other systems than Linux.
     """
     command = [sys.executable, "-m", "dimorder.latency.peak", runtime, str(file), str(inputs), str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -40,7 +40,7 @@ def _main(name: str, file: str, inputs: str, threads: str) -> None:
     chosen = runtime(name)
     for module in chosen.imports:
         importlib.import_module(module)
-    Path("/proc/self/clear_refs").write_text("5")  # the most memory so far is what it is now
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present value
     before = _status("VmHWM")
     call = chosen.open(given, Path(file))
     for _ in range(RUNS):
@@ -49,7 +49,7 @@ def _main(name: str, file: str, inputs: str, threads: str) -> None:
 
 
 def _status(field: str) -> int:
-    """A figure of this process in bytes, as Linux tells it."""
+    """Return a figure of this process in bytes, as Linux reports it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (found,) = (line for line in lines if line.startswith(f"{field}:"))
     return int(found.split()[1]) * 1024

@@ -1,8 +1,8 @@
-"""Decides how long each operator of a program for XNNPACK takes, and how long it would have to at least.
+"""Time each operator of a program for XNNPACK, and compute its least possible time.
 
-The runtime tells no times of what is inside a delegate. So each operator is a program of its own, which
-computes it several times over tensors of the shapes and types that it reads in the network; what a call takes
-that computes nothing is taken away. Its operands lie in the caches more often than in the network.
+The runtime reports no times inside a delegate. So each operator becomes a program of its own, which computes
+it several times on tensors of the network's shapes and types. The time of a call that computes nothing is
+subtracted. Its operands are in the caches more often than in the network.
 """
 
 from __future__ import annotations
@@ -32,17 +32,23 @@ from dimorder.targets.table import is_getitem, is_permute
 
 aten = torch.ops.aten
 
-# Behind these a clamp is no node of its own.
+# A clamp after these is no node of its own.
 _CLAMPED = ("conv2d", "linear", "conv_transpose2d", "add", "sub", "mul", "div", "max_pool2d", "avg_pool2d")
 _AT_ONCE = 32  # programs that are timed in turn
-_TIMES = 8  # that a program computes its operator: threads take time to start
+_TIMES = 8  # computations of the operator in a program: threads take time to start
 
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """An operator of a program, or several alike: where the first of them is, the shape of its result, how
-    often it runs, and the milliseconds of all its runs, measured and at least (see `Limit`). What a perfect
-    runtime does in passing, moves and pointwise operators, takes none at least."""
+    """An operator of a program, or several equal ones, with their times.
+
+    Attributes:
+        place: the place of the first of them.
+        shape: the shape of its result.
+        count: how often it runs.
+        ms: the measured milliseconds of all its runs.
+        limit_ms: their least milliseconds (see `Limit`), 0 for moves and pointwise operators.
+    """
 
     place: Place
     shape: tuple[int, ...]
@@ -55,7 +61,7 @@ class OperatorTime:
         return self.ms - self.limit_ms
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dimorder bench --json` writes of it; the keys are stable."""
+        """Return the JSON of `dimorder bench --json`; the keys are stable."""
         told = {"operator": self.place.operator, "source": self.place.source, "shape": list(self.shape)}
         return {**told, "count": self.count, "ms": round(self.ms, 5), "limit_ms": round(self.limit_ms, 5)}
 
@@ -63,10 +69,10 @@ class OperatorTime:
 def profile(
     physical: ExportedProgram, limit: Limit, rounds: int = 30, progress: Progress = lambda step: None
 ) -> list[OperatorTime]:
-    """The operators of a physical program for XNNPACK, those first that are farthest above their limit.
+    """Return the operators of a physical program for XNNPACK, those farthest above their limit first.
 
-    A product counts with the clamp behind it, which XNNPACK computes in passing. `limit` says how many
-    threads there are. Raises `UnsupportedError` for a quantised network.
+    An operator counts with the clamp after it, which XNNPACK computes in passing. `limit` has the number of
+    threads. Raises `UnsupportedError` for a quantised network.
 
     >>> from dimorder import lower
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
@@ -117,7 +123,7 @@ def _opened(data: bytes, inputs: Sequence[Tensor]) -> Callable[[], Any]:
 
 @dataclass(frozen=True)
 class _Alone:
-    """An operator as a program. Those with one `key` take the same time."""
+    """An operator as a program. Operators with one `key` take the same time."""
 
     place: Place
     shape: tuple[int, ...]
@@ -128,8 +134,10 @@ class _Alone:
     def exported(
         self, bodies: Mapping[Any, Callable[..., Any]] = MappingProxyType({}), times: int = 1
     ) -> ExportedProgram:
-        """The program that computes it so often, each time of other inputs, its operators replaced by these,
-        of which they are made."""
+        """Return a program that computes it `times` times, each on other inputs.
+
+        `bodies` replaces operators by functions that compute them.
+        """
         graph, constants, results = Graph(), dict[Node, Node](), list[Node]()
         inputs = self.module.graph.find_nodes(op="placeholder")
         given = [{node: graph.placeholder(f"{node.name}_{i}") for node in inputs} for i in range(times)]
@@ -146,7 +154,10 @@ class _Alone:
         return torch.export.export(GraphModule(self.module, graph), self.fed(times))
 
     def fed(self, times: int) -> tuple[Tensor, ...]:
-        """Inputs for so often, none of them another one: torch.export takes those for one."""
+        """Return inputs for that many computations, each a tensor of its own.
+
+        torch.export would merge inputs that are the same tensor.
+        """
         return tuple(x.clone() for _ in range(times) for x in self.inputs)
 
 
@@ -170,7 +181,7 @@ def _takes_clamps(node: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether a node takes no time: of copies, one of what lies dense already."""
+    """Return whether a node takes no time; a clone of a dense tensor takes none."""
     if node.target is aten.clone.default:
         return not is_permute(node.all_input_nodes[0])
     return is_permute(node) or is_getitem(node) or node.target is aten.view.default
@@ -211,6 +222,6 @@ def _program(chain: Sequence[Node], constants: Mapping[Node, Tensor]) -> _Alone:
 
 
 def _drawn(like: Any) -> Tensor:
-    """A tensor that lies so; integers are zeros, which may be read as places."""
+    """Return a tensor with the same strides; integers are zeros, which may be read as indices."""
     held = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
     return held.uniform_(0.1, 1.0) if like.is_floating_point() else held.zero_()

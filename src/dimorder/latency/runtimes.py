@@ -1,7 +1,4 @@
-"""Decides which runtimes a network can be timed in, and how each takes it.
-
-Each takes the network as one would give it to it: from the module, with float32 results, on the CPU.
-"""
+"""Run a network in other runtimes, as a user of each would: from the module, in float32, on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from dimorder.targets.xnnpack.times import KernelTime, by_name, measured_times
 
 @dataclass(frozen=True)
 class Given:
-    """A network that is to be timed, with a call of it, and how many threads it may have."""
+    """A network to be timed, with a call of it, and its number of threads."""
 
     model: Any
     args: tuple[Any, ...]
@@ -41,12 +38,18 @@ class Given:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a network can be timed in.
+    """A runtime in which a network can be timed.
 
-    `write` makes a file of the network, of that suffix, which `open` reads, and returns the kernels in it
-    whose times are known, or None; without it, `open` takes the network itself. `open` gives a function that
-    runs it once, and imports no more than `imports`. `needs` are the packages without which neither works,
-    and `install` what installs them.
+    Attributes:
+        name: its name on the command line.
+        title: its name for readers.
+        open: returns a function that runs the network once, from the file if `write` made one. It imports
+            only `imports`.
+        write: writes a file of the network, and returns its kernels if their times are known, else None.
+        suffix: the suffix of that file.
+        imports: the modules that `open` imports.
+        needs: the packages that it needs.
+        install: the command that installs them.
     """
 
     name: str
@@ -65,7 +68,7 @@ class Runtime:
 
 
 def ours(chosen: str) -> Runtime:
-    """A target of dimorder's whose files run here, as TARGET or TARGET:OBJECTIVE.
+    """Return a target of dimorder's whose files run here, as TARGET or TARGET:OBJECTIVE.
 
     >>> ours("torch").title, ours("torch").suffix, ours("xnnpack:time").title
     ('dimorder, torch', '.pt2', 'dimorder, xnnpack by time')
@@ -79,7 +82,7 @@ def ours(chosen: str) -> Runtime:
         lowered = lower(given.model, given.args, given.kwargs, target=target, objective=by)
         lowered.save(path)
         times = measured_times().get(family())
-        kernels = getattr(lowered.artifact, "kernels", ())  # of float32, that target xnnpack tells
+        kernels = getattr(lowered.artifact, "kernels", ())  # of float32; only target xnnpack has them
         known = kernels and not lowered.artifact.outside
         return by_name(times, kernels) if known and times and times.threads == given.threads else None
 
@@ -110,7 +113,10 @@ def _write_executorch(given: Given, path: Path) -> None:
 
 
 def _open_executorch(given: Given, path: Path) -> Invocation:
-    """Its outputs are copied as ours are: in PyTorch's copy the next call of a small network takes longer."""
+    """Open a program of ExecuTorch's; its outputs are copied as ours are.
+
+    PyTorch's own copy would make the next call of a small network slower.
+    """
     import executorch.kernels.quantized  # noqa: F401  the kernels of what a quantised network leaves outside
 
     from dimorder.executorch import pte
@@ -163,11 +169,11 @@ def _open_frozen(given: Given, path: Path) -> Invocation:
 def _compiled(given: Given) -> Invocation:
     torch.compiler.reset()
     call = _flat(torch.compile(given.model), given)
-    call()  # which is when it is compiled
+    call()  # the first call compiles
     return call
 
 
-# -- what reads ONNX
+# -- ONNX
 
 
 def _write_onnx(given: Given, path: Path) -> None:
@@ -199,7 +205,7 @@ def _open_openvino(given: Given, path: Path) -> Invocation:
     import openvino
 
     how = {"INFERENCE_NUM_THREADS": given.threads, "PERFORMANCE_HINT": "LATENCY"}
-    # By default it may compute in bfloat16, where the processor has that.
+    # By default it may compute in bfloat16, if the processor has that.
     compiled = openvino.Core().compile_model(str(path), "CPU", {**how, "INFERENCE_PRECISION_HINT": "f32"})
     request, fed = compiled.create_infer_request(), [x.numpy() for x in given.tensors]
     return lambda: [torch.from_numpy(y) for y in request.infer(fed, share_inputs=True).values()]
@@ -284,7 +290,7 @@ PEERS: Mapping[str, Runtime] = {
 
 
 def runtime(name: str) -> Runtime:
-    """The runtime of that name: a peer's, or else dimorder's own target.
+    """Return the runtime of that name: a peer's, or else dimorder's own target.
 
     >>> runtime("onnxruntime").title
     'ONNX Runtime'

@@ -1,4 +1,4 @@
-"""Decides how programs are timed side by side: in turn, each after a pause and calls that are not timed."""
+"""Time programs side by side: in turn, each after a pause and calls that are not timed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 PAUSE_S = 0.02  # in which the idle threads of the runtime before fall asleep
 WARM_S = 0.03  # of calls that are not timed: a thread that wakes may share a core with another for a while
 
-Invocation = Callable[[], Any]  # runs a program once, on inputs that it has; its outputs
+Invocation = Callable[[], Any]  # runs a program once, on its own inputs, and returns the outputs
 
 
 def interleaved(
     ways: Mapping[str, Invocation], rounds: int, limit_s: float = 120.0
 ) -> dict[str, list[float]]:
-    """The milliseconds of each way, one per round; fewer rounds, but 5 at least, than take `limit_s`.
+    """Return the milliseconds of each way, one per round. After `limit_s` no round follows, but 5 always run.
 
-    The order of the ways is drawn anew for each round.
+    The sequence of the ways is random in each round.
     """
     draw = random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -40,7 +40,7 @@ def interleaved(
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """The ratio of two medians, and its interval of 95 %, by resampling the rounds.
+    """Return the ratio of two medians, and its interval of 95 %, by resampling the rounds.
 
     >>> ratio([2.0, 2.0, 2.0], [4.0, 4.0, 4.0])
     (0.5, 0.5, 0.5)
@@ -56,5 +56,5 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float,
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """No number where there is none."""
+    """Return the geometric mean, or NaN if there are no ratios."""
     return statistics.geometric_mean(ratios) if ratios else math.nan

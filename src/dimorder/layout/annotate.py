@@ -1,7 +1,7 @@
-"""Decides which axes every value has: the operators' relations solved together over one store of factors.
+"""Find the axes of every value, by solving all operators' relations over one store of factors.
 
-Where cuts conflict, the operator concerned gets a block, in an order that does not depend on how operators
-are visited.
+If cuts conflict, the operator concerned gets a block. The result does not depend on the order in which
+operators are visited.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from dimorder.ops.tokens import AxedTensor
 
 @dataclass(frozen=True)
 class Annotated:
-    """A program with, per call, its relation and the axes of its operands and results.
+    """A program with the relation of each call, and the axes of the call's operands and results.
 
-    `reads[call]` is aligned with `table.operands(call)`, `writes[call]` with its results. `blocked` names
-    the labels that became blocks because cuts conflict. `state` are the axes of what a call finds in each
-    buffer of the state, and so of what it leaves there.
+    Attributes:
+        program: the network in normal form.
+        relations: the relation of each call.
+        reads: the axes of each call's operands, aligned with `table.operands(call)`.
+        writes: the axes of each call's results.
+        blocked: the labels that became blocks because cuts conflict, by call.
+        state: the axes of the placeholder of each buffer of the state. What a call leaves there has the same
+            axes.
     """
 
     program: Captured
@@ -42,19 +47,24 @@ class Annotated:
 
 
 def annotate(program: Captured, outside: Mapping[torch.fx.Node, str] = MappingProxyType({})) -> Annotated:
-    """Give every value its axes. `outside` are calls that are left row-major, and why."""
+    """Return a program with axes for every value.
+
+    Args:
+        program: the network in normal form.
+        outside: the calls that stay row-major, with the reasons.
+    """
     calls = [n for n in program.nodes if n.op == "call_function" and not is_result(n)]
     relations = {n: opaque(n, outside[n]) if n in outside else relate(n) for n in calls}
     return _Solver(program, relations).solve()
 
 
 def is_result(node: torch.fx.Node) -> bool:
-    """Whether a node only picks one result of a call with several."""
+    """Return whether a node only picks one result of a call with several."""
     return getattr(node.target, "__name__", "") == "getitem"
 
 
 def results_of(call: torch.fx.Node) -> list[torch.fx.Node | None]:
-    """The nodes that stand for a call's results; None for a result that nobody uses."""
+    """Return the nodes that stand for a call's results; None for a result that nobody uses."""
     if not isinstance(call.meta["val"], (list, tuple)):
         return [call]
     picked = {user.args[1]: user for user in call.users if is_result(user)}
@@ -62,7 +72,7 @@ def results_of(call: torch.fx.Node) -> list[torch.fx.Node | None]:
 
 
 class _Solver:
-    """Factors of every dynamic value, and of every *use* of a constant (constants are re-laid per use)."""
+    """Factors of every computed value, and of every *use* of a constant (constants are re-laid per use)."""
 
     def __init__(self, program: Captured, relations: dict[torch.fx.Node, Relation]) -> None:
         self.program = program
@@ -83,7 +93,10 @@ class _Solver:
             self.tensors[call] = (reads, writes)
 
     def solve(self) -> Annotated:
-        """Whole dimensions first (nothing can conflict yet), then calls that cut, most frequent cut first."""
+        """Identify whole dimensions first, then calls that cut, the most frequent cut first.
+
+        Whole dimensions cannot conflict.
+        """
         cutting = [
             call
             for call, relation in self.relations.items()
@@ -111,7 +124,7 @@ class _Solver:
         return Annotated(self.program, self.relations, reads, writes, blocked, state)
 
     def _carry(self) -> None:
-        """What a call leaves in the state has the axes of what the next one finds there."""
+        """Give what a call leaves in the state the axes of what the next call finds there."""
         for found, left in self.program.carried:
             for mine, other in zip(self.dims[found], self.dims.get(left, ()), strict=left in self.dims):
                 same = self.factors.identify(self.factors.leaves(mine), self.factors.leaves(other))

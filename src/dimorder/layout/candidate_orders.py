@@ -1,5 +1,6 @@
-"""Decides which orders are candidates: the closure of what contracts and operators ask for, carried through
-the operators that share axes.
+"""Find the candidate orders: all orders that contracts and operators ask for.
+
+Each order is carried through the operators that share axes, until nothing new appears.
 """
 
 from __future__ import annotations
@@ -12,32 +13,37 @@ from dimorder.ops.tokens import AxisOrder, Token
 
 MAX_LAYOUTS = 128  # candidate layouts of one buffer
 
-_Absorbed = tuple[tuple[Token, AxisOrder], ...]  # the axes behind each token that a tensor absorbs, in order
+_Absorbed = tuple[tuple[Token, AxisOrder], ...]  # the axes of each token that a tensor absorbs, in order
 
 
 class TooManyCandidates(Exception):
-    """A cap on candidates was reached."""
+    """A cap on candidates that was reached."""
 
 
 @dataclass
 class Proposal:
-    """What the closure found for one site: token orders, and per tensor the orders of its absorbed axes."""
+    """The candidates of one site: orders of its tokens, and per tensor the orders of its absorbed axes."""
 
     tokens: dict[tuple[int, tuple[Token, ...]], None] = field(default_factory=dict)  # by implementation
     absorbed: list[dict[_Absorbed, None]] = field(default_factory=list)
 
     @property
     def some_absorbed(self) -> tuple[_Absorbed, ...]:
-        """Some order of the absorbed axes: it decides how a constant is re-laid, not what is computed."""
+        """Return some order of the absorbed axes: it affects how constants are re-laid, not results."""
         return tuple(next(iter(orders)) for orders in self.absorbed)
 
 
 class Closure:
-    """Carries candidate orders from tensor to tensor through every site until nothing new appears.
+    """The search for candidate orders: each is carried through every site until nothing new appears.
 
-    A `sparing` one takes an order into a site only where the site has it in no way yet: where a tensor lacks
-    tokens, each order would come with new places for those, and their number would grow with every site on
-    the way. `give_up` raises `TooManyCandidates` where a cap is reached.
+    Args:
+        sites: the sites of the problem.
+        buffers: the buffers that the sites read and write.
+        seeds: the orders that the contract promises, by the site of the input or output.
+        sparing: whether an order enters a site only if no way of the site has that order yet. If a tensor
+            lacks tokens, each order would bring new places for them, and their number would grow with every
+            site on the path.
+        give_up: whether a cap that is reached raises `TooManyCandidates`; else the candidates are truncated.
     """
 
     def __init__(
@@ -53,7 +59,7 @@ class Closure:
         self.candidates: list[dict[AxisOrder, None]] = [{} for _ in buffers]
         self.per_site = [Proposal(absorbed=[{} for _ in site.views]) for site in sites]
         self.defaults = [default_tokens(site) for site in sites]
-        # Per site, the orders of each tensor's tokens in each form that it has in some way.
+        # Per site, the orders of each tensor's tokens, in each form in which some way has them.
         self.seen: list[set[tuple[int, int, tuple[Token, ...]]]] = [set() for _ in sites]
         self.readers: list[list[tuple[int, int]]] = [[] for _ in buffers]
         self.truncated = False
@@ -96,8 +102,11 @@ class Closure:
         self.queue.append((buffer, order))
 
     def _propose(self, index: int, position: int, order: AxisOrder) -> None:
-        """Take a tensor's order into a site: its tokens in that order, the others where they were or beside
-        their neighbour in logical order, sorted into each form."""
+        """Carry a tensor's order into a site, sorted into each form of the site.
+
+        The tensor's tokens get that order. The other tokens stay where they were, or go beside their
+        neighbour in logical order.
+        """
         site, proposal = self.sites[index], self.per_site[index]
         rank = {axis: i for i, axis in enumerate(order)}
         held = site.tokens[position]
@@ -147,10 +156,10 @@ class Closure:
         *,
         seed: bool = False,
     ) -> None:
-        """Every order that the site's arrangements give to its tensors is a candidate of their buffers.
+        """Add every order that the site's arrangements give to its tensors as a candidate of their buffers.
 
-        Those made of neither `new` tokens nor a new order of what a tensor absorbs are known already; by
-        default all are new.
+        Arrangements without `new` tokens, and without the new order of what a tensor absorbs, are known
+        already. By default all are new.
         """
         site, proposal = self.sites[index], self.per_site[index]
         at, order = new_absorbed or (None, ())
@@ -165,8 +174,11 @@ class Closure:
 
 
 def default_tokens(site: Site) -> tuple[Token, ...]:
-    """All tokens of a site in one order: the tensor with most tokens in logical order, the others merged in
-    after their predecessors."""
+    """Return all tokens of a site in one order.
+
+    The tensor with most tokens is in logical order. The tokens of the others are inserted after their
+    predecessors.
+    """
     order: list[Token] = []
     views = sorted(range(len(site.views)), key=lambda i: -len(site.tokens[i]))
     for i in views:
@@ -183,14 +195,16 @@ def default_tokens(site: Site) -> tuple[Token, ...]:
 
 
 def _seen_by(held: Collection[Token], way: tuple[int, tuple[Token, ...]]) -> tuple[int, tuple[Token, ...]]:
-    """A form and its tokens, as far as one tensor has them."""
+    """Return a form and those of its tokens that one tensor has."""
     number, tokens = way
     return number, tuple(token for token in tokens if token in held)
 
 
 def _insert_before_successors(tokens: Sequence[Token], default: Sequence[Token]) -> tuple[Token, ...]:
-    """Some tokens of a site in an order of their own; each missing one goes right before the token it
-    precedes by default."""
+    """Return some tokens of a site in their own order, with the missing tokens inserted.
+
+    Each missing token goes right before the token that it precedes by default.
+    """
     order = list(tokens)
     for i in reversed(range(len(default))):
         if default[i] not in order:
@@ -199,7 +213,7 @@ def _insert_before_successors(tokens: Sequence[Token], default: Sequence[Token])
 
 
 def formed(tokens: Iterable[Token], form: str) -> tuple[Token, ...]:
-    """Tokens stable-sorted into a form."""
+    """Return tokens stable-sorted into a form."""
     names = form.split()
 
     def group(token: Token) -> int:

@@ -1,5 +1,6 @@
-"""Decides what the planner may know of a target's ability, and how it is asked: by what an operator would be
-made of, before it is made.
+"""Ask a target which implementations of an operator it computes, and what they cost.
+
+The target sees the physical calls that an implementation would write, before any is written.
 """
 
 from __future__ import annotations
@@ -21,15 +22,22 @@ from dimorder.planning.problem import Cost
 class Ability:
     """What a target can do, as the planner needs it.
 
-    `computes(call, constants)` is None for a call of a physical program that the target computes, else why it
-    does not; `constants` are the nodes whose values are known. `leaves(call)` is None for a call that may run
-    outside of what the target computes, on dense tensors, else why it may not. `declines` names the
-    implementations that are not offered, as `operator/implementation`: the fewest first; the next set is
-    taken where the candidate orders are too many. `max_rank` is the highest rank of a transpose, once
-    dimensions that stay together count as one. `takes(value)` is None for what may be an input, else why not.
-    `slices_copy` says that a slice takes time and memory: a product whose result is only cut is better
-    several. `by_heads` says that a product with a constant matrix for each head takes no longer than one of
-    all features. `fixed_resizes` says that a resize has numbers for sizes: one to symbols is better products.
+    Attributes:
+        computes: `computes(call, constants)` is None if the target computes a call of a physical program,
+            else the reason why not. `constants` are the nodes whose values are known.
+        leaves: `leaves(call)` is None if a call may run outside the target, on dense tensors, else the reason
+            why not.
+        declines: sets of implementations that are not offered, as `operator/implementation`. The smallest set
+            comes first; the next set is used if there are too many candidate orders.
+        max_rank: the highest rank of a transpose, with dimensions that stay together counted as one; None is
+            unlimited.
+        takes: `takes(value)` is None if a value may be an input, else the reason why not.
+        slices_copy: whether a slice takes time and memory. A linear or matmul whose result is only cut is
+            then split into several.
+        by_heads: whether a matmul with one constant matrix per attention head is as fast as one matmul of all
+            channels.
+        fixed_resizes: whether a resize needs constant sizes. A resize to dynamic sizes is then better written
+            as matmuls.
     """
 
     computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
@@ -43,8 +51,7 @@ class Ability:
 
 
 class Verdicts:
-    """What the target says of the ways to run an operator, and what they cost; like calls are asked about
-    once."""
+    """The target's verdict on each way to run an operator, and its cost; equal calls are asked once."""
 
     def __init__(self, ability: Ability) -> None:
         self.ability = ability
@@ -55,7 +62,10 @@ class Verdicts:
     def of(
         self, site: Site, arrangement: Arrangement, program: Captured, buffers: Sequence[BufferInfo]
     ) -> tuple[str | None, str | None]:
-        """Why an arrangement cannot be computed by the target, and why it can neither run outside."""
+        """Return why the target cannot compute an arrangement, and why it cannot run outside either.
+
+        Each reason is None if there is none.
+        """
         if self.ability.computes is None:
             return None, None
         key = self._key(site, arrangement, buffers)
@@ -71,7 +81,7 @@ class Verdicts:
         buffers: Sequence[BufferInfo],
         costs: Costs,
     ) -> Cost:
-        """What it costs to run an operator so. All that are asked for are asked for of the same `costs`."""
+        """Return what it costs to run an operator in an arrangement; all calls must use the same `costs`."""
         if costs.configuration is not None:
             return costs.configuration(site, arrangement, buffers)
         assert costs.calls is not None
@@ -83,7 +93,7 @@ class Verdicts:
         return self.costs[key]
 
     def _key(self, site: Site, arrangement: Arrangement, buffers: Sequence[BufferInfo]) -> object:
-        """What two ways have in common that are made of the same calls."""
+        """Return a key that two arrangements share if they are made of the same calls."""
         implementation = site.implementations[arrangement.implementation]
         sizes = [
             tuple(
@@ -110,7 +120,7 @@ class Verdicts:
 
 
 def _described(node: torch.fx.Node) -> object:
-    """A call as far as its own arguments go: two that are described alike are computed alike."""
+    """Return a key of a call's own arguments: calls with equal keys are computed in the same way."""
 
     def told(operand: torch.fx.Node) -> Any:
         value = operand.meta["val"]

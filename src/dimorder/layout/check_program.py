@@ -1,6 +1,7 @@
-"""Decides what each stage of the pipeline requires and ensures, and says which of it a value does not keep.
+"""Check what each stage of the pipeline requires and ensures.
 
-Faults are texts, found when they are asked for: `require` asks only where the environment has DIMORDER_CHECK.
+A fault is a text, and is computed on demand: `require` looks for faults only if the environment has
+DIMORDER_CHECK.
 """
 
 from __future__ import annotations
@@ -45,7 +46,14 @@ _FIX = "report this network: dimorder is wrong, not the network"
 
 
 def require(stage: str, faults: Iterable[str]) -> None:
-    """Raises `StageError` for the first of the faults, which are not looked for where checks are off.
+    """Check that a stage has no fault; without DIMORDER_CHECK nothing is checked.
+
+    Args:
+        stage: the name of the stage in the error.
+        faults: the faults, which are computed as they are read.
+
+    Raises:
+        StageError: for the first fault.
 
     >>> require("the sum", (f"2 + {n} is 5" for n in ()))
     """
@@ -59,7 +67,10 @@ def require(stage: str, faults: Iterable[str]) -> None:
 
 
 def captured_faults(program: Captured) -> Iterator[str]:
-    """Functional, in the normal form's spelling, static shapes, dense values, constants as attributes.
+    """Yield the faults of a captured program.
+
+    It must be functional, in the spelling of the normal form, with static shapes, dense values, and constants
+    as attributes.
 
     >>> from dimorder.capture.captured import capture
     >>> list(captured_faults(capture(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),))))
@@ -107,7 +118,10 @@ def _call_faults(program: Captured, node: Node) -> Iterator[str]:
 
 
 def _spelt_again(program: Captured, node: Node) -> list[Any]:
-    """The operators that the spelling of a call writes for it: itself, once it is in normal form."""
+    """Return the operators that the spelling of a call writes for it.
+
+    This is the call's own operator once the call is in normal form.
+    """
     tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
     stand_ins: dict[Node, Any] = {
         operand: program.constant(operand)
@@ -125,7 +139,10 @@ def _spelt_again(program: Captured, node: Node) -> list[Any]:
 
 
 def annotated_faults(annotated: Annotated) -> Iterator[str]:
-    """Axes make up dimensions, labels cover axes, and a value has the same axes for all who see it."""
+    """Yield the faults of an annotated program.
+
+    Axes make up dimensions, labels cover axes, and all readers of a value see the same axes.
+    """
     axes = _axes_where_produced(annotated)
     for call, relation in annotated.relations.items():
         name = f"{call} ({operator_name(call)})"
@@ -186,8 +203,11 @@ def _label_faults(relation: Relation, tensors: Sequence[AxedTensor]) -> Iterator
 
 
 def problem_faults(extracted: Extracted, contract: Contract, ability: Ability) -> Iterator[str]:
-    """Configurations mean orders of their buffers, the defaults and the contract's orders are among them, and
-    the target computes each, or its operator is among those left outside."""
+    """Yield the faults of a layout problem.
+
+    Configurations mean orders of their buffers. The defaults and the contract's orders are among them. The
+    target computes each, or the operator is among those left outside.
+    """
     problem, verdicts = extracted.problem, Verdicts(ability)
     if not len(extracted.sites) == len(problem.steps) == len(extracted.arrangements):
         yield f"{len(extracted.sites)} sites for {len(problem.steps)} steps"
@@ -237,7 +257,7 @@ def _step_faults(extracted: Extracted, index: int) -> Iterator[str]:
 
 
 def _boundary_order(extracted: Extracted, site: Site, order: DimOrder) -> AxisOrder:
-    """The axes of a boundary's buffer for a dim order of its value."""
+    """Return the axes of a boundary's buffer for a dim order of its value."""
     (view,) = site.views
     sizes = extracted.buffers[view.buffer].tensor.sizes
     left, held = list(view.axes), list[list[int]]()
@@ -276,8 +296,11 @@ def _configured_faults(extracted: Extracted, index: int, verdicts: Verdicts) -> 
 def physical_faults(
     program: ExportedProgram, extracted: Extracted, plan: LayoutPlan, contract: Contract, ability: Ability
 ) -> Iterator[str]:
-    """Dense tensors, the operators that the chosen implementations declare, the plan's conversions and no
-    other, and nothing that the target neither computes nor leaves."""
+    """Yield the faults of a physical program.
+
+    Tensors are dense. The operators are those that the chosen implementations declare. The conversions are
+    those of the plan. The target computes each call, or leaves it outside.
+    """
     yield from made_faults(program.graph.nodes, extracted, plan)
     for node in program.graph.nodes:
         if node.op == "call_function":
@@ -292,7 +315,7 @@ def physical_faults(
 
 
 def made_faults(nodes: Iterable[Node], extracted: Extracted, plan: LayoutPlan) -> Iterator[str]:
-    """What of a physical program its plan does not account for; `nodes` are its graph's."""
+    """Yield what the plan does not account for in a physical program; `nodes` are those of its graph."""
     converted: list[tuple[int, tuple[int, ...]]] = []
     for node in nodes:
         if node.op != "call_function":
@@ -318,12 +341,12 @@ def made_faults(nodes: Iterable[Node], extracted: Extracted, plan: LayoutPlan) -
         yield f"conversions {sorted(Counter(converted))}, where the plan has {sorted(planned)}"
 
 
-# Beside what operators declare: views, copies, and constants that are held as integers.
+# Allowed beside declared operators: views, copies, and constants that are kept as integers.
 _MOVES = (aten.view.default, aten.permute.default, aten.clone.default, DEQUANTIZE_CHANNELS)
 
 
 def _is_conversion(node: Node) -> bool:
-    """Whether a call copies a permuted view to dense memory."""
+    """Return whether a call copies a permuted view to dense memory."""
     source = node.args[0] if node.args else None
     return (
         node.target is aten.clone.default
@@ -334,7 +357,7 @@ def _is_conversion(node: Node) -> bool:
 
 
 def _declared(extracted: Extracted, plan: LayoutPlan, origin: dict[str, Any]) -> tuple[Any, ...]:
-    """The physical operators by which the plan runs the operator that a call is of."""
+    """Return the physical operators that the plan declares for the operator that a call belongs to."""
     if "site" not in origin or not extracted.sites[origin["site"]].implementations:
         return ()
     site = extracted.sites[origin["site"]]
@@ -348,10 +371,10 @@ def _declared(extracted: Extracted, plan: LayoutPlan, origin: dict[str, Any]) ->
 def refused_calls(
     program: ExportedProgram, extracted: Extracted, ability: Ability
 ) -> Iterator[tuple[Node, str]]:
-    """The calls of a physical program that the target neither computes nor leaves, and why.
+    """Yield the calls of a physical program that the target neither computes nor leaves outside, and why.
 
-    What an input, an output or a conversion is made of is not among them: extraction asked for none of it,
-    and the emitter tells the user.
+    Calls of an input, an output or a conversion are not among them: extraction did not ask for these, and the
+    emitter reports them to the user.
     """
     if ability.computes is None:
         return
@@ -362,7 +385,11 @@ def refused_calls(
 
 
 def require_ability(program: ExportedProgram, extracted: Extracted, ability: Ability, target: str) -> None:
-    """Raises `StageError` for a call that the target neither computes nor leaves, checks on or off."""
+    """Check that the target computes or leaves each call, even without DIMORDER_CHECK.
+
+    Raises:
+        StageError: for the first call that the target refuses.
+    """
     for node, why in refused_calls(program, extracted, ability):
         raise StageError(f"{node} ({operator_name(node)}) of the physical program for {target}", why, _FIX)
 
@@ -376,7 +403,7 @@ def _left_faults(program: ExportedProgram, extracted: Extracted, ability: Abilit
 def _not_computed(
     program: ExportedProgram, extracted: Extracted, ability: Ability
 ) -> Iterator[tuple[Node, str]]:
-    """The calls of operators that the target does not compute, and why."""
+    """Yield the calls of operators that the target does not compute, and why."""
     constants = _constants(program)
     for node in program.graph.nodes:
         origin = origin_of(node)
@@ -390,7 +417,10 @@ def _not_computed(
 
 
 def _constants(program: ExportedProgram) -> Collection[Node]:
-    """What is known ahead of time: all that is no input and no state, and what reads nothing else."""
+    """Return the nodes that are known ahead of time.
+
+    Inputs and state are not known, nor are nodes that read them.
+    """
     given = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
     given |= set(state_of(program))
     known: dict[Node, None] = {}
@@ -405,14 +435,14 @@ def _constants(program: ExportedProgram) -> Collection[Node]:
 def run_densely(
     module: GraphModule, inputs: Sequence[torch.Tensor]
 ) -> tuple[Sequence[torch.Tensor], list[str]]:
-    """What a physical program gives, and the faults of what reads a tensor that is not dense."""
+    """Run a physical program, and return its results and its reads of tensors that are not dense."""
     run = _DensityRun(module)
     with torch.no_grad():
         return run.run(*inputs), run.faults
 
 
 class _DensityRun(torch.fx.Interpreter):
-    """Runs a physical program and notes what reads a tensor that is not row-major."""
+    """An interpreter of physical programs that notes reads of tensors that are not row-major."""
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
@@ -426,8 +456,10 @@ class _DensityRun(torch.fx.Interpreter):
 
 
 def _misread(node: Node, value: Any) -> Iterator[str]:
-    """Who reads a value that is not row-major. Views may be copied and returned, and be multiplied where they
-    swap the last two dimensions."""
+    """Yield the readers of a value that is not row-major.
+
+    Views may be copied, permuted and returned. A matmul may read a view that swaps the last two dimensions.
+    """
     if not isinstance(value, torch.Tensor) or value.is_contiguous():
         return
     swapped = value.dim() > 1 and value.mT.is_contiguous()

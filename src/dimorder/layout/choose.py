@@ -1,4 +1,4 @@
-"""Decides how the solver is asked for a plan of a program, and how it is told that there is none."""
+"""Ask the solver for a plan of a program, and report an error if there is none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from dimorder.planning.solve import solve
 
 
 def choose(extracted: Extracted, max_rank: int | None) -> LayoutPlan:
-    """The cheapest plan. Raises `UnsupportedError` where every one needs a transpose above `max_rank`."""
+    """Return the cheapest plan.
+
+    Args:
+        extracted: the layout problem of a program.
+        max_rank: the highest rank of a transpose on the target, for the error.
+
+    Raises:
+        UnsupportedError: if every plan needs a transpose of a higher rank.
+    """
     try:
         return solve(extracted.problem)
     except InvalidChoice as error:
@@ -19,7 +27,7 @@ def choose(extracted: Extracted, max_rank: int | None) -> LayoutPlan:
 
 
 def _beyond_rank(extracted: Extracted, max_rank: int | None) -> UnsupportedError:
-    """Why there is no plan: some values cannot be brought from the order they are made in to a wanted one."""
+    """Return the error for values that cannot be converted from their order to a wanted one."""
     stuck = [
         f"{operator_name(info.root)} ({where(info.root)})"
         if info.root.op == "call_function"

@@ -1,7 +1,6 @@
-"""Decides in what a plan is charged: a unit, and what conversions and configurations cost in it.
+"""Define what a plan is charged for: a unit, and the costs of conversions and configurations in it.
 
-A target has one such table per objective. What is not measured by a target is counted: bytes moved, or
-conversions.
+A target has one such table per objective. A target that measures no times counts bytes or conversions.
 """
 
 from __future__ import annotations
@@ -24,10 +23,15 @@ Buffers = Sequence[BufferInfo]
 class Costs:
     """What a plan costs, lexicographically in `units`.
 
-    `conversion(buffer, from, to)` is what it costs to convert a buffer, None where the target cannot: the
-    same for buffers of one shape, type and division into axes. `configuration(site, arrangement, buffers)`
-    is what it costs to run an operator so; or `calls` is, of the physical operators that it is made of, which
-    are known for fixed sizes.
+    Either `configuration` or `calls` prices the operators.
+
+    Attributes:
+        units: the units, the most important first.
+        conversion: `conversion(buffer, from, to)` is the cost of converting a buffer, None if the target
+            cannot. Buffers of one shape, type and division into axes cost the same.
+        configuration: `configuration(site, arrangement, buffers)` is the cost of running an operator in an
+            arrangement.
+        calls: the cost of the physical calls that an arrangement writes, which are known for fixed sizes.
     """
 
     units: tuple[str, ...]
@@ -41,7 +45,7 @@ class Costs:
 
 
 def counted(*, min_run: int = 1) -> Mapping[str, Costs]:
-    """The objectives `bytes` and `count`, each of which breaks the other's ties.
+    """Return the objectives `bytes` and `count`, each of which breaks the other's ties.
 
     A piece that is cut or joined in runs of fewer than `min_run` elements costs twice its bytes.
 
@@ -66,7 +70,7 @@ def counted(*, min_run: int = 1) -> Mapping[str, Costs]:
 
 
 def moved_in_short_runs(site: Site, arrangement: Arrangement, buffers: Buffers, min_run: int) -> int:
-    """The bytes of the pieces that an operator cuts or joins in runs of fewer than `min_run` elements."""
+    """Return the bytes of pieces that an operator cuts or joins in runs below `min_run` elements."""
     if site.kind != "indexed" or not any(_cuts(label) for tokens in site.tokens for label, _ in tokens):
         return 0
     held = [buffers[view.buffer] for view in site.views]
@@ -76,7 +80,7 @@ def moved_in_short_runs(site: Site, arrangement: Arrangement, buffers: Buffers, 
 
 
 def _run_length(site: Site, arrangement: Arrangement, piece: BufferInfo, i: int) -> int:
-    """How many elements of a piece lie in a row in the whole."""
+    """Return how many elements of a piece are contiguous in the whole."""
     run = 1
     for token in reversed(arrangement.tokens):
         run *= math.prod(piece.tensor.sizes[a] for a in site.tokens[i].get(token, ()))
@@ -90,7 +94,10 @@ def _cuts(label: str) -> bool:
 
 
 def transpose_rank(source: AxisOrder, target: AxisOrder) -> int:
-    """How many dimensions a transpose between two orders has once runs that stay together are one."""
+    """Return the rank of a transpose between two orders.
+
+    Dimensions that stay together count as one.
+    """
     position = {axis: i for i, axis in enumerate(source)}
     breaks = sum(position[b] != position[a] + 1 for a, b in itertools.pairwise(target))
     return breaks + 1

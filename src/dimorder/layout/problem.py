@@ -1,4 +1,4 @@
-"""Decides what the planner may choose from: buffers, and for every operator the ways it could run."""
+"""Build the layout problem: the buffers, and for each operator the ways in which it could run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_CONFIGS = 2048  # configurations of one operator
 
 @dataclass(frozen=True)
 class Extracted:
-    """The layout problem of a program, with what leads back from its indices to the program."""
+    """The layout problem of a program, and the maps from its indices back to the program."""
 
     problem: LayoutProblem
     annotated: Annotated
@@ -46,11 +46,21 @@ def extract(
     costs: Costs,
     ability: Ability,
 ) -> Extracted:
-    """The layout problem of an annotated program under a contract, a target's costs and its ability.
+    """Return the layout problem of an annotated program.
 
-    A call that the target computes in no configuration is left outside where the target leaves it: in any
-    order if it then runs on dense tensors as it is, else row-major, which is annotated anew. Raises
-    `UnsupportedError` for a call that can run neither way, and for an input that the target does not take.
+    A call that the target computes in no configuration is left outside if the target allows that. It may run
+    in any order if it then runs on dense tensors unchanged. Else it runs row-major, and the program is
+    annotated again.
+
+    Args:
+        annotated: the program with its axes.
+        input_orders: the orders that the contract promises for inputs.
+        output_orders: the orders that the contract promises for outputs.
+        costs: what conversions and configurations cost.
+        ability: what the target can do.
+
+    Raises:
+        UnsupportedError: if a call can run neither way, or if the target does not accept an input.
     """
     for name, node in zip(annotated.program.input_names, annotated.program.inputs, strict=True):
         reason = ability.takes(node.meta["val"])
@@ -61,14 +71,14 @@ def extract(
     row_major: dict[torch.fx.Node, str] = {}
     while True:
         refused = _extract(annotated, input_orders, output_orders, costs, ability, verdicts)
-        if isinstance(refused, Extracted):  # told with what was first in the way
+        if isinstance(refused, Extracted):  # report the first obstacle
             outside = {call: row_major.get(call, reason) for call, reason in refused.outside.items()}
             return replace(refused, outside=outside)
         for call, reason in refused.items():
             if call in row_major or annotated.relations[call].kind == "opaque":
                 raise UnsupportedError(
                     f"{operator_name(call)} ({where(call)})",
-                    row_major.get(call, reason),  # what was first in the way
+                    row_major.get(call, reason),  # the first obstacle
                     "replace it in the module, or choose another target",
                 )
         row_major |= refused
@@ -83,7 +93,7 @@ def _extract(
     ability: Ability,
     verdicts: Verdicts,
 ) -> Extracted | dict[torch.fx.Node, str]:
-    """The problem, or the calls that have no configuration and why."""
+    """Return the problem, or the calls that have no configuration and why."""
     given = (annotated, input_orders, output_orders, costs)
     for declined in ability.declines:
         with suppress(TooManyCandidates):
@@ -195,7 +205,10 @@ class _Extractor:
         return [*(self._carried(found[node], left) for node, left in program.carried), *sites]
 
     def _carried(self, found: BufferView, left: torch.fx.Node) -> Site:
-        """A buffer of the state: in one order where a call finds it and where it leaves it for the next."""
+        """Return the site of a buffer of the state.
+
+        Each call finds the buffer in the order in which the last call left it.
+        """
         reads = (self.views[left],) if left in self.views else ()  # a constant is in any order
         tokens: tuple[dict[Token, AxisOrder], ...] = tuple(
             {("axis", i): (axis,) for i, axis in enumerate(view.axes)} for view in (*reads, found)
@@ -203,7 +216,7 @@ class _Extractor:
         return Site(self.buffers[found.buffer].root, "state", reads, (found,), tokens)
 
     def _offered(self, call: torch.fx.Node, relation: Relation) -> list[tuple[Implementation, str]]:
-        """The implementations of a call that the target does not decline, each with its order."""
+        """Return the implementations of a call that the target does not decline, each with its order."""
         pairs = zip(implementations(call, relation), relation.forms, strict=True)
         return [
             (implementation, form)
@@ -213,8 +226,10 @@ class _Extractor:
         ]
 
     def _root_tensors(self) -> dict[torch.fx.Node, AxedTensor]:
-        """A tensor for each input, from any use (all uses see the same axes); one without uses has whole
-        dimensions."""
+        """Return the axes of each input, from any use of it: all uses see the same axes.
+
+        An input without uses has whole dimensions.
+        """
         found = {}
         for node in self.annotated.program.inputs:
             shape = tuple(node.meta["val"].shape)
@@ -237,14 +252,13 @@ class _Extractor:
         return view
 
     def _boundary(self, node: torch.fx.Node, kind: str, view: BufferView, *, write: bool) -> Site:
-        """A contract's side: one configuration, written or read as a block per dimension in the promised
-        order."""
+        """Return the site of an input or output, with one configuration: the promised order."""
         tokens: dict[Token, AxisOrder] = {("axis", axis): (axis,) for axis in view.axes}
         reads, writes = ((), (view,)) if write else ((view,), ())
         return Site(node, kind, reads, writes, (tokens,))
 
     def _seeds(self, sites: Sequence[Site]) -> dict[int, AxisOrder]:
-        """The promised order of every boundary, by site index."""
+        """Return the promised order of every input and output, by site index."""
         inputs, outputs = (
             iter(self.input_orders),
             iter(
@@ -263,7 +277,7 @@ class _Extractor:
         return seeds
 
     def _dims_of(self, site: Site) -> tuple[int, ...]:
-        """Which logical dimension each axis of a boundary value belongs to."""
+        """Return the logical dimension of each axis of an input or output."""
         node, view = site.node, site.views[0]
         sizes = self.buffers[view.buffer].tensor.sizes
         shape, owner, d, left = tuple(node.meta["val"].shape), [], 0, 1
@@ -277,7 +291,7 @@ class _Extractor:
     # -- configurations
 
     def _priced(self, candidates: Sequence[Mapping[AxisOrder, None]]) -> tuple[Buffer, ...]:
-        """All buffers, each with its costs; those of one shape, type and set of orders cost the same."""
+        """Return all buffers with their costs; buffers of one shape, type and set of orders cost the same."""
         max_rank, known, made = self.verdicts.ability.max_rank, dict[object, Buffer](), []
         for info in self.buffers:
             orders = tuple(candidates[info.index])
@@ -290,9 +304,9 @@ class _Extractor:
     def _configs(
         self, site: Site, proposal: Proposal, candidates: Sequence[Mapping[AxisOrder, None]]
     ) -> tuple[tuple[Arrangement, ...], tuple[Config, ...]] | str:
-        """What the planner may choose from, or why the target can run the site in no way.
+        """Return the configurations of a site, or why the target cannot run it in any way.
 
-        Where the target computes none, the ways that it leaves outside are offered.
+        If the target computes none, the ways that it leaves outside are offered.
         """
         inside: list[tuple[int, tuple[Token, ...]]] = []
         beside: list[tuple[int, tuple[Token, ...]]] = []
@@ -317,7 +331,7 @@ class _Extractor:
             self.outside[site.node] = reasons[0]
         kept: dict[tuple[tuple[AxisOrder, ...], tuple[AxisOrder, ...]], tuple[Arrangement, Config]] = {}
         choices = itertools.product(*(list(orders) for orders in proposal.absorbed))
-        first = [next(choices)]  # for each way before the cap counts: it has the defaults among it
+        first = [next(choices)]  # for each way before the cap counts: the default is among them
         ways = itertools.chain(itertools.product(first, offered), itertools.product(choices, offered))
         for count, (absorbed, (implementation, tokens)) in enumerate(ways):
             if count > max(MAX_CONFIGS, len(offered)):
@@ -343,7 +357,7 @@ class _Extractor:
 
 
 def priced(info: BufferInfo, layouts: Iterable[AxisOrder], costs: Costs, max_rank: int | None) -> Buffer:
-    """A buffer with the costs of its conversions: the commonest, and the pairs that cost otherwise."""
+    """Return a buffer with the most common cost of its conversions, and the pairs with other costs."""
 
     def is_offered(source: AxisOrder, target: AxisOrder) -> bool:
         return max_rank is None or len(source) <= max_rank or transpose_rank(source, target) <= max_rank
@@ -358,7 +372,7 @@ def priced(info: BufferInfo, layouts: Iterable[AxisOrder], costs: Costs, max_ran
 
 
 def _relabelled(view: BufferView, before: AxedTensor, after: AxedTensor) -> BufferView:
-    """The view behind a pure relabel: axes follow their labels."""
+    """Return the view that results from a relabel: axes follow their labels."""
     axes = [-1] * len(after.sizes)
     for label, positions in after.labels.items():
         for target, source in zip(positions, before.labels[label], strict=True):

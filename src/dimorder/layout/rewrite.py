@@ -1,6 +1,6 @@
-"""Decides how a plan becomes a program: every tensor dense in its physical shape, each conversion a permute.
+"""Write a plan as a program: every tensor dense in its physical shape, each conversion a permute and a copy.
 
-The result is an `ExportedProgram` that runs in torch as it stands; nothing downstream decides about layout.
+The result is an `ExportedProgram` that runs in torch. No later step changes a layout.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ aten = torch.ops.aten
 
 
 def rewrite(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> ExportedProgram:
-    """The physical program of a plan. Its signature is that of the contract's boundary: logical shapes in the
-    promised dim orders, or dense physical shapes."""
+    """Return the physical program of a plan.
+
+    Its signature is that of the contract's boundary: logical shapes in the promised dim orders, or dense
+    physical shapes.
+    """
     program = extracted.annotated.program
     module = build(extracted, plan, contract)
     examples = [
@@ -43,7 +46,7 @@ def rewrite(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> Expor
 
 
 def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.fx.GraphModule:
-    """The physical program of a plan as a module, before it is exported."""
+    """Return the physical program of a plan as a module, before export."""
     program = extracted.annotated.program
     b = Builder(program.constant, extracted.buffers)
     inputs, carried = iter(contract.inputs), carried_by(extracted, plan)
@@ -63,7 +66,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
     kept = b.graph.find_nodes(op="placeholder")[: len(carried)]
 
     def give(result: torch.fx.Node) -> None:
-        """One more result, in memory that no other has, nor what a call finds in the state."""
+        """Add one more result, in memory that no other result has, nor the state that a call finds."""
         source = result
         while source.target in (aten.view.default, aten.permute.default):
             source = source.args[0]  # type: ignore[assignment]
@@ -87,7 +90,7 @@ def _source(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def at_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """A dense copy of a logical tensor as the program's own signature holds it, with canonical strides."""
+    """Return a dense copy of a logical tensor in the form of the signature, with canonical strides."""
     if spec.boundary == "physical":
         return tensor.permute(tuple(spec.dim_order)).contiguous()
     strides = spec.boundary_order.strides(tuple(tensor.shape))
@@ -95,7 +98,7 @@ def at_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def from_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The way back: what the program returns as its own signature holds it, as a logical tensor.
+    """Return a result of the program's own signature as a logical tensor.
 
     >>> from_boundary(torch.zeros(2, 5, 3), TensorSpec("y", (2, 3, 5), "float32", DimOrder(0, 2, 1))).shape
     torch.Size([2, 3, 5])
@@ -104,7 +107,7 @@ def from_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def constant_bytes(program: ExportedProgram) -> int:
-    """What a physical program's weights and other constants take; its state is none."""
+    """Return the bytes of a physical program's weights and other constants, without its state."""
     written = state_of(program).values()
     held = (tensor for name, tensor in program.state_dict.items() if name not in written)
     return sum(tensor.numel() * tensor.element_size() for tensor in held)
@@ -114,7 +117,7 @@ def constant_bytes(program: ExportedProgram) -> int:
 class Carried:
     """A buffer of the state, and the order in which each call finds it and leaves it for the next.
 
-    `order` has the axes of the value, slowest first, and `tensor` says which these are.
+    `order` has the axes of the value, slowest first. `tensor` says which dimensions these axes belong to.
     """
 
     site: Site
@@ -128,9 +131,10 @@ class Carried:
 
     @property
     def runs(self) -> list[AxisGroup]:
-        """The axes of each physical dimension: the logical ones, as far as they stay whole.
+        """Return the axes of each physical dimension.
 
-        Where the order is another than row-major, those of size 1 stand in front.
+        A logical dimension is kept whole if its axes stay together. If the order is not row-major, dimensions
+        of size 1 come first.
         """
         runs: list[AxisGroup] = []
         for axis in self.order:
@@ -146,14 +150,14 @@ class Carried:
         return [() if size == 1 else next(feed) for size in self.shape]
 
     def lay(self, value: torch.Tensor) -> torch.Tensor:
-        """A logical value, dense in that order."""
+        """Return a logical value as a dense tensor in that order."""
         sizes = self.tensor.sizes
         extents = [math.prod(sizes[axis] for axis in run) for run in self.runs]
         return value.reshape(sizes).permute(self.order).reshape(extents).contiguous()
 
 
 def carried_by(extracted: Extracted, plan: LayoutPlan) -> list[Carried]:
-    """The state, in the orders of a plan."""
+    """Return the buffers of the state, in the orders of a plan."""
     found = []
     for index, site in enumerate(extracted.sites):
         if site.kind == "state":
@@ -165,7 +169,7 @@ def carried_by(extracted: Extracted, plan: LayoutPlan) -> list[Carried]:
 
 @dataclass(frozen=True)
 class _At:
-    """An input or output of the program, and how the plan arranges it."""
+    """An input or output of the program, and the plan's arrangement of it."""
 
     site: Site
     arrangement: Arrangement
@@ -179,7 +183,7 @@ class _At:
         return layout_of(0, self.site, self.arrangement)
 
     def runs(self, b: Builder, order: DimOrder) -> list[AxisGroup]:
-        """The buffer axes of each dimension, in an order of the dimensions."""
+        """Return the buffer axes of each dimension, in an order of the dimensions."""
         held = b.dimensions(self.site.views[0], shape_of(self.site.node))
         return [held[d] for d in order]
 
@@ -215,7 +219,7 @@ def _constant_output(b: Builder, node: torch.fx.Node, spec: TensorSpec) -> torch
 
 
 def _as_signed(b: Builder, dense: torch.fx.Node, spec: TensorSpec) -> torch.fx.Node:
-    """A dense result as the signature shows it."""
+    """Return a dense result as the program's signature shows it."""
     if spec.boundary == "physical" or spec.held_order.is_contiguous:
         return dense
     return b.call(aten.permute.default, dense, list(spec.held_order.inverse))

@@ -1,4 +1,4 @@
-"""Attention, spelt as products and a softmax."""
+"""Write attention as matmuls and a softmax."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _attention(
     scores = n.write(aten.matmul.default, scaled, transpose(n, k, -2, -1))
     if is_causal:
         mask = torch.ones(shape_of(q)[-2], shape_of(k)[-2], dtype=torch.bool).tril()
-    seen: Value = None  # by what the weights are multiplied, for rows that see nothing
+    seen: Value = None  # factor of the weights, 0 in fully masked rows
     if mask is not None and dtype_of(mask) == torch.bool:
         if isinstance(mask, torch.fx.Node):
             lowest = torch.tensor(torch.finfo(dtype_of(q)).min, dtype=dtype_of(q))
@@ -50,16 +50,16 @@ def _attention(
     if mask is not None and not _hides_nothing(mask, shape_of(scores)):
         scores = n.write(aten.add.Tensor, scores, mask)
     weights = n.write(aten.softmax.int, scores, -1)
-    if seen is not None:  # torch gives 0 where a row of the mask is all False
+    if seen is not None:  # torch returns 0 for a fully masked row
         weights = n.write(aten.mul.Tensor, weights, seen)
     return n.write(aten.matmul.default, weights, v)
 
 
 def _hides_nothing(mask: Value, scores: tuple[int, ...]) -> bool:
-    """Whether a mask is known to be 0 for all scores, as that of a batch without padding."""
+    """Return whether a mask is a constant 0 for all scores, as for a batch without padding."""
     known = isinstance(mask, torch.Tensor) and torch.broadcast_shapes(mask.shape, scores) == scores
     return known and not mask.any()
 
 
-# Scores may be beyond what float16 holds, where the weights that are made of them are not.
+# Scores can exceed the range of float16 even if the weights computed from them do not.
 OPERATORS = (spelt(in_float32(_attention), aten.scaled_dot_product_attention.default),)

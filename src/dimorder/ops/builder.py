@@ -1,6 +1,6 @@
-"""Decides how the tensors of a physical program are held: dense, in physical dimensions made of axes.
+"""Write operators into a physical program: dense tensors whose dimensions consist of buffer axes.
 
-A `Builder` has the graph and what lies in memory; a `Call` is one operator as its lowering sees it.
+A `Builder` has the graph and the tensors in memory. A `Call` is one operator as its lowering sees it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from dimorder.ops.tokens import AxedTensor, AxisOrder, Token, is_named, token_ax
 
 aten = torch.ops.aten
 
-_MAX_RANK = 6  # of dimensions kept for their own sake; more are merged where nothing needs them apart
+_MAX_RANK = 6  # above this rank, dimensions that nothing needs apart are merged
 
-# Buffer axes that make up one physical dimension, slowest first; () is a dimension of size 1.
+# Buffer axes that form one physical dimension, slowest first; () is a dimension of size 1.
 AxisGroup = tuple[int, ...]
 
-# What a node's `meta["custom"]`, which torch.export keeps, has under this key: the `site` that it is of, or
-# True for `converts`; and where it is the first to hold a buffer in an order, `buffer` and `order`.
+# The key of a node's origin in `meta["custom"]`, which torch.export keeps. An origin has the node's `site`,
+# or `converts: True` for a conversion. The first node with a buffer in an order also has `buffer` and
+# `order`.
 ORIGIN = "dimorder"
 
 
 @dataclass(frozen=True)
 class Physical:
-    """A dense tensor of the graph under construction. `runs` are its dimensions, or None where they cut
-    across axes."""
+    """A dense tensor of the graph under construction.
+
+    `runs` are the axes of each dimension, or None if the dimensions cut across axes.
+    """
 
     node: torch.fx.Node
     order: AxisOrder
@@ -47,17 +50,17 @@ class Builder:
     def __init__(
         self, value_of: Callable[[torch.fx.Node], torch.Tensor], buffers: Sequence[BufferInfo]
     ) -> None:
-        # `value_of` gives the constant behind a node of the captured program.
+        # `value_of` returns the constant that a node of the captured program reads.
         self.value_of, self.buffers = value_of, buffers
         self.graph = torch.fx.Graph()
         self.root = torch.nn.Module()
         self.memory: dict[tuple[int, AxisOrder], Physical] = {}
         self.produced: dict[int, AxisOrder] = {}
         self.constants: dict[str, torch.Tensor] = {}
-        self.source: dict[str, Any] = {}  # of the operator being lowered: what says where it comes from
+        self.source: dict[str, Any] = {}  # meta of the operator being lowered: where it comes from
 
     def dimensions(self, view: BufferView, shape: Sequence[int]) -> list[AxisGroup]:
-        """The buffer axes of each dimension of a value with that shape."""
+        """Return the buffer axes of each dimension of a value of shape `shape`."""
         runs, left = [], list(view.axes)
         for extent in shape:
             run: AxisGroup = ()
@@ -82,7 +85,7 @@ class Builder:
             _mark(node, buffer=buffer, order=list(order))
 
     def fetch(self, buffer: int, order: AxisOrder) -> Physical:
-        """The buffer in an order: as produced, or converted once and kept."""
+        """Return the buffer in an order: as it was produced, or converted once and kept."""
         if (buffer, order) not in self.memory:
             self.memory[buffer, order] = self.convert(
                 buffer, self.memory[buffer, self.produced[buffer]], order
@@ -90,7 +93,10 @@ class Builder:
         return self.memory[buffer, order]
 
     def convert(self, buffer: int, source: Physical, order: AxisOrder) -> Physical:
-        """An explicit permute between dense tensors; keeps physical dimensions where the permute allows."""
+        """Convert a buffer by an explicit permute between dense tensors.
+
+        Physical dimensions of `source` stay whole if the permute allows it.
+        """
         position = {axis: i for i, axis in enumerate(order)}
         runs = source.runs
         pairs = [pair for run in runs or () for pair in itertools.pairwise(run)]
@@ -106,16 +112,17 @@ class Builder:
         return Physical(dense, order, tuple(runs[d] for d in dims))
 
     def shaped(self, buffer: int, tensor: Physical, runs: Sequence[AxisGroup]) -> torch.fx.Node:
-        """The tensor with other physical dimensions: a free view, left out where the shape is right."""
+        """View a tensor with other physical dimensions, or return it if its shape is already right."""
         shape = [self.extent(buffer, run) for run in runs]
         if tensor.runs is not None and [self.extent(buffer, run) for run in tensor.runs] == shape:
             return tensor.node
         return self.call(aten.view.default, tensor.node, shape)
 
     def constant(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
-        """A constant as it is needed here; one that was re-laid the same way before is not stored twice.
+        """Store a constant and return its node; equal constants of one name are stored once.
 
-        One with integers is these, dequantised: along one dimension at most, or else it is what it is.
+        A `Scaled` is stored as integers that are dequantized, if its scales differ along one dimension at
+        most. Otherwise it is stored as floats.
         """
         held = tensor.integers.per_channel() if isinstance(tensor, Scaled) else None
         if isinstance(tensor, Scaled) and held is not None:
@@ -136,19 +143,30 @@ class Builder:
         return self.graph.get_attr(unique)
 
     def slice(self, x: torch.fx.Node, dim: int, begin: int, end: int, step: int = 1) -> torch.fx.Node:
-        """Elements of one physical dimension, dense: ATen's slice is a view."""
+        """Slice one physical dimension into a dense tensor: ATen's slice is a view."""
         cut = self.call(aten.slice.Tensor, x, dim, begin, end, step)
         return self.call(aten.clone.default, cut, memory_format=torch.contiguous_format)
 
     def cat(self, parts: Sequence[torch.fx.Node], dim: int) -> torch.fx.Node:
-        """Parts side by side along one physical dimension; of one there is nothing to join."""
+        """Concatenate parts along one physical dimension; a single part is returned as it is."""
         return parts[0] if len(parts) == 1 else self.call(aten.cat.default, parts, dim)
 
     def every(
         self, x: torch.fx.Node, sizes: Sequence[int], dim: int, begin: int, count: int, step: int
     ) -> torch.fx.Node:
-        """Every `step`-th of a dimension of `x`, which has these sizes, `count` of them: each the first of a
-        row of `step` elements, in a view; the last row may have to be filled up."""
+        """Return every `step`-th element of a dimension, `count` of them from `begin` on.
+
+        The dimension is viewed as rows of `step` elements, of which each first one stays. Padding completes
+        the last row.
+
+        Args:
+            x: A dense tensor.
+            sizes: The physical shape of `x`.
+            dim: The physical dimension.
+            begin: The index of the first element.
+            count: The number of elements in the result.
+            step: The distance between two elements.
+        """
         end = begin + count * step
         x = self.slice(x, dim, begin, min(end, sizes[dim]))
         if step == 1:
@@ -168,7 +186,7 @@ class Builder:
 
 
 class Call:
-    """One operator being lowered: its operands in the planned orders, its tokens, its results."""
+    """One operator during its lowering: its operands in the planned orders, its tokens and its results."""
 
     def __init__(self, builder: Builder, site: Site, arrangement: Arrangement) -> None:
         self.b, self.site, self.arrangement, self.node = builder, site, arrangement, site.node
@@ -183,8 +201,10 @@ class Call:
         self.widens = False
 
     def compute_in_float32(self) -> None:
-        """What is in half precision is taken in float32 from here on, and given in its own type again: for an
-        operator that is made of several, each of which would round."""
+        """Read half-precision operands as float32 from now on, and round the results back to their own type.
+
+        An implementation that consists of several operators needs this, because each of them would round.
+        """
         self.widens = True
 
     # -- tokens
@@ -196,7 +216,7 @@ class Call:
         return self.b.extent(self.site.views[i].buffer, self.site.tokens[i].get(token, ()))
 
     def axes(self, i: int, tokens: Iterable[Token]) -> AxisGroup:
-        """The buffer axes of some tokens on tensor `i`, in its planned order."""
+        """Return the buffer axes of some tokens on tensor `i`, in its planned order."""
         wanted = {axis for token in tokens for axis in self.site.tokens[i].get(token, ())}
         return tuple(axis for axis in self.orders[i] if axis in wanted)
 
@@ -204,8 +224,10 @@ class Call:
         return [token for token in self.arrangement.tokens if any(is_named(token, name) for name in names)]
 
     def permutation(self, i: int, *names: str) -> torch.Tensor:
-        """For the dimensions made of some labels: which logical index lies at each physical position on
-        tensor `i`."""
+        """Return which logical index lies at each physical position on tensor `i`.
+
+        Only the dimensions with the labels `names` count.
+        """
         axes = self.axes(i, self.labelled(*names))
         logical = [axis for axis in self.site.views[i].axes if axis in axes]
         buffer = self.site.views[i].buffer
@@ -223,11 +245,15 @@ class Call:
         together: Iterable[Token] = (),
         room: int = 0,
     ) -> list[list[Token]]:
-        """The tokens in physical dimensions: as the largest operand has them, cut where operands or the call
-        differ.
+        """Group the tokens into physical dimensions.
 
-        A dimension starts at every token of `leads`; tokens of `alone` share no dimension with others; tokens
-        of `together` are one dimension. There is `room` for so many dimensions of size 1 to be added.
+        The groups are those of the largest operand, cut further if operands or the call differ.
+
+        Args:
+            leads: A dimension starts at each of these tokens.
+            alone: These tokens share no dimension with others.
+            together: These tokens form one dimension.
+            room: How many dimensions of size 1 the caller can add.
         """
         order = list(self.arrangement.tokens)
         leads, alone, together = set(leads), set(alone), set(together)
@@ -250,7 +276,10 @@ class Call:
     def _as_they_are(
         self, tokens: list[Token], cuts: set[int], together: set[Token]
     ) -> list[list[Token]] | None:
-        """The physical dimensions of the largest operand (sizes of 1 included), cut further where needed."""
+        """Return the physical dimensions of the largest operand, those of size 1 included, cut at `cuts`.
+
+        The result is None if the tokens do not fit these dimensions in their order.
+        """
         if not self.dynamic:
             return None
         largest = max(
@@ -258,11 +287,11 @@ class Call:
             key=lambda i: (len(self.site.tokens[i]), len(self.dynamic[i].runs or ())),
         )
         runs = self.dynamic[largest].runs
-        if not runs:  # none, or a scalar beside a constant that is larger
+        if not runs:  # no known dimensions, or a scalar beside a larger constant
             return None
         dimension = {axis: d for d, run in enumerate(runs) for axis in run}
         homes: list[int] = []
-        for token in reversed(tokens):  # a token the largest operand lacks lives with its successor
+        for token in reversed(tokens):  # a token that the largest operand lacks joins its successor
             held = self.site.tokens[largest].get(token)
             follows = homes[-1] if homes else len(runs) - 1
             homes.append(min(dimension[axis] for axis in held) if held else follows)
@@ -283,7 +312,7 @@ class Call:
         return groups
 
     def ending_in(self, name: str) -> list[list[Token]]:
-        """Physical dimensions of which the last is one label, whole (of size 1 where it has no axes)."""
+        """Return physical dimensions that end in the whole label `name`; its size is 1 if it has no axes."""
         k = self.labelled(name)
         if not k:
             return self.with_unit(self.split(room=1))
@@ -291,7 +320,7 @@ class Call:
         return [*(group for group in groups if not (group and group[0] in k)), k]
 
     def with_unit(self, groups: list[list[Token]]) -> list[list[Token]]:
-        """Physical dimensions of which the last has size 1: one that is there, or one more."""
+        """Return physical dimensions that end in one of size 1: an existing one, or a new one."""
         units = [i for i, group in enumerate(groups) if not group]
         return [*(group for i, group in enumerate(groups) if i not in units[-1:]), []]
 
@@ -304,15 +333,17 @@ class Call:
     # -- operands and results
 
     def take(self, i: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
-        """Dynamic operand `i` with one physical dimension per group."""
+        """Return dynamic operand `i` with one physical dimension per group."""
         buffer = self.site.views[i].buffer
         taken = self.b.shaped(buffer, self.dynamic[i], self.runs(i, groups))
         is_half = self.widens and self.b.buffers[buffer].value.dtype in HALVES
         return self.b.call(aten._to_copy.default, taken, dtype=torch.float32) if is_half else taken
 
     def take_constant(self, position: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
-        """The constant at `position` of the operands, re-laid, with one dimension per group (1 where
-        it has none)."""
+        """Return the constant at `position` of the operands, re-laid, with one dimension per group.
+
+        The dimension has size 1 if the constant lacks the group.
+        """
         source, tensor = self.site.sources[position], self.tensors[position]
         value = self.b.value_of(source)
         held = token_axes(tensor, self.relation)
@@ -322,8 +353,10 @@ class Call:
         return self.b.constant(str(source.target), relaid.reshape(shape))
 
     def all_operands(self, groups: Sequence[Sequence[Token]]) -> list[torch.fx.Node]:
-        """Every operand in argument order, constants included, aligned on the groups. A scalar beside tensors
-        stays one: they decide the type of the result."""
+        """Return every operand in argument order, constants included, aligned to the groups.
+
+        A scalar beside tensors keeps rank 0, because the tensors decide the type of the result.
+        """
         taken, dynamic = [], 0
         all_scalars = not any(shape_of(source) for source in self.site.sources)
         for position, source in enumerate(self.site.sources):
@@ -336,7 +369,7 @@ class Call:
         return taken
 
     def give_dense(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]]) -> None:
-        """Like `give`, for an operator that ATen runs as a view."""
+        """Do the same as `give`, for an operator that ATen runs as a view."""
         self.give(self.b.call(aten.clone.default, node, memory_format=torch.contiguous_format), groups)
 
     def give(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]], result: int = 0) -> None:
@@ -366,7 +399,7 @@ class Call:
 
 
 def origin_of(node: torch.fx.Node) -> dict[str, Any]:
-    """What made a node of a physical program, and what it holds; see `ORIGIN`."""
+    """Return which operator wrote a node of a physical program, and which buffer it has; see `ORIGIN`."""
     return dict(node.meta.get("custom", {}).get(ORIGIN, {}))
 
 

@@ -1,4 +1,7 @@
-"""Products of matrices: linear, whose constant weight takes and gives features in any order, and matmul."""
+"""Define linear and matmul.
+
+The constant weight of a linear is re-laid, so that its channels lie in any order on either side.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _WEIGHTS = ("weight", "bias")
 
 
 def _linear_of(n: Tracer, x: Value, w: Value, bias: Value = None) -> Value:
-    """A weight that is computed, or a vector, multiplies as any matrix; a bias that is computed is added."""
+    """Write a linear; a computed weight or a vector becomes a matmul, a computed bias an addition."""
     computed_weight, computed_bias = (isinstance(value, torch.fx.Node) for value in (w, bias))
     if len(shape_of(w)) == 1:
         y = matmul(n, x, w)
@@ -45,14 +48,17 @@ def _addmm(n: Tracer, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha
     if (alpha, beta) == (1, 1) and len(shape_of(bias)) == 1 and isinstance(w, torch.Tensor):
         return _linear_of(n, x, w.t(), bias)
     y = matmul(n, x, w)
-    if beta == 0:  # what it adds is not read
+    if beta == 0:  # `bias` is not read
         return y if alpha == 1 else n.write(aten.mul.Tensor, y, alpha)
     y = y if alpha == 1 else n.write(aten.mul.Tensor, y, alpha)
     return n.write(aten.add.Tensor, y, bias if beta == 1 else n.write(aten.mul.Tensor, bias, beta))
 
 
 def matmul(n: Tracer, a: Value, b: Value) -> Value:
-    """A constant matrix on the right is a linear's weight, and a vector a matrix of one row or column."""
+    """Write a matmul; a constant matrix on the right becomes the weight of a linear.
+
+    A vector becomes a matrix of one row or column.
+    """
     rank_a, rank_b = len(shape_of(a)), len(shape_of(b))
     if isinstance(b, torch.Tensor) and rank_b == 2:
         return n.emit(aten.linear.default, a, b.t())
@@ -77,7 +83,7 @@ def _times(n: Tracer, x: Value, factor: float) -> Value:
 
 
 def _add_product(multiply: Callable[[Tracer, Value, Value], Value]) -> Callable[..., Value]:
-    """beta · x + alpha · (a times b)."""
+    """Return the spelling of beta · x + alpha · (a times b), with `multiply` for a times b."""
 
     def spell(n: Tracer, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Value:
         product = _times(n, multiply(n, a, b), alpha)
@@ -87,7 +93,7 @@ def _add_product(multiply: Callable[[Tracer, Value, Value], Value]) -> Callable[
 
 
 def _matrix_vector(n: Tracer, a: Value, b: Value) -> Value:
-    """As a linear where the matrix is a constant, else as a product of matrices."""
+    """Write a linear if the matrix is a constant, else a matmul."""
     if isinstance(a, torch.Tensor):
         return n.write(aten.linear.default, b, a)
     product = n.write(aten.matmul.default, a, view(n, b, [-1, 1]))
@@ -99,7 +105,7 @@ def _matrices(n: Tracer, a: Value, b: Value) -> Value:
 
 
 def _sum_of_matrices(n: Tracer, a: Value, b: Value) -> Value:
-    """Σ aᵢ bᵢ is one product: of the aᵢ side by side and the bᵢ on top of each other."""
+    """Write Σ aᵢ bᵢ as one matmul: of the aᵢ side by side and the bᵢ on top of each other."""
     batch, rows, inner = shape_of(a)
     beside = view(n, n.write(aten.transpose.int, a, 0, 1), [rows, batch * inner])
     return n.write(aten.matmul.default, beside, view(n, b, [batch * inner, -1]))
@@ -141,7 +147,7 @@ def _relate_matmul(node: torch.fx.Node) -> Relation:
 
 
 def _relaid(c: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The constant weight (outputs, inputs) and bias for features that lie in the planned orders."""
+    """Return the constant weight (outputs, inputs) and bias for channels in the planned orders."""
     weight, bias = c.weight(1), c.weight(2)
     assert weight is not None
     rows, columns = c.permutation(c.result, "k"), c.permutation(0, "k")
@@ -149,14 +155,14 @@ def _relaid(c: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _linear(c: Call) -> None:
-    """x Wᵀ, the features innermost."""
+    """Lower to x Wᵀ, with the channels innermost."""
     weight, bias = _relaid(c)
     groups = c.ending_in("k")
     c.give(c.b.call(c.target, c.take(0, groups), c.constant(weight, 1), c.constant(bias, 2)), groups)
 
 
 def _linear_as_product(c: Call) -> None:
-    """x times the transposed weight, the features innermost."""
+    """Lower to x times the transposed weight, with the channels innermost."""
     weight, bias = _relaid(c)
     groups = c.ending_in("k")
     y = c.b.call(aten.matmul.default, c.take(0, groups), c.constant(weight.t(), 1))
@@ -166,7 +172,7 @@ def _linear_as_product(c: Call) -> None:
 
 
 def _linear_as_convolution(c: Call) -> None:
-    """A convolution of one tap over the rows, the features innermost."""
+    """Lower to a convolution of one tap over the rows, with the channels innermost."""
     weight, bias = _relaid(c)
     groups = c.ending_in("k")
     shape = [c.size(0, group) for group in groups]
@@ -184,7 +190,7 @@ def _linear_as_convolution(c: Call) -> None:
 
 
 def _linear_features_first(c: Call) -> None:
-    """W x, the features outermost."""
+    """Lower to W x, with the channels outermost."""
     weight, bias = _relaid(c)
     k = c.labelled("k")
     groups = [k, [token for token in c.arrangement.tokens if token not in k]]
@@ -199,10 +205,13 @@ def _has_one_column(node: torch.fx.Node) -> bool:
 
 
 def _multiply(c: Call) -> None:
-    """Batch dimensions as the operands have them where that is the same batch, else one per axis so that they
-    broadcast; a batch that the right operand lacks is more rows of the left.
+    """Lower a matmul, in the order of its arrangement.
 
-    Where the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
+    If both operands have the same batch, its dimensions stay as the operands have them. Otherwise each batch
+    axis is one dimension, so that it broadcasts. A batch that the right operand lacks becomes more rows of
+    the left.
+
+    If the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
     """
     batch = c.labelled("b")
     same = len(c.site.reads) == 2 and all(c.has(t, 0) == c.has(t, 1) for t in batch)
@@ -216,7 +225,7 @@ def _multiply(c: Call) -> None:
     def precedes(a: list[Token], b: list[Token], unless: bool) -> bool:
         return place[a[0]] < place[b[0]] if a and b else unless
 
-    straight = precedes(m, n, precedes(m, k, True))  # without columns, a matrix that lies k m is turned
+    straight = precedes(m, n, precedes(m, k, True))  # without columns, the order k m is transposed
     a_first, b_first = precedes(m, k, straight), precedes(k, n, straight)
     if straight and len(c.site.reads) == 2 and batch and not any(c.has(t, 1) for t in batch):
         heads, m = [], [*batch, *m]

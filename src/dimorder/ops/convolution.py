@@ -1,4 +1,7 @@
-"""Convolution, channels-last: its channels in any order on either side, the constant weight being re-laid."""
+"""Define convolutions, which run channels-last.
+
+The constant weight is re-laid, so that the channels lie in any order on either side.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def _convolution(
     output_padding: Value,
     groups: int,
 ) -> Value:
-    """With a number for each dimension."""
+    """Write a convolution with one number per spatial dimension in each argument."""
     count = len(shape_of(w)) - 2
     spread = (several(value, count) for value in (stride, padding, dilation, output_padding))
     stride, padding, dilation, output_padding = spread
@@ -133,7 +136,7 @@ def _relate_convolution(node: torch.fx.Node) -> Relation | str:
 
 @dataclass(frozen=True)
 class _Convolution:
-    """A convolution whose operands and results lie channels-last: the weight is (O, kernel…, I / groups)."""
+    """A convolution with channels-last operands and results; its weight is (O, kernel…, I / groups)."""
 
     dims: list[list[Token]]
     weight: torch.Tensor
@@ -146,7 +149,7 @@ class _Convolution:
 
     @staticmethod
     def of(c: Call) -> _Convolution:
-        """1-D convolutions are 2-D with a height of 1."""
+        """Read the arguments of a call; a 1-D convolution becomes 2-D with height 1."""
         _, _, _, stride, padding, dilation, transposed, output_padding, groups = args_of(c.node)
         weight, bias = c.weight(1), c.weight(2)
         assert weight is not None
@@ -184,10 +187,10 @@ def _channels_last(c: Call) -> None:
 
 
 def _depthwise_in_parts(c: Call) -> None:
-    """Rows and columns of the kernel are dealt out to kernels of few taps, whose results are added.
+    """Split a depthwise kernel into kernels of few taps, and add their results.
 
-    Every n-th row with n times the dilation needs no more padding than the whole kernel where that is "same";
-    consecutive rows would have to crop the input.
+    A part has every n-th row or column, with n times the dilation. If the padding is "same", a part needs no
+    more padding than the whole kernel. Parts of consecutive rows would have to crop the input.
     """
     c.compute_in_float32()
     conv = _Convolution.of(c)
@@ -216,7 +219,7 @@ def _depthwise_in_parts(c: Call) -> None:
 
 
 def _depth_by_taps(c: Call) -> None:
-    """A convolution in three dimensions as one in two for each tap of depth, which is more of the batch."""
+    """Lower a 3-D convolution to one 2-D convolution per depth tap; the depth joins the batch."""
     c.compute_in_float32()
     conv = _Convolution.of(c)
     x = c.take(0, conv.dims)
@@ -245,8 +248,11 @@ def _depth_by_taps(c: Call) -> None:
 
 
 def _transposed_depth_by_taps(c: Call) -> None:
-    """A transposed convolution in three dimensions: each tap of depth writes its planes where they belong,
-    zeros between them; then those of all taps are added."""
+    """Lower a 3-D transposed convolution to one 2-D transposed convolution per depth tap.
+
+    Each tap writes its planes to their places, with zeros between them. Then the results of all taps are
+    added.
+    """
     c.compute_in_float32()
     conv = _Convolution.of(c)
     batch, depth, *rest = (c.size(0, group) for group in conv.dims)
@@ -281,11 +287,11 @@ def _transposed_depth_by_taps(c: Call) -> None:
 
 
 def _transposed_in_phases(c: Call) -> None:
-    """A transposed convolution as one convolution for each row of a step.
+    """Lower a transposed convolution to ordinary convolutions, row by row of a step.
 
-    Of a step of s, result q·s + r is Σ x[q + (r + padding) // s - j] · w[(r + padding) % s + j·s]. Those of
-    the columns of a step are side by side the channels of one pixel, which is those columns in memory. One
-    convolution computes those that have as many taps and begin at the same pixel.
+    With a step of s, result q·s + r is Σ x[q + (r + padding) // s - j] · w[(r + padding) % s + j·s]. The
+    columns of a step are the channels of one pixel, side by side; in memory these are the columns. One
+    convolution computes all columns that have equally many taps and begin at the same pixel.
     """
     conv = _Convolution.of(c)
     x = c.take(0, conv.dims)
@@ -315,13 +321,15 @@ def _transposed_in_phases(c: Call) -> None:
 
 
 def _columns_before(taps: int, stride: int, padding: int) -> int:
-    """How many columns in front of the first the phases compute, and cut off: where all have as many taps,
-    so many that they begin at the same pixel."""
+    """Return how many columns before the first one the phases compute and then cut off.
+
+    If all columns have equally many taps, this number makes them begin at the same pixel. Otherwise it is 0.
+    """
     return 0 if taps % stride else padding % stride
 
 
 def cuts_phases(node: torch.fx.Node) -> list[bool]:
-    """Whether a transposed convolution in phases cuts results off, along each of its dimensions in space."""
+    """Return, for each spatial dimension, whether a transposed convolution in phases cuts results off."""
     _, weight, _, stride, padding, *_ = args_of(node)
     cuts = [size % step > 0 for size, step in zip(shape_of(node)[2:], stride, strict=True)]
     cuts[-1] |= _columns_before(shape_of(weight)[-1], stride[-1], padding[-1]) > 0
@@ -329,8 +337,10 @@ def cuts_phases(node: torch.fx.Node) -> list[bool]:
 
 
 def _without_outer_taps(c: Call) -> None:
-    """A convolution without the first and last taps where these read padding alone: of a kernel that is
-    dilated by as much as its image is large, one tap is left."""
+    """Lower a convolution without the first and last taps that read only padding.
+
+    A kernel whose dilation is as large as its image keeps one tap.
+    """
     conv = _Convolution.of(c)
     weight, padding, taps = conv.weight, list[int](), _inner_taps(c.node)
     for d, kept in enumerate([range(1)] * (2 - len(taps)) + taps):
@@ -343,7 +353,10 @@ def _without_outer_taps(c: Call) -> None:
 
 
 def _inner_taps(node: torch.fx.Node) -> list[range]:
-    """In each dimension, the taps that a convolution needs; as many as are needed to pad and not to crop."""
+    """Return, for each dimension, the taps that a convolution needs.
+
+    Outer taps stay if their removal would crop the input instead of reducing the padding.
+    """
     x, weight, _, stride, padding, dilation, *_ = args_of(node)
     sizes, results, kernel = (shape[2:] for shape in (most_of(x), most_of(node), shape_of(weight)))
     read = read_taps(sizes, results, kernel, stride, padding, dilation)
@@ -362,12 +375,23 @@ def read_taps(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[range]:
-    """In each dimension, from which to which tap of a convolution one reads more than padding."""
+    """Return, for each dimension, the range of taps that read more than padding.
+
+    If all taps read only padding, the range has all taps. Each argument has one number per spatial dimension.
+
+    Args:
+        sizes: The sizes of the input.
+        results: The sizes of the result.
+        kernel: The numbers of taps.
+        stride: The steps between two windows.
+        padding: The padding before the input.
+        dilation: The distances between two taps.
+    """
     found = []
     for size, windows, taps, step, before, apart in zip(
         sizes, results, kernel, stride, padding, dilation, strict=True
     ):
-        # What each tap reads of the first window, and the first window in which that may be of the input.
+        # Each tap's place in the first window, and the first window in which that place can be in the input.
         first = ((at, max(0, -(at // step))) for at in (tap * apart - before for tap in range(taps)))
         reads = [window < windows and at + window * step < size for at, window in first]
         found.append(range(reads.index(True), taps - reads[::-1].index(True)) if any(reads) else range(taps))
@@ -380,9 +404,9 @@ def _has_outer_taps(node: torch.fx.Node) -> bool:
 
 
 def has_phases(node: torch.fx.Node) -> bool:
-    """Whether each result of a step of a transposed convolution is a convolution that crops no operand.
+    """Return whether a transposed convolution splits into phases that crop no operand.
 
-    One of integers stays whole: its results are rounded at once, not where they are joined.
+    A convolution of integers stays whole: it rounds its results at once, not where they are joined.
     """
     _, weight, _, stride, padding, dilation, transposed, _, groups = args_of(node)
     taps = shape_of(weight)[2:]
@@ -394,7 +418,7 @@ def has_phases(node: torch.fx.Node) -> bool:
 
 
 def _is_deep(node: torch.fx.Node) -> bool:
-    """Whether a call convolves in three dimensions."""
+    """Return whether a call is a 3-D convolution that is not transposed."""
     return len(shape_of(node)) == 5 and not args_of(node)[6]
 
 
@@ -402,13 +426,13 @@ def _is_deep_transposed(node: torch.fx.Node) -> bool:
     return len(shape_of(node)) == 5 and bool(args_of(node)[6])
 
 
-# A depthwise kernel of more taps has no fast XNNPACK kernel: 7 x 7 takes 10.1 ms at 56 x 56 x 96,
-# three kernels of at most 25 taps and two additions under 2 ms.
+# A depthwise kernel of more taps has no fast XNNPACK kernel: 7 x 7 takes 10.1 ms at 56 x 56 x 96. Three
+# kernels of at most 25 taps and two additions take under 2 ms.
 PART_TAPS = 25
 
 
 def _has_many_taps(node: torch.fx.Node) -> bool:
-    """Whether a call is a depthwise convolution in one or two dimensions of more than `PART_TAPS` taps."""
+    """Return whether a call is a 1-D or 2-D depthwise convolution of more than `PART_TAPS` taps."""
     x, weight, _, _, _, _, transposed, _, groups = args_of(node)
     kernel = shape_of(weight)[2:]
     depthwise = groups == shape_of(x)[1] > 1 and not transposed and len(kernel) < 3
@@ -416,7 +440,7 @@ def _has_many_taps(node: torch.fx.Node) -> bool:
 
 
 def _split(height: int, width: int) -> tuple[int, int]:
-    """Into how many kernels the rows and the columns are dealt out: as few as the taps allow."""
+    """Return how many kernels share the rows, and how many the columns: as few as the taps allow."""
     return min(
         (
             (down, across)
@@ -431,7 +455,10 @@ def _split(height: int, width: int) -> tuple[int, int]:
 def _part_padding(
     first: int, step: int, size: int, taps: int, dilation: int, padding: int
 ) -> tuple[int, int]:
-    """The padding before and after of the kernel that has each `step`-th of `size` taps; negative: a crop."""
+    """Return the padding before and after a kernel with every `step`-th of `size` taps.
+
+    Negative padding is a crop.
+    """
     last = first + (taps - 1) * step
     return padding - first * dilation, padding - (size - 1 - last) * dilation
 
@@ -439,7 +466,7 @@ def _part_padding(
 def _cropped(
     c: Call, x: torch.fx.Node, size: Sequence[int], padding: Sequence[tuple[int, int]]
 ) -> torch.fx.Node:
-    """NHWC `x` without the rows and columns that a negative padding takes away."""
+    """Crop the rows and columns of NHWC `x` that negative padding removes."""
     for dim, (before, after) in enumerate(padding, start=1):
         begin, end = max(-before, 0), size[dim] - max(-after, 0)
         if (begin, end) != (0, size[dim]):
@@ -450,7 +477,7 @@ def _cropped(
 def _relaid_weight(
     weight: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor, groups: int, transposed: bool
 ) -> torch.Tensor:
-    """The weight (O, kernel…, I / groups) for channels that lie in another order; groups move as wholes."""
+    """Re-lay a weight to (O, kernel…, I / groups) for channels in other orders; groups move as wholes."""
     if transposed:  # (I, O / groups, kernel…)
         grouped = weight.unflatten(0, (groups, -1)).transpose(1, 2)
     else:  # (O, I / groups, kernel…)
@@ -464,12 +491,13 @@ def _relaid_weight(
 
 
 _FORM = "n s.0 s.1 s.2 g c"
-# Implementations of other kernels than the network's. They stand before what computes the same with its own,
-# and so are taken where both cost as much: a target declines them that has better ways.
+# Implementations with other kernels than the network's. They stand before the implementations that compute
+# the same with the network's own kernel, so they are chosen if both cost the same. A target that has better
+# ways declines them.
 WITHOUT_OUTER_TAPS = "aten.convolution/without outer taps"
 IN_PHASES = "aten.convolution/transposed in phases"
 OTHER_KERNELS = frozenset((WITHOUT_OUTER_TAPS, IN_PHASES))
-_SUMMED = (aten.add.Tensor, aten.slice.Tensor, aten._to_copy.default)  # from several kernels
+_SUMMED = (aten.add.Tensor, aten.slice.Tensor, aten._to_copy.default)  # to add the results of several kernels
 
 OPERATORS = (
     Operator(

@@ -1,7 +1,7 @@
-"""The dialect of a physical program: the operators that ATen pins to NCHW, on contiguous NHWC tensors, and
-what ATen has no single operator for.
+"""Define the dialect of physical programs, and decompose it into ATen.
 
-This file decides their schemas and what each one means, as ATen between permute views.
+The dialect has operators on contiguous NHWC tensors that ATen pins to NCHW. It also has operators for which
+ATen needs several. Each has a schema, and a function that computes it in ATen between permute views.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TO_NHWC = (0, 2, 3, 1)
 
 
 def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
-    """Each dialect operator and the function that computes it with plain ATen between permute views.
+    """Return the function of each dialect operator, which computes it in plain ATen between permute views.
 
     >>> sorted(str(op) for op in decomposition_table())[0]
     'dimorder.avg_pool2d_nhwc.default'
@@ -38,10 +38,13 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
 def decompose(
     program: ExportedProgram, *, taps_as_linear: bool = False, kept: Collection[object] = ()
 ) -> ExportedProgram:
-    """The same program with every dialect operator replaced by plain ATen, but for those in `kept`, and
-    branches by torch.cond; all else stays whole.
+    """Replace every dialect operator by plain ATen, and branches by torch.cond.
 
-    `taps_as_linear` makes a `linear` of a convolution of one tap, which needs no permutes round it.
+    All other operators stay as they are.
+
+    Args:
+        taps_as_linear: Write a convolution of one tap as `linear`, which needs no permutes around it.
+        kept: Dialect operators that stay.
 
     >>> class Pool(torch.nn.Module):
     ...     def forward(self, x):
@@ -63,12 +66,15 @@ def decompose(
             made[node] = graph.node_copy(node, made.__getitem__)
         else:
             made[node] = _written_out(graph, node, body, made)
-        made[node].name = node.name  # by which the signature knows it
+        made[node].name = node.name  # the signature refers to it by name
     return remade(program, root=root, graph=graph, verifiers=[TrainingIRVerifier])
 
 
 def _written_out(graph: Graph, node: Node, body: Callable[..., Tensor], made: Mapping[Node, Node]) -> Node:
-    """What a call becomes in plain ATen, in the fake tensors of its program; the rest is not traced again."""
+    """Write one call in plain ATen and return its result.
+
+    The call is traced on the fake tensors of its program. Other calls are not traced again.
+    """
     read = node.all_input_nodes
 
     def run(*tensors: Tensor) -> Tensor:
@@ -97,12 +103,12 @@ def _nchw(x: Tensor) -> Tensor:
 
 
 def _nhwc(y: Tensor) -> Tensor:
-    """The NHWC value of an NCHW result."""
+    """Return an NCHW result as a dense NHWC tensor."""
     return _dense(y.permute(_TO_NHWC))
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Contiguous, and with canonical strides also where a size is 1."""
+    """Make a tensor contiguous, with canonical strides even where a size is 1."""
     x = x.contiguous()
     canonical = tuple(math.prod(x.shape[d + 1 :]) for d in range(x.dim()))
     return x if x.stride() == canonical else x.reshape(-1).view(x.shape)
@@ -177,7 +183,7 @@ def _conv_transpose3d(
 
 
 def _inputs_first(weight: Tensor, groups: int) -> Tensor:
-    """The weight of a transposed convolution as torch has it: (I, O/groups, *) of (O, *, I/groups)."""
+    """Return a transposed convolution's weight as torch has it: (I, O/groups, *) from (O, *, I/groups)."""
     y: Tensor = weight.unflatten(0, (groups, -1)).movedim(-1, 1).flatten(0, 1)
     return y
 
@@ -208,7 +214,10 @@ def _upsample_nearest2d(
 def _size_or_scales(
     output_size: Sequence[int], scales_h: float | None, scales_w: float | None
 ) -> tuple[Sequence[int] | None, list[float] | None]:
-    """The overload `vec`, which other runtimes know, takes one of the two; scales imply the size."""
+    """Return the size or the scales for the overload `vec`, which takes only one of them.
+
+    Other runtimes know that overload. Scales imply the size.
+    """
     if scales_h is None or scales_w is None:
         return output_size, None
     return None, [scales_h, scales_w]
@@ -217,10 +226,16 @@ def _size_or_scales(
 def dynamic_type(
     x: Tensor, dims: Sequence[int], low: int, high: int, eps: float, mode: str
 ) -> tuple[Tensor, Tensor]:
-    """The scales and zero points by which `fake_quantize_dynamic` rounds; `dims` have size 1 in both.
+    """Return the scales and zero points by which `fake_quantize_dynamic` rounds.
 
-    `mode` is `symmetric`; or `asymmetric`, where the least number that the integers stand for is the least
-    value; or `balanced`, where it is that one of the least and the greatest which is missed by less.
+    Args:
+        x: The values.
+        dims: The dimensions that share a scale; their size is 1 in both results.
+        low: The smallest integer.
+        high: The largest integer.
+        eps: The smallest scale.
+        mode: `symmetric`, `asymmetric` or `balanced`. `asymmetric` fits the zero point to the least value.
+            `balanced` fits it to the least or the greatest value, whichever is missed by less.
     """
     zero, over = torch.zeros((), dtype=x.dtype), list(dims)
     least, most = x.amin(over, keepdim=True).minimum(zero), x.amax(over, keepdim=True).maximum(zero)
@@ -237,7 +252,7 @@ def dynamic_type(
 def _fake_quantize_dynamic(
     x: Tensor, dims: Sequence[int], low: int, high: int, eps: float, mode: str
 ) -> Tensor:
-    """`x` rounded to multiples of steps that are found in itself, one step over all of `dims`."""
+    """Round `x` to multiples of scales that are computed from it, one scale over all of `dims`."""
     scale, zero = dynamic_type(x, dims, low, high, eps, mode)
     return _dense(((x * (1 / scale)).round().add(zero).clamp(low, high) - zero) * scale)
 
@@ -249,7 +264,7 @@ def _prelu_last(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _slice_constant(x: Tensor, dim: int, start: int, end: int) -> Tensor:
-    """A copy also of the whole: written out, it is the same operators at every size."""
+    """Slice and copy a constant, even the whole: the decomposition has the same operators at every size."""
     part: Tensor = torch.ops.aten.slice.Tensor(x, dim, start, end)
     return part.clone(memory_format=torch.contiguous_format)
 
@@ -303,7 +318,7 @@ _DIALECT: dict[str, tuple[str, Callable[..., Tensor]]] = {
 
 
 def _register() -> None:
-    """Define the operators once per process, however often this module is imported."""
+    """Define the operators once per process, even if this module is imported several times."""
     for name, (schema, body) in _DIALECT.items():
         if hasattr(torch.ops.dimorder, name):
             continue
@@ -315,5 +330,5 @@ def _register() -> None:
 
 _register()
 
-OPS = torch.ops.dimorder  # the operators, registered
+OPS = torch.ops.dimorder  # the registered operators
 SLICE_CONSTANT = OPS.slice_constant.default

@@ -1,7 +1,7 @@
-"""Operators that depend on the order of indices: cat, slice, pad, flip and what is spelt in them.
+"""Define operators that depend on the order of indices: cat, slice, pad, flip, and operators written in them.
 
-A cut that divides offset, length and every member's size acts on the outer axes and leaves the inner ones
-free.
+A cut splits a dimension into outer and inner axes, if its inner size divides the offset, the length and every
+member's size. The operator then acts on the outer axes and leaves the inner ones free.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dimorder.ops.tokens import Token, is_named
 aten = torch.ops.aten
 
 
-# -- how they are spelt
+# -- spellings
 
 
 def slice_(
@@ -99,7 +99,7 @@ def _slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Value:
-    """What is written to a slice, between what lies before and behind it."""
+    """Write `source` into a slice, between the elements before and after it."""
     dim, size = dim % len(shape_of(x)), shape_of(x)[dim]
     begin, stop, step = slice(start, end, step).indices(size)
     if stop <= begin:
@@ -113,7 +113,7 @@ def _slice_scatter(
 
 
 def _scattered(n: Tracer, x: Value, source: Value, dim: int, count: int, step: int) -> Value:
-    """`x` with every `step`-th of its elements replaced: the first of each row of a view."""
+    """Replace every `step`-th element of `x`: the first of each row in a view."""
     shape = shape_of(x)
     before, size, after = shape[:dim], shape[dim], shape[dim + 1 :]
     added = [0, 0] * len(after) + [0, count * step - size]
@@ -130,7 +130,7 @@ def _select_scatter(n: Tracer, x: Value, source: Value, dim: int, index: int) ->
 
 
 def _copy(n: Tracer, x: Value, source: Value, non_blocking: bool = False) -> Value:
-    """The source in the shape and type of what it is written to."""
+    """Return the source in the shape and type of `x`, to which it is written."""
     if dtype_of(source) != dtype_of(x):
         source = n.write(aten._to_copy.default, source, dtype=dtype_of(x))
     return source if shape_of(source) == shape_of(x) else n.write(aten.expand.default, source, shape_of(x))
@@ -154,13 +154,13 @@ def pad(
         return x
     if mode != "constant":
         return n.emit(aten.pad.default, x, amounts, mode, value)
-    pairs = list(zip(amounts[::2], amounts[1::2], strict=True))  # of the last dimension first
+    pairs = list(zip(amounts[::2], amounts[1::2], strict=True))  # the last dimension first
     shape = list(shape_of(x))
     if any(min(pair) <= -size for pair, size in zip(pairs, reversed(shape), strict=False)):
         for i, pair in enumerate(pairs):
             shape[-1 - i] += sum(pair)
-        return torch.full(shape, value or 0, dtype=dtype_of(x))  # nothing of x is left
-    for i, (low, high) in enumerate(pairs):  # portable kernels know no negative padding
+        return torch.full(shape, value or 0, dtype=dtype_of(x))  # no element of x is left
+    for i, (low, high) in enumerate(pairs):  # portable kernels support no negative padding
         dim = len(shape) - 1 - i
         x = slice_(n, x, dim, max(-low, 0), shape[dim] + min(high, 0))
     rest = [max(amount, 0) for amount in amounts]
@@ -265,13 +265,13 @@ def _lower_slice(c: Call) -> None:
 
 
 def _is_stepped(c: Call) -> bool:
-    """Whether a slice has a step that no cut of axes stands for."""
+    """Return whether a slice has a step that no cut of axes expresses."""
     lead = c.labelled("cut", "step")
     return args_of(c.node)[4] != 1 and bool(lead) and lead[0][0] != "step"
 
 
 def _stepped(c: Call) -> tuple[torch.fx.Node, list[list[Token]], int]:
-    lead = c.labelled("cut", "step")  # "step" where a block holds it
+    lead = c.labelled("cut", "step")  # "step" if it belongs to a block
     groups = c.split(leads=lead, alone=lead)
     position = next(d for d, group in enumerate(groups) if group and group[0] in lead)
     return c.take(0, groups), groups, position
@@ -319,12 +319,15 @@ def _lower_flip(c: Call) -> None:
     c.give(c.b.call(c.target, c.take(0, groups), dims), groups)
 
 
-# Digits of more single slices than this become those of a power of two, with padding.
+# If the digits of a size need more single slices than this, the size is padded to a power of two.
 MAX_DIGITS = 16
 
 
 def _flip_by_digits(c: Call) -> None:
-    """Index 5 of 6 as the digits 1, 2 to the bases 2 and 3: whoever reverses each digit reverses them all."""
+    """Flip a dimension digit by digit: an index is reversed if each of its digits is.
+
+    Index 5 of 6, for example, has the digits 1 and 2 in the bases 2 and 3.
+    """
     cuts = c.labelled("cut")
     groups = c.split(leads=cuts, alone=cuts)
     sizes, y = [c.size(0, group) for group in groups], c.take(0, groups)

@@ -1,4 +1,7 @@
-"""Operators that read elements by indices: regular constant ones as slices, others row-major."""
+"""Define operators that read or write elements by indices.
+
+Regular constant indices become slices. All other calls run row-major.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,18 @@ from dimorder.ops.row_major import row_major
 
 aten = torch.ops.aten
 
-# Indices that take more pieces stay whole: a bound on what the graph grows by.
+# Indices that need more pieces stay one operator: this bounds the growth of the graph.
 MAX_PIECES = 16
-# So many elements that are not neighbours are cut one by one; more take a strided slice, a flip or an expand.
+# At most this many elements that are not neighbours are cut one by one. More elements become a strided slice,
+# a flip or an expand.
 MAX_SINGLES = 4
 
 
 def take(n: Tracer, x: Value, dim: int, indices: Sequence[int]) -> Value | None:
-    """`x` at these indices of a dimension, as slices; None where they are too irregular."""
+    """Write the elements of `x` at these indices of a dimension as slices.
+
+    The result is None if the indices are too irregular.
+    """
     dim = dim % len(shape_of(x))
     runs = _runs(indices)
     if not 0 < len(runs) <= MAX_PIECES:
@@ -34,9 +41,9 @@ def take(n: Tracer, x: Value, dim: int, indices: Sequence[int]) -> Value | None:
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Indices as arithmetic sequences (first, step, count); neighbours in order are kept together.
+    """Split indices into arithmetic sequences (first, step, count), and keep ascending neighbours together.
 
-    Reflected by two, 0 to 4 are (2) (1) (0 to 4) (3) (2).
+    The indices 0 to 4 with a reflected padding of two, for example, are (2) (1) (0 to 4) (3) (2).
     """
     runs: list[tuple[int, int, int]] = []
     i = 0
@@ -46,7 +53,7 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int, int]]:
         while end < len(indices) and indices[end] - indices[end - 1] == step:
             end += 1
         if step != 1 and end < len(indices) and indices[end] == indices[end - 1] + 1:
-            end -= 1  # which begins the next
+            end -= 1  # this index begins the next sequence
         if step != 1 and end - i <= MAX_SINGLES:
             runs += [(index, 1, 1) for index in indices[i:end]]
         else:
@@ -66,7 +73,10 @@ def _piece(n: Tracer, x: Value, dim: int, first: int, step: int, count: int) -> 
 
 
 def _constant_indices(index: Value, size: int) -> list[int] | None:
-    """A constant's elements as indices counted from the front. A mask is none: its export has no shape."""
+    """Return the elements of a constant as indices counted from the front, or None.
+
+    A mask is no index, because its export has no shape.
+    """
     if not isinstance(index, torch.Tensor) or index.dtype in (torch.bool, torch.uint8):
         return None
     return [i % size for i in index.flatten().tolist()]
@@ -79,7 +89,10 @@ def _index_select(n: Tracer, x: Value, dim: int, index: Value) -> Value:
 
 
 def _index(n: Tracer, x: Value, indices: Sequence[Value]) -> Value:
-    """Constants that index each its own dimension, each by dimensions of the result that are its own."""
+    """Write an index by constants as slices.
+
+    Each constant indexes its own dimension, and varies along its own dimensions of the result.
+    """
     given = {dim: index for dim, index in enumerate(indices) if index is not None}
     along = _own_dims(list(given.values()))
     taken: Value | None = None if along is None else x
@@ -106,10 +119,10 @@ def _index(n: Tracer, x: Value, indices: Sequence[Value]) -> Value:
 
 
 def _own_dims(indices: Sequence[Value]) -> list[list[int]] | None:
-    """Along which dimensions of their common shape indices vary; None if two do along one, or one is
-    computed.
+    """Return along which dimensions of their common shape the indices vary.
 
-    A mask is no index: its export has no shape.
+    The result is None if two of them vary along the same dimension, or one is computed. It is also None for a
+    mask, because its export has no shape.
     """
     if not all(isinstance(i, torch.Tensor) and i.dtype not in (torch.bool, torch.uint8) for i in indices):
         return None
@@ -126,7 +139,7 @@ def _index_put(
 
 
 def _without_last_nones(indices: Sequence[Value]) -> list[Value]:
-    """A dimension behind those with indices needs none."""
+    """Drop the Nones after the last index: these dimensions need none."""
     given = list(indices)
     while given and given[-1] is None:
         given.pop()
@@ -134,7 +147,10 @@ def _without_last_nones(indices: Sequence[Value]) -> list[Value]:
 
 
 def _gather(n: Tracer, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
-    """What takes the same indices everywhere; along other dimensions, the first elements."""
+    """Write a gather as slices if it takes the same indices everywhere.
+
+    Along other dimensions it takes the first elements.
+    """
     if isinstance(index, torch.Tensor) and index.dim() and index.numel():
         dim = dim % index.dim()
         row = index.movedim(dim, -1).flatten(0, -2)[0] if index.dim() > 1 else index
@@ -172,14 +188,15 @@ def _embedding_bag(
     with_end: bool = False,
     padding: int | None = None,
 ) -> Value:
-    """The rows of every bag: a product with a matrix that says which index is in which."""
+    """Write the rows of every bag as a matmul with a matrix that says which index is in which bag."""
     if any(user.args[1] > 0 and user.users for user in n.node.users):
         options = (mode, _sparse, scales, with_end, -1 if padding is None else padding)
         return n.emit(aten._embedding_bag_forward_only.default, weight, indices, offsets, False, *options)
     count, bags = shape_of(indices)[0], shape_of(offsets)[0] - with_end
     if not count:
         return [torch.zeros(bags, shape_of(weight)[1], dtype=dtype_of(weight)), None, None, None]
-    # Where the end is not the last index, torch stops there in sums alone; a mean divides by all the rest.
+    # If the end is not the last index, torch stops there only in sums. A mean also counts the indices after
+    # it.
     inside = members = _bags(n, offsets, count, bags, with_end=False)
     padded = -1 if padding is None else padding
     if with_end and mode != _MAX and padded == -1:
@@ -194,7 +211,7 @@ def _embedding_bag(
     share = n.write(aten._to_copy.default, inside, dtype=dtype_of(weight))
     if mode != _MAX and finite:
         bag = n.write(aten.matmul.default, share, rows)
-    else:  # a product with 0 would make NaN of an infinity
+    else:  # a matmul with 0 would turn an infinity into NaN
         fill = torch.tensor(-math.inf if mode == _MAX else 0.0, dtype=dtype_of(weight))
         each = n.write(aten.where.self, view(n, inside, [bags, count, 1]), unsqueeze(n, rows, 0), fill)
         bag = n.write(aten.amax.default if mode == _MAX else aten.sum.dim_IntList, each, [1], False)
@@ -209,7 +226,7 @@ def _embedding_bag(
 
 
 def _bags(n: Tracer, offsets: Value, count: int, bags: int, with_end: bool) -> Value:
-    """Which of `count` positions (dimension 1) each bag (dimension 0) has."""
+    """Return which of `count` positions (dimension 1) each bag (dimension 0) has."""
     positions = torch.arange(count).reshape(1, count)
     starts = n.write(aten.slice.Tensor, offsets, 0, 0, bags)
     ends = n.write(aten.slice.Tensor, offsets, 0, 1, bags + with_end)

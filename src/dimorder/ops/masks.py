@@ -1,7 +1,7 @@
-"""Masks: truth values as the numbers 1 and 0, and choices that are made by arithmetic where that is exact.
+"""Write masks as the numbers 1 and 0, and choices by masks as arithmetic, if that is exact.
 
-A target that knows floating-point numbers alone then computes with a mask itself, after one cast of what the
-caller gives.
+A target that only knows floating-point numbers then computes with a mask itself, after one cast of the
+caller's input.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from dimorder.ops.pointwise import pointwise
 
 aten = torch.ops.aten
 
-_Number = Callable[[Tracer, torch.dtype, "dict[str, Any]"], Value]  # of a call's arguments by name
+_Number = Callable[[Tracer, torch.dtype, "dict[str, Any]"], Value]  # the dict: a call's arguments by name
 
-# From here on a number of float32 may stand for several integers.
+# From here on, one float32 number may stand for several integers.
 EXACT_INTEGERS = 2**24
-# So low that no product of matrices is lower.
+# So low that no result of a matmul is lower.
 LOWEST = -1e30
 
 
 def as_number(n: Tracer, x: Value, dtype: torch.dtype) -> Value | None:
-    """A truth value as 1 or 0, exactly, made of what the caller gives; None where no arithmetic does that."""
+    """Return a truth value as exactly 1 or 0, computed from the caller's inputs.
+
+    The result is None if no arithmetic does that.
+    """
     known = constant_of(n, x)
     if known is not None:
         return known.to(dtype)
@@ -52,9 +55,9 @@ def _as_number(n: Tracer, x: Node, dtype: torch.dtype) -> Value | None:
 
 
 def cast(n: Tracer, x: Value, dtype: torch.dtype) -> Value:
-    """A truth value or an integer as a number of a floating type.
+    """Cast a truth value or an integer to a floating type.
 
-    What is cast is what the caller gives: moves of elements come after, where any target has them.
+    The cast is of the caller's input. Moves of elements come after the cast, where every target has them.
     """
     if not isinstance(x, Node):
         return x.to(dtype)
@@ -68,12 +71,12 @@ def cast(n: Tracer, x: Value, dtype: torch.dtype) -> Value:
 
 
 def _moved(n: Tracer, x: Node, source: Value) -> Value:
-    """What a move does to another value than its own."""
+    """Apply a move to another value than its own operand."""
     return n.write(x.target, source, *args_of(x)[1:], **x.kwargs)
 
 
 def constant_of(n: Tracer, x: Value) -> torch.Tensor | None:
-    """The elements of a value that is known already."""
+    """Return the elements of a constant, or None for a computed value."""
     if isinstance(x, Node):
         return n.attributes[str(x.target)] if x.op == "get_attr" else None
     return x if isinstance(x, torch.Tensor) else torch.tensor(x)
@@ -94,7 +97,10 @@ _MOVES = frozenset(
 
 
 def _all_of(*operands: str) -> Callable[[Callable[..., Value]], _Number]:
-    """What is computed of operands that are truth values, each of which must be a number."""
+    """Return a decorator for a computation on truth values: each named operand becomes 1 or 0.
+
+    The number is None if one of the operands has none.
+    """
 
     def wrap(compute: Callable[..., Value]) -> _Number:
         def number(n: Tracer, dtype: torch.dtype, given: dict[str, Any]) -> Value | None:
@@ -130,7 +136,7 @@ def _not(n: Tracer, a: Value) -> Value:
     return n.write(aten.rsub.Scalar, a, 1.0)
 
 
-# -- integers compared with known ones: their differences are whole
+# -- comparisons of integers with constants: the differences are integers
 
 
 def _unlike(n: Tracer, difference: Value) -> Value:
@@ -158,7 +164,11 @@ def _not_above(n: Tracer, difference: Value) -> Value:
 
 
 def _compared(compute: Callable[..., Value], mirrored: Callable[..., Value]) -> _Number:
-    """Of an integer less a known one, small enough that float32 tells it from every other integer."""
+    """Return a function that computes a comparison of an integer with a constant from their difference.
+
+    `mirrored` applies if the constant is the first operand. The constant must be so small that float32
+    distinguishes it from every other integer.
+    """
 
     def number(n: Tracer, dtype: torch.dtype, given: dict[str, Any]) -> Value | None:
         x, known = given["self"], constant_of(n, given["other"])
@@ -219,7 +229,7 @@ def _fill(x: Value, mask: Value, value: Value) -> tuple[Value, Value, Value]:
     return mask, value, x
 
 
-# Per operator that chooses: its condition, what it takes where that holds, and what it takes elsewhere.
+# For each operator that chooses: its condition, its value if the condition holds, and its value otherwise.
 _CHOICES: Mapping[Any, Callable[[Value, Value, Value], tuple[Value, Value, Value]]] = MappingProxyType(
     {
         aten.where.self: _where,
@@ -233,7 +243,10 @@ _CHOICES: Mapping[Any, Callable[[Value, Value, Value], tuple[Value, Value, Value
 
 
 def between_constants(target: Any) -> Callable[..., Value]:
-    """A choice between two finite constants is their weighted sum; the weights are 1 and 0."""
+    """Return the spelling of a choice between two finite constants as their weighted sum.
+
+    The weights are 1 and 0.
+    """
 
     def spell(n: Tracer, *args: Value) -> Value:
         plain = n.emit(target, *args)
@@ -255,10 +268,11 @@ def between_constants(target: Any) -> Callable[..., Value]:
 
 
 def bounded(n: Tracer, x: Value) -> Value:
-    """Scores of which a mask puts some at one value, as the smaller of each and a bound: that value, or ∞.
+    """Write scores that a mask sets to one value as the minimum of each score and a bound.
 
-    The same for all scores that are numbers, infinite ones too. NaN that a mask hides stays NaN, which is
-    right in front of a softmax alone: the key that it comes from is NaN in the product after it as well.
+    The bound is that value where the mask hides a score, and ∞ elsewhere. The result is the same for all
+    scores that are numbers, infinite ones included. A hidden NaN stays NaN. That is only right before a
+    softmax: the key that it comes from is also NaN in the matmul after it.
     """
     if not isinstance(x, Node) or x.target not in _CHOICES:
         return x
@@ -288,9 +302,10 @@ def bounded(n: Tracer, x: Value) -> Value:
 
 
 def _bounds(n: Tracer, free: Value, limit: float, product: bool) -> tuple[Value, Value | None]:
-    """What a score may be at most and at least; `free` is ∞ where it is seen, else -∞.
+    """Return the upper and the lower bound of a score; `free` is ∞ for a visible score, else -∞.
 
-    One bound is enough where no score is lower than it: -∞, and the lowest numbers above a product's.
+    One bound is enough if no score is below it. That holds for -∞, and for limits up to `LOWEST` after a
+    matmul.
     """
     if limit == -math.inf:
         return free, None
@@ -309,7 +324,7 @@ def _to_copy(n: Tracer, x: Value, **kwargs: Value) -> Value:
 
 
 def _bitwise(target: Any) -> Callable[..., Value]:
-    """`a & b` and its like, by the names that Python's operators have."""
+    """Return the spelling of `a & b`, `a | b` or `a ^ b`, which have the names of Python's operators."""
     return lambda n, a, b: n.write(target, a, b)
 
 

@@ -1,4 +1,4 @@
-"""Norms and variances, spelt as sums, products and roots."""
+"""Write norms and variances as sums, multiplications and roots."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _linalg_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Value:
-    """Of vectors, or Frobenius'; other norms of matrices stay whole."""
+    """Write a vector norm or the Frobenius norm; other matrix norms stay whole."""
     over = len(shape_of(x)) if dims is None else len(dims)
     if order is None or order == "fro" or (over == 1 and not isinstance(order, str)):
         return _norm(n, x, None if order == "fro" else order, dims, keepdim, dtype=dtype)  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def _matrix_norm(
 def _moments(
     n: Tracer, x: Value, dims: int | Sequence[int] | None, correction: float, keepdim: bool
 ) -> tuple[Value, Value]:
-    """Variance and mean."""
+    """Return the variance and the mean."""
     reduced = dims_listed(x, dims)
     mean = n.write(aten.mean.dim, x, reduced, True)
     centred = n.write(aten.sub.Tensor, x, mean)
@@ -111,7 +111,7 @@ def _moments(
 
 
 def _variance(target: Any, *, root: bool = False, mean: bool = False) -> Callable[..., Value]:
-    """`var`, `std`, `var_mean`, `std_mean` with a correction."""
+    """Return the spelling of `var`, `std`, `var_mean` or `std_mean` with a correction."""
 
     def spell(
         n: Tracer,
@@ -132,7 +132,7 @@ def _variance(target: Any, *, root: bool = False, mean: bool = False) -> Callabl
 
 
 def _by_bias(spell: Callable[..., Value]) -> Callable[..., Value]:
-    """The overload whose correction is 1 or 0 by a flag, from the one that takes any."""
+    """Return the spelling of an overload whose flag sets the correction to 1 or 0."""
 
     def spell_dim(
         n: Tracer,

@@ -1,4 +1,7 @@
-"""Operators that name elements anew and leave memory alone: views, permutes, copies; expand repeats them."""
+"""Define views, permutes, copies and expand.
+
+Views, permutes and copies relabel elements and leave memory as it is. An expand repeats elements.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from dimorder.ops.operator import (
 aten = torch.ops.aten
 
 
-# -- how they are spelt: reshape and permute
+# -- spellings as reshape and permute
 
 
 def _same(n: Tracer, x: Value, *_args: Value, **_kwargs: Value) -> Value:
@@ -145,8 +148,11 @@ def _relate_permute(node: torch.fx.Node) -> Relation:
 
 
 def _relate_view(node: torch.fx.Node) -> Relation | str:
-    """Pieces end wherever a dimension ends on either side; sides whose ends conflict in between share a
-    block."""
+    """Relate a view by the pieces that its two shapes share.
+
+    A piece ends wherever a dimension ends in either shape. Shapes whose ends conflict in between share a
+    block.
+    """
     before, after = shape_of(args_of(node)[0]), shape_of(node)
     if math.prod(before) == 0:
         return "a shape without elements"
@@ -181,8 +187,10 @@ def _suffix_products(shape: Sequence[int]) -> list[int]:
 
 
 def _chain(boundaries: set[int]) -> list[tuple[str, int, int]]:
-    """Pieces (name, low, high), innermost first, between the boundaries that divide all larger and are
-    divided by all smaller."""
+    """Return the pieces (name, low, high) between compatible boundaries, innermost first.
+
+    A boundary is compatible if it divides all larger ones and all smaller ones divide it.
+    """
     ordered = sorted(boundaries)
     kept = [
         b
@@ -204,7 +212,7 @@ def _relate_expand(node: torch.fx.Node) -> Relation:
 
 
 def _relabel(c: Call) -> None:
-    """A view with blocks: the same memory; its dimensions are found when it is read."""
+    """Lower a view with blocks to the same memory; a reader derives its dimensions."""
     view = c.site.writes[0]
     c.b.store(view.buffer, c.orders[c.result], c.dynamic[0].node, None)
 

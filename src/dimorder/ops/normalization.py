@@ -1,4 +1,8 @@
-"""Normalisations: batch-norm folded into constants, group-norm from parts, layer-norm as it is."""
+"""Define batch norm, group norm, instance norm and layer norm.
+
+A batch norm is folded into constants. A group norm is written in simpler operators. A layer norm stays one
+operator.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,15 @@ def scaled_features(
     transposed: bool = False,
     groups: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """The weight and the bias of a product each of whose features is multiplied and then shifted, in float64.
+    """Return the float64 weight and bias of a linear or convolution whose outputs are scaled, then shifted.
+
+    Args:
+        weight: (outputs, inputs / groups, taps…), or (inputs, outputs / groups, taps…) if `transposed`.
+        bias: One number per output, or None.
+        scale: The factor of each output.
+        shift: The number that is added to each scaled output.
+        transposed: Whether the convolution is transposed.
+        groups: The groups of a transposed convolution.
 
     >>> scale, shift = torch.tensor([2.0, 5.0]), torch.tensor([0.5, 0.0])
     >>> weight, bias = scaled_features(torch.ones(2, 3), torch.ones(2), scale, shift)
@@ -40,7 +52,7 @@ def scaled_features(
     ([[2.0, 2.0, 2.0], [5.0, 5.0, 5.0]], [2.5, 5.0])
     """
     weight, along = weight.double(), scale
-    if transposed:  # (inputs, features of a group, taps)
+    if transposed:  # (inputs, outputs of a group, taps)
         along = scale.reshape(groups, 1, -1).expand(groups, weight.shape[0] // groups, -1)
         along = along.reshape(weight.shape[0], -1)
     taps = [1] * (weight.dim() - along.dim())
@@ -64,7 +76,10 @@ def _batch_norm(
 
 
 def _fold_into_conv(n: Tracer, x: Value, scale: torch.Tensor, shift: torch.Tensor) -> Value:
-    """The convolution before a batch-norm with the batch-norm's scale and shift in its constants, or None."""
+    """Fold a batch norm's scale and shift into the constants of the convolution before it.
+
+    The result is None if that is not possible.
+    """
     if x.target is not aten.convolution.default or len(n.node.args[0].users) > 1:
         return None
     source, w, b, *rest = x.args
@@ -112,14 +127,17 @@ def _group_norm(
     eps: float = 1e-5,
     _cudnn: bool = True,
 ) -> Value:
-    """From parts: its groups are pieces of the channels, which only axes can tell."""
+    """Write a group norm in simpler operators.
+
+    Its groups are pieces of the channels, which only axes express.
+    """
     batch, channels, *rest = shape_of(x)
     grouped = view(n, x, [batch, groups, channels // groups, *rest])
     dims = list(range(2, len(shape_of(grouped))))
     centred = n.emit(aten.sub.Tensor, grouped, n.emit(aten.mean.dim, grouped, dims, True))
     variance = n.emit(aten.mean.dim, n.emit(aten.mul.Tensor, centred, centred), dims, True)
     scale = n.emit(aten.rsqrt.default, n.emit(aten.add.Tensor, variance, eps))
-    if weight is not None:  # one factor for each channel is cheaper than two for each element
+    if weight is not None:  # one factor per channel is cheaper than two per element
         scale = n.emit(
             aten.mul.Tensor, scale, view(n, weight, shape_of(grouped)[1:3] + (1,) * (len(dims) - 1))
         )
@@ -145,7 +163,7 @@ def _instance_norm(
 
 
 def _relate_layer_norm(node: torch.fx.Node) -> Relation | str:
-    """layer_norm: the normalised dimensions, shared, innermost."""
+    """Relate layer_norm: the innermost dimensions are normalized, and all labels are shared."""
     if len(operands(node, _AFFINE)) != 1:
         return "a weight or a bias that is computed"
     shape, count = shape_of(args_of(node)[0]), len(args_of(node)[1])
@@ -155,7 +173,7 @@ def _relate_layer_norm(node: torch.fx.Node) -> Relation | str:
 
 
 def _affine(c: Call) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
-    """Weight and bias, flat, for normalised dimensions that lie in the planned order; and eps."""
+    """Return the flat weight and bias for normalized dimensions in the planned order, and eps."""
     order = c.permutation(0, "k")
     weight, bias = (None if w is None else w.reshape(-1)[order] for w in (c.weight(2), c.weight(3)))
     return weight, bias, args_of(c.node)[4] if len(args_of(c.node)) > 4 else 1e-5

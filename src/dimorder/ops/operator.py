@@ -1,5 +1,7 @@
-"""Decides what is known about an ATen operator, as one value: how it is spelt, how it relates the axes of its
-operands and results, and by which physical operators it may run, in which orders.
+"""Describe an ATen operator as one value.
+
+An `Operator` says how it is written in other operators, or how it relates the axes of its operands and
+results. Its implementations say which physical operators may run it, in which orders.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ Dims = tuple[tuple[tuple[str, int], ...], ...]  # per dimension: its labels, out
 
 @dataclass(frozen=True)
 class Relation:
-    """How one operator relates the axes of its operands and results.
+    """The relation between the axes of an operator's operands and results.
 
-    `reads` and `writes` give, per tensor and dimension, the labels it is made of (none where the size is 1 or
-    the operand broadcasts). A label is one of three kinds:
+    `reads` and `writes` give the labels of each dimension of each tensor. A dimension has no label if its
+    size is 1 or the operand broadcasts along it. A label is one of three kinds:
 
     1. shared (the default): its axes are the same wherever it occurs, in the same relative order on every
        tensor;
-    2. in `blocks`: every tensor has axes of its own there, which lie adjacent and in logical order;
-    3. in `absorbed`: every tensor has axes of its own there, adjacent and in any order, because a constant
+    2. in `blocks`: every tensor has its own axes there, which lie adjacent and in logical order;
+    3. in `absorbed`: every tensor has its own axes there, adjacent and in any order, because a constant
        weight is re-laid to match.
 
-    `forms` are the orders of the operator's implementations, one each (see `Implementation`).
+    `forms` are the orders of the operator's implementations, one for each (see `Implementation`).
     """
 
     kind: str
@@ -47,7 +49,7 @@ class Relation:
         return self.kind == "relabel" and not self.blocks
 
     def as_block(self, *labels: str) -> Relation:
-        """The same relation with adjacent labels joined into one block (or one label made a block)."""
+        """Return the relation with adjacent labels joined into one block, or with one label as a block."""
         joined = "+".join(labels)
 
         def join(dims: Dims) -> Dims:
@@ -81,7 +83,7 @@ def _merge(labels: list[tuple[str, int]]) -> list[tuple[str, int]]:
     return merged
 
 
-Relate: TypeAlias = "Callable[[torch.fx.Node], Relation | str]"  # a text: why a call is opaque
+Relate: TypeAlias = "Callable[[torch.fx.Node], Relation | str]"  # a string says why a call is opaque
 Spell = Callable[..., Any]  # (tracer, arguments …) → the value, written in other operators
 
 
@@ -90,28 +92,29 @@ class Implementation:
     """One way to run an operator on physical tensors.
 
     `form` is the order that it takes: labels of the relation from slowest to fastest. A name stands for
-    itself and for all labels `name.…`; `*` stands for every label not named, in any order. `lower` appends
-    the operator to the physical program, by operators of `physical` alone (beside views, permutes and
-    copies). `applies` says for which calls there is one.
+    itself and for all labels `name.…`. `*` stands for all labels that the form does not name, in any order.
+
+    `lower` appends the operator to the physical program. Besides views, permutes and copies it only uses the
+    operators of `physical`. `applies` says which calls the implementation can run.
     """
 
     name: str
     form: str
-    lower: Callable[[Any], None]  # of a `builder.Call`
+    lower: Callable[[Any], None]  # takes a `builder.Call`
     physical: tuple[Any, ...]
     applies: Callable[[torch.fx.Node], bool] = lambda node: True
 
 
 @dataclass(frozen=True)
 class Operator:
-    """Everything that is known about some overloads of an ATen operator that take the same arguments.
+    """All knowledge about overloads of an ATen operator that take the same arguments.
 
-    1. `spelt` alone: the normal form has others in its place, which that function writes.
-    2. `relate` and `implementations`: the normal form has it, as it is or as `spelt` normalises it.
+    1. `spelt` alone: the normal form has other operators instead, which that function writes.
+    2. `relate` and `implementations`: the normal form has the operator, as it is or as `spelt` normalizes it.
 
-    `weights` names the arguments that are re-laid ahead of time where they are constants; they are not among
-    the operands whose order matters. `fresh` says that results are new memory where torch's schema does not:
-    composite operators.
+    `weights` names the arguments that are re-laid ahead of time if they are constants. These are not among
+    the operands whose order matters. `fresh` says that results are new memory although torch's schema does
+    not say so, as that of a composite operator.
     """
 
     names: tuple[Any, ...]
@@ -133,12 +136,12 @@ class Operator:
 
     @property
     def physical(self) -> frozenset[Any]:
-        """The physical operators that its implementations are made of."""
+        """The physical operators that its implementations use."""
         return frozenset(p for i in self.implementations for p in i.physical)
 
 
 def spelt(function: Spell, *names: Any, fresh: bool = False) -> Operator:
-    """Operators that the normal form does not have."""
+    """Return an operator that the normal form does not have; `function` writes it in others."""
     return Operator(names, spelt=function, fresh=fresh)
 
 
@@ -146,7 +149,7 @@ def spelt(function: Spell, *names: Any, fresh: bool = False) -> Operator:
 
 
 def args_of(node: torch.fx.Node) -> Any:
-    """A node's arguments; torch types them as everything that an argument could be."""
+    """Return a node's arguments as `Any`; torch types them as everything that an argument could be."""
     return node.args
 
 
@@ -156,13 +159,16 @@ def results(node: torch.fx.Node) -> list[torch.Tensor]:
 
 
 def tensor_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Every node that a call takes, in argument order."""
+    """Return every node that a call takes, in argument order."""
     leaves = pytree.tree_leaves((args_of(node), node.kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
 
 
 def operands(node: torch.fx.Node, weights: tuple[str, ...] = ()) -> list[torch.fx.Node]:
-    """The tensor operands whose order matters, in argument order: `weights` are not, if all are constants."""
+    """Return the tensor operands whose order matters, in argument order.
+
+    Operands named in `weights` are left out if all of them are constants.
+    """
     found = tensor_arguments(node)
     if not weights:
         return found
@@ -173,16 +179,21 @@ def operands(node: torch.fx.Node, weights: tuple[str, ...] = ()) -> list[torch.f
     return [n for n in found if n not in skipped]
 
 
-# -- dimensions of labels, of which rules are made
+# -- labels of dimensions, for relations
 
 
 def dims_of(labels: Iterable[tuple[str, int]]) -> Dims:
-    """One label a dimension; none where the size is 1."""
+    """Return one label per dimension, and none if the size is 1."""
     return tuple(((name, int(size)),) if size != 1 else () for name, size in labels)
 
 
 def dims_with_cut(shape: Sequence[int], inner: dict[int, int]) -> Dims:
-    """Dims whose cut dimensions have an outer block `cut.D` and a shared piece `d.D` of the given size."""
+    """Return dims in which each cut dimension D has an outer block `cut.D` and a shared piece `d.D`.
+
+    Args:
+        shape: The sizes of the dimensions.
+        inner: The size of the shared piece of each cut dimension.
+    """
     dims = []
     for d, size in enumerate(shape):
         pieces = [(f"cut.{d}", size // inner[d]), (f"d.{d}", inner[d])] if d in inner else [(f"d.{d}", size)]
@@ -191,11 +202,11 @@ def dims_with_cut(shape: Sequence[int], inner: dict[int, int]) -> Dims:
 
 
 def several(value: Any, count: int) -> list[int]:
-    """One value per spatial dimension, where one stands for all."""
+    """Return one value per spatial dimension; a single value stands for all."""
     values = [value] if isinstance(value, int) else list(value)
     return values * count if len(values) == 1 else values
 
 
 def filled(given: Sequence[Any], defaults: Sequence[Any]) -> list[Any]:
-    """Positional arguments, with the defaults of those that were not given."""
+    """Complete positional arguments with the defaults of the missing ones."""
     return [*given, *defaults[len(given) :]]

@@ -1,4 +1,4 @@
-"""Paddings with elements of the tensor itself: reflected, replicated, circular, as slices round it."""
+"""Write padding with elements of the tensor itself as slices: reflected, replicated, circular."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def _pad(
 
 
 def _padded(n: Tracer, x: Value, pad: Sequence[int], mode: str) -> Value | None:
-    """Dimension by dimension, the last first: slices of the tensor round it."""
+    """Pad dimension by dimension, the last first, with slices of the tensor.
+
+    The result is None if the padding is negative or needs too many slices.
+    """
     if min(pad, default=0) < 0:
         return None
     for i in range(0, len(pad), 2):

@@ -1,4 +1,7 @@
-"""Operators that compute each element from those at the same place: in any order, the same for all."""
+"""Define pointwise operators, which compute each element from the elements at the same place.
+
+They run in any order that is the same for all operands.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def _elementwise(c: Call) -> None:
 
 
 def _prelu(c: Call) -> None:
-    """The slope lies along the last physical dimension, or is spelt out."""
+    """Lower PReLU with the slope along the last physical dimension, or in simpler operators."""
     groups = c.split()
     x, slope = c.all_operands(groups)
     held = token_axes(c.tensors[1], c.relation) if len(c.site.reads) == 1 else {}
@@ -65,7 +68,7 @@ def _prelu(c: Call) -> None:
 
 
 def _add_combined(combine: Any) -> Callable[..., Value]:
-    """addcmul and addcdiv: x + value · combine(a, b)."""
+    """Return the spelling of addcmul or addcdiv: x + value · combine(a, b)."""
 
     def spell(n: Tracer, x: Value, a: Value, b: Value, *, value: float = 1) -> Value:
         combined = n.write(combine, a, b)
@@ -83,14 +86,14 @@ def _spell_prelu(n: Tracer, x: Value, w: Value) -> Value:
 
 
 def _round_decimals(n: Tracer, x: Value, *, decimals: int) -> Value:
-    """As torch has it: to whole numbers of a power of ten."""
+    """Write rounding to decimals as torch has it: to whole numbers of a power of ten."""
     up, down = (aten.mul.Tensor, aten.div.Tensor) if decimals >= 0 else (aten.div.Tensor, aten.mul.Tensor)
     power = float(10 ** abs(decimals))
     return n.write(down, n.write(aten.round.default, n.write(up, x, power)), power)
 
 
 def pointwise(*names: Any, spelling: Spell | None = None) -> Operator:
-    """Operators that are computed by themselves on physical tensors, in any order."""
+    """Return an operator that runs as itself on physical tensors, in any order."""
     return Operator(
         names, relate_pointwise, (Implementation("elementwise", "*", _elementwise, names),), spelling
     )
@@ -110,16 +113,17 @@ def _threshold(n: Tracer, x: Value, threshold: float, value: float) -> Value:
 
 
 def _selu(n: Tracer, x: Value) -> Value:
-    """With the constants of Klambauer et al., 2017."""
+    """Write SELU with the constants of Klambauer et al., 2017."""
     return n.write(aten.elu.default, x, 1.6732632423543772, 1.0507009873554805)
 
 
 def _celu(n: Tracer, x: Value, alpha: float = 1.0) -> Value:
-    """max(x, 0) + alpha (exp(min(x, 0) / alpha) - 1)"""
+    """Write CELU: max(x, 0) + alpha (exp(min(x, 0) / alpha) - 1)."""
     return n.write(aten.elu.default, x, alpha, 1.0, 1 / alpha)
 
 
-# Those that torch 2.13 does not tag. What it tags has the same value (see table.find).
+# The operators that torch 2.13 does not tag as pointwise. A tagged operator gets the same value (see
+# table.find).
 OPERATORS = (
     pointwise(aten.floor_divide.default),
     pointwise(aten.floor_divide.Scalar),

@@ -1,4 +1,7 @@
-"""Pools, channels-last. One dimension is two with a height of 1; three are two, and then one."""
+"""Define pooling, which runs channels-last.
+
+1-D pooling is 2-D pooling with height 1. 3-D pooling is a 2-D step and then a 1-D step.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,14 @@ _MAX = {1: aten.max_pool1d.default, 2: aten.max_pool2d.default, 3: aten.max_pool
 _ADAPTIVE_AVG = {2: aten.adaptive_avg_pool2d.default, 3: aten.adaptive_avg_pool3d.default}
 _AVG = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool3d.default}
 
-# -- how they are spelt: with a batch, in two or three dimensions, every argument given
+# -- spellings: with a batch, in two or three dimensions, with every argument
 
 
 def _pool(rank: int, pools: dict[int, Any], defaults: tuple[Any, ...]) -> Callable[..., Value]:
-    """A pool whose arguments are kernel, stride, padding, then `defaults`; dilation among them, if at all,
-    comes first."""
+    """Return the spelling of a pool with the arguments kernel, stride, padding and those of `defaults`.
+
+    If the pool has a dilation, it is the first of `defaults`.
+    """
     lists = 4 if pools is _MAX else 3
 
     def rewrite(n: Tracer, x: Value, kernel: Value, *given: Value) -> Value:
@@ -58,13 +63,19 @@ def _pool(rank: int, pools: dict[int, Any], defaults: tuple[Any, ...]) -> Callab
 
 
 def _dividing_kernel(x: Value, size: Sequence[int]) -> list[int] | None:
-    """The kernel, and stride, of a pool to a size that divides the last dimensions of `x`, else None."""
+    """Return the kernel, which is also the stride, of a pool to `size`.
+
+    The result is None if `size` does not divide the last dimensions of `x`.
+    """
     pairs = list(zip(shape_of(x)[-len(size) :], size, strict=True))
     return None if any(full % part for full, part in pairs) else [full // part for full, part in pairs]
 
 
 def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
-    """In one dimension as in two, with a batch, where the size does not divide. A size of 1 is repeated."""
+    """Return the spelling of adaptive average pooling.
+
+    If the size does not divide, 1-D becomes 2-D, and a batch is added. An input size of 1 is repeated.
+    """
 
     def rewrite(n: Tracer, x: Value, size: Sequence[int]) -> Value:
         old = shape_of(x)[-rank:]
@@ -100,7 +111,7 @@ def _has_few_windows(node: torch.fx.Node) -> bool:
 
 
 def relate_spatial(node: torch.fx.Node) -> Relation | str:
-    """Pooling, resizing: spatial dimensions in index order; everything before them shared."""
+    """Relate pooling or resizing: spatial dimensions are in index order, all others shared."""
     source, out = shape_of(args_of(node)[0]), shape_of(node)
     spatial = [f"s.{i}" for i in range(len(source) - 2)]
     reads, writes = (
@@ -113,8 +124,15 @@ def relate_spatial(node: torch.fx.Node) -> Relation | str:
 
 
 def give_in_planes(c: Call, plane: Callable[[torch.fx.Node, bool], torch.fx.Node]) -> None:
-    """What works on two dimensions, on two or three of them: over the last two of each depth, then over the
-    depth, each row of a plane being a pixel. `plane(x, deep)` is what it does to NHWC `x`."""
+    """Lower an operator on planes, in two or three spatial dimensions.
+
+    In three dimensions it first runs over the last two of each depth. Then it runs over the depth, with all
+    pixels of a plane in one row.
+
+    Args:
+        c: The call to lower.
+        plane: `plane(x, deep)` writes the operator on NHWC `x`; `deep` marks the step over the depth.
+    """
     rank = len(shape_of(c.node)) - 2
     dims = c.by_label(["n"], *[[f"s.{i}"] for i in range(rank)], ["c"])
     x = c.take(0, dims)
@@ -142,7 +160,7 @@ def _avg_pool(c: Call) -> None:
     *windows, ceil, include, divisor = args_of(c.node)[1:]
 
     def plane(x: torch.fx.Node, deep: bool) -> torch.fx.Node:
-        # Means separate, and so does what is divided by: by the divisor in one step, by 1 in the other.
+        # A mean over a box is a mean of means. The divisor counts in one step; the other step divides by 1.
         by = divisor if divisor is None or not deep else 1
         return c.b.call(OPS.avg_pool2d_nhwc.default, x, *_plane_of(windows, deep), ceil, include, by)
 
@@ -150,14 +168,14 @@ def _avg_pool(c: Call) -> None:
 
 
 def _plane_of(windows: Sequence[Sequence[int]], deep: bool) -> list[list[int]]:
-    """Kernel, stride, padding (and dilation) of the last two dimensions, or of the first and a pixel."""
+    """Return kernel, stride, padding (and dilation) of the last two dimensions, or of depth and one pixel."""
     if deep:
         return [[window[0], fill] for window, fill in zip(windows, (1, 1, 0, 1), strict=False)]
     return [list(window[-2:]) for window in windows]
 
 
 def _max_pool_by_taps(c: Call) -> None:
-    """A dilated maximum, dimension by dimension: of one slice for each tap of the kernel."""
+    """Lower a dilated maximum dimension by dimension, as the maximum of one slice per tap."""
     kernel, stride, padding, dilation, _ = args_of(c.node)[1:]
     rank = len(kernel)
     dims = c.by_label(["n"], *[[f"s.{i}"] for i in range(rank)], ["c"])
@@ -177,7 +195,10 @@ def _max_pool_by_taps(c: Call) -> None:
 
 
 def _adaptive_by_windows(c: Call) -> None:
-    """A mean over a box is one of means: dimension by dimension, of a slice for each window that differs."""
+    """Lower adaptive average pooling dimension by dimension, as the mean of one slice per distinct window.
+
+    A mean over a box is a mean of means.
+    """
     c.compute_in_float32()
     spatial = c.labelled("s")
     groups = c.split(leads=spatial, alone=spatial)
@@ -203,7 +224,7 @@ def _adaptive_as_it_is(c: Call) -> None:
 
 
 def _rounds_twice(node: torch.fx.Node) -> bool:
-    """Whether a mean of means is not the mean: of integers, which are rounded each time."""
+    """Return whether a mean of means differs from the mean: integers are rounded each time."""
     return len(shape_of(node)) > 4 and not node.meta["val"].is_floating_point()
 
 

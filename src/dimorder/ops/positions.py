@@ -1,4 +1,4 @@
-"""Operators that say where an element lies, by comparisons and argmax: pools with indices, medians."""
+"""Write operators that return places of elements as comparisons and argmax: pools with indices, medians."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _POOLS = {
     2: (aten.max_pool2d_with_indices.default, aten.max_pool2d.default),
     3: (aten.max_pool3d_with_indices.default, aten.max_pool3d.default),
 }
-MAX_TAPS = 64  # each is a slice of its own
+MAX_TAPS = 64  # each is one slice
 
 
 def _max_pool_with_indices(rank: int) -> Callable[..., Value]:
-    """The plain pool, and the position of the first tap that has its value."""
+    """Return the spelling of a pool that also returns the position of the first tap with its value."""
     whole, pool = _POOLS[rank]
 
     def spell(n: Tracer, x: Value, kernel: Value, *given: Value) -> Value:
@@ -45,8 +45,10 @@ def _max_pool_with_indices(rank: int) -> Callable[..., Value]:
 
 
 def _positions(n: Tracer, x: Value, size: Sequence[int], windows: Sequence[Sequence[int]]) -> Value:
-    """For each window the index, in its plane, of its largest element, or of the first that is NaN: `argmax`
-    over the taps, each a strided slice; and from the tap's number its place."""
+    """Return, for each window, the index in its plane of its largest element, or of its first NaN.
+
+    `argmax` runs over the taps, each of which is a strided slice. The tap's number gives its place.
+    """
     rank = len(size)
     old = shape_of(x)[-rank:]
     pads = []
@@ -56,7 +58,7 @@ def _positions(n: Tracer, x: Value, size: Sequence[int], windows: Sequence[Seque
     first = len(shape_of(x)) - rank
     rows = [unsqueeze(n, _tap(n, x, first, tap, size, windows), -1) for tap in _taps(windows[0])]
     found = n.write(aten.argmax.default, n.write(aten.cat.default, rows, -1), -1)
-    # place = corner of the window + sum over dimensions of (tap's place there · dilation · what follows)
+    # place = corner of the window + sum over dimensions of (tap's place there · dilation · later sizes)
     place, rest, following = None, found, 1
     corner = torch.zeros(tuple(size), dtype=torch.int64)
     for d in reversed(range(rank)):
@@ -81,7 +83,7 @@ def _taps(kernel: Sequence[int]) -> list[list[int]]:
 def _tap(
     n: Tracer, x: Value, first: int, tap: Sequence[int], size: Sequence[int], windows: Sequence[Sequence[int]]
 ) -> Value:
-    """What all windows have at one tap."""
+    """Return the elements of all windows at one tap."""
     for d, (at, new, step, apart) in enumerate(zip(tap, size, windows[1], windows[3], strict=True)):
         begin = at * apart
         x = n.write(aten.slice.Tensor, x, first + d, begin, begin + (new - 1) * step + 1, step)
@@ -89,7 +91,10 @@ def _tap(
 
 
 def _adaptive_max_pool(rank: int, same: Any) -> Callable[..., Value]:
-    """A pool of equal windows where the size divides, else the maximum of each window that differs."""
+    """Return the spelling of adaptive max pooling.
+
+    If the size divides, it is a pool of equal windows. Otherwise it is the maximum of each distinct window.
+    """
 
     def spell(n: Tracer, x: Value, size: Sequence[int]) -> Value:
         pairs = list(zip(shape_of(x)[-rank:], size, strict=True))
@@ -107,7 +112,13 @@ def _adaptive_max_pool(rank: int, same: Any) -> Callable[..., Value]:
 
 
 def windows_of(old: int, new: int) -> list[tuple[int, int]]:
-    """Where each window of an adaptive pool begins and ends: they overlap where `new` does not divide.
+    """Return where each window of an adaptive pool begins and ends.
+
+    Windows overlap if `new` does not divide `old`.
+
+    Args:
+        old: The size before pooling.
+        new: The size after pooling, which is the number of windows.
 
     >>> windows_of(7, 3)
     [(0, 3), (2, 5), (4, 7)]
@@ -115,11 +126,11 @@ def windows_of(old: int, new: int) -> list[tuple[int, int]]:
     return [(i * old // new, -(-(i + 1) * old // new)) for i in range(new)]
 
 
-MAX_WINDOWS = 16  # of a dimension that are cut apart: a bound on what the graph grows by
+MAX_WINDOWS = 16  # of one dimension, each cut out: a bound on the growth of the graph
 
 
 def _largest_of_windows(n: Tracer, x: Value, dim: int, new: int) -> Value:
-    """Windows repeat as often as the greatest divisor of both sizes says."""
+    """Write the maximum of each window; the windows repeat as often as the sizes' greatest common divisor."""
     before, old, after = around(x, dim)
     often = math.gcd(old, new)
     rows = view(n, x, [*before, often, old // often, *after])
@@ -132,7 +143,7 @@ def _largest_of_windows(n: Tracer, x: Value, dim: int, new: int) -> Value:
 
 # -- medians
 
-MAX_RANKED = 128  # elements of which each is compared with each
+MAX_RANKED = 128  # elements, each of which is compared with each
 
 
 def _median(n: Tracer, x: Value) -> Value:
@@ -153,9 +164,10 @@ def _can_rank(x: Value, count: int) -> bool:
 
 
 def _middle(n: Tracer, x: Value, dim: int) -> list[Value]:
-    """The lower median along a dimension, which stays, and its first place; a NaN where there is one.
+    """Return the lower median along a dimension, which keeps size 1, and the median's first place.
 
-    At most `middle` elements are less than it, and more than `middle` are not greater.
+    At most `middle` elements are less than the median, and more than `middle` are not greater. If there is a
+    NaN, the median is NaN.
     """
     before, count, after = around(x, dim)
     outer, inner, middle = math.prod(before), math.prod(after), (count - 1) // 2
@@ -166,14 +178,14 @@ def _middle(n: Tracer, x: Value, dim: int) -> list[Value]:
         truths = n.write(aten._to_copy.default, n.write(compare, others, each), dtype=torch.float32)
         return n.write(aten.sum.dim_IntList, truths, [2], False)
 
-    # A target may count by a mean, which rounds.
+    # A target may count by a mean, which rounds: so the limits are half-integers.
     few_below = n.write(aten.lt.Scalar, number(aten.lt.Tensor), middle + 0.5)
     enough = n.write(aten.gt.Scalar, number(aten.le.Tensor), middle + 0.5)
     odd = n.write(aten.ne.Tensor, rows, rows)
     is_middle = n.write(aten.logical_or.default, n.write(aten.logical_and.default, few_below, enough), odd)
     low = torch.tensor(-math.inf, dtype=dtype_of(x))
     value = n.write(aten.amax.default, n.write(aten.where.self, is_middle, rows, low), [1], True)
-    # One for the middle, two for what is not a number.
+    # One for the median, two for NaN.
     marks = [n.write(aten._to_copy.default, truth, dtype=torch.float32) for truth in (is_middle, odd)]
     place = n.write(
         aten.argmax.default, functools.reduce(lambda a, b: n.write(aten.add.Tensor, a, b), marks), 1, True

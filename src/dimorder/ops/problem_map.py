@@ -1,5 +1,6 @@
-"""Decides what the places of a layout problem are in a program's terms: buffers, views of them, and per
-operator a site, which says which axes lie behind each label of its relation.
+"""Map the places of a layout problem to the program: buffers, views of them, and one site per operator.
+
+A site says which buffer axes each label of its relation has.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from dimorder.ops.tokens import AxedTensor, AxisOrder, Token
 
 @dataclass(frozen=True)
 class BufferInfo:
-    """A value with all its relabelled views. Axes are those of `root`, the value that is produced."""
+    """A value with all its relabelled views; the axes are those of `root`, the value that is produced."""
 
     index: int
     root: torch.fx.Node
     tensor: AxedTensor
-    value: torch.Tensor  # its shape and type; no data
+    value: torch.Tensor  # shape and type, without data
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -33,7 +34,7 @@ class BufferInfo:
 
 @dataclass(frozen=True)
 class BufferView:
-    """A value as a view of a buffer: `axes[i]` is the buffer axis behind the value's axis `i`."""
+    """A value as a view of a buffer: `axes[i]` is the buffer axis of the value's axis `i`."""
 
     buffer: int
     axes: tuple[int, ...]
@@ -41,11 +42,11 @@ class BufferView:
 
 @dataclass(frozen=True)
 class Site:
-    """One operator of the problem: its node, and per operand and result the buffer axes behind each token.
+    """One operator of the problem: its node, and the buffer axes of each token in each operand and result.
 
-    `implementations` are those that the target takes, and `forms` their orders in the labels of `relation`.
-    The contract's inputs and outputs are sites too, and so is each buffer of the state; they have no relation
-    and one implementation, which is none.
+    `implementations` are those that the target accepts, and `forms` are their orders in the labels of
+    `relation`. The contract's inputs and outputs are sites too, and so is each buffer of the state. These
+    have no relation and no implementation.
     """
 
     node: torch.fx.Node
@@ -55,7 +56,7 @@ class Site:
     tokens: tuple[dict[Token, AxisOrder], ...]  # reads, then writes
     relation: Relation | None = None
     operands: tuple[AxedTensor, ...] = ()  # constants included
-    sources: tuple[torch.fx.Node, ...] = ()  # of the operands
+    sources: tuple[torch.fx.Node, ...] = ()  # the nodes of the operands
     implementations: tuple[Implementation, ...] = ()
     forms: tuple[str, ...] = ("*",)
 
@@ -70,16 +71,24 @@ class Site:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """One way to run a site: an implementation, the order of its tokens, and per tensor the order of its
-    absorbed axes."""
+    """One way to run a site: an implementation and the order of its tokens.
+
+    `absorbed` is the order of the axes of each absorbed label, per tensor.
+    """
 
     tokens: tuple[Token, ...]
-    absorbed: tuple[tuple[tuple[Token, AxisOrder], ...], ...]  # per tensor, token → order
+    absorbed: tuple[tuple[tuple[Token, AxisOrder], ...], ...]  # per tensor: token → order
     implementation: int = 0
 
 
 def layout_of(tensor_index: int, site: Site, arrangement: Arrangement) -> AxisOrder:
-    """The buffer order that an arrangement means for one tensor of a site."""
+    """Return the buffer order that an arrangement gives one tensor of a site.
+
+    Args:
+        tensor_index: The tensor's position among the reads, then the writes.
+        site: The site.
+        arrangement: The way to run it.
+    """
     held, absorbed = site.tokens[tensor_index], dict(arrangement.absorbed[tensor_index])
     return tuple(
         axis for token in arrangement.tokens if token in held for axis in absorbed.get(token, held[token])
@@ -87,7 +96,7 @@ def layout_of(tensor_index: int, site: Site, arrangement: Arrangement) -> AxisOr
 
 
 def common_runs(source: Sequence[int], target: Sequence[int]) -> tuple[AxisOrder, ...]:
-    """Axes grouped as far as they stay together in both orders, in the source's order.
+    """Group the axes that stay together in both orders, in the order of `source`.
 
     >>> common_runs((0, 1, 2, 3), (0, 2, 3, 1))
     ((0,), (1,), (2, 3))

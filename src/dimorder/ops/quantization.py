@@ -1,7 +1,8 @@
-"""Quantising: by a scale that is known, each element by itself; dynamically, each by all of its token.
+"""Define quantize and dequantize, with constant or dynamic scales.
 
-A token is the elements that share a scale. `dimorder::fake_quantize_dynamic` quantises and dequantises in
-one: floats in, floats out.
+A constant scale quantizes each element by itself. A dynamic scale depends on all elements of a token, which
+is the elements that share a scale. `dimorder::fake_quantize_dynamic` quantizes and dequantizes in one
+operator: floats in, floats out.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ FAKE_QUANTIZE_DYNAMIC = OPS.fake_quantize_dynamic.default
 
 
 def is_quantised(module: GraphModule) -> bool:
-    """Whether a graph quantises any value."""
+    """Return whether a graph quantizes any value."""
     return any(node.target in (QUANTIZE, FAKE_QUANTIZE_DYNAMIC) for node in module.graph.nodes)
 
 
 def left_out(node: Node) -> bool:
-    """Leave a node out of its graph if it quantises what has just been dequantised from the same scale."""
+    """Remove a quantize directly after a dequantize with the same arguments.
+
+    Returns:
+        Whether the node was removed.
+    """
     if node.target is not QUANTIZE:
         return False
     source = node.args[0]
@@ -41,12 +46,12 @@ def left_out(node: Node) -> bool:
 
 
 def is_dynamic(module: GraphModule) -> bool:
-    """Whether a graph quantises any value by what it finds in it."""
+    """Return whether a graph quantizes any value dynamically."""
     return any(node.target is FAKE_QUANTIZE_DYNAMIC for node in module.graph.nodes)
 
 
 def _relate_dynamic(node: Node) -> Relation:
-    """In any order: a token is the same elements however they lie."""
+    """Relate a dynamic quantize, which runs in any order: a token has the same elements in each."""
     shape, token = shape_of(node), args_of(node)[1]
     dims = dims_of((f"t.{d}" if d in token else f"d.{d}", size) for d, size in enumerate(shape))
     return Relation("agnostic", (dims,), (dims,))
@@ -60,7 +65,7 @@ def _fake_quantize_dynamic(c: Call) -> None:
 
 
 def _by_constants(target: Any, plain: Any) -> Operator:
-    """An operator whose scale and zero point are tensors: with these as numbers, where they are constants."""
+    """Return an operator whose scale and zero point are tensors; constant ones become numbers."""
 
     def spell(
         n: Tracer, x: Value, scale: Value, zero: Value, low: Value, high: Value, dtype: Any, **result: Any

@@ -1,4 +1,4 @@
-"""Operators that rearrange elements by views, permutes and broadcasts: shuffles, repeats and their like."""
+"""Write operators that rearrange elements as views, permutes and broadcasts: shuffles, repeats and others."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _expand_as(n: Tracer, x: Value, other: Value) -> Value:
 
 
 def _repeat(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
-    """A dimension in front of each that is repeated, broadcast."""
+    """Write repeat as a broadcast of a new dimension before each repeated one."""
     sizes = (1,) * (len(repeats) - len(shape_of(x))) + shape_of(x)
     pairs = list(zip(repeats, sizes, strict=True))
     once = [d for times, size in pairs for d in ([size] if times == 1 else [1, size])]
@@ -88,7 +88,7 @@ def _tile(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
 def _repeat_each(
     n: Tracer, x: Value, times: int, dim: int | None = None, *, output_size: int | None = None
 ) -> Value:
-    """A dimension behind the one whose elements are repeated, broadcast."""
+    """Write repeat_interleave as a broadcast of a new dimension after the repeated one."""
     if dim is None:
         x, dim = view(n, x, [-1]), 0
     before, size, after = around(x, dim)
@@ -97,7 +97,7 @@ def _repeat_each(
 
 
 def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
-    """The windows of a dimension, and their elements as a dimension behind all others."""
+    """Write unfold: the windows of a dimension, with their elements as a new last dimension."""
     if not shape_of(x):
         return view(n, x, [1])
     before, full, after = around(x, dim)
@@ -117,7 +117,7 @@ def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
 
 
 def _im2col(n: Tracer, x: Value, kernel: Value, dilation: Value, padding: Value, stride: Value) -> Value:
-    """The windows as columns: each tap a slice, or a view where windows lie side by side."""
+    """Write im2col: one slice per tap, or a view if windows lie side by side."""
     (kh, kw), (dh, dw), (ph, pw), (sh, sw) = (several(v, 2) for v in (kernel, dilation, padding, stride))
     *batch, channels, height, width = shape_of(x)
     if ph or pw:
@@ -148,7 +148,7 @@ def _im2col(n: Tracer, x: Value, kernel: Value, dilation: Value, padding: Value,
 def _col2im(
     n: Tracer, x: Value, size: Value, kernel: Value, dilation: Value, padding: Value, stride: Value
 ) -> Value:
-    """Columns as windows, which are added where they overlap."""
+    """Write col2im: the columns become windows, which are added if they overlap."""
     (kh, kw), (dh, dw), (ph, pw), (sh, sw) = (several(v, 2) for v in (kernel, dilation, padding, stride))
     *batch, channels, _ = shape_of(x)
     height, width = size[0] + 2 * ph, size[1] + 2 * pw
@@ -172,7 +172,7 @@ def _col2im(
 
 
 def _spread(n: Tracer, x: Value, dim: int, step: int, start: int, size: int) -> Value:
-    """A dimension of `size` with the elements of another at every `step`-th place from `start` on, else 0."""
+    """Put elements at every `step`-th place from `start` on, in a dimension of `size` that is 0 elsewhere."""
     before, count, after = around(x, dim)
     if step > 1:
         x = view(n, x, [*before, count, 1, *after])

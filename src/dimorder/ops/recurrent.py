@@ -1,11 +1,11 @@
-"""Decides how recurrent networks are spelt: unrolled over time, in the fewest operators that we found.
+"""Unroll recurrent networks over time, in the fewest operators that we found.
 
-What is computed of the input is one `linear` for all steps; a step slices its part out of that, and adds one
-`linear` of the hidden state. Constants are free: the two biases are one, and the gates' weights are sorted so
-that the gates with a sigmoid lie side by side.
+One `linear` of the input serves all steps. A step slices its part out of that, and adds one `linear` of the
+hidden state. Constants are free: the two biases become one. The gates' weights are sorted so that the gates
+with a sigmoid lie side by side.
 
-XNNPACK packs a static weight once for each node that reads it; its weight cache shares them. Were the weight
-a computed value, each step would pack it at each call: 10.6 instead of 6.3 ms for 50 steps of 256 to 1024.
+XNNPACK packs a static weight once for each node that reads it; its weight cache shares them. A computed
+weight would be packed by each step of each call: 10.6 instead of 6.3 ms for 50 steps of 256 to 1024.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from dimorder.ops.operator import spelt
 aten = torch.ops.aten
 
 Affine = tuple[torch.Tensor, "torch.Tensor | None"]  # a weight and a bias
-State = tuple[Value, ...]  # the hidden state, and the cell state of an LSTM; None where it is zero
+State = tuple[Value, ...]  # the hidden state, and the cell state of an LSTM; None if zero
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """The constants of one layer in one direction: what is computed of the input, all steps at once, and of
-    the hidden state, step by step; `project` is the weight of an LSTM's projection."""
+    """The constants of one layer in one direction.
+
+    `of_input` is applied to the input, to all steps at once. `of_state` is applied to the hidden state, step
+    by step. `project` is the weight of an LSTM's projection.
+    """
 
     of_input: tuple[Affine, ...]
     of_state: tuple[Affine, ...]
@@ -40,8 +43,9 @@ class Recurrence:
 class CellKind:
     """One kind of recurrent network.
 
-    `arrange` takes its weights (of the input, of the state, both biases or None, the projection or None).
-    `step` takes the step's part of each `of_input` and the state before, and gives the state after.
+    `arrange` takes its weights: of the input, of the state, both biases or None, the projection or None.
+    `step` takes the step's part of each `of_input` and the state before the step, and returns the state after
+    it.
     """
 
     arrange: Callable[..., Recurrence]
@@ -53,7 +57,7 @@ def _cut(n: Tracer, x: Value, dim: int, start: int, size: int) -> Value:
 
 
 def _plus_state(n: Tracer, given: Value, affine: Affine, h: Value) -> Value:
-    """A step's part of the input, plus what is computed of the hidden state."""
+    """Add the linear of the hidden state to a step's part of the input."""
     return given if h is None else n.write(aten.add.Tensor, given, n.write(aten.linear.default, h, *affine))
 
 
@@ -87,8 +91,8 @@ def _step_lstm(n: Tracer, layer: Recurrence, given: Sequence[Value], state: Stat
     return (h if layer.project is None else n.write(aten.linear.default, h, layer.project)), c
 
 
-# GRU: n = tanh(x_n + σ(r) (W h + b)_n), h' = σ(z) h + (1 - σ(z)) n = h + σ(-z) (n - h), which is one product
-# where h = 0. Two linears of the state are one operator fewer than one linear and two slices of it.
+# GRU: n = tanh(x_n + σ(r) (W h + b)_n), h' = σ(z) h + (1 - σ(z)) n = h + σ(-z) (n - h). If h = 0, that is one
+# multiplication. Two linears of the state are one operator fewer than one linear and two slices of it.
 
 
 def _arrange_gru(
@@ -196,7 +200,7 @@ def _cell(target: Any, kind: CellKind) -> Callable[..., Value]:
 
 
 def _arranged(n: Tracer, kind: CellKind, params: Sequence[Value]) -> Recurrence:
-    """The constants, made once for these weights, under the names of those that they are made from."""
+    """Return the constants for these weights, computed once and named after them."""
     key = (kind, *map(id, params))
     if key not in n.remembered:
         layer = kind.arrange(*params)
@@ -206,14 +210,14 @@ def _arranged(n: Tracer, kind: CellKind, params: Sequence[Value]) -> Recurrence:
                 n.named(name, weight)
                 if bias is not None:
                     n.named(f"{name}_bias", bias)
-        n.remembered[key] = params, layer  # with the weights, so that their ids stay theirs
+        n.remembered[key] = params, layer  # keeps the weights alive, so that their ids stay unique
     return n.remembered[key][1]  # type: ignore[no-any-return]
 
 
 def _steps(
     n: Tracer, kind: CellKind, layer: Recurrence, x: Value, state: State, time: int, *, reverse: bool
 ) -> Iterator[State]:
-    """The state after each step, in the sequence of the steps."""
+    """Yield the state after each step, in the sequence of the steps."""
     parts = [n.write(aten.linear.default, x, *affine) for affine in layer.of_input]
     length = shape_of(x)[time]
     for t in reversed(range(length)) if reverse else range(length):
@@ -222,7 +226,7 @@ def _steps(
 
 
 def _start(n: Tracer, value: Value, k: int, time: int) -> Value:
-    """The state of layer and direction k, of size 1 in the dimension of time; None where it is zero."""
+    """Return the initial state of layer and direction k, with size 1 along time, or None if it is zero."""
     if _is_zero(value):
         return None
     _, batch, size = shape_of(value)
@@ -235,7 +239,7 @@ def _is_zero(value: Value) -> bool:
 
 
 def _ends(n: Tracer, states: Sequence[Value]) -> Value:
-    """The last states of every layer and direction, one after the other."""
+    """Concatenate the last states of every layer and direction."""
     shape = [1, -1, shape_of(states[0])[-1]]
     return n.write(aten.cat.default, [n.write(aten.reshape.default, value, shape) for value in states], 0)
 

@@ -1,4 +1,4 @@
-"""Operators over whole dimensions: sums, means, extrema, softmax, running sums."""
+"""Define operators over whole dimensions: sums, means, extrema, softmax, running sums."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _sum_of_all(n: Tracer, x: Value, *, dtype: torch.dtype | None = None) -> Val
 
 
 def dims_listed(x: Value, dims: int | Sequence[int] | None) -> list[int]:
-    """Dimensions counted from the front; none given are all."""
+    """Return the dimensions counted from the front; no dimensions mean all."""
     rank = len(shape_of(x))
     listed = [dims] if isinstance(dims, int) else dims
     return [dim % rank for dim in listed] if listed else list(range(rank))
@@ -51,7 +51,10 @@ def _extreme(whole: Any, reduce: Any) -> Callable[..., Value]:
 
 
 def _extreme_and_where(several: Any, reduce: Any, search: Any) -> Callable[..., Value]:
-    """Of the two results of `max.dim`, the one that nothing reads is dropped with what makes it."""
+    """Return the spelling of `max.dim` or `min.dim` as two operators.
+
+    A result that nothing reads is dropped, with the operator that computes it.
+    """
 
     def spell(n: Tracer, x: Value, dim: int, keepdim: bool = False) -> Value:
         if not shape_of(x) or dtype_of(x) == torch.bool:
@@ -62,7 +65,7 @@ def _extreme_and_where(several: Any, reduce: Any, search: Any) -> Callable[..., 
 
 
 def _truth(name: Any) -> Spell:
-    """any and all, which torch has over one dimension, several, or every one."""
+    """Return the spelling of any or all, which torch has over one dimension, several, or all."""
 
     def spell(n: Tracer, x: Value, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
         if dim == [] or not shape_of(x):
@@ -74,7 +77,7 @@ def _truth(name: Any) -> Spell:
 
 
 def _index_of(name: Any) -> Spell:
-    """argmax and argmin; without a dimension, of the flattened tensor."""
+    """Return the spelling of argmax or argmin; without a dimension it is that of the flattened tensor."""
 
     def spell(n: Tracer, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         if dim is not None:
@@ -86,7 +89,7 @@ def _index_of(name: Any) -> Spell:
 
 
 def _underscored(name: Any) -> Spell:
-    """softmax as core ATen has it."""
+    """Return the spelling of softmax or log_softmax as core ATen has it."""
 
     def spell(n: Tracer, x: Value, dim: int, half_to_float: bool) -> Value:
         return n.write(name, x, dim, *([torch.float32] if half_to_float else []))
@@ -112,7 +115,7 @@ def _relate_reduce(node: torch.fx.Node) -> Relation | str:
 
 
 def _relate_index_reduce(node: torch.fx.Node) -> Relation | str:
-    """argmax and argmin: the result counts along the reduced dimension, so that is a block."""
+    """Relate argmax or argmin: the result counts along the reduced dimension, so this is a block."""
     relation = _relate_reduce(node)
     return (
         relation
@@ -122,7 +125,7 @@ def _relate_index_reduce(node: torch.fx.Node) -> Relation | str:
 
 
 def _relate_along(node: torch.fx.Node) -> Relation | str:
-    """softmax, log_softmax: one dimension, shared."""
+    """Relate softmax or log_softmax: the dimension is shared."""
     shape = shape_of(args_of(node)[0])
     if not shape:
         return "a tensor of rank 0"
@@ -132,7 +135,7 @@ def _relate_along(node: torch.fx.Node) -> Relation | str:
 
 
 def _relate_running(node: torch.fx.Node) -> Relation | str:
-    """cumsum and its like: one dimension, walked in index order."""
+    """Relate cumsum or cumprod: it walks one dimension in index order."""
     relation = _relate_along(node)
     return (
         relation if isinstance(relation, str) else replace(relation, kind="indexed", blocks=frozenset({"k"}))
@@ -153,7 +156,7 @@ def _reduce(c: Call) -> None:
 
 
 def _apart(c: Call, tokens: Collection[Token], together: Collection[Token] = ()) -> list[list[Token]]:
-    """Physical dimensions of which some are of these tokens alone: one of size 1 where there are none."""
+    """Return physical dimensions in which `tokens` are apart; without tokens, the last one has size 1."""
     return c.split(alone=tokens, together=together) if tokens else c.with_unit(c.split(room=1))
 
 
@@ -173,7 +176,7 @@ def _softmax_last(c: Call) -> None:
 
 
 def _softmax(c: Call) -> None:
-    """The operator itself along one physical dimension; from parts where its dimension lies in several."""
+    """Lower softmax to itself along one physical dimension, or to simpler operators along several."""
     groups, dims = _along_groups(c)
     if len(dims) == 1:
         c.give(c.b.call(c.target, c.take(0, groups), dims[0]), groups)
@@ -182,7 +185,7 @@ def _softmax(c: Call) -> None:
 
 
 def _softmax_by_halves(c: Call) -> None:
-    """From parts, the maximum by halves."""
+    """Lower softmax to simpler operators, with the maximum by halves."""
     groups, dims = _along_groups(c)
 
     def largest(x: torch.fx.Node) -> torch.fx.Node:
@@ -194,7 +197,7 @@ def _softmax_by_halves(c: Call) -> None:
 
 
 def _along_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
-    """The physical dimensions of an operand, and which of them softmax runs along."""
+    """Return the physical dimensions of an operand, and those along which softmax runs."""
     k = set(c.labelled("k"))
     groups = _apart(c, k)
     return groups, [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
@@ -235,9 +238,9 @@ def _product(c: Call) -> None:
 
 
 def _by_halves(combine: Any, is_rounded: bool) -> Callable[[Call], None]:
-    """A reduction by an operator on two operands: of one half and the other, until one element is left.
+    """Return the lowering of a reduction that combines two halves until one element is left.
 
-    `is_rounded` says that the operator rounds what it gives.
+    `is_rounded` says that the operator rounds its results.
     """
 
     def lower(c: Call) -> None:
@@ -266,7 +269,10 @@ def _halved(c: Call, y: torch.fx.Node, dim: int, size: int, combine: Any) -> tor
 
 
 def _by_doubling(combine: Any, neutral: float) -> Callable[[Call], None]:
-    """A running sum or product: in each step with what lies 1, 2, 4, … elements before."""
+    """Return the lowering of a running sum or product.
+
+    Its steps combine each element with those 1, 2, 4, … places before.
+    """
 
     def lower(c: Call) -> None:
         c.compute_in_float32()
@@ -284,11 +290,11 @@ def _by_doubling(combine: Any, neutral: float) -> Callable[[Call], None]:
     return lower
 
 
-MAX_DOUBLED = 64  # elements of a running sum: log2 of them is how often all are moved
+MAX_DOUBLED = 64  # elements of a running sum: all of them move log2(elements) times
 
 
 def _is_short(node: torch.fx.Node) -> bool:
-    """Whether a running sum has few elements, of a floating type that it keeps."""
+    """Return whether a running sum has few elements, of a floating type that it keeps."""
     x = args_of(node)[0].meta["val"]
     size = x.shape[args_of(node)[1]] if x.dim() else 1
     same = node.meta["val"].dtype == x.dtype and x.is_floating_point()
@@ -300,7 +306,7 @@ def _is_floating(node: torch.fx.Node) -> bool:
 
 
 def _reduced_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
-    """The physical dimensions of an operand, and which of them are reduced."""
+    """Return the physical dimensions of an operand, and those that are reduced."""
     reduced = set(c.labelled("r"))
     groups = _apart(c, reduced)
     return groups, [d for d, group in enumerate(groups) if group and set(group) <= reduced] or [
@@ -324,7 +330,10 @@ def _index_reduction(name: Any) -> Operator:
 
 
 def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> Operator:
-    """softmax and its like: the operator itself along the last dimension, or along any, or from parts."""
+    """Return the operator of softmax or log_softmax.
+
+    It runs as itself along the last dimension, as itself along any dimension, or as simpler operators.
+    """
     implementations = (
         Implementation("last", "* k", _softmax_last, (name,)),
         Implementation("any", "*", _softmax, (name, aten.sub.Tensor, aten.amax.default, *parts)),
@@ -334,8 +343,10 @@ def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> O
 
 
 def _plain_along(name: Any) -> Spell:
-    """In the type of the result, and of rank 1 where it is 0, for not all kernels take others. A mask in
-    front is a bound."""
+    """Return the spelling of softmax in the type of the result, with rank 1 instead of 0.
+
+    Not all kernels take other types and ranks. A mask before the softmax becomes a bound.
+    """
 
     def spell(n: Tracer, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
         x = bounded(n, x)

@@ -1,5 +1,8 @@
-"""Upsampling, channels-last. Three dimensions are two, and then one; what is linear is a product with a
-constant matrix for each dimension, where a target has no operator for it."""
+"""Define upsampling, which runs channels-last.
+
+3-D upsampling is a 2-D step and then a 1-D step. If a target has no operator for a linear resize, it becomes
+one matmul with a constant matrix per dimension.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ aten = torch.ops.aten
 
 
 def _resize(c: Call, target: Any, *options: Any) -> None:
-    """The overloads `.vec` carry scale factors last; sizes alone decide where there are none."""
+    """Lower a resize on planes.
+
+    The overloads `.vec` have the scale factors as their last argument. Without factors the sizes alone
+    decide.
+    """
     *depth, height, width = shape_of(c.node)[2:]
     scales = args_of(c.node)[-1] or [None] * (len(depth) + 2)
 
@@ -42,7 +49,7 @@ def _nearest(c: Call) -> None:
     _resize(c, OPS.upsample_nearest2d_nhwc.default)
 
 
-# Of those that are linear and separable, the overload whose size and factors are both given.
+# For each resize that is linear and separable: the overload that takes both the size and the factors.
 _SIZED = {
     overloads.vec: overloads.default
     for overloads in (
@@ -55,7 +62,7 @@ _SIZED = {
 
 
 def _in_aten(c: Call) -> None:
-    """As torch has it, on planes of pixels."""
+    """Lower a resize to ATen's own operator, channels-first."""
     *_, aligned, factors = args_of(c.node)
     dims = c.by_label(["n"], ["c"], ["s.0"], ["s.1"])
     size = None if factors else list(shape_of(c.node)[2:])
@@ -63,7 +70,7 @@ def _in_aten(c: Call) -> None:
 
 
 def _by_products(c: Call) -> None:
-    """Each row of pixels and each column times a matrix; the dimension that shrinks most comes first."""
+    """Lower a resize to one matmul per spatial dimension; the dimension that shrinks most comes first."""
     c.compute_in_float32()
     *_, aligned, factors = args_of(c.node)
     dims = c.by_label(["n"], ["s.0"], ["s.1"], ["c"])
@@ -84,7 +91,16 @@ def _by_products(c: Call) -> None:
 
 @functools.cache
 def resized_by(target: Any, old: int, new: int, aligned: bool, factor: float | None) -> torch.Tensor:
-    """The matrix (new, old) by which torch resizes one dimension: what it makes of the unit vectors.
+    """Return the matrix (new, old) by which torch resizes one dimension.
+
+    It is torch's result for the unit vectors.
+
+    Args:
+        target: The overload that takes both the size and the factors.
+        old: The size before.
+        new: The size after.
+        aligned: The argument `align_corners`.
+        factor: The scale factor, or None.
 
     >>> resized_by(aten.upsample_bilinear2d.default, 2, 4, False, None)[1]
     tensor([0.7500, 0.2500])
@@ -98,16 +114,17 @@ def _is_float32_or_less(node: torch.fx.Node) -> bool:
 
 
 def _along_a_line(n: Tracer, x: Value, flat: Callable[[Value], Value]) -> Value:
-    """`flat`, which takes 4 dimensions, of a tensor of 3 (2 without a batch)."""
+    """Apply `flat`, which takes 4 dimensions, to a tensor of 3 (2 without a batch)."""
     *rest, length = shape_of(x)
     y = flat(view(n, x, [*(1,) * (2 - len(rest)), *rest, 1, length]))
     return view(n, y, [*rest, shape_of(y)[-1]])
 
 
 def _resize_line(resize: Any) -> Callable[..., Value]:
-    """Overload `vec`: a size or factors, between them `align_corners` where the resize has that.
+    """Return the spelling of a 1-D resize, overload `vec`, as a 2-D resize.
 
-    A bilinear kernel weighs the one row by 1 and by 0, which makes NaN of an infinity.
+    Its arguments are a size or factors, with `align_corners` between them if the resize has that. A bilinear
+    kernel weighs the only row by 1 and by 0, which turns an infinity into NaN.
     """
 
     def spell(n: Tracer, x: Value, size: Sequence[int] | None, *rest: Any) -> Value:
@@ -119,7 +136,10 @@ def _resize_line(resize: Any) -> Callable[..., Value]:
 
 
 def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
-    """The overload with a size and one factor per dimension, by the one that takes either."""
+    """Return the spelling of the overload with a size and one factor per dimension.
+
+    It uses the overload `vec`, which takes either of them.
+    """
 
     def spell(n: Tracer, x: Value, size: Sequence[int], *rest: Any) -> Value:
         count = sum(argument.name.startswith("scales") for argument in target._schema.arguments)
@@ -138,7 +158,7 @@ def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
 _BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
 _PRODUCTS = (aten.matmul.default, aten._to_copy.default)
 _BY_PRODUCTS = Implementation("by products", FORM, _by_products, _PRODUCTS, _is_float32_or_less)
-# The resizes that may run by products, and the names of these implementations.
+# The resizes that may run as matmuls, and the names of these implementations.
 RESIZED_BY_PRODUCTS = frozenset(_SIZED)
 BY_PRODUCTS = frozenset(f"{resize}/{_BY_PRODUCTS.name}" for resize in _SIZED)
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))

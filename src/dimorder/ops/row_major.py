@@ -1,4 +1,7 @@
-"""Operators that take and give row-major tensors: no rule knows them, or they read computed positions."""
+"""Define operators that read and write row-major tensors.
+
+No relation knows them, or they access computed positions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,13 @@ aten = torch.ops.aten
 
 
 def opaque(node: torch.fx.Node, operands: Sequence[torch.fx.Node], reason: str) -> Relation:
-    """Row-major in, row-major out, and why."""
+    """Return a relation whose operands and results are row-major.
+
+    Args:
+        node: The call.
+        operands: Its tensor operands whose order matters.
+        reason: Why the call is row-major.
+    """
     reads = [dims_of((f"x{i}", size) for size in shape_of(operand)) for i, operand in enumerate(operands)]
     writes = [dims_of((f"y{i}", size) for size in value.shape) for i, value in enumerate(results(node))]
     names = [name for dims in (*reads, *writes) for dim in dims for name, _ in dim]
@@ -33,7 +42,7 @@ def opaque(node: torch.fx.Node, operands: Sequence[torch.fx.Node], reason: str) 
 
 
 def _lower(c: Call) -> None:
-    """Row-major operands in their logical shapes, the operator as it is."""
+    """Lower an operator to itself, on row-major operands in their logical shapes."""
     dynamic = iter(range(len(c.site.reads)))
 
     def take(source: torch.fx.Node) -> torch.fx.Node:
@@ -57,6 +66,12 @@ ROW_MAJOR = Implementation("row-major", "*", _lower, ())
 
 
 def row_major(name: Any, reason: str, spelling: Spell | None = None) -> Operator:
-    """An operator that some target computes on row-major tensors, and why no other order is known."""
+    """Return an operator that some target computes on row-major tensors.
+
+    Args:
+        name: The overload.
+        reason: Why no other order is known.
+        spelling: The function that writes the operator in others.
+    """
     implementation = Implementation("row-major", "*", _lower, (name,))
     return Operator((name,), lambda node: reason, (implementation,), spelling)

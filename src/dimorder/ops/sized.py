@@ -1,6 +1,7 @@
-"""A constant of the largest size that a symbol may be, of which a program takes what the call's sizes ask.
+"""Define slices of constants that depend on a dynamic size.
 
-`dimorder::slice_constant` reads a constant alone, and is none: the end of the slice is a symbol.
+The program has the constant of the largest size, and each call takes the slice that its sizes need.
+`dimorder::slice_constant` only reads a constant, but it is not constant: the end of the slice is dynamic.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from dimorder.ops.operator import Implementation, Operator, Relation, args_of, d
 
 
 def _relate(node: torch.fx.Node) -> Relation:
-    """Where the dimension ends is a symbol, so that nothing can cut it."""
+    """Relate a slice whose end is dynamic, so that nothing can cut its dimension."""
     table, dim = args_of(node)[:2]
     read, write = (dims_with_cut(shape_of(each), {dim: 1}) for each in (table, node))
     return Relation("indexed", (read,), (write,), blocks=frozenset({f"cut.{dim}"}))
 
 
 def _lower(c: Call) -> None:
-    """A physical dimension for each axis: what is one with the dimension that varies would vary with it."""
+    """Lower to one physical dimension per axis: an axis merged with the dynamic one would vary with it."""
     groups = [[token] for token in c.arrangement.tokens]
     (cut,) = c.labelled("cut")
     (table,) = c.all_operands(groups)

@@ -1,4 +1,4 @@
-"""Decides which operators are known: the families' values in one mapping by name, and nothing else."""
+"""Look up operators by name: the values of all families in one mapping."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ SPELLINGS: Mapping[Any, Spell] = MappingProxyType(
 
 @cache
 def find(name: Any) -> Operator | None:
-    """What is known about an overload; what torch tags as pointwise needs no entry.
+    """Return what is known about an overload, or None.
+
+    An operator that torch tags as pointwise needs no entry.
 
     >>> [i.name for i in find(torch.ops.aten.softmax.int).implementations]
     ['last', 'any']
@@ -91,14 +93,16 @@ def find(name: Any) -> Operator | None:
 
 
 def operands(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The tensor operands whose order matters, in argument order; weights of contractions are not among
-    them."""
+    """Return the tensor operands whose order matters, in argument order.
+
+    Constant weights of contractions are not among them.
+    """
     known = find(node.target)
     return _operator.operands(node, known.weights if known else ())
 
 
 def relate(node: torch.fx.Node) -> Relation:
-    """The relation of a call, by the table; an operator that is not in it is opaque."""
+    """Return the relation of a call by the table; an unknown operator is opaque."""
     known = find(node.target)
     if isinstance(node.target, Branches):
         return opaque(node, "data decide which of two branches runs")
@@ -111,12 +115,17 @@ def relate(node: torch.fx.Node) -> Relation:
 
 
 def opaque(node: torch.fx.Node, reason: str) -> Relation:
-    """The relation of a call that runs row-major, and why it does."""
+    """Return the relation of a call that runs row-major.
+
+    Args:
+        node: The call.
+        reason: Why it runs row-major.
+    """
     return row_major.opaque(node, operands(node), reason)
 
 
 def implementations(node: torch.fx.Node, relation: Relation) -> tuple[Implementation, ...]:
-    """By what a call may run, aligned with the forms of its relation."""
+    """Return the implementations that a call may use, aligned with the forms of its relation."""
     known = find(node.target)
     offered = () if known is None else known.implementations
     if relation.kind != "opaque":

@@ -12,9 +12,10 @@ Token = tuple[str, int]  # a shared axis of a label, or (label, -1) for a label 
 
 @dataclass(frozen=True)
 class AxedTensor:
-    """One tensor as one operator sees it: the sizes of its axes, and where each label's axes lie among them.
+    """One tensor as one operator sees it: the sizes of its axes, and the axes of each label.
 
-    `sizes` and `dims` (which dimension an axis belongs to) are in logical order; axes of size 1 do not exist.
+    `sizes` and `dims` are in logical order, and axes of size 1 do not exist. `dims` says which dimension each
+    axis belongs to.
     """
 
     sizes: tuple[int, ...]
@@ -23,7 +24,7 @@ class AxedTensor:
 
 
 def token_axes(tensor: AxedTensor, relation: Relation) -> dict[Token, AxisOrder]:
-    """The tokens of one tensor under a relation, with the positions of their axes in logical order."""
+    """Return the tokens of one tensor under a relation, with the positions of their axes in logical order."""
     tokens: dict[Token, AxisOrder] = {}
     for label, axes in tensor.labels.items():
         if label in relation.blocks or label in relation.absorbed:
@@ -35,5 +36,5 @@ def token_axes(tensor: AxedTensor, relation: Relation) -> dict[Token, AxisOrder]
 
 
 def is_named(token: Token, name: str) -> bool:
-    """Whether a token is of a label, or of one of those below it."""
+    """Return whether a token belongs to the label `name` or to a label `name.…`."""
     return any(part == name or part.startswith(f"{name}.") for part in token[0].split("+"))

@@ -1,7 +1,6 @@
-"""Decides what an implementation would be made of, without making it: its physical operators, with shapes and
-types but without data.
+"""Find the physical operators that an implementation would write, with shapes and types but without data.
 
-This is how a configuration is asked for at the target before it is offered to the planner.
+A target is asked about them before their configuration is offered to the planner.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from dimorder.ops.tokens import AxisOrder
 def physical_calls(
     site: Site, arrangement: Arrangement, program: Captured, buffers: Sequence[BufferInfo]
 ) -> list[torch.fx.Node]:
-    """The calls that an arrangement of a site would append to a physical program; constants are `get_attr`.
+    """Return the calls that an arrangement of a site would append to a physical program.
 
-    Each node's `meta["val"]` has its shape and type. Operands have as few physical dimensions as they may.
+    Constants are `get_attr` nodes. Each node's `meta["val"]` has its shape and type. Operands have as few
+    physical dimensions as possible.
     """
     trial = _DryRun(lambda node: without_data(node.meta["val"]), buffers)
     site.implementations[arrangement.implementation].lower(Call(trial, site, arrangement))

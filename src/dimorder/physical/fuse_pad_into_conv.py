@@ -1,4 +1,4 @@
-"""Decides which zeros round a picture lie in no tensor: those that a convolution counts in by itself."""
+"""Fuse zero padding into the convolutions that read it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ aten = torch.ops.aten
 
 
 def absorb_borders(graph: Graph) -> None:
-    """Let the convolutions of a physical program pad, in place, where zeros are added for them alone.
+    """Let convolutions of a physical program pad, in place, if only they read the zeros.
 
-    Zero is a quantised value of every scale, so quantising in between is without the zeros too.
+    Zero is a quantized value of every scale, so a quantize in between needs no zeros either.
     """
     for pad in graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default):
         border, readers = _border(pad), list(_readers(pad))
@@ -36,7 +36,10 @@ def absorb_borders(graph: Graph) -> None:
 
 
 def _border(pad: Node) -> tuple[int, int, int, int] | None:
-    """Above, below, left and right of NHWC pictures; None where it pads with another number, or elsewhere."""
+    """Return the padding above, below, left and right of NHWC images.
+
+    The result is None if it pads with another number than 0, or along other dimensions.
+    """
     amounts: list[int] = list(pad.args[1])  # type: ignore[arg-type]
     value = pad.args[2] if len(pad.args) > 2 else 0
     first, last, left, right, top, bottom, *beyond = amounts + [0] * (6 - len(amounts))
@@ -44,7 +47,7 @@ def _border(pad: Node) -> tuple[int, int, int, int] | None:
 
 
 def _readers(value: Node) -> Iterator[Node]:
-    """What reads a value, be it after it was quantised."""
+    """Yield the readers of a value, also after a quantize or dequantize."""
     for user in value.users:
         if user.target in (QUANTIZE, DEQUANTIZE):
             yield from _readers(user)

@@ -1,8 +1,8 @@
-"""Decides which values of a physical program are held with dimensions of 1 more, so that fewer views lie
-between symbolic sizes: a view on a target may find one size anew, and not two, and it may copy where it does.
+"""Keep dimensions of size 1 in a physical program, so that fewer views lie between dynamic sizes.
 
-Where rows (N, T, D) are read as (N, 1, T, D), all that is computed of them row by row has that shape, up to
-where the program's inputs are read and its outputs are given.
+On a target, a view may infer one size but not two, and may copy when it does. If rows (N, T, D) are read as
+(N, 1, T, D), every value computed from them row by row gets that shape. This ends at the program's inputs and
+outputs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ _VIEW = aten.view.default
 
 
 def with_ones(program: ExportedProgram, varying: Collection[int]) -> ExportedProgram:
-    """The same program, in which values keep the ones that views add in the midst of sizes that vary.
+    """Return the program in which values keep dimensions of size 1 that views add among dynamic sizes.
+
+    Args:
+        program: The physical program.
+        varying: The values of the dynamic sizes.
 
     >>> class Added(torch.nn.Module):
     ...     def forward(self, x, y):
@@ -51,7 +55,7 @@ def with_ones(program: ExportedProgram, varying: Collection[int]) -> ExportedPro
 
 
 def _varies(view: Node, varying: Collection[int]) -> bool:
-    """Whether a view gives a size that varies."""
+    """Return whether a view gives a dynamic size."""
     return any(size in varying for size in shape_of(view))
 
 
@@ -61,7 +65,7 @@ def _views(graph: Graph) -> list[Node]:
 
 @dataclass(frozen=True)
 class _Ones:
-    """So many dimensions of 1, in front of the dimension `at` of values of a rank."""
+    """Dimensions of size 1: `count` of them before dimension `at` of values of rank `rank`."""
 
     rank: int
     at: int
@@ -76,7 +80,7 @@ class _Ones:
 
 
 def _ones(view: Node) -> _Ones | None:
-    """The ones that a view adds in the midst of a shape."""
+    """Return the dimensions of size 1 that a view adds inside a shape, or None."""
     before, after = shape_of(args_of(view)[0]), shape_of(view)
     for at in range(1, len(before)):
         ones = _Ones(len(before), at, len(after) - len(before))
@@ -85,7 +89,7 @@ def _ones(view: Node) -> _Ones | None:
     return None
 
 
-# Which read rows in their first operand alone, and which name dimensions in their second argument.
+# Operators that read rows only in their first operand, and operators whose second argument names dimensions.
 _OF_ROWS = (aten.linear.default, aten.layer_norm.default)
 _BY_DIM = (
     *(aten.softmax.int, aten.slice.Tensor, aten.cat.default),
@@ -94,12 +98,12 @@ _BY_DIM = (
 
 
 class _Lift:
-    """Gives a value, and all that is computed with it row by row, the same ones."""
+    """A pass that adds the same dimensions of size 1 to a value and all values computed from it by rows."""
 
     def __init__(self, graph: Graph, ones: _Ones) -> None:
         self.graph, self.ones = graph, ones
-        self.lifted: dict[Node, Node] = {}  # by value: the same with ones
-        self.named: dict[Node, str] = {}  # what stands in a value's place, and the name of that
+        self.lifted: dict[Node, Node] = {}  # by value: the same with dimensions of size 1
+        self.named: dict[Node, str] = {}  # by replacement: the name of the value
 
     def run(self, value: Node) -> None:
         found = self._together(value)
@@ -112,7 +116,7 @@ class _Lift:
             node.name = name
 
     def _together(self, value: Node) -> set[Node]:
-        """What has to have ones where a value has."""
+        """Return the values that need dimensions of size 1 if `value` has them."""
         found, todo = {value}, [value]
         while todo:
             node = todo.pop()
@@ -123,19 +127,19 @@ class _Lift:
         return found
 
     def _read(self, node: Node) -> list[Node]:
-        """What a call reads that has ones where its result has."""
+        """Return the operands of a call that have dimensions of size 1 if its result has them."""
         operands = [args_of(node)[0]] if node.target in _OF_ROWS else node.all_input_nodes
         return [operand for operand in operands if len(shape_of(operand)) == self.ones.rank]
 
     def _is_by_rows(self, node: Node) -> bool:
-        """Whether a call can have the ones in its result that it has in what it reads."""
+        """Return whether a call can keep the dimensions of size 1 of its operands in its result."""
         if node.op != "call_function" or not isinstance(node.meta["val"], torch.Tensor):
             return False
         if len(shape_of(node)) != self.ones.rank:
             return False
         if any(
             read.target is aten.permute.default for read in node.all_input_nodes
-        ):  # a view is of what is dense
+        ):  # a view needs a dense operand
             return False
         behind = self.ones.rank - self.ones.at
         if node.target in _OF_ROWS:
@@ -169,7 +173,7 @@ class _Lift:
         return made
 
     def _give_back(self, node: Node) -> None:
-        """Has what is left of a value's readers read what has ones, or that without them."""
+        """Let the remaining readers of a value read the new value, or a view of it in the old shape."""
         made, output = self.lifted[node], self.graph.output_node()
         for view in [reader for reader in node.users if reader.target is _VIEW and reader is not made]:
             view.args = (made, *view.args[1:])

@@ -1,7 +1,7 @@
-"""Decides how a quantised program is shown to partitioners that look for dequantize, operator, quantize.
+"""Show a quantized program to partitioners that look for dequantize, operator, quantize.
 
-What a decomposed operator moves round itself stands between these, as floats. It is done to the integers
-instead: behind the quantize or before the dequantize, which any move may pass. Weights stay integers too.
+The moves around a decomposed operator lie between these, as floats. They are applied to the integers instead:
+after the quantize or before the dequantize, which any move may pass. Weights stay integers too.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _MOVES = {
     *(aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
     *(aten.clone.default, aten.contiguous.default, aten.slice.Tensor, aten.expand.default),
 }
-# By which the partitioners of ExecuTorch's Arm backend know what lies between a dequantize and a quantize.
+# The partitioners of ExecuTorch's Arm backend know operators between a dequantize and a quantize by this
+# mark.
 _MARK = {"_arm_annotation_info": {"quantized": True}}
 _PADS = {aten.constant_pad_nd.default, aten.pad.default}
 
 
 def in_integers(program: ExportedProgram) -> ExportedProgram:
-    """The same program, in which what moves, moves integers, and the rest is marked as Arm's quantizer does.
+    """Return the program with moves of integers, and with other operators marked as Arm's quantizer does.
 
-    Its weights are constants of integers, laid out as the operators of ATen read them.
+    Its weights are constants of integers, laid out as ATen's operators read them.
     """
     shown = fold_constants(_moving_integers(program), kept=(DEQUANTIZE, DEQUANTIZE_CHANNELS))
     for node in shown.graph.nodes:
@@ -67,7 +68,7 @@ def _moving_integers(program: ExportedProgram) -> ExportedProgram:
 
 
 def _before_dequantize(move: Node) -> None:
-    """Makes of `move(dequantize(x))` a `dequantize(move(x))`, if that is what it is."""
+    """Write `move(dequantize(x))` as `dequantize(move(x))`, if the node is of that form."""
     real = move.args[0]
     if not isinstance(real, Node) or real.target not in (DEQUANTIZE, DEQUANTIZE_CHANNELS):
         return
@@ -86,7 +87,7 @@ def _before_dequantize(move: Node) -> None:
 
 
 def _rounded(pad: Node) -> None:
-    """Quantises and dequantises a padded float again, by the type that it was dequantised of; it is exact."""
+    """Quantize and dequantize a padded float again, by the type of its dequantize; this is exact."""
     real = pad.args[0]
     if not isinstance(real, Node) or real.target is not DEQUANTIZE:
         return
@@ -103,7 +104,7 @@ def _rounded(pad: Node) -> None:
 
 
 def _axis_behind(move: Node, real: Node) -> int | None:
-    """The dimension in which scales differ behind a move; None where that is not one dimension."""
+    """Return the dimension in which scales differ after a move, or None if that is not one dimension."""
     shape, axis = real.meta["val"].shape, real.args[3]
     places = torch.arange(shape[axis]).view([-1 if d == axis else 1 for d in range(len(shape))])
     found: Tensor = move.target(places.expand(shape), *move.args[1:], **move.kwargs)  # type: ignore[operator]
@@ -115,7 +116,7 @@ def _axis_behind(move: Node, real: Node) -> int | None:
 
 
 def _behind_quantize(quantize: Node) -> None:
-    """Makes of `quantize(move(x))` a `move(quantize(x))`, also where the move is clamped or is a clamp's."""
+    """Write `quantize(move(x))` as `move(quantize(x))`, also with clamps before or after the move."""
     passed = list(_passed(quantize.args[0]))
     moves = [node for node in reversed(passed) if node.target in _MOVES]
     if not moves:
@@ -134,7 +135,7 @@ def _behind_quantize(quantize: Node) -> None:
 
 
 def _passed(value: object) -> Iterator[Node]:
-    """From a value upwards, what moves or clamps it and has no other reader."""
+    """Yield, from a value upwards, the moves and clamps that have no other reader."""
     while isinstance(value, Node) and len(value.users) == 1:
         if value.target not in _MOVES and clamp_range(value) is None:
             return
@@ -143,8 +144,10 @@ def _passed(value: object) -> Iterator[Node]:
 
 
 def _tell_type(module: GraphModule, dequantize: Node) -> None:
-    """Writes what a constant's integers stand for as others do: one scale as a number, zero points that are
-    none as zeros."""
+    """Write the type of a constant's integers as other tools do.
+
+    One scale becomes a number, and missing zero points become zeros.
+    """
     integers, scales, zero_points, _, *rest = dequantize.args
     scale = module.get_buffer(scales.target)  # type: ignore[union-attr, arg-type]
     zero = torch.zeros_like(scale, dtype=torch.int64)
@@ -161,7 +164,7 @@ def _tell_type(module: GraphModule, dequantize: Node) -> None:
 
 
 def _called(graph: Graph, like: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Node:
-    """A call of what `like` calls, of other operands, with its fake result."""
+    """Write a call of the operator of `like` with other operands, and compute its fake result."""
     target: Any = like.target
     node = graph.call_function(target, tuple(args), dict(kwargs))
     node.meta = dict(like.meta)

@@ -1,4 +1,4 @@
-"""Decides how many levels of a quantised value are wasted: integers that a clamp beside it takes away."""
+"""Count the wasted levels of quantized values: integers that a clamp beside the value removes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from dimorder.graph.schema import bound
 
 @dataclass(frozen=True)
 class WastedLevels:
-    """Of the `levels` of the integers that `value` becomes, `wasted` stand for what a clamp takes away."""
+    """The levels of one quantized value: `wasted` of them stand for numbers that a clamp removes.
+
+    `levels` is the number of integers.
+    """
 
     value: str
     levels: int
@@ -27,7 +30,7 @@ class WastedLevels:
 
 
 def clamp_range(node: object) -> tuple[float, float] | None:
-    """The bounds of a call that clamps, in place or not; None for another.
+    """Return the bounds of a call that clamps, in place or not, or None for any other call.
 
     >>> from torch.export import export
     >>> import torch
@@ -44,7 +47,7 @@ def clamp_range(node: object) -> tuple[float, float] | None:
     return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
 
-# By an operator's name: its bounds, of its arguments.
+# By an operator's name: its bounds, from its arguments.
 _ENDS: Mapping[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = MappingProxyType(
     {
         "relu": lambda given: (0, None),
@@ -58,7 +61,10 @@ _ENDS: Mapping[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = MappingProxyT
 
 
 def wasted_levels(graph: Graph) -> list[WastedLevels]:
-    """Each quantised value with a clamp before it, or as all that follows it, and its wasted levels."""
+    """Return the wasted levels of each quantized value with a clamp beside it.
+
+    The clamp is before the value, or the same clamp is at each of its readers.
+    """
     found = []
     for node in graph.nodes:
         limits = _limits(node) if node.target is QUANTIZE else None

@@ -1,6 +1,6 @@
-"""Choosing an order per buffer: the problem, the plan with its certificate, and the solvers.
+"""Choose one order per buffer: the problem, the plan with its certificate, and the solvers.
 
-`solve` is what the pipeline calls; `exhaustive` and `greedy` are what it is measured against. No torch here.
+The pipeline calls `solve`; it is measured against `exhaustive` and `greedy`. No torch here.
 """
 
 from dimorder.planning.exhaustive import exhaustive

@@ -1,10 +1,10 @@
-"""The least cost of a problem by exact elimination, one variable after another, in integers, no solver.
+"""Compute the least cost of a problem by exact elimination, in integers and without a solver.
 
-This file decides a number and not a plan: it is the proof of a bound where prices alone do not reach it.
+The result is a number and not a plan: it proves a bound that prices alone do not reach.
 
-The variables are each step's configuration, and for each buffer with several reads and each order
-whether that order exists. Costs are tables over one or two of them; eliminating a variable adds the tables
-that mention it and minimises over it. (Bertele and Brioschi, Nonserial Dynamic Programming, 1972.)
+The variables are each step's configuration, and, for each buffer with several reads and each order, whether
+that order exists. Costs are tables over one or two variables. Eliminating a variable adds the tables that
+mention it and minimises over it. (Bertele and Brioschi, Nonserial Dynamic Programming, 1972.)
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FORBIDDEN = 1 << 50
 
 
 def least_cost(problem: LayoutProblem, max_entries: int = MAX_ENTRIES) -> int | None:
-    """The least first-unit cost of any plan; None if that takes a table of more than `max_entries`.
+    """Return the least first-unit cost of any plan; None if that needs a table of more than `max_entries`.
 
-    A problem that has no plan costs `FORBIDDEN` or more.
+    A problem without a plan costs `FORBIDDEN` or more.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
@@ -47,7 +47,7 @@ def least_cost(problem: LayoutProblem, max_entries: int = MAX_ENTRIES) -> int | 
 
 @dataclass(frozen=True)
 class _Ends:
-    """The step that produces a buffer and those that read it, each as (step, order per configuration)."""
+    """The step that produces a buffer and the steps that read it, each as (step, order per configuration)."""
 
     producer: tuple[int, tuple[Order, ...]]
     reads: tuple[tuple[int, tuple[Order, ...]], ...]
@@ -98,7 +98,7 @@ class _Tables:
         self.constant = 0
 
     def add(self, variables: Sequence[Hashable], table: _CostTable) -> None:
-        """Add a cost; a variable may be given twice (a step that reads what it reads again)."""
+        """Add a cost; a variable may appear twice (a step that reads one buffer twice)."""
         if len(variables) == 2 and variables[0] == variables[1]:
             variables, table = variables[:1], np.ascontiguousarray(table.diagonal())
         kept = [axis for axis, size in enumerate(table.shape) if size > 1]

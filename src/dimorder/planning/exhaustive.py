@@ -1,6 +1,6 @@
-"""The oracle: every choice of a small problem, the cheapest one kept.
+"""Enumerate every choice of a small problem, and keep the cheapest.
 
-This file decides what the other solvers must agree with; it shares nothing with them.
+The other solvers must agree with this one, which shares nothing with them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from dimorder.planning.plan import LayoutPlan, make_plan
 from dimorder.planning.problem import Config, Cost, InvalidChoice, LayoutProblem, Step, add_costs
 
 _LATER = object()  # in place of the produced order: a later step produces the buffer
-# For each buffer: the produced order, then the orders it has been converted to, or will have to be.
+# For each buffer: the produced order, then the orders that it has been converted to, or will have to be.
 _Present = tuple[tuple[object, ...], ...]
 
 
 def exhaustive(problem: LayoutProblem) -> LayoutPlan:
-    """The lexicographically cheapest plan, of those the first in order of configurations.
+    """Return the lexicographically cheapest plan; of several, the first in the order of configurations.
 
-    Enumerates program order, leaving a branch once it costs more than the best plan (costs never shrink).
-    Exponential: for at most some ten steps. InvalidChoice if there is no plan.
+    The search goes in program order, and leaves a branch once it costs more than the best plan (costs never
+    shrink). It is exponential: for at most some ten steps.
+
+    Raises:
+        InvalidChoice: if there is no plan.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
@@ -55,7 +58,10 @@ def exhaustive(problem: LayoutProblem) -> LayoutPlan:
 def _run(
     problem: LayoutProblem, step: Step, config: Config, present: _Present
 ) -> tuple[Cost, _Present] | None:
-    """What running a configuration next adds to the cost, and what is present then; None if not offered."""
+    """Return what a configuration adds to the cost if it runs next, and the orders that are then present.
+
+    None if it needs a conversion that is not offered.
+    """
     after = list(present)
     costs: list[Cost | None] = [config.cost]
     for index, order in zip(step.reads, config.reads, strict=True):

@@ -1,6 +1,7 @@
-"""The baseline: steps in program order take the configuration that is cheapest there and then.
+"""Plan without looking ahead.
 
-This file decides nothing about plans that ship; it is what `solve` is measured against.
+In program order, each step takes the configuration that is cheapest at that point. No plan that ships comes
+from here; `solve` is measured against it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dimorder.planning.problem import Config, Cost, InvalidChoice, LayoutProblem
 
 
 def greedy(problem: LayoutProblem) -> LayoutPlan:
-    """A plan made without looking ahead; InvalidChoice if it runs into conversions that are not offered.
+    """Return a plan that is made without looking ahead.
+
+    Raises:
+        InvalidChoice: if it runs into conversions that are not offered.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
@@ -21,7 +25,7 @@ def greedy(problem: LayoutProblem) -> LayoutPlan:
     (0, 0)
     """
     started = time.perf_counter()
-    present: list[list[Order]] = [[] for _ in problem.buffers]  # the produced order, then those converted to
+    present: list[list[Order]] = [[] for _ in problem.buffers]  # the produced order, then others
     choice = []
     for step in problem.steps:
         prices = [_price(problem, step, config, present) for config in step.configs]
@@ -42,9 +46,9 @@ def greedy(problem: LayoutProblem) -> LayoutPlan:
 
 
 def _price(problem: LayoutProblem, step: Step, config: Config, present: list[list[Order]]) -> Cost | None:
-    """What a configuration costs on top of what is there, None if a conversion is not offered.
+    """Return what a configuration costs beyond what is present, or None if a conversion is not offered.
 
-    Buffers that a later step writes are not looked at.
+    Buffers that a later step writes are ignored.
     """
     needed = {
         (buffer, order)

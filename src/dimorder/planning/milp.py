@@ -1,11 +1,13 @@
-"""The exact solver: a linear relaxation, and where that is fractional an integer programme, by HiGHS.
+"""Solve a layout problem exactly by HiGHS.
 
-This file decides which plan is found. What it is worth is decided by problem.py and plan.py: every number
-from HiGHS becomes integers that they recompute.
+A linear relaxation comes first, and an integer programme if its solution is fractional.
 
-Units are minimised one after the other. Once one is at its relaxation's minimum, complementary slackness
-keeps exactly the optimal plans: columns with a reduced cost stay 0, rows with a dual value stay tight. Where
-the relaxation has a gap, the unit is capped instead, and the first unit's bound is proven by elimination or
+This module finds the plan. Its value is computed by problem.py and plan.py: every number from HiGHS becomes
+integers that they recompute.
+
+Units are minimised one after another. Once a unit is at its relaxation's minimum, complementary slackness
+keeps exactly the optimal plans: columns with a reduced cost stay 0, rows with a dual value stay tight. If the
+relaxation has a gap, the unit is capped instead, and the first unit's bound is proven by elimination or
 branching.
 """
 
@@ -38,13 +40,20 @@ from dimorder.planning.relaxation import (
 )
 
 LIMIT_S = 60.0  # for one plan
-Allowed = Mapping[int, frozenset[int]]  # configurations left, by step; all of the others
+Allowed = Mapping[int, frozenset[int]]  # configurations left, by step; all configurations of the other steps
 
 
 def milp(problem: LayoutProblem, *, time_limit_s: float = LIMIT_S) -> LayoutPlan:
-    """The lexicographically cheapest plan with a proof for the first unit; InvalidChoice if there is none.
+    """Return the lexicographically cheapest plan, with a proof for the first unit.
 
-    Out of time, the best plan found and the bound proven by then.
+    If time runs out, this is the best plan found and the bound proven by then.
+
+    Args:
+        problem: the problem.
+        time_limit_s: seconds for one plan.
+
+    Raises:
+        InvalidChoice: if there is no plan, or none was found in time.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
@@ -82,7 +91,7 @@ class _Search:
 
     @property
     def left(self) -> float:
-        """Seconds left."""
+        """Return the seconds left."""
         return max(0.0, self.started + self.time_limit_s - time.perf_counter())
 
     def offer(self, choice: Iterable[int], solver: str) -> None:
@@ -94,14 +103,17 @@ class _Search:
                 self.best, self.solver = found, solver
 
     def value(self, model: Relaxation, unit: int) -> int | None:
-        """What the best plan costs in one unit, in that unit's divisor; the tie-break is the last."""
+        """Return what the best plan costs in one unit, in that unit's divisor.
+
+        The last unit is the tie-break.
+        """
         if self.best is None:
             return None
         cost, ranks, _ = self.best
         return cost[unit] // model.divisors[unit] if unit < len(cost) else ranks
 
     def closed(self, bound: Fraction, divisor: int) -> bool:
-        """Whether a bound on the first unit reaches the best plan."""
+        """Return whether a bound on the first unit reaches the best plan."""
         return self.best is not None and _round_up(bound, divisor) >= self.best[0][0]
 
 
@@ -120,10 +132,10 @@ def _solve(model: Relaxation, search: _Search) -> tuple[Proof, int]:
 
 
 def _minimise(model: Relaxation, unit: int, face: Face, relaxed: Relaxed | None, search: _Search) -> Face:
-    """Minimise one unit over a face, from its relaxation if there is one; where the next unit may look."""
+    """Minimise one unit over a face, and return the face for the next unit."""
     if relaxed is not None:
         search.offer(chosen(model, relaxed.columns), "lp (HiGHS)")
-    # First where the relaxation's own value can be reached: that is a small part of a large problem.
+    # Look first where the relaxation's own value can be reached: that is a small part of a large problem.
     for place in (face,) if relaxed is None else (_within(face, relaxed, 0.0), face):
         if relaxed is not None and _reached(search.value(model, unit), relaxed.value):
             break
@@ -141,25 +153,28 @@ def _minimise(model: Relaxation, unit: int, face: Face, relaxed: Relaxed | None,
 
 
 def _within(face: Face, relaxed: Relaxed, gap: float) -> Face:
-    """The part of a face that holds all plans at most `gap` above its relaxation; at 0, these alone."""
+    """Return the part of a face with all plans at most `gap` above its relaxation.
+
+    At 0 it holds these plans alone.
+    """
     upper = np.where(relaxed.reduced > max(0.0, gap) + TOLERANCE, 0.0, face.upper)
     tight = face.tight if gap > 0 else face.tight | (relaxed.duals > TOLERANCE)
     return replace(face, upper=upper, tight=tight)
 
 
 def _reached(value: int | None, bound: float) -> bool:
-    """Whether a plan's value is the relaxation's, up to what floating point can tell."""
+    """Return whether a plan's value is that of the relaxation, within floating-point error."""
     return value is not None and value - bound <= TOLERANCE * max(1.0, value * 1e-3)
 
 
 def _round_up(bound: Fraction, divisor: int) -> int:
-    """The least multiple of a divisor that a bound leaves possible."""
+    """Return the least multiple of a divisor that a bound leaves possible."""
     return -(-bound // divisor) * divisor
 
 
 @dataclass
 class _OpenCase:
-    """A node of the proof: what is left to each step, the best prices for it and where to branch."""
+    """A node of the proof: the configurations left to each step, the best prices, and where to branch."""
 
     allowed: Allowed
     prices: Prices
@@ -174,12 +189,15 @@ class _OpenCase:
         return Branch(self.step, tuple((part, case.proof()) for part, case in self.parts))
 
     def least(self) -> Fraction:
-        """What the proof proves: the bound of its weakest case."""
+        """Return what the proof proves: the bound of its weakest case."""
         return min((case.least() for _, case in self.parts), default=self.bound)
 
 
 def _prove(model: Relaxation, relaxed: Relaxed | None, search: _Search) -> tuple[Proof, int]:
-    """By prices; else by elimination; else branch, the weakest case first, until half the time is out."""
+    """Prove a bound by prices, else by elimination, else by branching until half the time is out.
+
+    Branching takes the weakest case first.
+    """
     if relaxed is None:
         return Prices(), _round_up(bound_of_prices(model.problem, Prices(), {}), model.divisors[0])
     reserve = search.left / 2
@@ -205,7 +223,10 @@ def _prove(model: Relaxation, relaxed: Relaxed | None, search: _Search) -> tuple
 
 
 def _split(model: Relaxation, relaxed: Relaxed, allowed: Allowed) -> tuple[int, list[tuple[int, ...]]]:
-    """The most divided step: each configuration that the vertex takes apart, and the rest together."""
+    """Return the most divided step, and its parts.
+
+    Each configuration that the vertex takes in part is a part by itself; the rest is one more part.
+    """
     starts = model.starts.tolist()
     segments = [relaxed.columns[a:b] for a, b in pairwise(starts)]
     step = min(range(len(segments)), key=lambda index: round(float(segments[index].max()), 6))
@@ -215,7 +236,7 @@ def _split(model: Relaxation, relaxed: Relaxed, allowed: Allowed) -> tuple[int, 
 
 
 def _case(model: Relaxation, parent: _OpenCase, allowed: Allowed, search: _Search) -> _OpenCase:
-    """A case of a parent's, with the parent's prices if those close it, else with its own."""
+    """Return one case of a parent, with the parent's prices if they close it, else with its own."""
     inherited = bound_of_prices(model.problem, parent.prices, allowed)
     case = _OpenCase(allowed, parent.prices, inherited, None)
     if search.closed(inherited, model.divisors[0]):
@@ -224,7 +245,7 @@ def _case(model: Relaxation, parent: _OpenCase, allowed: Allowed, search: _Searc
     case.relaxed = relax(model, model.objectives[0], face, search.left)
     if case.relaxed is not None:
         search.offer(chosen(model, case.relaxed.columns), "lp (HiGHS)")
-    elif search.left:  # no plan in this case: offer what is not offered, for more than any plan costs
+    elif search.left:  # no plan in this case: offer what is not offered, at more than any plan costs
         value = search.value(model, 0)
         fine = 1 + (model.objectives[0].sum() if value is None else value)
         case.relaxed = relax(*model.relieved(face, fine), search.left)

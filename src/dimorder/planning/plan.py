@@ -1,28 +1,28 @@
-"""A plan, the certificate that says how good it is, and the check that trusts neither.
+"""Define a plan, the certificate of its cost, and the check that trusts neither.
 
-This file decides what counts as a proof: shares of costs whose bound anyone can recompute in integers.
+A proof is shares of costs whose bound anyone can recompute in integers.
 
-The proof of a lower bound on the first unit. Let w[b,s,t] be what it costs to convert buffer b from order s
-to order t: 0 if s = t, infinite if it is not offered. The reads of b share that cost: each read r that may
-want t is charged a share λ[b,r,t] ≥ 0. Let Λ[b,t] be the sum of these over all r. Take any plan, and let it
+The proof of a lower bound on the first unit: let w[b,s,t] be the cost of converting buffer b from order s to
+order t: 0 if s = t, infinite if it is not offered. The reads of b share that cost: each read r that may want
+t is charged a share λ[b,r,t] ≥ 0. Let Λ[b,t] be the sum of these shares over all r. Take any plan, and let it
 produce b in s. Then for each t
 
     what it pays to convert b to t ≥ Σ_{reads r that want t} λ[b,r,t] − max(0, Λ[b,t] − w[b,s,t]).
 
-For where a read wants t, the plan pays w[b,s,t], and the right side is at most Λ − max(0, Λ − w) ≤ w. Where
-none does, the right side is at most 0. Add up over b and t: each term on the right belongs to one step's
-configuration, the charges to the step that reads, the credit max(0, …) to the step that writes b in s. So,
-whatever the plan,
+If a read wants t, the plan pays w[b,s,t], and the right side is at most Λ − max(0, Λ − w) ≤ w. If no read
+does, the right side is at most 0. Add up over b and t. Each term on the right belongs to one step's
+configuration: the charges to the step that reads, the credit max(0, …) to the step that writes b in s. So for
+every plan
 
     cost ≥ Σ_steps min_configurations ( own cost + Σ_reads λ[b,r,t] − Σ_writes Σ_t max(0, Λ[b,t] − w[b,s,t]) )
 
-Any shares prove something. Where a conversion is not offered, nothing is credited, so that high shares keep
-it out of the minimum.
+Any shares prove something. If a conversion is not offered, nothing is credited, so that high shares keep it
+out of the minimum.
 
-Where shares cannot reach the cost, the least cost itself is computed by exact elimination (`Elimination`);
-where that takes too large tables, the configurations of one step are split into parts, each with a proof of
-its own (`Branch`), and the bound is the least of theirs. (Lagrangian duality; the shares are the dual values
-of the relaxation in relaxation.py, but nothing here depends on where they come from.)
+If shares cannot reach the cost, the least cost itself is computed by exact elimination (`Elimination`). If
+that needs too large tables, the configurations of one step are split into parts, each with a proof of its own
+(`Branch`). The bound is then the least of theirs. (Lagrangian duality; the shares are the dual values of the
+relaxation in relaxation.py, but nothing here depends on where they come from.)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from dimorder.planning.problem import (
 class Price:
     """What read number `position` of step `step` is charged if it wants `order`.
 
-    In 1/denominator of the first unit.
+    `value` is in 1/denominator of the first unit.
     """
 
     step: int
@@ -63,7 +63,7 @@ class Price:
 class Prices:
     """A proof without case distinction: the shares λ, all over one denominator.
 
-    No shares at all prove that the cost is at least the sum of the cheapest configurations.
+    An empty set of shares proves that the cost is at least the sum of the cheapest configurations.
     """
 
     denominator: int = 1
@@ -96,8 +96,13 @@ class InvalidProof(ValueError):
 class Certificate:
     """What is known about a plan's cost.
 
-    `lower_bound` holds for the first unit; `optimal` says that `cost` reaches it. `solver` names who found
-    the plan, `proof` is what `LayoutPlan.check` recomputes the bound from.
+    Attributes:
+        cost: the plan's cost, one entry per unit.
+        lower_bound: no plan costs less of the first unit.
+        optimal: whether the cost reaches the bound.
+        candidates: "complete", or "truncated" if a cap cut the configurations.
+        solver: the solver that found the plan.
+        proof: what `LayoutPlan.check` recomputes the bound from.
     """
 
     cost: Cost
@@ -110,9 +115,9 @@ class Certificate:
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """A configuration per step, and the conversions they need, by buffer, then first consumer.
+    """A configuration per step, and the conversions that they need, by buffer, then first consumer.
 
-    `seconds` is how long it took to find; two plans that differ in that alone are equal.
+    `seconds` is how long the search took; two plans that differ only in that are equal.
     """
 
     choice: tuple[int, ...]
@@ -123,7 +128,10 @@ class LayoutPlan:
     seconds: float = field(default=0.0, compare=False)
 
     def check(self, problem: LayoutProblem) -> tuple[str, ...]:
-        """The faults of this plan, none if it is right: validity, conversions, cost and bound, recomputed."""
+        """Return the faults of this plan, none if it is right.
+
+        Validity, conversions, cost and bound are recomputed.
+        """
         return tuple(_faults(self, problem))
 
     def __str__(self) -> str:
@@ -155,9 +163,19 @@ def make_plan(
     bound: int | None = None,
     seconds: float = 0.0,
 ) -> LayoutPlan:
-    """The plan of a choice, with its certificate; InvalidChoice or InvalidProof.
+    """Return the plan of a choice, with its certificate.
 
-    `bound` is what the proof proves, where the caller has just computed it.
+    Args:
+        problem: the problem.
+        choice: the index of each step's configuration.
+        solver: the name of the solver that found the choice.
+        proof: a proof of a lower bound; the default has no shares.
+        bound: what the proof proves, if the caller has just computed it.
+        seconds: how long the search took.
+
+    Raises:
+        InvalidChoice: if the choice is not a plan.
+        InvalidProof: if the proof proves nothing.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
@@ -186,9 +204,12 @@ def make_plan(
 
 
 def lower_bound(problem: LayoutProblem, proof: Proof) -> int:
-    """What the proof proves: no plan costs less of the first unit. InvalidProof if it proves nothing.
+    """Return what the proof proves: no plan costs less of the first unit.
 
-    Costs being multiples of their greatest common divisor, the bound is rounded up to one.
+    All costs are multiples of their greatest common divisor, so the bound is rounded up to such a multiple.
+
+    Raises:
+        InvalidProof: if the proof proves nothing.
     """
     divisor = unit_gcd(problem, 0)
     if isinstance(proof, Elimination):
@@ -200,7 +221,7 @@ def lower_bound(problem: LayoutProblem, proof: Proof) -> int:
 
 
 def _leaf_bounds(problem: LayoutProblem, proof: Proof) -> Iterator[Fraction]:
-    """The bound of every leaf of a proof, over the configurations that its branches leave."""
+    """Yield the bound of every leaf of a proof, over the configurations that its branches leave."""
     pending: list[tuple[Proof, dict[int, frozenset[int]]]] = [(proof, {})]
     while pending:
         node, allowed = pending.pop()
@@ -224,7 +245,16 @@ def _leaf_bounds(problem: LayoutProblem, proof: Proof) -> Iterator[Fraction]:
 def bound_of_prices(
     problem: LayoutProblem, prices: Prices, allowed: Mapping[int, Collection[int]]
 ) -> Fraction:
-    """The bound that prices prove, in the first unit, over the allowed configurations of some steps."""
+    """Return the bound that prices prove, in the first unit.
+
+    Args:
+        problem: the problem.
+        prices: the shares.
+        allowed: the configurations left, by step; all configurations of the other steps.
+
+    Raises:
+        InvalidProof: if a price is negative, or is for a read that does not exist.
+    """
     if prices.denominator < 1:
         raise InvalidProof(f"denominator {prices.denominator}")
     charged: dict[tuple[int, int, Order], int] = defaultdict(int)  # to a read: (step, position, order)
@@ -253,7 +283,7 @@ def bound_of_prices(
 
 
 def _buffer_of(problem: LayoutProblem, price: Price) -> int:
-    """The buffer that a price is about; InvalidProof if there is none or the price is negative."""
+    """Return the buffer of a price; InvalidProof if there is none or the price is negative."""
     if price.value < 0:
         raise InvalidProof(f"a negative price: {price}")
     if not 0 <= price.step < len(problem.steps):

@@ -1,6 +1,6 @@
-"""The layout problem as plain data, and what a choice costs.
+"""Define the layout problem as plain data, and compute what a choice costs.
 
-This file decides what a plan is charged for: `evaluate` is the only place that knows.
+`evaluate` is the only place that knows what a plan is charged for.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ Cost = tuple[int, ...]  # lexicographic, one entry per unit of the problem
 
 
 class InvalidChoice(ValueError):
-    """A choice of configurations that is no plan for its problem."""
+    """A choice of configurations that is not a plan for its problem."""
 
 
 @dataclass(frozen=True)
 class Buffer:
     """One piece of memory that has one order when produced and may be converted to others.
 
-    `conversion_cost` is what one conversion costs, but for the (from, to) pairs in `exceptions`: those cost
-    what stands there, or are not offered (None).
+    Attributes:
+        name: the name of the buffer.
+        conversion_cost: what one conversion costs, except the pairs in `exceptions`.
+        exceptions: the cost of a conversion by (from, to); None means that it is not offered.
 
     >>> buffer = Buffer("x", (8,), {("NCHW", "CHWN"): (9,), ("CHWN", "NCHW"): None})
     >>> buffer.cost("NCHW", "NHWC"), buffer.cost("NCHW", "CHWN"), buffer.cost("CHWN", "NCHW")
@@ -35,14 +37,14 @@ class Buffer:
     exceptions: Mapping[tuple[Any, Any], Cost | None] = field(default_factory=dict, hash=False)
 
     def cost(self, from_order: Order, to_order: Order) -> Cost | None:
-        """What one conversion costs: nothing between equal orders, None where it is not offered."""
+        """Return what one conversion costs: nothing between equal orders, None if it is not offered."""
         if from_order == to_order:
             return (0,) * len(self.conversion_cost)
         return self.exceptions.get((from_order, to_order), self.conversion_cost)
 
     @property
     def costs(self) -> tuple[Cost, ...]:
-        """Every cost that a conversion may have."""
+        """Return every cost that a conversion may have."""
         return self.conversion_cost, *(cost for cost in self.exceptions.values() if cost is not None)
 
 
@@ -57,10 +59,16 @@ class Config:
 
 @dataclass(frozen=True)
 class Step:
-    """A step with its buffers (indices; one buffer may be read twice) and its configurations.
+    """A step with its buffers and its configurations.
 
-    `configs[0]` is the default. Inputs and constants are steps without reads, outputs steps without
-    writes. One that `carries` reads what later steps write, and writes it for the next run of them all.
+    Inputs and constants are steps without reads, outputs are steps without writes.
+
+    Attributes:
+        name: the name of the step.
+        reads: the indices of the buffers that it reads; one buffer may be read twice.
+        writes: the indices of the buffers that it writes.
+        configs: the ways to run it; the first is the default.
+        carries: whether it reads what later steps write, and writes that for the next run of all steps.
     """
 
     name: str
@@ -72,11 +80,18 @@ class Step:
 
 @dataclass(frozen=True)
 class LayoutProblem:
-    """Steps over buffers, each of which exactly one step writes: in topological order, but for those that
-    carry.
+    """Steps over buffers, in topological order; exactly one step writes each buffer.
 
-    `candidates` is "complete" if the configurations are all there are, "truncated" if a cap cut them. A wrong
-    problem raises ValueError.
+    Steps that carry may read what later steps write.
+
+    Attributes:
+        units: the units of costs, the most important first.
+        buffers: the buffers.
+        steps: the steps.
+        candidates: "complete" if the configurations are all there are, "truncated" if a cap cut them.
+
+    Raises:
+        ValueError: if the problem is inconsistent.
 
     >>> row, col = (0, 1), (1, 0)
     >>> LayoutProblem(
@@ -112,15 +127,15 @@ class LayoutProblem:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The numbers of steps and of configurations."""
+        """Return the numbers of steps and of configurations."""
         return len(self.steps), sum(len(step.configs) for step in self.steps)
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """Buffer `buffer` (called `name`) converted once from the order `producer` writes to another.
+    """Buffer `buffer` (called `name`) converted once from the order that `producer` writes to another order.
 
-    `producer` and `consumers` are step indices; the consumers, in program order, share it.
+    `producer` and `consumers` are step indices; the consumers, in program order, share the conversion.
     """
 
     buffer: int
@@ -134,14 +149,17 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a choice costs in all, and the conversions it needs, by buffer, then first consumer."""
+    """What a choice costs in all, and the conversions that it needs, by buffer, then first consumer."""
 
     cost: Cost
     conversions: tuple[Conversion, ...]
 
 
 def evaluate(problem: LayoutProblem, choice: Sequence[int]) -> Evaluation:
-    """What choosing configuration `choice[i]` for each step i costs; InvalidChoice if it is no plan.
+    """Return the cost and the conversions of choosing configuration `choice[i]` for each step i.
+
+    Raises:
+        InvalidChoice: if the choice is not a plan.
 
     >>> row, col = (0, 1), (1, 0)
     >>> source = Step("input", (), (0,), (Config((), (row,), (0,)),))
@@ -177,7 +195,7 @@ def evaluate(problem: LayoutProblem, choice: Sequence[int]) -> Evaluation:
 
 
 def add_costs(costs: Iterable[Cost], units: int) -> Cost:
-    """The sum of costs of `units` entries, unit by unit.
+    """Return the sum of costs of `units` entries, unit by unit.
 
     >>> add_costs([(1, 2), (3, 4)], 2)
     (4, 6)
@@ -190,7 +208,7 @@ def add_costs(costs: Iterable[Cost], units: int) -> Cost:
 
 
 def unit_gcd(problem: LayoutProblem, unit: int) -> int:
-    """The greatest common divisor of all costs in one unit, at least 1.
+    """Return the greatest common divisor of all costs in one unit, at least 1.
 
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (12,)),))
     >>> unit_gcd(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source,), "complete"), 0)
@@ -231,7 +249,7 @@ def _check_buffer(buffer: Buffer, units: int) -> None:
 
 
 def _check_step(step: Step, units: int, written: list[bool]) -> None:
-    """Check one step against the buffers written before it, and mark those it writes."""
+    """Check one step against the buffers written before it, and mark the buffers that it writes."""
     where = f"step {step.name!r}"
     for buffer in (*step.reads, *step.writes):
         if not 0 <= buffer < len(written):

@@ -1,20 +1,21 @@
-"""The linear programme of a layout problem: how it is built, relaxed by HiGHS, and read back as prices.
+"""Build the linear programme of a layout problem, relax it by HiGHS, and read it back as prices.
 
-This file decides the formulation. Columns: y[o,c] = 1 if step o takes configuration c; z[b,t,S] = 1 if buffer
-b is wanted in order t and not produced in any order of the set S. Rows: Σ_c y[o,c] = 1; for every read r of
-b, every order t that r may want and every S,
+Columns: y[o,c] = 1 if step o takes configuration c; z[b,t,S] = 1 if buffer b is wanted in order t and not
+produced in any order of the set S. Rows: Σ_c y[o,c] = 1; for every read r of b, every order t that r may want
+and every S,
 
     [r wants t] − [b produced in S] − z[b,t,S] ≤ 0
 
-The sets S are levels of cost. Let w_1 < w_2 < … be what conversions into t cost, from the orders that b may
-be produced in, and w_0 = 0. Level k is S_k = {t} ∪ {s : w(s,t) < w_k}, and z[b,t,S_k] costs w_k − w_{k−1}.
-So b produced in s is outside the levels up to w(s,t), whose costs add up to w(s,t). Where all conversions
-into t cost the same there is one level, {t}, and z says whether b is converted to t. Where some are not
-offered, a last level holds the others; its z is 0, unless a branch of a proof needs prices for a case without
-any plan.
+The sets S are levels of cost. Let w_1 < w_2 < … be the costs of conversions into t, from the orders that b
+may be produced in, and w_0 = 0. Level k is S_k = {t} ∪ {s : w(s,t) < w_k}, and z[b,t,S_k] costs w_k −
+w_{k−1}. So b produced in s is outside the levels up to w(s,t), whose costs add up to w(s,t).
+
+If all conversions into t cost the same, there is one level, {t}, and z says whether b is converted to t. If
+some conversions are not offered, a last level holds the others. Its z is 0, unless a branch of a proof needs
+prices for a case without any plan.
 
 The share λ[b,r,t] of plan.py is the sum of the dual values of r's rows for t. plan.py credits b produced in s
-with no more than the rows do whose S holds s: those without s add up to at most w(s,t).
+with no more than the rows do whose S holds s: the rows without s add up to at most w(s,t).
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from scipy import optimize, sparse
 from dimorder.planning.plan import Price, Prices, bound_of_prices
 from dimorder.planning.problem import Buffer, Cost, LayoutProblem, Order, unit_gcd
 
-_Level = tuple[tuple[Order, ...], Cost | None]  # the orders inside, and what being outside adds
+_Level = tuple[tuple[Order, ...], Cost | None]  # the orders inside, and the cost that being outside adds
 Array = Any  # numpy and scipy.sparse arrays; scipy is untyped
 
-# HiGHS works to 1e-7; costs are divided by their greatest common divisor, so a real difference is larger.
+# HiGHS works to 1e-7. Costs are divided by their greatest common divisor, so a real difference is larger.
 TOLERANCE = 1e-6
-# Vertices have small denominators: the first of these that proves the relaxation's value is taken.
+# Vertices have small denominators: the first of these that proves the relaxation's value is used.
 _DENOMINATORS = (1, 2, 12, 2**20)
-# Columns from which on the time limit is out of reach for the presolve of a problem with a cap.
+# From this many columns on, the presolve of a problem with a cap ignores the time limit.
 _LARGE = 100_000
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What some rows are about: read `position` of `step`, which may want `order`."""
+    """The subject of some rows: read `position` of `step`, which may want `order`."""
 
     step: int
     position: int
@@ -71,7 +72,7 @@ class Relaxation:
         return int(self.starts[-1])
 
     def face(self, allowed: Mapping[int, frozenset[int]] = MappingProxyType({})) -> Face:
-        """Every plan that takes allowed configurations, of steps named there."""
+        """Return the face of every plan that takes allowed configurations, for the steps named there."""
         upper = np.where(self.barred, 0.0, np.inf)
         for step, configs in allowed.items():
             start, end = self.starts[step : step + 2]
@@ -79,21 +80,21 @@ class Relaxation:
         return Face(upper, np.zeros(self.rows.shape[0], dtype=bool))
 
     def relieved(self, face: Face, fine: float) -> tuple[Relaxation, Array, Face]:
-        """Arguments for `relax` where all conversions are offered, some for a fine in the first unit."""
+        """Return arguments for `relax` that offer all conversions, some for a fine in the first unit."""
         objective = np.where(self.barred, fine, self.objectives[0])
         return self, objective, replace(face, upper=np.where(self.barred, np.inf, face.upper))
 
 
 @dataclass(frozen=True)
 class Face:
-    """Where to look: upper bounds of the columns, rows held tight, and units capped at a value."""
+    """Where to search: upper bounds of the columns, rows that are tight, and units capped at a value."""
 
     upper: Array
     tight: Array
     caps: tuple[tuple[int, int], ...] = ()  # (unit, value in its divisor)
 
     def decided(self, model: Relaxation) -> bool:
-        """Whether each step has one configuration left."""
+        """Return whether each step has one configuration left."""
         return int(np.count_nonzero(self.upper[: model.configs])) == len(model.problem.steps)
 
 
@@ -104,26 +105,26 @@ class Relaxed:
     value: float
     columns: Array
     reduced: Array
-    duals: Array  # of `rows`, not negative; of rows held tight: any sign
+    duals: Array  # of `rows`, not negative; of tight rows: any sign
 
     def divided(self, model: Relaxation) -> list[int]:
-        """The steps for which the vertex takes several configurations in part."""
+        """Return the steps for which the vertex takes several configurations in part."""
         taken = self.columns[: model.configs]
         columns = np.flatnonzero(np.abs(taken - np.rint(taken)) > TOLERANCE)
         return sorted(set((np.searchsorted(model.starts, columns, side="right") - 1).tolist()))
 
 
 def build(problem: LayoutProblem) -> Relaxation:
-    """The linear programme of a problem.
+    """Return the linear programme of a problem.
 
-    Costs are divided by the greatest common divisor of their unit. Where all units tie, taking a
-    configuration costs its index.
+    Costs are divided by the greatest common divisor of their unit. If all units tie, taking a configuration
+    costs its index.
     """
     divisors = tuple(unit_gcd(problem, unit) for unit in range(len(problem.units)))
     starts = np.cumsum([0, *(len(step.configs) for step in problem.steps)])
     configs = int(starts[-1])
     produced: list[dict[Order, list[int]]] = [{} for _ in problem.buffers]
-    levels: dict[tuple[int, Order], list[tuple[int, list[int]]]] = {}  # column, and those that produce in it
+    levels: dict[tuple[int, Order], list[tuple[int, list[int]]]] = {}  # level column, producing columns
     costs: list[Cost | None] = []  # of levels
     demands: list[Demand] = []
     demand_of: list[int] = []
@@ -184,8 +185,11 @@ def build(problem: LayoutProblem) -> Relaxation:
 def _levels_of_alike(
     problem: LayoutProblem, produced: Sequence[Collection[Order]]
 ) -> list[dict[Order, list[_Level]]]:
-    """For each buffer where its levels are to be kept: one place for those that share their costs and are
-    produced in the same orders, as most buffers of a large problem do."""
+    """Return for each buffer the dict that keeps its levels.
+
+    Buffers that share their costs and are produced in the same orders share one dict, as most buffers of a
+    large problem do.
+    """
     places: dict[object, dict[Order, list[_Level]]] = {}
     return [
         places.setdefault((id(buffer.exceptions), buffer.conversion_cost, tuple(orders)), {})
@@ -194,9 +198,10 @@ def _levels_of_alike(
 
 
 def levels_of(buffer: Buffer, order: Order, produced: Collection[Order]) -> list[_Level]:
-    """The levels of conversions to an order: the orders of `produced` inside, and what being outside adds.
+    """Return the levels of conversions to an order: the orders inside, and the cost of being outside.
 
-    A set that is a level in one unit only adds nothing in the others. None: outside is not offered.
+    The orders are some of `produced`. A set that is a level in only one unit adds nothing in the others. A
+    cost of None means that outside is not offered.
 
     >>> buffer = Buffer("x", (5,), {("NHWC", "NCHW"): (3,), ("CHWN", "NCHW"): None})
     >>> for level in levels_of(buffer, "NCHW", ("NCHW", "NHWC", "CHWN", "WHCN")):
@@ -205,7 +210,7 @@ def levels_of(buffer: Buffer, order: Order, produced: Collection[Order]) -> list
     (('NCHW', 'NHWC'), (2,))
     (('NCHW', 'NHWC', 'WHCN'), None)
     """
-    if not buffer.exceptions:  # one cost, so one level: said at once, for it saves a tenth of a plan's time
+    if not buffer.exceptions:  # one cost, so one level: an early return saves a tenth of a plan's time
         apart = any(buffer.conversion_cost) and len(produced) > (order in produced)
         return [((order,) * (order in produced), buffer.conversion_cost)] if apart else []
     sources: dict[Cost | None, list[Order]] = {}
@@ -234,9 +239,9 @@ def _padded(values: list[int], width: int) -> Array:
 
 
 def relax(model: Relaxation, objective: Array, face: Face, time_limit_s: float) -> Relaxed | None:
-    """An optimal vertex of the relaxation; None if there is no feasible point, or no time.
+    """Return an optimal vertex of the relaxation; None if there is no feasible point, or no time.
 
-    Devex prices: on 45,000 configurations they take a quarter of the time of HiGHS's own choice.
+    Devex prices take a quarter of the time of HiGHS's own choice on 45,000 configurations.
     """
     loose, tight = ~face.tight, face.tight
     result = optimize.linprog(
@@ -257,11 +262,12 @@ def relax(model: Relaxation, objective: Array, face: Face, time_limit_s: float) 
 
 
 def solve_integer(model: Relaxation, objective: Array, face: Face, time_limit_s: float) -> Array | None:
-    """The best integer point that HiGHS finds in time, None if it finds none.
+    """Return the best integer point that HiGHS finds in time, None if it finds none.
 
-    Every column gets an upper bound: with scipy 1.17.1 and unbounded ones, presolve went round for ever on a
-    problem of 7 steps, whatever the time limit. Nor does presolve look at the clock where a cap, a row
-    over all columns, makes a large problem dense (385 s of 5 s allowed, for 60,000 configurations).
+    Every column gets an upper bound. With scipy 1.17.1 and unbounded columns, presolve never ended on a
+    problem of 7 steps, whatever the time limit. Presolve does not check the clock either if a cap, a row over
+    all columns, makes a large problem dense. It ran for 385 s instead of the 5 s allowed, for 60,000
+    configurations.
     """
     constraints = [
         optimize.LinearConstraint(model.assignment, 1, 1),
@@ -284,7 +290,7 @@ def solve_integer(model: Relaxation, objective: Array, face: Face, time_limit_s:
 
 
 def chosen(model: Relaxation, columns: Array) -> tuple[int, ...]:
-    """For each step the configuration with the largest value: a choice, not yet known to be a plan."""
+    """Return for each step the configuration with the largest value: a choice, not yet known to be a plan."""
     starts = model.starts.tolist()
     return tuple(int(np.argmax(columns[a:b])) for a, b in pairwise(starts))
 
@@ -292,10 +298,15 @@ def chosen(model: Relaxation, columns: Array) -> tuple[int, ...]:
 def prices(
     model: Relaxation, relaxed: Relaxed, allowed: Mapping[int, frozenset[int]]
 ) -> tuple[Prices, Fraction]:
-    """Dual values of the first unit as exact prices, and the bound they prove where only some are allowed.
+    """Return the dual values of the first unit as exact prices, and the bound that they prove.
 
-    Rounding keeps prices at or above 0, so they are prices whatever the solver's errors; those only cost
-    some of the bound.
+    Rounding keeps prices at or above 0, so that they are prices whatever the solver's errors. The errors only
+    cost some of the bound.
+
+    Args:
+        model: the linear programme.
+        relaxed: a vertex with its dual values.
+        allowed: the configurations left, by step; all configurations of the other steps.
     """
     best: tuple[Prices, Fraction] | None = None
     for denominator in _DENOMINATORS:

@@ -1,6 +1,6 @@
-"""The planner's front door: a problem in, the best plan and its certificate out.
+"""Solve a layout problem: return the best plan and its certificate.
 
-This file decides which solver plans: `milp`, which proves what it finds; the others are baselines.
+`milp` plans, and proves what it finds. The other solvers are baselines.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ from dimorder.planning.problem import Conversion, InvalidChoice, LayoutProblem, 
 
 
 def solve(problem: LayoutProblem, *, time_limit_s: float = LIMIT_S) -> LayoutPlan:
-    """The cheapest plan, unit by unit, and a proof for the first unit.
+    """Return the cheapest plan, unit by unit, with a proof for the first unit.
 
-    InvalidChoice if there is none. Out of time: the best plan found, the bound proven, optimal=False.
+    If time runs out, this is the best plan found and the bound proven, with optimal=False.
+
+    Args:
+        problem: the problem.
+        time_limit_s: seconds for one plan.
+
+    Raises:
+        InvalidChoice: if there is no plan.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
@@ -28,7 +35,7 @@ def solve(problem: LayoutProblem, *, time_limit_s: float = LIMIT_S) -> LayoutPla
 
 
 def forbid(problem: LayoutProblem, buffer: int, from_order: Order, to_order: Order) -> LayoutProblem:
-    """The same problem with one conversion of one buffer not offered.
+    """Return the same problem with one conversion of one buffer not offered.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
@@ -45,7 +52,9 @@ def forbid(problem: LayoutProblem, buffer: int, from_order: Order, to_order: Ord
 def solve_without(
     problem: LayoutProblem, conversion: Conversion, *, time_limit_s: float = LIMIT_S
 ) -> LayoutPlan | None:
-    """The best plan if one conversion were not offered, which explains it; None if nothing replaces it.
+    """Return the best plan if one conversion were not offered, which explains that conversion.
+
+    None if nothing replaces it.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))

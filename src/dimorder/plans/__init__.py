@@ -1,5 +1,5 @@
-"""Show plans: what a plan says of a network, why each conversion is there, what a program promises.
+"""Show plans: the cost, the reason for each conversion, and the contract.
 
-`network_plan` is what `dimorder plan` prints and explains, `state_plan` the same of buffers that are written,
-`printing` writes programs as tables, and `make_contract` is the promise at a program's inputs and outputs.
+`network_plan` is what `dimorder plan` prints and explains, and `state_plan` does the same for buffers that a
+network writes. `printing` writes programs as tables, and `make_contract` makes the contract.
 """

@@ -1,4 +1,4 @@
-"""Decides what a lowered network promises: its contract, from the orders that the caller asks for."""
+"""Make the contract of a network from the orders that the caller asks for."""
 
 from __future__ import annotations
 
@@ -25,11 +25,18 @@ def promise(
     output_orders: Orders,
     channels_last: Collection[torch.dtype] | None = None,
 ) -> Contract:
-    """The contract of a program, contiguous where no order is asked for.
+    """Return the contract of a program; it is contiguous for a tensor without an order.
 
-    `channels_last` are the types of which the target's files hold a channels-last tensor in its logical
-    shape (None: all); of another type they hold it as the dense tensor that it is in memory. Raises
-    `UsageError` for orders that are too few, too many, or that fit none of the tensors.
+    Args:
+        program: the network in normal form.
+        input_orders: None, one order for all, or one per tensor. One order for all applies to the tensors of
+            its rank; the others are contiguous.
+        output_orders: the same for outputs.
+        channels_last: the types for which the target's files can show a channels-last tensor in its logical
+            shape (None: all types). A tensor of another type is shown in its physical shape.
+
+    Raises:
+        UsageError: if there are too few or too many orders, or if an order fits none of the tensors.
 
     >>> from dimorder.capture.captured import capture
     >>> print(promise(capture(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),)), "NHWC", None))
@@ -46,7 +53,7 @@ def promise(
 
 
 def _held(spec: TensorSpec, channels_last: Collection[torch.dtype] | None) -> TensorSpec:
-    """The promise for a tensor with the boundary that the target's files can hold."""
+    """Return the spec of a tensor with a boundary that the target's files can express."""
     settled = spec.boundary == "physical" or spec.boundary_order.is_contiguous
     if settled or channels_last is None or getattr(torch, spec.dtype) in channels_last:
         return spec
@@ -56,8 +63,10 @@ def _held(spec: TensorSpec, channels_last: Collection[torch.dtype] | None) -> Te
 def _specs(
     names: Sequence[str], nodes: Sequence[torch.fx.Node], orders: Orders, kind: str
 ) -> tuple[TensorSpec, ...]:
-    """The promise for each tensor. One order given for all is meant for the tensors of its rank; others are
-    contiguous."""
+    """Return the spec of each tensor.
+
+    One order for all applies to the tensors of its rank; the others are contiguous.
+    """
     each = orders if isinstance(orders, (list, tuple)) else None
     if each is not None and len(each) != len(nodes):
         raise UsageError(

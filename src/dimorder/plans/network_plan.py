@@ -1,7 +1,6 @@
-"""Decides how a plan is told to people and machines: conversions with their operators, source lines, reasons
-and costs.
+"""Show a plan to people and machines: conversions with their operators, source lines, reasons and costs.
 
-Everything here is derived from the solver's plan; nothing is decided anew.
+Everything here is derived from the solver's plan.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Place:
 
     @staticmethod
     def of(node: Any) -> Place:
-        """That of an fx node."""
+        """Return the place of an fx node."""
         return Place(operator_name(node), where(node))
 
     @property
@@ -48,8 +47,7 @@ class Place:
 
 @dataclass(frozen=True)
 class PlannedConversion:
-    """One conversion of the plan: the value, the orders, what it moves, who makes the value and who wants it
-    so."""
+    """One conversion of the plan: its value, its orders, its bytes, and the operators before and after it."""
 
     value: str
     shape: tuple[int, ...]
@@ -87,8 +85,16 @@ class PlannedConversion:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a conversion is there. `cost_without` is the best plan's cost if it were forbidden, None if there
-    is no plan."""
+    """Why a conversion is in the plan.
+
+    Attributes:
+        conversion: the conversion.
+        share: its share of the bytes that all conversions move.
+        cost: the plan's cost.
+        cost_without: the best plan's cost if the conversion were forbidden, None if there is no such plan.
+        unit: the unit of both costs.
+        advice: what the user could change.
+    """
 
     conversion: PlannedConversion
     share: float  # of the bytes that all conversions move
@@ -121,12 +127,18 @@ class Explanation:
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """A proven plan for one network, target and contract. `print(plan)` tells it; `plan.explain(i)` gives
-    reasons.
+    """A proven plan for one network, target and contract.
 
-    `float_islands` are the operators of a quantised network that are computed in float32, each with the
-    reason: known once it is emitted. `ranges` is what is known of symbolic sizes; sizes and costs are then
-    those at `ranges.cost_at`.
+    `print(plan)` shows it, and `plan.explain(i)` gives the reason for conversion `i`.
+
+    Attributes:
+        target: the target's name.
+        contract: what the program promises.
+        layout_plan: the solver's plan, with its certificate.
+        extracted: the layout problem, and the program that it belongs to.
+        float_islands: the operators of a quantised network that are computed in float32, each with the
+            reason. They are known once the program is emitted.
+        ranges: what is known about dynamic sizes. Sizes and costs are then those at `ranges.cost_at`.
     """
 
     target: str
@@ -138,7 +150,7 @@ class NetworkPlan:
 
     @property
     def certificate(self) -> Certificate:
-        """Cost, proven lower bound, whether they meet, over which candidates, and the proof."""
+        """Return the cost, the proven lower bound, whether they meet, the candidates, and the proof."""
         return self.layout_plan.certificate
 
     @property
@@ -155,7 +167,7 @@ class NetworkPlan:
 
     @property
     def opaque(self) -> tuple[tuple[Place, str], ...]:
-        """Operators that run row-major for want of a rule or a kernel, each with the reason."""
+        """Return the operators that run row-major, having no rule or no kernel, each with the reason."""
         relations, outside = self.extracted.annotated.relations, self.extracted.outside
         return tuple(
             (Place.of(node), outside.get(node, relation.reason))
@@ -165,21 +177,33 @@ class NetworkPlan:
 
     @property
     def outside(self) -> tuple[tuple[Place, str], ...]:
-        """Operators that the target does not compute, which run beside it, each with the reason."""
+        """Return the operators that run outside what the target computes, each with the reason."""
         return tuple((Place.of(node), reason) for node, reason in self.extracted.outside.items())
 
     @property
     def blocks(self) -> tuple[Place, ...]:
-        """Operators that had to keep dimensions together because cuts conflict; a user could avoid these."""
+        """Return the operators that keep dimensions together because cuts conflict.
+
+        A network with other sizes could avoid them.
+        """
         return tuple(Place.of(node) for node in self.extracted.annotated.blocked)
 
     def check(self) -> tuple[str, ...]:
-        """The faults of the plan, none if it is right: validity, cost and bound recomputed without the
-        solver."""
+        """Return the faults of the plan, none if it is right.
+
+        Validity, cost and bound are recomputed without the solver.
+        """
         return self.layout_plan.check(self.extracted.problem)
 
     def explain(self, index: int) -> Explanation:
-        """Why conversion number `index` (from 0) is there, and what the user could change."""
+        """Return why a conversion is in the plan, and what the user could change.
+
+        Args:
+            index: the number of the conversion, from 0.
+
+        Raises:
+            UsageError: if there is no such conversion.
+        """
         if not 0 <= index < len(self.layout_plan.conversions):
             raise UsageError(
                 "explain",
@@ -200,7 +224,7 @@ class NetworkPlan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON-ready data; the keys are stable."""
+        """Return the plan as JSON-ready data; the keys are stable."""
         certificate = self.certificate
         contract = self.contract.to_dict()
         return {
@@ -261,7 +285,7 @@ class NetworkPlan:
             lines += [f"  {place}" for place in self.blocks]
         return "\n".join(lines)
 
-    # -- telling
+    # -- printing
 
     def _planned(self, conversion: Conversion) -> PlannedConversion:
         info = self.extracted.buffers[conversion.buffer]
@@ -285,7 +309,7 @@ class NetworkPlan:
         return told.get(site.kind) or Place.of(site.node)
 
     def _advice(self, conversion: Conversion, planned: PlannedConversion) -> str:
-        """What forces the conversion: the nearest operators on either side that do not take any order."""
+        """Return what forces the conversion: the nearest operators that do not accept any order."""
         sites = self.extracted.sites
         if sites[conversion.producer].kind == "input":
             return f"promise input {planned.value} in {planned.to_order}, and the caller may save it"
@@ -317,8 +341,10 @@ class NetworkPlan:
         )
 
     def _pinned(self, index: int, forward: bool) -> int:
-        """The nearest site to `index` that does not take any order, itself perhaps, as far as no conversion
-        lies between; `index` where there is none."""
+        """Return the nearest site to `index` that does not accept any order, up to the next conversion.
+
+        It may be `index` itself. If there is none, `index` is returned.
+        """
         sites, seen = self.extracted.sites, [index]
         for at in seen:
             site = sites[at]
@@ -334,14 +360,15 @@ class NetworkPlan:
         return index
 
 
-# Kinds of sites that take any order, if their forms let them.
+# Kinds of sites that accept any order, if their forms allow it.
 _FREE = ("agnostic", "expand", "reduce", "state")
 
 
 def order_name(info: BufferInfo, order: Sequence[int]) -> str:
-    """An order of a buffer's axes by name: a dim order where dimensions stay whole, else one letter per axis.
+    """Return the name of an order of a buffer's axes.
 
-    The axes of a dimension that is cut are numbered from the outermost: `H W C1 C0, where C = 2·58`.
+    It is a dim order if dimensions stay whole, else one letter per axis. The axes of a dimension that is cut
+    are numbered from the outermost: `H W C1 C0, where C = 2·58`.
     """
     shape, owner, sizes = info.shape, info.tensor.dims, info.tensor.sizes
     dims = [owner[axis] for axis in order]
@@ -364,5 +391,5 @@ def order_name(info: BufferInfo, order: Sequence[int]) -> str:
 
 
 def _counted(value: int, unit: str) -> str:
-    """A cost in its unit's plural, or singular."""
+    """Return a cost with its unit, in the plural or the singular."""
     return f"{value:,} {unit.removesuffix('s') if value == 1 else unit}"

@@ -1,6 +1,6 @@
-"""Decides how a captured or physical program is told to a reader: a table with one line a value.
+"""Print a captured or physical program as a table with one line per value.
 
-Views are free, and so are copies that make an operator's result dense: they have no lines of their own.
+Views are free, and so are copies that make an operator's result dense. They have no lines of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dimorder.plans.network_plan import NetworkPlan, order_name
 
 aten = torch.ops.aten
 
-# Arguments that say nothing where they have these values; torch's own defaults are left out as well.
+# Arguments that say nothing if they have these values; torch's own defaults are left out as well.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "stride": (1,),
     "padding": (0,),
@@ -40,7 +40,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "bias": (None,),
     "transposed": (False,),
 }
-_IN_THE_SHAPE = ("size", "shape")  # arguments that the result's own shape tells
+_IN_THE_SHAPE = ("size", "shape")  # arguments that the result's own shape shows
 
 _SIZES = ("kernel_size", "stride", "dilation", "output_size")  # written as shapes are: 3×2
 
@@ -49,7 +49,7 @@ _LETTERS = {2: "NC", 3: "NCL", 4: "NCHW", 5: "NCDHW"}
 
 @dataclass(frozen=True)
 class _Line:
-    """A value: its name, its shape, its order where that is known, and what it is."""
+    """A value: its name, its shape, its order if it is known, and what computes it."""
 
     name: str
     shape: str
@@ -58,7 +58,7 @@ class _Line:
 
 
 def captured_text(program: Captured) -> str:
-    """A captured program: each call with its shape, its operands and its place in the source.
+    """Return a captured program as text: each call with its shape, its operands and its source line.
 
     >>> from dimorder.capture.captured import capture
     >>> print(captured_text(capture(torch.nn.Linear(3, 5), (torch.ones(2, 3),))).rsplit("  #")[0])
@@ -90,7 +90,7 @@ def captured_text(program: Captured) -> str:
 
 
 def physical_text(program: ExportedProgram, plan: NetworkPlan) -> str:
-    """A physical program: shapes as they lie in memory, orders, conversions, what is outside.
+    """Return a physical program as text: physical shapes, orders, conversions, and calls outside the target.
 
     >>> from dimorder.api import plan
     >>> from dimorder.layout.rewrite import rewrite
@@ -105,13 +105,13 @@ def physical_text(program: ExportedProgram, plan: NetworkPlan) -> str:
 
 
 class _PhysicalText:
-    """What each node of a physical program is called where it is read."""
+    """The texts of the nodes of a physical program."""
 
     def __init__(self, program: ExportedProgram, plan: NetworkPlan) -> None:
         self.program, self.plan, self.extracted = program, plan, plan.extracted
         self.names = _Names()
         self.texts: dict[Node, str] = {}
-        self.values: dict[Node, str] = {}  # the line that a node is of
+        self.values: dict[Node, str] = {}  # the line that a node belongs to
         specs = program.graph_signature.input_specs
         self.given = [s.arg.name for s in specs if s.kind is InputKind.USER_INPUT]
         self.state = state_of(program)
@@ -124,7 +124,7 @@ class _PhysicalText:
         promised = dict(zip(self.given, contract.inputs, strict=True))
         for node in self.program.graph.nodes:
             if node.name in self.held:
-                # A second order of one weight is weight__1; the first has no need of a number.
+                # A second order of one weight is weight__1; the first needs no number.
                 name = self.held[node.name].removesuffix("__0")
                 self._tell(node, f"{name}[{self._shape(node)}]")
             elif node.name in self.state:
@@ -170,7 +170,7 @@ class _PhysicalText:
             )
 
     def _permuted(self, node: Node, source: Node, converts: bool) -> str:
-        """A view with other dimensions; at the contract's side it is of the memory that is told already."""
+        """Return the text of a permute; at the contract's side it is the text of the memory that it views."""
         dims: Any = node.args[1]
         at_boundary = source.op == "placeholder" or all(user.op == "output" for user in node.users)
         if converts or at_boundary:
@@ -194,14 +194,14 @@ class _PhysicalText:
         return ", ".join(_sizes([self._size(size) for size in value.shape]) for value in results(node))
 
     def _size(self, size: Any) -> str:
-        """A size, a symbolic one by the contract's names."""
+        """Return a size as text, a dynamic size by its name in the contract."""
         return str(size) if isinstance(size, int) else str(size.node.expr.xreplace(self.symbols))
 
     def _tell(self, node: Node, text: str, value: str | None = None) -> None:
         self.texts[node], self.values[node] = text, text if value is None else value
 
     def _order(self, node: Node) -> str:
-        """The order of what a node holds, or else what its operator makes of it: a view, a result, a copy."""
+        """Return the order of a node's value, or of the view or copy that its operator makes of it."""
         holders = [node]
         for holder in holders:
             origin = origin_of(holder)
@@ -222,7 +222,7 @@ class _PhysicalText:
 
 
 class _Names:
-    """Names of values, numbered from the second of a kind on."""
+    """Names of values, numbered from the second value of a name on."""
 
     def __init__(self) -> None:
         self.counts = Counter[str]()
@@ -233,7 +233,7 @@ class _Names:
 
 
 def _symbols(program: ExportedProgram, promised: Mapping[str, TensorSpec]) -> dict[Any, Any]:
-    """What torch's symbols are in the contract's."""
+    """Return torch's symbols in terms of the contract's dynamic sizes."""
     found = {}
     for node in program.graph.nodes:
         if node.name in promised:
@@ -245,7 +245,7 @@ def _symbols(program: ExportedProgram, promised: Mapping[str, TensorSpec]) -> di
 
 
 def _short(node: Node) -> str:
-    """An operator's name without its order: `conv2d` of `dimorder.conv2d_nhwc`."""
+    """Return an operator's name without its order: `conv2d` for `dimorder.conv2d_nhwc`."""
     name = _operator(node)
     for order in ("_nhwc", "_ndhwc", "_last"):
         name = name.removesuffix(order)
@@ -257,7 +257,7 @@ def _operator(node: Node) -> str:
 
 
 def _call(node: Node, texts: Mapping[Node, str]) -> str:
-    """A call with its tensors first, then by name what else is not as usual."""
+    """Return a call as text: its tensors first, then by name the arguments that are not as usual."""
     if node.target is aten.slice.Tensor:
         x, dim, begin, end, *step = node.args
         stride = f":{step[0]}" if step and step[0] != 1 else ""
@@ -314,7 +314,7 @@ def _sizes(shape: Sequence[Any]) -> str:
 
 
 def _letters(order: str) -> str:
-    """One letter a dimension, `NHWC` of `NHWC (0, 2, 3, 1)`; where some are cut, one an axis."""
+    """Return one letter per dimension, `NHWC` for `NHWC (0, 2, 3, 1)`; if some are cut, one per axis."""
     axes, _, cuts = order.partition(", where")
     if cuts or "(" not in axes:
         return axes

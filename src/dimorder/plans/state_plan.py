@@ -1,4 +1,4 @@
-"""Decides how the order of a program's state is told and explained: the plan chose it, with all else."""
+"""Show and explain the order of a program's state, which the plan chose."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from dimorder.plans.network_plan import NetworkPlan, order_name
 
 @dataclass(frozen=True)
 class StateExplanation:
-    """Why a buffer of the state lies as it does. `cost_otherwise` is the best plan's cost if it were in any
-    other order, None if no plan has another."""
+    """Why a buffer of the state has its order.
+
+    `cost_otherwise` is the best plan's cost if the buffer had any other order, None if there is no such plan.
+    """
 
     state: StateSpec
     cost: int
@@ -46,7 +48,7 @@ class StateExplanation:
 
 
 def state_specs(extracted: Extracted, plan: LayoutPlan) -> tuple[StateSpec, ...]:
-    """The state of a program in the orders of a plan."""
+    """Return the state of a program in the orders of a plan."""
     specs = []
     for buffer, carried in zip(extracted.annotated.program.state, carried_by(extracted, plan), strict=True):
         info = extracted.buffers[carried.found.buffer]
@@ -56,7 +58,7 @@ def state_specs(extracted: Extracted, plan: LayoutPlan) -> tuple[StateSpec, ...]
 
 
 def explain_state(plan: NetworkPlan) -> list[StateExplanation]:
-    """Of each buffer of the state, what the plan would cost if it lay otherwise."""
+    """Return for each buffer of the state what the plan would cost if the buffer had another order."""
     problem = plan.extracted.problem
     carrying = [index for index, step in enumerate(problem.steps) if step.carries]
     found = []

@@ -1,1 +1,1 @@
-"""How a float network becomes a quantised one: torchao's PT2E, with a target's own quantizer."""
+"""Quantize a float network by torchao's PT2E, with the target's own quantizer."""

@@ -1,8 +1,8 @@
-"""Decides that rounding a weight moves no mean: biases take back what it adds to a channel.
+"""Correct biases so that rounded weights do not change the mean of a channel.
 
-Rounded weights of one channel do not err to both sides alike, least of all the few of a depthwise
-convolution, and the next operator reads what is off by the same amount everywhere (Nagel et al., Data-Free
-Quantization Through Weight Equalization and Bias Correction, 2019).
+The rounding errors of one channel's weights do not cancel, least of all those of the few weights in a
+depthwise convolution. The next operator then reads values with the same offset everywhere (Nagel et al.,
+Data-Free Quantization Through Weight Equalization and Bias Correction, 2019).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS
 
 aten = torch.ops.aten
 
-# Product → the dimension of its result that its bias lies along.
+# Convolution or linear → the dimension of its result along which its bias lies.
 _CHANNELS: Mapping[Any, int] = {
     aten.conv1d.default: 1,
     aten.conv2d.default: 1,
@@ -32,11 +32,15 @@ _NORMS = (aten.batch_norm.default, aten._native_batch_norm_legit_no_training.def
 
 
 def correct_biases(quantised: GraphModule, original: GraphModule, examples: Sequence[Sequence[Any]]) -> None:
-    """Change the biases of a quantised network so that each product has the means of the float network's.
+    """Change the biases of a quantised network so that each convolution and linear keeps its float means.
 
-    `original` is the float network that it was made of, `examples` are flat inputs of calls. The network is
-    run operator by operator on all of them, and each product is corrected behind those before it. What has no
-    bias of its own is left as it is.
+    The network runs operator by operator on all examples. Each convolution or linear is corrected after those
+    before it. One without a bias of its own is left unchanged.
+
+    Args:
+        quantised: the quantised network, which is changed.
+        original: the float network that it was made from.
+        examples: flat inputs, one sequence per call.
     """
     products = {node.name: node for node in quantised.graph.nodes if _own_bias(node) is not None}
     told = {node.name: node for node in original.graph.nodes}
@@ -64,11 +68,11 @@ def correct_biases(quantised: GraphModule, original: GraphModule, examples: Sequ
 
 
 class _Each(list[Any]):
-    """A value of each example."""
+    """The values of one node, one per example."""
 
 
 class _OverExamples(Interpreter):
-    """Runs a graph on several examples, operator by operator; `seen` may change what an operator gives."""
+    """An interpreter of several examples at once; `seen` may change an operator's results."""
 
     def __init__(self, module: GraphModule, seen: Callable[[Node, _Each], _Each]) -> None:
         super().__init__(module)
@@ -94,7 +98,7 @@ class _OverExamples(Interpreter):
 
 
 def _own_bias(node: Node) -> Node | None:
-    """The constant that is the bias of a product, and of nothing else."""
+    """Return the constant that is the bias of a convolution or linear, and of nothing else."""
     if node.op != "call_function" or node.target not in _CHANNELS or len(node.args) < 3:
         return None
     bias = node.args[2]
@@ -108,13 +112,13 @@ def _own_bias(node: Node) -> Node | None:
 
 
 def _result(product: Node) -> Node:
-    """What a product gives in the float network, in which its norm is still an operator."""
+    """Return the result of a convolution or linear in the float network, after its norm if one follows."""
     users = list(product.users)
     return users[0] if len(users) == 1 and users[0].target in _NORMS else product
 
 
 def _mean(values: _Each, dim: int) -> Tensor:
-    """The mean of each channel over all examples."""
+    """Return the mean of each channel over all examples."""
     first = [value[0] if isinstance(value, (tuple, list)) else value for value in values]
     kept = dim % first[0].dim()
     others = [d for d in range(first[0].dim()) if d != kept]
@@ -122,9 +126,9 @@ def _mean(values: _Each, dim: int) -> Tensor:
 
 
 def _add_to_bias(module: GraphModule, product: Node, change: Tensor) -> Tensor:
-    """Gives a product another bias; what was added, which may be rounded to integers.
+    """Give a convolution or linear another bias, and return what was added, which may be rounded to integers.
 
-    The tensor that it had is left as it is: it is the float network's own.
+    The old tensor is left unchanged: it belongs to the float network.
     """
     bias = _own_bias(product)
     assert bias is not None

@@ -1,4 +1,4 @@
-"""Decides what a calibration is: calls of a network, given one by one, or read from a file or a folder."""
+"""Read a calibration: calls of a network, from an iterable, a file or a folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class CalibrationCall:
 
 
 def as_call(item: Any) -> CalibrationCall:
-    """One item of a calibration: a tensor, a sequence of arguments, or keywords in a dict.
+    """Return one item of a calibration as a call.
+
+    Args:
+        item: a tensor, a sequence of arguments, or a dict of keyword arguments.
 
     >>> as_call({"x": 3}), as_call((1, 2))
     (CalibrationCall(args=(), kwargs={'x': 3}), CalibrationCall(args=(1, 2), kwargs={}))
@@ -47,9 +50,15 @@ def calls(
     exported: ExportedProgram,
     normalisation: Normalisation | None = None,
 ) -> Iterator[CalibrationCall]:
-    """The calls of a calibration, each checked against the network's inputs.
+    """Yield the calls of a calibration, each checked against the network's inputs.
 
-    Raises `UsageError` for one of another structure, shape or type, and where there is none at all.
+    Args:
+        calibration: items as for `as_call`, or the path of a file or a folder.
+        exported: the network.
+        normalisation: how the values of images are normalised.
+
+    Raises:
+        UsageError: if an item has another structure, shape or type, or if there is no item.
     """
     if isinstance(calibration, (str, os.PathLike)):
         where, given = f"calibration {calibration}", _read(Path(calibration), exported, normalisation)
@@ -79,7 +88,7 @@ def _check(call: CalibrationCall, exported: ExportedProgram, index: int) -> None
 
 
 def tensor_specs(exported: ExportedProgram) -> list[TensorSpec]:
-    """The tensors among a program's inputs, in the sequence of its arguments."""
+    """Return the tensors among a program's inputs, in the sequence of its arguments."""
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     values = {name: nodes[name].meta["val"] for name in exported.graph_signature.user_inputs if name in nodes}
     return [
@@ -116,7 +125,7 @@ def _read(
 def _stacked(
     arrays: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec], exported: ExportedProgram, where: str
 ) -> Iterator[CalibrationCall]:
-    """The examples in arrays that hold several, one after another along the first dimension."""
+    """Yield the examples in arrays that stack several of them along the first dimension."""
     names = [spec.name for spec in specs]
     if len(specs) == 1 and len(arrays) == 1:
         arrays = {names[0]: next(iter(arrays.values()))}
@@ -147,7 +156,7 @@ def _parts(array: torch.Tensor, spec: TensorSpec, where: str) -> Sequence[torch.
 
 
 def _call(tensors: Sequence[torch.Tensor], exported: ExportedProgram) -> CalibrationCall:
-    """The call that gives these for the tensors of a network, and its own examples for what is no tensor."""
+    """Return the call with these tensors, and with the program's examples for all that is not a tensor."""
     feed = iter(tensors)
     assert exported.example_inputs is not None
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda _: next(feed), exported.example_inputs)

@@ -1,7 +1,8 @@
-"""Decides that what is clamped is observed behind the clamp: no level stands for what that takes away.
+"""Observe a clamped value after its clamp, so that no level stands for values that the clamp removes.
 
-XNNPACKQuantizer of ExecuTorch 1.5.1 observes a convolution before its ReLU6 and lets both share the range: on
-EfficientNet-Lite0 its networks name the same class as the float network for 78 % of photos, others' for 96 %.
+XNNPACKQuantizer of ExecuTorch 1.5.1 observes a convolution before its ReLU6, and lets both share the range.
+On EfficientNet-Lite0 its networks name the same class as the float network for 78 % of photos, the networks
+of others for 96 %.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dimorder.physical.wasted_levels import clamp_range
 
 
 class BehindClamps(Quantizer):  # type: ignore[misc]
-    """Another quantizer, whose annotations of what is only clamped move to the clamps."""
+    """Another quantizer, whose annotations of values that are only clamped move to the clamps."""
 
     def __init__(self, quantizer: Any) -> None:
         super().__init__()
@@ -46,7 +47,7 @@ class BehindClamps(Quantizer):  # type: ignore[misc]
 
 
 def _move(clamp: Node) -> None:
-    """The annotation of a clamp's operand to the clamp, if nothing else reads that operand."""
+    """Move the annotation of a clamp's operand to the clamp, if nothing else reads the operand."""
     source, own = clamp.args[0], clamp.meta.get(Q_ANNOTATION_KEY)
     if not isinstance(source, Node) or len(source.users) != 1:
         return

@@ -1,4 +1,4 @@
-"""Decides how near a quantised network is: to the float network in dB, to PT2E's in quanta."""
+"""Measure how near a quantised network is: to the float network in dB, and to PT2E's network in quanta."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from dimorder.quantization.calibration import CalibrationCall
 class OutputFidelity:
     """One output of a lowered program, over the examples of a calibration.
 
-    `snr_db` is its signal-to-noise ratio against the float network, `pt2e_snr_db` that of PT2E's own network;
-    None where nothing differs. `quanta` is by how many steps of its scale it is off PT2E's at most, and `off`
-    the share of elements that are; None where the output is no quantised value.
+    Attributes:
+        name: the name of the output.
+        snr_db: its signal-to-noise ratio against the float network in dB; None if nothing differs.
+        pt2e_snr_db: the ratio of PT2E's own network against the float network; None if nothing differs.
+        quanta: the largest distance from PT2E's output, in steps of the output's scale. None if the output is
+            not a quantised value.
+        off: the share of elements that are off by a step or more; None as for `quanta`.
     """
 
     name: str
@@ -51,7 +55,17 @@ def fidelity(
     lowered: Lowered,
     examples: Iterable[CalibrationCall],
 ) -> tuple[OutputFidelity, ...]:
-    """Each output of a lowered program beside those of the float network and of PT2E's."""
+    """Compare each output of a lowered program with those of the float network and of PT2E's network.
+
+    Args:
+        original: the float network.
+        module: the network that PT2E made.
+        lowered: the lowered program of `module`.
+        examples: the calls on which they are compared.
+
+    Returns:
+        One row per output.
+    """
     rows = []
     with torch.no_grad():
         for call in examples:
@@ -71,7 +85,7 @@ def fidelity(
 
 
 def _run(lowered: Lowered, call: CalibrationCall) -> Sequence[Tensor]:
-    """A program's outputs as numbers, for inputs that are numbers."""
+    """Return a program's outputs as numbers, for inputs that are numbers."""
     specs, exported = iter(lowered.contract.inputs), lowered.program.exported
     leaves = [
         next(specs).quantised(leaf) if isinstance(leaf, Tensor) else leaf

@@ -1,4 +1,4 @@
-"""Decides how a float network is quantised: exported, observed as it runs, converted by torchao's PT2E."""
+"""Quantize a float network: export it, observe it as it runs, and convert it by torchao's PT2E."""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ KEPT = 16  # examples on which networks are compared
 
 @dataclass(frozen=True)
 class QuantisedNetwork:
-    """A quantised network beside the float one that it was made of; `dimorder.lower` takes it as it is.
+    """A quantised network with the float network that it was made from; `dimorder.lower` accepts it as it is.
 
-    `module` computes as PT2E defines it, `original` in float. `examples` are the first calls of the
-    calibration; `wasted` are the levels that no clamp beside a value lets through.
+    Attributes:
+        module: the quantised network, which computes as PT2E defines it.
+        original: the float network.
+        examples: the first calls of the calibration.
+        wasted: the levels that a clamp beside a value never lets through.
     """
 
     module: GraphModule
@@ -49,7 +52,14 @@ class QuantisedNetwork:
     wasted: tuple[WastedLevels, ...]
 
     def compare(self, lowered: Lowered) -> tuple[OutputFidelity, ...]:
-        """How near each output of a lowered program is to the float network's and to `module`'s."""
+        """Compare each output of a lowered program with the float network and with `module`.
+
+        Args:
+            lowered: this network, lowered.
+
+        Returns:
+            One row per output: dB against the float network, and quanta against `module`.
+        """
         return fidelity(self.original, self.module, lowered, self.examples)
 
 
@@ -63,18 +73,29 @@ def quantize(
     normalisation: Normalisation | None = None,
     progress: Progress = lambda step: None,
 ) -> QuantisedNetwork:
-    """A float network with int8 weights and activations, as `recipe` has it.
+    """Quantize the weights and activations of a float network to integers, as `recipe` defines it.
 
-    What rounded weights add to the mean of a product's channel is taken back by its bias; `model` is left as
-    it is.
-    A dynamic recipe, `xnnpack_dynamic`, finds the scales of activations as the program runs: it needs example
-    inputs, of which it takes the shapes, and no calibration; one is then what the networks are compared on.
+    Rounded weights shift the mean of a channel; the bias takes the shift back. `model` is left unchanged.
 
-    `calibration` are inputs of the kind that the network will get: each a tensor, a tuple of arguments or a
-    dict of keywords. Or it is the path of a .npz or .npy (examples along the first dimension; an array for
-    each input by its name), or of a folder of these and of pictures, which become (x / 255 − mean) / std by
-    `normalisation`. `args` and `kwargs` are example inputs; left out, they are the first of the calibration.
-    Raises a `DimorderError` that says what to do.
+    Args:
+        model: a module, an exported program, or a `.pt2` file.
+        calibration: inputs of the kind that the network will get: each a tensor, a tuple of arguments or a
+            dict of keywords. Or the path of a .npz or .npy file, or of a folder of these files and of
+            pictures. Files hold examples along the first dimension, with an array for each input by its name.
+            A dynamic recipe, `xnnpack_dynamic`, finds the scales of activations as the program runs. It needs
+            no calibration; networks are then only compared on it.
+        recipe: the name of a recipe in `recipes.RECIPES`.
+        args: example positional inputs; a dynamic recipe needs their shapes. The default is the first example
+            of the calibration.
+        kwargs: example keyword inputs.
+        normalisation: how the values of pictures become inputs: (x / 255 − mean) / std.
+        progress: called with the name of each step as the step begins.
+
+    Returns:
+        The quantised network.
+
+    Raises:
+        DimorderError: if the network cannot be quantised; the error says what to do.
 
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU6()).eval()
     >>> made = quantize(net, [torch.randn(1, 3, 5, 7) for _ in range(4)])
@@ -134,7 +155,7 @@ def quantize(
 
 
 def _own(exported: ExportedProgram) -> list[CalibrationCall]:
-    """The call that a network was exported with."""
+    """Return the call that a network was exported with."""
     if exported.example_inputs is None:
         raise UsageError("the exported program", "no example inputs in it", "give args=(x,)")
     args, kwargs = exported.example_inputs

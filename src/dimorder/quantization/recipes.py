@@ -1,4 +1,4 @@
-"""Decides which ways of quantising there are: for each, whose quantizer says what is quantised, and how."""
+"""Define the recipes: for each way of quantising, the quantizer that says what is quantised, and how."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from dimorder.errors import UsageError
 class Recipe:
     """One way of quantising.
 
-    `quantizer` makes torchao's `Quantizer` of it; `target` is what that was written for, a pattern
-    where these are several, `scheme` the name of the arithmetic, and `install` what to do if a module is
-    missing. One that is `dynamic` needs no calibration: the scales of values are found as the network runs.
+    Attributes:
+        target: the target that the quantizer was written for, or a pattern of several targets.
+        scheme: the name of the arithmetic, such as "int8".
+        quantizer: returns torchao's `Quantizer`.
+        install: what to do if a module is missing.
+        dynamic: whether the scales of values are found as the network runs, without calibration.
     """
 
     target: str
@@ -51,7 +54,10 @@ def _ethos_u(bits: int) -> Any:
 
 
 def _of_arm(quantizer: Any, bits: int) -> Any:
-    """With activations of so many bits. Of 16, the least scale is one that values below 1 make use of."""
+    """Configure a quantizer for activations of 8 or 16 bits.
+
+    With 16 bits the least scale is small enough for values below 1.
+    """
     from executorch.backends.arm import quantizer as arm
 
     if bits == 8:
@@ -75,7 +81,10 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 
 def find(name: str) -> Recipe:
-    """The recipe of that name; raises `UsageError` where there is none.
+    """Return the recipe of a name.
+
+    Raises:
+        UsageError: if there is no such recipe.
 
     >>> find("xnnpack").scheme
     'int8'
@@ -86,7 +95,7 @@ def find(name: str) -> Recipe:
 
 
 def needs_calibration(scheme: str) -> bool:
-    """Whether a scheme is found from inputs like those that the network will get.
+    """Return whether a scheme needs inputs like those that the network will get.
 
     >>> needs_calibration("int8"), needs_calibration("int8-dynamic")
     (True, False)
@@ -95,7 +104,14 @@ def needs_calibration(scheme: str) -> bool:
 
 
 def name_for(scheme: str, target: str) -> str:
-    """The name of the first recipe of a scheme for a target; raises `UsageError` where there is none.
+    """Return the name of the first recipe of a scheme for a target.
+
+    Args:
+        scheme: the name of the arithmetic, such as "int8".
+        target: the name of a target.
+
+    Raises:
+        UsageError: if there is no such recipe.
 
     >>> name_for("int8", "xnnpack"), name_for("int8", "ethos-u55-128")
     ('xnnpack', 'ethos-u')

@@ -1,4 +1,7 @@
-"""Plans, inspections and benches as pages: what is promised, what is converted and why, and what it takes."""
+"""Render plans, inspections and benches as HTML pages.
+
+A plan's page has its contract, its conversions with their reasons, and the cost.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ __all__ = ["Report", "build", "render", "render_bench", "render_inspection", "wr
 def render(
     result: Lowered | NetworkPlan, title: str = "", progress: Callable[[str], None] = lambda step: None
 ) -> str:
-    """The page, in HTML that needs nothing from elsewhere. The plan is solved anew for each reason on it.
+    """Return the page of a plan, in self-contained HTML. The plan is solved anew for each reason on it.
 
     >>> import torch, dimorder
     >>> plan = dimorder.plan(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),))
@@ -33,15 +36,15 @@ def render(
 
 
 def render_inspection(found: Inspection, title: str = "", comparison: Comparison | None = None) -> str:
-    """The page of an inspection, in HTML that needs nothing from elsewhere."""
+    """Return the page of an inspection, in self-contained HTML."""
     return inspection_page(found, title, comparison)
 
 
 def render_bench(found: Bench, title: str = "") -> str:
-    """The page of a bench, in HTML that needs nothing from elsewhere."""
+    """Return the page of a bench, in self-contained HTML."""
     return bench_page(found, title)
 
 
 def write(result: Lowered | NetworkPlan, path: str | os.PathLike[str], title: str = "") -> Path:
-    """Writes the page: whole, or not at all. Raises `UsageError` where it cannot be written."""
+    """Write the page: whole, or not at all. Raises `UsageError` if it cannot be written."""
     return write_whole(path, render(result, title).encode())

@@ -1,4 +1,4 @@
-"""Decides how a bench looks as a page: a bar for each runtime, and where the time of ours goes."""
+"""Render a bench as a page: a bar for each runtime, and the times of our operators and kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STYLE = """
 
 
 def bench_page(found: Bench, title: str = "") -> str:
-    """The whole page."""
+    """Return the whole page."""
     name = title or found.network
     sections = [
         _head(found, name),

@@ -1,4 +1,4 @@
-"""Decides how the report of a plan looks: one HTML page without a script."""
+"""Render the report of a plan: one HTML page without a script."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FAMILIES = {
 
 
 def page(report: Report) -> str:
-    """The whole page."""
+    """Return the whole page."""
     sections = [
         _head(report),
         _contract(report),
@@ -158,7 +158,7 @@ def _strip(report: Report) -> str:
 
 
 def _grouped(operators: Sequence[OperatorRow]) -> Iterator[tuple[str, list[OperatorRow]]]:
-    """Runs of operators by the module they lie in, cut to two levels, or to one where there are many."""
+    """Return runs of operators by module, to a depth of two levels, or of one if there are too many runs."""
 
     def rows(levels: int) -> list[tuple[str, list[OperatorRow]]]:
         keyed = groupby(operators, key=lambda row: ".".join(row.module.split(".")[:levels]))

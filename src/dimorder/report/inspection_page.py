@@ -1,6 +1,6 @@
-"""Decides how an inspection looks as a page: the run as a strip coloured by order, and searchable findings.
+"""Render an inspection as a page: the run as a strip coloured by order, and searchable findings.
 
-Like a plan's page it stands alone; its one script filters the findings.
+Like a plan's page it is self-contained. Its one script filters the findings.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ box.addEventListener('input', () => {
 
 
 def inspection_page(found: Inspection, title: str = "", comparison: Comparison | None = None) -> str:
-    """The whole page.
+    """Return the whole page.
 
     >>> import torch, dimorder
     >>> found = dimorder.inspect(torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 5, 7))

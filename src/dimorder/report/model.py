@@ -1,6 +1,6 @@
-"""Decides what a report tells: the plan's own words, with every operator's order beside them.
+"""Collect the content of a report: the plan's own words, with every operator's order.
 
-Nothing is measured or decided here, and nothing is said about how it looks.
+Nothing is measured or decided here, and nothing says how the page looks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dimorder.targets.npu_report import NpuReport
 
 Family = Literal["row-major", "channels-last", "permuted", "cut"]
 
-EXPLAINED = 12  # conversions whose reasons are given, largest first: each is a plan solved anew
+EXPLAINED = 12  # conversions with reasons, largest first: each reason solves a plan anew
 
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator: the orders it reads and writes, and the conversions that are made for it first."""
+    """One operator: the orders that it reads and writes, and the conversions that its operands need first."""
 
     operator: str
     source: str
@@ -51,7 +51,7 @@ class ConversionRow:
 
 @dataclass(frozen=True)
 class Lowering:
-    """What only a lowered network has."""
+    """The figures that only a lowered network has."""
 
     max_rel_error: float
     delegates: int
@@ -90,7 +90,7 @@ class Report:
 def build(
     result: Lowered | NetworkPlan, title: str = "", progress: Callable[[str], None] = lambda step: None
 ) -> Report:
-    """The report of a lowered network, or of a plan alone."""
+    """Return the report of a lowered network, or of a plan alone."""
     lowered = result if isinstance(result, Lowered) else None
     plan = lowered.plan if lowered else result
     assert isinstance(plan, NetworkPlan)
@@ -165,7 +165,7 @@ def _operators(plan: NetworkPlan) -> Iterator[OperatorRow]:
             shape=_shape(site.node),
             reads=tuple(named[: len(site.reads)]),
             writes=tuple(named[len(site.reads) :]),
-            # An operator without tensors among its results has written none: its last operand's order then.
+            # An operator whose results are no tensors writes no order, so its last operand's order counts.
             family=_family(buffers[-1], orders[-1]) if orders else "row-major",
             conversions=tuple(first_consumer.get(index, ())),
             note=note
@@ -174,7 +174,7 @@ def _operators(plan: NetworkPlan) -> Iterator[OperatorRow]:
 
 
 def _family(info: BufferInfo, order: AxisOrder) -> Family:
-    """What kind of order it is, of the value's own shape. Where several fit, the first."""
+    """Return the kind of an order, for the value's own shape: the first kind that fits."""
     value = info.root.meta["val"]
     shape = tuple(int(size) for size in (value[0] if isinstance(value, (list, tuple)) else value).shape)
     if list(order) == sorted(order):

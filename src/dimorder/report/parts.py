@@ -1,4 +1,4 @@
-"""Decides what all pages are made of: one document with its own CSS, tiles, sections, tables and bars.
+"""Build the parts of all pages: one document with its own CSS, tiles, sections, tables and bars.
 
 A page needs nothing from the network, so it can be mailed, and opens anywhere.
 """
@@ -13,7 +13,7 @@ MAX_ROWS = 64  # of a strip: with more, modules are grouped one level higher
 
 
 def document(title: str, sections: Iterable[str], style: str = "", script: str = "") -> str:
-    """The whole page; sections that are empty are left out, and `style` is added to what all pages have."""
+    """Return the whole page, without empty sections; `style` is added to the CSS of all pages."""
     css = Path(__file__).with_name("page.css").read_text() + style
     body = "\n".join(section for section in sections if section)
     run = f"<script>{script}</script>\n" if script else ""
@@ -26,7 +26,10 @@ def document(title: str, sections: Iterable[str], style: str = "", script: str =
 
 
 def head(title: str, text: str, tiles: Iterable[tuple[str, str, str]]) -> str:
-    """What a page begins with. `text` is HTML; a tile is a value, what it is, and good, bad or neither."""
+    """Return the beginning of a page.
+
+    `text` is HTML; a tile is a value, its label, and good, bad or neither.
+    """
     shown = "".join(
         f'<div class="tile {mood}"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
         for value, label, mood in tiles
@@ -35,34 +38,34 @@ def head(title: str, text: str, tiles: Iterable[tuple[str, str, str]]) -> str:
 
 
 def section(title: str, text: str, content: str = "") -> str:
-    """`content` is HTML."""
+    """Return a section; `content` is HTML."""
     return f"<section><h2>{title}</h2><p>{escape(text)}</p>{content}</section>"
 
 
 def table(rows: Iterable[Sequence[str]], titles: Sequence[str]) -> str:
-    """A table of texts."""
+    """Return a table of texts."""
     return grid((row(map(escape, each)) for each in rows), titles)
 
 
 def grid(rows: Iterable[str], titles: Sequence[str]) -> str:
-    """A table of what `row` made."""
+    """Return a table of rows from `row`."""
     top = "".join(f"<th>{title}</th>" for title in titles)
     return f'<div class="scroll"><table><tr>{top}</tr>{"".join(rows)}</table></div>'
 
 
 def row(cells: Iterable[str], kind: str = "") -> str:
-    """Cells that are HTML; `kind` is a class of the page's CSS."""
+    """Return a row of cells in HTML; `kind` is a class of the page's CSS."""
     marked = f' class="{kind}"' if kind else ""
     return f"<tr{marked}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
 def bar(share: float) -> str:
-    """A bar that is filled so far, between 0 and 1."""
+    """Return a bar with the share that is filled, between 0 and 1."""
     return f'<div class="bar"><i style="width:{100 * share:.1f}%"></i></div>'
 
 
 def size(count: int) -> str:
-    """Bytes as a person would say them.
+    """Return bytes as a person would say them.
 
     >>> size(602112), size(0)
     ('602 kB', '0 B')

@@ -1,1 +1,1 @@
-"""Running a lowered program: its contract checked, or adapted to, and then the target's own runtime."""
+"""Call a lowered program: check or adapt its inputs by the contract, then run the target's own runtime."""

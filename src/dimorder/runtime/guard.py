@@ -1,6 +1,7 @@
-"""Decides whether a caller's tensors keep a contract, and makes of each the tensor that the runtime reads.
+"""Check a caller's tensors against a contract, and convert each to the tensor that the runtime reads.
 
-ExecuTorch checks types and sizes, never the order of dimensions: a wrong one gives wrong numbers, silently.
+ExecuTorch checks types and sizes, but never the order of dimensions: a wrong order silently gives wrong
+numbers.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from dimorder.contract import Contract, Memory, Symbol, TensorSpec, describe
 from dimorder.errors import ContractError, UsageError
 
 OnMismatch = Literal["adapt", "error", "warn"]
-_Expected = tuple[Memory, tuple[int, ...] | None]  # how a tensor lies, and the dims it is permuted to
+_Expected = tuple[Memory, tuple[int, ...] | None]  # how a tensor lies, and the dims to permute it to
 _Quick = Callable[[Sequence[object]], list[torch.Tensor] | None]
 _CHOICES = get_args(OnMismatch)
-_REMEMBERED = 64  # sizes of symbols
+_REMEMBERED = 64  # sets of dynamic sizes
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """One tensor that lay otherwise than promised, and was copied; `cost_bytes` is its size."""
+    """One tensor that lay in another order than promised, and was copied; `cost_bytes` is its size."""
 
     value: str
     found: str
@@ -39,7 +40,7 @@ class Adaptation:
 
 @dataclass(frozen=True)
 class Checked:
-    """Tensors that keep the contract, and what it took to make them so."""
+    """Tensors that keep the contract, and the copies that were needed."""
 
     tensors: tuple[torch.Tensor, ...]
     conversions: tuple[Adaptation, ...]
@@ -55,11 +56,23 @@ def check(
     on_mismatch: OnMismatch = "adapt",
     device: str | None = None,
 ) -> Checked:
-    """The inputs as the program's own signature has them: canonical strides, and the boundary's shape.
+    """Return the inputs as the program's own signature has them: canonical strides, and the boundary's shape.
 
-    A tensor of another order, or that is not dense, is copied ("adapt"), copied with a warning ("warn") or
-    refused with a `ContractError` ("error"). One of an equivalent order is never copied. A wrong number of
-    tensors, type, size or device is always a `ContractError`.
+    A tensor of an equivalent order is never copied.
+
+    Args:
+        contract: what the program promises.
+        tensors: the inputs, in their logical shapes.
+        on_mismatch: what happens to a tensor that has another order or is not dense: "adapt" copies it,
+            "warn" copies it with a warning, and "error" refuses it.
+        device: the type of the device that the program runs on, such as "cpu"; None means any.
+
+    Returns:
+        The tensors, and the conversions that they needed.
+
+    Raises:
+        ContractError: if the number of tensors, a type, a size or a device is wrong. With "error" also if an
+            order is.
 
     >>> x = TensorSpec("x", (2, 3, 5, 7), "float32", DimOrder(0, 2, 3, 1))
     >>> guarded = check(Contract((x,), ()), [torch.zeros(2, 3, 5, 7)])
@@ -80,9 +93,14 @@ def check(
 def restore(
     contract: Contract, tensors: Sequence[torch.Tensor], on_mismatch: OnMismatch = "adapt"
 ) -> Checked:
-    """The way back: what the program returned, as logical tensors in the order that the contract promises.
+    """Return the program's outputs as logical tensors in the order that the contract promises.
 
-    A program that keeps its promise needs no copy here. The conversions are of one that does not.
+    A program that keeps its promise needs no copy here. The conversions are those of a program that does not.
+
+    Args:
+        contract: what the program promises.
+        tensors: the outputs, as the program's own signature has them.
+        on_mismatch: what happens to an output in another order, as for `check`.
 
     >>> y = TensorSpec("y", (2, 3, 5), "float32", DimOrder(0, 2, 1))
     >>> guarded = restore(Contract((), (y,)), [torch.zeros(2, 5, 3)])
@@ -98,11 +116,11 @@ def restore(
 
 
 def quick_check(contract: Contract) -> _Quick:
-    """`check` on the CPU for inputs that lie to the letter as the program holds them; None for any others.
+    """Return a fast `check` on the CPU, for inputs that lie exactly as the program reads them.
 
-    Nearly every call is such. The network before it has emptied the processor's caches, where all that is
-    read has to be fetched from memory, so this reads no more than it must. Sizes that symbols had in an
-    earlier call are not compared with their ranges again.
+    It returns None for all other inputs, which are rare. The network before it has emptied the processor's
+    caches, so that all data comes from memory. So this check reads no more than it must. Dynamic sizes that
+    an earlier call had are not compared with their ranges again.
     """
 
     def expected(shapes: Sequence[tuple[int, ...]]) -> list[_Expected]:
@@ -120,7 +138,7 @@ def quick_check(contract: Contract) -> _Quick:
 
 
 def quick_restore(contract: Contract) -> _Quick:
-    """`restore` for outputs that keep the promise to the letter; None for any others."""
+    """Return a fast `restore` for outputs that keep the promise exactly; it returns None for all others."""
 
     def expected(shapes: Sequence[tuple[int, ...]]) -> list[_Expected]:
         return [_raw(spec, shape) for spec, shape in zip(contract.outputs, shapes, strict=True)]
@@ -133,7 +151,7 @@ def quick_restore(contract: Contract) -> _Quick:
 
 
 def _raw(spec: TensorSpec, shape: tuple[int, ...]) -> _Expected:
-    """How an output of this shape lies as the program returns it, and the way back to its logical dims."""
+    """Return how an output lies as the program returns it, and the dims that make it logical."""
     if spec.boundary == "logical":
         return spec.memory_of(shape), None
     order, back = spec.dim_order, spec.dim_order.inverse
@@ -147,7 +165,10 @@ def _of_sizes(
     expected: Callable[[Sequence[tuple[int, ...]]], list[_Expected]],
     require: Callable[[Sequence[torch.Tensor]], None],
 ) -> _Quick:
-    """Takes tensors of these shapes; where sizes are symbols, of all that are not refused."""
+    """Return a quick check of tensors with these shapes.
+
+    Dynamic sizes may have all values that `require` accepts.
+    """
     fixed = [tuple(size for size in shape if isinstance(size, int)) for shape in shapes]
     ranks = [len(shape) for shape in shapes]
     if [len(shape) for shape in fixed] == ranks:
@@ -173,7 +194,7 @@ def _of_sizes(
 
 
 def _quick(expected: Sequence[_Expected]) -> _Quick:
-    """Takes tensors that lie as expected, each permuted where dims are given."""
+    """Return a function that accepts tensors with the expected memory, and permutes those that have dims."""
 
     def take(tensors: Sequence[object]) -> list[torch.Tensor] | None:
         if len(tensors) != len(expected):
@@ -198,13 +219,17 @@ def _quick(expected: Sequence[_Expected]) -> _Quick:
 
 
 def require_choice(on_mismatch: str) -> None:
-    """Raises `UsageError` for what is no way to treat another order."""
+    """Check that `on_mismatch` is "adapt", "error" or "warn".
+
+    Raises:
+        UsageError: if it is another text.
+    """
     if on_mismatch not in _CHOICES:
         raise UsageError("on_mismatch", repr(on_mismatch), f"say one of {', '.join(_CHOICES)}")
 
 
 def _physical(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor:
-    """An input as the program's own signature shows it."""
+    """Return an input as the program's own signature shows it."""
     return tensor.permute(spec.dim_order.dims) if spec.boundary == "physical" else tensor
 
 
@@ -228,7 +253,8 @@ def _conform(
                 raise error
             if on_mismatch == "warn":
                 warnings.warn(str(error), stacklevel=4)
-            # torch.contiguous(memory_format=...) leaves ambiguous strides as they are, hence by hand.
+            # torch.contiguous(memory_format=...) leaves ambiguous strides as they are, so the copy is made by
+            # hand.
             tensor = torch.empty_strided(
                 tensor.shape, canonical, dtype=tensor.dtype, device=tensor.device
             ).copy_(tensor)
@@ -238,7 +264,7 @@ def _conform(
 
 
 def _mismatch(spec: TensorSpec, tensor: torch.Tensor, canonical: tuple[int, ...]) -> str | None:
-    """What the tensor is, if its memory is not that of the promised order."""
+    """Return what the tensor is if its memory is not that of the promised order, else None."""
     if tensor.is_neg() or tensor.is_conj():
         return "lazily negated or conjugated"
     if tensor.stride() == canonical:
@@ -263,7 +289,7 @@ def _order_error(kind: str, spec: TensorSpec, tensor: torch.Tensor, found: str) 
 
 
 def _order_fix(spec: TensorSpec, tensor: torch.Tensor) -> str:
-    """The line that makes of `tensor` one that keeps the promise."""
+    """Return the line of code that brings a tensor into the promised order."""
     name, order = _variable(spec), spec.dim_order
     if tensor.is_neg() or tensor.is_conj():
         return f"{name} = {name}.resolve_conj().resolve_neg()"
@@ -308,7 +334,7 @@ def _check_kind(spec: TensorSpec, tensor: object, device: str | None) -> None:
 
 
 def _type_fix(spec: TensorSpec, tensor: torch.Tensor) -> str:
-    """The line that makes of `tensor` one of the promised type."""
+    """Return the line of code that brings a tensor to the promised type."""
     name, dtype = _variable(spec), getattr(torch, spec.dtype)
     if spec.scale is None or not tensor.is_floating_point():
         return f"{name} = {name}.to({dtype})" if spec.scale is None else _quantising(spec, f"{name}.float()")
@@ -322,7 +348,7 @@ def _quantising(spec: TensorSpec, value: str) -> str:
 
 
 def _quantised_error(spec: TensorSpec, tensor: torch.Tensor) -> ContractError:
-    """Of a tensor of torch's own quantised types, whose integers have a scale with them."""
+    """Return the error for a tensor of torch's own quantised types, whose integers come with a scale."""
     where, name = f"input {spec.name!r}", _variable(spec)
     if tensor.qscheme() not in (torch.per_tensor_affine, torch.per_tensor_symmetric) or spec.scale is None:
         found = f"{tensor.dtype}, where torch.{spec.type_name} is promised"
@@ -342,7 +368,7 @@ def _quantised_error(spec: TensorSpec, tensor: torch.Tensor) -> ContractError:
 def _check_shape(
     spec: TensorSpec, tensor: torch.Tensor, symbols: Sequence[Symbol], sizes: dict[str, int]
 ) -> None:
-    """Compares sizes; `sizes` collects what each symbol turned out to be, over all inputs of a call."""
+    """Check the sizes of a tensor; `sizes` collects each dynamic size over all inputs of a call."""
     where, shape = f"input {spec.name!r}", tuple(tensor.shape)
     fits = len(shape) == len(spec.shape) and all(
         isinstance(promised, str) or promised == size
@@ -377,7 +403,7 @@ def _check_shape(
 
 
 def _shape_fix(spec: TensorSpec, shape: tuple[int, ...]) -> str:
-    """The line that mends the two usual slips: no batch dimension, and channels as the last dimension."""
+    """Return the line of code that fixes a missing batch dimension, or channels in the last dimension."""
     name, rank = _variable(spec), len(spec.shape)
     if (1, *shape) == spec.shape:
         return f"{name} = {name}.unsqueeze(0)"
@@ -388,5 +414,5 @@ def _shape_fix(spec: TensorSpec, shape: tuple[int, ...]) -> str:
 
 
 def _variable(spec: TensorSpec) -> str:
-    """The input as a name in a line of code."""
+    """Return the name of an input as a variable in a line of code."""
     return spec.name if spec.name.isascii() and spec.name.isidentifier() else "x"

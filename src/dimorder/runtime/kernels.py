@@ -1,6 +1,7 @@
-"""Decides which orders ExecuTorch's kernels are trusted with: what a .pte calls, and the table of verdicts.
+"""List the kernels that a .pte calls, and look up which orders they compute right.
 
-The table is measured (`dimorder ops --runtime executorch --regenerate`) and shipped per ExecuTorch version.
+The table of verdicts is measured (`dimorder ops --runtime executorch --regenerate`) and shipped per version
+of ExecuTorch.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ TABLE_VERSION = "1.5.1"
 VIEW = "executorch_prim::et_view.default"
 _TABLES = Path(__file__).parents[1] / "executorch"
 
-# The letters of a signature: contiguous, channels-last, an order that sizes of 1 make the same memory as
-# contiguous, any other order, and a contiguous tensor of lower rank than the call's highest.
+# The letters of a signature: contiguous, channels-last, an order that is the same memory as contiguous
+# because of sizes of 1, any other order, and a contiguous tensor of lower rank than the call's highest.
 CONTIGUOUS, LAST, SAME, OTHER, LOWER = "CLlXo"
 LEGEND = (
     "C contiguous, L channels-last, l an order that sizes of 1 make the same as contiguous, "
@@ -37,8 +38,8 @@ LEGEND = (
 class KernelTable:
     """Verdicts by backend, operator, rank and signature, for one version of ExecuTorch.
 
-    A signature has a letter per tensor of the call, results last; a list of tensors has one letter per
-    kind in it. What was never probed has no verdict.
+    A signature has a letter per tensor of the call, results last. A list of tensors has one letter per kind
+    of order in it. A call that was never probed has no verdict.
 
     >>> KernelTable.shipped().verdict("portable", "aten::flip.out", 4, "LL")
     'wrong'
@@ -50,7 +51,11 @@ class KernelTable:
     @staticmethod
     @functools.cache
     def shipped(version: str = TABLE_VERSION) -> KernelTable:
-        """The table of a version; raises `UnsupportedError` where none is shipped for it."""
+        """Return the table of a version of ExecuTorch.
+
+        Raises:
+            UnsupportedError: if no table is shipped for it.
+        """
         path = _TABLES / f"kernels-{version}.json"
         if not path.exists():
             raise UnsupportedError(
@@ -64,17 +69,20 @@ class KernelTable:
         return self.rows.get(backend, {}).get(operator, {}).get(f"{rank} {signature}")
 
     def verdict_of(self, call: KernelCall) -> KernelVerdict | None:
-        """The verdict of a call of a kernel. A view reads memory row by row: right for contiguous alone."""
+        """Return the verdict of a call of a kernel.
+
+        A view reads memory row by row, so that it is right for contiguous tensors alone.
+        """
         if call.operator == VIEW:
             return "right" if set(call.signature) <= {CONTIGUOUS, LOWER, SAME} else "wrong"
         return self.verdict("portable", call.operator, call.rank, call.signature)
 
     def accepts(self, backend: str, operator: str, rank: int, signature: str) -> bool:
-        """Whether the operator was seen to be right for these orders."""
+        """Return whether the operator was measured to be right for these orders."""
         return self.verdict(backend, operator, rank, signature) == "right"
 
     def to_json(self) -> str:
-        """One line per operator: its signatures by verdict."""
+        """Return the table as JSON with one line per operator: its signatures by verdict."""
         lines = []
         for backend in sorted(self.rows):
             operators = []
@@ -87,7 +95,7 @@ class KernelTable:
         return "{\n" + version + ",\n".join(lines) + "\n}\n"
 
     def __str__(self) -> str:
-        """A line per operator, what is wrong first."""
+        """Return the table as text with an entry per operator, wrong verdicts first."""
         lines = []
         for backend, operators in sorted(self.rows.items()):
             for operator, found in sorted(operators.items()):
@@ -107,7 +115,11 @@ class KernelTable:
 
     @staticmethod
     def from_dict(data: Any) -> KernelTable:
-        """The table that `to_json` wrote, read as JSON; raises `UsageError` for anything else."""
+        """Return the table that `to_json` wrote, from its parsed JSON.
+
+        Raises:
+            UsageError: if the data is anything else.
+        """
         try:
             version = str(data["executorch"])
             rows = {
@@ -131,7 +143,7 @@ class KernelTable:
         return KernelTable(version, MappingProxyType(rows))
 
     def differences(self, other: KernelTable) -> list[str]:
-        """What `other` says differently, a line each."""
+        """Return the verdicts in which `other` differs, one line each."""
         lines = []
         for backend in sorted({*self.rows, *other.rows}):
             mine, theirs = self.rows.get(backend, {}), other.rows.get(backend, {})
@@ -147,9 +159,13 @@ class KernelTable:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One call in a .pte: an operator's kernel, or a delegate (`delegate` names it, `operator` is empty).
+    """One call in a .pte: an operator's kernel, or a delegate.
 
-    `rank` is the highest of its tensors, `signature` their orders.
+    Attributes:
+        operator: the operator's name, empty for a delegate.
+        delegate: the delegate's name, empty for a kernel.
+        rank: the highest rank of the call's tensors.
+        signature: the letters of their orders.
     """
 
     operator: str
@@ -159,7 +175,7 @@ class KernelCall:
 
     @property
     def orders(self) -> str:
-        """The orders in words, inputs before results.
+        """Return the orders in words, inputs before results.
 
         >>> KernelCall("aten::cat.out", "", 4, "LL").orders
         'NHWC (0, 2, 3, 1), NHWC (0, 2, 3, 1)'
@@ -178,7 +194,7 @@ class KernelCall:
 
 
 def letter(shape: Sequence[int], order: Sequence[int], rank: int) -> str:
-    """The letter of a tensor in the signature of a call whose highest rank is `rank`.
+    """Return the letter of a tensor in the signature of a call whose highest rank is `rank`.
 
     >>> letter((2, 3, 5, 7), (0, 2, 3, 1), 4), letter((2, 1, 5, 7), (0, 2, 3, 1), 4), letter((7,), (0,), 4)
     ('L', 'l', 'o')
@@ -194,7 +210,9 @@ def letter(shape: Sequence[int], order: Sequence[int], rank: int) -> str:
 
 
 def signature(operands: Iterable[Any]) -> tuple[int, str]:
-    """The highest rank of (shape, order) pairs, and their letters; of a list of pairs, each letter once.
+    """Return the highest rank of (shape, order) pairs, and their letters.
+
+    A list of pairs has each letter once.
 
     >>> x, y = ((2, 3, 5, 7), (0, 2, 3, 1)), ((2, 3, 5, 7), (0, 1, 2, 3))
     >>> signature([x, y]), signature([[x, x, y], x])
@@ -211,13 +229,17 @@ def signature(operands: Iterable[Any]) -> tuple[int, str]:
 
 
 def kernel_calls(program: Any, method: str = "forward") -> list[KernelCall]:
-    """The calls of one method of a deserialised .pte (executorch.exir.schema.Program), in program order.
+    """Return the calls of one method of a .pte, in program order.
 
-    A view that memory planning has made vanish is listed too: the tensor that nobody writes, in the memory of
-    another one.
+    A view that memory planning removed is listed too. It is a tensor that no call writes, in the memory of
+    another tensor.
+
+    Args:
+        program: the deserialised .pte (executorch.exir.schema.Program).
+        method: the name of the method.
     """
     plan = next(plan for plan in program.execution_plan if plan.name == method)
-    known = dict.fromkeys(plan.inputs)  # the tensors written so far, the latest last: memory is used again
+    known = dict.fromkeys(plan.inputs)  # the tensors written so far, the latest last: memory is reused
     calls = []
     for chain in plan.chains:
         for instruction in chain.instructions:
@@ -226,7 +248,7 @@ def kernel_calls(program: Any, method: str = "forward") -> list[KernelCall]:
             if kind not in ("KernelCall", "DelegateCall"):
                 continue
             items = [item for index in call.args for item in _items(plan, index)]
-            # A delegate's call does not say which of its tensors it writes: none of them is taken for a view.
+            # A delegate's call does not say which of its tensors it writes: none of them counts as a view.
             written = _items(plan, call.args[-1]) if kind == "KernelCall" and call.args else items
             for index in dict.fromkeys(items):
                 source = None if index in written else _seen_through(plan, index, known)
@@ -247,9 +269,9 @@ def kernel_calls(program: Any, method: str = "forward") -> list[KernelCall]:
 
 
 def dangers(program: Any, version: str, method: str = "forward") -> list[KernelCall]:
-    """The calls of a .pte that are known to give wrong numbers, silently, for the orders they get.
+    """Return the calls of a .pte that are known to give wrong numbers silently for their orders.
 
-    Empty where no table is shipped for the version of ExecuTorch.
+    The list is empty if no table is shipped for the version of ExecuTorch.
     """
     try:
         table = KernelTable.shipped(version)
@@ -259,7 +281,7 @@ def dangers(program: Any, version: str, method: str = "forward") -> list[KernelC
 
 
 def _seen_through(plan: Any, index: int, known: Mapping[int, None]) -> int | None:
-    """The known tensor whose memory an unknown one is a view of; None where it is no view."""
+    """Return the known tensor whose memory an unknown tensor views, or None if it is not a view."""
     place = _place(plan.values[index].val)
     if index in known or place is None:
         return None
@@ -275,12 +297,12 @@ def _place(value: Any) -> tuple[int, int, int] | None:
 
 
 def _count(plan: Any, index: int) -> int:
-    """The number of elements: views have as many as what they view."""
+    """Return the number of elements, which a view shares with the tensor that it views."""
     return math.prod(plan.values[index].val.sizes)
 
 
 def _items(plan: Any, index: int) -> list[int]:
-    """The tensors that an argument stands for, as indices of values."""
+    """Return the tensors that an argument stands for, as indices of values."""
     value = plan.values[index].val
     kind = type(value).__name__
     if kind == "Tensor":
@@ -293,7 +315,10 @@ def _pair(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _tensors(plan: Any, args: Sequence[int]) -> list[Any]:
-    """The tensors among a call's arguments as (shape, order). A result is listed twice there: kept once."""
+    """Return the tensors among a call's arguments as (shape, order).
+
+    A .pte lists a result twice; the result appears here once.
+    """
     found: list[Any] = []
     seen = set()
     for position, index in enumerate(args):

@@ -1,4 +1,4 @@
-"""Decides how a loaded program is called: its tensors are checked, or adapted, before it runs and after."""
+"""Call a loaded program: check or adapt its inputs before it runs, and its outputs after."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from dimorder.runtime.guard import Adaptation, OnMismatch, check, quick_check, q
 
 @dataclass(frozen=True)
 class Stats:
-    """What a program's guard has done since it was loaded; `last` is what it converted in the latest call."""
+    """What a program's guard has done since the program was loaded.
+
+    Attributes:
+        calls: the number of calls.
+        conversions: the number of tensors that were copied into another order.
+        cost_bytes: the bytes of these tensors.
+        last: the conversions of the latest call.
+    """
 
     calls: int = 0
     conversions: int = 0
@@ -23,19 +30,23 @@ class Stats:
     last: tuple[Adaptation, ...] = ()
 
     def after(self, conversions: tuple[Adaptation, ...]) -> Stats:
-        """These, and one more call's conversions."""
+        """Return these counts with one more call's conversions."""
         cost = sum(conversion.cost_bytes for conversion in conversions)
         return Stats(self.calls, self.conversions + len(conversions), self.cost_bytes + cost, conversions)
 
 
 class Program:
-    """A loaded program, called like the network it was lowered from; made by `dimorder.load`.
+    """A loaded program, called like the network that it was lowered from; `dimorder.load` returns one.
 
-    `contract` is what it promises, `stats` what its guard did, `on_mismatch` what that does (`guard.check`);
-    `runtime` is what errors call whatever computes `method`.
-
-    Where the contract has `state`, each call goes on where the last one ended, until `reset`. No two programs
+    If the contract has `state`, each call goes on where the last call ended, until `reset`. No two programs
     share their state.
+
+    Args:
+        path: the file that was loaded.
+        contract: what the program promises.
+        method: the runtime's function from inputs to outputs, as the program's own signature has them.
+        on_mismatch: what happens to a tensor in another order than promised (`guard.check`).
+        runtime: the name of the runtime in errors.
     """
 
     def __init__(
@@ -58,21 +69,27 @@ class Program:
 
     @property
     def stats(self) -> Stats:
-        """What the guard has done since the program was loaded."""
+        """Return what the guard has done since the program was loaded."""
         return replace(self._adapted, calls=self._calls)
 
     def __call__(
         self, *args: torch.Tensor, **kwargs: torch.Tensor
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """The output, or a tuple where there are several; see `run`."""
+        """Return the output, or a tuple if there are several; see `run`."""
         outputs = self.run(*args, **kwargs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs, each of its logical shape and in the order that the contract promises.
+        """Run the program, and return its outputs in logical shapes and the promised orders.
 
-        Inputs are positional, by name, or both. Raises `ContractError` for tensors that do not keep the
-        contract, `UsageError` for names that it does not have, `DimorderError` where the runtime fails.
+        Args:
+            args: inputs by position.
+            kwargs: inputs by name.
+
+        Raises:
+            ContractError: if a tensor does not keep the contract.
+            UsageError: if an input is unknown, missing or passed twice.
+            DimorderError: if the runtime fails.
         """
         given = self._bind(args, kwargs) if kwargs else args
         conversions: tuple[Adaptation, ...] = ()
@@ -98,7 +115,10 @@ class Program:
         return tuple(outputs)
 
     def reset(self) -> None:
-        """The state as it was when the program was loaded; of one without, nothing."""
+        """Restore the state that the program had when it was loaded.
+
+        This does nothing for a program without state.
+        """
         reset = getattr(self._method, "reset", None)
         if reset is not None:
             reset()

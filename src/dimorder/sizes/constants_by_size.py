@@ -1,8 +1,8 @@
-"""Decides how constants that are another one for each size, such as positions and masks, become one for all:
-where each is the beginning of that of the largest sizes, it is a slice of it.
+"""Replace constants that depend on a dynamic size, such as positions and masks, by slices of the largest one.
 
-Where it is not, as a grid of anchors, what the network makes it of may be: then that is sliced, and the rest
-is computed in each call.
+This works if each constant is the beginning of the one for the largest sizes. If it is not, as for a grid of
+anchors, a value that the network computes from it may be. Then that value is sliced, and the rest is computed
+in each call.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ PointT = TypeVar("PointT")
 def captured_at(
     points: Sequence[PointT], largest: PointT, capture_at: Callable[[PointT, dict[str, Slices]], Captured]
 ) -> list[Captured]:
-    """A network at several sizes, its constants the same at all of them as far as that can be.
+    """Capture a network at several sizes, with constants that are the same at all of them if possible.
 
-    `capture_at` captures it at one, with some of its constants as slices. It is asked for the largest sizes
-    only where a constant differs.
+    Args:
+        points: the sizes.
+        largest: the largest sizes; the network is captured there only if a constant differs.
+        capture_at: captures the network at one point, with some of its constants as slices.
     """
     largest_program = cache(lambda: capture_at(largest, {}))
     programs = [capture_at(point, {}) for point in points]
@@ -41,9 +43,12 @@ def captured_at(
 
 
 def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Captured]) -> bool:
-    """Makes the constants that differ between programs slices of those of the largest; whether that was all.
+    """Replace constants that differ between programs by slices of the largest.
 
-    What is not the beginning of its twin there stays as it is, and so does what is the same all along.
+    Returns whether all were replaced.
+
+    A constant that is not the beginning of the largest stays unchanged. So does a constant that is equal
+    along each dimension whose size varies.
     """
     rows = [row for row in zip(*map(_constants, programs), strict=False) if _differ(programs, row)]
     twins = {node.name: largest().constant(node) for node in _constants(largest())} if rows else {}
@@ -59,7 +64,7 @@ def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Capture
 
 
 def _of_made(programs: Sequence[Captured], largest: Captured) -> dict[str, Slices]:
-    """What the network makes of sizes, as slices, by the names of the nodes that do."""
+    """Return the values that the network computes from sizes as slices, by the names of their nodes."""
     found = {}
     for name in programs[0].made:
         held = [each.made[name] for each in programs if name in each.made]
@@ -79,7 +84,7 @@ def _differ(programs: Sequence[Captured], row: Sequence[Node]) -> bool:
 
 
 def _slices(held: Sequence[torch.Tensor], whole: torch.Tensor | None) -> Slices | None:
-    """The constants as slices of a whole one; None where one is not what that begins with."""
+    """Return the constants as slices of a whole one, or None if one of them is not its beginning."""
     for tensor in held:
         if whole is None or tensor.dim() != whole.dim() or tensor.dtype != whole.dtype:
             return None
@@ -91,7 +96,7 @@ def _slices(held: Sequence[torch.Tensor], whole: torch.Tensor | None) -> Slices 
 
 
 def _slice(program: Captured, node: Node, part: Slices) -> None:
-    """Puts the whole constant in place of one, and slices of it in place of what read that."""
+    """Put the whole constant in place of one, and slices of it in place of what its readers read."""
     shape, users = program.constant(node).shape, list(node.users)
     setattr(program.module, str(node.target), part.whole.clone(memory_format=torch.contiguous_format))
     node.meta["val"] = without_data(part.whole)

@@ -1,8 +1,8 @@
-"""Decides how the programs that one plan makes at several sizes become one program for all sizes.
+"""Merge the programs that one plan makes at several sizes into one program for all sizes.
 
-They have the same nodes and differ in numbers alone. Each number that varies is written as what it is at
-every one of these sizes: the size of a dimension of an operand, an affine function of one, a product of two,
-or the entry of a view's shape that torch finds out itself.
+The programs have the same nodes and differ only in numbers. Each number that varies is written by sizes that
+explain it in all these programs: the size of a dimension of an operand, an affine function of one, or a
+product of two. In a view's shape it may be the one entry that torch computes itself.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ _VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, at
 
 @dataclass(frozen=True)
 class _Varying:
-    """A number that is another one in each of several programs."""
+    """A number with another value in each of several programs."""
 
     values: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class _Dimension:
-    """A dimension of a value, with its sizes in each of several programs."""
+    """A dimension of a value, with its size in each of several programs."""
 
     node: Node
     dim: int
     sizes: tuple[int, ...]
 
 
-# From what a number is in each of several programs, and from what some sizes are there, to how the one is
-# made of the others; None where it is not known.
+# From a number's value in each of several programs, and from sizes there, to a function that computes the
+# number from the sizes; None if it is not known.
 Formulas = Callable[[Sequence[int], Sequence[Sequence[int]]], "Callable[[Any], Any] | None"]
 
 
 class Unifier:
-    """Grows the one graph of several.
+    """A builder of one graph from several graphs that differ in sizes.
 
-    `graphs` are alike, and each node's `meta["val"]` has its shape in its own program. `formulas` know
-    numbers that are no affine functions of sizes.
+    Args:
+        graphs: graphs with the same nodes. Each node's `meta["val"]` has its shape in its own program.
+        formulas: knows numbers that are not affine functions of sizes.
     """
 
     def __init__(self, graphs: Sequence[Graph], formulas: Formulas = lambda values, sizes: None) -> None:
@@ -62,16 +63,20 @@ class Unifier:
         self.formulas = formulas
         self.graph = Graph()
         self.made: dict[Node, Node] = {}  # by the node of the first graph
-        self.first: dict[Node, Node] = {}  # of each graph's node: that of the first one
+        self.first: dict[Node, Node] = {}  # each graph's node → that of the first graph
         self.sizes: dict[tuple[Node, int], Node] = {}
         self.given: list[_Dimension] = []
         self.seen: list[_Dimension] = []  # of all values so far
 
     def unified(self, broadcast: Mapping[str, Sequence[torch.Tensor]] | None = None) -> Graph:
-        """The one graph. `broadcast` are the constants that vary in size alone, by the names of the nodes
-        that give them: each is made of what such a node gives then, with a size of 1 where it varies.
+        """Return the one graph.
 
-        Raises `UnsupportedError` for the first node that differs otherwise.
+        Args:
+            broadcast: the constants that differ only in size, by the names of their nodes. Each node then has
+                a size of 1 wherever it varies, and is expanded from that.
+
+        Raises:
+            UnsupportedError: for the first node that differs in anything else.
         """
         inputs = [row for row in self.rows if row[0].op == "placeholder"]
         for row in inputs:
@@ -106,7 +111,7 @@ class Unifier:
         self.seen += _varying_dims(row)
 
     def _merged(self, values: Sequence[Any], row: Sequence[Node]) -> Any:
-        """What the values are in all programs; a `_Varying` where they are ints that differ."""
+        """Return what the values are in all programs; a `_Varying` if they are ints that differ."""
         first = values[0]
         if isinstance(first, Node):
             if {self.first.get(value) for value in values} == {self.first[first]}:
@@ -125,7 +130,10 @@ class Unifier:
         raise SizesError(row[0], f"{_told(values)}, by the sizes")
 
     def _left_to_torch(self, shape: Sequence[Any], row: Sequence[Node]) -> list[Any]:
-        """A view's shape with one entry left out, where several vary: one that is written in no other way."""
+        """Return a view's shape with one varying entry left to torch.
+
+        An entry that no size explains is preferred.
+        """
         places = [i for i, size in enumerate(shape) if isinstance(size, _Varying)]
         if not places:
             return list(shape)
@@ -134,7 +142,10 @@ class Unifier:
         return [-1 if i == left else size for i, size in enumerate(shape)]
 
     def _written(self, number: _Varying, row: Sequence[Node]) -> Node:
-        """The number by sizes of what the call reads, or of the program's inputs, or of another value."""
+        """Return the node that computes a number from sizes.
+
+        The sizes are those of the call's operands, of the program's inputs, or of another value.
+        """
         dims = [*self._read(row), *self.given]
         found = formula(number.values, [dim.sizes for dim in dims])
         if found is not None:
@@ -156,7 +167,7 @@ class Unifier:
         raise SizesError(row[0], f"the number {_told(number.values)}, by the sizes")
 
     def _dimension(self, number: _Varying, row: Sequence[Node]) -> _Dimension | None:
-        """A dimension that has this size: of what the call reads, or of the program's inputs."""
+        """Return a dimension with this size, of the call's operands or of the program's inputs."""
         dims = [*self._read(row), *self.given]
         return next((dim for dim in dims if dim.sizes == number.values), None)
 
@@ -175,7 +186,7 @@ class Unifier:
         return self.graph.create_node("call_function", target, args, name="size")
 
     def _grown(self, row: Sequence[Node], values: Sequence[torch.Tensor]) -> Node:
-        """A constant that is the same along each dimension whose size varies."""
+        """Return a constant, expanded along each dimension whose size varies."""
         shapes = zip(*(value.shape for value in values), strict=True)
         shape = [
             sizes[0] if len(set(sizes)) == 1 else self._written(_Varying(tuple(sizes)), row)
@@ -189,7 +200,7 @@ class Unifier:
 
 @dataclass(frozen=True)
 class _Read:
-    """Sizes of dimensions as a graph has them, each once it is asked for."""
+    """Sizes of dimensions as a graph has them; each is written when it is read."""
 
     unifier: Unifier
     dims: Sequence[_Dimension]
@@ -200,8 +211,10 @@ class _Read:
 
 @dataclass(frozen=True)
 class Formula:
-    """A number made of sizes: `factor` times the product of those at the places `of`, plus `offset`, over
-    `divisor`."""
+    """A number computed from sizes.
+
+    It is `factor` times the product of the sizes at the places `of`, plus `offset`, over `divisor`.
+    """
 
     factor: int
     of: tuple[int, ...]
@@ -217,10 +230,14 @@ class Formula:
 
 
 def formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
-    """How a number that has these values is made of sizes that have these; None where it is not found.
+    """Return how a number is computed from sizes, or None if that is not found.
 
-    One that is a size comes first, then an affine function of one, a multiple of a product of two, and a part
-    of one or of such a product.
+    A single size is tried first, then an affine function of one size, and a multiple of a product of two
+    sizes. A fraction of one size, or of such a product, is tried last.
+
+    Args:
+        values: the number's value at each point.
+        sizes: the values of each size at the same points.
 
     >>> formula((7, 11, 19), [(2, 3, 4), (3, 5, 9)])
     Formula(factor=2, of=(1,), offset=1, divisor=1)
@@ -253,7 +270,7 @@ def formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | 
 
 
 def _affine(values: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | None:
-    """Whole numbers a > 0 and c such that each value is a times its size, plus c; None if there are none."""
+    """Return whole numbers a > 0 and c with value = a · size + c at each point, or None."""
     at = next((i for i, size in enumerate(sizes) if size != sizes[0]), None)
     if at is None:
         return None
@@ -264,7 +281,13 @@ def _affine(values: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | No
 
 
 def quotient(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
-    """The same, where a size may also be divided. At sizes that leave a rest this may not be what was meant.
+    """Return how a number is computed from sizes, with division allowed.
+
+    At sizes that leave a remainder the result may not be what was meant.
+
+    Args:
+        values: the number's value at each point.
+        sizes: the values of each size at the same points.
 
     >>> quotient((4, 7, 10), [(10, 16, 22)])
     Formula(factor=1, of=(0,), offset=-2, divisor=2)
@@ -283,9 +306,9 @@ def quotient(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula |
 
 
 def broadcast_row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """What several tensors are that differ in sizes alone: with a size of 1 along each dimension that varies.
+    """Return the common content of tensors that differ only in sizes, with a size of 1 wherever they vary.
 
-    None where they differ in more than that.
+    None if they differ in anything else.
 
     >>> broadcast_row([torch.tensor([[1, 2]] * 3), torch.tensor([[1, 2]] * 5)])
     tensor([[1, 2]])
@@ -302,7 +325,7 @@ def broadcast_row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 class SizesError(UnsupportedError):
-    """That one program cannot be written for all sizes; `node` is the operator that is the reason."""
+    """An operator for which one program cannot be written for all sizes; `node` is that operator."""
 
     def __init__(self, node: Node, found: str) -> None:
         super().__init__(f"{operator_name(node)} ({where(node)})", found, FIX)
@@ -310,7 +333,7 @@ class SizesError(UnsupportedError):
 
 
 def _rows(graphs: Sequence[Graph]) -> list[tuple[Node, ...]]:
-    """The nodes of each graph side by side."""
+    """Return the nodes of each graph side by side."""
     rows = list(zip(*(graph.nodes for graph in graphs), strict=False))
     for row in rows:
         if len({(node.op, str(node.target), node.name) for node in row}) > 1:

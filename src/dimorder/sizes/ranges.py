@@ -1,9 +1,11 @@
-"""Decides what is proven of a plan for all sizes of a range, by the layout problems at a few points.
+"""Prove a plan for all sizes of a range, from the layout problems at a few points.
 
-What a plan costs is a sum of products of sizes. Where each is an affine function of one symbol, and no
-product has a symbol twice, the difference of two plans is affine in each symbol alone, so that over the box
-of the ranges it is least at a corner: a plan that none undercuts at any corner is undercut nowhere. What
-costs otherwise, and is no part of the plan, is taken for free: where none undercuts it even so, none does.
+A plan's cost is a sum of products of sizes. Let each size be an affine function of one dynamic size, and let
+no product contain a dynamic size twice. Then the difference of two plans is affine in each dynamic size
+alone. Over the box of the ranges it is least at a corner. So a plan that is cheapest at every corner is
+cheapest everywhere.
+
+Costs of other forms that are not part of the plan count as zero: if no plan is cheaper even then, none is.
 The cost at a size of 1 is what a program for all sizes pays there: it moves a dimension of size 1 like any
 other.
 """
@@ -36,11 +38,14 @@ from dimorder.sizes.symbolic_program import Point, RangedProgram, told
 
 @dataclass(frozen=True)
 class RangeProof:
-    """What is known of a plan's cost over the ranges of the symbols.
+    """What is known about a plan's cost over the ranges of the dynamic sizes.
 
-    It was planned at the sizes `cost_at`. `corners` are the ends of the ranges with what it costs there, in
-    the first unit; where `unproven` is None, no plan for these ranges costs less at any size of them, else it
-    says why that is known of `cost_at` alone.
+    Attributes:
+        symbols: the ranges.
+        cost_at: the sizes at which the plan was solved.
+        corners: the ends of the ranges, with the plan's cost there in the first unit.
+        unproven: None if no plan for these ranges costs less at any size. Else the reason why that is known
+            for `cost_at` alone.
     """
 
     symbols: tuple[Symbol, ...]
@@ -77,16 +82,25 @@ def plan_ranges(
     max_rank: int | None,
     cost_at: Point | None,
 ) -> tuple[Extracted, LayoutPlan, RangeProof]:
-    """The layout problem at the sizes `cost_at`, its plan, and what is proven of that over the ranges.
+    """Return the layout problem at the sizes `cost_at`, its plan, and what is proven over the ranges.
 
-    `extracted` are the problems at the points, of one network and one target. Raises `UnsupportedError` for
-    the first operator that may run otherwise at one point than at another.
+    Args:
+        extracted: the problems at the points, of one network and one target.
+        points: sizes at which the network was captured.
+        program: the network with its dynamic sizes.
+        costs: what conversions and configurations cost.
+        max_rank: the highest rank of a transpose on the target.
+        cost_at: the sizes to plan for; the default is the middle of each range.
+
+    Raises:
+        UnsupportedError: if an operator may run in other ways at one point than at another, or if sizes are
+            not known at `cost_at`.
     """
     _require_alike(extracted, points)
     resize = _Resize(extracted, points, costs, max_rank)
     at = program.middle if cost_at is None else cost_at
     planned = extracted[points.index(at)] if at in points else resize.at(at)
-    if planned is None:  # its sizes are no affine functions
+    if planned is None:  # its sizes are not affine functions
         if cost_at is not None:
             raise UnsupportedError(f"the cost at {told(at)}", "sizes that are not known there", FIX)
         at = min(
@@ -124,7 +138,7 @@ def plan_ranges(
 
 
 def _require_alike(extracted: Sequence[Extracted], points: Sequence[Point]) -> None:
-    """Refuses problems that differ in more than costs."""
+    """Check that the problems differ only in costs."""
     first = extracted[0]
     for other, point in zip(extracted[1:], points[1:], strict=True):
         for index, (site, twin) in enumerate(zip(first.sites, other.sites, strict=False)):
@@ -140,7 +154,7 @@ def _require_alike(extracted: Sequence[Extracted], points: Sequence[Point]) -> N
 
 
 def _structure(extracted: Extracted, index: int) -> Any:
-    """How a site may run, whatever the sizes."""
+    """Return how a site may run, whatever the sizes."""
     site, step = extracted.sites[index], extracted.problem.steps[index]
     ways = [(config.reads, config.writes) for config in step.configs]
     outside = site.node in extracted.outside
@@ -148,7 +162,7 @@ def _structure(extracted: Extracted, index: int) -> Any:
 
 
 class _Resize:
-    """The layout problem of a network at any point, by those at a few."""
+    """The layout problem of a network at any point, derived from those at a few points."""
 
     def __init__(
         self, extracted: Sequence[Extracted], points: Sequence[Point], costs: Costs, max_rank: int | None
@@ -156,7 +170,7 @@ class _Resize:
         self.extracted, self.points, self.costs, self.max_rank = extracted, points, costs, max_rank
 
     def at(self, point: Point) -> Extracted | None:
-        """None where a size is not known there."""
+        """Return the problem at a point, or None if a size is not known there."""
         first = self.extracted[0]
         found = [
             self._resized(infos, point) for infos in zip(*(e.buffers for e in self.extracted), strict=True)
@@ -181,7 +195,7 @@ class _Resize:
         return replace(first, tensor=replace(first.tensor, sizes=tuple(sizes)), value=value)
 
     def _size(self, sizes: Sequence[int], point: Point) -> int | None:
-        """What an axis is at a point that has these sizes at the known ones."""
+        """Return the size of an axis at a point, from its sizes at the known points."""
         if len(set(sizes)) == 1:
             return sizes[0]
         for name in point:
@@ -192,7 +206,7 @@ class _Resize:
         return None
 
     def priced(self, first: Extracted, infos: tuple[BufferInfo, ...]) -> LayoutProblem:
-        """The problem of these buffers, each with the orders that a configuration has and no others."""
+        """Return the problem of these buffers, each with only the orders that a configuration has."""
         layouts: list[dict[AxisOrder, None]] = [{} for _ in infos]
         for step in first.problem.steps:
             for config in step.configs:
@@ -216,7 +230,7 @@ class _Resize:
 
 
 def _function(values: Sequence[int], sizes: Sequence[int]) -> tuple[Fraction, Fraction] | None:
-    """The affine function by which sizes become values; None where there is none."""
+    """Return the affine function from sizes to values; None if there is none."""
     at = next(i for i, size in enumerate(sizes) if size != sizes[0])
     factor = Fraction(values[at] - values[0], sizes[at] - sizes[0])
     offset = values[0] - factor * sizes[0]
@@ -227,9 +241,11 @@ def _function(values: Sequence[int], sizes: Sequence[int]) -> tuple[Fraction, Fr
 def _curved(
     problem: LayoutProblem, point: Point, corners: Sequence[LayoutProblem], symbols: Sequence[Symbol]
 ) -> set[tuple[int, int]] | None:
-    """The costs that are not what those at the corners make them if they are affine in each symbol alone, but
-    for those that every plan pays: each by its place in `_costs` and its unit. None where conversions are
-    offered here that are not there."""
+    """Return the costs that are not affine in each dynamic size alone, by place in `_costs` and unit.
+
+    They differ from what the costs at the corners predict. Costs that every plan pays are left out. None if
+    other conversions are offered here than at the corners.
+    """
     shares = [_shares(symbol, point[symbol.name]) for symbol in symbols]
     weights = [math.prod(each) for each in itertools.product(*shares)]
     columns = [_costs(problem), *map(_costs, corners)]
@@ -245,7 +261,7 @@ def _curved(
 
 
 def _paid_by_all(problem: LayoutProblem) -> set[int]:
-    """The places in `_costs` of steps that can be run in one way alone."""
+    """Return the places in `_costs` of steps that can run in only one way."""
     ways = [len(step.configs) for step in problem.steps]
     behind = len(_costs(problem)) - sum(ways)
     starts = itertools.accumulate(ways, initial=behind)
@@ -253,7 +269,7 @@ def _paid_by_all(problem: LayoutProblem) -> set[int]:
 
 
 def _without(problem: LayoutProblem, free: set[tuple[int, int]]) -> LayoutProblem:
-    """The problem in which these costs are nothing."""
+    """Return the problem in which these costs are zero."""
     costs = iter(
         cost and tuple(0 if (place, unit) in free else value for unit, value in enumerate(cost))
         for place, cost in enumerate(_costs(problem))
@@ -272,7 +288,7 @@ def _without(problem: LayoutProblem, free: set[tuple[int, int]]) -> LayoutProble
 
 
 def _shares(symbol: Symbol, size: int) -> list[Fraction]:
-    """How much each end of a range counts at a size."""
+    """Return the weight of each end of a range at a size."""
     least, most = symbol.minimum, symbol.maximum
     assert most is not None
     if least == most:
@@ -281,7 +297,7 @@ def _shares(symbol: Symbol, size: int) -> list[Fraction]:
 
 
 def _costs(problem: LayoutProblem) -> list[Cost | None]:
-    """Every cost of a problem, in a sequence that its sizes do not change."""
+    """Return every cost of a problem, in a sequence that does not depend on sizes."""
     found: list[Cost | None] = []
     for buffer in problem.buffers:
         pairs = sorted(buffer.exceptions)

@@ -1,5 +1,6 @@
-"""Decides how a program with symbolic sizes becomes one of fixed sizes: each number that is computed from
-them is known, and so is every shape.
+"""Specialize a program with dynamic sizes for fixed sizes.
+
+Each number that is computed from sizes becomes a constant, and so does every shape.
 """
 
 from __future__ import annotations
@@ -21,10 +22,17 @@ from dimorder.graph.exported import keep_names, remade
 
 
 def specialised(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
-    """The program of the sizes that the leaves of a call have; `sizes` are these, in words.
+    """Return the program for the sizes that the leaves of a call have.
 
-    Names, source lines and parameters stay what they are. Raises `UnsupportedError` where an operator does
-    not take such sizes.
+    Names, source lines and parameters stay unchanged.
+
+    Args:
+        exported: a program with dynamic sizes.
+        leaves: the flat arguments of a call.
+        sizes: the sizes in words, for errors.
+
+    Raises:
+        UnsupportedError: if an operator does not accept these sizes, or if the network returns a size.
 
     >>> class Rows(torch.nn.Module):
     ...     def forward(self, x):
@@ -58,7 +66,7 @@ def specialised(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) ->
                 found, fix = "control flow with symbolic sizes", "decide it before export, or fix the sizes"
                 raise UnsupportedError(place or operator_name(node), found, fix)
             else:
-                node.meta.pop("val", None)  # of symbols; a program that was loaded has one here
+                node.meta.pop("val", None)  # a loaded program has symbolic values here
                 continue
             known[node] = node.meta["val"] = value
     for node in reversed(graph.nodes):
@@ -77,7 +85,7 @@ def specialised(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) ->
 
 
 def resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor of another shape: its elements, repeated or cut off along each dimension.
+    """Return a tensor with another shape: its elements, repeated or cut off along each dimension.
 
     >>> resized(torch.tensor([[1, 2], [3, 4]]), (3, 1))
     tensor([[1],
@@ -95,7 +103,7 @@ def _value(node: Node, known: dict[Node, Any], sizes: str) -> Any:
     target: Any = node.target
     try:
         return target(*args, **kwargs)
-    except Exception as error:  # whatever an operator says of sizes that it does not take
+    except Exception as error:  # whatever an operator says about sizes that it does not accept
         told = next(iter(str(error).strip().splitlines()), "")
         raise UnsupportedError(
             f"{operator_name(node)} ({where(node)}), at {sizes}",
@@ -105,5 +113,5 @@ def _value(node: Node, known: dict[Node, Any], sizes: str) -> Any:
 
 
 def _is_number(node: Node, known: dict[Node, Any]) -> bool:
-    """Whether a node computes a size, or what is computed from sizes."""
+    """Return whether a node computes a size, or a number from sizes."""
     return node.op == "call_function" and isinstance(known[node], (int, float))

@@ -1,7 +1,7 @@
-"""Decides how one exported program with symbolic sizes is made of the programs of several sizes.
+"""Make one exported program with dynamic sizes from the programs at several sizes.
 
 Nothing is traced with symbols: torch would fix a size wherever one of its operators compares it. The shape of
-each value follows from those that it has in the programs.
+each value follows from its shapes in the programs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from dimorder.sizes.merge_specializations import SizesError, Unifier, broadcast_
 
 @dataclass(frozen=True)
 class SizeTable:
-    """The sizes of a network in torch's symbols, by what they are at several points.
+    """The sizes of a network in torch's symbols, by their values at several points.
 
-    `mode` makes tensors of such sizes, `ranges` are those of the symbols, as an exported program has them.
+    Attributes:
+        known: the sizes, by their values at the points.
+        mode: makes tensors of such sizes.
+        ranges: the ranges of the symbols, as an exported program has them.
     """
 
     known: Mapping[tuple[int, ...], SymInt]
@@ -38,7 +41,7 @@ class SizeTable:
     ranges: Mapping[Any, Any]
 
     def size(self, values: Sequence[int]) -> int | SymInt | None:
-        """The size that has these values at the points; None where none of the network's makes it."""
+        """Return the size with these values at the points; None if no size of the network explains it."""
         if len(set(values)) == 1:
             return values[0]
         if tuple(values) in self.known:
@@ -47,16 +50,20 @@ class SizeTable:
         return None if found is None else found(list(self.known.values()))
 
     def most(self, values: Sequence[int]) -> int:
-        """What the size that has these values at the points is at most; `sys.maxsize` where none is known."""
+        """Return the maximum of the size with these values at the points; `sys.maxsize` if it is unknown."""
         size = self.size(values)
         return sys.maxsize if size is None else at_most(size)
 
     def formula(
         self, values: Sequence[int], others: Sequence[Sequence[int]]
     ) -> Callable[[Sequence[Any]], Any] | None:
-        """How the size that has these values is made of sizes that have those, as torch has it: with floors.
+        """Return a function that computes a size from other sizes, as torch does: with floors.
 
-        None where it is made of something else.
+        None if the size depends on anything else.
+
+        Args:
+            values: the size's values at the points.
+            others: the values of each of the other sizes.
         """
         size, roots = self.size(values), dict[Any, tuple[int, int]]()
         for place, each in enumerate(others):
@@ -79,7 +86,7 @@ class SizeTable:
         return compute
 
     def tensor(self, values: Sequence[Tensor]) -> Tensor | None:
-        """A tensor without data that has these shapes at the points; None where a size is not known."""
+        """Return a tensor without data that has these shapes at the points; None if a size is not known."""
         shape = [self.size(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
         if None in shape:
             return None
@@ -89,8 +96,10 @@ class SizeTable:
 
 
 def note_most(programs: Sequence[Graph], sizes: SizeTable) -> None:
-    """Notes on each convolution of a network at several sizes, and on what it reads, how large that is at
-    most (see `tracing.most_of`)."""
+    """Note on each convolution of a network at several sizes, and on its operand, how large it is at most.
+
+    `tracing.most_of` reads the note.
+    """
     convolutions = (
         graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default) for graph in programs
     )
@@ -102,9 +111,10 @@ def note_most(programs: Sequence[Graph], sizes: SizeTable) -> None:
 
 
 def symbolic(programs: Sequence[ExportedProgram], sizes: SizeTable) -> ExportedProgram:
-    """One program for all sizes, of those at the points of a table.
+    """Return one program for all sizes, from the programs at the points of a table.
 
-    Raises `UnsupportedError` for the first operator of which no such program can be made.
+    Raises:
+        UnsupportedError: for the first operator that cannot be written for all sizes.
     """
     first = programs[0]
     state, broadcast = _constants(programs)
@@ -119,7 +129,7 @@ def symbolic(programs: Sequence[ExportedProgram], sizes: SizeTable) -> ExportedP
             node.meta["val"] = sizes.mode.from_tensor(state[str(targets[node.name])], static_shapes=True)
         elif node in rows:
             node.meta["val"] = _value(rows[node], sizes, broadcast.get(rows[node][0].name))
-        elif node.op == "call_function":  # a number that is made of sizes
+        elif node.op == "call_function":  # a number computed from sizes
             args = map_arg(node.args, lambda read: read.meta["val"])
             node.meta["val"] = node.target(*args)
     ranges = dict(sizes.ranges)
@@ -127,7 +137,7 @@ def symbolic(programs: Sequence[ExportedProgram], sizes: SizeTable) -> ExportedP
 
 
 def _constants(programs: Sequence[ExportedProgram]) -> tuple[dict[str, Tensor], dict[str, list[Tensor]]]:
-    """The constants, with a size of 1 where it varies, and by the names of their nodes those that do."""
+    """Return the constants, with a size of 1 wherever they vary, and by node name those that vary."""
     state: dict[str, Tensor] = {}
     broadcast: dict[str, list[Tensor]] = {}
     nodes = {node.name: node for node in programs[0].graph.nodes}
@@ -146,7 +156,7 @@ def _constants(programs: Sequence[ExportedProgram]) -> tuple[dict[str, Tensor], 
 
 
 def _value(row: Sequence[Node], sizes: SizeTable, repeated: Sequence[Tensor] | None) -> Any:
-    """What a node gives, of what its twins give in their programs: or of a constant that is repeated."""
+    """Return a node's value, from its values in all programs, or from a constant that is expanded."""
     columns = [pytree.tree_leaves(node.meta["val"]) for node in row]
     if repeated is not None:
         one = broadcast_row(repeated)
@@ -163,8 +173,10 @@ def _shape(leaves: Sequence[Tensor]) -> Sequence[int]:
 
 
 def _strides(like: Tensor, shape: Sequence[Any]) -> list[Any]:
-    """The strides of a dense tensor of that shape, in the sequence of the dimensions of `like`; one that is
-    repeated keeps its stride of 0."""
+    """Return the strides of a dense tensor with that shape, in the order of `like`.
+
+    A dimension that is expanded keeps its stride of 0.
+    """
     strides: list[Any] = [0] * len(shape)
     step: Any = 1
     for d in sorted(_moving(like), key=lambda d: (like.stride(d), -d)):

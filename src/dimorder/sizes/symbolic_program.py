@@ -1,7 +1,7 @@
-"""Decides which sizes of a network are symbols, and how the network is had at given sizes.
+"""Export a network with dynamic sizes, and specialize it at points.
 
-A network is exported once, with its symbols: that program is what "the same numbers" means. The pipeline
-works on programs of fixed sizes that are made of it, at a few *points*: a size for each symbol.
+A network is exported once, with its symbols: that program defines which numbers are right. The pipeline works
+on programs of fixed sizes that are made from it, at a few *points*: a size for each dynamic size.
 """
 
 from __future__ import annotations
@@ -31,18 +31,21 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.specialize_shapes import resized, specialised
 from dimorder.sizes.symbolic import SizeTable
 
-Point = Mapping[str, int]  # a size for each symbol, by its name
+Point = Mapping[str, int]  # a size for each dynamic size, by its name
 
-_MAX_SPECIMENS = 3  # two tell an affine function of a size, the third that it is one
-_CANDIDATES = {1: 24, 2: 10, 3: 6}  # sizes of each symbol that are looked at, by the number of symbols
+_MAX_SPECIMENS = 3  # two determine an affine function of a size, the third confirms it
+_CANDIDATES = {1: 24, 2: 10, 3: 6}  # sizes of each symbol that are tried, by the number of symbols
 
 
 @dataclass(frozen=True)
 class RangedProgram:
-    """An exported program some sizes of which are symbols, each with its range.
+    """An exported program with dynamic sizes, each with its range.
 
-    `examples` are the leaves of the call that it was exported with. `roots` are torch's own symbols: a size
-    is `step` times its root.
+    Attributes:
+        exported: the program.
+        examples: the leaves of the call that it was exported with.
+        symbols: the dynamic sizes.
+        roots: torch's own symbols, by the names of the dynamic sizes. A size is `step` times its root.
     """
 
     exported: ExportedProgram
@@ -51,9 +54,10 @@ class RangedProgram:
     roots: Mapping[str, sympy.Symbol]
 
     def at(self, point: Point) -> ExportedProgram:
-        """The program with these sizes fixed, its example inputs of such sizes.
+        """Return the program with these sizes fixed, and with example inputs of such sizes.
 
-        Raises `UnsupportedError` where it cannot be called so.
+        Raises:
+            UnsupportedError: if the network cannot be called with these sizes.
         """
         leaves = tuple(
             resized(leaf, self._shape(node.meta["val"].shape, point))
@@ -64,35 +68,38 @@ class RangedProgram:
         return specialised(self.exported, leaves, told(point))
 
     def rewritten(self, rewrite: Callable[[ExportedProgram], ExportedProgram]) -> RangedProgram:
-        """Of a program that gives the same numbers, with the same symbols."""
+        """Return the same dynamic sizes with a rewritten program, which must compute the same numbers."""
         return replace(self, exported=rewrite(self.exported))
 
     @property
     def input_shapes(self) -> list[tuple[Size, ...]]:
-        """The shapes of the tensors among the inputs, in their sequence and by the symbols' names."""
+        """Return the shapes of the tensors among the inputs in sequence, with dynamic sizes by name."""
         return self._named(given(self.exported))
 
     @property
     def output_shapes(self) -> list[tuple[Size, ...]]:
-        """The shapes of the tensors among the outputs."""
+        """Return the shapes of the tensors among the outputs, with dynamic sizes by name."""
         results: Any = self.exported.graph.output_node().args[0]
         return self._named([node for node in results if isinstance(node, Node)])
 
     @property
     def corners(self) -> list[Point]:
-        """The ends of the ranges, in all combinations."""
+        """Return the ends of the ranges, in all combinations."""
         return _points(self.symbols, [list(dict.fromkeys(_ends(symbol))) for symbol in self.symbols])
 
     @property
     def middle(self) -> Point:
-        """The geometric middle of each range: no end of it, where there is something between."""
+        """Return the geometric middle of each range: not an end, if there is a size between."""
         return {symbol.name: _middle(symbol) for symbol in self.symbols}
 
     @property
     def tried(self) -> list[Point]:
-        """Where a program is run before it is handed out: at the corners and in the middle; at an even size
-        of a symbol whose sizes are odd there, as at the specimens; and where a number that the network
-        computes of sizes is another one than at all of these."""
+        """Return the points at which a program is run before it is returned.
+
+        They are the corners and the middle. A dynamic size that is odd at all of these is also tried at an
+        even size. If a number that the network computes from sizes is the same at all points and specimens, a
+        point where it differs is added.
+        """
         points = [*self.corners, self.middle]
         even = {
             symbol.name: size - symbol.step if size > symbol.minimum else size + symbol.step
@@ -109,12 +116,12 @@ class RangedProgram:
 
     @cached_property
     def _numbers(self) -> list[Any]:
-        """What the network computes of sizes, each once."""
+        """Return the numbers that the network computes from sizes, each once."""
         values = (node.meta.get("val") for node in self.exported.graph.nodes)
         return list({str(v): v for v in values if isinstance(v, torch.SymInt)}.values())
 
     def _where_else(self, number: Any, point: Point) -> Iterator[Point]:
-        """Points at which a number is another one than at this one, by the sizes of its own symbols."""
+        """Yield points with other values of a number's own dynamic sizes, at which the number differs."""
         own = [s for s in self.symbols if self.roots[s.name] in number.node.expr.free_symbols]
         known = self._size(number, point)
         for sizes in itertools.islice(itertools.product(*map(sizes_of, own)), MOST):
@@ -123,9 +130,10 @@ class RangedProgram:
                 yield other
 
     def point(self, sizes: Point) -> Point:
-        """A point with these sizes, and with those of the middle where none is given.
+        """Return a point with these sizes, and with the middle of each range that has none.
 
-        Raises `UsageError` for a symbol that there is not, and for a size outside of its range.
+        Raises:
+            UsageError: if there is no such dynamic size, or if a size is outside its range.
         """
         known = {symbol.name: symbol for symbol in self.symbols}
         for name, size in sizes.items():
@@ -137,7 +145,7 @@ class RangedProgram:
         return {**self.middle, **sizes}
 
     def promise(self, contracts: Sequence[Contract]) -> Contract:
-        """The contract for all sizes, of those at several points."""
+        """Return the contract for all sizes, from the contracts at several points."""
         first = contracts[0]
         inputs, outputs = (
             tuple(replace(spec, shape=shape) for spec, shape in zip(specs, shapes, strict=True))
@@ -146,14 +154,17 @@ class RangedProgram:
         return Contract(inputs, outputs, self.symbols)
 
     def specimens(self, wanted: Point | None = None) -> list[Point]:
-        """The points at which the program is planned.
+        """Return the points at which the program is planned.
 
-        As far as that can be, no size at them is 1, or another one by chance, and none can be divided that
-        not every size can: they are odd primes times a step. Each size that varies is another one at each of
-        them. `wanted` is the first where what happens there does not follow from others, and no size at it
-        is 1.
+        If possible, no size there is 1, and no two sizes are equal by chance. If possible, no size can be
+        divided unless all sizes in its range can: roots are odd primes, and a size is its step times its
+        root. Each size that varies differs between all of them.
 
-        Raises `UnsupportedError` where a range has too few sizes.
+        Args:
+            wanted: the first point, if results there do not follow from others and no size there is 1.
+
+        Raises:
+            UnsupportedError: if a range has too few sizes.
         """
         varying, constant = self._sizes
 
@@ -179,7 +190,7 @@ class RangedProgram:
                 found.append(point)
         if len(found) < min(
             _MAX_SPECIMENS, len(self.symbols) + 1
-        ):  # or one symbol could be taken for another
+        ):  # else one dynamic size could pass for another
             ranges = ", ".join(map(str, self.symbols))
             fix = (
                 "give ranges of three sizes above 1 at least, or two where there is one symbol, or fix a size"
@@ -188,7 +199,7 @@ class RangedProgram:
         return found
 
     def table(self, points: Sequence[Point]) -> SizeTable:
-        """The sizes of the program by what they are at these points, those of its inputs first."""
+        """Return the program's sizes by their values at these points, the sizes of its inputs first."""
         known = {tuple(self._size(size, point) for point in points): size for size in self._sizes[0]}
         mode = detect_fake_mode([node.meta.get("val") for node in given(self.exported)])
         assert mode is not None, "symbols are of a mode"
@@ -196,11 +207,11 @@ class RangedProgram:
         return SizeTable(known, mode, ranges)
 
     def varying(self, point: Point) -> frozenset[int]:
-        """What the sizes that are symbols, or made of them, are at a point."""
+        """Return the values at a point of all sizes that are dynamic or computed from dynamic ones."""
         return frozenset(self._size(size, point) for size in self._sizes[0])
 
     def is_affine(self) -> bool:
-        """Whether each size of the exported program is an affine function of one symbol over its range."""
+        """Return whether each size is an affine function of one dynamic size over its range."""
         return all(self._is_affine(size) for size in self._sizes[0])
 
     def _is_affine(self, size: Any) -> bool:
@@ -214,7 +225,7 @@ class RangedProgram:
 
     @cached_property
     def _sizes(self) -> tuple[list[Any], set[int]]:
-        """The distinct sizes of the program's values: those that vary, and the constant ones."""
+        """Return the distinct sizes of the program's values: those that vary, and the constant ones."""
         varying: dict[str, Any] = {}
         constant: set[int] = set()
         for node in self.exported.graph.nodes:
@@ -247,7 +258,7 @@ class RangedProgram:
 
 
 def dims_of(symbols: Iterable[Symbol]) -> dict[str, Any]:
-    """Bounded symbols as torch.export wants them, by their names: a `Dim`, or a multiple of one.
+    """Return bounded dynamic sizes as torch.export wants them, by their names: a `Dim`, or a multiple of one.
 
     >>> print(dims_of([Symbol("H", 64, 256, 32)])["H"])
     32*H
@@ -266,10 +277,16 @@ def ranged(
     kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
 ) -> RangedProgram | None:
-    """The network with its symbols; None where all sizes are fixed.
+    """Return the network with its dynamic sizes; None if all sizes are fixed.
 
-    `dynamic_shapes` are as in torch.export; a program that is exported already has its own. Raises
-    `UsageError` for a size without an upper bound, and for one that is no multiple of a symbol.
+    Args:
+        model: a module, an exported program, or a `.pt2` file.
+        args: example positional inputs.
+        kwargs: example keyword inputs.
+        dynamic_shapes: the dynamic sizes, as in torch.export. An exported program has its own.
+
+    Raises:
+        UsageError: if a size has no upper bound, or is not a multiple of a symbol.
 
     >>> batch = Dim("N", min=1, max=16)
     >>> found = ranged(torch.nn.ReLU(), (torch.ones(2, 3),), None, ({0: batch},))
@@ -292,7 +309,7 @@ def ranged(
     exported = export(model, args, kwargs, dynamic_shapes)
     if not _has_symbols(exported):
         return None
-    if any(node.op == "get_attr" for node in exported.graph.nodes):  # parts with modes of their own
+    if any(node.op == "get_attr" for node in exported.graph.nodes):  # subgraphs have modes of their own
         exported = exported.run_decompositions({})
     call = (args, kwargs or {}) if args or kwargs else exported.example_inputs
     if call is None:
@@ -302,14 +319,14 @@ def ranged(
 
 
 def given(exported: ExportedProgram) -> list[Node]:
-    """The placeholders of the user's inputs, one for each leaf of a call."""
+    """Return the placeholders of the user's inputs, one for each leaf of a call."""
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     specs = exported.graph_signature.input_specs
     return [nodes[spec.arg.name] for spec in specs if spec.kind == InputKind.USER_INPUT]
 
 
 def told(point: Point) -> str:
-    """A point in words.
+    """Return a point in words.
 
     >>> told({"N": 4, "H": 64})
     'N = 4, H = 64'
@@ -318,7 +335,7 @@ def told(point: Point) -> str:
 
 
 def sizes_of(symbol: Symbol) -> range:
-    """All sizes that a symbol may be."""
+    """Return all values that a dynamic size may have."""
     least, most = _ends(symbol)
     return range(least, most + 1, symbol.step)
 
@@ -340,7 +357,7 @@ def _points(symbols: Sequence[Symbol], sizes: Sequence[Sequence[int]]) -> list[P
 
 
 def _some(symbol: Symbol, count: int) -> list[int]:
-    """Sizes of a symbol: the smallest primes from 2 roots on, primes all over the range, others."""
+    """Return sizes in a range: the smallest primes from 2 roots on, primes all over the range, and others."""
     roots = [size // symbol.step for size in sizes_of(symbol) if size // symbol.step > 1]
     primes = list(filter(_is_odd_prime, roots))
     spread = primes[:: max(1, len(primes) // count)]
@@ -353,7 +370,7 @@ def _is_odd_prime(number: int) -> bool:
 
 
 def _are_apart(points: Sequence[Point]) -> bool:
-    """Whether points tell the symbols apart: none is the same twice, and no two are in line."""
+    """Return whether points distinguish the dynamic sizes: no size occurs twice, and no two are in line."""
     columns = [[point[name] for point in points] for name in points[0]]
     if any(len(set(column)) < len(column) for column in columns):
         return False
@@ -367,7 +384,7 @@ def _are_apart(points: Sequence[Point]) -> bool:
     )
 
 
-# What torch knows of the symbols
+# What torch knows about the symbols
 
 
 def _has_symbols(exported: ExportedProgram) -> bool:
@@ -379,7 +396,7 @@ def _has_symbols(exported: ExportedProgram) -> bool:
 def _symbols(
     exported: ExportedProgram, leaves: Sequence[Any], names: Mapping[int, Mapping[int, Any]]
 ) -> tuple[tuple[Symbol, ...], dict[str, sympy.Symbol]]:
-    """The contract's symbols, and torch's own by their names."""
+    """Return the contract's dynamic sizes, and torch's own symbols by their names."""
     found: dict[sympy.Symbol, Symbol] = {}
     for node, leaf in zip(given(exported), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):
@@ -417,7 +434,7 @@ def _root_and_step(expression: Any, where: str) -> tuple[sympy.Symbol, int]:
 def _dims(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
 ) -> dict[int, tuple[torch.Tensor, Mapping[int, Any]]]:
-    """The tensors of a call that have dimensions with names, and these, by the tensors' ids."""
+    """Return the tensors of a call that have named dimensions, with these dimensions, by the tensors' ids."""
     try:
         bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except TypeError as error:
@@ -425,7 +442,7 @@ def _dims(
     found: dict[int, tuple[torch.Tensor, Mapping[int, Any]]] = {}
 
     def walk(value: Any, shapes: Any) -> None:
-        """What does not have the form of the call is left to torch.export, which says so."""
+        """Collect tensors with their dimensions; torch.export reports shapes of another form."""
         if isinstance(value, torch.Tensor) and isinstance(shapes, (Mapping, list, tuple)):
             pairs = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
             found[id(value)] = value, {d: dim for d, dim in pairs if isinstance(dim, Dim)}
@@ -442,7 +459,7 @@ def _dims(
 
 
 def _from_two(leaf: torch.Tensor, dims: Mapping[int, Any]) -> tuple[int, ...]:
-    """The shape of an example without symbols that are 1, for which torch would take them ever after."""
+    """Return the shape of an example with dynamic sizes of 1 enlarged: torch would specialize a 1."""
     shape = list(leaf.shape)
     for d, dim in dims.items():
         at = getattr(dim, "fn", int)

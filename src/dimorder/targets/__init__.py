@@ -1,7 +1,7 @@
-"""Decides which targets there are and finds them: ours, and those that other packages declare.
+"""Find targets by name or by file: the built-in ones, and those that other packages declare.
 
-Another package declares one in the entry-point group `dimorder.targets`, as `NAME = "package:LISTING"`. What
-is imported is the listing of a target that is asked about, and the target itself when it is used.
+Another package declares a target in the entry-point group `dimorder.targets`, as `NAME = "package:LISTING"`.
+A question about a target imports only its listing. The target itself is imported when it is used.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 GROUP = "dimorder.targets"
 
-# Not entry points of our own, which only an installed package has: dimorder also runs from its sources.
+# This is no entry point of our own, since only an installed package has those. dimorder also runs from its
+# sources.
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
-        "inductor": "dimorder.targets.inductor:LISTING",  # before torch: it knows its files by what is inside
+        # before torch: it recognises its files by their content
+        "inductor": "dimorder.targets.inductor:LISTING",
         "torch": "dimorder.targets.torch:LISTING",
         "tosa": "dimorder.targets.tosa:LISTING",
         "xnnpack": "dimorder.targets.xnnpack:LISTING",
@@ -34,11 +36,12 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         },
     }
 )
-_READS_THE_REST = "xnnpack"  # files of ExecuTorch are called many things: what nobody knows is taken for one
+# ExecuTorch files have many suffixes, so a file with an unknown suffix is read as one
+_READS_THE_REST = "xnnpack"
 
 
 def names() -> list[str]:
-    """The names of all targets, ours first; nothing is imported.
+    """Return the names of all targets, ours first, without any import.
 
     >>> names()[:4]
     ['inductor', 'torch', 'tosa', 'xnnpack']
@@ -47,10 +50,9 @@ def names() -> list[str]:
 
 
 def listing(name: str) -> Listing:
-    """What is known of a target without importing it.
+    """Return the facts about a target that are known without an import of it.
 
-    Raises `UsageError` where there is none of that name, where two packages declare it, and where the one
-    that does is broken.
+    Raises `UsageError` for a name that no package or that two packages declare, and for a broken declaration.
 
     >>> listing("tosa").suffix
     '.tosa'
@@ -65,7 +67,7 @@ def listing(name: str) -> Listing:
     entry, owner = declared[0], owners[0]
     try:
         found = entry.load()
-    except Exception as error:  # of another package's module anything may come
+    except Exception as error:  # the module of another package may raise anything
         text = f"{owner} declares {entry.value}, which raises {type(error).__name__}: {error}"
         raise UsageError(f"target {name}", text, f"mend or uninstall {owner}") from error
     if not isinstance(found, Listing):
@@ -75,9 +77,10 @@ def listing(name: str) -> Listing:
 
 
 def find(target: str | Target) -> Target:
-    """The target of that name; a `Target` is returned as it is.
+    """Return the target of that name. A `Target` is returned as it is.
 
-    Raises `UsageError` as `listing` does, `UnsupportedError` where what it needs is not installed.
+    Raises `UsageError` as `listing` does, and `UnsupportedError` if a dependency of the target is not
+    installed.
 
     >>> find("torch").name, find(find("torch")).suffix
     ('torch', '.pt2')
@@ -104,8 +107,10 @@ def find(target: str | Target) -> Target:
 
 
 def target_for_file(path: Path) -> Target:
-    """The target that reads this file back, by the file's suffix: of several that share one, the first, ours
-    before others, but none whose own the file is not by what lies inside.
+    """Return the target that reads this file back, by the file's suffix.
+
+    Several targets may share a suffix. The first one whose listing accepts the content is chosen, ours before
+    others.
 
     >>> target_for_file(Path("net.pt2")).name, target_for_file(Path("net.bin")).name
     ('torch', 'xnnpack')
@@ -114,12 +119,18 @@ def target_for_file(path: Path) -> Target:
 
 
 def listings() -> Iterator[tuple[str, Listing]]:
-    """Each target's name and listing, ours first. Errors as in `listing`, when a broken one is reached."""
+    """Return each target's name and listing, ours first.
+
+    A broken listing raises as in `listing`, on its turn.
+    """
     return ((name, listing(name)) for name in names())
 
 
 def _entries() -> dict[str, list[EntryPoint]]:
-    """Who declares each name. Read anew each time (5 ms): a package may have been installed since."""
+    """Return the declarations of each name.
+
+    They are read on each call (5 ms), since packages may be installed later.
+    """
     declared = {name: [EntryPoint(name, value, GROUP)] for name, value in BUILT_IN.items()}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         declared.setdefault(entry.name, []).append(entry)

@@ -1,4 +1,7 @@
-"""Decides what a target is: which orders its operators take, how a physical program is emitted and run."""
+"""Define a target: what it computes, how it emits a physical program, and how its files are read back.
+
+A `Target` is one value, which the pipeline reads. An `Artifact` is what a target emits.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,13 @@ from dimorder.verification.verify import Run
 
 
 class Artifact(Protocol):
-    """What a target makes of a physical program: bytes to save, and a way to run them.
+    """The output of a target for one physical program: bytes to save, and a way to run them.
 
-    `delegates` and `outside` (operator → calls) say what the target took and what it left to portable
-    kernels, `float_islands` which operators of a quantised network it computes in float32, and why.
+    Attributes:
+        data: the content of the file.
+        delegates: the number of delegates in it.
+        outside: the calls of each operator that runs in portable kernels outside the delegates.
+        float_islands: the operators of a quantised network that run in float32, each with the reason.
     """
 
     @property
@@ -42,30 +48,35 @@ class Artifact(Protocol):
 
     @property
     def beside(self) -> Mapping[str, bytes]:
-        """The content of each of `Target.beside`."""
+        """The content of each companion file in `Target.beside`."""
 
     @property
     def exactly(self) -> Run | None:
-        """What `run` gives bit for bit where it computes in integers, by other means; else None."""
+        """A second way to compute the bits that `run` gives, for programs in integers; else None."""
 
     @property
     def npu(self) -> NpuReport | None:
-        """What an NPU's compiler estimates, where one compiled it."""
+        """The estimates of an NPU's compiler, where one compiled the program."""
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs for inputs as the program's own signature holds them."""
+        """Return the outputs for inputs in the shapes of the program's own signature."""
 
 
 class StatefulArtifact(Artifact, Protocol):
     """An artifact of a program that writes buffers."""
 
     def started(self) -> Run:
-        """The program in a state of its own, as it was written; each call goes on where the last one ended,
-        and `restart` begins anew."""
+        """Return the program in a state of its own, which begins as the file holds it.
+
+        Each call goes on from the state after the last one. `restart` begins anew.
+        """
 
 
 class WholeArtifact:
-    """What an `Artifact` has that computes all in integers, or all in floats: nothing runs or lies beside."""
+    """Defaults for an `Artifact` in one file that computes everything in integers, or everything in floats.
+
+    Nothing runs outside its delegates, and no companion file exists.
+    """
 
     @property
     def float_islands(self) -> tuple[()]:
@@ -81,7 +92,7 @@ class WholeArtifact:
 
 
 class FloatArtifact:
-    """What an `Artifact` has that computes nothing in integers."""
+    """Defaults for an `Artifact` that computes nothing in integers."""
 
     @property
     def float_islands(self) -> tuple[()]:
@@ -97,30 +108,41 @@ class FloatArtifact:
 
 
 class FileSummary(Protocol):
-    """What `dimorder check` found in a file: printed as it is, or written as JSON."""
+    """The findings of `dimorder check` in one file, for printing or for JSON."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Target:
-    """A target's side of the bargain.
+    """A target: its abilities, its costs, and the functions that write, load and check its files.
 
-    `ability` says what it computes (see `ability.Ability`), `costs` what a plan is charged, by objective (see
-    `costs.Costs`). `channels_last` are the types of which its files hold a 4-D channels-last input or output
-    in its logical shape (None: all); of other types they hold the dense physical tensor. `suffix` is what its
-    files are called, `beside` what is put behind that name for the files that lie beside one, and `load`
-    reads them back: what the program promises, and how it runs. What `runs_fast` is run once by `lower`, and
-    compared with the network. `check`, from path and content, says what a file holds; `install` what to
-    install where a module is missing that one of these imports; `runtime` is what errors call whatever runs a
-    program, and `set_threads` says how many threads that has in this process. `quantised` is what takes the
-    target's place for quantised networks; it takes and gives integers. `configured` is the same target with
-    other options, which it has as keywords of strings. `contenders` are, for an objective
-    that only a compiler can tell, the plans that are all emitted, each by an objective of a target that takes
-    this one's place: the one of the fewest cycles is taken.
-    `emit_ranges` makes one artifact for ranges of sizes, of the physical programs at several points; without
-    it, symbolic sizes are refused. `sized` is the ability for a captured graph where these of its sizes are
-    symbols, if that is another. What is told of a target without importing it is in its `Listing`.
+    `target_info.Listing` holds the facts that are known without an import of the target.
+
+    Attributes:
+        name: the name after `--target`.
+        suffix: the suffix of its files.
+        emit: writes a physical program under a contract.
+        ability: the operators that it computes (see `ability.Ability`).
+        costs: the charges for a plan, by objective (see `costs.Costs`).
+        channels_last: the types of 4-D channels-last inputs and outputs that its files hold in their logical
+            shape. None means all types. For other types the files hold the dense physical tensor.
+        beside: the suffixes that companion files add to the name of the main file.
+        load: reads a file back, and returns its contract and a function that runs it.
+        runs_fast: whether `lower` runs the artifact once and compares it with the network.
+        check: summarises a file, from its path and its content.
+        install: the command that installs a missing module which one of these functions imports.
+        runtime: the name of the runtime in error messages.
+        set_threads: sets the number of threads that programs have in this process.
+        quantised: the target that replaces this one for quantised networks. It reads and returns integers.
+        configured: returns this target with other options, which are keywords with string values.
+        contenders: pairs of an objective and a target, for each objective that only a compiler can measure.
+            The plan of each pair is emitted, and the plan with the fewest cycles is kept.
+        state: whether a program may write its buffers.
+        emit_ranges: writes one artifact for ranges of sizes, from physical programs at several points. None
+            means that dynamic sizes are refused.
+        sized: returns the ability for a captured graph in which the given sizes are dynamic, where it
+            differs.
     """
 
     name: str
@@ -144,7 +166,7 @@ class Target:
     sized: Callable[[frozenset[int], Graph], Ability] | None = None
 
     def check_name(self, path: Path) -> None:
-        """Raises `UsageError` for a file name by which nobody would know how to load the file."""
+        """Raise `UsageError` for a file name from which `load` could not be chosen."""
         if path.suffix != self.suffix:
             raise UsageError(
                 str(path),

@@ -1,6 +1,6 @@
-"""Decides what ExecuTorch sees of a delegate: its bytes, and a stand-in that gives tensors like its results.
+"""Write ExecuTorch delegates: their bytes, and a stand-in module that returns tensors like their results.
 
-A 4-D channels-last tensor keeps its logical shape there; to the delegate it is NHWC.
+A 4-D channels-last tensor keeps its logical shape in the program, and is NHWC to the delegate.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from dimorder.graph.exported import state_of
 
 EDGE = EdgeCompileConfig(_check_ir_validity=False)
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
-SizeFormula = Callable[[Sequence[Any]], Any]  # a size, by those of all operands in a row
+# computes a size from the sizes of all operands, in one flat sequence
+SizeFormula = Callable[[Sequence[Any]], Any]
 
 
 def is_channels_last(value: Tensor) -> bool:
-    """Whether a 4-D value is channels-last and its strides leave no doubt about it."""
+    """Return whether a 4-D value is channels-last and its strides are not ambiguous."""
     if value.ndim != 4:
         return False
     _, c, h, w = value.shape
-    if c == 1 or h == w == 1:  # contiguous strides mean the same order
+    if c == 1 or h == w == 1:  # contiguous strides are the same order
         return False
     return bool(value.is_contiguous(memory_format=torch.channels_last))
 
 
 def empty(value: Tensor, channels_last: bool) -> Tensor:
-    """A real tensor of the value's shape, in one of the two orders that a boundary has."""
+    """Return a real tensor of the value's shape, in one of the two orders that a boundary has."""
     dense = torch.empty(tuple(value.shape), dtype=value.dtype)
     return dense.to(memory_format=torch.channels_last) if channels_last else dense
 
@@ -51,11 +52,11 @@ def lowered(
     shapes: Sequence[Sequence[int | SizeFormula]] | None = None,
     varying: Sequence[Collection[int]] = (),
 ) -> LoweredBackendModule:
-    """The delegate with these bytes, for operands and results like these.
+    """Return a delegate with these bytes, for operands and results like the given ones.
 
-    `backend` is the name that the runtime registers, `options` are what it is told besides the bytes. Where
-    sizes are symbols, `varying` are the dimensions of each operand that have one, and `shapes` the results',
-    made of the operands' sizes, all in a row.
+    `backend` is the name that the runtime registers, and `options` are its compile specs. For dynamic sizes,
+    `varying` lists the dynamic dimensions of each operand. `shapes` are the results' shapes, computed from
+    one flat sequence of the operands' sizes.
     """
     symbols = (tuple(dict.fromkeys(dims, Dim.AUTO) for dims in varying),) if varying else None
     stand_in = torch.export.export(_StandIn(gives, shapes), tuple(reads), dynamic_shapes=symbols)
@@ -63,24 +64,27 @@ def lowered(
 
 
 def written(program: ExportedProgram, texts: Mapping[str, str], *, keep_delegates: bool = False) -> bytes:
-    """The .pte of a program in edge dialect; `texts` are methods that return them.
+    """Return the .pte of a program in edge dialect; `texts` become methods that return them.
 
-    Calls of delegates alone are edge dialect as they stand, and to_edge takes half a second. `keep_delegates`
-    puts the bytes of delegates into the program itself, which lives as long as its methods. Else they are
-    segments, which ExecuTorch frees once a delegate is made.
+    Calls of delegates are edge dialect already, so `to_edge`, which takes half a second, is skipped.
+    `keep_delegates` puts the bytes of delegates into the program itself, which lives as long as its methods.
+    Otherwise they are segments, which ExecuTorch frees after it has made the delegate.
     """
     manager = EdgeProgramManager({"forward": program}, dict(texts), EDGE)
     state = list(state_of(program))
-    # Else ExecuTorch lets a buffer that is written begin with whatever lies in its memory.
+    # Without this pass ExecuTorch starts a mutable buffer with whatever its memory contains.
     passes: list[Any] = [InitializedMutableBufferPass(state)] if state else []
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Mutation on a buffer")  # which says that
+        warnings.filterwarnings("ignore", "Mutation on a buffer")  # the pass warns about just that
         config = ExecutorchBackendConfig(passes=passes, extract_delegate_segments=not keep_delegates)
         return bytes(manager.to_executorch(config).buffer)
 
 
 class _StandIn(torch.nn.Module):
-    """What ExecuTorch runs for a delegate while it traces: tensors of the right shapes, strides and types."""
+    """The module that ExecuTorch runs for a delegate while it traces.
+
+    Its tensors have the right shapes, strides and types.
+    """
 
     def __init__(
         self, results: Sequence[Tensor], shapes: Sequence[Sequence[int | SizeFormula]] | None = None

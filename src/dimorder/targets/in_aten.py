@@ -1,4 +1,4 @@
-"""Decides what targets compute that have torch's own operators."""
+"""State the ability of targets whose kernels are torch's own operators."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from dimorder.layout.capabilities import Ability
 from dimorder.ops.convolution import OTHER_KERNELS
 from dimorder.ops.resize import BY_PRODUCTS
 
-# torch resizes by the few taps of each pixel itself, and has kernels of its own for convolutions.
+# torch resizes by the few taps of each pixel itself, and has its own kernels for convolutions.
 ABILITY = Ability(declines=(OTHER_KERNELS | BY_PRODUCTS,))

@@ -1,4 +1,4 @@
-"""Decides what is told of a graph that Vela compiled: its own estimates, by operator of the network."""
+"""Hold and print Vela's own estimates for a compiled graph, by operator of the network."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from dimorder.plans.network_plan import Place
 
-SHOWN = 5  # operators that the printout names, those first that take the most cycles
+SHOWN = 5  # operators in the printout, those with the most cycles first
 
 
 @dataclass(frozen=True)
 class NpuLayer:
-    """What Vela made of an operator: `kind` is its name for it, `macs` are products added up."""
+    """Vela's layer for one operator: `kind` is its own name for it, `macs` are multiply-accumulates."""
 
     place: Place
     kind: str
@@ -32,10 +32,10 @@ class NpuLayer:
 
 @dataclass(frozen=True)
 class NpuReport:
-    """Vela's estimates of a whole graph, for one configuration.
+    """Vela's estimates for a whole graph in one configuration.
 
-    `cycles` are of the NPU's clock, and fewer than those of the `layers` where it overlaps these.
-    `sram_bytes`, `dram_bytes` and `flash_bytes` are the most that each memory holds at once, with constants.
+    `cycles` count the NPU's clock. They are fewer than the sum over `layers` where Vela overlaps these.
+    `sram_bytes`, `dram_bytes` and `flash_bytes` are the peak use of each memory, constants included.
     """
 
     accelerator: str
@@ -66,12 +66,12 @@ class NpuReport:
 
     @property
     def memories(self) -> Mapping[str, int]:
-        """The bytes in each memory that holds any."""
+        """The bytes in each memory that is used."""
         held = {"SRAM": self.sram_bytes, "DRAM": self.dram_bytes, "flash": self.flash_bytes}
         return {name: count for name, count in held.items() if count}
 
     def by_place(self) -> list[tuple[Place, int]]:
-        """The cycles of each operator of the network, the most first."""
+        """Return the cycles of each operator of the network, the largest first."""
         found: dict[Place, int] = {}
         for layer in self.layers:
             found[layer.place] = found.get(layer.place, 0) + layer.cycles

@@ -1,4 +1,7 @@
-"""Decides what an emitter takes for the inputs, outputs and constants of a physical program."""
+"""Read the inputs, outputs and constants of a physical program for an emitter.
+
+An operator that reads only constants is evaluated here, and so becomes a constant itself.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from dimorder.graph.exported import state_of
 
 @dataclass
 class Signature:
-    """The nodes of a program that come from outside and go there, and the value of each that is constant.
+    """The input and output nodes of a program, and the value of each constant node.
 
-    `state` are the buffers that it writes, by name, with what they hold at first: a call finds each in one of
-    the first `inputs`, and leaves it in one of the first `outputs`, in this sequence.
+    `state` maps the names of the buffers that the program writes to their initial values. A call reads each
+    buffer from one of the first `inputs`, and writes it to one of the first `outputs`, in this sequence.
     """
 
     inputs: list[Node] = field(default_factory=list)
@@ -30,9 +33,9 @@ class Signature:
 
 
 def read_signature(program: ExportedProgram) -> Signature:
-    """The signature, every operator that reads constants alone evaluated.
+    """Return the signature, with every operator evaluated that reads only constants.
 
-    Raises `UnsupportedError` for an input or output that is no tensor or has a symbolic shape, and for an
+    Raises `UnsupportedError` for an input or output that is not a tensor or has a dynamic size, and for an
     input that is written.
     """
     signature, written = Signature(), state_of(program)

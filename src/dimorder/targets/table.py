@@ -1,5 +1,7 @@
-"""Decides how an emitter reads the calls of a physical program: by a table of one row per operator, arguments
-by name; and a permute is but another view of the same memory, until someone must read it.
+"""Bind calls of physical operators to a target's table, which has one row per operator.
+
+A row gets its arguments by name. A permute is only another view of the same memory until an operator needs
+the memory itself in that order.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ aten = torch.ops.aten
 
 
 class Dense(Protocol):
-    """A dense, row-major tensor of the file under construction, which the target's writer knows."""
+    """A dense, row-major tensor of the file under construction, as the target's writer knows it."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -32,7 +34,7 @@ V = TypeVar("V", bound=Dense)
 
 @dataclass(frozen=True)
 class View(Generic[V]):
-    """A program's value whose dimension `i` is dimension `order[i]` of the dense `value`."""
+    """A value of the program: its dimension `i` is dimension `order[i]` of the dense `value`."""
 
     value: V
     order: tuple[int, ...]
@@ -43,7 +45,7 @@ class View(Generic[V]):
 
     @property
     def is_dense(self) -> bool:
-        """Whether the memory is the view's own order: only sizes of 1 changed places, or nothing."""
+        """Whether the memory is in the view's own order, since at most sizes of 1 changed places."""
         moved = [i for i in self.order if self.value.shape[i] != 1]
         return moved == sorted(moved)
 
@@ -52,23 +54,23 @@ class View(Generic[V]):
 
 
 def whole(value: V) -> View[V]:
-    """`value` in its own order."""
+    """Return `value` in its own order."""
     return View(value, tuple(range(len(value.shape))))
 
 
-# The arguments of a call by their schema's names, defaults filled in, each tensor a View or a constant
-# Tensor; `shape`, `shapes` and `dtype` (a torch.dtype) are the results', `floats` the floating types of
-# operands and results. A check gets the fx nodes instead.
+# The arguments of a call by their names in the schema, with defaults filled in. Each tensor is a View or a
+# constant Tensor. `shape`, `shapes` and `dtype` (a torch.dtype) belong to the results. `floats` are the
+# floating types of operands and results. A check gets the fx nodes instead.
 Arguments = SimpleNamespace
 
 
 def is_of_one_type(arguments: Arguments) -> bool:
-    """Whether all floats that a call reads and gives have one type."""
+    """Return whether all floats that a call reads and returns have one type."""
     return len(arguments.floats) == 1
 
 
 def has_exact_numbers(arguments: Arguments) -> bool:
-    """Whether all floats of a call have one type, in which each number among its arguments is exact.
+    """Return whether all floats of a call have one type that represents each of its number arguments exactly.
 
     >>> [has_exact_numbers(Arguments(floats={torch.float16}, other=other)) for other in (0.25, 0.1, 1e5)]
     [True, False, False]
@@ -82,12 +84,16 @@ def has_exact_numbers(arguments: Arguments) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """How one operator is written, and what of it cannot be (None: nothing).
+    """How one operator is written, and which of its calls cannot be.
 
-    `build` takes the target's writer and the arguments, and returns a dense value, a View, or a list of dense
-    values. `relabel` marks what moves no element, or only as part of a conversion, `integers` what takes int8
-    and uint8 besides the target's own types. `halves` says of which calls in half precision `build` takes and
-    gives that type; others it writes in float32, and the table the casts before and behind.
+    Attributes:
+        build: takes the target's writer and the arguments. Returns a dense value, a View, or a list of dense
+            values.
+        check: returns why a call cannot be written, or None.
+        relabel: whether the operator moves no element, or moves elements only as part of a conversion.
+        integers: whether the operator takes int8 and uint8 besides the target's own types.
+        halves: returns whether `build` computes a half-precision call in half precision. Other calls are
+            written in float32, and the table adds the casts before and after them.
     """
 
     build: Callable[[Any, Arguments], Any]
@@ -97,7 +103,7 @@ class Row:
     halves: Callable[[Arguments], bool] = lambda arguments: False
 
     def is_widened(self, arguments: Arguments) -> bool:
-        """Whether a call of half precision is computed in float32."""
+        """Return whether a half-precision call is computed in float32."""
         return not HALVES.isdisjoint(arguments.floats) and not self.halves(arguments)
 
 
@@ -105,7 +111,7 @@ class Row:
 class Table:
     """The operators that a target computes.
 
-    `unfit(value, is_constant)` says what keeps a value of the program from being one of the target's tensors.
+    `unfit(value, is_constant)` returns why a value of the program cannot be one of the target's tensors.
     """
 
     name: str
@@ -113,7 +119,7 @@ class Table:
     unfit: Callable[[Any, bool], str | None]
 
     def without(self, *names: str) -> Table:
-        """The same without the operators of these names: a target that lacks them.
+        """Return the table without the operators of these names, for a target that lacks them.
 
         >>> aten = torch.ops.aten
         >>> Table("T", {aten.relu.default: Row(print)}, lambda v, c: None).without("relu").rows
@@ -123,10 +129,10 @@ class Table:
         return replace(self, rows=kept)
 
     def supports(self, node: Node, constants: Collection[Node] | None = None) -> str | None:
-        """None if the target computes `node`, else the reason why not.
+        """Return None if the target computes `node`, else the reason why not.
 
-        `constants` are the nodes whose value is known ahead of time; by default the placeholders that
-        torch.export names as parameters, buffers and constants.
+        `constants` are the nodes whose value is known ahead of time. By default these are the placeholders
+        that torch.export names as parameters, buffers and constants.
         """
         if node.op != "call_function":
             return None
@@ -145,7 +151,7 @@ class Table:
         if row.is_widened(arguments):
             arguments.dtype = _wide(arguments.dtype)
         if node.target in (QUANTIZE, DEQUANTIZE) and (reason := row.check(arguments)):
-            return reason  # which says more of integers than that they are no floats
+            return reason  # its own reason says more about integers than "not a float type"
         for tensor in (node, *node.all_input_nodes):
             for value in results(tensor):
                 reason = self.unfit(value, tensor in constants)
@@ -154,9 +160,10 @@ class Table:
         return row.check(arguments)
 
     def build(self, writer: Any, node: Node, resolve: Callable[[Node], Any]) -> View[Any] | list[View[Any]]:
-        """Write the target's operators for `node`; its result or results.
+        """Write the target's operators for `node`, and return its result or results.
 
-        Of what is computed in float32 `writer.widened` and `writer.narrowed` cast operands and results.
+        For a call that is computed in float32, `writer.widened` casts the operands and `writer.narrowed` the
+        results.
         """
         row, arguments = self.rows[node.target], bind(node, resolve)
         if not row.is_widened(arguments):
@@ -169,13 +176,13 @@ class Table:
         return [writer.narrowed(view, value.dtype) for view, value in zip(made, results(node), strict=True)]
 
     def is_relabel(self, node: Node) -> bool:
-        """Whether `node` only renames or moves elements."""
+        """Return whether `node` only renames or moves elements."""
         row = self.rows.get(node.target)
         return is_getitem(node) or (row is not None and row.relabel)
 
 
 def bind(node: Node, resolve: Callable[[Node], Any]) -> Arguments:
-    """The arguments of `node` by name, each node among them replaced by what `resolve` says."""
+    """Return the arguments of `node` by name, with each node among them replaced by `resolve` of it."""
     given = bound(node.target, node.args, node.kwargs)
     values = results(node)
     shapes = [tuple(value.shape) for value in values]
@@ -187,7 +194,7 @@ def bind(node: Node, resolve: Callable[[Node], Any]) -> Arguments:
 
 
 def _viewed(writer: Any, made: Any, shape: Sequence[int]) -> View[Any] | list[View[Any]]:
-    """What a row has built, as views."""
+    """Return the output of a row as views."""
     if isinstance(made, View):
         return made
     if isinstance(made, list):
@@ -205,7 +212,7 @@ def results(node: Node) -> list[Tensor]:
 
 
 def is_conversion(clone: Arguments) -> bool:
-    """Whether a clone is the second half of a conversion, or else of what is dense already."""
+    """Return whether a clone is the second half of a conversion, or copies a tensor that is dense already."""
     return clone.memory_format is torch.contiguous_format
 
 
@@ -214,7 +221,7 @@ def is_permute(node: Node) -> bool:
 
 
 def is_transposed(node: Node) -> bool:
-    """Whether a call's operand is a view with its last two dimensions swapped."""
+    """Return whether a call's operand is a view with its last two dimensions swapped."""
     if not is_permute(node):
         return False
     dims: Any = node.args[1]

@@ -1,5 +1,6 @@
-"""Decides what is known of a target before it is imported: how `--help` tells of it, which files are its own,
-what installs what it needs. Takes no torch.
+"""Describe a target without an import of it: its line in `--help`, its files, and its install command.
+
+This module imports no torch.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Listing:
-    """A target as its entry point names it: a value in a module that imports nothing heavy.
+    """A target as its entry point names it: a value in a module with only light imports.
 
-    `summary` is one line for `--help`; `target` says where the `Target` itself is, as "package.module:NAME";
-    `install` is told where a module that it needs is missing. A file that `dimorder check` can read has a
-    `kind`, which is how errors call it; it is known by the bytes that it `begins` with, at that place, else
-    by `suffix`. A target that shares its suffix, and whose files are archives, has a `member`: a part of a
-    name in these that the other's have not.
+    Two targets may share a suffix. Of these, one whose files are archives has a `member`.
+
+    Attributes:
+        suffix: the suffix of its files.
+        summary: one line for `--help`.
+        install: the command in the error about a missing module.
+        target: the place of the `Target` itself, as "package.module:NAME".
+        kind: the name in errors of a file that `dimorder check` reads. None if it reads none.
+        begins: the offset and the bytes that identify such a file. None means that the suffix identifies it.
+        member: a part of a name in the archive, which the archives of the other target do not contain.
 
     >>> told = Listing(".tosa", "a graph", "pip install it", "m:TARGET", "a .tosa graph", (4, b"TOSA"))
     >>> told.is_file("a name of any kind", bytes(4) + b"TOSA..."), told.is_file("net.tosa", b"else")
@@ -55,14 +61,14 @@ class Listing:
             )
 
     def is_file(self, path: str, data: bytes) -> bool:
-        """Whether a file of that name and content is one that this target's `check` reads."""
+        """Return whether this target's `check` reads a file with that name and content."""
         if self.kind is None or self.begins is None:
             return self.kind is not None and path.endswith(self.suffix)
         place, identifier = self.begins
         return data[place : place + len(identifier)] == identifier
 
     def reads(self, path: Path) -> bool:
-        """Whether this target loads that file, by its suffix, and by its `member` where there is one."""
+        """Return whether this target loads that file, by its suffix and, if it has one, by its `member`."""
         if path.suffix != self.suffix or self.member is None:
             return path.suffix == self.suffix
         if not zipfile.is_zipfile(path):
@@ -71,7 +77,7 @@ class Listing:
             return any(self.member in name for name in archive.namelist())
 
     def open(self, name: str) -> Target:
-        """The target itself, imported. Raises `UnsupportedError` where what it needs is not installed."""
+        """Import and return the target itself. Raises `UnsupportedError` if a dependency is not installed."""
         module, _, attribute = self.target.partition(":")
         with installed(name, self.install):
             found: Any = importlib.import_module(module)
@@ -81,7 +87,7 @@ class Listing:
 
 @contextmanager
 def installed(name: str, install: str) -> Iterator[None]:
-    """Tells of a module that is missing in three lines, of which the last says what installs it.
+    """Raise a missing module as an error of three lines, the last of which is the install command.
 
     >>> with installed("counted", "pip install counted"):
     ...     import no_such_module

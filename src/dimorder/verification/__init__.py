@@ -1,5 +1,5 @@
-"""Hold a physical program to the network: the same numbers on random inputs whose dimensions all differ.
+"""Compare a physical program with the network: the same numbers on random inputs.
 
-`verify` compares floats, `verify_integers` quantized networks. `float64_interpreter` runs either in float64,
-the yardstick of both, and `fp16_accumulation` as kernels do that add up in float16.
+`verify` compares floats, and `verify_integers` quantised networks. `float64_interpreter` runs either in
+float64, the reference of both. `fp16_accumulation` runs a network as kernels do that add up in float16.
 """

@@ -1,7 +1,7 @@
-"""Decides how a program is run so that its numbers do not depend on the sequence of sums: in float64.
+"""Run a program in float64, so that its numbers do not depend on the order of sums.
 
-Of a quantised one that is what lies between dequantize and quantize, where a rounding of another sum moves no
-value across a half.
+In a quantised program the floats between dequantize and quantize are computed in float64. Another order of
+sums then moves no value across a rounding boundary.
 """
 
 from __future__ import annotations
@@ -35,18 +35,24 @@ aten = torch.ops.aten
 
 
 QUANTA = 1  # by which a rounded integer may be off
-OFF = 1e-3  # the share of them that may be, and besides
-FEW = 8  # so many
+OFF = 1e-3  # the share of integers that may be off
+FEW = 8  # further integers that may be off
 HALF = 1e-3  # quanta from a half, within which float32 may round to either side
 
 
 def run(
     module: Module, inputs: Sequence[Tensor], forced: Mapping[str, Tensor] | None = None
 ) -> tuple[list[Tensor], dict[Node, Differences]]:
-    """What a graph gives for inputs, floats computed in float64.
+    """Run a graph with its floats computed in float64.
 
-    `forced` has integers, or floats that were quantised dynamically, by the names of nodes: they are taken
-    for what the node gives, and the differences say, node by node, by how many quanta that is off.
+    Args:
+        module: the graph.
+        inputs: its inputs.
+        forced: values by the names of nodes: integers, or floats that were quantised dynamically. They
+            replace the results of these nodes.
+
+    Returns:
+        The results, and for each forced node by how many quanta its own result differs.
 
     >>> class Halves(torch.nn.Module):
     ...     def forward(self, x):
@@ -62,8 +68,9 @@ def run(
 
 
 def moved(module: GraphModule, inputs: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """What a graph gives in float64 where each value that is quantised dynamically is not rounded, but moved
-    at random by up to half of its step.
+    """Run a graph in float64 with noise in place of dynamic quantisation.
+
+    Each value that is quantised dynamically is not rounded, but moved at random by up to half of its step.
 
     >>> class Rounds(torch.nn.Module):
     ...     def forward(self, x):
@@ -80,8 +87,9 @@ def moved(module: GraphModule, inputs: Sequence[Tensor], seed: int) -> list[Tens
 
 
 def roundings(module: Module, inputs: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """What a graph rounds to integers, and these, by the names of the nodes that quantise: real over scale,
-    plus the zero point, held in the type's range, in float64.
+    """Return what a graph rounds to integers, and the integers, by the names of the nodes that quantise.
+
+    The first is in float64: real over scale, plus the zero point, clamped to the type's range.
 
     >>> class Halves(torch.nn.Module):
     ...     def forward(self, x):
@@ -98,11 +106,15 @@ def roundings(module: Module, inputs: Sequence[Tensor]) -> dict[str, tuple[Tenso
 
 
 def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """What an exported program gives for the leaves of its inputs, as it stands, and computed in float64.
+    """Run an exported program unchanged, and in float64.
 
-    Floats of the second are left in float64: of half precision that is more than the first can hold.
-    Leaves of several calls stand one behind the other; so do their results, and what a call leaves in the
-    buffers that the program writes, the next finds.
+    The floats of the second result stay in float64: for half precision that is more than the first can
+    represent. The leaves of several calls follow one another, and so do their results. A call finds what the
+    last call left in the buffers that the program writes.
+
+    Args:
+        exported: the program.
+        leaves: the leaves of its inputs.
 
     >>> class Thirds(torch.nn.Module):
     ...     def forward(self, x):
@@ -119,7 +131,7 @@ def twice(exported: ExportedProgram, leaves: Sequence[Any]) -> tuple[list[Tensor
 
 
 def once(exported: ExportedProgram, leaves: Sequence[Any], mode: AbstractContextManager[Any]) -> list[Tensor]:
-    """What an exported program gives for the leaves of its inputs, as it stands, while `mode` is active."""
+    """Run an exported program unchanged, while `mode` is active."""
     program = _FunctionalProgram(exported)
     with mode:
         results = program.run(Interpreter(program.module), leaves)
@@ -127,8 +139,9 @@ def once(exported: ExportedProgram, leaves: Sequence[Any], mode: AbstractContext
 
 
 def noisy(exported: ExportedProgram, leaves: Sequence[Any], seed: int = 0) -> list[Tensor]:
-    """What an exported program gives for the leaves of its inputs if each float that an operator computes is
-    off by a few roundings, zero of either sign, and numbers below the normal ones are zero.
+    """Run an exported program with noise in each float that an operator computes.
+
+    Each float is off by a few roundings, zeros have either sign, and subnormal numbers are zero.
 
     >>> class Ties(torch.nn.Module):
     ...     def forward(self, x):
@@ -144,8 +157,10 @@ def noisy(exported: ExportedProgram, leaves: Sequence[Any], seed: int = 0) -> li
 
 
 class _FunctionalProgram:
-    """A program as a module that writes to nothing: what it holds is among its inputs, and what it leaves in
-    buffers is in front of its results."""
+    """A program as a module that writes to nothing.
+
+    Its constants and buffers are among its inputs. What it leaves in buffers comes before its results.
+    """
 
     def __init__(self, exported: ExportedProgram) -> None:
         program = functional(exported, OPERATORS)
@@ -158,7 +173,7 @@ class _FunctionalProgram:
     def run(
         self, interpreter: Interpreter, leaves: Sequence[Any], of: Callable[[Any], Any] = lambda value: value
     ) -> list[Any]:
-        """The results of each call; `of` is done to all that goes in."""
+        """Return the results of each call; `of` is applied to all inputs."""
         held, results = {name: of(value) for name, value in self.held.items()}, list[Any]()
         feed = iter(leaves)
         with torch.no_grad():
@@ -171,8 +186,9 @@ class _FunctionalProgram:
 
 
 def recorded(exported: ExportedProgram, inputs: Sequence[Tensor], captured: GraphModule) -> dict[str, Tensor]:
-    """The integers that an exported program computes, and what it quantises dynamically, by the names of the
-    nodes that were captured of these.
+    """Return what an exported program quantises, by the names of the captured nodes.
+
+    These are its integers, and the results of dynamic quantisation.
     """
     recorder = _Recorder(readable(exported))
     with torch.no_grad():
@@ -194,9 +210,9 @@ class _Recorder(Interpreter):
 
 
 class Origin(NamedTuple):
-    """What integers were rounded from: in quanta less the zero point, and the `quantum`.
+    """The values that integers were rounded from, in quanta without the zero point, and the `quantum`.
 
-    `unsure` are those that were computed from integers that may be rounded to either side.
+    `unsure` are the elements that were computed from integers that may be rounded to either side.
     """
 
     quanta: Tensor
@@ -209,9 +225,10 @@ class Origin(NamedTuple):
 
 
 class Differences:
-    """By how many quanta, and how many elements, values were off that were compared one by one.
+    """How far values are off that were compared one by one: by how many quanta, and in how many elements.
 
-    An element that was rounded from a half is off by a quantum, but not counted: either integer is right.
+    An element that was rounded from a half may be off by a quantum without being counted: either integer is
+    right.
     """
 
     def __init__(self) -> None:
@@ -219,7 +236,7 @@ class Differences:
 
     @staticmethod
     def together(parts: Iterable[Differences]) -> Differences:
-        """Those of several values."""
+        """Return the differences of several values as one."""
         made = Differences()
         for part in parts:
             made.most = max(made.most, part.most)
@@ -228,7 +245,7 @@ class Differences:
         return made
 
     def add(self, got: Tensor, wanted: Tensor, origin: Origin | None = None) -> None:
-        """Compare integers; `origin` is what `got` was rounded from, where that is known."""
+        """Compare integers; `origin` is what `got` was rounded from, if that is known."""
         quanta = (got.to(torch.int64) - wanted.to(torch.int64)).abs()
         off = quanta > 0
         if origin is not None:
@@ -239,7 +256,11 @@ class Differences:
         self.compared += quanta.numel()
 
     def require_few(self, what: str) -> None:
-        """Raises `VerificationError` where more is off than rounding explains."""
+        """Check that no more is off than rounding explains.
+
+        Raises:
+            VerificationError: if more is.
+        """
         if self.most > QUANTA or self.off > FEW + OFF * self.compared:
             raise VerificationError(
                 what,
@@ -249,7 +270,10 @@ class Differences:
 
 
 def require_close(got: Tensor, wanted: Tensor, what: str, origin: Origin | None = None) -> None:
-    """Raises `VerificationError` where integers differ by more than rounding explains; see `Differences`.
+    """Check that integers differ by no more than rounding explains; see `Differences`.
+
+    Raises:
+        VerificationError: if they do.
 
     >>> origin = Origin(torch.full((99,), 2.5))
     >>> require_close(torch.tensor([3] * 99), torch.tensor([2] * 99), "halves", origin)
@@ -281,7 +305,7 @@ class _Exact(Interpreter):
         super().__init__(module)
         self.forced, self.noise = forced, noise
         self.differences: dict[Node, Differences] = {}
-        self.origins: dict[Node, Origin] = {}  # of integers that are not forced, and of what these stand for
+        self.origins: dict[Node, Origin] = {}  # of integers that are not forced, and their floats
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return _wide(super().get_attr(target, args, kwargs))
@@ -302,10 +326,10 @@ class _Exact(Interpreter):
             return result
         self.differences[n] = Differences()
         self.differences[n].add(result, wanted, origin)
-        return torch.empty_like(result).copy_(wanted)  # as it lies: views read it
+        return torch.empty_like(result).copy_(wanted)  # with the same strides: views read it
 
     def _origin(self, n: Node) -> Origin | None:
-        """What the elements of a value were rounded from: in it, or before they were moved or selected."""
+        """Return what a value's elements were rounded from, there or before they were moved or selected."""
         if n.target is QUANTIZE:
             real, scale, *_ = self.fetch_args_kwargs_from_env(n)[0]
             before = self.origins.get(n.all_input_nodes[0])
@@ -334,7 +358,7 @@ class _Exact(Interpreter):
         special = _SPECIAL.get(target)
         if special is not None:
             return special(**bound(target, args, kwargs))
-        if target not in _RELABELS:  # an input is quantised in float32, as every kernel does it
+        if target not in _RELABELS:  # an input is quantised in float32, as in every kernel
             args, kwargs = pytree.tree_map(_wide, (args, kwargs))
         return super().call_function(target, args, kwargs)
 
@@ -344,7 +368,7 @@ class _Exact(Interpreter):
         if self.noise is not None:
             return x + (torch.rand(x.shape, generator=self.noise, dtype=torch.float64) - 0.5) * scale
         _, low, high, *_ = tokens
-        # The least value may be a tie, whatever rounding made it.
+        # The least value may be a tie, however it was rounded.
         quanta = (x / scale * 2.0**30).round() / 2.0**30
         return ((quanta.round() + zero).clamp(low, high) - zero) * scale
 
@@ -373,7 +397,7 @@ def _wide(value: Any) -> Any:
 
 
 def in_float32(scale: float) -> float:
-    """A scale as tensors of float32 are multiplied by it: its product with an integer is exact in float64."""
+    """Return a scale as float32 tensors are multiplied by it: times an integer it is exact in float64."""
     return float(torch.tensor(scale, dtype=torch.float32))
 
 

@@ -1,7 +1,7 @@
-"""Decides what half precision makes of a network where products are added up in it, one after the other.
+"""Run a network as kernels do that add up float16 in float16, one term after another.
 
-Kernels for CPUs with arithmetic of float16 (Arm's, x86 with AVX512-FP16) keep a sum in float16; PyTorch's
-keep it in float32 and round once. The first is what a program may be as far off as, on any CPU.
+Kernels for CPUs with float16 arithmetic (Arm's, x86 with AVX512-FP16) keep a sum in float16. PyTorch's keep
+it in float32 and round once. A program may be as far off as the first, on any CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class HalfSums(TorchDispatchMode):
-    """While it is active, products of matrices and convolutions in float16 round their sums after every term.
+    """A mode in which float16 matmuls and convolutions round their sums after every term.
 
     >>> ones = torch.ones(1, 4096, dtype=torch.float16)
     >>> with HalfSums():
@@ -39,7 +39,7 @@ class HalfSums(TorchDispatchMode):
         if any(isinstance(x, Tensor) and x.dtype == torch.float16 for x in args):
             if func in _PRODUCTS:
                 return _PRODUCTS[func](*args, **keywords)
-            # Of others nobody can ask what they are made of.
+            # Other operators have no known decomposition.
             if func in self.bodies or func.namespace == "aten":
                 with self:
                     made = self.bodies.get(func, func.decompose)(*args, **keywords)
@@ -49,7 +49,7 @@ class HalfSums(TorchDispatchMode):
 
 
 def _sum_of_products(start: Tensor, terms: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """`start` and one product after the other; the sum is rounded to float16 each time."""
+    """Return `start` plus the product of each term, rounded to float16 after each term."""
     total = start.float()
     for left, right in terms:
         total = torch.addcmul(total, left.float(), right.float()).half().float()
@@ -79,9 +79,9 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """By taps and then by channels, as kernels that read channels last."""
+    """Add up by taps and then by channels, as kernels do that read channels last."""
     kernel, sides = weight.shape[2:], [(p, p) for p in padding]
-    if transposed:  # one of what lies between zeros, which add nothing
+    if transposed:  # convolve the input with zeros between, which add nothing
         reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
         sides = [(r - p, r - p + o) for r, p, o in zip(reach, padding, output_padding, strict=True)]
         x, weight, stride = _spread(x, stride), _mirrored(weight, groups), [1] * len(kernel)
@@ -109,12 +109,12 @@ def _convolution(
 
 
 def _last(places: Sequence[Any]) -> Any:
-    """An index of the last dimensions."""
+    """Return an index of the last dimensions."""
     return (..., *places)
 
 
 def _spread(x: Tensor, stride: Sequence[int]) -> Tensor:
-    """With zeros between the elements."""
+    """Return a tensor with zeros between its elements."""
     sizes = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], stride, strict=True)]
     spread, steps = x.new_zeros((*x.shape[:2], *sizes)), [slice(None, None, s) for s in stride]
     spread[_last(steps)] = x
@@ -122,7 +122,7 @@ def _spread(x: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 def _mirrored(weight: Tensor, groups: int) -> Tensor:
-    """The weight of a transposed convolution as that of a convolution."""
+    """Return the weight of a transposed convolution as that of a convolution."""
     kernel, each = weight.shape[2:], weight.shape[1]
     by_group = weight.flip(tuple(range(2, weight.dim()))).reshape(groups, -1, each, *kernel)
     return by_group.transpose(1, 2).reshape(groups * each, -1, *kernel)

@@ -1,12 +1,16 @@
-"""Decides whether a physical program is the network it was made from: same numbers on random inputs.
+"""Check that a physical program is the network it was made from: the same numbers on random inputs.
 
-Nothing is trusted that was not run; the error is relative to the largest value of each output. One trial is
-on numbers of one magnitude, one on numbers of many, with zeros among them. Where a network makes nothing of
-normal numbers (the logarithm of one that is negative, a factor of a matrix that has none), the first trial is
-on numbers between 0 and 1, else near the examples. Where float32 itself is farther from float64 than the
-tolerance, the program may be as far from it as PyTorch is. Half precision always is: a program that computes
-in it is held to the float64 of its network, and may be twice as far from it as PyTorch's own half precision;
-what was emitted, as that network with sums in float16 (`fp16_accumulation.py`).
+Nothing is trusted that was not run. The error is relative to the largest value of each output. One trial is
+on numbers of one magnitude, one on numbers of many magnitudes, with zeros among them.
+
+Some networks cannot compute with normal numbers: the logarithm of a negative one, or the factor of a matrix
+that has none. The first trial is then on numbers between 0 and 1, else near the examples.
+
+If float32 itself is farther from float64 than the tolerance, the program may be as far from it as PyTorch is.
+Half precision always is. A program in half precision is compared with the float64 of its network. It may be
+twice as far from float64 as PyTorch's own half precision. The artifact may be as far as that network with
+sums in float16 (`fp16_accumulation.py`).
+
 A network that writes buffers is called several times in a row, and so is the program.
 """
 
@@ -31,10 +35,10 @@ from dimorder.verification import float64_interpreter
 from dimorder.verification.fp16_accumulation import HalfSums
 
 TOLERANCE = 1e-4
-FACTOR = 4  # of the network's own distance from float64: sums are of other sequences
-MOST = 1e-2  # that any rounding excuses
-CALLS = 10  # in a row, of a network that writes buffers
-# The same where half precision rounds each result.
+FACTOR = 4  # times the network's own distance from float64: sums have other orders
+MOST = 1e-2  # the largest error that rounding excuses
+CALLS = 10  # in a row, for a network that writes buffers
+# The same if half precision rounds each result.
 HALF_FACTOR = 2
 HALF_MOST = 0.25
 
@@ -47,10 +51,13 @@ Outputs = list[torch.Tensor]
 class Verified:
     """What runs on random inputs have shown.
 
-    `max_rel_error` is the largest of any output, of the physical program and, where `artifact_ran`, of what
-    was emitted. `eager_error` is how far the network's own float32 is from float64: it is asked where an
-    error is above the tolerance, else None; in half precision it is the network's own distance. Where other
-    inputs give the same outputs, so that `input_matters` is false, all that shows little.
+    Attributes:
+        max_rel_error: the largest relative error of any output, of the physical program and, if
+            `artifact_ran`, of the artifact.
+        eager_error: how far the network's own float32 is from float64, or its own half precision. It is
+            measured only if an error is above the tolerance, else None.
+        artifact_ran: whether the artifact was run.
+        input_matters: whether other inputs give other outputs. If not, the other figures show little.
     """
 
     max_rel_error: float
@@ -60,16 +67,21 @@ class Verified:
 
 
 class Trial:
-    """A network's own outputs on random inputs: each stage of its lowering is compared with them.
+    """A network's own outputs on random inputs; each stage of its lowering is compared with them.
 
-    On steep inputs, in which neighbours differ by up to six orders of magnitude, a network may amplify what a
-    rounding changes. So what counts there is how far it is from itself when its inputs change by a millionth.
+    On steep inputs neighbours differ by up to six orders of magnitude, and a network may amplify a rounding.
+    So the bound there is how far the network's outputs move when its inputs change by a millionth.
 
-    `model` is the network as it was given to `capture`, `program` what that made of it. `input_matters` says
-    whether other inputs give other outputs; integers are not to be made up, for they may be ids or masks.
+    If the network writes buffers, inputs and outputs are those of several calls in a row, one after another.
 
-    Where the network writes buffers, inputs and outputs are those of several calls in a row, one behind the
-    other.
+    Args:
+        model: the network as it was passed to `capture`.
+        program: the captured program.
+        contract: what the program promises.
+
+    Attributes:
+        input_matters: whether other inputs give other outputs. Integers are not made up, for they may be ids
+            or masks.
     """
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
@@ -91,8 +103,11 @@ class Trial:
         self.steep: dict[int, tuple[Inputs, Outputs, Outputs] | None] = {}
 
     def _computed(self) -> tuple[Inputs, Inputs, Outputs, Inputs]:
-        """The first inputs of which the network makes numbers, as the program takes them and as the network
-        does, these numbers, and other inputs of their kind, as the network takes them."""
+        """Return the first inputs for which the network computes numbers.
+
+        Returns the inputs as the program takes them, the inputs as the network takes them, and the network's
+        outputs. Last come other inputs of the same kind, as the network takes them.
+        """
         why = ""
         for like in (random_like, uniform_like, near, copied):
             inputs, taken = self._drawn(like, seed=0)
@@ -104,7 +119,10 @@ class Trial:
         raise UnsupportedError("the network on its example inputs", why, fix)
 
     def _require_all_told(self) -> None:
-        """Refuses a network that remembers what the program cannot know of: the next call shows it."""
+        """Check that the network keeps nothing between calls that the program cannot know.
+
+        A second call on the same inputs would show it.
+        """
         again = self._outputs(self.taken)
         if isinstance(again, str) or differ(again, self.wanted):
             raise UnsupportedError(
@@ -114,15 +132,15 @@ class Trial:
             )
 
     def _outputs(self, inputs: Sequence[torch.Tensor]) -> Outputs | str:
-        """The network's outputs, or the error that it raises."""
+        """Return the network's outputs, or the error that it raises."""
         try:
             with torch.no_grad():
                 return self.network(*inputs)
-        except Exception as error:  # whatever a network says of inputs that it does not take
+        except Exception as error:  # whatever a network says about inputs that it does not accept
             return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
     def _drawn(self, like: Callable[..., Inputs], seed: int) -> tuple[Inputs, Inputs]:
-        """Inputs as the program takes them, and as the network does: integers may stand for floats."""
+        """Return inputs as the program takes them, and as the network does: integers may stand for floats."""
         specs = self.contract.inputs * self.calls
         takes_floats = _takes_floats(self.program.exported) * self.calls
         reals = [spec.real(x) for spec, x in zip(specs, self.examples, strict=True)]
@@ -133,10 +151,16 @@ class Trial:
         )
 
     def compare(self, run: Run, what: str, model: Run | None = None, half_sums: bool = True) -> float:
-        """The relative error of `run`, which takes and gives tensors as the program's signature holds them.
+        """Run a program on the trial's inputs, and return its relative error.
 
-        `model` is for numbers that are no floats. With `half_sums` it may keep sums in float16. Raises as
-        `verify` does.
+        Args:
+            run: takes and returns tensors as the program's signature has them.
+            what: the name of the program in errors.
+            model: for numbers that are not floats; unused here.
+            half_sums: whether the program may keep sums in float16.
+
+        Raises:
+            VerificationError: if an output is farther off than rounding explains.
         """
         got = self._logical(run, self.inputs)
         errors = relative_errors(got, self.wanted)
@@ -151,14 +175,14 @@ class Trial:
         return max(errors, default=0.0)
 
     def _require_as_exact(self, i: int, got: torch.Tensor, error: float, what: str, half_sums: bool) -> None:
-        """Refuses an output that is farther from float64 than the network's, beyond what rounding explains.
+        """Check that an output is no farther from float64 than the network's, within what rounding explains.
 
-        What it explains is measured on the exported program, in float32 and float64: a network that is not
-        the program that was exported of it is refused as well.
+        Rounding is measured on the exported program, in float32 and float64. A network that is not the
+        program exported from it is refused as well.
         """
         try:
             narrow, wide = self._twice
-        except RuntimeError as reason:  # an operator that torch has not in float64
+        except RuntimeError as reason:  # an operator that torch does not have in float64
             raise _wrong(what, self._named(i), error) from reason
         inexact = _error_in_float64(narrow[i], wide[i])
         factor, most = (HALF_FACTOR, HALF_MOST) if self._is_half else (FACTOR, MOST)
@@ -193,7 +217,7 @@ class Trial:
 
     @cached_property
     def _eps(self) -> float:
-        """The coarsest spacing of the floats about 1 that the network computes with."""
+        """Return the coarsest spacing of the floats about 1 that the network computes with."""
         values = (node.meta.get("val") for node in self.program.exported.graph.nodes)
         floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
         return max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
@@ -230,7 +254,10 @@ class Trial:
         return got
 
     def _steep_faults(self, run: Run, seed: int) -> list[str]:
-        """The outputs that differ by more than a small change of the inputs explains; whole numbers may."""
+        """Return the outputs that differ by more than a small change of the inputs explains.
+
+        Outputs of integers are not compared.
+        """
         if seed not in self.steep:
             inputs, taken = self._drawn(steep_like, seed)
             share = self._eps if self._is_half else 1e-6
@@ -239,7 +266,7 @@ class Trial:
             if not isinstance(wanted, str) and not isinstance(beside, str):
                 self.steep[seed] = (inputs, wanted, beside)
         steep = self.steep[seed]
-        if steep is None:  # the network takes no such inputs
+        if steep is None:  # the network does not accept such inputs
             return []
         found = {}  # by output
         factor = 4 if self._is_half else 100
@@ -260,24 +287,26 @@ class Trial:
         return f"output {output}" + (f" of call {call}" if self.calls > 1 else "")
 
     def _noisy(self, seed: int) -> list[torch.Tensor]:
-        """The network's outputs on steep inputs if its operators rounded otherwise: what was a tie may be
-        none."""
+        """Return the network's outputs on steep inputs if its operators rounded otherwise.
+
+        Two values that tie may then differ.
+        """
         return float64_interpreter.noisy(
             self.program.exported, self._leaves(self._drawn(steep_like, seed)[1])
         )
 
     def _leaves(self, taken: Sequence[torch.Tensor]) -> list[Any]:
-        """The arguments of the exported program, call by call, with these for its tensors."""
+        """Return the exported program's arguments, call by call, with these tensors in place of its own."""
         feed = iter(taken)
         return [next(feed) if isinstance(x, torch.Tensor) else x for x in self.program.examples * self.calls]
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
-        """The relative error of a physical program, run in torch; see `compare`."""
+        """Run a physical program in torch, and return its relative error; see `compare`."""
         return self.compare(ProgramRun(physical), what, half_sums=False)
 
 
 def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Inputs of the examples' shapes: standard normal where floating point, else the examples."""
+    """Return inputs of the examples' shapes: standard normal if floating point, else the examples."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(
         torch.randn(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x.clone()
@@ -286,7 +315,7 @@ def random_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.
 
 
 def uniform_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Inputs of the examples' shapes: between 0 and 1 where floating point, else the examples."""
+    """Return inputs of the examples' shapes: between 0 and 1 if floating point, else the examples."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(
         torch.rand(x.shape, generator=generator).to(x.dtype) if x.is_floating_point() else x.clone()
@@ -295,17 +324,17 @@ def uniform_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch
 
 
 def copied(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """The examples themselves, whatever the seed."""
+    """Return the examples themselves, whatever the seed."""
     return tuple(x.clone() for x in examples)
 
 
 def near(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """The examples, each number changed by about a hundredth of itself."""
+    """Return the examples, with each number changed by about a hundredth of itself."""
     return changed(examples, 1e-2, seed)
 
 
 def steep_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Inputs of the examples' shapes: of either sign, from 1e-3 to 1e3, every eighth of them zero."""
+    """Return inputs of the examples' shapes: of either sign, from 1e-3 to 1e3, every eighth of them zero."""
     generator = torch.Generator().manual_seed(seed)
 
     def steep(x: torch.Tensor) -> torch.Tensor:
@@ -317,7 +346,7 @@ def steep_like(examples: Sequence[torch.Tensor], seed: int = 0) -> tuple[torch.T
 
 
 def changed(inputs: Sequence[torch.Tensor], share: float, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Inputs, each number of which is changed by about this share of itself."""
+    """Return inputs with each number changed by about this share of itself."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(
         (x * (1 + share * torch.randn(x.shape, generator=generator))).to(x.dtype)
@@ -328,19 +357,21 @@ def changed(inputs: Sequence[torch.Tensor], share: float, seed: int = 0) -> tupl
 
 
 def _void(outputs: Outputs) -> str:
-    """Which output shows nothing, for it is NaN throughout."""
+    """Return which output shows nothing because it is NaN throughout."""
     void = (i for i, output in enumerate(outputs) if output.numel() and output.isnan().all())
     return next((f"every element of output {i} is NaN" for i in void), "")
 
 
 def _finite_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """`relative_error` over what the network makes finite numbers of; where it makes none, 0."""
+    """Return `relative_error` over the elements that are finite in the network; 0 if there are none."""
     finite = torch.isfinite(wanted)
     return relative_error(got[finite], wanted[finite]) if finite.any() else 0.0
 
 
 def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """max |got − wanted| / max |wanted| over what is finite; infinite where shapes, types or the rest differ.
+    """Return max |got − wanted| / max |wanted| over what is finite.
+
+    It is infinite if shapes or types differ, or the elements that are not finite.
 
     >>> relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]))
     0.25
@@ -371,9 +402,16 @@ def verify(
     what: str,
     tolerance: float | Sequence[float] = TOLERANCE,
 ) -> float:
-    """The largest relative error of a program's outputs `got` against the network's, `wanted`; both logical.
+    """Return the largest relative error of a program's outputs.
 
-    Raises `VerificationError` above the tolerance, of all or of each: a wrong program is never handed out.
+    Args:
+        got: the program's outputs, as logical tensors.
+        wanted: the network's outputs, as logical tensors.
+        what: the name of the program in errors.
+        tolerance: the tolerance of all outputs, or of each.
+
+    Raises:
+        VerificationError: if an error is above the tolerance. A wrong program is never returned.
     """
     errors = relative_errors(got, wanted)
     for i in outputs_above(tolerance, errors, wanted):
@@ -382,26 +420,26 @@ def verify(
 
 
 def relative_errors(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> list[float]:
-    """`relative_error` of each output."""
+    """Return the `relative_error` of each output."""
     return [relative_error(*pair) for pair in zip(got, wanted, strict=True)]
 
 
 def outputs_above(
     tolerance: float | Sequence[float], errors: Sequence[float], wanted: Sequence[torch.Tensor]
 ) -> list[int]:
-    """The outputs whose error is above the tolerance, and above what rounding them to their type makes."""
+    """Return the outputs with an error above the tolerance, and above the rounding to their type."""
     each = [tolerance] * len(wanted) if isinstance(tolerance, float) else tolerance
     allowed = [max(asked, _rounding(w)) for asked, w in zip(each, wanted, strict=True)]
     return [i for i, error in enumerate(errors) if not error <= allowed[i]]
 
 
 def _rounding(output: torch.Tensor) -> float:
-    """The relative error of an output that is exact but for its type."""
+    """Return the relative error of an output that is exact except for the rounding to its type."""
     return torch.finfo(output.dtype).eps / 2 if output.is_floating_point() else 0.0
 
 
 def _error_in_float64(got: torch.Tensor, exact: torch.Tensor) -> float:
-    """`relative_error` against floats in float64; other types as they are."""
+    """Return the `relative_error` against floats in float64; other types are compared as they are."""
     return relative_error(got.to(exact.dtype) if got.is_floating_point() else got, exact)
 
 
@@ -411,7 +449,7 @@ def _wrong(what: str, output: str, error: float) -> VerificationError:
 
 
 def differ(outputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether any output is another one by more than the tolerance: a wrong order would show.
+    """Return whether any output differs by more than the tolerance: a wrong order would show.
 
     >>> differ([torch.ones(3)], [torch.ones(3) + 1e-6])
     False
@@ -420,16 +458,17 @@ def differ(outputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> b
 
 
 def _takes_floats(exported: ExportedProgram) -> list[bool]:
-    """Which of a program's tensors are floats."""
+    """Return which of a program's tensors are floats."""
     nodes = {node.name: node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder"}
     values = [nodes.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)]
     return [value.is_floating_point() for value in values if isinstance(value, torch.Tensor)]
 
 
 def _flat(model: Any, program: Captured, calls: int) -> Callable[..., list[torch.Tensor]]:
-    """The network as a function of its flattened tensors: what the physical program is verified against.
+    """Return the network as a function of its flattened tensors.
 
-    Of a network that writes buffers, those of some calls in a row; it is left as it was found.
+    The physical program is verified against it. A network that writes buffers is called several times in a
+    row, and its buffers are restored afterwards.
     """
     reference = model if isinstance(model, torch.nn.Module) else program.exported.module()
 

@@ -1,15 +1,17 @@
-"""Decides whether the program of a quantised network is that network. Roundings of floats move integers here
-and there, and a deep network carries that far; so each of three steps is compared with its own yardstick.
+"""Check that the program of a quantised network is that network.
 
-1. The captured form computes the network's integers, each from those that the network has: but for a few, and
-   these by one quantum.
+Roundings of floats move integers here and there, and a deep network carries that far. So each of three steps
+is compared with its own reference.
+
+1. The captured form computes the network's integers, each from those that the network has. A few may differ,
+   by one quantum.
 2. The physical program has the captured form's integers, in float64, where no sum rounds across a half.
-3. The artifact gives what its integer kernels are defined to give, bit for bit. What was written for
-   them is the physical program, which has their integers, each from those before it, but for a few.
+3. The artifact gives what its integer kernels are defined to give, bit for bit. What was written for them is
+   the physical program: each kernel gives its integers from those before it, and a few may differ.
 
-A target may quantise dynamically by smaller tokens than the network does, which has smaller steps. So the
-artifact is besides held to the network, within a multiple of what it makes out if each value is moved by up
-to half of the network's own step.
+A target may quantise dynamically by smaller tokens than the network does, with smaller steps. So the artifact
+is also compared with the network. It may be off by a multiple of a change: that of moving each value by up to
+half of the network's own step.
 """
 
 from __future__ import annotations
@@ -29,20 +31,20 @@ from dimorder.ops.quantization import is_dynamic, is_quantised
 from dimorder.verification import float64_interpreter
 from dimorder.verification.verify import FACTOR, TOLERANCE, Run, Trial, relative_error, verify
 
-_DRAWS = 4  # of moved values: one alone may leave an output of few elements where it was
-# Of integers that both compute in float64: constants that lowering works out are float32. What is computed
-# from such constants and not quantised again may make much of that.
+_DRAWS = 4  # of moved values: one alone may leave an output of few elements unchanged
+# For integers that both compute in float64: constants that lowering computes are float32. A value that is
+# computed from such constants and not quantised again may amplify that.
 _SAME = 1e-6
 
 
 def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
-    """The trial that a network asks for: of integers where it is quantised, else of floats."""
+    """Return the trial that a network needs: of integers if it is quantised, else of floats."""
     kind = QuantisedTrial if is_quantised(program.module) else Trial
     return kind(model, program, contract)
 
 
 class QuantisedTrial(Trial):
-    """A quantised network's own integers on random inputs; step 1 is done when it is made."""
+    """A quantised network's own integers on random inputs; the constructor does step 1."""
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
@@ -54,7 +56,12 @@ class QuantisedTrial(Trial):
         self.allowed = self._allowed() if is_dynamic(program.module) else None
 
     def compare(self, run: Run, what: str, model: Run | None = None, half_sums: bool = False) -> float:
-        """The relative error of `run`, for information; it must give the bits that `model` does."""
+        """Return the relative error of `run`, for information; it must give the bits that `model` does.
+
+        Raises:
+            VerificationError: if the bits differ, or if an output is farther off than dynamic quantisation
+                explains.
+        """
         got = self._logical(run, self.inputs)
         if model is not None:
             _require_equal(got, self._logical(model, self.inputs), what)
@@ -75,7 +82,7 @@ class QuantisedTrial(Trial):
         return max(errors, default=0.0)
 
     def _allowed(self) -> list[float]:
-        """By how much each output may be off where values are rounded by other steps, none of them larger."""
+        """Return how far each output may be off if values are rounded by other steps, none larger."""
         exact, _ = float64_interpreter.run(self.program.module, self.inputs)
         draws = [float64_interpreter.moved(self.program.module, self.inputs, seed) for seed in range(_DRAWS)]
         return [
@@ -108,7 +115,7 @@ def _require_equal(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], 
 
 
 def differing(got: torch.Tensor, wanted: torch.Tensor) -> int:
-    """In how many elements two tensors differ; one that is NaN in both is the same.
+    """Return in how many elements two tensors differ; NaN equals NaN.
 
     >>> nan = float("nan")
     >>> differing(torch.tensor([1.0, nan, nan, 4.0]), torch.tensor([1.0, nan, 3.0, 5.0]))

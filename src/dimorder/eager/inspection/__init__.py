@@ -1,4 +1,4 @@
-"""Sees where a model changes the order of its values, and what each operator of this torch does to orders."""
+"""Find where a model changes the order of its values, and what each operator of this torch does to orders."""
 
 from dimorder.eager.inspection.compare import Comparison, Ratio, compare
 from dimorder.eager.inspection.expect import OrderError, expect_channels_last

@@ -1,4 +1,4 @@
-"""Decides what a model gains by channels-last, as a whole and by region: measured in both orders in turn."""
+"""Measure a model's gain from channels-last, as a whole and by region, with both orders in turn."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ from dimorder.eager.inspection.inspection import ORDERS, running_in
 from dimorder.errors import UsageError
 
 ROUNDS = 11
-LEAST_SHARE = 0.02  # of the time: smaller regions are not told of
+LEAST_SHARE = 0.02  # of the time: smaller regions are omitted
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Row-major time over channels-last time: above 1, channels-last is faster. `noise` bounds the median of
-    the rounds (95 %, by their quartiles: 1.57 · range / √rounds)."""
+    """Row-major time over channels-last time: above 1, channels-last is faster.
+
+    `noise` bounds the median of the rounds (95 %, by their quartiles: 1.57 · range / √rounds).
+    """
 
     value: float
     noise: float
 
     @staticmethod
     def of(rounds: Sequence[float]) -> Ratio:
-        """
+        """Return the median of the rounds, with its noise.
+
         >>> Ratio.of([2.0, 2.1, 1.9, 2.0])
         Ratio(value=2.0, noise=0.11775)
         """
@@ -40,7 +43,7 @@ class Ratio:
 
     @property
     def order(self) -> str | None:
-        """The faster order; None where noise hides it."""
+        """The faster order, or None if noise hides it."""
         if self.value - self.noise > 1:
             return "channels_last"
         return "contiguous" if self.value + self.noise < 1 else None
@@ -51,7 +54,10 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both orders of a model, measured. `regions` are its modules that take time, with their row-major µs."""
+    """The times of a model in both orders.
+
+    `regions` are its modules that take time, with their row-major µs.
+    """
 
     name: str
     whole: Ratio
@@ -62,7 +68,7 @@ class Comparison:
 
     @property
     def recommendation(self) -> str:
-        """One line: the order for the whole, and the regions that would rather have the other."""
+        """One line: the order for the whole, and the regions that are faster in the other."""
         if self.whole.order is None:
             return f"either order: {self.whole} is within noise"
         order = self.whole.order
@@ -72,7 +78,7 @@ class Comparison:
         return f"{order.replace('_', '-')}: {self.whole}{kept}"
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dimorder inspect --compare --json` writes under "compare"."""
+        """Return the JSON of `dimorder inspect --compare --json` under "compare"."""
         return {
             "contiguous_us": round(self.contiguous_us, 1),
             "channels_last_us": round(self.channels_last_us, 1),
@@ -111,8 +117,20 @@ def compare(
 ) -> Comparison:
     """Time a model row-major and channels-last, one after the other in each of `rounds`, regions included.
 
-    Regions are its direct submodules, with those of a Sequential or a list in its place. The model runs in
-    eval mode without gradients and is left as it was. Raises `UsageError` for fewer than 3 rounds.
+    Regions are its direct submodules. A Sequential or a list is replaced by its own submodules. The model
+    runs in eval mode without gradients and is restored afterwards.
+
+    Args:
+        model: the network.
+        args: example positional inputs, or a tensor.
+        kwargs: example keyword inputs.
+        rounds: how often both orders are timed.
+
+    Returns:
+        The ratio of times for the whole and for each region.
+
+    Raises:
+        UsageError: for fewer than 3 rounds.
 
     >>> found = compare(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.randn(1, 3, 9, 9), rounds=3)
     >>> found.rounds, set(found.regions) <= {"0", "1"}
@@ -152,8 +170,10 @@ def _regions(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
 
 @contextmanager
 def _prepared(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[], float]]:
-    """A function that runs the model once in an order, and gives its µs. Weights are re-laid once, here; a
-    run only puts them in place."""
+    """Return a function that runs the model once in an order, and returns its µs.
+
+    Weights are converted once, here. A run only puts them in place.
+    """
     with running_in(model, given, order) as (args, kwargs):
         state = [(tensor, tensor.data) for tensor in model.parameters()]
         cls: Any = type(model)
@@ -183,7 +203,7 @@ def _prepared(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[],
 
 @contextmanager
 def _timed(parts: Mapping[str, nn.Module], seen: dict[str, float]) -> Iterator[None]:
-    """Adds up the µs of each part while the block runs."""
+    """Add up the µs of each part while the block runs."""
     with ExitStack() as stack:
         for name, part in parts.items():
             started: list[float] = []
@@ -204,7 +224,7 @@ def _timed(parts: Mapping[str, nn.Module], seen: dict[str, float]) -> Iterator[N
 
 
 def _synchronise(tree: Any) -> None:
-    """An accelerator runs behind: its time is only known when it has caught up."""
+    """Wait for an accelerator, which runs asynchronously, so that its time is known."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.device.type not in ("cpu", "meta"):
             torch.accelerator.synchronize(leaf.device)

@@ -1,4 +1,4 @@
-"""Decides how a test asserts that a model keeps its order: what is allowed, and how a failure reads."""
+"""Assert in a test that a model keeps its order, and show the places of a failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = 8  # places in a failure
 
 
 class OrderError(DimorderError, AssertionError):
-    """A model that does not keep channels-last; `inspection` holds everything that was found."""
+    """A model that does not keep channels-last. `inspection` holds all findings."""
 
     def __init__(self, inspection: Inspection, places: Sequence[FindingGroup]) -> None:
         count, name = len(places), inspection.name
@@ -41,11 +41,20 @@ def expect_channels_last(
     *,
     allow: Sequence[str] = (),
 ) -> Inspection:
-    """Assert that a model run in channels-last loses, copies and mixes no order; its inspection if so.
+    """Assert that a model in channels-last loses, copies and mixes no order.
 
-    `allow` are patterns, `*` for anything, of what may: an operator ("aten.cat"), a function ("softmax"), a
-    module's path ("head.*"), or a line ("net.py:12"). Raises `OrderError`, an AssertionError, that shows the
-    places.
+    Args:
+        model: the network.
+        args: example positional inputs, or a tensor.
+        kwargs: example keyword inputs.
+        allow: patterns, with `*` for anything, of allowed places: an operator ("aten.cat"), a function
+            ("softmax"), a module's path ("head.*"), or a line ("net.py:12").
+
+    Returns:
+        The inspection.
+
+    Raises:
+        OrderError: an AssertionError that shows the places.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1))

@@ -1,6 +1,6 @@
-"""Decides what each operator of a run did to the order of its tensors, whether that matters, and what to do.
+"""Judge what each operator of a run did to the order of its tensors, and advise on it.
 
-A verdict is read off strides and storages alone, by the rules at `judge`.
+A verdict follows from strides and storages alone, by the rules at `judge`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FindingVerdict = Literal["lost", "hidden copy", "mixed operands", "ambiguous", "
 VERDICTS: tuple[FindingVerdict, ...] = ("lost", "hidden copy", "mixed operands", "ambiguous", "free view")
 COSTLY: tuple[FindingVerdict, ...] = ("lost", "hidden copy", "mixed operands")
 
-# Their first operand is what has an order; the others are weights, indices or state.
+# Only their first operand has an order; the others are weights, indices or state.
 _FIRST_ONLY = frozenset(
     (
         *("aten.convolution", "aten._convolution", "aten.mkldnn_convolution", "aten.prelu"),
@@ -49,7 +49,7 @@ _FLATTEN = (
     "flatten copies into (C, H, W) order: pool to 1 x 1 before, or permute the columns of the next linear's "
     "weight and flatten x.permute(0, 2, 3, 1)"
 )
-# What to do: of a function or else an operator, or of any other one ("").
+# The advice: for a function or else an operator, or for any other one ("").
 _ADVICE: Mapping[FindingVerdict, Mapping[str, str]] = MappingProxyType(
     {
         "lost": {
@@ -90,11 +90,21 @@ _ADVICE: Mapping[FindingVerdict, Mapping[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Finding:
-    """A place where the order changed: what, where, from which order to which, at what cost.
+    """A place at which the order changed.
 
-    `function` is what the program called, `operator` what ran, `module` the path of the module it is in,
-    `source` file and line. `bytes` are those of the values that lay in another order than was written;
-    `time_us` is measured: that of the copies for a hidden copy, else of the operator.
+    Attributes:
+        verdict: the kind of change, by the rules at `judge`.
+        operator: the operator that ran.
+        function: the function that the program called.
+        module: the path of the module in which it ran.
+        source: file and line.
+        shape: the shape of the result.
+        before: the order of the operands.
+        after: the order of the result.
+        bytes: the bytes of the values in another order than the result.
+        time_us: the measured time: of the copies for a hidden copy, else of the operator.
+        call: the index of the call in the run.
+        what_to_do: the advice.
     """
 
     verdict: FindingVerdict
@@ -115,25 +125,27 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """The source line as a person names it: the file without its folders."""
+        """The source line as a person writes it: the file without its folders."""
         return os.path.basename(self.source)
 
 
 def judge(calls: Sequence[TracedCall], asked: str = "channels-last") -> tuple[Finding, ...]:
-    """The findings of a run that was asked to be in one kind of order, in the order of the calls.
+    """Judge a run that should be in one kind of order; the findings have the sequence of the calls.
 
-    Two values lie alike if the dims larger than 1 in both lie in the same sequence. For an operator with
-    results of 3 dims or more, and its operands of the same rank (the first alone where others are weights):
+    Two values lie alike if the dims larger than 1 in both have the same sequence. The rules apply to
+    operators with results of 3 dims or more, and to their operands of the same rank. Only the first operand
+    counts if the others are weights.
 
-    - *free view*: the result is the operand's memory, and lies otherwise;
+    - *free view*: the result is the operand's memory, in another order;
     - *mixed operands*: two operands do not lie alike;
-    - *lost*: an operand was of the kind asked for, and the result is of the opposite kind and not its memory;
-    - *hidden copy*: the result lies otherwise in any other way; or the operator itself copied a value of 3
+    - *lost*: an operand had the wanted kind, and the result has the opposite kind and other memory;
+    - *hidden copy*: the result differs in order in any other way. Or the operator itself copied a value of 3
       dims or more into another order, or out of one with gaps;
     - *ambiguous*: the operands, of one shape, fit both orders by sizes of 1, and the result only one.
 
-    Matrix products and attention read any order, and are only asked for hidden copies. An operand that no
-    operator made, where the last value of its shape was of the kind asked for, was lost outside of torch.
+    Matrix products and attention read any order, and are only checked for hidden copies. An operand that no
+    operator made has the verdict *lost*, with the cause outside of torch, if it has the opposite kind. The
+    last value of its shape must have had the wanted kind.
     """
     return tuple(_judge(calls, asked))
 
@@ -190,7 +202,7 @@ def _outcome(call: TracedCall, asked: str) -> Iterator[Finding]:
 
 
 def _unequal(peers: Sequence[TracedValue]) -> list[TracedValue]:
-    """One of each order among the operands that have one: an ambiguous one never disagrees."""
+    """Return one operand of each order among those that have one: an ambiguous one never disagrees."""
     decided = [x for x in peers if x.order is not None and x.kind != "ambiguous"]
     return list({x.order: x for x in decided}.values())
 
@@ -205,7 +217,7 @@ def _copies_inside(call: TracedCall) -> Iterator[Finding]:
             continue
         if not before.is_dense or not before.lies_like(after):
             copied.setdefault((before.order_name, after.order_name), []).append(copy)
-    # What is copied piece by piece, as the groups of a convolution are, is one finding.
+    # Copies in parts, such as those for the groups of a convolution, are one finding.
     for copies in copied.values():
         moved = sum(copy.before.bytes for copy in copies)
         time_us = sum(copy.time_us for copy in copies)
@@ -242,7 +254,7 @@ def _finding(
 
 
 def _of_rank(advice: str, rank: int) -> str:
-    """Advice is written for 4 dims."""
+    """Adapt advice, which is written for 4 dims, to another rank."""
     if rank == 4:
         return advice
     last, back = (*range(2, rank), 1), (rank - 1, *range(1, rank - 1))

@@ -1,4 +1,4 @@
-"""Decides how a model is run to be inspected, and what its inspection tells."""
+"""Run a model, and report where the order of its values changes."""
 
 from __future__ import annotations
 
@@ -50,10 +50,15 @@ class FindingGroup:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Where a model changed the order of its values, from one real run.
+    """The places where a model changed the order of its values, from one real run.
 
-    `order` is the one that weights and inputs were put in, None for as they were. `model_us` is the time of
-    a run that nothing watched, the first. `calls` is every operator that ran.
+    Attributes:
+        name: the name of the model.
+        order: the order of weights and inputs in the run, or None for their own.
+        inputs: the shapes of the inputs.
+        findings: the places, one per call.
+        calls: every operator that ran.
+        model_us: the time of the first run, which was not watched.
     """
 
     name: str
@@ -64,7 +69,7 @@ class Inspection:
     model_us: float
 
     def of(self, verdict: FindingVerdict) -> tuple[Finding, ...]:
-        """The findings with that verdict."""
+        """Return the findings with that verdict."""
         return tuple(found for found in self.findings if found.verdict == verdict)
 
     @cached_property
@@ -83,7 +88,7 @@ class Inspection:
 
     @property
     def keeps(self) -> bool:
-        """Whether nothing was lost, copied or mixed."""
+        """Whether no order was lost, copied or mixed."""
         return not any(found.verdict in COSTLY for found in self.findings)
 
     @property
@@ -91,7 +96,7 @@ class Inspection:
         return sum(found.bytes for found in self.findings if found.verdict in COSTLY)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dimorder inspect --json` writes; the keys are stable."""
+        """Return the JSON of `dimorder inspect --json`; the keys are stable."""
         counts = Counter(found.verdict for found in self.findings)
         return {
             "model": self.name,
@@ -105,7 +110,7 @@ class Inspection:
         }
 
     def text(self, colour: bool = False) -> str:
-        """What `print` shows; with `colour`, for a terminal."""
+        """Return the text of `print`; with `colour`, for a terminal."""
         return "\n".join(self._lines(colour))
 
     def __str__(self) -> str:
@@ -135,12 +140,23 @@ def inspect(
     *,
     order: str | None = "channels_last",
 ) -> Inspection:
-    """Run a model for real, and report each place where the order of its values changed.
+    """Run a model for real, and report each place at which the order of its values changed.
 
-    `order` is the one that it is tried in: "channels_last" or "contiguous" puts its convolutions' weights and
-    its image inputs in that order for the run, None takes them as they are. It runs twice in eval mode,
-    without gradients, and is left as it was. Inputs of 3 dims are images only to a model with 1-D
-    convolutions. Raises `UsageError` for another order; whatever the model raises passes.
+    It runs twice in eval mode, without gradients, and is restored afterwards. Inputs of 3 dims are images
+    only to a model with 1-D convolutions.
+
+    Args:
+        model: the network.
+        args: example positional inputs, or a tensor.
+        kwargs: example keyword inputs.
+        order: "channels_last" or "contiguous" puts the convolutions' weights and the image inputs in that
+            order for the run. None keeps their own.
+
+    Returns:
+        The inspection.
+
+    Raises:
+        UsageError: for another order. Errors of the model itself pass through.
 
     >>> found = inspect(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)), torch.randn(2, 3, 5, 7))
     >>> [(x.verdict, x.operator, x.module, x.before, x.after) for x in found.of("lost")]
@@ -162,7 +178,7 @@ def inspect(
 
 @contextmanager
 def running_in(model: nn.Module, inputs: Any, order: str | None) -> Iterator[Any]:
-    """The inputs in an order, while the model's weights are and it is in eval mode without gradients."""
+    """Yield the inputs in an order; meanwhile the weights have it too, in eval mode without gradients."""
     modes = [(module, module.training) for module in model.modules()]
     of_rank = DimOrder.contiguous if order == "contiguous" else DimOrder.channels_last
     if order is not None:
@@ -187,7 +203,7 @@ def running_in(model: nn.Module, inputs: Any, order: str | None) -> Iterator[Any
 
 
 def told(number: int, place: FindingGroup, colour: bool = False) -> Iterator[str]:
-    """A place in two or three lines."""
+    """Return the lines for a place, two or three."""
     found, count = place.findings[0], len(place.findings)
     verdict = f"\x1b[{_COLOURS[found.verdict]}m{found.verdict}\x1b[0m" if colour else found.verdict
     called = f" by {found.function}" if found.function else ""

@@ -1,4 +1,4 @@
-"""Decides what each operator of this build of torch does with channels-last, by running it.
+"""Measure what each operator of this build of torch does with channels-last, by running it.
 
 A row of the table is run on a tensor of 3, 4 and 5 dims in both orders, on one device.
 """
@@ -34,8 +34,11 @@ _MARKS = {"keeps": "keeps", "copies inside": "copies", "drops": "drops", "wrong"
 
 @dataclass(frozen=True)
 class Cell:
-    """What an operator does at one rank. `predicted` is the kind of order that torch's exporter expects of
-    the result where the real one is another, else None."""
+    """The behaviour of an operator at one rank.
+
+    `predicted` is the kind of order that torch's exporter expects of the result, if the real one differs,
+    else None.
+    """
 
     support: Support
     predicted: Kind | None = None
@@ -46,7 +49,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Change:
-    """An operator that does something else than it did."""
+    """An operator whose behaviour changed."""
 
     operator: str
     rank: int
@@ -59,14 +62,17 @@ class Change:
 
 @dataclass(frozen=True)
 class OperatorTable:
-    """What the operators of a build of torch do with channels-last; None where one is not defined."""
+    """The behaviour of a torch build's operators with channels-last.
+
+    None for a rank at which one is not defined.
+    """
 
     torch: str
     device: str
     cells: Mapping[str, Mapping[int, Cell | None]]
 
     def diff(self, old: Mapping[str, Any]) -> tuple[Change, ...]:
-        """What changed since an older table's `to_dict`, operators that came or went included.
+        """Return the changes since an older table's `to_dict`, including operators that came or went.
 
         Raises `UsageError` for a dictionary that is no such table.
         """
@@ -86,7 +92,7 @@ class OperatorTable:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dimorder ops --json` writes; the keys are stable."""
+        """Return the JSON of `dimorder ops --json`; the keys are stable."""
         return {
             "torch": self.torch,
             "device": self.device,
@@ -100,7 +106,7 @@ class OperatorTable:
         }
 
     def markdown(self) -> str:
-        """The page of the docs."""
+        """Return the page of the docs."""
         counts = "\n".join(f"| {rank} | " + " | ".join(self._counts(rank)) + " |" for rank in RANKS)
         rows = "\n".join(f"| `{name}` | {' | '.join(cells)} |" for name, cells in self._rows())
         return (
@@ -141,7 +147,15 @@ class OperatorTable:
 def operators(device: str = "cpu", progress: Callable[[str], None] = lambda step: None) -> OperatorTable:
     """Probe every operator of the table at 3, 4 and 5 dims on a device. Takes seconds.
 
-    Raises `UsageError` for a device that this torch does not have.
+    Args:
+        device: the device to run on.
+        progress: is called with a line of text at each operator.
+
+    Returns:
+        The table.
+
+    Raises:
+        UsageError: for a device that this torch does not have.
 
     >>> probe("relu", 4).support, probe("softmax C", 4).support, probe("grid_sample", 3)
     ('keeps', 'drops', None)
@@ -155,10 +169,10 @@ def operators(device: str = "cpu", progress: Callable[[str], None] = lambda step
 
 
 def probe(name: str, rank: int, device: str = "cpu") -> Cell | None:
-    """What one operator does at one rank; None where it is not defined there.
+    """Return the behaviour of one operator at one rank; None if it is not defined there.
 
-    `wrong`: other values than on a row-major input. `drops`: the result is not channels-last.
-    `copies inside`: it is, but something was moved into another order on the way.
+    `wrong`: other values than on a row-major input. `drops`: the result is not channels-last. `copies
+    inside`: the result is channels-last, but a value was moved into another order on the way.
     """
     function = PROBES[name](rank)
     if function is None:
@@ -169,11 +183,11 @@ def probe(name: str, rank: int, device: str = "cpu") -> Cell | None:
         try:
             expected = _first(function(plain.clone()))
         except (RuntimeError, NotImplementedError, ValueError):
-            return None  # what torch refuses of a row-major tensor is not defined at this rank
+            return None  # an operator that torch refuses for a row-major tensor is not defined at this rank
         x = to_channels_last(plain.clone())
         result = _first(function(x.clone()))
         predicted = _predicted(function, x)
-        with watching(nn.Identity(), x) as calls:  # on its own: max_pool1d asks whether it is watched
+        with watching(nn.Identity(), x) as calls:  # a run of its own: max_pool1d checks whether it is watched
             function(x)
     made = _seen(result)
     if made.shape != tuple(expected.shape) or not _close(result, expected):
@@ -186,7 +200,7 @@ def probe(name: str, rank: int, device: str = "cpu") -> Cell | None:
 
 
 def _predicted(function: Callable[[Tensor], Any], x: Tensor) -> Kind | None:
-    """The kind of order that the fake tensors have on which torch.export traces; None where it cannot."""
+    """Return the kind of order of the fake tensors on which torch.export traces; None if tracing fails."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with mode:

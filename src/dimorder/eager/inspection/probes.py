@@ -1,4 +1,4 @@
-"""Decides which operators are probed: name → rank → function, or None where there is none."""
+"""List the operators to probe: name → rank → function, or None for a rank at which there is none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dimorder.eager.channels_last import RANKS
 
-# The table: name → rank → function, or None where there is none.
+# The table: name → rank → function, or None for a rank at which there is none.
 
 Make = Callable[[int], Callable[[Tensor], Any] | None]
 
@@ -22,19 +22,19 @@ def _any_rank(function: Callable[[Tensor], Any]) -> Make:
 
 
 def _per_rank(make: Callable[[int], Callable[[Tensor], Any]], *ranks: int) -> Make:
-    """`make` is given the number of dims behind the channels."""
+    """Return a row for some ranks; `make` gets the number of dims after the channels."""
     return lambda rank: make(rank - 2) if rank in (ranks or RANKS) else None
 
 
 def _like(x: Tensor, *shape: int) -> Tensor:
-    """Fixed numbers of a shape, on the tensor's device: weights and the like."""
+    """Return fixed numbers of a shape, on the tensor's device: weights and the like."""
     count = int(torch.Size(shape).numel())
     values = torch.linspace(-0.5, 0.6, count, device=x.device)
     return values[(torch.arange(count, device=x.device) * 7) % max(1, count)].reshape(shape)
 
 
 def _conv(name: str, inner: int, kernel: int = 3, **options: Any) -> Callable[[int], Callable[[Tensor], Any]]:
-    """A convolution of 12 channels with a channels-last weight, whose dimension 1 is `inner`."""
+    """Return a convolution of 12 channels with a channels-last weight, whose dimension 1 is `inner`."""
     outer = 12 if "transpose" in name or options.get("groups") == 12 else 8
 
     def make(dims: int) -> Callable[[Tensor], Any]:
@@ -90,7 +90,7 @@ def _index(x: Tensor) -> Tensor:
 
 
 def _whole(x: Tensor) -> Tensor:
-    """For each place a channel, row-major."""
+    """Return a channel index for each element, row-major."""
     return torch.arange(x.numel(), device=x.device).remainder(x.shape[1]).view(x.shape)
 
 

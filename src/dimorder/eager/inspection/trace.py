@@ -1,5 +1,4 @@
-"""Decides what is seen of a run: every operator that is called, the orders it reads and writes, and the
-copies inside it."""
+"""Record a run: every operator call, the orders that it reads and writes, and the copies inside it."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from dimorder.algebra.strides import NotDense, read
 
 Kind = Literal["channels-last", "row-major", "ambiguous", "permuted", "overlapping"]
 
-# Whatever these are called by, they move memory and do nothing else.
+# They only move memory, whoever calls them.
 COPIES = frozenset({"aten.clone", "aten.contiguous", "aten._to_copy", "aten.copy_"})
 # They are called views too, and may copy.
 _MAY_COPY = frozenset(
@@ -44,18 +43,18 @@ _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 @dataclass(frozen=True)
 class TracedValue:
-    """A tensor as it was when an operator met it: sizes, strides in elements, bytes, and where it lies."""
+    """A tensor as an operator saw it: sizes, strides in elements, bytes, and its place in memory."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     bytes: int
     storage: int
     address: int
-    known: bool = True  # made by an operator that was seen, or given to the model
+    known: bool = True  # an input of the model, or the result of an operator in the trace
 
     @property
     def order(self) -> DimOrder | None:
-        """The order of its dims in memory, gaps left out of account; None where elements overlap.
+        """The order of its dims in memory, without regard to gaps; None if elements overlap.
 
         >>> TracedValue((2, 3, 5, 7), (210, 1, 42, 6), 840, 0, 0).order
         DimOrder(0, 2, 3, 1)
@@ -68,11 +67,11 @@ class TracedValue:
 
     @property
     def kind(self) -> Kind:
-        """What its order is called. One that is both, or too small to have any, is ambiguous."""
+        """The kind of its order. A value that fits both kinds, or is too small to have one, is ambiguous."""
         return _kind(self.shape, self.order)
 
     def lies_like(self, other: TracedValue) -> bool:
-        """Whether the dims that are larger than 1 in both lie in the same sequence in both.
+        """Return whether the dims larger than 1 in both have the same sequence in both.
 
         >>> image, pooled = (2, 3, 5, 7), (2, 3, 1, 1)
         >>> a, b = TracedValue(image, (105, 1, 21, 3), 840, 0, 0), TracedValue(pooled, (3, 1, 1, 1), 24, 0, 0)
@@ -96,8 +95,10 @@ class TracedValue:
 
 @dataclass(frozen=True)
 class Copy:
-    """Memory moved inside an operator, by an operator that this one calls. `operand` is the index of what was
-    copied, None for something in between."""
+    """Memory moved inside an operator, by another operator that it calls.
+
+    `operand` is the index of the copied operand, or None for an intermediate value.
+    """
 
     operator: str
     before: TracedValue
@@ -108,8 +109,11 @@ class Copy:
 
 @dataclass(frozen=True)
 class TracedCall:
-    """One operator as torch dispatched it. `module` is the path of the innermost module, `source` the line
-    outside of torch, `function` what was called there. Values are tensors, in arguments' order."""
+    """One operator as torch dispatched it.
+
+    `module` is the path of the innermost module. `source` is the line outside of torch, and `function` the
+    function called there. Values are tensors, in the sequence of the arguments.
+    """
 
     index: int
     operator: str
@@ -166,7 +170,7 @@ def _order_name(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
 
 @contextmanager
 def watching(model: nn.Module, inputs: Any) -> Iterator[list[TracedCall]]:
-    """The operators that run in the block, in their order; the list is complete when the block ends."""
+    """Record the operators that run in the block, in sequence; the list is complete when the block ends."""
     calls: list[TracedCall] = []
     known = WeakIdKeyDictionary()
     for tensor in (*model.parameters(), *model.buffers(), *pytree.tree_leaves(inputs)):
@@ -182,7 +186,7 @@ def watching(model: nn.Module, inputs: Any) -> Iterator[list[TracedCall]]:
 
 
 def _follow(module: nn.Module, name: str, path: list[str]) -> Iterator[Any]:
-    """Hooks that keep the path of the innermost running module, also where one raises."""
+    """Register hooks that track the path of the innermost running module, also if a module raises."""
     if isinstance(module, torch.jit.ScriptModule):
         return
 
@@ -197,17 +201,17 @@ def _follow(module: nn.Module, name: str, path: list[str]) -> Iterator[Any]:
 
 
 class _Operators(TorchDispatchMode):
-    """Records outermost operators, and steps into each to see the copies that it makes."""
+    """A mode that records outermost operators, and steps into each to see the copies that it makes."""
 
     def __init__(self, calls: list[TracedCall], known: WeakIdKeyDictionary, path: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls, self.known, self.path = calls, known, path
         self.inside: _Inside | None = None
-        self.copying_nothing: set[Any] = set()  # the signatures of calls that were stepped into in vain
+        self.copying_nothing: set[Any] = set()  # the signatures of calls in which no copy was found
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and saying so halves the time of a call
+        return False  # nothing is compiled here, and this answer halves the time of a call
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -250,7 +254,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Inside:
-    """What happens inside of one operator."""
+    """The events inside one operator."""
 
     def __init__(self, operands: Sequence[TracedValue]) -> None:
         self.operands = operands
@@ -275,7 +279,7 @@ class _Inside:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """How an operator is called; `tensors` says which of its arguments are a tensor each."""
+    """How an operator is called; `tensors` says which of its arguments are single tensors."""
 
     name: str
     copies: bool
@@ -291,10 +295,10 @@ def _kernel(func: Any) -> _Kernel:
 
 
 def _step_into(mode: _Operators, func: Any, kernel: _Kernel, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """Runs an operator's own kernel with the mode on, so that what the kernel calls is seen.
+    """Run an operator's own kernel with the mode on, so that the kernel's own calls are seen.
 
-    Not where that shows nothing: of a view, or of a call with sizes, strides and numbers that were seen to
-    copy nothing before, for what a kernel copies follows from these. A grouped convolution calls thousands.
+    A view is not stepped into. Neither is a call whose sizes, strides and numbers copied nothing before,
+    since the copies of a kernel follow from these. A grouped convolution makes thousands of calls.
     """
     # (detach, under a mode, calls itself.)
     if kernel.is_view:
@@ -311,7 +315,7 @@ def _step_into(mode: _Operators, func: Any, kernel: _Kernel, args: Any, kwargs: 
 
 
 def _signature(value: Any) -> Any:
-    """What a kernel's path is decided by: of a tensor its sizes, strides and type, of others themselves."""
+    """Return what decides a kernel's path: a tensor's sizes, strides and type, or the argument itself."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
             return object()  # equal to nothing
@@ -337,7 +341,7 @@ def _redispatched(mode: _Operators, func: Any, kernel: _Kernel, args: Any, kwarg
 
 
 def _scalar(number: complex, beside: torch.dtype) -> Tensor:
-    """A tensor without dims that promotes beside a dtype as the number does."""
+    """Return a tensor without dims that promotes beside a dtype as the number does."""
     return torch.tensor(number, dtype=torch.result_type(torch.empty(0, dtype=beside), number))
 
 
@@ -355,13 +359,13 @@ def _value(x: Tensor, known: bool) -> TracedValue:
 
 
 def _synchronise(tensors: Sequence[Any]) -> None:
-    """An accelerator runs behind: its time is only known when it has caught up."""
+    """Wait for an accelerator, which runs asynchronously, so that its time is known."""
     device = next((x.device for x in tensors if isinstance(x, Tensor) and x.device.type != "cpu"), None)
     if device is not None and device.type != "meta":
         torch.accelerator.synchronize(device)
 
 
-# Where a frame is not the program's: between it and an operator.
+# Files whose frames are between the program's own frame and an operator.
 _BETWEEN = (
     _HERE,
     "<",
@@ -371,9 +375,10 @@ _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")
 
 
 def _called(frame: FrameType | None) -> tuple[str, str]:
-    """The function that was called, `softmax` or `contiguous`, and the line outside of torch that called it.
+    """Return the function that was called, such as `softmax`, and the line outside of torch.
 
-    A function of torch.nn.functional has a frame; another is read off the expression, as of Python 3.11.
+    A function of torch.nn.functional has a frame. Another function is read from the expression, from Python
+    3.11 on.
     """
     function = ""
     while frame is not None:
@@ -390,7 +395,7 @@ def _called(frame: FrameType | None) -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=4096)
 def _expression(code: CodeType, instruction: int) -> str:
-    """The name of what an instruction calls; `+` and the like for an operator; "" where it cannot be told."""
+    """Return the name that an instruction calls, or an operator such as `+`; "" if it is unknown."""
     if not hasattr(code, "co_positions"):
         return ""
     first, last, start, end = next(itertools.islice(code.co_positions(), instruction // 2, None))

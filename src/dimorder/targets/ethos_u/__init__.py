@@ -1,13 +1,13 @@
-"""Targets ethos-u55-*, ethos-u65-* and ethos-u85-*: quantised networks for Arm's NPUs.
+"""Declare targets ethos-u55-*, ethos-u65-* and ethos-u85-*: quantised networks for Arm's NPUs.
 
-Each is target tosa, whose graph of integers Vela compiles; ExecuTorch's Ethos-U runtime takes the `.pte`.
+Each is target tosa, whose graph of integers Vela compiles. ExecuTorch's Ethos-U runtime takes the `.pte`.
 """
 
 from __future__ import annotations
 
 from dimorder.targets.target_info import Listing
 
-# Vela's names: the NPU, and how many products it adds up in a cycle.
+# Vela's names: the NPU, and its multiply-accumulates per cycle.
 ACCELERATORS = (
     *("ethos-u55-32", "ethos-u55-64", "ethos-u55-128", "ethos-u55-256"),
     *("ethos-u65-256", "ethos-u65-512"),
@@ -17,7 +17,7 @@ INSTALL = "pip install 'dimorder[executorch,tosa]'"
 
 
 def is_u85(accelerator: str) -> bool:
-    """Whether it is of the family that has what U55 and U65 lack.
+    """Return whether it is of the family U85, which has operators that U55 and U65 lack.
 
     >>> is_u85("ethos-u85-256"), is_u85("ethos-u65-256")
     (True, False)
@@ -26,7 +26,7 @@ def is_u85(accelerator: str) -> bool:
 
 
 def macs(accelerator: str) -> int:
-    """How many products it adds up in a cycle.
+    """Return its multiply-accumulates per cycle.
 
     >>> macs("ethos-u85-256")
     256
@@ -35,7 +35,7 @@ def macs(accelerator: str) -> int:
 
 
 def named(attribute: str) -> str | None:
-    """The accelerator that modules here call by `attribute`.
+    """Return the accelerator that modules here call by `attribute`.
 
     >>> named("ETHOS_U85_256"), named("ETHOS_U1_2")
     ('ethos-u85-256', None)

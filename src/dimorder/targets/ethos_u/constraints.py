@@ -1,7 +1,7 @@
-"""Decides what Vela would refuse of a graph, before it is asked: it names no operator of the network.
+"""Refuse the operators that Vela would refuse, since its own errors name no operator of the network.
 
-Ethos-U85 takes whatever TOSA's level 8K has. Of the conditions that `vela --supported-ops-report` has for U55
-and U65 these are the ones that Vela 5.1.0 holds a graph to; it cuts other operators into what they have.
+Ethos-U85 takes everything in TOSA's level 8K. For U55 and U65 these are the conditions of `vela
+--supported-ops-report` that Vela 5.1.0 checks in a graph. It splits other operators into ones that they have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIX = "choose an ethos-u85, which has this, or replace it in the module"
 
 @dataclass(frozen=True)
 class TosaCall:
-    """An operator of a graph with what it reads: the sizes of each operand, and its values if constant."""
+    """An operator of a graph with its operands: their sizes, and their values if constant."""
 
     node: TosaNode
     shapes: Sequence[tuple[int, ...]]
@@ -39,7 +39,7 @@ def _stride(call: TosaCall) -> str | None:
 
 
 def _upsampling(call: TosaCall) -> str | None:
-    """What the hardware makes of a transposed convolution: elements twice, or as they are."""
+    """Refuse transposed convolutions that do not double the elements or keep them, as the hardware does."""
     stride, kernel = tuple(call.node.attributes["stride"]), call.shapes[1][1:3]
     flat = [call.shapes[0][d + 1] == kernel[d] == 1 for d in range(2)]
     if stride in ((1, 1), (2, 2)) or (stride == (1, 2) and flat[0]) or (stride == (2, 1) and flat[1]):
@@ -48,8 +48,10 @@ def _upsampling(call: TosaCall) -> str | None:
 
 
 def _resize(call: TosaCall) -> str | None:
-    """Each element twice, four or eight times; what is bilinear they have where 2 ** n is all that it is
-    rescaled by, which a graph of ours has not."""
+    """Refuse resizes but nearest by two, four or eight.
+
+    They have bilinear only if the sole rescaling is by 2 ** n, which our graphs do not have.
+    """
     rows, to_rows, columns, to_columns = (int(number) for number in call.values[1])  # type: ignore[union-attr]
     told = f"{call.node.attributes['mode'].lower()} by {rows / to_rows:g} and {columns / to_columns:g}"
     factors = {rows / to_rows, columns / to_columns}
@@ -70,7 +72,8 @@ def _depth(call: TosaCall) -> str | None:
     return f"a convolution with {taps} taps in depth, where these have 1" if taps > 1 else None
 
 
-# Of Ethos-U55 and U65, by operator. What is not here Vela takes as it comes, or cuts into what they have.
+# For Ethos-U55 and U65, by operator. Vela takes other operators as they are, or splits them into ones that
+# these have.
 CONSTRAINTS: Mapping[str, Callable[[TosaCall], str | None]] = MappingProxyType(
     {
         "CONV3D": _depth,
@@ -84,7 +87,7 @@ CONSTRAINTS: Mapping[str, Callable[[TosaCall], str | None]] = MappingProxyType(
 
 
 def refusals(model: TosaModel, accelerator: str) -> Iterator[tuple[TosaNode, str]]:
-    """The operators of a graph that Vela does not compile for an accelerator, each with the reason."""
+    """Return the operators of a graph that Vela does not compile for an accelerator, each with the reason."""
     if is_u85(accelerator):
         return
     shapes = {**model.inputs, **{node.output: node.shape for node in model.nodes}}
@@ -98,7 +101,10 @@ def refusals(model: TosaModel, accelerator: str) -> Iterator[tuple[TosaNode, str
 
 
 def require_compilable(model: TosaModel, accelerator: str, place_of: Callable[[str], Place]) -> None:
-    """Raises `UnsupportedError` where Vela would refuse: which operator of the network, where, and why."""
+    """Raise `UnsupportedError` for what Vela would refuse.
+
+    The error has the operator of the network, its place, and the reason.
+    """
     found = [(place_of(node.output), reason) for node, reason in refusals(model, accelerator)]
     if found:
         place, reason = found[0]

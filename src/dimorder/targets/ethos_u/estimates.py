@@ -1,8 +1,8 @@
-"""Decides what conversions are estimated to cost an Ethos-U, for a plan that Vela compiles beside others.
+"""Estimate the cost of conversions on an Ethos-U, for a plan that Vela compiles beside others.
 
-Vela alone knows what a graph takes, and of one conversion in it not even Vela: it fuses and overlaps. But
-channels that change places among themselves are a product (see `permutation`), which takes a small part of
-the cycles of other transposes, and a plan had better have these.
+Only Vela knows the cycles of a graph, and not even Vela those of one conversion in it, since it fuses and
+overlaps. But a permutation of channels is a convolution (see `permutation`), which takes a small part of the
+cycles of other transposes. A plan should prefer it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ WEIGHTS = 8  # bytes of a matrix that are read in a cycle
 
 
 def estimated(accelerator: str) -> Costs:
-    """Conversions in cycles, to the nearest estimate that takes no compiler.
+    """Return conversion costs in cycles, the nearest estimate that needs no compiler.
 
-    A transpose writes its elements one by one, and those of more dimensions are cut into several.
+    A transpose writes its elements one by one. A transpose of more dimensions is split into several.
     """
 
     def conversion(buffer: BufferInfo, source: AxisOrder, target: AxisOrder) -> Cost:

@@ -1,4 +1,4 @@
-"""Turns what Vela compiled into a .pte: one delegate of the Ethos-U runtime, the contract beside it."""
+"""Write Vela's output as a .pte: one delegate of the Ethos-U runtime, with the contract."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ BACKEND = "EthosUBackend"  # the name that the runtime registers
 
 
 def packed(compiled: Compiled, contract: Contract) -> bytes:
-    """The sealed .pte. The runtime copies each input and output as it lies, so the contract's order is all
-    that says how."""
+    """Return the sealed .pte.
+
+    The runtime copies each input and output as it is in memory. So only the contract states the order.
+    """
     reads, gives = ([_example(spec) for spec in specs] for specs in (contract.inputs, contract.outputs))
     root, graph = torch.nn.Module(), Graph()
     root.add_module("npu", lowered(BACKEND, reads, gives, compiled.stream, options=compiled.options))

@@ -1,6 +1,6 @@
-"""Targets ethos-u*: what an Ethos-U computes of a quantised network, and its place in the pipeline.
+"""Define targets ethos-u*: the abilities of an Ethos-U for quantised networks, its costs and files.
 
-Importing this takes neither executorch nor Vela; emitting does.
+The import needs neither executorch nor Vela; emitting does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dimorder.targets.tosa.target import TARGET as TOSA
 from dimorder.targets.tosa.target import TosaArtifact, emit_integers
 from dimorder.verification.verify import Run
 
-# Of a product whose first matrix is constant Ethos-U55 and U65 compute each element by itself.
+# For a matmul whose first matrix is constant, Ethos-U55 and U65 compute each element separately.
 _WEIGHTS_FIRST = frozenset({"aten.linear/features first"})
 OF_U85 = Forms(permutes_by_products=True, cuts_phases=True)
 OF_U55 = OF_U85.flipped("multiplies_constants")  # and of U65
@@ -41,8 +41,11 @@ FLOAT = (
 
 @dataclass(frozen=True)
 class NpuPte(WholeArtifact):
-    """A sealed `.pte` with its contract inside. It runs on a board alone: `run` is its TOSA graph on Arm's
-    reference model, which Vela's program gives bit for bit."""
+    """A sealed `.pte` with its contract inside.
+
+    It runs only on a board. `run` is its TOSA graph on Arm's reference model, which Vela's program matches
+    bit for bit.
+    """
 
     data: bytes
     graph: TosaArtifact
@@ -66,7 +69,7 @@ _PASSED_ON = {
 
 
 def _computing(node: Node) -> Node:
-    """What computes the numbers that a node quantises, or shows in another shape."""
+    """Return the node that computes the numbers which a node quantises, or shows in another shape."""
     while node.target in _PASSED_ON and node.all_input_nodes[0].op == "call_function":
         node = node.all_input_nodes[0]
     return node
@@ -80,9 +83,11 @@ def emit(
     memory_mode: str | None,
     tries_forms: bool = False,
 ) -> NpuPte:
-    """`tries_forms` has Vela compile other forms of the graph too, and keeps what takes fewer cycles.
+    """Emit a `.pte`.
 
-    Raises `UnsupportedError` for what has no form in integers, and for what Vela does not compile.
+    `tries_forms` lets Vela compile other forms of the graph too, and keeps the one of fewer cycles.
+
+    Raises `UnsupportedError` for an operator that has no form in integers, or that Vela does not compile.
     """
     from dimorder.targets.ethos_u.pte import packed
     from dimorder.targets.ethos_u.vela import Compiled, compiled
@@ -96,7 +101,10 @@ def emit(
     written_for |= zip((spec.name for spec in contract.outputs), read_signature(program).outputs, strict=True)
 
     def place_of(tensor: str) -> Place:
-        """The writer calls a tensor after the node or the output that it is written for; Vela makes more."""
+        """Return the place of a tensor, which the writer names after its node or output.
+
+        Vela adds more tensors.
+        """
         node = written_for.get(tensor.rsplit(".", 1)[0])
         return Place("a copy", "made by Vela") if node is None else Place.of(_computing(node))
 
@@ -123,7 +131,9 @@ def emit(
 
 
 def target(accelerator: str, *, system_config: str | None = None, memory_mode: str | None = None) -> Target:
-    """The target for an accelerator, in a system: sections of Vela's `Arm/vela.ini`, by default ExecuTorch's.
+    """Return the target for an accelerator in a system.
+
+    The options are sections of Vela's `Arm/vela.ini`, by default ExecuTorch's.
 
     >>> target("ethos-u85-256", memory_mode="Dedicated_Sram").name
     'ethos-u85-256'

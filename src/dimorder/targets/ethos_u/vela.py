@@ -1,7 +1,7 @@
-"""Decides how Vela compiles a TOSA graph: with which memories, and what of its reports is kept.
+"""Compile a TOSA graph with Vela, and keep its estimates.
 
-ExecuTorch's own functions call it and pack what it makes, as its Ethos-U runtime reads it. This module needs
-executorch and ethos-u-vela.
+ExecuTorch's own functions call Vela and pack its output in the format of the Ethos-U runtime. This module
+needs executorch and ethos-u-vela.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.plans.network_plan import Place
 from dimorder.targets.npu_report import NpuLayer, NpuReport
 
-_ONE_AT_A_TIME = threading.Lock()  # Vela keeps tables of its own, and what it prints is redirected
+_ONE_AT_A_TIME = threading.Lock()  # Vela keeps tables of its own, and its output is redirected
 KILO = 1024  # Vela's tables have memories in units of 1024 bytes
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the NPU runs, as ExecuTorch's runtime reads it; what that is told besides; and Vela's report."""
+    """The NPU's command stream, the compile options of its delegate, and Vela's report."""
 
     stream: bytes
     options: Sequence[CompileSpec]
@@ -46,12 +46,12 @@ def compiled(
     system_config: str | None = None,
     memory_mode: str | None = None,
 ) -> Compiled:
-    """A TOSA graph compiled for an accelerator; `place_of` finds the operator that a tensor's name is of.
+    """Compile a TOSA graph for an accelerator.
 
-    The configurations are sections of Vela's `Arm/vela.ini`, by default those of ExecuTorch.
+    `place_of` finds the operator of a tensor by the tensor's name.
 
-    Raises `UsageError` for a configuration that there is not, `UnsupportedError` for a graph that Vela does
-    not compile.
+    The configurations are sections of Vela's `Arm/vela.ini`, by default those of ExecuTorch. Raises
+    `UsageError` for an unknown configuration, and `UnsupportedError` for a graph that Vela does not compile.
     """
     spec = EthosUCompileSpec(accelerator, system_config, memory_mode, ["--verbose-performance"])
     said = io.StringIO()
@@ -63,13 +63,13 @@ def compiled(
         except (Exception, SystemExit) as error:
             raise _refused(accelerator, system_config, memory_mode, error, said.getvalue()) from error
         report = _report(Path(folder, "output"), accelerator, place_of)
-    # What is told of the performance changes nothing that the runtime is told.
+    # The option for the performance report is not for the runtime.
     plain = EthosUCompileSpec(accelerator, system_config, memory_mode)
     return Compiled(bytes(made.processed_bytes), plain._to_list(), report)
 
 
 def _require_words(*given: str | None) -> None:
-    """ExecuTorch hands them to Vela as one line."""
+    """Refuse white space in the options, since ExecuTorch passes them to Vela as one line."""
     for each in given:
         if each is not None and len(each.split()) != 1:
             raise UsageError("Vela's options", f"white space in {each!r}", "name one without")

@@ -1,5 +1,7 @@
-"""Target inductor: the physical program compiled to machine code, saved as a `.pt2`. `target.py` has all of
-it."""
+"""Declare target inductor: the physical program compiled to machine code in a `.pt2`.
+
+The code is in `target.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Target inductor: what target torch writes, compiled ahead of time by AOTInductor for one kind of CPU.
+"""Compile the program that target torch writes with AOTInductor, for one kind of CPU.
 
-The code reads its inputs as they lay when it was compiled. Their strides it does not look at: the guard does.
+The code assumes that its inputs have the strides of compile time, and does not check them. The guard does.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from dimorder.targets.in_aten import ABILITY
 from dimorder.targets.inductor import LISTING
 from dimorder.verification.verify import Run
 
-_MODEL = "model"  # what a package with one program calls it
+_MODEL = "model"  # the name of the model in a package with one program
 _OPTIONS = {
     "aot_inductor.package": True,
-    "freezing": True,  # weights are constants, laid out as its kernels like them
-    "cpp.dynamic_threads": True,  # as many as torch has where it runs, not where it was compiled
+    "freezing": True,  # weights are constants, in the layout that its kernels prefer
+    "cpp.dynamic_threads": True,  # use as many threads as torch has at run time, not at compile time
 }
-# What AOTInductor calls the instructions that its code needs, and what PyTorch calls them of a CPU.
+# The instruction sets that AOTInductor's code needs, and PyTorch's names for them.
 _INSTRUCTIONS: Mapping[str, str] = MappingProxyType(
     {"AVX2": "avx2", "AVX512": "avx512_f", "AVX512_VNNI": "avx512_vnni", "AMX_TILE": "amx_tile"}
 )
@@ -69,7 +69,7 @@ class CompiledRun:
 
 
 def _require_machine(path: Path, made_for: Mapping[str, str]) -> None:
-    """Refuses code that would stop the process here, by an instruction that this CPU has not."""
+    """Refuse code with instructions that this CPU lacks, which would kill the process."""
     needed, has = made_for.get("AOTI_CPU_ISA", "").split(), torch.cpu.get_capabilities()
     missing = [name for name in needed if name in _INSTRUCTIONS and not has.get(_INSTRUCTIONS[name])]
     if missing:
@@ -81,9 +81,10 @@ def _require_machine(path: Path, made_for: Mapping[str, str]) -> None:
 
 
 def emit(program: ExportedProgram, contract: Contract) -> CompiledArtifact:
-    """The program without the dialect, compiled.
+    """Compile the program without the dialect.
 
-    Raises `UnsupportedError` where there is no compiler, and for what AOTInductor does not compile, or wrong.
+    Raises `UnsupportedError` if there is no compiler, and for a program that AOTInductor cannot compile or
+    compiles wrongly.
     """
     if has_branches(program.graph):
         found = "branches, torch.cond, for which AOTInductor gives other numbers"
@@ -94,7 +95,7 @@ def emit(program: ExportedProgram, contract: Contract) -> CompiledArtifact:
 def emit_ranges(
     programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract
 ) -> CompiledArtifact:
-    """The same, of programs of several sizes as one for all."""
+    """Compile one program for all sizes, from programs at several sizes."""
     return _compiled(symbolic([decompose(program) for program in programs], sizes), contract)
 
 
@@ -110,7 +111,7 @@ def _compiled(program: ExportedProgram, contract: Contract) -> CompiledArtifact:
             files: Any = torch._inductor.aot_compile(
                 program.module(check_guards=False), program.example_inputs[0], options=options
             )
-        except Exception as error:  # whatever a compiler raises
+        except Exception as error:  # a compiler may raise anything
             if isinstance(getattr(error, "inner_exception", error), InvalidCxxCompiler):
                 found = "no C++ compiler works here"
                 raise UnsupportedError("target inductor", found, LISTING.install) from error
@@ -125,10 +126,10 @@ def _compiled(program: ExportedProgram, contract: Contract) -> CompiledArtifact:
 
 
 def load(file: Path) -> tuple[Contract, Run]:
-    """The contract that lies in a compiled `.pt2` of ours, and the program as a function.
+    """Return the contract inside one of our compiled `.pt2` files, and the program as a function.
 
-    Raises `UsageError` where there is no such file, `ContractError` where it is damaged or another tool's,
-    `UnsupportedError` where it was compiled for another machine.
+    Raises `UsageError` if the file does not exist. Raises `ContractError` if it is damaged or another tool's.
+    Raises `UnsupportedError` if it was compiled for another machine.
     """
     if not file.is_file():
         raise UsageError(f"loading {file}", "no such file", "give the path of a .pt2 file")

@@ -1,4 +1,4 @@
-"""Target torch: the physical program in plain ATen, saved as a `.pt2`. `target.py` has all of it."""
+"""Declare target torch: the physical program in plain ATen, saved as a `.pt2`. The code is in `target.py`."""
 
 from __future__ import annotations
 

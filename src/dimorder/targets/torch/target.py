@@ -1,5 +1,7 @@
-"""Target torch: the physical program in plain ATen, its convolutions on strided views so that torch's
-channels-last kernels run."""
+"""Emit the physical program in plain ATen, for target torch.
+
+Its convolutions read strided views, so that torch runs its channels-last kernels.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from dimorder.verification.verify import Run
 
 @dataclass(frozen=True)
 class TorchArtifact(FloatArtifact, WholeArtifact):
-    """An exported program without the dialect; it runs on any device, compiles, and is saved as a `.pt2`."""
+    """An exported program without the dialect. It runs on any device, compiles, and is saved as a `.pt2`."""
 
     program: ExportedProgram
     contract: Contract
@@ -51,26 +53,26 @@ class TorchArtifact(FloatArtifact, WholeArtifact):
 
 
 def emit(program: ExportedProgram, contract: Contract) -> TorchArtifact:
-    """The program with every dialect operator written out in ATen."""
+    """Return the program with every dialect operator written in ATen."""
     return TorchArtifact(decompose(program), contract)
 
 
 def emit_ranges(programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract) -> TorchArtifact:
-    """The same, of programs of several sizes as one for all."""
+    """Return one program in ATen for all sizes, from programs at several sizes."""
     return TorchArtifact(symbolic([decompose(program) for program in programs], sizes), contract)
 
 
 def load(file: Path) -> tuple[Contract, Run]:
-    """The contract that lies in a `.pt2` of ours, and the program as a function.
+    """Return the contract inside one of our `.pt2` files, and the program as a function.
 
-    Raises `UsageError` where there is no such file, `ContractError` where it is damaged or another tool's.
+    Raises `UsageError` if the file does not exist, and `ContractError` if it is damaged or another tool's.
     """
     if not file.is_file():
         raise UsageError(f"loading {file}", "no such file", "give the path of a .pt2 file")
     extra = {CONTRACT_METHOD: ""}
     try:
         program = torch.export.load(file, extra_files=extra)
-    # Of damaged bytes it raises whatever comes: RuntimeError, BadZipFile, KeyError, UnpicklingError ...
+    # For damaged bytes it may raise anything: RuntimeError, BadZipFile, KeyError, UnpicklingError ...
     except Exception as error:
         found = " ".join(str(error).split())[:200]
         raise ContractError(f"loading {file}", found, "lower it again, or copy the file again") from error

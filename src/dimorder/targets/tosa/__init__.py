@@ -1,6 +1,6 @@
-"""Target tosa: physical programs as TOSA 1.0 flatbuffers, and the reference model to run them.
+"""Declare target tosa: physical programs as TOSA 1.0 flatbuffers, and the reference model to run them.
 
-Only writing a graph, running it and reading one (`graph.py`) need tosa-tools; they import it when called.
+Writing, running and reading a graph (`graph.py`) need tosa-tools, and import it when called.
 """
 
 from __future__ import annotations

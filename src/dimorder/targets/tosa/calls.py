@@ -1,4 +1,4 @@
-"""What the rows of TOSA's table may ask of an operand: its shape and its type."""
+"""Read the shape and the type of an operand, for the rows of TOSA's table."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from dimorder.targets.tosa.writer import DTYPES, FLOATS
 
 
 def size(operand: Any) -> tuple[int, ...]:
-    """The shape of an operand: of a View, a constant, or the node that a check is given."""
+    """Return the shape of an operand: a View, a constant, or the node that a check gets."""
     return tuple((operand.meta["val"] if isinstance(operand, Node) else operand).shape)
 
 
 def dtype_of(operand: Any) -> str:
-    """The TOSA type of a View, a constant or a number."""
+    """Return the TOSA type of a View, a constant or a number."""
     if isinstance(operand, View):
         return str(operand.value.dtype)
     if isinstance(operand, Tensor):
-        return DTYPES.get(operand.dtype, "FP32")  # of a number of float64 too
+        return DTYPES.get(operand.dtype, "FP32")  # also for a float64 number
     return "FP32" if isinstance(operand, float) else "INT32"
 
 
 def sum_type(dtype: str) -> str:
-    """The TOSA type of a sum of products of values of that type."""
+    """Return the TOSA type of a sum of products of values with that type."""
     return dtype if dtype in FLOATS else accumulator_type(dtype)
 
 
 def accumulator_type(dtype: str) -> str:
-    """The TOSA type in which products of values of that type are added up."""
+    """Return the TOSA type in which products of values with that type are added up."""
     return "FP32" if dtype in FLOATS else "INT48" if dtype == "INT16" else "INT32"

@@ -1,7 +1,7 @@
-"""Quotients rounded to whole numbers, and remainders, as TOSA operators.
+"""Write quotients rounded to whole numbers, and remainders, as TOSA operators.
 
-TOSA has a reciprocal, whose product may round to the wrong side of a whole number: what is left over is
-computed exactly.
+A multiplication with TOSA's reciprocal may round to the wrong side of a whole number. So the remainder is
+computed exactly, and corrects the quotient.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dimorder.targets.tosa.writer import DTYPES, TosaValue, TosaWriter
 aten = torch.ops.aten
 
 _SPLIT = 4097.0  # 2¹² + 1: halves the 24 bits of a float32 (Veltkamp)
-_LARGEST = 3.4e38  # beyond there is infinity alone
+_LARGEST = 3.4e38  # above it there is only infinity
 
 
 # -- parts: values to values
@@ -50,7 +50,7 @@ def _halves(w: TosaWriter, x: TosaValue) -> tuple[TosaValue, TosaValue]:
 
 
 def _left_over(w: TosaWriter, x: TosaValue, q: TosaValue, y: TosaValue) -> TosaValue:
-    """x - q·y without rounding the product (Dekker); exact where q·y is near x."""
+    """Return x - q·y without rounding the multiplication (Dekker). It is exact if q·y is near x."""
     product = mul(w, q, y)
     (a, b), (c, d) = _halves(w, q), _halves(w, y)
     error = _sub(w, mul(w, a, c), product)
@@ -60,7 +60,7 @@ def _left_over(w: TosaWriter, x: TosaValue, q: TosaValue, y: TosaValue) -> TosaV
 
 
 def _divided(w: TosaWriter, x: TosaValue, y: TosaValue) -> tuple[TosaValue, TosaValue]:
-    """The whole quotient of two magnitudes, and what is left over, both exact."""
+    """Return the whole quotient of two magnitudes, and the remainder, both exact."""
     inverse = w.elementwise("RECIPROCAL", y)
     q = w.elementwise("FLOOR", mul(w, x, inverse))
     rest = _left_over(w, x, q, y)
@@ -93,7 +93,10 @@ def _floor(w: TosaWriter, x: TosaValue, y: TosaValue) -> TosaValue:
 
 
 def _towards_zero(w: TosaWriter, x: TosaValue, y: TosaValue) -> TosaValue:
-    """torch rounds the quotient to a float32 before: what is left over corrects the reciprocal's."""
+    """Divide towards zero.
+
+    torch rounds the quotient to a float32 first, so the remainder corrects the reciprocal's quotient.
+    """
     if x.dtype != "FP32":
         return w.elementwise("INTDIV", x, y)
     inverse = w.elementwise("RECIPROCAL", y)

@@ -1,4 +1,4 @@
-"""Turns a physical program into a TOSA graph: its inputs and outputs are dense, in the contract's orders."""
+"""Write a physical program as a TOSA graph, with dense inputs and outputs in the contract's orders."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def write(
     operators: Table = OPERATORS,
     writer: TosaWriter | None = None,
 ) -> tuple[bytes, Callable[[], TosaModel]]:
-    """The TOSA 1.0 flatbuffer of a physical program, and what makes a model of it, if it is of integers.
+    """Return the TOSA 1.0 flatbuffer of a physical program, and a function that returns its integer model.
 
-    Its inputs and outputs are those of the contract, in order, each the dense tensor of shape
-    `spec.dim_order.physical_shape(spec.shape)`; 64-bit integers are INT32. Needs tosa-tools.
+    The graph's inputs and outputs are those of the contract, in sequence. Each is the dense tensor of shape
+    `spec.dim_order.physical_shape(spec.shape)`. 64-bit integers are INT32. Needs tosa-tools.
 
-    Raises `UnsupportedError` for a program with state, and for an operator that TOSA lacks: before anything
-    is written where the call alone tells, and with its name and source line in any case.
+    Raises `UnsupportedError` for a program with state, and for an operator that TOSA lacks, with its name and
+    source line. If the call alone shows the lack, the error comes before anything is written.
     """
     signature = read_signature(program)
     for name in signature.state:
@@ -91,9 +91,9 @@ def write(
 
 
 def _input(writer: TosaWriter, node: Node, spec: TensorSpec) -> View[TosaValue]:
-    """The graph's input, seen as the program's signature shows it."""
+    """Return the graph's input, in the shape of the program's signature."""
     shape: Sequence[Any] = spec.dim_order.physical_shape(spec.shape)
-    dtype = DTYPES.get(node.meta["val"].dtype, "INT8")  # unsigned ones too
+    dtype = DTYPES.get(node.meta["val"].dtype, "INT8")  # also unsigned ones
     dense = whole(writer.input(node.name, shape, dtype))
     return dense.permute(tuple(spec.dim_order.inverse)) if spec.boundary == "logical" else dense
 
@@ -104,7 +104,7 @@ def _place(node: Node) -> str:
 
 @contextmanager
 def _blamed(place: str, fix: str = FIX) -> Iterator[None]:
-    """What the writer refuses is told of the operator, input or output that it was asked to write."""
+    """Raise an error of the writer as one about the operator, input or output that it was writing."""
     try:
         yield
     except (UnsupportedError, UsageError) as error:

@@ -1,4 +1,4 @@
-"""Reads any TOSA file: which operators it has, and what its TRANSPOSEs move."""
+"""Count the operators in any TOSA file, and the bytes that its TRANSPOSEs move."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.targets.tosa import LISTING
 
-# Bits of an element by TOSA's name of its type; of what is not here no bytes can be told.
+# Bits of an element by TOSA's name of its type. For other types the bytes are unknown.
 _BITS: Mapping[str, int] = {
     **dict.fromkeys(("INT4", "FP4E2M1"), 4),
     **dict.fromkeys(("FP6E2M3", "FP6E3M2"), 6),
@@ -26,7 +26,7 @@ _BITS: Mapping[str, int] = {
 }
 _CONSTANTS = ("CONST", "CONST_SHAPE")
 
-# What reading a flatbuffer raises whose offsets or lengths lead nowhere.
+# The errors of reading a flatbuffer whose offsets or lengths lead nowhere.
 _DAMAGE = (struct.error, LookupError, ValueError, TypeError, AttributeError, OverflowError)
 
 
@@ -48,8 +48,11 @@ class TosaTensor:
 
 @dataclass(frozen=True)
 class TosaSummary:
-    """What a TOSA file holds. `operators` leaves out constants; `transpose_bytes` counts each tensor that is
-    transposed once, and none for a TRANSPOSE that only moves dimensions of 1."""
+    """The content of a TOSA file.
+
+    `operators` omits constants. `transpose_bytes` counts each transposed tensor once, and nothing for a
+    TRANSPOSE that only moves dimensions of 1.
+    """
 
     version: tuple[int, int, int]
     operators: Counter[str]
@@ -59,7 +62,7 @@ class TosaSummary:
     outputs: tuple[TosaTensor, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dimorder check --json` writes; the keys are stable."""
+        """Return the JSON of `dimorder check --json`; the keys are stable."""
         return {
             "format": "tosa",
             "version": ".".join(map(str, self.version)),
@@ -167,7 +170,7 @@ def _moved(tensor: TosaTensor, perms: Sequence[int]) -> int:
 
 
 def _indices(length: int, limit: int) -> range:
-    """The indices of a vector, whose entries cannot be more than the bytes of the file."""
+    """Return the indices of a vector, which cannot have more entries than the file has bytes."""
     if length > limit:
         raise ValueError(f"a vector of {length} entries")
     return range(length)
@@ -181,5 +184,5 @@ def _names(enumeration: str) -> Mapping[int, str]:
 
 
 def _name(enumeration: str, number: int) -> str:
-    """The name of an operator or a type; a file of a later version may have ones that this reader lacks."""
+    """Return the name of an operator or a type, or a number for one from a later version of TOSA."""
     return _names(enumeration).get(number, f"{enumeration}_{number}")

@@ -1,4 +1,4 @@
-"""The operators that read or write elements at indices, as TOSA operators.
+"""Write the operators that read or write elements at indices as TOSA operators.
 
 GATHER and SCATTER take rows: values are (outer, rows, inner), indices (outer, count) of INT32.
 """
@@ -21,7 +21,7 @@ from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
-MAX_SCATTERED = 1 << 24  # elements: of each place by each index
+MAX_SCATTERED = 1 << 24  # elements: each place times each index
 
 _Indices = Sequence["View[TosaValue] | Tensor | None"]
 
@@ -30,7 +30,7 @@ _Indices = Sequence["View[TosaValue] | Tensor | None"]
 
 
 def take(w: TosaWriter, x: TosaValue, dim: int, indices: TosaValue | Tensor) -> TosaValue:
-    """The elements at `indices` (one dimension) of dimension `dim`: a GATHER from (outer, dim, inner)."""
+    """Return the elements at 1-D `indices` of dimension `dim`, by a GATHER from (outer, dim, inner)."""
     outer, rows, inner = math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
     if isinstance(indices, Tensor):
         indices = w.constant(torch.where(indices < 0, indices + rows, indices))
@@ -41,10 +41,10 @@ def take(w: TosaWriter, x: TosaValue, dim: int, indices: TosaValue | Tensor) -> 
 
 
 def _places(w: TosaWriter, sizes: Sequence[int], indices: _Indices) -> TosaValue:
-    """Where each element lies that `indices` name, in their dimensions (of these `sizes`) laid out as one.
+    """Return the flat position of each element that `indices` select, in dimensions of these `sizes`.
 
-    None is every index of its dimension, where torch puts that: in its place, or behind the other indices
-    where these are not neighbours. Indices may be negative.
+    None stands for every index of its dimension. Its dimension of the result is where torch puts it: in its
+    place, or after the other indices if these are not adjacent. Indices may be negative.
     """
     if all(index is None or isinstance(index, Tensor) for index in indices):
         named = tuple(index if isinstance(index, Tensor) else slice(None) for index in indices)
@@ -54,7 +54,7 @@ def _places(w: TosaWriter, sizes: Sequence[int], indices: _Indices) -> TosaValue
     are_neighbours = given[-1] - given[0] + 1 == len(given)
     front = list(range(given[0])) if are_neighbours else []
     behind = [dim for dim, index in enumerate(indices) if index is None and dim not in front]
-    order = [*front, *given[:1], *behind]  # of the result, where the given ones have `rank` dimensions
+    order = [*front, *given[:1], *behind]  # of the result, where `rank` dimensions replace the indexed ones
     at = None
     for dim, (index, length) in enumerate(zip(indices, sizes, strict=True)):
         if index is None:
@@ -83,7 +83,7 @@ def _embedding(w: TosaWriter, a: Arguments) -> TosaValue:
 
 def _index_select(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.self)
-    if not x.shape:  # of one element
+    if not x.shape:  # a single element
         x = w.reshape(x, (1,))
     return w.reshape(take(w, x, a.dim % len(x.shape), _flat(w, a.index)), a.shape)
 
@@ -100,7 +100,7 @@ def _index(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 def _gather(w: TosaWriter, a: Arguments) -> TosaValue:
-    """By an index of each dimension: along all but one, an element's own."""
+    """Gather with an index for each dimension: an element's own index for all dimensions but one."""
     rank = len(a.shape)
     indices: list[View[TosaValue] | Tensor] = [
         torch.arange(length).reshape([-1 if d == dim else 1 for d in range(rank)])
@@ -134,7 +134,7 @@ def _check_gathered(a: Arguments) -> str | None:
 
 
 def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
-    """One row for each index."""
+    """Write one row for each index."""
     x = w.dense(a.self)
     places, rest = x.shape[: len(a.indices)], x.shape[len(a.indices) :]
     at = _places(w, places, a.indices)
@@ -149,7 +149,7 @@ def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
     x, values = w.reshape(x, (rows, 1, inner)), w.reshape(values, (1, count, inner))
     each = w.constant(torch.arange(rows, dtype=torch.int32).reshape(rows, 1, 1))
     here = w.elementwise("EQUAL", each, w.reshape(at, (1, count, 1)), dtype="BOOL")
-    if not a.accumulate:  # of several that go to one place the last stays, as in torch on a CPU
+    if not a.accumulate:  # if several go to one place the last one stays, as in torch on a CPU
         again = w.elementwise("EQUAL", w.reshape(at, (count, 1)), w.reshape(at, (1, count)), dtype="BOOL")
         later = w.constant(torch.ones(count, count, dtype=torch.bool).triu(1))
         again = w.op("REDUCE_ANY", [w.elementwise("LOGICAL_AND", again, later)], (count, 1), axis=1)
@@ -164,8 +164,10 @@ def _index_put(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 def _is_compared(a: Arguments, count: int) -> bool:
-    """Whether each place is compared with each index. Else a SCATTER writes, whose result is unpredictable
-    where indices are the same, as torch's is undefined."""
+    """Return whether each place is compared with each index; otherwise a SCATTER writes.
+
+    For equal indices the result of SCATTER is unpredictable, as torch's is undefined.
+    """
     few: bool = a.dtype != torch.bool and math.prod(a.shape) * count <= MAX_SCATTERED
     return few
 

@@ -1,4 +1,4 @@
-"""The operators that move elements or name them anew, as TOSA operators."""
+"""Write the operators that move or rename elements as TOSA operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def slice_(w: TosaWriter, x: TosaValue, dim: int, start: int, length: int) -> TosaValue:
-    """Elements `start` to `start + length` of one dimension."""
+    """Return elements `start` to `start + length` of one dimension."""
     if length == x.shape[dim]:
         return x
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
@@ -31,14 +31,15 @@ def slice_(w: TosaWriter, x: TosaValue, dim: int, start: int, length: int) -> To
 
 
 def _goes_in_rows(x: TosaValue) -> bool:
-    """Whether a value has a rank that TOSA has not, or several pictures: Vela cuts and joins each by
-    itself."""
+    """Return whether a value has a rank that TOSA lacks, or several images.
+
+    Vela cuts and joins images one by one.
+    """
     return len(x.shape) > MAX_RANK or math.prod(x.shape[:-3]) > 1
 
 
 def _around(w: TosaWriter, x: TosaValue, dim: int, in_rows: bool) -> tuple[TosaValue, int, int]:
-    """`x`, or rows of it, the dimension that `dim` is part of there, and how many elements of that make one
-    of `dim`."""
+    """Return `x` or rows of it, the dimension that contains `dim`, and its elements per element of `dim`."""
     if not in_rows:
         return x, dim, 1
     rows, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
@@ -48,7 +49,7 @@ def _around(w: TosaWriter, x: TosaValue, dim: int, in_rows: bool) -> tuple[TosaV
 def pad(
     w: TosaWriter, x: TosaValue, before: Sequence[int], after: Sequence[int], fill: float = 0
 ) -> TosaValue:
-    """More elements of `fill`, or fewer where a number is negative."""
+    """Add elements of `fill` on both sides, or remove elements for a negative number."""
     for d, (low, high) in enumerate(zip(before, after, strict=True)):
         cut = max(-low, 0), max(-high, 0)
         x = slice_(w, x, d, cut[0], x.shape[d] - sum(cut))
@@ -62,7 +63,7 @@ def pad(
 
 
 def concat(w: TosaWriter, values: Sequence[TosaValue], dim: int) -> TosaValue:
-    """Along one dimension; many operands in several steps."""
+    """Concatenate along one dimension; many operands are concatenated in several steps."""
     if len(values) == 1:
         return values[0]
     if len(values) > MAX_OPERANDS:
@@ -78,14 +79,14 @@ def concat(w: TosaWriter, values: Sequence[TosaValue], dim: int) -> TosaValue:
 
 
 def tile(w: TosaWriter, x: TosaValue, shape: Sequence[int]) -> TosaValue:
-    """`x` repeated in the dimensions in which it is 1 and `shape` is not; of the same rank."""
+    """Repeat `x` in the dimensions in which it has size 1 and `shape` has not. Both have the same rank."""
     shape = tuple(shape)
     if shape == x.shape:
         return x
     constant = w.data(x)
     if constant is not None:
         return w.constant(constant.expand(shape), x.dtype)
-    runs: list[list[int]] = []  # neighbours that are both repeated, or both not
+    runs: list[list[int]] = []  # adjacent dimensions that are all repeated, or all not
     for d, (old, new) in enumerate(zip(x.shape, shape, strict=True)):
         if new == 1:
             continue
@@ -95,7 +96,7 @@ def tile(w: TosaWriter, x: TosaValue, shape: Sequence[int]) -> TosaValue:
             runs.append([d])
     merged = [math.prod(x.shape[d] for d in run) for run in runs]
     out = [math.prod(shape[d] for d in run) for run in runs]
-    if len(out) > MAX_RANK:  # the last repeated dimension first, which then merges with its neighbours
+    if len(out) > MAX_RANK:  # first repeat the last such dimension, which then merges with its neighbours
         last = max(d for d, (old, new) in enumerate(zip(x.shape, shape, strict=True)) if old != new)
         return tile(w, tile(w, x, (*x.shape[:last], *shape[last:])), shape)
     multiples = [new // old for old, new in zip(merged, out, strict=True)]
@@ -145,7 +146,7 @@ def _constant_pad(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 def paddings(given: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
-    """Before and after each dimension; torch lists the last one first."""
+    """Return the padding before and after each dimension; torch lists the last one first."""
     before, after = [0] * rank, [0] * rank
     for i in range(len(given) // 2):
         before[-1 - i], after[-1 - i] = given[2 * i], given[2 * i + 1]

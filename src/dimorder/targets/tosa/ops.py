@@ -1,4 +1,4 @@
-"""The table of the operators that TOSA computes, and whether it computes a given call."""
+"""List the operators that TOSA computes, and check whether it computes a given call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dimorder.targets.tosa.writer import DTYPES
 
 
 def unsupported_value(value: Any) -> str | None:
-    """What keeps a value of the program from being a tensor of TOSA, or None."""
+    """Return why a value of the program cannot be a tensor of TOSA, or None."""
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__} where TOSA wants a tensor"
     if value.dtype not in DTYPES:
@@ -27,7 +27,7 @@ def unsupported_value(value: Any) -> str | None:
 
 
 def _unfit(value: Any, is_constant: bool) -> str | None:
-    """A constant number decides no type: it is written in that of its operator."""
+    """Return why a value cannot be a tensor of TOSA; a constant number takes the type of its operator."""
     return None if is_constant and not value.dim() else unsupported_value(value)
 
 

@@ -1,4 +1,4 @@
-"""The operators that compute each element from the elements at the same place, as TOSA operators."""
+"""Write the operators that compute each element from the elements at the same place as TOSA operators."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add(w: TosaWriter, x: TosaValue, y: TosaValue | float) -> TosaValue:
 
 
 def div(w: TosaWriter, x: TosaValue, y: TosaValue) -> TosaValue:
-    """Floats by a reciprocal, known ahead of time where `y` is constant; integers towards zero."""
+    """Divide floats by a reciprocal, which is precomputed for a constant `y`, and integers towards zero."""
     if x.dtype not in FLOATS:
         return w.elementwise("INTDIV", x, y)
     constant = w.data(y)
@@ -49,7 +49,7 @@ def negate(w: TosaWriter, x: TosaValue) -> TosaValue:
 
 
 def clamp(w: TosaWriter, x: TosaValue, low: float = -math.inf, high: float = math.inf) -> TosaValue:
-    """min(max(x, low), high); CLAMP itself does not know INT32."""
+    """Return min(max(x, low), high). CLAMP itself does not know INT32."""
     if x.dtype in FLOATS:
         bounds = torch.tensor([[low], [high]], dtype=WIDEST[x.dtype]).view(torch.uint8).tolist()
         return w.elementwise("CLAMP", x, min_val=bounds[0], max_val=bounds[1])
@@ -58,8 +58,11 @@ def clamp(w: TosaWriter, x: TosaValue, low: float = -math.inf, high: float = mat
 
 
 def cast(w: TosaWriter, x: TosaValue, dtype: str) -> TosaValue:
-    """As torch casts: to an integer towards zero, where TOSA rounds; and from BOOL to FP32 and back. Half
-    precision is cast from FP32 and to it."""
+    """Cast as torch does.
+
+    A cast to an integer goes towards zero, where TOSA's CAST rounds. BOOL is cast to FP32 and back. Half
+    precision is cast only from and to FP32.
+    """
     if x.dtype == dtype:
         return x
     if x.dtype in HALVES:
@@ -85,7 +88,7 @@ def truncate(w: TosaWriter, x: TosaValue) -> TosaValue:
 
 
 def nearest(w: TosaWriter, x: TosaValue) -> TosaValue:
-    """To the nearest whole number, ties to even, as TOSA casts; a large number is whole already."""
+    """Round to the nearest whole number, ties to even, as TOSA casts. A large number is whole already."""
     rounded = w.elementwise("CAST", w.elementwise("CAST", x, dtype="INT32"), dtype="FP32")
     small = w.elementwise("GREATER", w.number(_WHOLE, x.dtype), w.elementwise("ABS", x), dtype="BOOL")
     return w.elementwise("SELECT", small, rounded, x)  # NaN is not small
@@ -96,20 +99,23 @@ def hardsigmoid(w: TosaWriter, x: TosaValue) -> TosaValue:
 
 
 def gelu(w: TosaWriter, x: TosaValue) -> TosaValue:
-    """x (1 + erf(x / sqrt 2)) / 2"""
+    """Return x (1 + erf(x / sqrt 2)) / 2."""
     gate = add(w, w.elementwise("ERF", mul(w, x, math.sqrt(0.5))), 1.0)
     return mul(w, mul(w, x, 0.5), gate)
 
 
 def gelu_tanh(w: TosaWriter, x: TosaValue) -> TosaValue:
-    """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2"""
+    """Return x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2."""
     cubic = add(w, mul(w, mul(w, x, x), 0.044715), 1.0)
     inner = mul(w, mul(w, x, cubic), math.sqrt(2 / math.pi))
     return mul(w, mul(w, x, 0.5), add(w, w.elementwise("TANH", inner), 1.0))
 
 
 def leaky(w: TosaWriter, x: TosaValue, slope: TosaValue | float) -> TosaValue:
-    """x where positive, else x times the slope: the larger of the two if the slope is between 0 and 1."""
+    """Return x where positive, else x times the slope.
+
+    If the slope is between 0 and 1, that is the larger of the two.
+    """
     steep = mul(w, x, slope)
     known = w.data(slope) if isinstance(slope, TosaValue) else torch.tensor(slope)
     if known is not None and bool(((known >= 0) & (known <= 1)).all()):
@@ -118,13 +124,13 @@ def leaky(w: TosaWriter, x: TosaValue, slope: TosaValue | float) -> TosaValue:
 
 
 def softplus(w: TosaWriter, x: TosaValue) -> TosaValue:
-    """max(x, 0) + log(1 + exp(-|x|))"""
+    """Return max(x, 0) + log(1 + exp(-|x|))."""
     small = w.elementwise("EXP", negate(w, w.elementwise("ABS", x)))
     return add(w, clamp(w, x, 0), log1p(w, small))
 
 
 def log1p(w: TosaWriter, x: TosaValue) -> TosaValue:
-    """log(1 + x); near 0, where the sum would lose x, x - x²/2 + x³/3 - x⁴/4."""
+    """Return log(1 + x). Near 0, where the sum would lose x, it is x - x²/2 + x³/3 - x⁴/4."""
     series: TosaValue | float = -1 / 4
     for factor in (1 / 3, -1 / 2, 1.0):
         series = add(w, mul(w, x, series), factor)
@@ -137,7 +143,10 @@ def _logarithm(base: float) -> _Unary:
 
 
 def power(w: TosaWriter, x: TosaValue, exponent: float) -> TosaValue:
-    """POW wants a base that is not negative: whole exponents are products, by squaring."""
+    """Raise to a power.
+
+    POW wants a base that is not negative, so whole exponents are squarings and multiplications.
+    """
     if exponent == 0:
         return w.constant(torch.ones(x.shape))
     if exponent == int(exponent) and exponent < 0:
@@ -145,7 +154,7 @@ def power(w: TosaWriter, x: TosaValue, exponent: float) -> TosaValue:
     if exponent == int(exponent) and exponent > 1:
         half = power(w, mul(w, x, x), exponent // 2)
         return mul(w, half, x) if exponent % 2 else half
-    if exponent == 0.5:  # NaN of what is negative, where POW may do as it likes
+    if exponent == 0.5:  # NaN for negative numbers, for which POW is unspecified
         return w.elementwise("RECIPROCAL", w.elementwise("RSQRT", x))
     if exponent == -0.5:
         return w.elementwise("RSQRT", x)
@@ -156,7 +165,7 @@ def power(w: TosaWriter, x: TosaValue, exponent: float) -> TosaValue:
 
 
 def value(w: TosaWriter, operand: View[TosaValue] | Tensor | float, dtype: str) -> TosaValue:
-    """An operand, a number too, as a value of that dtype."""
+    """Return an operand, which may be a number, as a value of that dtype."""
     if isinstance(operand, View):
         return cast(w, w.dense(operand), dtype)
     if isinstance(operand, Tensor):
@@ -182,12 +191,12 @@ def _unary(function: _Unary) -> Row:
 
 
 def _single(kind: str) -> Row:
-    """A function that one operator computes, in half precision too."""
+    """Return the row of a function that one operator computes, in half precision too."""
     return replace(_unary(_kind(kind)), halves=is_of_one_type)
 
 
 def _unary_number(function: _Unary) -> Row:
-    """A function that is exact, or rounded once."""
+    """Return the row of a function that is exact, or rounded once."""
     return Row(
         lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), check_number, halves=is_of_one_type
     )
@@ -198,7 +207,7 @@ def _with(
     check: Callable[[Arguments], str | None] = check_float,
     halves: Callable[[Arguments], bool] = lambda a: False,
 ) -> Row:
-    """A function of one value and of the call's other arguments."""
+    """Return the row of a function of one value and the call's other arguments."""
     return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype]), a), check, halves=halves)
 
 
@@ -212,7 +221,7 @@ def _binary(function: _Binary, *, reverse: bool = False) -> Row:
 
 
 def _is_single(a: Arguments) -> bool:
-    """Whether one operator computes a call, of numbers that half precision has."""
+    """Return whether one operator computes a call whose numbers are exact in half precision."""
     return has_exact_numbers(a) and getattr(a, "alpha", 1) == 1
 
 
@@ -222,7 +231,8 @@ def _kind2(kind: str) -> _Binary:
 
 def _compare(kind: str, *, swap: bool = False, negated: bool = False) -> Row:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
-        types = [dtype_of(operand) for operand in (a.self, a.other)]  # a number is of the tensor's, if it may
+        # a number takes the tensor's type if it can
+        types = [dtype_of(operand) for operand in (a.self, a.other)]
         floats = [dtype for dtype in types if dtype in HALVES] or [t for t in types if t in FLOATS]
         x, y = (value(w, operand, (*floats, "INT32")[0]) for operand in (a.self, a.other))
         truth = w.elementwise(kind, *((y, x) if swap else (x, y)), dtype="BOOL")
@@ -261,7 +271,7 @@ def _clamped(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
 
 
 def _elu(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
-    """scale (max(x, 0) + alpha (exp(min(0, x input_scale)) - 1)), x input_scale being negative with x"""
+    """Return scale (max(x, 0) + alpha (exp(min(0, x input_scale)) - 1)); x input_scale has the sign of x."""
     below = w.elementwise("EXP", clamp(w, mul(w, x, a.input_scale), high=0))
     bent = mul(w, add(w, below, -1.0), a.alpha)
     return mul(w, add(w, clamp(w, x, 0), bent), a.scale)
@@ -273,7 +283,7 @@ def _softplus(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     return w.elementwise("SELECT", greater(w, scaled, a.threshold), x, smooth)
 
 
-MAX_EXPONENT = 16  # beyond, rounding errors of products add up
+MAX_EXPONENT = 16  # above it, rounding errors of the multiplications add up
 
 
 def _check_power(a: Arguments) -> str | None:

@@ -1,4 +1,4 @@
-"""Contractions, reductions and what is built from them: linear, matmul, mean, softmax, normalisations."""
+"""Write linear, matmul, reductions, softmax and normalisations as TOSA operators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def full(
     bias: Tensor | None,
     zero_points: Sequence[int] = (0, 0),
 ) -> TosaValue:
-    """x (…, I) times weight (O, I) plus bias (O), as a CONV2D of one tap, which adds the bias itself."""
+    """Return x (…, I) times weight (O, I) plus bias (O), as a CONV2D of one tap, which adds the bias."""
     outputs, inputs = weight.shape
     pixels = w.reshape(x, x.shape if len(x.shape) == 4 else (1, math.prod(x.shape[:-1]), 1, inputs))
     once = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
@@ -40,8 +40,10 @@ def full(
 
 
 def product(w: TosaWriter, x: TosaValue, y: TosaValue, zero_points: Sequence[int] = (0, 0)) -> TosaValue:
-    """Matrices x (…, M, K) by y (…, K, N), of int8 in int32. A batch that `y` lacks is more rows of x; others
-    are repeated."""
+    """Multiply matrices x (…, M, K) by y (…, K, N); int8 gives int32.
+
+    If `y` lacks a batch, the batch of `x` becomes rows. Other batches are repeated.
+    """
     rank = max(len(x.shape), len(y.shape))
     x, y = (w.reshape(v, (1,) * (rank - len(v.shape)) + v.shape) for v in (x, y))
     batch = [max(pair) for pair in zip(x.shape[:-2], y.shape[:-2], strict=True)]
@@ -75,7 +77,7 @@ def check_matmul(a: Arguments) -> str | None:
 
 
 def reduce(w: TosaWriter, kind: str, x: TosaValue, dims: Collection[int]) -> TosaValue:
-    """Over `dims`, which become 1: one operator for each run of neighbours among them."""
+    """Reduce over `dims`, which become 1, with one operator for each run of adjacent ones."""
     runs: list[list[int]] = []
     for d, length in enumerate(x.shape):
         joins = runs and (d in dims) == (runs[-1][-1] in dims) and (d in dims or len(x.shape) > MAX_RANK)
@@ -97,14 +99,14 @@ def mean(w: TosaWriter, x: TosaValue, dims: Collection[int]) -> TosaValue:
 
 
 def normalised(w: TosaWriter, x: TosaValue, dims: Collection[int], eps: float) -> TosaValue:
-    """(x - mean) / sqrt(variance + eps), over `dims`."""
+    """Return (x - mean) / sqrt(variance + eps), over `dims`."""
     centred = w.elementwise("SUB", x, mean(w, x, dims))
     variance = mean(w, mul(w, centred, centred), dims)
     return mul(w, centred, w.elementwise("RSQRT", add(w, variance, eps)))
 
 
 def reduced_dims(a: Arguments) -> set[int]:
-    """The dimensions that a call reduces: all where it names none, none of a number."""
+    """Return the dimensions that a call reduces: all if it names none, and none for a scalar."""
     rank, given = len(a.self.shape), getattr(a, "dim", None)
     given = [given] if isinstance(given, int) else given
     return {d % rank for d in given} if given and rank else set(range(rank))
@@ -145,14 +147,14 @@ def check_arg(a: Arguments) -> str | None:
 
 
 def _softmax(w: TosaWriter, a: Arguments) -> TosaValue:
-    """exp(x - max) / sum"""
+    """Return exp(x - max) / sum."""
     raised = w.elementwise("EXP", _shifted(w, a))
     total = reduce(w, "REDUCE_SUM", raised, reduced_dims(a))
     return mul(w, raised, w.elementwise("RECIPROCAL", total))
 
 
 def _log_softmax(w: TosaWriter, a: Arguments) -> TosaValue:
-    """x - max - log(sum(exp(x - max)))"""
+    """Return x - max - log(sum(exp(x - max)))."""
     shifted = _shifted(w, a)
     total = reduce(w, "REDUCE_SUM", w.elementwise("EXP", shifted), reduced_dims(a))
     return w.elementwise("SUB", shifted, w.elementwise("LOG", total))

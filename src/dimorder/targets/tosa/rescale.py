@@ -1,4 +1,4 @@
-"""Decides how a quantised value changes its scale: RESCALE, whose real factors are integers and shifts."""
+"""Change the scale of quantised values by RESCALE, whose real factors are integers and shifts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dimorder.errors import UsageError
 from dimorder.targets.tosa.integers.model import apply_scale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
-SHORT = 15  # bits of a factor of 48-bit integers
+SHORT = 15  # bits of a factor for 48-bit integers
 SHIFTS = range(2, 63)  # RESCALE, spec 1.0: 2 <= shift <= 62
 
 
 def multiplier(factor: float, bits: int = 31) -> tuple[int, int]:
-    """A positive factor as (multiplier, shift): `multiplier / 2**shift`, right to so many bits.
+    """Return a positive factor as (multiplier, shift): `multiplier / 2**shift`, right to `bits` bits.
 
-    Raises `UsageError` for a factor beyond what TOSA's shifts can say.
+    Raises `UsageError` for a factor out of the range of TOSA's shifts.
 
     >>> multiplier(0.75), multiplier(2**-20)
     ((1610612736, 31), (1073741824, 50))
@@ -36,7 +36,7 @@ def multiplier(factor: float, bits: int = 31) -> tuple[int, int]:
 
 
 def relative_error(dtype: str, factors: Tensor) -> float:
-    """By what share RESCALE may be off for integers of a type, for its factors have so many bits.
+    """Return the relative error of RESCALE for integers of a type, whose factors have limited bits.
 
     >>> relative_error("INT48", torch.tensor([0.75])), relative_error("INT48", torch.tensor([1 / 3])) < 2**-15
     (0.0, True)
@@ -48,7 +48,7 @@ def relative_error(dtype: str, factors: Tensor) -> float:
 
 
 def fits(factor: float) -> bool:
-    """Whether RESCALE has that factor.
+    """Return whether RESCALE has that factor.
 
     >>> fits(0.75), fits(-1.0), fits(2.0**40)
     (True, False, False)
@@ -57,7 +57,7 @@ def fits(factor: float) -> bool:
 
 
 def rescaled(x: Tensor, factors: Sequence[float], zero_point: int = 0, to_zero_point: int = 0) -> Tensor:
-    """What RESCALE makes of integers, in int64, before it clips them.
+    """Return RESCALE of integers, in int64, before it clips them.
 
     >>> rescaled(torch.tensor([-3, -1, 1, 3]), [0.5])
     tensor([-1,  0,  1,  2])
@@ -77,10 +77,12 @@ def rescale(
     unsigned: bool = False,
     to_unsigned: bool = False,
 ) -> TosaValue:
-    """`(x - zero_point) * factor`, rounded half up, `+ to_zero_point`, clipped to `dtype`; all are integers.
+    """Return `(x - zero_point) * factor`, rounded half up, `+ to_zero_point`, clipped to `dtype`.
 
-    One factor for all of `x`, or one per channel, which is the last dimension. Unsigned integers
-    are in INT8 too, and have no zero point here. Of INT48 factors have 15 bits.
+    All are integers.
+
+    One factor is for all of `x`, or one per channel, which is the last dimension. Unsigned integers are in
+    INT8 too, and have no zero point here. Factors for INT48 have 15 bits.
     """
     wide = x.dtype == "INT48"
     pairs = [multiplier(factor, SHORT if wide else 31) for factor in factors]

@@ -1,4 +1,4 @@
-"""Decides what lies beside a TOSA graph: its contract as JSON, sealed to that very graph.
+"""Write and read the companion file of a TOSA graph: its contract as JSON, sealed to that very graph.
 
 A flatbuffer has no place for either. `model.tosa` is read with `model.tosa.json`, and with no other.
 """
@@ -20,11 +20,11 @@ from dimorder.targets.tosa.writer import DTYPES
 
 SUFFIX = ".json"
 _SEAL = "seal"
-_HELD = {**DTYPES, torch.uint8: "INT8"}  # a RESCALE beside the boundary reads the bits as unsigned
+_HELD = {**DTYPES, torch.uint8: "INT8"}  # a RESCALE at the boundary reads the bits as unsigned
 
 
 def encode(data: bytes, contract: Contract) -> bytes:
-    """The content of the second file: the keys of the contract, and the seal.
+    """Return the content of the companion file: the keys of the contract, and the seal.
 
     >>> sorted(json.loads(encode(b"", Contract((), ()))))
     ['format', 'inputs', 'outputs', 'seal', 'symbols', 'version']
@@ -34,10 +34,10 @@ def encode(data: bytes, contract: Contract) -> bytes:
 
 
 def read(file: Path) -> tuple[bytes, Contract]:
-    """A graph and its contract, both whole, of one another, and in agreement about every shape and type.
+    """Read a graph and its contract, and check that they belong together and agree on every shape and type.
 
-    Raises `UsageError` where a file cannot be read, `ContractError` where it is damaged or not of the other,
-    `UnsupportedError` where tosa-tools is not installed.
+    Raises `UsageError` if a file cannot be read. Raises `ContractError` if a file is damaged or belongs to
+    another. Raises `UnsupportedError` if tosa-tools is not installed.
     """
     beside = file.with_name(file.name + SUFFIX)
     data = _bytes(file, file, "give the path of a .tosa file")
@@ -63,7 +63,10 @@ def read(file: Path) -> tuple[bytes, Contract]:
 
 
 def _seal(data: bytes, entries: Mapping[str, Any]) -> str:
-    """SHA-256 of both: an order that is changed by hand fits the same shapes, and gives wrong numbers."""
+    """Return a SHA-256 of both.
+
+    An order that is edited by hand fits the same shapes, and gives wrong numbers.
+    """
     return hashlib.sha256(json.dumps(entries, sort_keys=True).encode() + b"\n" + data).hexdigest()
 
 

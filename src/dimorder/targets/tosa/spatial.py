@@ -1,6 +1,6 @@
-"""Convolution, pooling and resizing as TOSA operators, NHWC or NDHWC.
+"""Write convolution, pooling and resizing as TOSA operators, NHWC or NDHWC.
 
-TOSA wants output sizes to divide exactly: padding that no window reaches is not asked for, and input that no
+TOSA wants output sizes to divide exactly. So padding that no window reaches is omitted, and input that no
 window reaches is sliced off.
 """
 
@@ -36,10 +36,9 @@ MAX_GROW = 256  # MAX_SCALE of level 8K
 
 
 def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
-    """The weight is (O, *kernel, I / groups), the padding before and after each dimension.
+    """Write a convolution with a weight (O, *kernel, I / groups) and padding before and after each dimension.
 
-    Of int8 the sums in int32; `zero_points`, of x and of the weight, are 0 where they are not among the
-    arguments.
+    For int8 it returns the sums in int32. `zero_points`, of x and of the weight, default to 0.
     """
     flat, x = len(a.stride) == 2, w.dense(a.x)
     weight, before, dilation = _read_taps(_weight(a), x.shape, a)
@@ -66,7 +65,10 @@ def convolved(
     groups: int = 1,
     zero_point: int = 0,
 ) -> TosaValue:
-    """A `convolution` of integers (N, H, W, C) that is no call of the program; its result has `shape`."""
+    """Write a `convolution` of integers (N, H, W, C) that is no call of the program.
+
+    Its result has `shape`.
+    """
     call = SimpleNamespace(
         x=whole(x),
         weight_ohwi=weight,
@@ -82,8 +84,11 @@ def convolved(
 
 
 def _read_taps(weight: Tensor, sizes: Sequence[int], a: Arguments) -> tuple[Tensor, list[int], list[int]]:
-    """The weight without the first and last taps that read nothing but padding, wherever the window is, with
-    the padding before each dimension, and the dilation. A dilated window may reach far beyond an image."""
+    """Remove the first and last taps that read only padding at every window position.
+
+    Returns the weight, the padding before each dimension, and the dilation. A dilated window may reach far
+    beyond an image.
+    """
     padding, dilation = list(a.padding[::2]), list(a.dilation)
     read = read_taps(sizes[1:-1], a.shape[1:-1], weight.shape[1:-1], a.stride, padding, dilation)
     for d, taps in enumerate(read):
@@ -97,14 +102,17 @@ def _read_taps(weight: Tensor, sizes: Sequence[int], a: Arguments) -> tuple[Tens
 def _are_patches(
     window: Sequence[int], stride: Sequence[int], padding: Sequence[int], x: Sequence[int]
 ) -> bool:
-    """Whether windows lie side by side over the whole image, farther apart than an NPU steps in hardware."""
+    """Return whether windows tile the whole image, and are larger than an NPU's strides in hardware."""
     fits = all(size % side == 0 for size, side in zip(x[1:3], window, strict=True))
     return fits and list(window) == list(stride) and max(window) > 3 and not any(padding)
 
 
 def _patches(w: TosaWriter, x: TosaValue, weight: Tensor, a: Arguments) -> TosaValue:
-    """Each row of windows an image of its own, and the elements side by side in a window its channels: the
-    same memory, and a convolution with a stride of 1."""
+    """Write a convolution over patches as one with a stride of 1.
+
+    Each row of windows becomes an image, and the adjacent elements in a window become its channels. The
+    memory is the same.
+    """
     (outputs, height, width, inputs), (n, rows, columns, _) = weight.shape, a.shape
     image = w.reshape(x, (n * rows, height, columns, width * inputs))
     taps = weight.reshape(outputs, height, 1, width * inputs)
@@ -119,7 +127,10 @@ def _weight(a: Arguments) -> Any:
 
 
 def conv_transpose2d(w: TosaWriter, a: Arguments) -> TosaValue:
-    """Padding crops the output; a dilated kernel is spelt out with zeros between its taps."""
+    """Write a transposed convolution.
+
+    Padding crops the output, and a dilated kernel gets zeros between its taps.
+    """
     weight = _dilated(a.weight_ohwi, a.dilation)
     out_pad = [side for p, more in zip(a.padding, a.output_padding, strict=True) for side in (-p, more - p)]
     options = {"out_pad": out_pad, "stride": list(a.stride)}
@@ -137,7 +148,7 @@ def _dilated(weight: Tensor, dilation: Sequence[int]) -> Tensor:
 def _in_groups(
     w: TosaWriter, kind: str, x: TosaValue, weight: Tensor, a: Arguments, options: Mapping[str, Any]
 ) -> TosaValue:
-    """One convolution per group of channels, and a CONCAT."""
+    """Write one convolution per group of channels, and a CONCAT."""
     if a.groups == 1:
         return conv(w, kind, x, weight, a.bias, a.shape, options, _zero_points(a))
     axis, inputs, outputs = len(a.shape) - 1, x.shape[-1] // a.groups, a.shape[-1] // a.groups
@@ -161,7 +172,7 @@ def conv(
     options: Mapping[str, Any],
     zero_points: Sequence[int],
 ) -> TosaValue:
-    """One operator, whose weight lies as `kind` has it; no bias is zeros."""
+    """Write one operator, with a weight in the order of `kind`. A missing bias becomes zeros."""
     sums = sum_type(x.dtype)
     bias = torch.zeros(shape[-1]) if bias is None else bias
     taps = w.constant(weight)
@@ -183,8 +194,10 @@ def exact_padding(
     padding: Sequence[int],
     shape: Sequence[int],
 ) -> tuple[list[int], TosaValue]:
-    """The padding with which the windows of `x` (N, *space, C) end where it does, and the input without
-    what no window reaches. Paddings are before and after each dimension."""
+    """Return the padding with which windows of `x` (N, *space, C) end at its end, and the reached input.
+
+    The input loses the elements that no window reaches. Paddings are before and after each dimension.
+    """
     exact, reached = [], list(x.shape)
     for d, (extent, step) in enumerate(zip(window, stride, strict=True)):
         before = padding[2 * d]
@@ -248,9 +261,12 @@ def _avg_pool(
     count_include_pad: bool,
     divisor: int | None = None,
 ) -> TosaValue:
-    """AVG_POOL2D divides by the taps inside the input: zeros that count are written out as part of it."""
+    """Write a mean over windows; padding that counts is written out as part of the input.
+
+    AVG_POOL2D divides by the taps inside the input.
+    """
     sides, taps = [p for p in padding for _ in range(2)], math.prod(kernel)
-    if divisor is not None:  # what ceil mode adds counts too
+    if divisor is not None:  # elements that ceil mode adds count too
         sides, x = exact_padding(w, x, kernel, stride, sides, shape)
     if count_include_pad or divisor is not None:
         x = pad(w, x, (0, *sides[::2], 0), (0, *sides[1::2], 0))
@@ -295,7 +311,7 @@ class _Axis:
 
 
 def _axes(a: Arguments) -> Iterator[tuple[int, int, Fraction]]:
-    """Height and width: old size, new size, and their ratio or the factor that was given in its place."""
+    """Return for height and width: old size, new size, and the factor in the call, or else their ratio."""
     for old, new, factor in zip(size(a.x)[1:3], a.shape[1:3], (a.scales_h, a.scales_w), strict=True):
         ratio = Fraction(new, old) if factor is None else Fraction(factor).limit_denominator(MAX_NUMERATOR)
         yield old, new, ratio
@@ -309,7 +325,11 @@ def bilinear(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 def bilinear_axes(a: Arguments) -> list[_Axis]:
-    """Half-pixel centres: at (o + 1/2) / ratio - 1/2. Aligned corners: from the first to the last."""
+    """Return how a bilinear resize reads height and width.
+
+    Half-pixel centres read at (o + 1/2) / ratio - 1/2. Aligned corners read from the first to the last
+    element.
+    """
     axes = []
     for old, new, ratio in _axes(a):
         n, d = ratio.numerator, ratio.denominator
@@ -328,12 +348,17 @@ def check_bilinear(a: Arguments) -> str | None:
 
 
 def nearest(w: TosaWriter, a: Arguments) -> TosaValue:
-    """torch reads at floor(o / ratio), and RESIZE rounds: it is asked for half an element less. Where torch's
-    float32 product falls on the other side of a whole number, elements are gathered one by one."""
+    """Write a nearest resize with an offset of half an element.
+
+    torch takes floor(o / ratio), and RESIZE rounds.
+
+    If torch's float32 multiplication lands on the other side of a whole number, elements are gathered one by
+    one.
+    """
     x, axes = w.dense(a.x), []
     exact = []
     for old, new, ratio in _axes(a):
-        # Of a whole factor by half-pixel centres, which is the same, and all that Ethos-U55 has.
+        # A whole factor uses half-pixel centres, which read the same elements. Ethos-U55 has nothing else.
         half = ratio.denominator == 1
         axes.append(_Axis(old, new, 2 * ratio.numerator, 2 * ratio.denominator, half - ratio.numerator))
         exact.append([min(int(o / ratio), old - 1) for o in range(new)])
@@ -349,14 +374,20 @@ def nearest(w: TosaWriter, a: Arguments) -> TosaValue:
 
 
 def _nearest_reads(old: int, new: int, factor: float | None) -> list[int]:
-    """What torch's kernel reads: it computes in float32 (aten/src/ATen/native/UpSample.h)."""
+    """Return the elements that torch's kernel reads.
+
+    It computes in float32 (aten/src/ATen/native/UpSample.h).
+    """
     step = torch.tensor(old / new if factor is None else 1 / factor, dtype=torch.float32)
     reads: list[int] = (torch.arange(new) * step).floor().long().clamp(max=old - 1).tolist()
     return reads
 
 
 def _resize(w: TosaWriter, mode: str, x: TosaValue, axes: Sequence[_Axis], shape: Sequence[int]) -> TosaValue:
-    """Of int8 by BILINEAR the sums in int32, which are the product of both numerators times as large."""
+    """Write a RESIZE.
+
+    For int8 in BILINEAR it returns sums in int32, larger by the product of both numerators.
+    """
     scale = [number for axis in axes for number in (axis.n, axis.d)]
     offset, border = [axis.offset for axis in axes], [axis.border for axis in axes]
     dtype = sum_type(x.dtype) if mode == "BILINEAR" else x.dtype

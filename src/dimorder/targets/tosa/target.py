@@ -1,6 +1,6 @@
-"""Target tosa: what TOSA 1.0 accepts, profile FP, and INT of quantised networks; its place in the pipeline.
+"""Define target tosa: TOSA 1.0 of profile FP, and of profile INT for quantised networks.
 
-Importing this takes no tosa-tools; emitting and running do.
+Its import needs no tosa-tools; emitting and running do.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from dimorder.verification.verify import Run
 
 @dataclass(frozen=True)
 class TosaArtifact(WholeArtifact):
-    """A TOSA flatbuffer. Its contract lies beside it: `model.tosa` and `model.tosa.json`.
+    """A TOSA flatbuffer with a companion file for its contract: `model.tosa` and `model.tosa.json`.
 
-    `model` is what a graph of integers computes, `exactly` runs that as a program.
+    `model` computes what a graph of integers gives, and `exactly` runs `model` as a program.
     """
 
     data: bytes
@@ -62,9 +62,9 @@ class TosaArtifact(WholeArtifact):
 
 
 def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The outputs of a TOSA flatbuffer on the reference model, for inputs as the signature has them.
+    """Return the outputs of a TOSA flatbuffer on the reference model, for inputs in the signature's shapes.
 
-    Raises `UnsupportedError` where tosa-tools is not installed, or the reference model refuses the graph.
+    Raises `UnsupportedError` if tosa-tools is not installed, or the reference model refuses the graph.
     """
     try:
         import tosa_reference_model as reference
@@ -80,10 +80,11 @@ def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list
 
 
 def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
-    """A tensor as the graph reads it: a dense array in the contract's order."""
+    """Return a tensor as the graph reads it: a dense array in the contract's order."""
     dense = tensor.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else tensor
     held = dense.detach().cpu().contiguous()
-    array = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()  # numpy lacks that
+    # numpy has no bfloat16
+    array = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()
     if array.dtype == np.uint8:  # TOSA has these bits as INT8
         return array.view(np.int8)
     if array.dtype != np.int64:
@@ -94,7 +95,7 @@ def _physical(tensor: torch.Tensor, spec: TensorSpec) -> Any:
 
 
 def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
-    """A result as the program's signature shows it."""
+    """Return a result in the shape of the program's signature."""
     dtype = getattr(torch, spec.dtype)
     held = torch.from_numpy(array.view(np.int16) if dtype == torch.bfloat16 else array)
     dense = held.view(dtype) if dtype in (torch.uint8, torch.bfloat16) else held.to(dtype)
@@ -103,7 +104,7 @@ def _logical(array: Any, spec: TensorSpec) -> torch.Tensor:
 
 
 def emit(program: ExportedProgram, contract: Contract, operators: Table = OPERATORS) -> TosaArtifact:
-    """Raises `UnsupportedError` where TOSA lacks an operator."""
+    """Emit a float program. Raises `UnsupportedError` for an operator that TOSA lacks."""
     return TosaArtifact(write(program, contract, operators)[0], contract)
 
 
@@ -114,9 +115,9 @@ def emit_integers(
     *,
     forms: Forms = PLAIN,
 ) -> TosaArtifact:
-    """Of a quantised network, in these forms.
+    """Emit a quantised network, in these forms.
 
-    Raises `UnsupportedError` where an operator has no form in integers.
+    Raises `UnsupportedError` for an operator that has no form in integers.
     """
     writer = IntegerWriter(forms)
     data, model_of = write(program, contract, operators, writer)
@@ -124,7 +125,7 @@ def emit_integers(
     module = readable(program)
 
     def run_model(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the graph gives, once each of its integers was held to what the program rounds there."""
+        """Return the graph's outputs, after comparing its integers with the program's roundings."""
         held = [torch.from_numpy(_physical(x, spec)) for x, spec in zip(inputs, contract.inputs, strict=True)]
         model.run(held, float64_interpreter.roundings(module, inputs))
         return [_logical(y.numpy(), spec) for y, spec in zip(model.run(held), contract.outputs, strict=True)]
@@ -133,20 +134,23 @@ def emit_integers(
 
 
 def load(file: Path) -> tuple[Contract, Run]:
-    """The contract of a saved graph, and the graph as a function; errors as in `sidecar.read`."""
+    """Return the contract of a saved graph, and the graph as a function.
+
+    Raises the errors of `sidecar.read`.
+    """
     artifact = TosaArtifact(*sidecar.read(file))
     return artifact.contract, artifact.run
 
 
 def check(path: str, data: bytes) -> FileSummary:
-    """What a TOSA graph holds, whichever tool wrote it."""
+    """Return the content of a TOSA graph from any tool."""
     return inspect_tosa(data)
 
 
 MIN_RUN = 8  # as for XNNPACK: an NPU's compiler writes shorter runs element by element too
 
-# What is built from reductions takes any order, and a constant weight multiplies from either side; where the
-# candidate orders would be too many, fewer of these are offered: swin_t takes the second.
+# Operators built from reductions take any order, and a constant weight multiplies from either side. If that
+# makes too many candidate orders, fewer of these are offered: swin_t takes the second.
 _FROM_PARTS = frozenset(
     {
         "aten.softmax.int/any",
@@ -158,12 +162,12 @@ _FROM_PARTS = frozenset(
 _FIRST = frozenset({"aten.linear/features first"})
 
 
-# A function of a sum, of which those consist where they are made of parts, has no form in integers.
+# A function of a sum, into which these operators decompose, has no form in integers.
 _INTEGERS_DECLINE = (_FROM_PARTS, _FROM_PARTS | _FIRST)
 
 
 def target(operators: Table = OPERATORS, integers: Table = INTEGERS) -> Target:
-    """The target whose graphs have these operators: all that TOSA has, or fewer."""
+    """Return the target whose graphs have these operators: all that TOSA has, or fewer."""
     quantised = _target(integers, partial(emit_integers, operators=integers), _INTEGERS_DECLINE)
     made = _target(operators, partial(emit, operators=operators), (frozenset(), _FIRST, _FIRST | _FROM_PARTS))
     return replace(made, quantised=quantised)

@@ -1,7 +1,7 @@
-"""Writes one TOSA graph: its tensors, constants, operators and the bytes of the flatbuffer.
+"""Write one TOSA graph: its tensors, constants, operators and the bytes of the flatbuffer.
 
-This file decides when a RESHAPE is written: late, once, and only where an operator reads it; and that nothing
-is transposed unasked.
+A RESHAPE is written late, once, and only if an operator reads it. Nothing is transposed unless the plan asks
+for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.model import TosaModel, TosaNode
 
 MAX_RANK = 6  # MAX_RANK of TOSA's level 8K, spec 1.0 section 1.7.6
-PICTURE = 4  # dimensions that an NPU broadcasts along: of what has more Vela makes an operator for each slice
+PICTURE = 4  # dimensions that an NPU broadcasts along; above that Vela makes an operator for each slice
 MAX_OPERANDS = 64  # MAX_TENSOR_LIST_SIZE of the same level: the operands of one CONCAT
 
 # torch dtype -> TOSA's. TOSA 1.0 has no 64-bit integers: indices are INT32, and `run` casts at the boundary.
@@ -36,7 +36,7 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
         torch.bfloat16: "BF16",  # an extension of the profile
     }
 )
-# TOSA's -> the first of torch's that it stands for, which is the widest.
+# TOSA's -> the first of torch's types that it stands for, which is the widest.
 WIDEST: Mapping[str, torch.dtype] = MappingProxyType({name: dtype for dtype, name in [*DTYPES.items()][::-1]})
 _NUMPY: Mapping[str, Any] = MappingProxyType(
     {
@@ -48,17 +48,20 @@ _NUMPY: Mapping[str, Any] = MappingProxyType(
         "INT48": np.int64,  # sums of products of int16
         "SHAPE": np.int64,
         "FP16": np.float16,
-        "BF16": np.float32,  # which numpy has not: numbers that are rounded to it
+        "BF16": np.float32,  # numpy lacks bfloat16, so these are numbers that are rounded to it
     }
 )
-# The same, as TOSA holds it.
+# The same, with the widths that TOSA has.
 _TORCH: Mapping[str, torch.dtype] = MappingProxyType({**WIDEST, "INT32": torch.int32, "INT48": torch.int64})
 FLOATS = frozenset(("FP32", "FP16", "BF16"))
 
 
 @dataclass(frozen=True)
 class TosaValue:
-    """The dense tensor of that name, seen in `shape`; how it was written is the writer's business."""
+    """The dense tensor of that name, seen in `shape`.
+
+    Only the writer knows the shape in which it was written.
+    """
 
     tensor: str
     shape: tuple[int, ...]
@@ -81,9 +84,9 @@ class _Written:
 
 
 class TosaWriter:
-    """Grows one TOSA 1.0 graph; `finish` gives its bytes. Operators that no output needs are left out.
+    """Builds one TOSA 1.0 graph; `finish` returns its bytes. Operators that no output needs are omitted.
 
-    `hint` starts the names of the tensors written next.
+    `hint` is the beginning of the next tensors' names.
     """
 
     def __init__(self) -> None:
@@ -95,18 +98,21 @@ class TosaWriter:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
         self._transposed: dict[View[TosaValue], TosaValue] = {}
-        self._wide: dict[str, TosaValue] = {}  # by tensor of half precision: the same in float32
+        self._wide: dict[str, TosaValue] = {}  # by half-precision tensor: the same value in float32
 
     # -- values --------------------------------------------------------------------------------------------
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> TosaValue:
-        """The next input of the graph, dense in `shape`."""
+        """Add the next input of the graph, dense in `shape`."""
         value = self._tensor(name, shape, dtype)
         self._inputs.append(value.tensor)
         return value
 
     def output(self, value: TosaValue) -> None:
-        """Make `value` the next output, in its shape; an input, a constant or an output already is copied."""
+        """Make `value` the next output, in its shape.
+
+        An input, a constant or an existing output is copied first.
+        """
         name = self._named(value)
         tensor = self._tensors[name]
         if name in self._inputs or name in self._outputs or tensor.data is not None:
@@ -114,7 +120,10 @@ class TosaWriter:
         self._outputs.append(name)
 
     def constant(self, data: torch.Tensor | np.ndarray[Any, Any], dtype: str | None = None) -> TosaValue:
-        """A constant, stored once per distinct data and shape; `dtype` is the data's own by default."""
+        """Return a constant, stored once per distinct data and shape.
+
+        `dtype` is the data's own by default.
+        """
         if isinstance(data, torch.Tensor):
             dtype, data = dtype or DTYPES[data.dtype], data.detach().cpu()
             data = (data.float() if data.dtype == torch.bfloat16 else data).numpy()
@@ -134,32 +143,32 @@ class TosaWriter:
         return TosaValue(self._constants[key], array.shape, dtype)
 
     def number(self, number: float, dtype: str, rank: int = 1) -> TosaValue:
-        """A constant of one element, which broadcasts against a value of `rank` dimensions."""
+        """Return a constant of one element, which broadcasts against a value of `rank` dimensions."""
         return self.constant(np.full((1,) * rank, number), dtype)
 
     def shape(self, sizes: Sequence[int]) -> TosaValue:
-        """A constant of type SHAPE: sizes, starts, paddings or multiples."""
+        """Return a constant of type SHAPE: sizes, starts, paddings or multiples."""
         return self.constant(np.array(sizes, dtype=np.int64), "SHAPE")
 
     def data(self, value: TosaValue) -> torch.Tensor | None:
-        """What `value` holds if it is a constant."""
+        """Return the data of `value` if it is a constant, else None."""
         data = self._tensors[value.tensor].data
         return None if data is None else torch.from_numpy(data).reshape(value.shape)
 
     def reshape(self, value: TosaValue, shape: Sequence[int]) -> TosaValue:
-        """The same elements in `shape`. Free: an operator that reads them so has a RESHAPE written."""
+        """Return the same elements in `shape`. A RESHAPE is written only when an operator reads them so."""
         shape = tuple(int(size) for size in shape)
         assert math.prod(shape) == math.prod(value.shape), (value.shape, shape)
         return TosaValue(value.tensor, shape, value.dtype)
 
     def as_written(self, value: TosaValue) -> TosaValue:
-        """The same elements in the shape in which they were written: no operator is between."""
+        """Return the same elements in the shape in which they were written, which needs no operator."""
         return self.reshape(value, self._tensors[value.tensor].shape)
 
     def dense(self, operand: View[TosaValue] | torch.Tensor) -> TosaValue:
-        """`operand` dense in its own dimension order: a constant, or a value that lies so already.
+        """Return `operand` dense in its own dimension order: a constant, or a value in that order already.
 
-        A TRANSPOSE is written by `transposed` alone, for a conversion of the plan.
+        Only `transposed` writes a TRANSPOSE, for a conversion of the plan.
         """
         if isinstance(operand, torch.Tensor):
             return self.constant(operand)
@@ -169,7 +178,10 @@ class TosaWriter:
         return self._transposed.get(operand) or self.reshape(operand.value, operand.shape)
 
     def transposed(self, view: View[TosaValue]) -> TosaValue:
-        """`view` dense in its own dimension order: a TRANSPOSE, once per value and order, where it is due."""
+        """Return `view` dense in its own dimension order.
+
+        Write a TRANSPOSE if needed, once per value and order.
+        """
         if view.is_dense:
             return self.reshape(view.value, view.shape)
         if view not in self._transposed:
@@ -182,7 +194,7 @@ class TosaWriter:
     # -- half precision ------------------------------------------------------------------------------------
 
     def cast(self, value: TosaValue, dtype: str) -> TosaValue:
-        """A CAST between FP32 and another float, unless it is of that type."""
+        """Write a CAST between FP32 and another float type, unless the value has that type."""
         if value.dtype == dtype:
             return value
         if dtype == "FP32" and value.tensor in self._wide:
@@ -193,14 +205,14 @@ class TosaWriter:
         return made
 
     def narrow(self, value: TosaValue, dtype: str) -> TosaValue:
-        """A float32 in half precision; who reads it in float32 reads what it was made of."""
+        """Convert a float32 to half precision. A reader that wants float32 gets the original value."""
         narrowed = self.cast(value, dtype)
         if narrowed != value:
             self._wide[narrowed.tensor] = value
         return narrowed
 
     def widened(self, operand: Any) -> Any:
-        """An operand in float32: a value or a constant of half precision is cast."""
+        """Return an operand in float32: a half-precision value or constant is cast."""
         if isinstance(operand, torch.Tensor):
             return operand.float() if operand.is_floating_point() else operand
         if not isinstance(operand, View) or operand.value.dtype not in FLOATS:
@@ -208,7 +220,7 @@ class TosaWriter:
         return View(self.cast(operand.value, "FP32"), operand.order)
 
     def narrowed(self, view: View[TosaValue], dtype: torch.dtype) -> View[TosaValue]:
-        """A result that was computed in float32, in its own type."""
+        """Convert a result that was computed in float32 to its own type."""
         return View(self.narrow(view.value, DTYPES[dtype]), view.order) if dtype.is_floating_point else view
 
     # -- operators -----------------------------------------------------------------------------------------
@@ -221,9 +233,11 @@ class TosaWriter:
         dtype: str | None = None,
         **attributes: Any,
     ) -> TosaValue:
-        """TOSA operator `kind` on `inputs` in their shapes; its result has the dtype of the first by default.
+        """Write TOSA operator `kind` on `inputs` in their shapes.
 
-        `attributes` are named as in the specification; NaNs propagate where they leave that out.
+        Its result has the dtype of the first by default.
+
+        `attributes` have the specification's names. NaNs propagate if the attributes do not say otherwise.
         """
         result = self._tensor(self._unique(self.hint), shape, dtype or inputs[0].dtype)
         self._operators.append(
@@ -239,10 +253,12 @@ class TosaWriter:
         extra: Sequence[TosaValue] = (),
         **attributes: Any,
     ) -> TosaValue:
-        """An operator on each element; operands broadcast as in torch, numbers take the last value's dtype.
+        """Write an operator on each element.
+
+        Operands broadcast as in torch, numbers take the last value's dtype.
 
         `extra` follows the operands as it is. Values of one shape are read in the shape in which the first
-        was written, so that no RESHAPE comes between a chain of such operators.
+        one was written, so that no RESHAPE interrupts a chain of such operators.
         """
         like = [operand for operand in operands if isinstance(operand, TosaValue)][-1].dtype
         values = [o if isinstance(o, TosaValue) else self.number(o, like) for o in operands]
@@ -263,7 +279,7 @@ class TosaWriter:
     # -- the file ------------------------------------------------------------------------------------------
 
     def finish(self) -> bytes:
-        """The flatbuffer. Needs tosa-tools."""
+        """Return the flatbuffer. Needs tosa-tools."""
         import tosa_serializer as ts
 
         serializer = ts.TosaSerializer("", targetMajor=1, targetMinor=0, targetPatch=0, targetDraft=False)
@@ -297,7 +313,10 @@ class TosaWriter:
         return kept[::-1]
 
     def model(self, rounded: Mapping[str, TosaValue]) -> TosaModel:
-        """What the graph computes in integers; `rounded` are the values of nodes of the program, by name."""
+        """Return the model of the graph in integers.
+
+        `rounded` are the values of the program's nodes, by name.
+        """
         nodes = [
             TosaNode(
                 operator.kind,
@@ -331,7 +350,7 @@ class TosaWriter:
         return f"{stem}.{len(self._tensors)}"
 
     def _named(self, value: TosaValue) -> str:
-        """The tensor that holds `value` in its shape."""
+        """Return the tensor that holds `value` in its shape."""
         tensor = self._tensors[value.tensor]
         if value.shape == tensor.shape:
             return value.tensor
@@ -347,7 +366,7 @@ class TosaWriter:
 
 
 def _as_held(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """Numbers as tosa-tools take them: of bfloat16 in its own extension of numpy."""
+    """Return numbers as tosa-tools takes them; bfloat16 has its own extension of numpy."""
     if dtype != "BF16":
         return array
     import ml_dtypes
@@ -364,9 +383,9 @@ def _require_shape(shape: tuple[int, ...], dtype: str) -> None:
 
 
 def _aligned(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Shapes that broadcast to `shape`, all of its rank; merged where that is above `PICTURE`.
+    """Return shapes that broadcast to `shape`, all at its rank, or merged if that is above `PICTURE`.
 
-    Neighbouring dimensions merge where every operand has both or lacks both.
+    Adjacent dimensions merge if every operand has both or lacks both.
     """
     padded = [(1,) * (len(shape) - len(s)) + s for s in shapes]
     if len(shape) <= PICTURE:
@@ -386,7 +405,7 @@ def _aligned(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[
 
 
 def _coalesced(view: View[TosaValue]) -> tuple[TosaValue, tuple[int, ...]]:
-    """The same transpose with dimensions of 1 dropped and those merged that stay neighbours."""
+    """Return the same transpose without dimensions of 1, and with dimensions merged that stay adjacent."""
     sizes, order = view.value.shape, [i for i in view.order if view.value.shape[i] != 1]
     runs: list[list[int]] = []
     kept = sorted(order)
@@ -410,7 +429,7 @@ _WITH_NAN_MODE = frozenset(
 
 
 def _attribute(ts: Any, operator: _Written) -> Any:
-    """The serializer's attribute of an operator; enumerations are given by name."""
+    """Return the serializer's attribute of an operator, in which enumerations are written by name."""
     attribute = ts.TosaSerializerAttribute()
     given = dict(operator.attributes)
     for name, enumeration in (

@@ -1,7 +1,8 @@
-"""Target xnnpack: physical programs as XNNPACK delegates in a `.pte`, and the stock runtime to run it.
+"""Run `.pte` files in the stock runtime, and declare target xnnpack.
 
-`emit.py` says what goes where, `ops.py` what XNNPACK computes, `backend.py` how its graph is written. They
-need executorch; this module and `target.py` do not until they are used.
+The target writes a physical program as XNNPACK delegates in a `.pte`. `emit.py` divides the program between
+the delegates and portable kernels. `ops.py` lists the operators that XNNPACK computes, and `backend.py`
+writes its graph. These need executorch. This module and `target.py` import it only when they are used.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ LISTING = Listing(
 
 
 def run(pte: bytes | str | Path, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs of a `.pte`, given as bytes or as a path, for inputs in the orders that it promises.
+    """Return the outputs of a `.pte`, as bytes or as a path, for inputs in the orders that it promises.
 
-    The runtime checks shapes and dtypes alone: an input in another order gives wrong numbers, so check first.
+    The runtime checks only shapes and dtypes. An input in another order gives wrong numbers, so check first.
 
     >>> import torch
     >>> from dimorder.targets.xnnpack.emit import emit

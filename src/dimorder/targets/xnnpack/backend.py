@@ -1,6 +1,7 @@
-"""Decides how one XNNPACK graph is written, value by value and node by node.
+"""Write one XNNPACK graph, value by value and node by node.
 
-Nothing is transposed unasked, and what moves dequantised values moves the integers.
+Nothing is transposed unless the plan asks for it. A move of dequantised values becomes a move of the
+integers.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
 
 
 class XnnWriter(XnnRanks):
-    """Grows one XNNPACK graph; once it is finished, `serialise` gives its bytes and its named constants."""
+    """Builds one XNNPACK graph. After `finish`, `serialise` returns its bytes and its named constants."""
 
     def input(
         self, shape: Sequence[int], of: IntegerType | torch.dtype | None = None, *, is_rounded: bool = False
     ) -> XnnValue:
-        """The next external input, dense in `shape`; `of` is its type, or what its integers stand for.
+        """Add the next external input, dense in `shape`.
 
-        `is_rounded` says that it was computed in floats.
+        `of` is its type, or the type of its integers. `is_rounded` says that the input was computed in
+        floats.
         """
         value = self._value(shape, of)
         if is_rounded:
@@ -50,7 +52,10 @@ class XnnWriter(XnnRanks):
         return value
 
     def output(self, value: XnnValue) -> None:
-        """Make `value` the next external output; an input, a constant or an output already is copied."""
+        """Make `value` the next external output.
+
+        An input, a constant or an existing output is copied first.
+        """
         value = XnnValue(self._dynamic.get(value.id, (value.id,))[0], value.shape)
         if self._values[value.id].flags or self._values[value.id].constant_buffer_idx:
             value = self.node("Copy", value.shape, input_id=value.id)
@@ -58,9 +63,10 @@ class XnnWriter(XnnRanks):
         self._outputs.append(value.id)
 
     def constant(self, tensor: torch.Tensor) -> XnnValue:
-        """A constant, stored once per distinct data; a scalar gets shape (1,).
+        """Return a constant, which is stored once per distinct data; a scalar gets shape (1,).
 
-        It is of float32, or where a node reads it beside values of half precision (see `node`), of that.
+        It is float32. A node that reads it beside half-precision values gets it in half precision (see
+        `node`).
         """
         held = tensor.detach().as_subclass(torch.Tensor).to("cpu", torch.float32)
         shape = tuple(tensor.shape) or (1,)
@@ -83,21 +89,21 @@ class XnnWriter(XnnRanks):
         result_type: IntegerType | torch.dtype | None = None,
         **fields: Any,
     ) -> XnnValue:
-        """A node of the schema's class `XNN{kind}`; its one result has `shape`. An id may be None.
+        """Add a node of the schema's class `XNN{kind}`, with one result of `shape`. An id may be None.
 
-        The result is of `result_type`; else of the floating type of what the node reads, of float32 where
-        that is integers, or where elements are moved as they are.
+        The result has `result_type` if that is given. Otherwise it has the floating type of the operands, or
+        float32 if these are integers. A move keeps the type of its operand.
         """
         if kind in MOVES or kind in CHOOSES:
             sources = {
                 n: self._dequantised.get(v) for n, v in fields.items() if n in OPERANDS and v is not None
             }
             types = {None if source is None else self._types[source] for source in sources.values()}
-            if len(types) == 1 and None not in types:  # the integers are moved, and dequantised afterwards
+            if len(types) == 1 and None not in types:  # move the integers, and dequantise them afterwards
                 moved = self.node(kind, shape, flags=flags, **{**fields, **sources})
                 return self.node("Convert", shape, input_id=moved.id)
             read = [v for n, v in fields.items() if n in OPERANDS and v is not None]
-            if all(v in self._dynamic for v in read):  # the floats are moved, and quantised afterwards
+            if all(v in self._dynamic for v in read):  # move the floats, and quantise them afterwards
                 floats = {
                     n: self._dynamic[v][0] if v in read else v for n, v in fields.items() if n in OPERANDS
                 }
@@ -109,7 +115,7 @@ class XnnWriter(XnnRanks):
             index = fields["input_id"]
             if index in self._dequantised:
                 return self._requantised(self._dequantised[index], shape, result_type)
-            if index in self._reshaped:  # the integers are reshaped, so that what computed them may give them
+            if index in self._reshaped:  # reshape the integers, so that the node before can write them
                 source = self._reshaped[index]
                 made = self.node(kind, source.shape, result_type=result_type, input_id=source.id)
                 return self.reshape(made, shape)
@@ -127,14 +133,14 @@ class XnnWriter(XnnRanks):
         return result
 
     def _reads_half(self, fields: Mapping[str, Any]) -> torch.dtype | None:
-        """The type of half precision that a node reads besides constants."""
+        """Return the half-precision type of the operands that are not constants, or None."""
         read = [value for name, value in fields.items() if name in READS and value is not None]
         types = {self._half(index) for index in read if not self._values[index].constant_buffer_idx}
         assert len(types) < 2, f"a node reads {types}"
         return next(iter(types), None)
 
     def _as_half(self, name: str, value: Any, half: torch.dtype) -> Any:
-        """A field of a node of half precision: of a constant the value that is of that type."""
+        """Return a field of a half-precision node; a constant is replaced by its half-precision copy."""
         if name not in READS or value is None or self._half(value):
             return value
         if (value, half) not in self._in_half:
@@ -146,7 +152,10 @@ class XnnWriter(XnnRanks):
         return self._in_half[value, half]
 
     def widened(self, operand: Any) -> Any:
-        """An operand in float32: converted from half precision, or what that was converted from."""
+        """Return an operand in float32.
+
+        That is a convert from half precision, or the float32 value from before its own conversion.
+        """
         if not isinstance(operand, View) or self._half(operand.value.id) is None:
             return operand
         value = first = operand.value
@@ -158,7 +167,7 @@ class XnnWriter(XnnRanks):
         return View(self.reshape(self._wide[first.id], value.shape), operand.order)
 
     def narrowed(self, view: View[XnnValue], dtype: torch.dtype) -> View[XnnValue]:
-        """A result that was computed in float32, in its own type."""
+        """Convert a result that was computed in float32 to its own type."""
         if dtype == torch.float32:
             return view
         value = self.cast(view, dtype).value
@@ -166,31 +175,34 @@ class XnnWriter(XnnRanks):
         return View(value, view.order)
 
     def cast(self, view: View[XnnValue], dtype: torch.dtype) -> View[XnnValue]:
-        """Floats as `dtype` has them; from one half precision to the other through float32."""
+        """Convert floats to `dtype`; between two half-precision types the conversion goes through float32."""
         value = view.value
         for to in (torch.float32, dtype) if self._half(value.id) and dtype != torch.float32 else (dtype,):
             value = self.node("Convert", value.shape, input_id=value.id, result_type=to)
         return View(value, view.order)
 
     def dynamic(self, value: XnnValue, tokens: torch.Tensor) -> XnnValue:
-        """Floats that a product may read as dynamically quantised integers, and all else as they are.
+        """Mark floats that a linear or convolution may read as dynamically quantised integers.
 
-        `tokens` has the value's shape: elements of one number share a scale.
+        All other nodes read the floats. `tokens` has the value's shape, and elements with one number share a
+        scale.
         """
         result = self._value(value.shape)
         self._dynamic[result.id] = value.id, tokens
         return result
 
     def clamp(self, value: XnnValue, low: float, high: float) -> XnnValue:
-        """min(max(value, low), high); infinities for a side without bound."""
+        """Return min(max(value, low), high). An infinity stands for a missing bound."""
         result = self.node("Clamp", value.shape, input_id=value.id)
         self._nodes[-1].output_min_max = schema.OutputMinMax(_number(low), _number(high))
         return result
 
     def _requantised(self, source: int, shape: Sequence[int], of: IntegerType) -> XnnValue:
-        """Integers of another scale. A convert between two is off by 1 here and there, a clamp is not.
+        """Convert integers to another scale by a clamp.
 
-        Between signed and unsigned integers of one scale a convert is exact, and there is no clamp.
+        A convert between two scales is sometimes off by 1.
+
+        A convert between signed and unsigned integers of one scale is exact, and no clamp exists for it.
         """
         own = self._types[source]
         if own.dtype != of.dtype:
@@ -202,9 +214,9 @@ class XnnWriter(XnnRanks):
         return value
 
     def dense(self, operand: View[XnnValue] | torch.Tensor | float) -> XnnValue:
-        """`operand` dense in its own dimension order: a constant, or a value that lies so already.
+        """Return `operand` dense in its own dimension order: a constant, or a value in that order already.
 
-        A transpose is written by `transposed` alone, for a conversion of the plan.
+        Only `transposed` writes a transpose, for a conversion of the plan.
         """
         if isinstance(operand, torch.Tensor):
             return self.constant(operand)
@@ -216,7 +228,10 @@ class XnnWriter(XnnRanks):
         return self._transposed.get(operand) or self.reshape(operand.value, operand.shape)
 
     def transposed(self, view: View[XnnValue]) -> XnnValue:
-        """`view` dense in its own dimension order: a transpose, once per value and order, where it is due."""
+        """Return `view` dense in its own dimension order.
+
+        Write a transpose if needed, once per value and order.
+        """
         if view.is_dense:
             return self.reshape(view.value, view.shape)
         if view not in self._transposed:
@@ -230,7 +245,7 @@ class XnnWriter(XnnRanks):
         return self._transposed[view]
 
     def reshape(self, value: XnnValue, shape: Sequence[int]) -> XnnValue:
-        """The same elements in `shape`."""
+        """Return the same elements in `shape`."""
         shape = tuple(shape)
         assert math.prod(shape) == math.prod(value.shape), (value.shape, shape)
         if shape == value.shape:
@@ -242,14 +257,15 @@ class XnnWriter(XnnRanks):
         return made
 
     def finish(self) -> None:
-        """Nothing more is written."""
+        """Fuse nodes. Nothing may be written afterwards."""
         self.fuse()
 
     def unify(self, others: Sequence[XnnWriter]) -> None:
-        """Make this finished graph one for all sizes, where `others` are of the same program at other sizes.
+        """Turn this finished graph into one for all sizes; `others` are the same program at other sizes.
 
-        Raises `UnsupportedError` for the first operator that cannot be: XNNPACK finds shapes anew from those
-        of inputs, but no more than one entry of a reshape, and no end of a slice but that of its dimension.
+        XNNPACK derives all shapes from those of the inputs. It derives only one entry of a reshape, and the
+        end of a slice only where the slice takes its whole dimension. Raises `UnsupportedError` for the first
+        operator that needs more.
         """
         writers = [self, *others]
         for each in writers:
@@ -271,7 +287,7 @@ class XnnWriter(XnnRanks):
                 self._repeat(index, writers)
 
     def _unify_node(self, row: Sequence[Any], writers: Sequence[XnnWriter]) -> None:
-        """Makes one node that of all sizes."""
+        """Turn one node into a node for all sizes."""
         first, kind = row[0], type(row[0]).__name__.removeprefix("XNN")
         origin = self._origins[first.output_id]
         if len(set(map(type, row))) > 1:
@@ -294,7 +310,7 @@ class XnnWriter(XnnRanks):
                 raise SizesError(origin, f"an XNNPACK {kind} whose {name} is {told}, by the sizes")
 
     def _is_whole(self, slices: Sequence[Any], writers: Sequence[XnnWriter], dims: Sequence[int]) -> bool:
-        """Whether slices take all that there is of some dimensions."""
+        """Return whether slices take some dimensions whole."""
         read = [each._values[node.input_id].dims for each, node in zip(writers, slices, strict=True)]
         return all(
             node.offsets[d] == 0 and node.sizes[d] == sizes[d]
@@ -303,9 +319,11 @@ class XnnWriter(XnnRanks):
         )
 
     def _repeat(self, index: int, writers: Sequence[XnnWriter]) -> None:
-        """Write a constant that is one row, repeated along dimensions whose sizes vary: as that row, where it
-        is read beside a value of such sizes, else as the sum of it and of zeros of one such size, which pad a
-        slice of an input."""
+        """Write a constant that is one row, repeated along dynamic dimensions, for all sizes.
+
+        A reader with another operand of the result's sizes gets the single row. Other readers get the sum of
+        the row and zeros of one dynamic size. The zeros come from a padded slice of an input.
+        """
         origin, row = self._origins[index], broadcast_row([each._data[index] for each in writers])
         shapes = list(zip(*(each._values[index].dims for each in writers), strict=True))
         varying = _varying([each._values[index].dims for each in writers])
@@ -343,7 +361,7 @@ class XnnWriter(XnnRanks):
         self._nodes[start:], self._nodes[:0] = [], self._nodes[start:]
 
     def _is_broadcast(self, index: int) -> bool:
-        """Whether all that read a value are computed with another one that has the sizes of the result."""
+        """Return whether every reader of a value has another operand with the sizes of its result."""
         if index in self._outputs:
             return False
         for node in self._readers().get(index, ()):
@@ -355,14 +373,14 @@ class XnnWriter(XnnRanks):
         return True
 
     def _of_any_size(self, kind: str, shape: Sequence[int], dim: int, **fields: Any) -> XnnValue:
-        """A reshape or a slice which takes that dimension as it comes."""
+        """Write a reshape or a slice that derives the size of dimension `dim`."""
         made = self.node(kind, shape, **fields)
         node = self._nodes[-1].xnode_union
         (node.new_shape if kind == "StaticReshape" else node.sizes)[dim] = _INFERRED
         return made
 
     def _input_of(self, sizes: Sequence[int], writers: Sequence[XnnWriter]) -> tuple[XnnValue, int] | None:
-        """An input of floats, and the dimension of it that has these sizes in each graph."""
+        """Return an input of floats, and the dimension of it that has these sizes in each graph."""
         for index in self._inputs:
             for d, found in enumerate(zip(*(each._values[index].dims for each in writers), strict=True)):
                 if found == tuple(sizes) and index not in self._types:
@@ -371,24 +389,24 @@ class XnnWriter(XnnRanks):
 
 
 def _varying(rows: Sequence[Any]) -> list[int]:
-    """The places at which lists of numbers differ."""
+    """Return the places at which lists of numbers differ."""
     if not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
         return []
     return [d for d, sizes in enumerate(zip(*rows, strict=True)) if len(set(sizes)) > 1]
 
 
-_INFERRED = 0  # in place of a size: what is left for it, or all of the dimension
+_INFERRED = 0  # in place of a size: what the other sizes leave for it, or the whole dimension
 
 
 def _moved(
     kind: str, shape: Sequence[int], fields: Mapping[str, Any], tokens: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """The tokens of a move's result."""
+    """Return the tokens of a move's result."""
     ends = itertools.accumulate((int(each.max()) + 1 for each in tokens[:-1]), initial=0)
     apart = [each + first for each, first in zip(tokens, ends, strict=True)]
     return moved(kind, SimpleNamespace(**fields), shape, *apart)
 
 
 def _number(bound: float) -> float | str:
-    """A bound as the serializer's JSON takes it."""
+    """Return a bound in the form that the serializer's JSON takes."""
     return bound if math.isfinite(bound) else f"{bound:+}"

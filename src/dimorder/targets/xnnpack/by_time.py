@@ -1,4 +1,4 @@
-"""Decides what a plan costs in nanoseconds, for objective `time`: by the kernels that XNNPACK runs for it."""
+"""Price a plan in nanoseconds for objective `time`, by the kernels that XNNPACK runs for it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from dimorder.targets.xnnpack import LISTING
 from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, transpose
 from dimorder.targets.xnnpack.times import TABLE, Times, measured_times, total
 
-# How many times its own time a conversion costs: it moves out of caches what other kernels read next. At 1
-# plans with more of them took 2 to 6 % longer than others of as many nanoseconds (Swin, U-Net).
+# The factor on the time of a conversion, which evicts from caches what other kernels read next. At a factor
+# of 1, plans with more conversions took 2 to 6 % longer than others of as many nanoseconds (Swin, U-Net).
 _CONVERTING = 1.5
-_NS = 500  # that costs are multiples of: finer differences are noise, and make proofs long
+_NS = 500  # costs are multiples of this: finer differences are noise, and make proofs long
 
 
 def by_time(operators: Table, family: str | None = None) -> Costs:
-    """Nanoseconds on a family of CPUs, by default this machine's; of two plans alike the fewer bytes moved.
+    """Return costs in nanoseconds on a family of CPUs, by default this machine's; bytes moved break ties.
 
-    Raises `UsageError` when a plan is priced for a family that the table of times has not, or for a network
-    that is not of float32.
+    Raises `UsageError` when a plan is priced for a family that the table of times lacks, or for a network
+    that is not float32.
     """
 
     @functools.cache
@@ -63,7 +63,10 @@ def _rounded(ns: float) -> int:
 
 
 def times_of(family: str | None) -> Times:
-    """Raises `UsageError` where the table has no such family; None is this machine's."""
+    """Return the measured times of a family.
+
+    None means this machine's. Raises `UsageError` for an unknown family.
+    """
     table, wanted = measured_times(), this_family() if family is None else family
     if wanted not in table:
         raise UsageError(
@@ -75,7 +78,7 @@ def times_of(family: str | None) -> Times:
 
 
 def _require_float32(call: Node) -> None:
-    """float64 is none of XNNPACK's: what is of it runs outside."""
+    """Refuse a call in half precision or of quantised integers. A float64 call runs outside XNNPACK."""
     other = [x.dtype for x in results(call) if x.dtype in HALVES]
     if call.target in (QUANTIZE, DEQUANTIZE, FAKE_QUANTIZE_DYNAMIC):
         other = [torch.int8]

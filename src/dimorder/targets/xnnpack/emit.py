@@ -1,6 +1,6 @@
-"""Turns a physical program into a .pte: the delegates, what runs outside of them, the boundary.
+"""Write a physical program as a .pte: delegates, portable operators between them, and the boundary.
 
-Delegates read and write dense tensors; a 4-D channels-last input or output of the program is NHWC to them.
+Delegates read and write dense tensors. A 4-D channels-last input or output of the program is NHWC to them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from dimorder.verification.verify import Run
 
 aten = torch.ops.aten
 
-# Of views whose results are not dense.
+# For views whose results are not dense.
 _COPIES: Mapping[Any, Any] = MappingProxyType(
     {
         aten.permute.default: aten.permute_copy.default,
@@ -57,7 +57,7 @@ _COPIES: Mapping[Any, Any] = MappingProxyType(
     }
 )
 
-# Portable kernels that read positions of 64 bits alone, and which operand these are.
+# Portable kernels that read only 64-bit positions, and the operand that holds these.
 _POSITIONS: Mapping[Any, int] = MappingProxyType(
     {
         aten.gather.default: 2,
@@ -70,13 +70,12 @@ _POSITIONS: Mapping[Any, int] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Emitted:
-    """A `.pte` and what is in it.
+    """A `.pte` and facts about its content.
 
-    `delegates` is the number of XNNPACK delegates, `outside` how often each portable operator is called; both
-    are read from the finished file. `transposes` counts the conversions that the delegates make, and
-    `kernels` are what runs inside of them, for fixed sizes and in float32. Of one with int8 kernels,
-    `exactly` gives the same bits as the file does by other means, and `float_islands` are the operators that
-    it computes in float32, each with the reason.
+    `delegates` is the number of XNNPACK delegates, and `outside` the calls of each portable operator. Both
+    are read from the finished file. `transposes` counts the conversions inside the delegates. `kernels` are
+    the kernels that run inside them, for fixed sizes and float32. For a file with int8 kernels, `exactly`
+    computes the same bits by other means. `float_islands` are its operators in float32, each with the reason.
     """
 
     pte: bytes
@@ -96,19 +95,20 @@ def emit(
     others: Sequence[ExportedProgram] = (),
     ranges: tuple[Contract, SizeTable] | None = None,
 ) -> Emitted:
-    """The `.pte` of a physical program; its inputs and outputs are the program's, flat and in order.
+    """Return the `.pte` of a physical program; its inputs and outputs are the program's, flat and in order.
 
     A 4-D input or output with channels-last strides keeps its logical shape and gets the dim order (0, 2, 3,
-    1); every other one, and one whose order is ambiguous (C = 1, H = W = 1), is contiguous. What XNNPACK
-    lacks runs as portable kernels between the delegates. `constant_methods` are embedded as methods that
-    return the text; `operators` are what the delegates compute. `others` are programs of the same plan
-    for other sizes, and `ranges` what the file promises and all sizes at these.
+    1). Every other one is contiguous, also one whose order is ambiguous (C = 1, H = W = 1). Operators that
+    XNNPACK lacks run as portable kernels between the delegates. A buffer that the program writes becomes one
+    of ExecuTorch's mutable buffers. Its initial value is in the file, and each load of the method has its own
+    copy.
 
-    A buffer that the program writes is one of ExecuTorch's mutable buffers: what it holds at first is in the
-    file, and each load of the method has its own.
+    `constant_methods` become methods that return the text. `operators` are those that the delegates compute.
+    `others` are programs of the same plan at other sizes. `ranges` are the file's contract, and the table of
+    sizes at these points.
 
-    Raises `UnsupportedError` for a write to an input, for an input or output that is no tensor, for a
-    symbolic shape, and for an operator that neither XNNPACK nor the runtime's portable kernels know.
+    Raises `UnsupportedError` for a write to an input, for an input or output that is not a tensor, and for a
+    dynamic size. It does so too for an operator that neither XNNPACK nor the runtime's portable kernels know.
 
     >>> class Double(torch.nn.Module):
     ...     def forward(self, x):
@@ -150,7 +150,10 @@ def _for_ranges(
     texts: Mapping[str, str],
     operators: Table,
 ) -> Emitted:
-    """The file for all sizes. What XNNPACK cannot compute at all of them runs outside, if that is right."""
+    """Return one file for all sizes.
+
+    An operator that XNNPACK cannot compute at all of them runs outside, if correct there.
+    """
     outside: set[str] = set()
     while True:
         plans = [partition(program, operators, outside) for program in programs]
@@ -183,14 +186,17 @@ def _file(plan: Partition, module: GraphModule, texts: Mapping[str, str], symbol
 def _delegate(
     plan: Partition, group: Sequence[Node]
 ) -> tuple[list[Node], list[Node], XnnWriter, dict[Node, View[XnnValue]]]:
-    """The nodes that the delegate of `group` reads, those that it gives, its graph, and where that has the
-    integers of the nodes that quantise."""
+    """Write the delegate of `group`.
+
+    Returns the nodes that it reads, the nodes that it returns, its graph, and the place in that graph of the
+    integers of the quantize nodes.
+    """
     members = set(group)
     operands: dict[Node, Any] = dict(plan.constants)
     writer, read = XnnWriter(), list[Node]()
 
     def fetch(node: Node) -> None:
-        """A value from elsewhere; a permute of one is not: it is done here, where it takes no memory."""
+        """Fetch an operand from outside the group. A permute is redone here, where it takes no memory."""
         if node in operands or node in members:
             return
         if is_permute(node) and plan.is_computed(node):
@@ -231,7 +237,7 @@ def _read(writer: XnnWriter, node: Node, plan: Partition) -> View[XnnValue]:
 
 
 def _leaves(plan: Partition, node: Node, members: set[Node]) -> bool:
-    """Whether something else reads a value as it is: another delegate does a permute by itself."""
+    """Return whether anything outside reads a value as it is. Another delegate redoes a permute itself."""
     for user in node.users:
         if user in members:
             if is_permute(user) and _is_fetched(plan, user, members):
@@ -242,7 +248,7 @@ def _leaves(plan: Partition, node: Node, members: set[Node]) -> bool:
 
 
 def _is_fetched(plan: Partition, permute: Node, members: set[Node]) -> bool:
-    """Whether another delegate does a permute again, and so reads what it permutes."""
+    """Return whether another delegate redoes a permute, and so reads the permute's operand."""
     return any(
         _is_fetched(plan, user, members) if user in members and is_permute(user) else plan.is_computed(user)
         for user in permute.users
@@ -254,7 +260,7 @@ def _is_fetched(plan: Partition, permute: Node, members: set[Node]) -> bool:
 
 
 def _outer(plan: Partition, bare: bool = False) -> _OuterBuilder:
-    """The program as calls of delegates and portable operators, and what is known of its delegates."""
+    """Return the program as calls of delegates and portable operators, and the facts about its delegates."""
     root, graph = torch.nn.Module(), Graph()
     values: dict[Node, Node] = {node: graph.placeholder(node.name) for node in plan.inputs}
     build = _OuterBuilder(plan, root, graph, values, bare)
@@ -263,7 +269,7 @@ def _outer(plan: Partition, bare: bool = False) -> _OuterBuilder:
         build.delegate(group) if stage % 2 == 0 else build.outside(group)
     results = [build.result(node) for node in plan.outputs]
     for i, result in enumerate(results[: len(plan.state)]):
-        if result.op == "get_attr":  # ExecuTorch would take it for the buffer that is written
+        if result.op == "get_attr":  # ExecuTorch would mistake it for the buffer that is written
             results[i] = graph.call_function(aten.clone.default, (result,))
     graph.output(tuple(results))
     return build
@@ -271,17 +277,17 @@ def _outer(plan: Partition, bare: bool = False) -> _OuterBuilder:
 
 @dataclass
 class _OuterBuilder:
-    """The calls of delegates, and what runs beside them on dense tensors, one call for each node.
+    """Writes the calls of delegates, and one call for each node that runs outside, on dense tensors.
 
-    Edge dialect knows no views but copies: a permute is one, and a clone that makes a view dense has nothing
-    left to do.
+    Edge dialect has copies instead of views. A permute is a copy there, so a clone that makes a view dense
+    has nothing left to do.
     """
 
     plan: Partition
     root: torch.nn.Module
     graph: Graph
     values: dict[Node, Node]
-    bare: bool = False  # without what its delegates are
+    bare: bool = False  # without the content of its delegates
     transposes: int = 0
     kernels: list[KernelRun] = field(default_factory=list)
     is_quantised: bool = False
@@ -310,7 +316,7 @@ class _OuterBuilder:
     def _attach(
         self, name: str, read: Sequence[Node], given: Sequence[Node], integers: dict[Node, View[XnnValue]]
     ) -> None:
-        """Puts the delegate of that name into the program."""
+        """Put the delegate of that name into the program."""
         reads, gives, writer = self.delegates[name]
         self.root.add_module(name, lowered(BACKEND, reads, gives, *writer.serialise()))
         model, outputs = writer.model(), list(writer.outputs)
@@ -327,7 +333,8 @@ class _OuterBuilder:
     def outside(self, group: Sequence[Node]) -> None:
         for node in group:
             arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), self.value)
-            # What the end of a call writes back is a value of its own, and so is what it would write over.
+            # A value that a call writes back at its end needs its own memory. So does the value that it
+            # overwrites.
             is_own = bool(self.plan.state) and node in self.plan.outputs
             if node.target is aten.clone.default and not is_own:
                 self.values[node] = self.value(node.all_input_nodes[0])
@@ -338,12 +345,12 @@ class _OuterBuilder:
             target = _COPIES.get(node.target, node.target)
             value = self.graph.call_function(target, arguments, keywords)
             if is_getitem(node) and isinstance(node.all_input_nodes[0].target, Branches):
-                # The results of branches lie where those of the next branches will lie.
+                # The results of the next branches would overwrite the results of these branches.
                 value = self.graph.call_function(aten.clone.default, (value,))
             self.values[node] = value
 
     def _long(self, positions: Any) -> Node:
-        """The same positions in 64 bits; once for all who read them."""
+        """Return the same positions in 64 bits, converted once for all readers."""
         if positions.meta["val"].dtype == torch.int64:
             return self.value(positions)
         if positions not in self.long:
@@ -356,7 +363,7 @@ class _OuterBuilder:
         return self.long[positions]
 
     def value(self, node: Node) -> Node:
-        """What `node` is to a portable kernel, which is right in contiguous order alone."""
+        """Return the value of `node` for a portable kernel, which is right only in contiguous order."""
         assert node in self.plan.constants or not self.plan.is_nhwc(node), f"{node} lies channels-last"
         return self.result(node)
 
@@ -375,9 +382,12 @@ class _OuterBuilder:
 
 
 def _lower_outside(plan: Partition, outer: ExportedProgram, texts: Mapping[str, str]) -> bytes:
-    """The file of a program with portable operators; ExecuTorch fails in many ways on one that it lacks."""
+    """Return the file of a program with portable operators.
+
+    ExecuTorch fails in many ways on a missing operator.
+    """
     try:
-        # What is core ATen already is not decomposed, which would take longer than all the rest.
+        # A program in core ATen is not decomposed, since that would take longer than all the rest.
         if not all(torch.Tag.core in getattr(node.target, "tags", ()) for node in plan.outside()):
             outer = outer.run_decompositions(_default_decomposition_table())
         return written(stateful(_generate_edge_program(EDGE, outer), plan.state), texts, keep_delegates=True)
@@ -387,7 +397,7 @@ def _lower_outside(plan: Partition, outer: ExportedProgram, texts: Mapping[str, 
 
 
 def _calls(pte: bytes) -> tuple[int, dict[str, int]]:
-    """How many delegates the file has, and how often it calls each operator outside them."""
+    """Return the number of delegates in the file, and the number of calls of each operator outside them."""
     program = deserialize_pte_binary(pte).program
     forward = next(plan for plan in program.execution_plan if plan.name == "forward")
     instructions = [i.instr_args for chain in forward.chains for i in chain.instructions]
@@ -398,7 +408,10 @@ def _calls(pte: bytes) -> tuple[int, dict[str, int]]:
 
 
 def _require_kernels(outside: Mapping[str, int], plan: Partition) -> None:
-    """The runtime would refuse to load the file, and name no node."""
+    """Refuse operators without a kernel in the runtime.
+
+    The runtime would refuse to load the file, and name no node.
+    """
     from executorch.runtime import Runtime
 
     missing = set(outside) - set(Runtime.get().operator_registry.operator_names)
@@ -411,7 +424,7 @@ def _require_kernels(outside: Mapping[str, int], plan: Partition) -> None:
 
 
 def _stem(node: Node) -> str:
-    """`cumsum` of `aten.cumsum.default`."""
+    """Return the stem of an operator's name: `cumsum` of `aten.cumsum.default`."""
     return str(node.target).split(".")[1] if "." in str(node.target) else str(node.target)
 
 

@@ -1,10 +1,12 @@
-"""Decides how it is known, bit for bit, what a file gives that computes in integers.
+"""Compute bit for bit the outputs of a file that computes in integers, to check the runtime.
 
-A model computes it anew, and torch what runs outside of delegates. Floats they round otherwise here and
-there, so the file is made a second time with more outputs: what floats were rounded to, and what portable
-kernels gave. The model is held to each of these that is a float, and takes it from there.
-The model is made of what was written, so it is held to the physical program, value by value: nothing else
-would show that the wrong thing was written.
+A model computes the delegates anew, and torch the operators outside of them. Both may round floats
+differently in some places. So the file is made a second time with more outputs: the roundings of floats, and
+the results of portable kernels. The model is compared with each of these that is a float, and continues from
+the runtime's value.
+
+The model comes from the graph that was written, so it cannot show that the wrong graph was written. It is
+therefore also compared with the physical program, value by value.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Computed:
-    """What one delegate computes, in torch, and the same delegate with more outputs.
+    """The model of one delegate in torch, and the same delegate with more outputs.
 
-    `nhwc` says which of its operands and results are NHWC to it; `rounded` are the positions, among the
-    outputs of `telling`, of the values that floats were rounded to. `integers` says where the model has what
-    nodes of the physical program quantise.
+    `nhwc` says which of its operands and results are NHWC to it. `rounded` are the values that floats were
+    rounded to, as positions among the outputs of `telling`. `integers` maps quantize nodes of the physical
+    program to their values in the model.
     """
 
     model: XnnModel
@@ -55,9 +57,9 @@ def exact_run(
     delegates: Mapping[str, Computed],
     run_module: Callable[[GraphModule, Sequence[Tensor]], list[Tensor]],
 ) -> Run:
-    """What the program `graph` over `root` gives, whose delegates are those; `run_module` is the runtime.
+    """Return a function for the outputs of program `graph` over `root`, with these delegates.
 
-    Raises `VerificationError` where that is not what the physical program says.
+    `run_module` is the runtime. Raises `VerificationError` if the outputs differ from the physical program's.
     """
     integers: dict[Node, Tensor] = {}
     model = GraphModule(
@@ -86,14 +88,17 @@ def _require_meant(
     results: Sequence[Tensor],
     integers: Mapping[Node, Tensor],
 ) -> None:
-    """The physical program computes these integers, each from those before it, and of them these results."""
+    """Check that the physical program computes these integers and results.
+
+    Each is computed from the integers before it.
+    """
     nodes = {node.name: node for node in integers}
     forced = {name: integers[node] for name, node in nodes.items()}
     wanted, found = float64_interpreter.run(readable(physical), inputs, forced)
     for each, differences in found.items():
         node = nodes[each.name]
         differences.require_few(f"{operator_name(node)} ({where(node)}) as it was written for XNNPACK")
-    # What else there is may be a choice between floats that are nearly the same.
+    # Another result may be a choice between floats that are nearly the same.
     real = [pair for pair in zip(results, wanted, strict=True) if pair[0].dtype in _NUMBERS]
     verify([g for g, _ in real], [w.to(g.dtype) for g, w in real], what="what was written for XNNPACK")
 
@@ -102,7 +107,7 @@ _NUMBERS = (torch.float32, torch.int8, torch.uint8)
 
 
 def _told(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:
-    """The graph whose outputs are besides the roundings of each delegate and what portable kernels give."""
+    """Return the graph with more outputs: delegates' roundings, and results of portable kernels."""
     made, more = _copied(graph), list[Node]()
     for node in list(made.nodes):
         if _is_portable(node):
@@ -117,12 +122,15 @@ def _told(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:
 
 
 def _fed(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:
-    """The graph whose inputs are besides what `_told` tells: the roundings of each delegate, which is called
-    with them, and what portable kernels gave, which is read instead of what torch gives."""
+    """Return the graph with more inputs, for the extra outputs of `_told`.
+
+    Each delegate is called with its roundings. A portable kernel's result is read from its input instead of
+    from torch.
+    """
     made = _copied(graph)
     last = [node for node in made.nodes if node.op == "placeholder"][-1]
     for node in list(made.nodes):
-        if node.target is aten.view.default:  # in the runtime all it reads is dense
+        if node.target is aten.view.default:  # in the runtime all its operands are dense
             node.target = aten.reshape.default
         if _is_portable(node):
             with made.inserting_after(last):
@@ -141,14 +149,14 @@ def _fed(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:
 
 
 def _is_portable(node: Node) -> bool:
-    """Whether a portable kernel gives this tensor."""
+    """Return whether this tensor is the result of a portable kernel."""
     if node.op != "call_function" or any(user.target is operator.getitem for user in node.users):
         return False
     return node.target is not operator.getitem or node.all_input_nodes[0].op != "call_module"
 
 
 def _given(computed: Tensor, given: Tensor) -> Tensor:
-    """What a portable kernel gave, which torch computed nearly; of whole numbers what torch computed."""
+    """Return a portable kernel's floats, if they are near torch's. For whole numbers return torch's."""
     if not computed.is_floating_point():
         return computed
     require_near(given, computed, "a portable kernel")

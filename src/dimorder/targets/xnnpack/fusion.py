@@ -1,5 +1,7 @@
-"""Decides what of a written graph becomes one node: clamps vanish into the node before, and what stands
-between converts reads and writes integers where XNNPACK computes so. What is left over is a float island.
+"""Fuse the nodes of a finished XNNPACK graph.
+
+A clamp becomes part of the node before it. A node between converts reads and writes integers, if XNNPACK
+computes it so. What stays in float32 between converts is a float island.
 """
 
 from __future__ import annotations
@@ -26,21 +28,22 @@ _CLAMPED_BY_NODE = (
     schema.XNNMultiply,
     schema.XNNDiv,
 )
-# Those that XNNPACK of ExecuTorch 1.5.1 gives the bounds and the result of a clamp that alone reads theirs.
+# Nodes that absorb a clamp in XNNPACK of ExecuTorch 1.5.1, if the clamp alone reads their result. They get
+# its bounds and its result.
 _CLAMPED_BY_XNNPACK = frozenset(
     ("Conv2d", "DepthwiseConv2d", "ConvTranspose2d", "FullyConnected", "MaxPooling2d")
 )
 
 
 class XnnFusion(XnnGraph):
-    """A graph whose nodes are fused once it is written."""
+    """A graph with passes that fuse its nodes after it is written."""
 
     def __init__(self) -> None:
         super().__init__()
         self._undone: dict[int, str] = {}  # why a node reads floats that were to be quantised, by result
 
     def fuse(self) -> None:
-        """Write fewer nodes that compute the same."""
+        """Replace nodes by fewer ones that compute the same."""
         if self._wide:
             self._drop_unread()
         self._fuse_clamps()
@@ -50,8 +53,10 @@ class XnnFusion(XnnGraph):
             self._keep_roundings()
 
     def islands(self) -> dict[Node, str]:
-        """The program's nodes that are computed in float32, and why; of a network that is only quantised
-        dynamically these are products."""
+        """Return the program's nodes that are computed in float32, with the reasons.
+
+        In a network with only dynamic quantisation these are linears, matmuls and convolutions.
+        """
         found: dict[Node, list[tuple[str, str]]] = {}
         readers = self._readers()
         for node in self._nodes:
@@ -67,7 +72,7 @@ class XnnFusion(XnnGraph):
         return {origin: _told(reasons) for origin, reasons in found.items()}
 
     def _fuse_dynamic(self) -> None:
-        """Let products read dynamically quantised integers, and all else the floats."""
+        """Let linears and convolutions read dynamically quantised integers, and other nodes floats."""
         integers: dict[tuple[int, int], int] = {}
         fused = []
         for xnode in self._nodes:
@@ -94,7 +99,7 @@ class XnnFusion(XnnGraph):
         self._nodes = fused
 
     def _not_dynamic(self, kind: str, node: Any, tokens: torch.Tensor) -> str | None:
-        """Why a node cannot quantise dynamically by steps that are no larger than the tokens'."""
+        """Return why a node cannot quantise dynamically by steps that are no larger than the tokens'."""
         if kind not in DYNAMIC:
             return f"XNNPACK has no {kind} that quantises dynamically"
         rows = tokens.flatten(-DYNAMIC[kind])
@@ -107,7 +112,7 @@ class XnnFusion(XnnGraph):
         return self._unfit_weight(node.filter_id, 0)
 
     def _fuse_integers(self) -> None:
-        """Let nodes between converts read and write the integers, where XNNPACK computes so."""
+        """Let nodes between converts read and write the integers, if XNNPACK computes them so."""
         done: set[int] | None = None
         while done is None or done:
             self._drop_unread()
@@ -123,9 +128,10 @@ class XnnFusion(XnnGraph):
             self._nodes = [node for node in self._nodes if id(node.xnode_union) not in done]
 
     def _keep_roundings(self) -> None:
-        """Take each clamp from one scale to another apart that XNNPACK would let the node before compute.
+        """Split each clamp between two scales that XNNPACK would merge into the node before it.
 
-        That would round once, where two roundings are asked for; of converts it makes a table.
+        The merge would round once, where the program rounds twice. Converts are safe, since XNNPACK makes a
+        table of them.
         """
         self.origin, readers, kept = None, self._readers(), list[Any]()
         kinds: dict[int, str] = {}  # by result
@@ -141,7 +147,10 @@ class XnnFusion(XnnGraph):
         return kind_of(node) == "Clamp" and own is not None and result is not None and own != result
 
     def _apart(self, clamp: Any, before: int) -> list[Any]:
-        """The nodes of a clamp between integers: it is of floats, or left out where it takes nothing away."""
+        """Return a clamp between integers as converts and a clamp of floats.
+
+        A clamp whose bounds cut nothing is omitted.
+        """
         result, bounds = clamp.xnode_union.output_id, clamp.output_min_max
         real = self._value(self._values[before].dims)
         made = [schema.XNode(schema.XNNConvert(before, real.id, 0), clamp.debug_handle)]
@@ -152,8 +161,10 @@ class XnnFusion(XnnGraph):
         return [*made, schema.XNode(schema.XNNConvert(real.id, result, 0), clamp.debug_handle)]
 
     def _in_integers_by(self, xnode: Any, readers: dict[int, list[Any]]) -> dict[str, int] | str:
-        """The integers that a node may read in place of what it reads, where its result is quantised next;
-        else why it computes in float32."""
+        """Return the integers that a node may read in place of its operands, if its result is quantised next.
+
+        Otherwise return why the node computes in float32.
+        """
         kind, node = kind_of(xnode), xnode.xnode_union
         condition = IN_INT8.get(kind)
         if condition is None:
@@ -188,7 +199,7 @@ class XnnFusion(XnnGraph):
         return readers
 
     def _drop_unread(self) -> None:
-        """Without the converts and moves whose results nobody reads."""
+        """Remove the converts and moves whose results nobody reads."""
         read = set(self._outputs)
         kept = []
         for node in reversed(self._nodes):
@@ -199,12 +210,15 @@ class XnnFusion(XnnGraph):
         self._nodes = kept[::-1]
 
     def _fuse_clamps(self) -> None:
-        """Give the bounds of a clamp to the node that alone feeds it, through a cast too."""
+        """Merge the bounds of a clamp into the node before it, also through a cast.
+
+        Nothing else may read that node.
+        """
         readers = Counter(index for node in self._nodes for index in reads_of(node.xnode_union))
         producers = {node.xnode_union.output_id: node for node in self._nodes}
 
         def alone(index: int) -> Any:
-            """The node that gives a value which one node reads, and nobody else."""
+            """Return the node whose result one node reads and that is no output."""
             return producers.get(index) if readers[index] == 1 and not self._values[index].flags else None
 
         kept = []
@@ -229,21 +243,21 @@ class XnnFusion(XnnGraph):
 
 
 def whole_range(of: IntegerType) -> Any:
-    """The bounds of a clamp that takes none of these values away."""
+    """Return the bounds of a clamp that cuts none of these values."""
     return schema.OutputMinMax(*((bound - of.zero_point) * of.scale for bound in (of.low, of.high)))
 
 
-# Of a node in the midst of others; another node of the same operator may say more.
+# For a node amid others; another node of the same operator may give a better reason.
 _BETWEEN = ("a result that is not quantised", "an operand that is not quantised")
 
 
 def _outputs(kind: str, is_filter: bool) -> int:
-    """The dimension of a weight's output channels, or of a bias's."""
+    """Return the dimension of a weight's or a bias's output channels."""
     return 3 if is_filter and kind == "DepthwiseConv2d" else 0
 
 
 def _told(reasons: Sequence[tuple[str, str]]) -> str:
-    """Why an operator is in float32, from the kinds and the reasons of its nodes."""
+    """Return why an operator is in float32, from the kinds and the reasons of its nodes."""
     if len(reasons) == 1:
         return reasons[0][1]
     unmet = (reason for kind, reason in reasons if kind in IN_INT8 and reason not in _BETWEEN)

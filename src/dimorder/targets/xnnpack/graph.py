@@ -252,7 +252,7 @@ class XnnGraph:
         return None
 
     def _dynamic_integers(self, source: int, nonbatch: int) -> int:
-        """Return the value of a float32 one quantised dynamically, with one scale over `nonbatch` dimensions."""
+        """Return the value that quantises a float32 one, with one scale over `nonbatch` dimensions."""
         value = self._value(self._values[source].dims)
         self._values[value.id].datatype = schema.XNNDatatype.xnn_datatype_qdint8
         self._nonbatch[value.id] = nonbatch
@@ -308,7 +308,7 @@ class XnnGraph:
         return self._in_integers[index]
 
     def serialise(self, more: Sequence[int] = ()) -> tuple[bytes, NamedDataStoreOutput]:
-        """Return the graph's bytes and the constants that they name. The values of `more` are extra outputs."""
+        """Return the graph's bytes and the constants that they name. `more` are further outputs."""
         self._place_constants()
         named = self._named_data()
         outputs = [*self._outputs, *more]

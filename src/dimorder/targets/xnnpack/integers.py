@@ -1,8 +1,8 @@
-"""Decides which XNNPACK nodes compute in int8, and on which conditions: a node whose operands are dequantised
-and whose result is quantised reads and writes the integers themselves. A product whose operand is quantised
-dynamically reads integers and writes floats.
+"""List the XNNPACK nodes that compute in int8, with their conditions.
 
-The conditions are those that XNNPACK checks when it makes a runtime, or on which its kernels are exact.
+A node with dequantised operands and a quantised result reads and writes the integers themselves. A linear or
+convolution whose operand is quantised dynamically reads integers and writes floats. XNNPACK checks some of
+these conditions when it makes a runtime. Under the others its kernels are exact.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dimorder.graph.integer_type import IntegerType
 
-# What the operands that are no weights stand for, what the result does, and the scales of the weights: None
-# where the node computes that in int8, else why not.
+# Takes the types of the operands that are no weights, the type of the result, and the scales of the weights.
+# Returns None if the node computes them in int8, else why not.
 _Condition: TypeAlias = Callable[[Sequence[IntegerType], IntegerType, "Tensor | None"], "str | None"]
 
 
@@ -29,7 +29,10 @@ def _same(reads: Sequence[IntegerType], result: IntegerType, weights: Tensor | N
 
 
 def _ratio(low: float, high: float) -> _Condition:
-    """Every operand's scale, or with weights the product with theirs, over the result's is in [low, high)."""
+    """Require that every ratio of an operand's scale to the result's is in [low, high).
+
+    With weights, the ratio is multiplied by their scales.
+    """
 
     def condition(reads: Sequence[IntegerType], result: IntegerType, weights: Tensor | None) -> str | None:
         for read in reads:
@@ -70,7 +73,7 @@ _UNARY = (
     "Cos",
 )
 
-# By the kind of node. Other kinds compute in float alone, or in int8 by other arithmetic than the model's.
+# By the kind of node. Other kinds compute only in float, or in int8 with other arithmetic than the model's.
 IN_INT8: Mapping[str, _Condition] = MappingProxyType(
     {
         **dict.fromkeys(("Conv2d", "DepthwiseConv2d", "ConvTranspose2d", "FullyConnected"), _LINEAR),
@@ -83,25 +86,25 @@ IN_INT8: Mapping[str, _Condition] = MappingProxyType(
         **dict.fromkeys(("MaxPooling2d", "StaticConstantPad"), _same),
     }
 )
-# Kinds whose int8 kernel does not give what is quantised next.
+# Kinds whose int8 kernel does not compute the integers that are quantised next.
 IN_FLOAT: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(
         ("LeakyReLU", "StaticResizeBilinear2D", "Div", "PReLU", "Log", "SquareRoot", "ReciprocalSquareRoot"),
         "XNNPACK's int8 kernel rounds otherwise than what is quantised next",
     )
 )
-# Kinds that quantise dynamically, and how many dimensions of what they read share a scale: the features of a
+# Kinds that quantise dynamically, and how many dimensions of their operand share a scale: the channels of a
 # row, or a whole image.
 DYNAMIC: Mapping[str, int] = MappingProxyType({"FullyConnected": 1, "Conv2d": 3, "ConvTranspose2d": 3})
 WEIGHTS = ("filter_id", "bias_id")  # the fields of a node that name its weights
-OPERANDS = ("input_id", *(f"input{i}_id" for i in range(1, 6)))  # those that name what else it reads
+OPERANDS = ("input_id", *(f"input{i}_id" for i in range(1, 6)))  # the fields that name its other operands
 READS = (*OPERANDS, *WEIGHTS)
-# Kinds that move elements and have the type of what they read.
+# Kinds that move elements and have the type of their operand.
 MOVES = frozenset(
     (
         *("StaticTranspose", "StaticReshape", "StaticSlice", "Copy"),
         *(f"Concatenate{i}" for i in range(2, 6)),
     )
 )
-# Kinds that give one of the elements that they read, and so do of integers of one scale as they are.
+# Kinds that return one of their elements. They do so for integers of one scale as well.
 CHOOSES = frozenset(("Maximum", "Minimum"))

@@ -1,5 +1,6 @@
-"""Decides what tells the time of an XNNPACK node: which kernel computes it, over which sizes, and how much
-work that is.
+"""Describe an XNNPACK node by the facts that determine its time.
+
+These are its kernel, the sizes, and the amount of work.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from dimorder.ops.problem_map import common_runs
 _Shape: TypeAlias = "tuple[int, ...]"
 
 FLOAT_BYTES = 4
-# Of XNNPACK's depthwise kernels. Between them the next larger one reads other pixels, times 0: NaN of an
-# infinity.
+# The window sizes of XNNPACK's depthwise kernels. For other sizes the next larger kernel runs and reads other
+# pixels, times 0. That makes NaN of an infinity.
 TAPS = (3, 4, 9, 25)
 
 
 @dataclass(frozen=True)
 class KernelRun:
-    """One node of an XNNPACK graph, as far as its time goes.
+    """One node of an XNNPACK graph, reduced to the facts that determine its time.
 
-    `sizes` are those by which nodes of one `name` differ, each at least 1. `flops` are the floating-point
-    operations of a product or a convolution, else 0; `moved` are the bytes that it reads and writes.
+    `sizes` distinguish nodes of one `name`, and each is at least 1. `flops` are the floating-point operations
+    of a linear, matmul or convolution, else 0. `moved` are the bytes that it reads and writes.
     """
 
     name: str
@@ -36,8 +37,9 @@ class KernelRun:
 
 
 def transpose(sizes: Sequence[int], order: Sequence[int]) -> KernelRun | None:
-    """The transpose whose result has dimension `order[i]` of its operand in place `i`; None where nothing
-    moves.
+    """Return the transpose whose result has dimension `order[i]` of its operand in place `i`.
+
+    Returns None if nothing moves.
 
     >>> transpose((1, 3, 5, 7), (0, 2, 3, 1))
     KernelRun(name='transpose', sizes=(105, 35, 3, 2), flops=0, moved=840)
@@ -58,9 +60,12 @@ def transpose(sizes: Sequence[int], order: Sequence[int]) -> KernelRun | None:
 
 
 def kernels_of(kind: str, node: Any, shapes: Mapping[int, _Shape]) -> Iterator[KernelRun]:
-    """What runs for a node of the schema's class `XNN{kind}`: nothing for one that only renames."""
+    """Return what runs for a node of the schema's class `XNN{kind}`.
+
+    Nothing runs for a node that only renames.
+    """
     if kind == "StaticReshape":
-        return  # in place, but for what a graph takes or gives
+        return  # in place, unless it is an input or output of the graph
     result, reads = shapes[node.output_id], _reads(node, shapes)
     made = _BY_KIND.get(kind, _pointwise)(kind, node, result, reads)
     if made is not None:
@@ -68,7 +73,7 @@ def kernels_of(kind: str, node: Any, shapes: Mapping[int, _Shape]) -> Iterator[K
 
 
 def _reads(node: Any, shapes: Mapping[int, _Shape]) -> list[_Shape]:
-    """The operands besides weights, in order."""
+    """Return the operands without weights, in order."""
     names = ("input_id", *(f"input{i}_id" for i in range(1, 6)))
     ids = (getattr(node, name) for name in names if hasattr(node, name))
     return [shapes[index] for index in ids if index in shapes]
@@ -83,7 +88,10 @@ def _computing(name: str, sizes: tuple[int, ...], products: int, *tensors: Seque
 
 
 def _pointwise(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
-    """A function of one operand, or of two: alike, one of them a number, or repeated along the other."""
+    """Return the run of a pointwise function of one operand or two.
+
+    The second operand may have the same shape, be one number, or be repeated along the other.
+    """
     elements = math.prod(result)
     smaller = min(reads, key=math.prod, default=result)
     if len(reads) < 2 or math.prod(smaller) == elements:
@@ -102,7 +110,7 @@ def _transpose(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) ->
 
 
 def _cut(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
-    """Slices and pads: runs of elements that lie together in both."""
+    """Return the run of a slice or pad, with the run of elements that stay adjacent on both sides."""
     smaller, larger = sorted((result, reads[0]), key=math.prod)
     run = 1
     for small, large in zip(smaller[::-1], larger[::-1], strict=True):
@@ -130,7 +138,10 @@ def _batched(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> K
 
 
 def _convolution(kind: str, node: Any, result: _Shape, reads: Sequence[_Shape]) -> KernelRun:
-    """One of one tap is a product of matrices; the pixels are those of the result."""
+    """Return the run of a convolution.
+
+    Its pixels are those of the result. One with a single tap is a matmul.
+    """
     taps, pixels = node.kernel_height * node.kernel_width, math.prod(result[:3])
     inputs, outputs = node.group_input_channels * taps, node.group_output_channels
     weight = (node.groups, outputs, inputs)

@@ -1,6 +1,6 @@
-"""Compute what XNNPACK's int8 kernels give, in torch: the runtime is held to it bit for bit.
+"""Compute in torch what XNNPACK's int8 kernels give; the runtime must agree bit for bit.
 
-`ROUNDINGS` has how each family of kernels rounds (XNNPACK of ExecuTorch 1.5.1), on x86 and on Arm alike:
+`ROUNDINGS` says how each family of kernels rounds (XNNPACK of ExecuTorch 1.5.1), on x86 and on Arm alike.
 tests/device/test_kernels.py runs every integer, and every pair of two, on emulated cores.
 """
 
@@ -29,7 +29,7 @@ _Fields = Any  # of a node: an instance of a class of ExecuTorch's XNNPACK schem
 
 
 class Rounding(Enum):
-    """How a family of int8 kernels comes from what it computes to integers. Halves go to the even integer."""
+    """How a family of int8 kernels rounds its computed numbers to integers. Halves go to the even integer."""
 
     SCALED_SUM = "the sum of products in int32, times a float32 scale, rounded; then the zero point is added"
     SCALED_MEAN = (
@@ -41,21 +41,25 @@ class Rounding(Enum):
     NONE = "integers are moved or chosen as they are"
 
 
-_SUM = 2e-6  # of the largest result: by how much one sum in float32 is off another
+_SUM = 2e-6  # of the largest result: by how much one sum in float32 may differ from another
 
 
 @dataclass(frozen=True)
 class DynamicIntegers:
-    """What the integers stand for to which XNNPACK quantises dynamically, in float64; and the steps
-    between them, of size 1 in the dimensions over which they are one."""
+    """The numbers of XNNPACK's dynamically quantised integers, in float64, and the steps between them.
+
+    The steps have size 1 in the dimensions that share one scale.
+    """
 
     values: Tensor
     steps: Tensor
 
     @staticmethod
     def of(x: Tensor, nonbatch: int) -> DynamicIntegers:
-        """As XNNPACK's quantization.h has it: one scale over the last `nonbatch` dimensions, such that the
-        integers reach from the least number to the greatest and to 0."""
+        """Quantise as XNNPACK's quantization.h does, with one scale over the last `nonbatch` dimensions.
+
+        The integers reach from the least number to the greatest one, and include 0.
+        """
         dims = tuple(range(x.dim() - nonbatch, x.dim()))
         zero = torch.zeros(())
         least, most = x.amin(dims, keepdim=True).minimum(zero), x.amax(dims, keepdim=True).maximum(zero)
@@ -72,11 +76,12 @@ class DynamicIntegers:
 class XnnModel:
     """A graph of XNNPACK nodes as it was written.
 
-    `nodes` have the schema's fields and the bounds of the result; `types` are those of integers, `shapes`
-    of all; `constants` are float32, or integers with the scales of their channels. `nonbatch` says of values
-    that are quantised dynamically how many dimensions share a scale. `rounded` are the values that floats
-    were rounded to, those that are quantised dynamically and the products of these, each with the place in
-    the network of what computed it. `halves` are the types of values in half precision.
+    `nodes` have the schema's fields and the bounds of the result. `types` are the types of integer values,
+    and `shapes` those of all values. `constants` are float32, or integers with the scales of their channels.
+    `nonbatch` says how many dimensions of a dynamically quantised value share a scale. `rounded` are the
+    values that floats were rounded to, the values that are quantised dynamically, and the linears and
+    convolutions of these. Each has the place in the network of its operator. `halves` are the types of
+    half-precision values.
     """
 
     nodes: Sequence[tuple[str, _Fields, tuple[float, float]]]
@@ -91,13 +96,13 @@ class XnnModel:
     halves: Mapping[int, torch.dtype]
 
     def dtype(self, index: int) -> torch.dtype:
-        """The type of a value's elements."""
+        """Return the type of a value's elements."""
         return self.types[index].dtype if index in self.types else self.halves.get(index, torch.float32)
 
     def run(self, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> Mapping[int, Any]:
-        """What each value is for these inputs, where the runtime gives `given` for those of `rounded`.
+        """Return each value for these inputs, where the runtime gives `given` for the values in `rounded`.
 
-        Raises `VerificationError` where one of these is not what the model makes of what was before it.
+        Raises `VerificationError` if one of these differs from the model's result for the values before it.
         """
         held: dict[int, Any] = {
             **self.constants,
@@ -123,10 +128,10 @@ class XnnModel:
     def _product(
         self, kind: str, fields: _Fields, bounds: tuple[float, float], held: Mapping[int, Any], found: Tensor
     ) -> Tensor:
-        """What the runtime gives for a product of dynamically quantised integers.
+        """Return the runtime's result for a linear or convolution of dynamically quantised integers.
 
-        It is near the exact sum. XNNPACK rounds one integer in a million otherwise than its formulas say, so
-        a quantum of one operand is allowed besides.
+        It must be near the exact sum. XNNPACK rounds one integer in a million differently from its formulas,
+        so a quantum of one operand is allowed besides.
         """
         read, values, shape = held[fields.input1_id], held[fields.filter_id], self.shapes[fields.output_id]
         bias = [held[fields.bias_id].double()] if fields.bias_id in held else []
@@ -183,7 +188,7 @@ class XnnModel:
         elif rounding is Rounding.SCALED_MEAN:
             taps = math.prod(operands[0].shape[1:3])
             factor = torch.tensor(types[0].scale / (result.scale * taps), dtype=torch.float32)
-            # XNNPACK's kernels scale the sum as it is, and take the zero points away afterwards.
+            # XNNPACK's kernels scale the sum as it is, and subtract the zero points afterwards.
             offset = result.zero_point - taps * types[0].zero_point * factor
             quanta = (operands[0].double().sum((1, 2)).to(torch.float32) * factor + offset).round()
         elif rounding is Rounding.NONE:
@@ -195,12 +200,12 @@ class XnnModel:
 
 
 def require_near(found: Tensor, made: Tensor, what: str) -> None:
-    """Refuses floats that are farther from what was made anew than other roundings leave them."""
+    """Refuse floats that differ from the recomputed ones by more than other roundings explain."""
     verify([found], [made], what=what, tolerance=max(TOLERANCE, torch.finfo(made.dtype).eps))
 
 
 def _reads_first(fields: _Fields) -> int:
-    """The first value that a node reads."""
+    """Return the first value that a node reads."""
     return next(int(getattr(fields, name)) for name in OPERANDS if hasattr(fields, name))
 
 
@@ -213,13 +218,15 @@ def _quantised(x: Tensor, of: IntegerType) -> Tensor:
 
 
 def _inverse(of: IntegerType) -> Tensor:
-    """One over a scale, both as float32."""
+    """Return one over a scale, both as float32."""
     return 1 / torch.tensor(of.scale, dtype=torch.float32)
 
 
 def _tabulated(x: Tensor, of: IntegerType) -> Tensor:
-    """The same, as tables of integers have it: the zero point is added before the rounding, and halves to
-    which an odd one is added are rounded to the other side."""
+    """Quantise as XNNPACK's tables of integers do: add the zero point, then round.
+
+    With an odd zero point, halves are rounded to the other side.
+    """
     return (x.to(torch.float32) * _inverse(of)).add(of.zero_point).round().clamp(of.low, of.high)
 
 
@@ -230,7 +237,7 @@ def _scaled(sums: Tensor, scale: Tensor, of: IntegerType) -> Tensor:
 
 
 def moved(kind: str, fields: _Fields, shape: Sequence[int], *operands: Tensor) -> Tensor:
-    """What a node gives that moves elements."""
+    """Return the result of a node that moves elements."""
     return _FLOAT[kind](fields, shape, *operands).reshape(tuple(shape))
 
 
@@ -304,7 +311,7 @@ def _cut(fields: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
 
 
 def _avg_pool(f: _Fields, shape: Sequence[int], x: Tensor) -> Tensor:
-    """The mean of what lies inside of the input."""
+    """Return the mean over the elements inside the input."""
     pads = (f.padding_left, f.padding_right, f.padding_top, f.padding_bottom)
     window = ((f.pooling_height, f.pooling_width), (f.stride_height, f.stride_width))
     inside = functional.pad(torch.ones_like(x[:1, :, :, :1]).permute(0, 3, 1, 2), pads)
@@ -388,7 +395,7 @@ _EXACT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "BatchMatrixMultiply": _multiplied(_product),
     }
 )
-# By the kind of node; of every other kind that has int8 kernels it is a table.
+# By the kind of node. Every other kind with int8 kernels is a table.
 ROUNDINGS: Mapping[str, Rounding] = MappingProxyType(
     {
         **dict.fromkeys((*_PRODUCTS, "Multiply", "BatchMatrixMultiply"), Rounding.SCALED_SUM),

@@ -1,4 +1,4 @@
-"""The operators that move elements or name them anew, as XNNPACK nodes."""
+"""Write the operators that move or rename elements as XNNPACK nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _view(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
 
 
 def _expand(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
-    """Broadcasting is a product with ones in the dimensions that grow."""
+    """Broadcast by a multiplication with ones in the dimensions that grow."""
     old = (1,) * (len(a.shape) - len(a.self.shape)) + tuple(a.self.shape)
     if old == a.shape:
         return _view(w, a)

@@ -1,6 +1,6 @@
-"""The operators that XNNPACK computes: one row per operator of a physical program.
+"""List the operators that XNNPACK computes: one row per operator of a physical program.
 
-A row says when the operator is supported and which XNNPACK nodes compute it; nothing here chooses an order.
+A row says when the operator is supported and which XNNPACK nodes compute it. Nothing here chooses an order.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def _unfit(value: Any, is_constant: bool) -> str | None:
 
 
 def wrong_outside(node: Node) -> str | None:
-    """Why no portable kernel of ExecuTorch 1.5.1 computes a call of a physical program right, or None.
+    """Return why no portable kernel of ExecuTorch 1.5.1 computes a physical call correctly, or None.
 
-    Whether the runtime that is installed has the kernel is asked when the file is made.
+    A missing kernel in the installed runtime is reported later, when the file is made.
     """
     value = results(node)[0]
     if getattr(node.target, "namespace", None) == "dimorder" and node.target is not SLICE_CONSTANT:

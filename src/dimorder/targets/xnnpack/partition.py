@@ -1,4 +1,4 @@
-"""Decides which operators of a physical program share a delegate, and which run outside, between two."""
+"""Divide a physical program into delegates and the operators that run outside, between two delegates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @dataclass
 class Partition:
-    """Which operators of a physical program are computed by delegates, and which run outside of them."""
+    """A physical program, divided into operators in delegates and operators outside."""
 
     program: ExportedProgram
     operators: Table
@@ -28,7 +28,7 @@ class Partition:
     outputs: list[Node]
     constants: dict[Node, Tensor]
     state: dict[str, Tensor]  # read by the first inputs, written by the first outputs
-    # Even: a delegate, odd: outside; a later one reads earlier ones.
+    # Even: a delegate; odd: outside. Later stages read earlier ones.
     stage: dict[Node, int] = field(default_factory=dict)
 
     def example_inputs(self) -> tuple[Tensor, ...]:
@@ -38,12 +38,12 @@ class Partition:
         return [node for node, stage in self.stage.items() if stage % 2]
 
     def is_nhwc(self, node: Node) -> bool:
-        """Whether the program holds `node` channels-last: as its input, or as its output from a delegate."""
+        """Return whether `node` is channels-last, as an input or as an output from a delegate."""
         given = node in self.outputs and node in self.stage and self.stage[node] % 2 == 0
         return (given or node in self.inputs) and is_channels_last(node.meta["val"])
 
     def is_computed(self, node: Node) -> bool:
-        """Whether `node` is in a delegate."""
+        """Return whether `node` is in a delegate."""
         return self.stage.get(node, 1) % 2 == 0
 
     def delegates(self) -> Iterator[tuple[int, list[Node]]]:
@@ -52,9 +52,12 @@ class Partition:
 
 
 def partition(program: ExportedProgram, operators: Table, beside: Collection[str] = ()) -> Partition:
-    """The program with its stages: a node's is the first of its kind (delegate or outside) not before its
-    operands' stages; a delegate for which nothing outside waits is part of the next one. Nodes named in
-    `beside` are outside."""
+    """Assign each node of the program to a stage.
+
+    A node's stage is the first of its kind (delegate or outside) that is not before the stages of its
+    operands. A delegate without waiting operators outside becomes part of the next one. The nodes named in
+    `beside` run outside.
+    """
     signature = read_signature(program)
     ends = signature.inputs, signature.outputs, signature.constants, signature.state
     plan = Partition(program, operators, *ends)
@@ -79,7 +82,7 @@ def partition(program: ExportedProgram, operators: Table, beside: Collection[str
 
 
 def _counts(node: Node) -> bool:
-    """Whether a call moves integers of 8 bits that stand for themselves: XNNPACK has none."""
+    """Return whether a call moves 8-bit integers that stand for themselves, which XNNPACK lacks."""
     read = (each for each in (node, *node.all_input_nodes) if isinstance(each.meta["val"], Tensor))
     return any(
         each.meta["val"].dtype in (torch.int8, torch.uint8) and integer_type(each) is None for each in read
@@ -100,8 +103,10 @@ def _stages(called: Sequence[Node], outside: set[Node]) -> dict[Node, int]:
 
 
 def _at_border(plan: Partition, group: Sequence[Node]) -> bool:
-    """Whether the group brings an input or an output of the program into its order, or copies one to the
-    other. Other views and copies cost less outside."""
+    """Return whether the group converts an input or output of the program, or copies one to the other.
+
+    Other views and copies cost less outside.
+    """
     nodes = set(group)
     reads = {operand for node in group for operand in node.all_input_nodes}
     touched = bool(reads & set(plan.inputs)), bool(nodes & set(plan.outputs))

@@ -1,4 +1,4 @@
-"""Pointwise operators as XNNPACK nodes."""
+"""Write pointwise operators as XNNPACK nodes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ def _unary(kind: str) -> Build:
 
 
 def _single(kind: str) -> Row:
-    """A function that one node computes, in float16 too.
+    """Return the row of a function that one node computes, in float16 too.
 
-    Of sigmoid, tanh and exp that is too inexact: of what is small it makes 0, or it is off in the last digit.
+    Sigmoid, tanh and exp are too inexact in float16. They return 0 for small results, or are off in the last
+    digit.
     """
     return Row(_unary(kind), halves=is_float16)
 
 
 def is_float16(a: Arguments) -> bool:
-    """Whether all floats of a call are of float16. Of bfloat16 XNNPACK has casts and moves."""
+    """Return whether all floats of a call are float16. For bfloat16 XNNPACK has only casts and moves."""
     return bool(a.floats == FLOAT16)
 
 
@@ -93,7 +94,7 @@ def _has_its_numbers(a: Arguments) -> bool:
 
 
 def _keeps_bounds(a: Arguments) -> bool:
-    """Whether the bounds of a clamp stay apart in half precision."""
+    """Return whether the bounds of a clamp stay distinct in half precision."""
     bounds = {number for number in vars(a).values() if type(number) in (int, float)}
     return is_float16(a) and len({float(torch.tensor(b, dtype=a.dtype)) for b in bounds}) == len(bounds)
 
@@ -146,14 +147,14 @@ def _fake_quantize_dynamic(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _check_dynamic(a: Arguments) -> str | None:
-    """XNNPACK's own steps are then no larger."""
+    """Require at most 256 levels, so that XNNPACK's own steps are not larger."""
     if a.high - a.low > 255:
         return f"integers from {a.low} to {a.high}, found dynamically; XNNPACK has those of 8 bits"
     return None
 
 
 def _elu(w: XnnWriter, a: Arguments) -> XnnValue:
-    """Of k·x with k·alpha, divided by k, where x is scaled by k."""
+    """Compute elu of k·x with k·alpha, divided by k, where x is scaled by k."""
     bent = apply(w, "ELU", times(w, w.dense(a.self), a.input_scale), alpha=float(a.alpha * a.input_scale))
     return times(w, bent, a.scale / a.input_scale)
 
@@ -168,10 +169,10 @@ def _leaky_relu(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _softplus(w: XnnWriter, a: Arguments) -> XnnValue:
-    """log(1 + exp(x)) as max(x, 0) + log(1 + e), where e = exp(-|x|) never overflows.
+    """Compute log(1 + exp(x)) as max(x, 0) + log(1 + e), where e = exp(-|x|) never overflows.
 
-    That logarithm is 2 · (z + z³/3 + z⁵/5 …), where z = e / (e + 2) is a third at most: XNNPACK's own is off
-    by 1e-7 near 1, which is all that a softplus of -16 is.
+    The logarithm is 2 · (z + z³/3 + z⁵/5 …), where z = e / (e + 2) is at most a third. XNNPACK's own
+    logarithm is off by 1e-7 near 1, which is as large as a softplus of -16.
     """
     x = times(w, w.dense(a.self), a.beta)
     power = apply(w, "Exp", apply(w, "Negate", apply(w, "Abs", x)))
@@ -184,7 +185,10 @@ def _softplus(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _mish(w: XnnWriter, a: Arguments) -> XnnValue:
-    """x · tanh(log(1 + e)), where e = exp(x): x · n / (n + 2), where n = e · (e + 2). From 20 on it is x."""
+    """Compute x · tanh(log(1 + e)) with e = exp(x) as x · n / (n + 2), where n = e · (e + 2).
+
+    From 20 on it is x.
+    """
     x = w.dense(a.self)
     power = apply(w, "Exp", w.clamp(x, -math.inf, 20))
     n = pair(w, "Multiply", power, plus(w, power, 2))
@@ -192,7 +196,7 @@ def _mish(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _check_softplus(a: Arguments) -> str | None:
-    """Above its threshold torch gives x itself: from 17 on that is the nearest number to the sum."""
+    """Check the threshold, above which torch returns x: from 17 on that is the nearest number to the sum."""
     if a.beta <= 0 or a.threshold < 17:
         return f"softplus with beta {a.beta} and threshold {a.threshold}"
     return None
@@ -207,12 +211,20 @@ def _reciprocal(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _rsqrt(w: XnnWriter, a: Arguments) -> XnnValue:
-    """By a division: the node for it makes NaN of 0, which is infinity; 229 µs for its 165 at 56²×64."""
+    """Compute a reciprocal root by a division.
+
+    XNNPACK's node for it gives NaN for 0 instead of infinity.
+
+    At 56²×64 the division takes 229 µs, and the node 165 µs.
+    """
     return pair(w, "Div", w.dense(0.5), _half_root(w, w.dense(a.self)))
 
 
 def _half_root(w: XnnWriter, x: XnnValue) -> XnnValue:
-    """Of a fourth: from 2^126 on XNNPACK's root is 1.5 times as large as it is."""
+    """Compute half of the root as the root of a fourth.
+
+    From 2^126 on XNNPACK's own root is 1.5 times too large.
+    """
     return apply(w, "SquareRoot", times(w, x, 0.25))
 
 
@@ -221,7 +233,7 @@ def _sqrt(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _power(w: XnnWriter, a: Arguments) -> XnnValue:
-    """Whole exponents by squaring, half ones by a root too, negative ones by a division."""
+    """Compute whole exponents by squaring, half ones with a root, and negative ones with a division."""
     if a.exponent == 0:
         return w.constant(torch.ones(a.shape))
     x, exponent = w.dense(a.self), abs(a.exponent)
@@ -238,7 +250,7 @@ def _power(w: XnnWriter, a: Arguments) -> XnnValue:
     return y if a.exponent > 0 else pair(w, "Div", w.dense(1.0), y)
 
 
-MAX_EXPONENT = 16  # beyond, rounding errors of products add up
+MAX_EXPONENT = 16  # above it, rounding errors of the multiplications add up
 
 
 def _check_power(a: Arguments) -> str | None:

@@ -1,8 +1,8 @@
-"""Decides how the delegates of one plan at several sizes become delegates for all sizes.
+"""Merge the delegates of one plan at several sizes into delegates for all sizes.
 
-XNNPACK finds every shape anew from those of its inputs: a graph for all sizes is that of one size, but for a
-reshape, one entry of which may be left out, a slice, which may take a dimension whole, and constants that are
-one row, repeated. The program round them is traced with symbols.
+XNNPACK derives every shape from those of its inputs. So a graph for all sizes is the graph of one size, with
+three exceptions. A reshape may leave out one entry, a slice may take a dimension whole, and a constant of one
+repeated row becomes that row. The program around the delegates is traced with symbolic sizes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from dimorder.targets.xnnpack.backend import BACKEND, XnnWriter
 
 Parts = tuple[
     Sequence[Tensor], Sequence[Tensor], XnnWriter
-]  # what a delegate reads, what it gives, its graph
+]  # the tensors that a delegate reads, those that it returns, its graph
 
 
 @dataclass(frozen=True)
 class Outer:
-    """A program of delegates and portable operators: its graph, the delegates in it, and for each node of the
-    physical program that it has a value of, that value."""
+    """A program of delegates and portable operators.
+
+    `values` maps nodes of the physical program to its own nodes.
+    """
 
     root: torch.nn.Module
     graph: Graph
@@ -40,7 +42,7 @@ class Outer:
 
 
 def for_ranges(outers: Sequence[Outer], contract: Contract, table: SizeTable) -> tuple[GraphModule, Any]:
-    """The one program of several that differ in sizes, and its inputs' symbols as torch.export wants them.
+    """Merge programs that differ in sizes; return one program and its inputs' symbols for torch.export.
 
     Raises `UnsupportedError` for the first operator that XNNPACK cannot compute at all sizes.
     """
@@ -64,7 +66,7 @@ def for_ranges(outers: Sequence[Outer], contract: Contract, table: SizeTable) ->
 
 
 def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts], table: SizeTable) -> None:
-    """Adds a delegate for all sizes; `table` tells those that its results have."""
+    """Add a delegate for all sizes; `table` has the sizes of its results."""
     reads, gives, writer = parts[0]
     writer.unify([other for _, _, other in parts[1:]])
     columns = [
@@ -92,7 +94,7 @@ def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts], table: SizeTa
 
 
 def _sizes(shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """The sizes of each dimension, in several programs."""
+    """Return the sizes of each dimension, in several programs."""
     return list(zip(*(map(int, shape) for shape in shapes), strict=True))
 
 

@@ -1,8 +1,7 @@
-"""Decides which reshapes of a written graph go that only add dimensions of 1 in front, or take them away.
+"""Remove reshapes of a written graph that only add or drop leading dimensions of 1.
 
-XNNPACK aligns operands at their last dimension, so that most of what reads such a result can read what it is
-made of, and a product with a 1 of higher rank adds dimensions. A reshape has no more than one size that is
-found anew.
+XNNPACK aligns operands at their last dimension, so most readers can read the reshape's operand directly. A
+multiplication with a 1 of higher rank adds dimensions. A reshape can derive at most one size.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from dimorder.targets.xnnpack.fusion import XnnFusion
 from dimorder.targets.xnnpack.graph import XnnValue, reads_of
 from dimorder.targets.xnnpack.integers import READS
 
-# Their results have as many dimensions as they read, and the last of them say all.
+# Their results have the rank of their operands, and depend only on the last dimensions.
 _OF_ANY_RANK = (schema.XNNNode1x1, schema.XNNFullyConnected, schema.XNNLeakyReLU, schema.XNNELU)
 _Sizes = list[int]
 
 
 class XnnRanks(XnnFusion):
-    """A graph in which ranks may be others than they were written."""
+    """A graph whose values may have another rank than they were written with."""
 
     def drop_ones(self) -> None:
-        """Reads what stands before such a reshape in place of its result, where all behind it can do that."""
+        """Let nodes read the operand of such a reshape in place of its result, if all nodes after it can."""
         for node in list(self._nodes):
             made: Any = node.xnode_union
             if not isinstance(made, schema.XNNStaticReshape) or not self._changes_ones(made):
@@ -36,7 +35,8 @@ class XnnRanks(XnnFusion):
                 continue
             self._write(found)
             kept, gone = made.input_id, made.output_id
-            if gone in self._outputs:  # nothing is left to reshape: what it reads is this output
+            # nothing is left to reshape, so the reshape's operand becomes this output
+            if gone in self._outputs:
                 kept, gone = gone, kept
                 writers = [each.xnode_union for each in self._nodes if each.xnode_union.output_id == gone]
                 if not writers or gone in self._outputs:
@@ -46,20 +46,20 @@ class XnnRanks(XnnFusion):
             self._read_instead(gone, kept)
 
     def may_compute_ones(self, reshape: Any) -> bool:
-        """Whether a reshape adds dimensions of 1 to floats, and no more."""
+        """Return whether a reshape only adds dimensions of 1, to floats."""
         value = self._values[reshape.input_id]
         more = len(reshape.new_shape) > len(value.dims)
         return more and self._changes_ones(reshape) and self.is_of_float32
 
     def compute_ones(self, reshape: Any, one: XnnValue) -> None:
-        """Writes such a reshape as a product with a 1 of that rank, which is as good at all sizes."""
+        """Write such a reshape as a multiplication with a 1 of that rank, which works at all sizes."""
         (node,) = (node for node in self._nodes if node.xnode_union is reshape)
         node.xnode_union = schema.XNNMultiply(
             input1_id=reshape.input_id, input2_id=one.id, output_id=reshape.output_id, flags=0
         )
 
     def _read_instead(self, index: int, other: int) -> None:
-        """Has whatever reads a value read another one."""
+        """Let all readers of a value read another one."""
         for node in self._readers().get(index, ()):
             for name, held in vars(node).items():
                 if name in READS and held == index:
@@ -69,7 +69,10 @@ class XnnRanks(XnnFusion):
         return _core(self._values[reshape.input_id].dims) == _core(reshape.new_shape)
 
     def _with_dims(self, index: int, dims: _Sizes) -> dict[int, _Sizes] | None:
-        """The values that have other dimensions where one has these; None where that cannot be."""
+        """Return the new dimensions of all values if one value gets these dimensions.
+
+        None if that is impossible.
+        """
         if dims == list(self._values[index].dims):
             return {}
         found, changed, readers = {index: dims}, [index], self._readers()
@@ -87,7 +90,7 @@ class XnnRanks(XnnFusion):
         return found
 
     def _result(self, node: Any, found: Mapping[int, _Sizes]) -> _Sizes | None:
-        """The dimensions of a node's result where those of values are as they were found."""
+        """Return the dimensions of a node's result if its operands have the dimensions in `found`."""
         dims, (first, *others) = list(self._values[node.output_id].dims), reads_of(node)
         ranks = [len(found.get(index, self._values[index].dims)) for index in (first, *others)]
         if isinstance(node, schema.XNNStaticReshape):
@@ -119,13 +122,13 @@ def _core(dims: Sequence[int]) -> _Sizes:
 
 
 def _of_rank(rank: int, dims: Sequence[int]) -> _Sizes | None:
-    """With as many ones in front as make that rank."""
+    """Return the dimensions with as many leading ones as that rank needs."""
     core = _core(dims)
     return None if len(core) > rank else [1] * (rank - len(core)) + core
 
 
 def _turned(perm: Sequence[int], rank: int) -> list[int] | None:
-    """The transpose of another rank that moves the last dimensions alike.
+    """Return the transpose at another rank that moves the last dimensions in the same way.
 
     >>> _turned((1, 0), 3), _turned((0, 2, 1), 2), _turned((1, 0, 2), 2)
     ([0, 2, 1], [1, 0], None)

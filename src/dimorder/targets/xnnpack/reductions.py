@@ -1,4 +1,4 @@
-"""Products, reductions and normalisations as XNNPACK nodes."""
+"""Write linears, matmuls, reductions and normalisations as XNNPACK nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 def full(w: XnnWriter, x: XnnValue, weight: XnnValue, bias: XnnValue | None) -> XnnValue:
-    """x (…, I) times weight (O, I), plus bias (O)."""
+    """Return x (…, I) times weight (O, I), plus bias (O)."""
     return w.node(
         "FullyConnected",
         (*x.shape[:-1], weight.shape[0]),
@@ -111,19 +111,21 @@ def _reduce(mean: bool) -> Build:
 
 
 def _is_over_space(a: Arguments) -> bool:
-    """Whether a mean is one node, which adds up in float32."""
+    """Return whether a mean is one node, which adds up in float32."""
     rank = len(a.shape) if a.keepdim else len(a.shape) + len(a.dim or ())
     return is_float16(a) and rank == 4 and {d % rank for d in a.dim or ()} == {1, 2}
 
 
-# Numbers that are added up by one product with ones: XNNPACK holds that in 16 or more columns, of which one
-# counts. 56²×64 as one product takes 1,460 µs, first over pixels and then over channels 85.
+# The most numbers that one matmul with ones adds up. XNNPACK computes at least 16 columns for it, of which
+# one counts. 56²×64 takes 1,460 µs as one matmul, and 85 µs first over pixels and then over channels.
 _MANY = 4096
 
 
 def _reduced(w: XnnWriter, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:
-    """The mean over `dims`, or the sum, in some shape of the right order: one run of adjacent dimensions at a
-    time."""
+    """Return the mean or the sum over `dims`, one run of adjacent dimensions at a time.
+
+    The result may have any shape of the right order.
+    """
     dims = {d for d in dims if x.shape[d] != 1}
     if not dims:
         return x
@@ -157,7 +159,7 @@ def _reduced(w: XnnWriter, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:
 
 
 def mean_over_space(w: XnnWriter, x: XnnValue) -> XnnValue:
-    """The means over the rows and columns of NHWC, which both become 1."""
+    """Return the means over the rows and columns of NHWC, which both get size 1."""
     n, _, _, channels = x.shape
     return w.node("GlobalAvgPooling2d", (n, 1, 1, channels), flags=("KEEP_DIMS",), input_id=x.id)
 

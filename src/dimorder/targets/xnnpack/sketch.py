@@ -1,4 +1,4 @@
-"""Decides which kernels XNNPACK would run for calls of a physical program, before there is one."""
+"""List the kernels that XNNPACK would run for calls of a physical program, before a graph exists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dimorder.targets.xnnpack.kernels import KernelRun
 
 
 class Sketch(XnnWriter):
-    """A graph whose constants have a shape alone."""
+    """A graph whose constants have a shape but no data."""
 
     def constant(self, tensor: Tensor) -> XnnValue:
         value = self._value(tuple(tensor.shape) or (1,))
@@ -24,8 +24,9 @@ class Sketch(XnnWriter):
 
 
 def kernels(calls: Iterable[Node], operators: Table) -> list[KernelRun]:
-    """The kernels of calls that follow each other; `get_attr` nodes are constants, and so is what is made of
-    these alone. What XNNPACK does not compute has none.
+    """Return the kernels of a sequence of calls. Calls that XNNPACK does not compute have none.
+
+    `get_attr` nodes are constants, and so is every value computed from these alone.
     """
     sketch = Sketch()
     made: dict[Node, Any] = {}

@@ -1,4 +1,4 @@
-"""Convolution, pooling and resizing as XNNPACK nodes, NHWC.
+"""Write convolution, pooling and resizing as XNNPACK nodes in NHWC.
 
 Weights are (O, KH, KW, I/groups), paddings (top, bottom, left, right).
 """
@@ -44,8 +44,11 @@ def _is_depthwise(groups: int, weight_ohwi: Sequence[int]) -> bool:
 
 
 def _is_summed_in_float32(a: Arguments) -> bool:
-    """Whether XNNPACK's kernel for float16 adds up products in float32. That of depthwise ones does
-    not, and is 3 times as inexact as PyTorch's; there is none for transposed ones."""
+    """Return whether XNNPACK's float16 kernel adds up in float32.
+
+    The depthwise kernel does not, and is 3 times as inexact as PyTorch's. A transposed convolution has no
+    float16 kernel.
+    """
     weight = a.weight_ohwi.meta["val"] if isinstance(a.weight_ohwi, Node) else a.weight_ohwi
     return is_float16(a) and not _is_depthwise(a.groups, weight.shape)
 
@@ -60,7 +63,7 @@ def _depthwise(
     dilation: Sequence[int],
     shape: Sequence[int],
 ) -> XnnValue:
-    """Weight (1, KH, KW, O)."""
+    """Write a depthwise convolution with a weight (1, KH, KW, O)."""
     arguments = (stride, padding, dilation, x.shape[3], shape)
     return _convolve(w, "DepthwiseConv2d", x, weight, bias, *arguments)
 
@@ -82,7 +85,7 @@ def _check_conv(a: Arguments) -> str | None:
 
 
 def _check_conv2d(a: Arguments) -> str | None:
-    """A depthwise kernel of many taps is computed, but by no fast kernel (see convolution.PART_TAPS)."""
+    """Refuse a depthwise kernel of many taps, which XNNPACK computes slowly (see convolution.PART_TAPS)."""
     weight = tuple(a.weight_ohwi.meta["val"].shape)
     taps = math.prod(weight[1:3])
     if _is_depthwise(a.groups, weight) and taps > PART_TAPS:
@@ -143,10 +146,12 @@ def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
         return times(w, _subsample(w, x, a.stride, a.shape), factor)
     if tuple(a.kernel_size) == x.shape[1:3] and not any(padding) and factor == 1:
         return mean_over_space(w, x)
-    by_taps = taps in TAPS or (w.holds_integers(x) and taps <= PART_TAPS)  # no node in int8
+    # XNNPACK has no int8 node for means
+    by_taps = taps in TAPS or (w.holds_integers(x) and taps <= PART_TAPS)
     if by_taps and x.shape[3] > 1:
         return _avg_by_taps(w, a, x)
-    # XNNPACK divides by the taps inside the input: zeros that count are written out as part of it.
+    # XNNPACK divides by the taps inside the input, so padding that counts is written out as part of the
+    # input.
     if a.divisor_override is not None:
         over = _overhang(x, a, padding, (1, 1))
         x = pad(w, x, (0, *padding, 0), (0, padding[0] + over[0], padding[1] + over[1], 0), 0.0)
@@ -158,16 +163,18 @@ def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _avg_by_taps(w: XnnWriter, a: Arguments, x: XnnValue) -> XnnValue:
-    """A depthwise convolution, whose sums keep NaN: on x86 XNNPACK's node for means gives -inf in its place.
+    """Write a mean as a depthwise convolution, which keeps NaN.
 
-    56²×64, µs, node and convolution: 3×3, stride 2, 131 and 87, 5×5 311 and 252, 2×2, stride 2, 65 and 110.
+    On x86 XNNPACK's node for means gives -inf instead.
+
+    56²×64, µs, node and convolution: 3×3, stride 2, 131 and 87; 5×5 311 and 252; 2×2, stride 2, 65 and 110.
     """
     (top, left), taps = a.padding, math.prod(a.kernel_size)
     below, beside = _overhang(x, a, a.padding, (1, 1))
     padding = (top, top + below, left, left + beside)
     weight = Scaled.of(torch.ones(1, *a.kernel_size, x.shape[3], dtype=torch.int8), torch.tensor(1 / taps))
     y = _depthwise(w, x, weight, None, a.stride, padding, (1, 1), a.shape)
-    # What is divided by may change from place to place: the mean of ones tells.
+    # The divisor may differ from place to place. The mean of ones gives it.
     ones = torch.ones(1, *x.shape[1:3], 1)
     options = (a.kernel_size, a.stride, a.padding, a.ceil_mode, a.count_include_pad, a.divisor_override)
     inside = torch.nn.functional.pad(ones, (0, 0, left, left + beside, top, top + below))
@@ -201,7 +208,7 @@ def _pool(
 
 
 def _overhang(x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Sequence[int]) -> list[int]:
-    """How far the last window of a ceil-mode pool reaches beyond the padded input, down and right."""
+    """Return how far the last window of a ceil-mode pool reaches beyond the padded input, down and right."""
     return [
         max(0, (a.shape[d + 1] - 1) * a.stride[d] + dilation[d] * (a.kernel_size[d] - 1) + 1 - padded)
         for d, padded in enumerate(x.shape[d + 1] + 2 * padding[d] for d in range(2))
@@ -209,8 +216,11 @@ def _overhang(x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Seque
 
 
 def _subsample(w: XnnWriter, x: XnnValue, stride: Sequence[int], shape: Sequence[int]) -> XnnValue:
-    """Every stride-th pixel, each the first of a row of pixels: XNNPACK refuses to pool over one, and a
-    depthwise convolution of one tap multiplies others by zero, which makes NaN of an infinity."""
+    """Return every stride-th pixel, as the first pixel of each row of `stride` pixels.
+
+    XNNPACK refuses to pool over one pixel. A depthwise convolution of one tap multiplies other pixels by
+    zero, which makes NaN of an infinity.
+    """
     for d, step in enumerate(stride, start=1):
         sizes, count = list(x.shape), shape[d]
         kept = [*sizes[:d], min(sizes[d], count * step), *sizes[d + 1 :]]
@@ -247,10 +257,11 @@ def _check_bilinear(a: Arguments) -> str | None:
 
 @cache
 def _reads_alike(old: int, new: int, aligned: bool) -> bool:
-    """Whether XNNPACK weighs pixels as torch does. Where one reads exactly on a pixel and the other beside it
-    by a rounding, a neighbour counts by 5e-7, which is much if that is large.
+    """Return whether XNNPACK weighs pixels as torch does.
 
-    As XNNPACK's indirection.c computes it, with a fused multiply-add as on Arm and without one.
+    If a rounding makes one read exactly at a pixel and the other beside it, the neighbour's weight is 5e-7.
+    That is much if the neighbour is large. The formula is that of XNNPACK's indirection.c, with a fused
+    multiply-add as on Arm and without one.
     """
     fewer = 1 if aligned and new > 1 else 0
     scale = torch.tensor((old - fewer) / (new - fewer), dtype=torch.float32)
@@ -270,7 +281,7 @@ def _reads_alike(old: int, new: int, aligned: bool) -> bool:
 
 
 def _nearest(w: XnnWriter, a: Arguments) -> XnnValue:
-    """A whole multiple, as a product with ones over two more dimensions."""
+    """Resize by a whole multiple, as a multiplication with ones over two more dimensions."""
     x = w.dense(a.x)
     n, height, width, channels = x.shape
     down, across = a.output_size[0] // height, a.output_size[1] // width

@@ -1,4 +1,4 @@
-"""Target xnnpack: what its kernels accept, and its place in the pipeline. Takes no executorch to import."""
+"""Define target xnnpack: its abilities, costs and files. Its import needs no executorch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Pte:
-    """A sealed `.pte` with its contract inside; of fixed sizes also the `kernels` that its delegates run."""
+    """A sealed `.pte` with its contract inside.
+
+    For fixed sizes it has the `kernels` that its delegates run.
+    """
 
     data: bytes
     delegates: int
@@ -68,8 +71,12 @@ def emit(
     others: Sequence[ExportedProgram] = (),
     sizes: SizeTable | None = None,
 ) -> Pte:
-    """Raises `UnsupportedError` where an operator has no kernel. `others` are programs of the same plan for
-    other sizes, where the contract has symbols."""
+    """Emit a `.pte`.
+
+    `others` are programs of the same plan at other sizes, if the contract has dynamic sizes.
+
+    Raises `UnsupportedError` for an operator without a kernel.
+    """
     from dimorder.targets.xnnpack.emit import emit as emit_pte
 
     emitted = emit_pte(
@@ -96,15 +103,15 @@ def emit_ranges(
     contract: Contract,
     operators: Table = OPERATORS,
 ) -> Pte:
-    """One file for all sizes, of programs of several.
+    """Return one file for all sizes, from programs at several sizes.
 
-    Raises `UnsupportedError` where an operator has no kernel, or none for all sizes.
+    Raises `UnsupportedError` for an operator without a kernel, or without one for all sizes.
     """
     return emit(programs[0], contract, operators, programs[1:], sizes)
 
 
 def check(path: str, data: bytes) -> FileSummary:
-    """What a .pte of any tool holds, and which of its operators are right in the orders they get."""
+    """Return the content of any tool's .pte, and the verdicts on its operators in their orders."""
     from dimorder.executorch import check_file
 
     return check_file(path)
@@ -115,7 +122,10 @@ _DECLINED = frozenset({"aten.linear/features first", "aten.layer_norm/any", "ate
 
 
 def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
-    """The ability where these sizes of a captured graph are symbols: XNNPACK resizes to fixed ones."""
+    """Return the ability for a captured graph in which these sizes are dynamic.
+
+    XNNPACK resizes only to fixed ones.
+    """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     resized = (node for node in calls if node.target in RESIZED_BY_PRODUCTS)
     declined: frozenset[str] = frozenset()
@@ -142,17 +152,20 @@ def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
 
 
 def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:
-    """Whether XNNPACK can join the phases of a transposed convolution: a reshape has one symbol at most, and
-    a slice, which takes away what is computed beyond the result, none."""
+    """Return whether XNNPACK can join the phases of a transposed convolution.
+
+    A reshape may have one dynamic size at most. A slice, which cuts the surplus of the result, may have none.
+    """
     batch, _, *space = results(convolution)[0].shape
     cut = itertools.compress(space, cuts_phases(convolution))
     return sum(size in varying for size in (batch, *space)) < 2 and varying.isdisjoint(cut)
 
 
 def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
-    """The target whose delegates compute these operators: all that XNNPACK has, or fewer.
+    """Return the target whose delegates compute these operators: all that XNNPACK has, or fewer.
 
-    `cpu` is the family of CPUs that objective `time` plans for, as `x86_64 AVX512 AMD`; None is this one.
+    `cpu` is the family of CPUs that objective `time` plans for, such as `x86_64 AVX512 AMD`. None means this
+    one.
     """
     ability = Ability(
         operators.supports,
@@ -170,8 +183,8 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         ability,
         # 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
         {**counted(min_run=8), "time": by_time(operators, cpu)},
-        # A delegate reads these in NHWC. Others stay on portable kernels outside, which want them contiguous:
-        # in their logical shape a copy would come first that no plan holds.
+        # A delegate reads these types in NHWC. Other types stay in portable kernels outside, which want
+        # contiguous tensors. In their logical shape a copy would come first that no plan contains.
         channels_last=FLOATS,
         load=pte.load,
         check=check,

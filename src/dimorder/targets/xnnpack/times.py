@@ -1,7 +1,7 @@
-"""Decides how long XNNPACK's kernels take on a kind of CPU: by a table of measured ones, fitted between them.
+"""Predict how long XNNPACK's kernels take on a family of CPUs, from a table of measured ones.
 
-The table, times.json, is measured per family of CPUs by `dimorder bench ops`. Its unit is the nanosecond, its
-type float32.
+Kernels between the measured ones are fitted. `dimorder bench ops` measures the table, times.json, per family
+of CPUs. Its unit is the nanosecond, its type float32.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from typing import Any
 from dimorder.targets.xnnpack.kernels import KernelRun
 
 TABLE = Path(__file__).with_name("times.json")
-_NEAREST = 4  # measured kernels that one between them is fitted to
+_NEAREST = 4  # the number of measured kernels that a kernel between them is fitted to
 _SAME = 1e-6  # of the logarithms of two sizes
 
 
 @dataclass(frozen=True)
 class Times:
-    """What was measured of a family of CPUs: kernels, each with its nanoseconds, on so many `threads`.
+    """The measurements on one family of CPUs: kernels, each with its nanoseconds, on so many `threads`.
 
-    `flops` and `bandwidth`, operations and bytes in a nanosecond, and `start`, the nanoseconds of a node that
-    does next to nothing, tell what a kernel takes at least. How many times that it takes is what is fitted.
+    `flops` and `bandwidth` are operations and bytes in a nanosecond. `start` is the time of a node that does
+    next to nothing, in nanoseconds. These three give the least time of a kernel. The factor between that and
+    the measured time is fitted.
     """
 
     family: str
@@ -38,11 +39,11 @@ class Times:
     measured: tuple[tuple[KernelRun, float], ...]
 
     def least(self, kernel: KernelRun) -> float:
-        """Nanoseconds, were the machine used as well as it can be."""
+        """Return the nanoseconds of a kernel that uses the machine as well as possible."""
         return self.start + max(kernel.flops / self.flops, kernel.moved / self.bandwidth)
 
     def of(self, kernel: KernelRun) -> float:
-        """Nanoseconds of a kernel, by those nearest to it among the measured ones of its name.
+        """Return the nanoseconds of a kernel, from the nearest measured ones of its name.
 
         >>> def moving(elements):
         ...     return KernelRun("Abs", (elements,), 0, 8 * elements)
@@ -64,14 +65,14 @@ class Times:
 
     @functools.cached_property
     def _slower(self) -> Mapping[str, Sequence[tuple[tuple[float, ...], float]]]:
-        """By name, where a measured kernel lies, and the logarithm of how many times the least it takes."""
+        """By name, each measured kernel's place and the logarithm of its factor over the least time."""
         found: dict[str, list[tuple[tuple[float, ...], float]]] = {}
         for kernel, ns in self.measured:
             found.setdefault(kernel.name, []).append((_place(kernel), math.log(ns / self.least(kernel))))
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """What the table holds of one family."""
+        """Return the table's content for one family."""
         by_name: dict[str, list[Any]] = {}
         for kernel, ns in self.measured:
             row = [*kernel.sizes, kernel.flops, kernel.moved, round(ns)]
@@ -96,8 +97,10 @@ def _place(kernel: KernelRun) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """The kernels of one name in a program: how many there are, the milliseconds that a table of times says
-    of them, and those that they would take at least (see `Times.least`)."""
+    """The kernels of one name: their number, their milliseconds by a table of times, and the least.
+
+    `Times.least` defines the last.
+    """
 
     name: str
     count: int
@@ -105,25 +108,25 @@ class KernelTime:
     least_ms: float
 
     def to_dict(self) -> dict[str, Any]:
-        """What `dimorder bench --json` writes of it; the keys are stable."""
+        """Return the JSON of `dimorder bench --json`; the keys are stable."""
         told = {"name": self.name, "count": self.count}
         return {**told, "ms": round(self.ms, 5), "least_ms": round(self.least_ms, 5)}
 
 
 @functools.cache
 def measured_times() -> Mapping[str, Times]:
-    """The table: by family of CPUs (see `cpu.family`)."""
+    """Return the table, by family of CPUs (see `cpu.family`)."""
     told = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     return {family: Times.from_dict(family, each) for family, each in told.items()}
 
 
 def total(times: Times, kernels: Iterable[KernelRun]) -> float:
-    """The nanoseconds of kernels that run one after the other."""
+    """Return the nanoseconds of kernels that run one after the other."""
     return sum(times.of(kernel) for kernel in kernels)
 
 
 def by_name(times: Times, kernels: Iterable[KernelRun]) -> tuple[KernelTime, ...]:
-    """The kernels of a program by their names, those first that take longest."""
+    """Return the kernels of a program by their names, the slowest first."""
     named: dict[str, list[KernelRun]] = {}
     for kernel in kernels:
         named.setdefault(kernel.name, []).append(kernel)

@@ -1,1 +1,1 @@
-"""TOSA INT: quantised networks as graphs of integers, and what such a graph gives."""
+"""Write quantised networks as TOSA INT graphs of integers, and compute what such a graph gives."""

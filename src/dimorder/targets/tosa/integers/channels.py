@@ -1,5 +1,6 @@
-"""What constants do to each channel by itself: a depthwise convolution of one tap, which Vela fuses with its
-RESCALE. Of a MUL or an ADD with such a constant it makes several operators.
+"""Write a multiplication or addition of per-channel constants as a depthwise convolution of one tap.
+
+Vela fuses it with its RESCALE. For a MUL or an ADD with such a constant it makes several operators.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from dimorder.targets.tosa.writer import TosaValue
 from dimorder.verification.float64_interpreter import in_float32
 
 LARGEST = 127  # of a weight
-ERROR = 2**-7  # of a quantum, by which a sum may be off for a constant that no weight makes an integer
+ERROR = 2**-7  # of a quantum: the allowed error of a sum, if no weight makes the constant an integer
 
 
 def are_channels(x: Operand, constant: Operand) -> bool:
-    """Whether `constant` has a number for each element of the last dimensions of `x`, which are int8."""
+    """Return whether `constant` has a number for each element of the last dimensions of an int8 `x`."""
     if not isinstance(x, Lookup) or not isinstance(constant, Tensor) or constant.dim() > len(x.shape):
         return False
     last = tuple(constant.shape)
@@ -42,7 +43,7 @@ def are_channels(x: Operand, constant: Operand) -> bool:
 
 
 def multiplied_channels(w: IntegerWriter, x: Lookup, constant: Tensor) -> Accumulator:
-    """x · constant: weights are its signs, its magnitudes scales. What is nothing beside the largest is 0."""
+    """Return x · constant: its signs are weights, its magnitudes scales. Negligible numbers become 0."""
     integers, of = as_integers(w, x)
     factors = constant.detach().double().flatten()
     nothing = factors.abs() <= largest(factors) * 2.0**-BITS
@@ -51,13 +52,13 @@ def multiplied_channels(w: IntegerWriter, x: Lookup, constant: Tensor) -> Accumu
 
 
 def add_channels(w: IntegerWriter, total: Accumulator, x: Lookup, constant: Tensor) -> None:
-    """Lets `total`, which is x + constant, be written as one convolution where it is quantised next.
+    """Let `total`, which is x + constant, become one convolution if it is quantised next.
 
-    Each channel has the weight with which its constant is most nearly an integer.
+    Each channel gets the weight that makes its constant most nearly an integer.
     """
     step = float(total.scales)
     scale = in_float32(as_integers(w, x)[1].scale)
-    offsets = constant.detach().double().flatten() / scale  # which are finite, for `total` is their sum
+    offsets = constant.detach().double().flatten() / scale  # finite, since `total` is their sum
     weights = torch.arange(1, LARGEST + 1, dtype=torch.float64)[:, None]
     sums = (weights * offsets).round()
     error, best = ((sums / weights - offsets).abs()).min(0)
@@ -79,7 +80,7 @@ def add_channels(w: IntegerWriter, total: Accumulator, x: Lookup, constant: Tens
 def _depthwise(
     w: IntegerWriter, x: TosaValue, of: IntegerType, weights: Tensor, bias: Tensor | None, scales: Tensor
 ) -> Accumulator:
-    """Of any shape, whose last dimensions are the channels."""
+    """Write a depthwise convolution over any shape, whose last dimensions are the channels."""
     channels, space = weights.numel(), x.shape[:-1]
     if len(space) != 3 or x.shape[-1] != channels:
         space = (1, 1, math.prod(x.shape) // channels)
@@ -99,8 +100,10 @@ def depthwise(
     stride: Sequence[int] = (1, 1),
     padding: Sequence[int] = (0, 0),
 ) -> Accumulator:
-    """A depthwise convolution of int8 (N, H, W, C) with a weight (C, height, width, 1) of integers, which
-    stand for themselves; the result has `shape`."""
+    """Write a depthwise convolution of int8 (N, H, W, C) with an integer weight (C, height, width, 1).
+
+    The result has `shape`.
+    """
     sides = [p for p in padding for _ in range(2)]
     channels, zero_point = weight.shape[0], of.zero_point
     sums = spatial.convolved(

@@ -1,4 +1,7 @@
-"""Decides between operators that give the same integers, of which only an NPU's compiler knows the cost."""
+"""Name the alternatives between operators that give the same integers.
+
+Only an NPU's compiler knows their cost.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,18 @@ from dataclasses import dataclass, fields, replace
 
 @dataclass(frozen=True)
 class Forms:
-    """How a graph is written; what is behind "else" where the name is not so.
+    """The form in which a graph is written: for each flag, the operators if true, else those after "else".
 
     `multiplies_constants`: int8 constants are operands of MUL and ADD, which Ethos-U85 computes on the way;
-    else a constant of each channel makes a depthwise convolution of one tap.
+    else a per-channel constant makes a depthwise convolution of one tap.
+
     `sums_windows`: sums of neighbours are depthwise convolutions with ones; else REDUCE_SUM.
-    `permutes_by_products`: channels that change places among themselves are a convolution with ones and
-    zeros; else TRANSPOSE.
-    `cuts_phases`: transposed convolutions are a convolution for each row of a step; else TRANSPOSE_CONV2D.
-    `fills_lanes`: the smaller operand is repeated where the last dimensions can then be one; else broadcast.
+
+    `permutes_by_products`: a permutation of channels is a convolution with ones and zeros; else TRANSPOSE.
+
+    `cuts_phases`: a transposed convolution is a convolution for each row of a step; else TRANSPOSE_CONV2D.
+
+    `fills_lanes`: the smaller operand is repeated if the last dimensions can then be merged; else broadcast.
 
     >>> [sum(vars(form).values()) for form in (Forms(), Forms().flipped("cuts_phases"))]
     [2, 3]
@@ -28,7 +34,7 @@ class Forms:
     fills_lanes: bool = False
 
     def flipped(self, name: str) -> Forms:
-        """The same but for one form."""
+        """Return the same form with one flag flipped."""
         return replace(self, **{name: not getattr(self, name)})
 
 

@@ -1,4 +1,4 @@
-"""Decides which dimensions are made one, so that an NPU computes more elements side by side."""
+"""Choose dimensions to merge, so that an NPU computes more elements side by side."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ LITTLE = 8  # times fewer elements than the result has
 
 
 def dimensions_to_merge(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> int:
-    """How many of the last dimensions of a result, whose operands have these shapes, if as one they fill
-    lanes better, and what is repeated for that is little; else 0.
+    """Return how many last dimensions of a result to merge, or 0; `shapes` are those of its operands.
+
+    The merged dimension must fill the lanes better, and the elements repeated for it must be few.
 
     >>> dimensions_to_merge((560, 4, 6), [(560, 4, 6), (1, 4, 1)])
     2
@@ -28,5 +29,5 @@ def dimensions_to_merge(shape: tuple[int, ...], shapes: Sequence[tuple[int, ...]
 
 
 def _filled(count: int) -> float:
-    """The share of lanes that so many channels fill."""
+    """Return the share of lanes that so many channels fill."""
     return count / (math.ceil(count / LANES) * LANES)

@@ -1,6 +1,6 @@
-"""Decides what a graph of integers gives, by TOSA's arithmetic in torch.
+"""Compute a graph of integers by TOSA's arithmetic in torch.
 
-Arm's reference model must give the same bits; this is much faster. Products are added up in float64, which
+Arm's reference model must give the same bits, and is much slower. Products are added up in float64, which
 holds each of these sums exactly.
 """
 
@@ -23,7 +23,7 @@ _Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TosaNode:
-    """One operator of a graph: the names of what it reads and of what it gives."""
+    """One operator of a graph: the names of its operands and of its result."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -35,9 +35,11 @@ class TosaNode:
 
 @dataclass(frozen=True)
 class TosaModel:
-    """A graph as it was written; its inputs with their shapes. `rounded` has, by the name of each node of the
-    program that quantises, the tensor that holds its integers; `errors`, by how many quanta more than
-    rounding tensors of 16 bits may be off."""
+    """A graph as it was written; its inputs with their shapes.
+
+    `rounded` maps each quantize node of the program to the tensor with its integers. `errors` are the quanta
+    by which 16-bit tensors may be off besides rounding.
+    """
 
     nodes: Sequence[TosaNode]
     constants: Mapping[str, Tensor]
@@ -49,11 +51,11 @@ class TosaModel:
     def run(
         self, inputs: Sequence[Tensor], exact: Mapping[str, tuple[Tensor, Tensor]] | None = None
     ) -> list[Tensor]:
-        """What the graph gives for its inputs, dense as it holds them.
+        """Return the graph's outputs for its inputs, dense in the graph's own shapes.
 
-        `exact` are a program's roundings (`exactly.roundings`), to which the graph's are held one by one:
-        each is computed from those that the program has. Raises `VerificationError` where an integer is
-        farther from the number that was rounded than rounding explains.
+        `exact` are a program's roundings (`exactly.roundings`). The graph's roundings are compared with them
+        one by one, each computed from the program's own earlier ones. Raises `VerificationError` if an
+        integer is farther from the number that was rounded than rounding explains.
         """
         held = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
         asked: dict[str, list[str]] = {}
@@ -77,7 +79,7 @@ HALF = 0.5 + 2**-6  # a quantum is rounded to the nearest; factors have 31 bits,
 
 
 def agreed(made: Tensor, real: Tensor, integers: Tensor, what: str, error: float = 0.0) -> Tensor:
-    """The program's integers, where a graph's are those but for ties and what lies near one."""
+    """Return the program's integers, if the graph's agree but for ties and numbers near a tie."""
     allowed = HALF + error
     held = made.view(integers.dtype) if made.dtype == torch.int8 else made
     off = float((held.double() - real.reshape(made.shape)).abs().max())
@@ -91,27 +93,27 @@ def agreed(made: Tensor, real: Tensor, integers: Tensor, what: str, error: float
 
 
 def apply_scale(x: Tensor, multipliers: Tensor, shifts: Tensor) -> Tensor:
-    """`x · multiplier / 2**shift` rounded half up, in int64."""
+    """Return `x · multiplier / 2**shift` rounded half up, in int64."""
     shifts = shifts.to(torch.int64)
     return (x * multipliers + (1 << (shifts - 1))) >> shifts
 
 
 def computed(node: TosaNode, operands: Sequence[Tensor]) -> Tensor:
-    """What one operator gives."""
+    """Return the result of one operator."""
     with torch.no_grad():
         return _COMPUTE[node.kind](node, *operands).to(node.dtype).reshape(node.shape)
 
 
-# -- products ----------------------------------------------------------------------------------------------
+# -- linears, matmuls and convolutions ---------------------------------------------------------------------
 
 
 def _space(x: Tensor) -> Tensor:
-    """Channels from last to second."""
+    """Move channels from the last dimension to the second."""
     return x.movedim(-1, 1)
 
 
 def _padded(x: Tensor, zero: Tensor, pad: Sequence[int]) -> Tensor:
-    """Centred, with zeros around (N, C, *space); negative ones cut."""
+    """Subtract the zero point, and pad (N, C, *space) with zeros; negative padding crops."""
     sides = [side for d in reversed(range(len(pad) // 2)) for side in pad[2 * d : 2 * d + 2]]
     return functional.pad(_space(x.double() - zero.double()), sides)
 
@@ -169,14 +171,14 @@ def _rescale(
 
 
 def _require(n: TosaNode, values: Tensor, low: Any, high: Any) -> None:
-    """What the specification leaves open beyond these limits no graph may compute."""
+    """Refuse values outside these limits, for which the specification defines no result."""
     if not bool(((values >= low) & (values <= high)).all()):
         found = f"a {n.kind} of integers beyond what TOSA defines it for"
         raise VerificationError(n.output, found, "report this network: a row of target tosa is wrong")
 
 
 def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """In int64; TOSA leaves open what becomes of a result that int32 does not hold."""
+    """Return a function that computes in int64; TOSA leaves an overflow of int32 undefined."""
 
     def compute(n: TosaNode, *operands: Tensor) -> Tensor:
         y = function(*(x.to(torch.int64) for x in operands))
@@ -207,7 +209,7 @@ def _table(n: TosaNode, x: Tensor, table: Tensor) -> Tensor:
 
 
 def interpolated(x: Tensor, table: Tensor) -> Tensor:
-    """What a TABLE of 513 entries gives for int16, in int64: 128 times the number between two of them.
+    """Return the result of a TABLE of 513 entries for int16, in int64: 128 times the interpolated number.
 
     >>> interpolated(torch.tensor([-32768, 64]), torch.arange(513, dtype=torch.int16))
     tensor([    0, 32832])
@@ -237,7 +239,7 @@ def _max_pool(n: TosaNode, x: Tensor) -> Tensor:
 
 
 def _avg_pool(n: TosaNode, x: Tensor, zero: Tensor, to_zero: Tensor) -> Tensor:
-    """Of whole windows, by a reciprocal of 31 bits."""
+    """Compute means of whole windows, by a reciprocal of 31 bits."""
     a, count = n.attributes, math.prod(n.attributes["kernel"])
     assert not any(a["pad"])
     centred = _space(x.double() - zero.double())
@@ -266,7 +268,10 @@ def _gather(n: TosaNode, x: Tensor, indices: Tensor) -> Tensor:
 
 
 def _resize(n: TosaNode, x: Tensor, scale: Tensor, offset: Tensor, border: Tensor) -> Tensor:
-    """Each dimension by itself: the nearest element, or two with weights that add up to the numerator."""
+    """Resize each dimension separately.
+
+    An element is the nearest one, or two with weights that sum to the numerator.
+    """
     (y_n, y_d, x_n, x_d), offsets = scale.tolist(), offset.tolist()
     x = x.to(torch.int64)
     for dim, numerator, denominator, begin in ((1, y_n, y_d, offsets[0]), (2, x_n, x_d, offsets[1])):
@@ -283,7 +288,7 @@ def _resize(n: TosaNode, x: Tensor, scale: Tensor, offset: Tensor, border: Tenso
 
 
 def _argmax(n: TosaNode, x: Tensor) -> Tensor:
-    """The first of those that are largest."""
+    """Return the index of the first of the largest elements."""
     axis = n.attributes["axis"]
     shape = [-1 if d == axis else 1 for d in range(x.dim())]
     index = torch.arange(x.shape[axis]).reshape(shape)

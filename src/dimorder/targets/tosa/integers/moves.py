@@ -1,4 +1,4 @@
-"""The operators that move elements: of integers as they are, of numbers by their integers."""
+"""Write the operators that move elements: integers directly, and numbers by their integers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ W = IntegerWriter
 
 
 def _moved(row: Row) -> Row:
-    """A move of one value: of integers as it is, of numbers by their integers."""
+    """Return the row of a move of one value: of integers directly, of numbers by their integers."""
 
     def build(w: W, a: Arguments) -> Any:
         if not isinstance(a.self, View) or isinstance(a.self.value, TosaValue):
@@ -86,7 +86,7 @@ def _constant_pad(w: W, x: TosaValue, a: Arguments, fill: float) -> TosaValue:
 
 
 _MOVES = (aten.slice.Tensor, aten.expand.default, aten.flip.default)
-_RELABELS = (aten.permute.default, aten.view.default, aten.clone.default)  # the writer's own, of any numbers
+_RELABELS = (aten.permute.default, aten.view.default, aten.clone.default)  # the writer's own, for any numbers
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{target: _moved(moves.ROWS[target]) for target in _MOVES},

@@ -1,8 +1,8 @@
-"""Decides how a graph of integers holds what is a float in the program: as integers that stand for numbers.
+"""Represent the program's floats in a graph of integers: as integers that stand for numbers.
 
-A value that was dequantised is the int8 that it was made of, with a number for each of the 256: whatever is
-computed of it element by element is such numbers again, and no operator is written. What is added up is int32
-with scales. Either is written when it is quantised: by one RESCALE, CLAMP or TABLE.
+A dequantised value stays the int8 that it came from, with a number for each of the 256. A function of it,
+element by element, only changes these numbers, and writes no operator. A sum is int32 with scales. Both are
+written when they are quantised: by one RESCALE, CLAMP or TABLE.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ GRID = 19  # of a sum's finest operand: Ethos-U55 adds int8 on a grid of as many
 FINE = 2**15  # steps of a function's numbers, besides the sign
 PLAIN = Forms()
 CLOSER = (2, 4, 8, 16, 32, 64, 128)  # times as close
-ENOUGH = 2**-14  # of a function's largest number, by which a table may be wrong: a step or two of 16 bits
+ENOUGH = 2**-14  # of a function's largest number: the allowed error of a table, a step or two of 16 bits
 COARSE = 2**-8  # of a function's largest number: int8 would be no worse
-NEAR = {torch.int8: 1e-5, torch.int16: 4e-3}  # an integer: a scale has 24 bits
-EXACT = 2**24  # steps of a constant's: a float32 has no more
+NEAR = {torch.int8: 1e-5, torch.int16: 4e-3}  # to an integer: a scale has 24 bits
+EXACT = 2**24  # steps of a constant's magnitude: a float32 has no more
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Lookup:
 
     @property
     def most(self) -> float:
-        """The largest magnitude."""
+        """Return the largest magnitude."""
         return largest(self.numbers)
 
     def with_integers(self, integers: TosaValue) -> Lookup:
@@ -67,10 +67,10 @@ class Lookup:
 
 @dataclass(frozen=True, eq=False)
 class Accumulator:
-    """Integers of 32 bits, each of which stands for itself times a scale, held between two bounds.
+    """32-bit integers, each of which stands for itself times a scale, clipped between two bounds.
 
-    `scales` broadcast against the last dimensions; `limit` is the largest magnitude of the integers. `error`
-    is how far the numbers may be off, where a TABLE interpolates them.
+    `scales` broadcast against the last dimensions. `limit` is the largest magnitude of the integers. `error`
+    is the possible error of the numbers after a TABLE that interpolates.
     """
 
     integers: TosaValue
@@ -99,7 +99,7 @@ class Accumulator:
 
 
 def largest(numbers: Tensor) -> float:
-    """The largest magnitude; refuses numbers of which no integers can be steps."""
+    """Return the largest magnitude; refuse numbers that are not finite."""
     most = float(numbers.abs().max())
     if not math.isfinite(most):
         raise UnsupportedError("an operand", "a function that is not finite everywhere", "quantise it")
@@ -111,15 +111,15 @@ Operand = Lookup | Accumulator | Tensor  # a tensor is a constant
 
 
 class IntegerWriter(TosaWriter):
-    """A writer whose values may be numbers that integers stand for. What is alike is written again: Vela
-    makes a RESCALE a part of what reads it, and estimates fewer cycles so (8 % of a vision transformer's).
+    """A writer whose values may be numbers that integers stand for.
 
-    `padded` has for the results of paddings what was padded, how much before each dimension, and by what;
-    `shortcuts` for the tensor of a sum what writes it in fewer operators where it is quantised, if that is
-    exact for the type that is asked for. What is not read then is left out. `errors` are by how many quanta
-    tensors of int16 may be off the nearest integers.
+    Equal operators are written again. Vela makes a RESCALE a part of its reader, and so estimates fewer
+    cycles (8 % for a vision transformer). Operators that nothing reads are omitted in the end.
 
-    `forms` are those that it takes of operators that give the same integers.
+    `padded` maps the result of a padding to its operand, the padding before each dimension, and the fill.
+    `shortcuts` maps the tensor of a sum to a function that writes it with fewer operators, for a type for
+    which that is exact. `errors` are the quanta by which int16 tensors may be off the nearest integers.
+    `forms` are the chosen alternatives among operators that give the same integers.
     """
 
     def __init__(self, forms: Forms = PLAIN) -> None:
@@ -156,13 +156,16 @@ class IntegerWriter(TosaWriter):
             return function(operand)
         held: Any = operand.value
         alone = isinstance(held, Accumulator) and (held.scales.numel() > 1 or held.integers.dtype == "INT48")
-        if alone and not operand.is_dense:  # its scales lie along a dimension, or RESCALE alone reads it
+        if alone and not operand.is_dense:  # its scales are along a dimension, or only RESCALE reads it
             held = uniform(self, held)
         return held.with_integers(function(View(held.integers, operand.order)))
 
 
 def _reshaped(w: IntegerWriter, x: Accumulator, shape: Sequence[int]) -> Accumulator:
-    """As scales of the last dimensions, where those in which they differ are these; else of one scale."""
+    """Reshape a sum.
+
+    Keep its scales if they are along the last dimensions after it too, else use one scale.
+    """
     differing = x.shape[len(x.shape) - x.scales.dim() :]
     count, kept = 1, len(shape)
     while count < math.prod(differing) and kept:
@@ -178,7 +181,7 @@ def _reshaped(w: IntegerWriter, x: Accumulator, shape: Sequence[int]) -> Accumul
 
 
 def quantised(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
-    """The integers of that type that stand for the nearest numbers; of no number, those of 0."""
+    """Return the integers of that type that stand for the nearest numbers. NaN becomes the integer of 0."""
     scale = in_float32(to.scale)
     if isinstance(x, Lookup):
         real = torch.where(x.numbers.isnan(), 0.0, x.numbers / scale)
@@ -205,17 +208,17 @@ def quantised(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
 def looked_up(
     w: IntegerWriter, x: TosaValue, levels: Tensor, of: IntegerType, slope: float, to: IntegerType
 ) -> TosaValue | None:
-    """`levels` of `to`, by the least operator that gives just these: none, CLAMP, RESCALE, RESCALE and CLAMP,
-    or TABLE. None where there is none: a TABLE of int16 interpolates.
+    """Return `levels` of `to` by the cheapest operator that gives exactly these.
 
-    `slope` is that of the line that the levels may lie on.
+    That is none, CLAMP, RESCALE, RESCALE and CLAMP, or TABLE. Returns None if there is none, since a TABLE of
+    int16 interpolates. `slope` is that of the line on which the levels may be.
     """
     own = torch.arange(of.low, of.high + 1)
     ends = int(levels.min()), int(levels.max())
     if of.dtype == to.dtype and torch.equal(levels, own.clamp(*ends).double()):
         return _clamped(w, x, *(ends if ends != (of.low, of.high) else _reach(x.dtype)))
     in_bytes = of.dtype == to.dtype == torch.int8
-    if not in_bytes:  # of what is clamped the ends tell nothing of the line
+    if not in_bytes:  # clipped ends say nothing about the line
         middle = (levels > ends[0]) & (levels < ends[1])
         slope = _slope(levels[middle]) if int(middle.sum()) > 1 else slope
     if fits(slope):
@@ -243,13 +246,16 @@ def _clamped(w: IntegerWriter, x: TosaValue, low: int, high: int) -> TosaValue:
 
 
 def _reach(dtype: str) -> tuple[int, int]:
-    """The least and the largest of all integers of a type."""
+    """Return the least and the largest integer of a type."""
     held = torch.iinfo(WIDEST[dtype])
     return held.min, held.max
 
 
 def as_integers(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
-    """The integers that stand for the numbers exactly, and for which; refuses where there are none."""
+    """Return the integers that stand for the numbers exactly, and their type.
+
+    Refuse numbers without such integers.
+    """
     if not isinstance(x, Lookup):
         found = "a constant" if isinstance(x, Tensor) else "a sum"
         raise UnsupportedError("an operand", f"{found} that is not quantised", "quantise it")
@@ -262,7 +268,7 @@ def as_integers(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
 
 
 def as_bytes(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
-    """As `as_integers`; refuses those of 16 bits."""
+    """Return the same as `as_integers`, but refuse 16 bits."""
     integers, of = as_integers(w, x)
     if of.dtype != torch.int8:
         raise UnsupportedError(
@@ -272,18 +278,19 @@ def as_bytes(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
 
 
 def has_integers(x: Lookup) -> bool:
-    """Whether integers of the source's type stand for the numbers exactly."""
+    """Return whether integers of the source's type stand for the numbers exactly."""
     return _type(x) is not None
 
 
 def _type(x: Lookup) -> IntegerType | None:
-    """What such integers stand for: what the source's do, or these times a factor."""
+    """Return the type of such integers: the source's, or the source's with another scale."""
     for scale in (x.of.scale, _slope(x.numbers)):
         of = replace(x.of, scale=scale)
         levels = _levels(x, of)
         whole = levels.round()
         near = bool(((levels - whole).abs() < NEAR[x.of.dtype]).all())
-        if x.of.dtype == torch.int16:  # a TABLE of int16 interpolates: these, or clamped
+        # a TABLE of int16 interpolates, so only the same integers will do, or clamped ones
+        if x.of.dtype == torch.int16:
             own = torch.arange(of.low, of.high + 1, dtype=torch.float64)
             near = near and torch.equal(whole, own.clamp(float(whole.min()), float(whole.max())))
         if scale > 0 and near and of.low <= float(whole.min()) and float(whole.max()) <= of.high:
@@ -296,7 +303,7 @@ def _levels(x: Lookup, of: IntegerType) -> Tensor:
 
 
 def as_sum(w: IntegerWriter, x: Operand) -> Accumulator:
-    """The numbers as int32 of one scale, without a zero point."""
+    """Return the numbers as int32 with one scale, without a zero point."""
     if isinstance(x, Tensor):
         most = largest(x) or 1.0
         integers = w.constant((x.double() * (EXACT / most)).round().to(torch.int32))
@@ -311,7 +318,10 @@ def as_sum(w: IntegerWriter, x: Operand) -> Accumulator:
 
 
 def in_halves(w: IntegerWriter, x: Lookup, scale: float | None = None) -> Accumulator:
-    """Any function in 16 bits: of int8 the upper and the lower eight of them by a TABLE each."""
+    """Return any function in 16 bits.
+
+    For int8 one TABLE gives the upper eight bits and another the lower eight.
+    """
     if x.of.dtype == torch.int16:
         return _of_16_bits(w, x)
     scale = (x.most or 1.0) / (FINE - 1) if scale is None else scale
@@ -324,7 +334,7 @@ def in_halves(w: IntegerWriter, x: Lookup, scale: float | None = None) -> Accumu
 
 
 def shortened(w: IntegerWriter, x: Accumulator, bits: int, dtype: str) -> Accumulator:
-    """The same rounded to so many bits, besides the sign."""
+    """Round to so many bits, besides the sign."""
     less = max(x.limit.bit_length() - bits, 0)
     if not less and dtype == x.integers.dtype:
         return x
@@ -333,10 +343,10 @@ def shortened(w: IntegerWriter, x: Accumulator, bits: int, dtype: str) -> Accumu
 
 
 def _of_16_bits(w: IntegerWriter, x: Lookup) -> Accumulator:
-    """A function of int16: TABLE has a number for every 128th integer, and interpolates.
+    """Return a function of int16 by a TABLE, which has a number for every 128th integer and interpolates.
 
-    Where that is far off, as near a pole, another table has numbers that lie closer, of fewer integers around
-    the zero point, and this one what is left.
+    If its error is large, as near a pole, another table has closer numbers for fewer integers around the zero
+    point. This one then has the rest.
     """
     most, plain = largest(x.numbers), Interpolated.of(x.numbers, 1)
     if plain.error <= most * ENOUGH:
@@ -360,7 +370,7 @@ def _table(w: IntegerWriter, x: Lookup, table: Interpolated, error: float) -> Ac
 
 
 def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
-    """The same of one scale, its bounds kept by the integers."""
+    """Return the same with one scale, and with its bounds applied to the integers."""
     if x.integers.dtype == "INT48":
         x = shortened(w, x, 30, "INT32")
     scale, limit, value = float(x.scales.max()), x.limit, x.integers
@@ -378,7 +388,7 @@ def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
 
 
 def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
-    """The numbers as multiples of `step`, in int32; of a function, see `exact_or_sum`."""
+    """Return the numbers as multiples of `step`, in int32; for a function, see `exact_or_sum`."""
     if isinstance(x, Tensor):
         return w.constant((x.double() / step).round().to(torch.int32))
     if isinstance(x, Lookup):
@@ -390,7 +400,7 @@ def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
 
 
 def _rescaled(w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zero_point: int) -> TosaValue:
-    """By one factor, or by one for each place along the last dimensions."""
+    """Rescale by one factor, or by one for each place along the last dimensions."""
     if bool((factors == factors.flatten()[0]).all()):
         factors = factors.flatten()[:1]
     shape, value = x.shape, x.integers
@@ -410,7 +420,7 @@ def _rescaled(w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zer
 
 
 def added(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumulator:
-    """The sum of both, or what `kind` makes of them on one grid, the finest on which int32 holds the sum."""
+    """Return the sum of both, or `kind` of both, on the finest common grid for which int32 holds the sum."""
     shape = np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
     x, y = (exact_or_sum(w, each) for each in _in_lanes(w, x, y))
     most = _most(x) + _most(y)
@@ -423,7 +433,7 @@ def added(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumu
 
 
 def multiplied(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
-    """The product, rounded to what int32 holds."""
+    """Return the product, rounded to int32."""
     shape = np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
     a, b = (as_sum(w, each) for each in _in_lanes(w, x, y))
     shift = max(0, math.ceil(math.log2(a.limit * b.limit)) - BITS)
@@ -434,13 +444,15 @@ def multiplied(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
 
 
 def times(w: IntegerWriter, x: TosaValue, y: TosaValue, shift: int) -> TosaValue:
-    """x · y / 2**shift, rounded half up; the product has 64 bits."""
+    """Return x · y / 2**shift, rounded half up; the product has 64 bits."""
     return w.elementwise("MUL", x, y, extra=(w.number(shift, "INT8"),))
 
 
 def _in_lanes(w: IntegerWriter, x: Operand, y: Operand) -> tuple[Operand, Operand]:
-    """Both, with so many of the last dimensions as one that elements fill lanes, if these are to be filled:
-    what is smaller is repeated. Vela computes the elements of the last dimension side by side."""
+    """Merge last dimensions of both so that elements fill the lanes, if the form asks for it.
+
+    The smaller operand is repeated. Vela computes the elements of the last dimension side by side.
+    """
     if not w.forms.fills_lanes or isinstance(x, Tensor) or isinstance(y, Tensor):
         return x, y
     shape = np.broadcast_shapes(x.shape, y.shape)
@@ -461,12 +473,12 @@ def _in_lanes(w: IntegerWriter, x: Operand, y: Operand) -> tuple[Operand, Operan
 
 
 def exact_or_sum(w: IntegerWriter, x: Operand) -> Operand:
-    """As it is, but a function that no integers stand for exactly as a sum."""
+    """Return the operand as it is, but as a sum if it is a function without exact integers."""
     return in_halves(w, x) if isinstance(x, Lookup) and not has_integers(x) else x
 
 
 def error_of(x: Operand) -> float:
-    """How far the numbers may be off."""
+    """Return the possible error of the numbers."""
     return x.error if isinstance(x, Accumulator) else 0.0
 
 
@@ -475,7 +487,7 @@ def _most(x: Operand) -> float:
 
 
 def _scale(x: Operand) -> float:
-    """The scale from which a common grid is taken: exact for the operand that has the larger one."""
+    """Return the scale for a common grid, which is exact for the operand with the larger scale."""
     if isinstance(x, Tensor):
         return 2.0**-100
     return in_float32(x.of.scale) if isinstance(x, Lookup) else float(x.scales.max())

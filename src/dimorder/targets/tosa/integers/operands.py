@@ -1,4 +1,4 @@
-"""Decides how rows of integers read the operands of a call, and how they refuse one."""
+"""Read the operands of a call for rows of integers, or refuse one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dimorder.targets.tosa.writer import TosaValue
 
 
 def refused(found: str) -> UnsupportedError:
-    """What is found where a row cannot compute in integers; the emitter says of which operator."""
+    """Return the error for a row that cannot compute in integers. The emitter adds the operator."""
     return UnsupportedError("an operator", found, "quantise it")
 
 
 def numbers(w: IntegerWriter, operand: Any) -> Numbers:
-    """What integers of an operand stand for."""
+    """Return the numbers that an operand's integers stand for."""
     held = w.dense(operand)
     if isinstance(held, TosaValue):
         raise refused(f"{held.dtype}, where quantised values are computed with")

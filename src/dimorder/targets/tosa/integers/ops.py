@@ -1,5 +1,7 @@
-"""The operators of quantised networks as TOSA INT operators: what is computed between a dequantize and a
-quantize, on the integers of both. What no row can compute in integers is refused with the reason.
+"""List the operators of quantised networks as TOSA INT operators.
+
+An operator between a dequantize and a quantize is computed on the integers of both. A call that no row can
+compute in integers is refused with the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ W = IntegerWriter
 
 
 def unfit(value: Any) -> str | None:
-    """What keeps a value of a quantised program from being a tensor of TOSA, or None."""
+    """Return why a value of a quantised program cannot be a tensor of TOSA, or None."""
     return None if isinstance(value, Tensor) and value.dtype == torch.uint8 else unsupported_value(value)
 
 

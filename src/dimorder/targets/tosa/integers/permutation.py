@@ -1,5 +1,6 @@
-"""Channels that change places among themselves, as a product with ones and zeros: an NPU computes it in a
-small part of the cycles in which it writes elements one by one.
+"""Permute channels by a convolution with ones and zeros.
+
+An NPU computes it in a small part of the cycles in which it writes elements one by one.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
-MAX_CHANNELS = 512  # whose matrix has a quarter of a million elements, nearly all 0
+MAX_CHANNELS = 512  # the matrix then has a quarter of a million elements, nearly all 0
 
 
 def unmoved(source: Sequence[int], target: Sequence[int], sizes: Sequence[int]) -> int | None:
-    """How many first dimensions keep their places, if the elements of the others are channels that a matrix
-    can move; `sizes` are by dimension.
+    """Return how many first dimensions stay in place, if a matrix can permute the elements of the others.
+
+    `sizes` are by dimension.
 
     >>> unmoved((0, 1, 2, 3), (0, 1, 3, 2), (2, 7, 3, 5)), unmoved((0, 1, 2), (1, 0, 2), (2, 7, 3))
     (2, None)
@@ -32,7 +34,7 @@ def unmoved(source: Sequence[int], target: Sequence[int], sizes: Sequence[int]) 
 
 
 def permuted(w: TosaWriter, view: View[TosaValue]) -> TosaValue | None:
-    """A view of int8 dense in its own order, if its channels alone change places."""
+    """Return an int8 view dense in its own order, if only its channels change places, else None."""
     value, order = view.value, view.order
     still = unmoved(range(len(order)), order, value.shape)
     if still is None or value.dtype != "INT8":

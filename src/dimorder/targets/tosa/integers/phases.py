@@ -1,8 +1,8 @@
-"""A transposed convolution as convolutions of its input: one for each row of a step, of which an NPU makes
-less work than of TRANSPOSE_CONV2D, whose sums Vela writes apart and rescales one by one.
+"""Write a transposed convolution as convolutions of its input, one for each row of a step.
 
-Of a step of s each result is the sum of every s-th tap: result q·s + r is Σ x[q - j] · w[r + padding + j·s].
-So a row of results in steps is a convolution, whose channels are those of the s results of a step.
+That is less work for an NPU than TRANSPOSE_CONV2D, whose sums Vela writes separately and rescales one by one.
+With a step of s each result is the sum of every s-th tap: result q·s + r is Σ x[q - j] · w[r + padding +
+j·s]. So a row of results in steps is a convolution, whose channels are those of the s results of a step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Side:
 
     @staticmethod
     def of(step: int, padding: int, taps: int, size: int, results: int) -> _Side | None:
-        """None where the results are no whole steps, or where input would be cut off."""
+        """Return None if the results are no whole steps, or if input would be cut off."""
         low = min(-((r + padding) // step) for r in range(step))
         high = max((taps - 1 - r - padding) // step for r in range(step))
         after = results // step - low - size
@@ -36,15 +36,18 @@ class _Side:
         return _Side(step, low, high, (high, after))
 
     def taps(self, r: int, padding: int, count: int) -> list[tuple[int, int]]:
-        """For result `r` of a step: which tap of the convolution is which of the weight."""
+        """Return pairs for result `r` of a step: a tap of the convolution, and its tap of the weight."""
         found = [(self.high - j, r + padding + j * self.step) for j in range(self.low, self.high + 1)]
         return [(at, tap) for at, tap in found if 0 <= tap < count]
 
 
 @dataclass(frozen=True)
 class Phases:
-    """The rows of a step. `weights[r]` are (columns of the step · C, height, width, inputs), each of whose
-    convolutions has `shape` and `padding`."""
+    """The rows of a step.
+
+    `weights[r]` are (columns of the step · C, height, width, inputs). Each of their convolutions has `shape`
+    and `padding`.
+    """
 
     weights: Tensor
     columns: int
@@ -53,7 +56,7 @@ class Phases:
 
     @staticmethod
     def of(a: Arguments, x: TosaValue, weight: Tensor) -> Phases | None:
-        """Of a call in NHWC with a weight (C, height, width, inputs), where it can be cut so."""
+        """Return the phases of a call in NHWC with a weight (C, height, width, inputs), or None."""
         if a.groups != 1 or set(a.dilation) != {1} or set(a.stride) == {1}:
             return None
         sides = [
@@ -76,7 +79,7 @@ class Phases:
         return Phases(cut.flatten(1, 2), across.step, shape, [*down.padding, *across.padding])
 
     def sums(self, w: TosaWriter, x: TosaValue, row: int, bias: Tensor | None, zero_point: int) -> TosaValue:
-        """The results of one row of each step, those of a step side by side."""
+        """Return the results of one row of each step, with the results of a step side by side."""
         return spatial.convolved(
             w,
             x,
@@ -88,7 +91,7 @@ class Phases:
         )
 
     def joined(self, w: TosaWriter, rows: list[TosaValue]) -> TosaValue:
-        """The rows of all steps, one below the other."""
+        """Return the rows of all steps, one below the other."""
         n, height, width, channels = self.shape
         parts = [w.reshape(row, (n * height, 1, width, channels)) for row in rows]
         y = w.op("CONCAT", parts, (n * height, len(rows), width, channels), axis=1)

@@ -1,4 +1,4 @@
-"""The operators that compute each element by itself: functions of one quantised value, or arithmetic."""
+"""Write pointwise operators in integers: functions of one quantised value, or arithmetic."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ W = IntegerWriter
 
 
 def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> Callable[[W, Arguments], Any]:
-    """An operator that computes each element by itself.
+    """Return the builder of a pointwise operator.
 
-    Where it reads one quantised value, and numbers besides, its result is a function of that value. Else
-    `arithmetic` writes it in integers.
+    If the call reads one quantised value, and otherwise numbers, its result is a function of that value.
+    Otherwise `arithmetic` writes it in integers.
     """
     names = [argument.name for argument in target._schema.arguments]
     named = {argument.name for argument in target._schema.arguments if argument.kwarg_only}
@@ -60,7 +60,7 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
 
 
 def operand(w: W, argument: Any, as_integers: bool = False) -> Any:
-    """Numbers that integers stand for; a constant as its int8, if that is wanted and of one scale."""
+    """Return the numbers of an operand; with `as_integers`, a constant as its int8, if that has one scale."""
     if isinstance(argument, View):
         return numbers(w, argument)
     as_integers &= w.forms.multiplies_constants and isinstance(argument, Scaled)
@@ -143,7 +143,7 @@ def _extreme(kind: str) -> Callable[[W, Arguments], Numbers]:
 
 
 def _bounded(bounds: Callable[[Arguments], tuple[float | None, float | None]]) -> Callable[..., Numbers]:
-    """A clamp of a sum: held until that is quantised, which clips it."""
+    """Return a builder for a clamp of a sum, which is applied when the sum is quantised."""
 
     def build(w: W, a: Arguments) -> Numbers:
         x = next(value for value in vars(a).values() if isinstance(value, Numbers))
@@ -156,7 +156,7 @@ def _bounded(bounds: Callable[[Arguments], tuple[float | None, float | None]]) -
 
 
 def _prelu(w: W, a: Arguments) -> Numbers:
-    """max(x, 0) + weight · min(x, 0)"""
+    """Return max(x, 0) + weight · min(x, 0)."""
     if not isinstance(a.x, Lookup):
         raise refused("a function of a sum that is not quantised")
     positive, negative = (replace(a.x, numbers=n) for n in (a.x.numbers.clamp(0), a.x.numbers.clamp(max=0)))

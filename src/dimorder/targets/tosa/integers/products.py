@@ -1,4 +1,4 @@
-"""Convolutions and products of matrices of int8, added up in int32."""
+"""Write convolutions, linears and matmuls of int8, added up in int32."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ W = IntegerWriter
 
 
 def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumulator]:
-    """A convolution; `name` is the weight's argument, whose first dimension are the output channels."""
+    """Return the builder of a convolution; `name` is the weight's argument, with output channels first."""
 
     def build(w: W, a: Arguments) -> Accumulator:
         x, of = as_integers(w, w.dense(a.x))
@@ -48,8 +48,10 @@ def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumu
 def _in_groups(
     w: W, write: Callable[..., TosaValue], name: str, a: Arguments, scales: Tensor, limit: int
 ) -> Accumulator:
-    """Of 16 bits: only RESCALE reads sums of 48 bits, so that those of each group are shortened before they
-    are joined."""
+    """Write a 16-bit convolution in groups.
+
+    Only RESCALE reads sums of 48 bits, so the sums of each group are shortened before they are joined.
+    """
     x, groups, less = a.x.value, a.groups, max(limit.bit_length() - 30, 0)
     inputs, outputs = x.shape[-1] // groups, a.shape[-1] // groups
     parts = []
@@ -69,7 +71,10 @@ def _in_groups(
 
 
 def _convolution(w: W, a: Arguments) -> TosaValue:
-    """Of what was padded with zeros beside height and width, and by less than a window: with that padding."""
+    """Write a convolution, with the zero padding of its input as its own.
+
+    That holds if the padding is only in height and width, and smaller than a window.
+    """
     x = a.x.value
     source, before, fill = w.padded.get(x, (x, (), 0))
     weight = a.weight_ohwi if hasattr(a, "weight_ohwi") else a.weight_odhwi
@@ -85,7 +90,7 @@ def _convolution(w: W, a: Arguments) -> TosaValue:
 
 
 def _weight(weight: Any) -> tuple[Tensor, Tensor, int]:
-    """The integers of a constant weight, their scales, one or for each output channel, and the zero point."""
+    """Return a constant weight's integers, their scales (one, or one per channel), and the zero point."""
     if not isinstance(weight, Scaled):
         raise refused("a weight that is not quantised")
     held = weight.integers
@@ -105,7 +110,7 @@ def _bias(bias: Tensor | None, scales: Tensor) -> Tensor | None:
 
 
 def limit_of(weight: Tensor, bias: Tensor | None, of: IntegerType) -> int:
-    """The largest magnitude of a sum, whatever the input."""
+    """Return the largest magnitude of a sum, for any input."""
     sums = weight.to(torch.int64).abs().flatten(1).sum(1) * of.reach
     return int((sums if bias is None else sums + bias.abs()).max())
 
@@ -127,7 +132,7 @@ def _matmul(w: W, a: Arguments) -> Accumulator:
 
 
 def _weight_first(w: W, left: Tensor, x: TosaValue, of: IntegerType) -> Accumulator:
-    """W x, whose scales are those of rows."""
+    """Return W x, with one scale per row."""
     weight, scales, zero_point = _weight(left.reshape(left.shape[-2:]))
     sums = reductions.product(w, w.constant(weight), x, (zero_point, of.zero_point))
     scales = (scales * in_float32(of.scale))[:, None]
@@ -145,7 +150,10 @@ _transposed = _product(spatial.conv_transpose2d, "weight_ohwi")
 
 
 def _conv_transpose(w: W, a: Arguments) -> Accumulator:
-    """Lets the sums be convolutions of phases where they are quantised next."""
+    """Write a transposed convolution.
+
+    Let its sums become convolutions of phases if they are quantised next.
+    """
     total = _transposed(w, a)
     (x, of), (weight, _, zero_point) = as_integers(w, w.dense(a.x)), _weight(a.weight_ohwi)
     phases = Phases.of(a, x, weight) if w.forms.cuts_phases and zero_point == 0 else None

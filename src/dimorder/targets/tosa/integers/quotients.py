@@ -1,8 +1,8 @@
-"""Softmax and layer norm in integers: sums whose reciprocals are looked up, once shifts have brought these to
-one range. Every operator is one that Ethos-U55 and U85 compute.
+"""Write softmax and layer norm in integers, with reciprocals of sums from a TABLE.
 
-A power of two is taken out of each row (`CLZ`), a TABLE of 513 numbers interpolates the function of the rest,
-and a shift puts the power back: right to about 15 bits, whatever the sum.
+Shifts first bring the sums to one range: a power of two is taken out of each row (`CLZ`). A TABLE of 513
+numbers interpolates the function of the rest, and a shift puts the power back. The result is right to about
+15 bits, for any sum. Every operator is one that Ethos-U55 and U85 compute.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from dimorder.verification.float64_interpreter import in_float32
 W = IntegerWriter
 
 _TOP = 2**31
-_ENTRY = 32767  # the largest of a TABLE of int16, which interpolates in 7 bits more
+_ENTRY = 32767  # the largest entry of a TABLE of int16, which interpolates in 7 bits more
 _INTERPOLATED = _ENTRY * 128
 
 
 def softmax(w: W, x: Lookup, dim: int) -> Accumulator:
-    """exp(x - max) by a function of the difference, which int8 holds, over the sum."""
+    """Return exp(x - max), as a function of the difference in int8, over the sum."""
     values, of = as_bytes(w, x)
     wide = rescale(w, values, [1.0], "INT32")
     largest = rescale(w, reduce(w, "REDUCE_MAX", values, {dim}), [1.0], "INT32")
@@ -62,7 +62,10 @@ def softmax(w: W, x: Lookup, dim: int) -> Accumulator:
 def layer_norm(
     w: W, x: Lookup, dims: Collection[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Accumulator:
-    """Deviations n·x - Σx, of 31 bits once each row is shifted, over the root of the sum of their squares."""
+    """Return deviations n·x - Σx over the root of the sum of their squares.
+
+    The deviations have 31 bits after a shift of each row.
+    """
     values, of = as_bytes(w, x)
     count = math.prod(x.shape[d] for d in dims)
     scale = in_float32(of.scale)
@@ -75,7 +78,7 @@ def layer_norm(
 
     deviation, ends = off_mean(values), (off_mean(end) for end in _extremes(w, values, dims))
     largest = w.elementwise("MAXIMUM", *(w.elementwise("ABS", end) for end in ends))
-    # Where not all are equal, one is off the mean by half a step at least, or by (n - 1) / n.
+    # If not all are equal, one is off the mean by at least half a step, or by (n - 1) / n.
     power = _Power.of(w, largest, least=max(count // 2, 1), step=1)
     shifted = w.elementwise("LOGICAL_LEFT_SHIFT", deviation, power.shift)
     more = math.ceil(math.log2(count)) + _room(eps * count**3 / scale**2 * 4.0**power.most, count)
@@ -95,7 +98,7 @@ def layer_norm(
 
 
 def _extremes(w: W, x: TosaValue, dims: Collection[int]) -> tuple[TosaValue, TosaValue]:
-    """The largest and the least of int8: Ethos-U55 has but the largest, and of int8 alone."""
+    """Return the largest and the least of int8; Ethos-U55 has only the largest, and only for int8."""
     opposite = w.constant(torch.arange(127, -129, -1).to(torch.int8))
     turned = w.op("TABLE", [x, opposite], x.shape, "INT8")
     least = reduce(w, "REDUCE_MAX", turned, dims)
@@ -104,8 +107,10 @@ def _extremes(w: W, x: TosaValue, dims: Collection[int]) -> tuple[TosaValue, Tos
 
 @dataclass(frozen=True)
 class _Power:
-    """Integers that were shifted left, by multiples of `step`, until they begin below the sign: each is
-    m · 2³¹ / 2^shift, and m at least 1 / 2^step. No shift is larger than `most`."""
+    """Integers shifted left by multiples of `step`, until their first bit is just below the sign.
+
+    Each integer is m · 2³¹ / 2^shift, and m is at least 1 / 2^step. No shift is larger than `most`.
+    """
 
     mantissa: TosaValue
     shift: TosaValue
@@ -123,7 +128,7 @@ class _Power:
         return _Power(w.elementwise("LOGICAL_LEFT_SHIFT", x, shift), shift, most, step)
 
     def function(self, w: W, of: Callable[[Tensor], Tensor]) -> TosaValue:
-        """A function of m whose values lie between 1 and 2, as multiples of 2 / `_INTERPOLATED`."""
+        """Return a function of m with values between 1 and 2, as multiples of 2 / `_INTERPOLATED`."""
         low = 2.0**-self.step
         middle, half = (1 + low) / 2, (1 - low) / 2
         centred = w.elementwise("SUB", self.mantissa, int(middle * _TOP))
@@ -133,14 +138,14 @@ class _Power:
         return w.op("TABLE", [index, table], index.shape, "INT32")
 
     def restored(self, w: W, x: TosaValue, root: int) -> TosaValue:
-        """x · 2^(shift / root), as a multiple of 2^(most / root)."""
+        """Return x · 2^(shift / root), as a multiple of 2^(most / root)."""
         left = w.elementwise("SUB", w.number(self.most, "INT32"), self.shift)
         left = left if root == 1 else w.elementwise("ARITHMETIC_RIGHT_SHIFT", left, 1, round=False)
         return w.elementwise("ARITHMETIC_RIGHT_SHIFT", x, left, round=True)
 
 
 def _room(most: float, count: int) -> int:
-    """By how many bits more squares are shifted, that an eps of the row that is shifted most fits in."""
+    """Return how many more bits squares are shifted, so that the eps of the most shifted row fits."""
     bits = math.ceil(math.log2(max(most, 2.0**-99))) - 62 - math.ceil(math.log2(count))
     if bits > 8:
         raise UnsupportedError(
@@ -150,7 +155,7 @@ def _room(most: float, count: int) -> int:
 
 
 def _with_power(w: W, power: _Power, number: float) -> TosaValue:
-    """number · 4^shift, for each shift: its first 14 bits, and how far they are shifted."""
+    """Return number · 4^shift for each shift, as its first 14 bits and their own shift."""
     shifts = torch.arange(-128, 128).clamp(0, power.most)
     exact = number * 4.0 ** shifts.double()
     left = (exact.log2().ceil() - 14).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Sums, means, extrema, pools and normalisations in integers."""
+"""Write sums, means, extrema, pools and normalisations in integers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _mean(w: W, a: Arguments) -> Numbers:
 def _pool_windows(
     w: W, total: Accumulator, x: TosaValue, of: IntegerType, kernel: Sequence[int], stride: Sequence[int]
 ) -> None:
-    """Lets `total`, sums of whole windows, be an AVG_POOL2D where their means have the integers' scale."""
+    """Let `total`, sums of whole windows, become an AVG_POOL2D if their means have the integers' scale."""
     count, shape = math.prod(kernel), total.integers.shape
 
     def write(wanted: Accumulator, to: IntegerType) -> TosaValue | None:
@@ -69,8 +69,11 @@ def _pool_windows(
 
 
 def _summed(w: W, x: Numbers, dims: set[int], shape: tuple[int, ...]) -> Accumulator:
-    """Of int8 over neighbours by a convolution with ones, which reads them as they lie: Vela transposes what
-    REDUCE_SUM adds up along any but the last dimension."""
+    """Return a sum; sums of int8 over adjacent dimensions are a convolution with ones.
+
+    The convolution reads the integers in place. REDUCE_SUM along any but the last dimension makes Vela
+    transpose.
+    """
     kernel = _kernel(x.shape, dims)
     if isinstance(x, Lookup) and kernel is not None and has_integers(x) and w.forms.sums_windows:
         values, of = as_integers(w, x)
@@ -85,11 +88,11 @@ def _summed(w: W, x: Numbers, dims: set[int], shape: tuple[int, ...]) -> Accumul
     return Accumulator(whole, held.scales, held.limit * count, error=held.error * count)
 
 
-MAX_KERNEL = 64  # that Ethos-U has, in height and in width
+MAX_KERNEL = 64  # the limit of Ethos-U, in height and in width
 
 
 def _kernel(shape: tuple[int, ...], dims: set[int]) -> tuple[int, int] | None:
-    """The window that holds neighbouring dimensions, if it has both sides and something is behind it."""
+    """Return the window over adjacent dimensions, if both its sides fit and a dimension follows it."""
     sizes = [shape[d] for d in sorted(dims)]
     if len(dims) != max(dims, default=0) - min(dims, default=0) + 1 or max(dims, default=0) == len(shape) - 1:
         return None
@@ -106,7 +109,7 @@ def _with_ones(
     padding: Sequence[int] = (0, 0),
     shape: tuple[int, ...] | None = None,
 ) -> Accumulator:
-    """The sums of windows of int8 (N, H, W, C), in which padding counts for nothing."""
+    """Return the sums of windows of int8 (N, H, W, C), in which padding counts nothing."""
     channels = x.shape[-1]
     ones = torch.ones(channels, *kernel, 1, dtype=torch.int8)
     total = depthwise(w, x, of, ones, shape or (x.shape[0], 1, 1, channels), None, stride, padding)
@@ -153,7 +156,7 @@ def _max_pool(w: W, a: Arguments) -> Lookup:
 
 
 def _avg_pool(w: W, a: Arguments) -> Numbers:
-    """A depthwise convolution with ones, and the reciprocals of how many elements lie in each window."""
+    """Write a mean pool as a depthwise convolution with ones, times the reciprocals of the window counts."""
     x, of = as_integers(w, w.dense(a.x))
     total = _with_ones(w, x, of, a.kernel_size, a.stride, a.padding, a.shape)
     counts = _counts(a, x.shape[1:3])
@@ -163,7 +166,7 @@ def _avg_pool(w: W, a: Arguments) -> Numbers:
 
 
 def _counts(a: Arguments, sizes: tuple[int, ...]) -> Tensor:
-    """By how much torch divides each window: what lies in the input, or in its padding too."""
+    """Return torch's divisor of each window: its elements in the input, or in its padding too."""
     if a.divisor_override is not None:
         return torch.full((1, 1), a.divisor_override, dtype=torch.float64)
     along = []
@@ -188,7 +191,7 @@ _LARGEST = reductions.arg(largest=True)
 
 
 def _bilinear(w: W, a: Arguments) -> Accumulator:
-    """The weights of each result add up to the product of the numerators."""
+    """Write a bilinear resize; the weights of each result add up to the product of the numerators."""
     x, of = as_bytes(w, w.dense(a.x))
     ones = math.prod(axis.n for axis in spatial.bilinear_axes(a))
     sums = spatial.bilinear(w, SimpleNamespace(**{**vars(a), "x": whole(x)}))
@@ -197,7 +200,7 @@ def _bilinear(w: W, a: Arguments) -> Accumulator:
     total = Accumulator(centred, scale, 255 * ones)
 
     def write(wanted: Accumulator, to: IntegerType) -> TosaValue | None:
-        """Of the integers' own scale and zero point, which a mean of integers keeps."""
+        """Write the result with the integers' own scale and zero point, which a mean of integers keeps."""
         ratio = float(wanted.scales) * ones / in_float32(to.scale)
         if abs(ratio - 1) > 2**-20 or to.zero_point != of.zero_point:
             return None
