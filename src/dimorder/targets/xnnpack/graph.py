@@ -27,12 +27,11 @@ from dimorder.capture.captured import operator_name, where
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import Integers
 from dimorder.targets.table import View
-from dimorder.targets.xnnpack.integers import MOVES, READS, WEIGHTS
+from dimorder.targets.xnnpack.integers import MOVES, PACKING, READS, WEIGHTS
 from dimorder.targets.xnnpack.kernels import KernelRun, kernels_of
 from dimorder.targets.xnnpack.model import XnnModel
 
 NONE_ID = XNN_INVALID_VALUE_ID
-_PACKING = frozenset(("FullyConnected", "Conv2d", "DepthwiseConv2d", "ConvTranspose2d"))
 _HALVES: Mapping[Any, torch.dtype] = MappingProxyType(
     {
         schema.XNNDatatype.xnn_datatype_fp16: torch.float16,
@@ -477,7 +476,7 @@ def reads_of(node: Any) -> list[int]:
 def packed_by(node: Any) -> set[int]:
     """Return the constants that XNNPACK copies when it makes the runtime, and never reads again."""
     xnode = node.xnode_union
-    if kind_of(node) not in _PACKING:
+    if kind_of(node) not in PACKING:
         return set()
     return {getattr(xnode, name) for name in WEIGHTS} - {NONE_ID}
 

@@ -99,6 +99,8 @@ DYNAMIC: Mapping[str, int] = MappingProxyType({"FullyConnected": 1, "Conv2d": 3,
 WEIGHTS = ("filter_id", "bias_id")  # the fields of a node that name its weights
 OPERANDS = ("input_id", *(f"input{i}_id" for i in range(1, 6)))  # the fields that name its other operands
 READS = (*OPERANDS, *WEIGHTS)
+# The kinds whose weights XNNPACK copies into its own order when it makes the runtime.
+PACKING = frozenset(("FullyConnected", "Conv2d", "DepthwiseConv2d", "ConvTranspose2d"))
 # Kinds that move elements and have the type of their operand.
 MOVES = frozenset(
     (

@@ -21,7 +21,7 @@ from torch import Tensor
 from dimorder.errors import VerificationError
 from dimorder.graph.integer_type import IntegerType
 from dimorder.ops.dialect import OPS
-from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, WEIGHTS
+from dimorder.targets.xnnpack.integers import MOVES, OPERANDS, PACKING, WEIGHTS
 from dimorder.verification.float64_interpreter import Origin, require_close
 from dimorder.verification.verify import TOLERANCE, verify
 
@@ -178,7 +178,7 @@ class XnnModel:
         rounding = ROUNDINGS.get(kind, Rounding.TABLE)
         if kind in _EXACT:
             quanta = _EXACT[kind](fields, types, result, *operands)
-        elif kind in _PRODUCTS:
+        elif kind in PACKING:
             centred = [
                 (operands[0].double() - types[0].zero_point),
                 *(each.double() for each in operands[1:]),
@@ -385,7 +385,6 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "Softmax": _elementwise(lambda x: x.softmax(-1)),
     }
 )
-_PRODUCTS = frozenset(("Conv2d", "ConvTranspose2d", "DepthwiseConv2d", "FullyConnected"))
 _MOVES = MOVES | {"MaxPooling2d"}
 _EXACT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
@@ -398,7 +397,7 @@ _EXACT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
 # By the kind of node. Every other kind with int8 kernels is a table.
 ROUNDINGS: Mapping[str, Rounding] = MappingProxyType(
     {
-        **dict.fromkeys((*_PRODUCTS, "Multiply", "BatchMatrixMultiply"), Rounding.SCALED_SUM),
+        **dict.fromkeys((*PACKING, "Multiply", "BatchMatrixMultiply"), Rounding.SCALED_SUM),
         "GlobalAvgPooling2d": Rounding.SCALED_MEAN,
         **dict.fromkeys(("Add", "Subtract"), Rounding.MULTIPLIERS),
         "Convert": Rounding.CONVERSION,
