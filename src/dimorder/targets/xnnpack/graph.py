@@ -372,11 +372,9 @@ class XnnGraph:
             if (index, packing) not in copies:
                 is_first = index not in {known for known, _ in copies}
                 copies[index, packing] = index if is_first else self._copied_constant(index)
-        for (index, packing), copy in copies.items():
-            entry = self._constant_data[self._values[index].constant_buffer_idx]
-            data = self._bytes[entry.named_key]
-            key = f"{hashlib.sha256(data).hexdigest()}_{packing}"
-            self._values[copy].constant_buffer_idx = self._stored(key, data)
+        for (_, packing), copy in copies.items():
+            key = self._constant_data[self._values[copy].constant_buffer_idx].named_key  # of its bytes alone
+            self._values[copy].constant_buffer_idx = self._stored(f"{key}_{packing}", self._bytes[key])
         for node in packing_nodes:
             xnode = node.xnode_union
             xnode.filter_id = copies[xnode.filter_id, self._packing(node)]
