@@ -58,6 +58,11 @@ def collect(source: str, pattern: str = "") -> Iterator[Case]:
     yield from (case for case in found(pattern) if pattern in str(case))
 
 
+def named(source: str, name: str) -> Case:
+    """The case of that name."""
+    return next(case for case in collect(source, name) if str(case) == name)
+
+
 # -- ExecuTorch's backend suite
 
 

@@ -22,7 +22,7 @@ import dimorder
 from dimorder.capture.captured import arguments
 from dimorder.errors import DimorderError, StageError, VerificationError
 from dimorder.verification.verify import relative_error
-from tests.suite.cases import Case
+from tests.suite.cases import Case, named
 
 TARGETS = ("torch", "xnnpack", "tosa")
 STOCK = "stock"  # ExecuTorch's own lowering for XNNPACK
@@ -155,13 +155,15 @@ def examine_all(
     cases: Iterable[Case], targets: Sequence[str], limit_s: int = LIMIT_S
 ) -> Iterator[tuple[Case, str, Became, float]]:
     """What became of each case on each target, with the seconds it took. A native crash, and what takes more
-    than `limit_s`, is a crash of that case alone."""
+    than `limit_s`, is a crash of that case alone. The other process is no fork of this one: a fork waits
+    forever for the threads of a runtime that this one has used."""
     todo = [(case, target) for case in cases for target in targets]
     done = 0
     while done < len(todo):
-        context = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(todo[done:], theirs, limit_s), daemon=True)
+        rest = [(case.source, str(case), target) for case, target in todo[done:]]
+        process = context.Process(target=_serve, args=(rest, theirs, limit_s), daemon=True)
         process.start()
         theirs.close()
         while done < len(todo):
@@ -182,9 +184,9 @@ def examine_all(
         process.join()
 
 
-def _serve(todo: Sequence[tuple[Case, str]], pipe: Any, limit_s: int) -> None:
+def _serve(todo: Sequence[tuple[str, str, str]], pipe: Any, limit_s: int) -> None:
     send: Callable[[Became], None] = pipe.send
-    for case, target in todo:
+    for source, name, target in todo:
         signal.alarm(limit_s)
-        send(examine(case, target))
+        send(examine(named(source, name), target))
     signal.alarm(0)

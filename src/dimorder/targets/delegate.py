@@ -16,6 +16,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 
 from dimorder.graph.exported import state_of
@@ -77,7 +78,16 @@ def written(program: ExportedProgram, texts: Mapping[str, str], *, keep_delegate
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Mutation on a buffer")  # the pass warns about just that
         config = ExecutorchBackendConfig(passes=passes, extract_delegate_segments=not keep_delegates)
-        return bytes(manager.to_executorch(config).buffer)
+        data = bytes(manager.to_executorch(config).buffer)
+    _drop_cached_delegates()
+    return data
+
+
+def _drop_cached_delegates() -> None:
+    """Drop delegates from PyTorch's cache of fake results, which would keep their weights forever."""
+    cache = FakeTensorMode.cache
+    for entry in [entry for entry in cache if any(isinstance(p, LoweredBackendModule) for p in entry.key)]:
+        del cache[entry]
 
 
 class _StandIn(torch.nn.Module):
