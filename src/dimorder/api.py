@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.capture.captured import Captured, Slices, arguments, capture, where
 from dimorder.capture.decompose_dynamic_resize import with_products
-from dimorder.capture.fold_into_weights import with_weights
+from dimorder.capture.fold_into_weights import rewrite_linears
 from dimorder.capture.force_cond_branches import each_way
 from dimorder.capture.integer_boundary import Types, own_types, with_types
 from dimorder.clock import Clock, Progress
@@ -235,8 +235,8 @@ def _plan_ranges(
         return capture(planned.at(point), slices=slices)
 
     captured = clock.step("capture", captured_at, points, sized.corners[-1], capture_at)
-    ways = _cuts(target, objective), target.ability.by_heads
-    captured = clock.step("capture", with_weights, captured, *ways, varying)
+    ways = _cuts(target, objective), target.ability.fast_head_matmuls
+    captured = clock.step("capture", rewrite_linears, captured, *ways, varying)
     note_most([program.module.graph for program in captured], sized.table(points))
     targets = _sized(target, varying, captured)
     fixed = [
@@ -402,7 +402,7 @@ def _captured(
 ) -> Captured:
     """Return a network in normal form, with everything folded into its weights that can be folded."""
     captured = [capture(model, args, kwargs)]
-    (program,) = with_weights(captured, _cuts(target, objective), target.ability.by_heads)
+    (program,) = rewrite_linears(captured, _cuts(target, objective), target.ability.fast_head_matmuls)
     return program
 
 

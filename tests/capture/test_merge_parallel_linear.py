@@ -13,7 +13,7 @@ from torch import Tensor
 
 import dimorder
 from dimorder.capture.captured import capture
-from dimorder.capture.fold_into_weights import with_weights
+from dimorder.capture.fold_into_weights import rewrite_linears
 from tests.targets.cases import Net, r
 
 X = r(2, 6, 9, 11)
@@ -64,7 +64,7 @@ ONE: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 def products(net: Net, x: Tensor) -> tuple[int, int]:
     """How many products a network has with all in weights, and how many calls; its numbers must stay."""
-    (program,) = with_weights([capture(net, (x,))], cuts=False)
+    (program,) = rewrite_linears([capture(net, (x,))], cuts=False)
     called = Counter(str(node.target) for node in program.nodes if node.op == "call_function")
     torch.testing.assert_close(program.module(x)[0], net(x), rtol=1e-4, atol=1e-4)
     return called["aten.convolution.default"] + called["aten.linear.default"], called.total()

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.capture.captured import Captured, capture
-from dimorder.capture.fold_into_weights import with_weights
+from dimorder.capture.fold_into_weights import rewrite_linears
 from dimorder.layout import check_program
-from dimorder.physical.keep_unit_dims import with_ones
+from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.verification.verify import relative_error
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ def clamped(scores: Tensor) -> Tensor:
 def rewritten(model: nn.Module, *args: Tensor) -> Captured:
     """A network in normal form with heads apart, held to its numbers before."""
     before = capture(model.eval(), args)
-    (after,) = with_weights([before], cuts=True, heads=True)
+    (after,) = rewrite_linears([before], cuts=True, heads=True)
     assert list(check_program.captured_faults(after)) == []
     with torch.no_grad():
         pairs = zip(after.module(*args), before.module(*args), strict=True)
@@ -154,7 +154,7 @@ class Rows(nn.Module):
 def test_values_keep_the_ones_beside_sizes_that_vary(varying: set[int]) -> None:
     args = torch.randn(3, 7, 5), torch.randn(3, 4, 7, 9)
     before = torch.export.export(Rows().eval(), args)
-    after = with_ones(before, varying)
+    after = keep_unit_dims(before, varying)
     for got, wanted in zip(after.module()(*args), before.module()(*args), strict=True):
         assert got.shape == wanted.shape
         assert torch.allclose(got, wanted, atol=1e-6)
@@ -165,4 +165,4 @@ def test_values_keep_the_ones_beside_sizes_that_vary(varying: set[int]) -> None:
 def test_they_do_not_where_no_size_varies() -> None:
     args = torch.randn(3, 7, 5), torch.randn(3, 4, 7, 9)
     before = torch.export.export(Rows().eval(), args)
-    assert str(with_ones(before, {8}).graph) == str(before.graph)
+    assert str(keep_unit_dims(before, {8}).graph) == str(before.graph)

@@ -18,13 +18,13 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.capture.captured import Captured
 from dimorder.capture.merge_parallel_linear import add_parallel
 from dimorder.capture.products import (
-    BEHIND,
+    SCALE_AND_SHIFT,
     Product,
     constant,
     is_normal,
     is_safe,
+    linear_before,
     of_features,
-    product_behind,
     scaled_inputs,
     with_constant,
 )
@@ -37,7 +37,7 @@ from dimorder.ops.quantization import is_quantised
 aten = torch.ops.aten
 
 
-def with_weights(
+def rewrite_linears(
     programs: Sequence[Captured],
     cuts: bool,
     heads: bool = False,
@@ -60,7 +60,7 @@ def with_weights(
     >>> program = capture(net, (torch.randn(3, 5),))
     >>> operators(program)
     ['aten.layer_norm.default', 'aten.linear.default', 'aten.mul.Tensor', 'aten.add.Tensor']
-    >>> operators(with_weights([program], cuts=False)[0])
+    >>> operators(rewrite_linears([program], cuts=False)[0])
     ['aten.layer_norm.default', 'aten.linear.default']
     """
     if any(is_quantised(program.module) for program in programs):
@@ -121,7 +121,7 @@ def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
     The factor and the shift can be folded into weights.
     """
     (source,) = node.all_input_nodes
-    if product_behind(module, source) is None:
+    if linear_before(module, source) is None:
         return
     with module.graph.inserting_before(node):
         for target, *rest in ((aten.mul.Tensor, 1 / 6), (aten.add.Tensor, 0.5), (aten.clamp.default, 0, 1)):
@@ -137,7 +137,7 @@ def _fold_behind(module: GraphModule, node: Node) -> bool:
     Views and permutes may lie between them. Returns whether it was folded.
     """
     operands = with_constant(module, node)
-    found = None if operands is None else product_behind(module, operands[0])
+    found = None if operands is None else linear_before(module, operands[0])
     if operands is None or found is None:
         return False
     (source, value), (product, moves) = operands, found
@@ -145,7 +145,7 @@ def _fold_behind(module: GraphModule, node: Node) -> bool:
     along = of_features(product, moves, value.expand(shape_of(node)) if value.numel() > 1 else value)
     if along is None:
         return False
-    scale, shift = BEHIND[node.target](along)
+    scale, shift = SCALE_AND_SHIFT[node.target](along)
     if not is_normal(scale):
         return False
     weight, bias = scaled_features(

@@ -25,7 +25,7 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE, Scaled
 from dimorder.graph.schema import bound
 from dimorder.graph.tracing import EXPORTED
-from dimorder.ops.quantization import is_quantised, left_out
+from dimorder.ops.quantization import is_quantised, remove_noop_quantize
 
 aten = torch.ops.aten
 
@@ -72,7 +72,7 @@ def simplify(module: GraphModule) -> None:
         elif node.target in SELECTIONS:
             _quantise_after(node)
         elif node.target is QUANTIZE:
-            left_out(node) or _clamped(node)
+            remove_noop_quantize(node) or _clamped(node)
     _join(graph)
     for node in list(graph.nodes):
         if node.target in _PRODUCTS:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dimorder.capture.products import (
-    BEHIND,
+    SCALE_AND_SHIFT,
     Product,
     is_normal,
     of_features,
@@ -103,7 +103,7 @@ def _terms(module: GraphModule, value: Any, sign: float, total: Node) -> Iterato
         found = with_constant(module, value)
         if found is None:
             return
-        factor, added = BEHIND[value.target](found[1])
+        factor, added = SCALE_AND_SHIFT[value.target](found[1])
         if not is_normal(factor):  # 0 times an overflow is not 0
             return
         value, scale, shift = found[0], scale * factor, shift + scale * added

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 VIEWS = (aten.reshape.default, aten.permute.default)
 # Operators with a constant after a linear or convolution: the scale and the shift for that constant.
-BEHIND: dict[Any, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+SCALE_AND_SHIFT: dict[Any, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     aten.mul.Tensor: lambda c: (c, torch.zeros_like(c)),
     aten.div.Tensor: lambda c: (1 / c, torch.zeros_like(c)),
     aten.add.Tensor: lambda c: (torch.ones_like(c), c),
@@ -119,7 +119,7 @@ def _held(module: GraphModule, value: Any) -> Tensor | None:
     return None if isinstance(held, Scaled) or held.dtype != torch.float32 else held
 
 
-def product_behind(module: GraphModule, value: Node) -> tuple[Product, list[Node]] | None:
+def linear_before(module: GraphModule, value: Node) -> tuple[Product, list[Node]] | None:
     """Return the linear or convolution whose result a value is, or None if anything else reads the result.
 
     The second part of the result is the views and permutes in between, the last first.
@@ -145,7 +145,7 @@ def with_constant(module: GraphModule, node: Node) -> tuple[Node, Tensor] | None
 
     The result is None for any other call.
     """
-    if node.target not in BEHIND or len(node.args) != 2 or node.kwargs:
+    if node.target not in SCALE_AND_SHIFT or len(node.args) != 2 or node.kwargs:
         return None
     for place in (1, 0) if node.target in _SYMMETRIC else (1,):
         source, value = node.args[1 - place], constant(module, node.args[place])

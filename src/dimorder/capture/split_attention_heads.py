@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.capture.products import VIEWS, Product, constant, product_behind, scaled_inputs
+from dimorder.capture.products import VIEWS, Product, constant, linear_before, scaled_inputs
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.operator import args_of
 
@@ -124,7 +124,7 @@ def _shifted(module: GraphModule, value: Node) -> tuple[Product, Tensor] | None:
 
     The result is None if anything else reads the linear, or if the linear has no bias.
     """
-    found = product_behind(module, value)
+    found = linear_before(module, value)
     if found is None:
         return None
     product, moves = found

@@ -25,7 +25,7 @@ from torch.export import ExportedProgram
 from torch.utils.flop_counter import flop_registry
 
 from dimorder.capture.captured import capture
-from dimorder.capture.fold_into_weights import with_weights
+from dimorder.capture.fold_into_weights import rewrite_linears
 from dimorder.errors import DimorderError
 from dimorder.latency.runtimes import Given, ours
 from dimorder.latency.timing import Invocation
@@ -121,7 +121,7 @@ def least_seconds(limit: Limit, model: nn.Module, args: Sequence[Any], kwargs: M
     exported = torch.export.export(model, tuple(args), dict(kwargs))
     found = [limit.seconds(exported)]
     with suppress(DimorderError):
-        (program,) = with_weights([capture(exported)], cuts=False)
+        (program,) = rewrite_linears([capture(exported)], cuts=False)
         if not program.state:
             found.append(limit.seconds(torch.export.export(program.module, program.example_inputs)))
     return min(found)

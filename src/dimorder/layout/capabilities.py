@@ -34,8 +34,8 @@ class Ability:
         takes: `takes(value)` is None if a value may be an input, else the reason why not.
         slices_copy: whether a slice takes time and memory. A linear or matmul whose result is only cut is
             then split into several.
-        by_heads: whether a matmul with one constant matrix per attention head is as fast as one matmul of all
-            channels.
+        fast_head_matmuls: whether a matmul with one constant matrix per attention head is as fast as one
+            matmul of all channels.
         fixed_resizes: whether a resize needs constant sizes. A resize to dynamic sizes is then better written
             as matmuls.
     """
@@ -46,7 +46,7 @@ class Ability:
     max_rank: int | None = None
     takes: Callable[[torch.Tensor], str | None] = lambda value: None
     slices_copy: bool = False
-    by_heads: bool = False
+    fast_head_matmuls: bool = False
     fixed_resizes: bool = False
 
 

@@ -29,7 +29,7 @@ def is_quantised(module: GraphModule) -> bool:
     return any(node.target in (QUANTIZE, FAKE_QUANTIZE_DYNAMIC) for node in module.graph.nodes)
 
 
-def left_out(node: Node) -> bool:
+def remove_noop_quantize(node: Node) -> bool:
     """Remove a quantize directly after a dequantize with the same arguments.
 
     Returns:

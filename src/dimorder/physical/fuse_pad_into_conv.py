@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.ops.dialect import OPS
-from dimorder.ops.quantization import left_out
+from dimorder.ops.quantization import remove_noop_quantize
 
 aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ def absorb_borders(graph: Graph) -> None:
         pad.replace_all_uses_with(source)
         graph.erase_node(pad)
         for reader in list(source.users):
-            left_out(reader)
+            remove_noop_quantize(reader)
 
 
 def _border(pad: Node) -> tuple[int, int, int, int] | None:

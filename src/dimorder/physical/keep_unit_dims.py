@@ -26,7 +26,7 @@ aten = torch.ops.aten
 _VIEW = aten.view.default
 
 
-def with_ones(program: ExportedProgram, varying: Collection[int]) -> ExportedProgram:
+def keep_unit_dims(program: ExportedProgram, varying: Collection[int]) -> ExportedProgram:
     """Return the program in which values keep dimensions of size 1 that views add among dynamic sizes.
 
     Args:
@@ -37,7 +37,7 @@ def with_ones(program: ExportedProgram, varying: Collection[int]) -> ExportedPro
     ...     def forward(self, x, y):
     ...         return (x.relu().view(3, 1, 5) + y).exp()
     >>> program = torch.export.export(Added(), (torch.ones(3, 5), torch.ones(3, 7, 5)))
-    >>> [str(node.target) for node in with_ones(program, {3, 5}).graph.nodes]
+    >>> [str(node.target) for node in keep_unit_dims(program, {3, 5}).graph.nodes]
     ['x', 'y', 'aten.view.default', 'aten.relu.default', 'aten.add.Tensor', 'aten.exp.default', 'output']
     """
     graph = Graph()

@@ -31,7 +31,7 @@ from dimorder.graph.exported import stateful
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import QUANTIZE
 from dimorder.ops.dialect import SLICE_CONSTANT
-from dimorder.physical.keep_unit_dims import with_ones
+from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.sizes.merge_specializations import SizesError
 from dimorder.sizes.symbolic import SizeTable
 from dimorder.targets.delegate import EDGE, TO_NCHW, TO_NHWC, empty, lowered, written
@@ -125,7 +125,7 @@ def emit(
     if ranges is not None:
         contract, table = ranges
         sizes = zip(*(key for key in table.known if len(set(key)) > 1), strict=True)
-        programs = [with_ones(*each) for each in zip([program, *others], map(set, sizes), strict=True)]
+        programs = [keep_unit_dims(*each) for each in zip([program, *others], map(set, sizes), strict=True)]
         return _for_ranges(programs, contract, table, constant_methods or {}, operators)
     build = _outer(plan)
     module = GraphModule(build.root, build.graph)

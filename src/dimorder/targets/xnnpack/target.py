@@ -173,7 +173,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         (_DECLINED,),
         MAX_RANK,
         slices_copy=True,
-        by_heads=True,
+        fast_head_matmuls=True,
         fixed_resizes=True,
     )
     return Target(
