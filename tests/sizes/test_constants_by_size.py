@@ -1,0 +1,95 @@
+"""Constants that depend on a size are slices of the largest one where they can be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+import dimorder
+from dimorder.verification.verify import relative_error
+from tests.sizes.symbols import PICTURES, TARGETS, errors, lower, refusal, sized
+
+
+class Anchored(nn.Module):
+    """Adds the centre of each place of a map to a point found there, all places in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2, 8, stride=8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        rows, columns = (torch.arange(size) + 0.5 for size in y.shape[2:])
+        grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij")[::-1]).flatten(1)
+        return (y.flatten(2) + grid[None]) * torch.full((1, grid.shape[1]), 8.0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_anchors_are_sliced_and_laid_out_in_each_call(target: str) -> None:
+    module = Anchored().eval()
+    lowered = lower(module, "2x3xHxW", target=target)
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("2x3xHxW", sizes))) <= 1e-4
+
+
+def test_a_matrix_that_begins_as_a_larger_one_is_sliced_beside_what_is_computed() -> None:
+    class Both(nn.Module):
+        """Of the one resize the matrix ends as no larger one goes on, of the other it begins as it does."""
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            linear = nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear")
+            return nn.functional.interpolate(x.relu(), scale_factor=2.0), linear
+
+    lowered = lower(Both(), "1x3xHxW", target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    for sizes in PICTURES:
+        assert max(errors(lowered, Both(), sized("1x3xHxW", sizes))) <= 1e-4
+    products = [line for line in lowered.text("physical").splitlines() if "matmul(" in line]
+    assert sum("matmul(slice_constant" in line for line in products) == 2 and len(products) == 4
+
+
+class Positions(nn.Module):
+    """Adds to each place what a table has for it, in whatever order the table lies, behind a causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(40, 12))
+        self.conv = nn.Conv1d(12, 6, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        y = (x + self.table[torch.arange(length)]) @ x.mT
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        y = y.masked_fill(~mask, 0.5).softmax(-1) @ x
+        return self.conv(y.mT + self.table[:length].mT)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_constant_that_begins_as_a_longer_one_is_a_slice_of_that(target: str) -> None:
+    module = Positions().eval()
+    lowered = dimorder.lower(
+        module, (torch.randn(3, 9, 12),), dynamic_shapes=({1: Dim("L", min=4, max=40)},), target=target
+    )
+    if target == "xnnpack":
+        assert lowered.artifact.delegates == 1
+        assert lowered.artifact.outside["aten::slice_copy.Tensor_out"] > 1
+    for length in (4, 5, 9, 23, 39, 40):
+        x = torch.randn(3, length, 12)
+        assert max(errors(lowered, module, x)) <= 1e-4
+        with torch.no_grad():
+            (plain,) = pytree.tree_leaves(lowered.decomposed().module()(x))
+            assert relative_error(plain, module(x)) <= 1e-4
+
+
+def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:
+    class Backwards(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.arange(x.shape[1] - 1, -1, -1)
+
+    dims = ({1: Dim("L", min=4, max=40)},)
+    first, found, _ = refusal(Backwards(), torch.ones(2, 9), dims)
+    assert first.startswith("aten.add.Tensor (test_constants_by_size.py:")
+    assert found == "  found: the constant constant__0, which is another one for each size"

@@ -1,0 +1,45 @@
+"""Sizes at which a network is another one are tried, and such a network is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import dimorder
+from dimorder.errors import VerificationError
+from tests.sizes.symbols import BATCH, refusal
+
+
+def test_an_even_size_is_tried_where_all_others_are_odd() -> None:
+    class Halved(nn.Module):
+        """At even sizes another network, which no operator shows."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + (torch.arange(x.shape[1]) + 1) * (x.shape[1] % 2)
+
+    dims = ({1: Dim("L", min=3, max=41)},)
+    with pytest.raises(VerificationError, match="at L = 10"):
+        dimorder.lower(Halved(), (torch.randn(2, 9),), dynamic_shapes=dims)
+
+
+def test_a_size_is_tried_at_which_a_number_is_another_one() -> None:
+    class Paged(nn.Module):
+        """Twice as large where the last place of a page of 40 is taken."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (1 + (x.shape[1] % 40) // 39)
+
+    dims = ({1: Dim("L", min=3, max=44)},)
+    with pytest.raises(VerificationError, match="at L = 39"):
+        dimorder.lower(Paged(), (torch.randn(2, 9),), dynamic_shapes=dims)
+
+
+def test_a_network_that_takes_another_way_at_some_size_is_refused() -> None:
+    class Halved(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu() if x.shape[0] % 2 else x.sigmoid()
+
+    first, found, fix = refusal(Halved(), torch.ones(4, 3), BATCH)
+    assert first == "torch.export of Halved" and "N" in found and fix.startswith("  fix: give sizes that")

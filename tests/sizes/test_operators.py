@@ -1,0 +1,235 @@
+"""Operators of which a size is a symbol: where they run, and eager's numbers at each size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import dimorder
+from tests import zoo
+from tests.sizes.symbols import PICTURES, TARGETS, TIMES, errors, lower, sized
+
+
+def test_what_torch_cannot_prove_of_sizes_is_computed_for_each() -> None:
+    class Framed(nn.Module):
+        """Torch has no rule by which 12 n is divided by n, where n is a quotient."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = nn.Sequential(nn.Conv1d(3, 9, 10, stride=5), nn.Conv1d(9, 12, 3, stride=2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.convs(x)
+            return y.transpose(1, 2).reshape(y.shape[2], -1)
+
+    module = Framed().eval()
+    dims = ({2: Dim("T", min=40, max=300)},)
+    for target in TARGETS:
+        lowered = dimorder.lower(module, (torch.randn(1, 3, 63),), dynamic_shapes=dims, target=target)
+        for length in (40, 41, 64, 65, 199, 300):
+            assert max(errors(lowered, module, torch.randn(1, 3, length))) <= 1e-4
+
+
+class Steps(nn.Module):
+    """The last steps of a sequence, counted from its end, beside each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(3, 6, 3, padding=1), nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.conv(x)
+        return self.head(y[..., -1]), y[:, :, -3:].relu(), y.transpose(1, 2)[:, -4:-2].sigmoid()
+
+
+@pytest.mark.parametrize("module", [Steps(), zoo.network("tcn").build()], ids=["own", "tcn"])
+def test_the_last_steps_of_a_symbol_are_of_the_delegate(module: nn.Module) -> None:
+    shape = "2x3xT" if isinstance(module, Steps) else "2x6xT"
+    lowered = lower(module.eval(), shape, target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    for sizes in TIMES:
+        assert max(errors(lowered, module, sized(shape, sizes))) <= 1e-4
+
+
+class Rows(nn.Module):
+    """The last of rows that no batch holds, and of rows in a batch."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.relu()[-1], x.unsqueeze(0).sigmoid()[:, -1:], x.view(1, -1, 3, 1, 1).tanh()[:, -1]
+
+
+def test_the_last_of_rows_needs_no_matrix() -> None:
+    lowered = lower(Rows(), "Tx3", target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    for sizes in TIMES:
+        assert max(errors(lowered, Rows(), sized("Tx3", sizes))) <= 1e-4
+    program = lowered.text("physical")
+    assert program.count("upsample_bilinear2d_nhwc(") == 2 and program.count("matmul(") == 1
+
+
+class Masked(nn.Module):
+    """The last of steps some of which are infinite, where the input says so, and of what is finite again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 6, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.conv(x).masked_fill(x[:, :1] < -1, -torch.inf)
+        return y[..., -2:], y.softmax(-1)[..., -1:]
+
+
+def test_infinite_steps_do_not_spread_to_the_last() -> None:
+    module = Masked().eval()
+    lowered = lower(module, "2x3xT", target="xnnpack")
+    for sizes in TIMES:
+        x = sized("2x3xT", sizes)
+        x[1, 0, 1] = -2.0
+        with torch.no_grad():
+            wanted = module(x)
+        for got, want in zip(lowered.run(x), wanted, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+class Padded(nn.Module):
+    """Texts of which some begin with padding: those rows of attention are no numbers, or infinite."""
+
+    def __init__(self, logarithms: bool) -> None:
+        super().__init__()
+        self.logarithms, self.packed = logarithms, nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.packed(x).chunk(3, -1)
+        if self.logarithms:
+            return (value + mask.float().log()[..., None])[:, -2:].exp()
+        seen = torch.ones(2 * x.shape[1:2], dtype=torch.bool).tril() & mask.bool()[:, None]
+        return ((query @ key.mT).masked_fill(~seen, -torch.inf).softmax(-1) @ value)[:, -2:]
+
+
+@pytest.mark.parametrize("logarithms", [False, True])
+def test_rows_that_are_no_numbers_do_not_spread_to_the_last(logarithms: bool) -> None:
+    module, length = Padded(logarithms).eval(), Dim("L", min=4, max=24)
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    example = torch.randn(2, 7, 8), mask
+    lowered = dimorder.lower(module, example, dynamic_shapes=({1: length},) * 2, target="xnnpack")
+    for size in (4, 5, 23, 24):
+        x, mask = torch.randn(2, size, 8), torch.ones(2, size, dtype=torch.int64)
+        mask[1, :2] = 0
+        with torch.no_grad():
+            torch.testing.assert_close(lowered.run(x, mask), module(x, mask), rtol=1e-4, atol=1e-5)
+
+
+class Attended(nn.Module):
+    """Attention by hand, of which the last row counts."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads, self.packed, self.head = heads, nn.Linear(8, 24), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.packed(x).chunk(3, -1))
+        query, key, value = parts
+        y = ((query @ key.mT).softmax(-1) @ value).transpose(1, 2).flatten(2)
+        return self.head(y)[:, -1]
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_ranges_may_be_small_and_heads_one(heads: int) -> None:
+    module = Attended(heads).eval()
+    dims = {0: Dim("N", min=1, max=4), 1: Dim("L", min=1, max=6)}
+    lowered = dimorder.lower(module, (torch.randn(2, 5, 8),), dynamic_shapes=(dims,), target="xnnpack")
+    for n, length in ((1, 1), (4, 6), (2, 2), (3, 5), (4, 1), (1, 6)):
+        assert max(errors(lowered, module, torch.randn(n, length, 8))) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "in_phases"),
+    [
+        ("1x3xT", (4, 2), True),
+        ("Nx3x9", (4, 2, 1), True),
+        ("1x3xT", (4, 2, 1), False),  # a slice of a symbol is left
+        ("1x3xT", (7, 3, 3, 2), True),
+        ("1x3xT", (3, 2, 1, 1), True),
+        ("2x3xHx12", (2, 2), True),
+        ("2x3xHx12", (3, 2, 1, 1), True),
+        ("2x3xHx12", (3, 2, 1), False),
+        ("1x3xHxW", (2, 2), False),  # a reshape has one symbol
+    ],
+)
+def test_phases_are_joined_where_one_size_is_a_symbol(
+    shape: str, options: tuple[int, ...], in_phases: bool
+) -> None:
+    lines = shape.count("x") == 2
+    conv, transposed = (nn.Conv1d, nn.ConvTranspose1d) if lines else (nn.Conv2d, nn.ConvTranspose2d)
+    module = nn.Sequential(conv(3, 6, 3, padding=1), nn.ReLU(), transposed(6, 5, *options)).eval()
+    lowered = lower(module, shape, target="xnnpack")
+    assert lowered.artifact.delegates == 1
+    assert ("conv_transpose2d" not in lowered.text("physical")) == in_phases
+    x = sized(shape, {"T": 77, "N": 3, "H": 96, "W": 112})
+    assert max(errors(lowered, module, x)) <= 1e-4
+
+
+def test_taps_that_read_padding_at_all_sizes_are_left_out() -> None:
+    """At no height, and at some widths."""
+    dilated = nn.Conv2d(6, 5, (3, 3), padding=(96, 50), dilation=(96, 50))
+    module = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), dilated).eval()
+    lowered = lower(module, "Nx3xHxW", target="xnnpack")
+    assert (5, 1, 3, 6) in {tuple(constant.shape) for constant in lowered.physical.state_dict.values()}
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("Nx3xHxW", sizes))) <= 1e-4
+
+
+def test_a_convolution_by_what_is_computed_runs_beside() -> None:
+    class Computed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(5, 3, 3, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.conv2d(x, self.weight * x.mean())
+
+    module = Computed().eval()
+    lowered = lower(module, "1x3xHxW", target="xnnpack")
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("1x3xHxW", sizes))) <= 1e-4
+
+
+def test_what_xnnpack_cannot_do_at_all_sizes_runs_outside_where_that_is_right() -> None:
+    class Last(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu()[:, -9:] * 2  # more steps than a product inside the delegate takes
+
+    dims = ({1: Dim("L", min=10, max=40)},)
+    lowered = dimorder.lower(Last(), (torch.ones(2, 13, 3),), dynamic_shapes=dims, target="xnnpack")
+    assert lowered.artifact.delegates == 2
+    assert lowered.artifact.outside["aten::slice_copy.Tensor_out"] == 1
+    for length in (10, 11, 17, 40):
+        assert max(errors(lowered, Last(), torch.randn(2, length, 3))) <= 1e-4
+
+
+def test_a_reshape_of_two_symbols_is_a_view_between_delegates() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(10, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows: torch.Tensor = self.mix(x).reshape(x.shape[0], x.shape[1], 5, 2)
+            return rows.softmax(3)
+
+    module = Heads().eval()
+    dims = ({0: Dim("N", min=1, max=16), 1: Dim("L", min=4, max=40)},)
+    lowered = dimorder.lower(module, (torch.ones(2, 9, 10),), dynamic_shapes=dims, target="xnnpack")
+    assert lowered.artifact.delegates == 2
+    for batch, length in ((1, 4), (16, 40), (1, 40), (16, 4), (3, 17), (5, 5)):
+        assert max(errors(lowered, module, torch.randn(batch, length, 10))) <= 1e-4
+
+
+def test_pixels_are_shuffled_by_a_transposed_convolution() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 18, 3, padding=1), nn.PixelShuffle(3), nn.ReLU()).eval()
+    lowered = lower(module, "1x3xHxW", target="xnnpack")
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
+    for sizes in PICTURES:
+        assert max(errors(lowered, module, sized("1x3xHxW", sizes))) <= 1e-5

@@ -1,0 +1,78 @@
+"""A plan for a range of sizes is the best at each of them, and says where that is not proven."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+import dimorder
+from tests.sizes.symbols import Gated
+
+
+class Mixed(nn.Module):
+    """A convolution, which wants channels last, and a product over its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mix = nn.Conv2d(3, 5, 3, padding=1), nn.Linear(7, 11)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.conv(x)
+        return y.relu(), self.mix(y).softmax(2)
+
+
+def test_the_plan_for_a_range_is_the_best_at_every_size_of_it() -> None:
+    module = Mixed().eval()
+    dims = ({0: Dim("N", min=1, max=5), 2: Dim("H", min=4, max=7)},)
+    found = dimorder.plan(module, (torch.ones(2, 3, 5, 7),), dynamic_shapes=dims, target="xnnpack")
+    assert found.ranges is not None and found.ranges.unproven is None
+    kept = [(c.value, c.from_order, c.to_order) for c in found.conversions]
+    for n in range(2, 6):
+        for h in range(4, 8):
+            fixed = dimorder.plan(module, (torch.ones(n, 3, h, 7),), target="xnnpack")
+            own = dimorder.plan(
+                module,
+                (torch.ones(2, 3, 5, 7),),
+                dynamic_shapes=dims,
+                cost_at={"N": n, "H": h},
+                target="xnnpack",
+            )
+            assert own.cost == fixed.cost and fixed.certificate.optimal
+            assert [(c.value, c.from_order, c.to_order) for c in own.conversions] == kept
+
+
+def test_what_is_proven_is_told_with_the_costs_at_the_ends() -> None:
+    dims = ({0: Dim("N", min=1, max=16)},)
+    found = dimorder.plan(Gated().eval(), (torch.ones(2, 3, 32, 48),), dynamic_shapes=dims, cost_at={"N": 8})
+    assert [line for line in str(found).splitlines() if line.startswith(("sizes", "cost", "proof", "     "))][
+        :4
+    ] == [
+        "sizes   N = 1 … 16",
+        "cost    245,760 bytes, 2 conversions at N = 8",
+        "proof   no plan costs less than 245,760 bytes: optimal over complete candidates (default)",
+        "        nor at any other sizes of these ranges, where this plan costs 30,720 at N = 1 to 491,520 at "
+        "N = 16",
+    ]
+    assert found.to_dict()["ranges"] == {
+        "symbols": [{"name": "N", "minimum": 1, "maximum": 16}],
+        "cost_at": {"N": 8},
+        "corners": [{"sizes": {"N": 1}, "cost": 30720}, {"sizes": {"N": 16}, "cost": 491520}],
+        "optimal_for_range": True,
+        "unproven": None,
+    }
+
+
+class Pairs(nn.Module):
+    """Attention over a length, whose scores grow with its square."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.transpose(1, 2)).softmax(1) @ x
+
+
+def test_a_cost_that_grows_with_a_square_is_proven_at_one_size_alone() -> None:
+    dims = ({1: Dim("L", min=4, max=40)},)
+    found = dimorder.plan(Pairs(), (torch.ones(3, 9, 7),), dynamic_shapes=dims, target="xnnpack")
+    assert found.ranges is not None and found.ranges.cost_at == {"L": 12}
+    assert found.ranges.unproven == "a cost grows faster than one of the sizes"
+    assert "of these sizes alone: a cost grows faster than one of the sizes" in str(found)

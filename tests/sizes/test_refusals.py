@@ -1,0 +1,110 @@
+"""Ranges of sizes that cannot be served are refused, each with its reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import dimorder
+from dimorder.errors import UnsupportedError, UsageError
+from tests import zoo
+from tests.sizes.symbols import BATCH, Gated, errors, refusal
+
+
+def test_tosa_has_one_graph_per_size() -> None:
+    assert refusal(Gated().eval(), torch.ones(2, 3, 8, 8), BATCH, target="tosa") == [
+        "target tosa",
+        "  found: symbolic sizes, N = 1 … 16: its graphs have fixed ones",
+        "  fix: lower one graph for each size that is needed",
+    ]
+
+
+def test_a_size_without_an_upper_bound_is_refused() -> None:
+    assert refusal(Gated().eval(), torch.ones(2, 3, 8, 8), ({0: Dim("N", min=1)},)) == [
+        "input x, dim 0",
+        "  found: the size N, without an upper bound",
+        '  fix: say how large it may be: torch.export.Dim("N", min=1, max=16)',
+    ]
+
+
+def test_a_size_that_the_network_fixes_is_refused_with_torchs_reason() -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.ones(2, 3)
+
+    first, found, _ = refusal(Fixed(), torch.ones(2, 3), BATCH)
+    assert first == "torch.export of Fixed" and "N" in found
+
+
+def test_a_cost_is_asked_for_at_a_size_of_the_range() -> None:
+    module, x = Gated().eval(), torch.ones(2, 3, 8, 8)
+    assert refusal(module, x, BATCH, cost_at={"N": 17}) == [
+        "cost_at",
+        "  found: N = 17",
+        "  fix: give a size of N = 1 … 16",
+    ]
+    assert refusal(module, x, BATCH, cost_at={"M": 1})[1:] == [
+        "  found: no symbol 'M'",
+        "  fix: give sizes of N",
+    ]
+
+
+def test_an_exported_program_has_its_own_symbols() -> None:
+    module = Gated().eval()
+    exported = torch.export.export(module, (torch.ones(3, 3, 8, 6),), dynamic_shapes=BATCH)
+    with pytest.raises(UsageError, match="an exported program, which has its own"):
+        dimorder.lower(exported, dynamic_shapes=BATCH)
+    lowered = dimorder.lower(exported)
+    (symbol,) = lowered.contract.symbols
+    assert (symbol.maximum, symbol.step) == (16, 1)
+    for n in (1, 5, 16):
+        assert max(errors(lowered, module, torch.randn(n, 3, 8, 6))) <= 1e-4
+
+
+def test_integers_have_fixed_sizes() -> None:
+    class Rounded(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            integers = torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8)
+            y: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_tensor(
+                integers, 0.5, 0, -128, 127, torch.int8
+            )
+            return y + 1
+
+    assert refusal(Rounded(), torch.ones(2, 3), BATCH, target="xnnpack") == [
+        "a quantised network",
+        "  found: integers, with symbolic sizes",
+        "  fix: lower one program for each size",
+    ]
+
+
+def test_a_network_that_takes_only_some_sizes_is_refused_with_what_torch_suggests() -> None:
+    dims = ({2: Dim("H", min=24, max=96)},)
+    assert refusal(zoo.network("unet").build(), torch.ones(1, 3, 32, 64), dims) == [
+        "torch.export of UNet",
+        "  found: Not all values of H = L['x'].size()[2] in the specified range 24 <= H <= 96 satisfy the "
+        "generated guard (2*(L['x'].size()[2] // 4)) == (L['x'].size()[2] // 2).",
+        "  fix: give sizes that the network takes: _H = Dim('_H', min=6, max=24), H = 4*_H",
+    ]
+
+
+def test_shapes_in_another_form_than_the_call_are_refused_with_torchs_reason() -> None:
+    class Sum(nn.Module):
+        def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+            return xs[0] + xs[1]
+
+    batch, x = Dim("N", min=2, max=16), torch.ones(4, 3)
+    with pytest.raises(UnsupportedError, match="of Sum"):
+        dimorder.lower(Sum(), (x, x), dynamic_shapes=({0: batch}, {0: batch}))
+    lowered = dimorder.lower(Sum(), (x, x), dynamic_shapes=(({0: batch}, {0: batch}),))
+    assert lowered.run(x[:2], x[:2]).shape == (2, 3)
+
+
+def test_ranges_with_too_few_sizes_to_tell_symbols_apart_are_refused() -> None:
+    dims = ({2: 32 * Dim("H", min=2, max=3), 3: 32 * Dim("W", min=2, max=3)},)
+    assert refusal(Gated().eval(), torch.ones(1, 3, 64, 96), dims) == [
+        "the ranges of sizes",
+        "  found: too few sizes in H = 64 … 96 in steps of 32, W = 64 … 96 in steps of 32",
+        "  fix: give ranges of three sizes above 1 at least, or two where there is one symbol, or fix a size",
+    ]
