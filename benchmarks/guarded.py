@@ -3,7 +3,7 @@
     python -m benchmarks.guarded [--runs 5] [--network mobilenet_v2] [--out guarded.json]
 
 To XNNPACK, 1x3x224x224. Contiguous, as stock lowering takes it; and channels-last, where both lower the
-program that `canonicalise` made, for stock lowering crashes on any other. A ratio is within one turn.
+program that `canonicalize` made, for stock lowering crashes on any other. A ratio is within one turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from executorch.exir import to_edge_transform_and_lower
 from torch.export import ExportedProgram
 
 from benchmarks import record
-from dimorder.executorch import XNNPACK, canonicalise, guarded
+from dimorder.executorch import XNNPACK, canonicalize, guarded
 from tests import zoo
 
 FORMS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
@@ -30,7 +30,7 @@ def exported(name: str, form: torch.memory_format) -> ExportedProgram:
     row = zoo.network(name)
     network = row.make().eval().to(memory_format=form)
     (x,) = row.inputs()
-    return canonicalise(torch.export.export(network, (x.to(memory_format=form),)))
+    return canonicalize(torch.export.export(network, (x.to(memory_format=form),)))
 
 
 def seconds(program: ExportedProgram, wrapped: bool) -> float:

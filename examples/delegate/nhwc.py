@@ -19,7 +19,7 @@ from torch import nn
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.executorch import DelegateLayout, canonicalise, guarded
+from dimorder.executorch import DelegateLayout, canonicalize, guarded
 
 NHWC = DimOrder.channels_last(4)
 OPERATORS = ("convolution", "relu", "add.Tensor", "sigmoid")
@@ -69,7 +69,7 @@ class Network(nn.Module):
 
 
 def lower(network: nn.Module, x: torch.Tensor):
-    program = canonicalise(torch.export.export(network, (x,)))
+    program = canonicalize(torch.export.export(network, (x,)))
     return to_edge_transform_and_lower(program, partitioner=[guarded(NhwcPartitioner(), LAYOUT)])
 
 

@@ -76,7 +76,7 @@ def _compare(lowered: Lowered) -> None:
 def in_integers(lowered: Lowered, x: Tensor) -> list[Tensor]:
     """What the NPU's integers stand for, for an input of numbers."""
     (of,) = lowered.contract.inputs
-    outputs = lowered.run(of.quantised(x))
+    outputs = lowered.run(of.quantized(x))
     return [spec.real(y) for spec, y in zip(lowered.contract.outputs, outputs, strict=True)]
 
 

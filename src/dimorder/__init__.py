@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dimorder.eager.inspection.inspection import inspect
     from dimorder.errors import DimorderError
     from dimorder.lowered import Lowered
-    from dimorder.quantization.quantize import QuantisedNetwork, quantize
+    from dimorder.quantization.quantize import QuantizedNetwork, quantize
     from dimorder.runtime.program import Program
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Layout",
     "Lowered",
     "Program",
-    "QuantisedNetwork",
+    "QuantizedNetwork",
     "convert",
     "empty",
     "expect_channels_last",
@@ -49,7 +49,7 @@ _HOMES = {
     "Layout": "dimorder.algebra.layout",
     "Lowered": "dimorder.lowered",
     "Program": "dimorder.runtime.program",
-    "QuantisedNetwork": "dimorder.quantization.quantize",
+    "QuantizedNetwork": "dimorder.quantization.quantize",
     "convert": "dimorder.eager.conversion",
     "empty": "dimorder.eager.channels_last",
     "expect_channels_last": "dimorder.eager.inspection.expect",

@@ -37,7 +37,7 @@ from dimorder.ops.quantization import is_quantised
 from dimorder.plans.make_contract import Orders, promise
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.plans.state_plan import state_specs
-from dimorder.quantization.quantize import QuantisedNetwork
+from dimorder.quantization.quantize import QuantizedNetwork
 from dimorder.runtime.guard import OnMismatch, require_choice
 from dimorder.runtime.program import Program
 from dimorder.sizes.constants_by_size import captured_at
@@ -52,7 +52,7 @@ from dimorder.verification.verify_integers import trial_of
 
 __all__ = ["Lowered", "load", "lower", "plan"]
 
-_Network = torch.nn.Module | ExportedProgram | QuantisedNetwork | str | Path
+_Network = torch.nn.Module | ExportedProgram | QuantizedNetwork | str | Path
 _Asked = tuple[tuple[Orders, Orders], tuple[Types, Types]]
 
 
@@ -200,7 +200,7 @@ def _lower_fixed(
     # There is one contender, except for an objective that only a compiler can compare.
     for each, contender in chosen.contenders.get(objective, ((objective, chosen),)):
         planned = _plan(program, contract, contender, each, clock)
-        alike = (contender.ability.declines, planned.layout_plan.choice)
+        alike = (contender.capabilities.declines, planned.layout_plan.choice)
         if alike not in made:
             trial = trial or clock.step("verify", trial_of, model, program, contract)
             made[alike] = _emit(planned, program, trial, contender, run_artifact, clock)
@@ -228,14 +228,14 @@ def _plan_ranges(
 
     varying = [sized.varying(point) for point in points]
     planned = sized
-    if target.ability.fixed_resizes:
+    if target.capabilities.fixed_resizes:
         planned = sized.rewritten(partial(with_products, taken=frozenset().union(*varying)))
 
     def capture_at(point: Point, slices: Mapping[str, Slices]) -> Captured:
         return capture(planned.at(point), slices=slices)
 
     captured = clock.step("capture", captured_at, points, sized.corners[-1], capture_at)
-    ways = _cuts(target, objective), target.ability.fast_head_matmuls
+    ways = _cuts(target, objective), target.capabilities.fast_head_matmuls
     captured = clock.step("capture", rewrite_linears, captured, *ways, varying)
     note_most([program.module.graph for program in captured], sized.table(points))
     targets = _sized(target, varying, captured)
@@ -251,7 +251,7 @@ def _plan_ranges(
         [each.point for each in fixed],
         sized,
         costs,
-        target.ability.max_rank,
+        target.capabilities.max_rank,
         at,
     )
     return NetworkPlan(target.name, contract, layout_plan, extracted, ranges=proof), fixed
@@ -268,9 +268,9 @@ def _sized(target: Target, varying: Sequence[frozenset[int]], programs: Sequence
     made = [
         target.sized(sizes, program.module.graph) for sizes, program in zip(varying, programs, strict=True)
     ]
-    columns = zip(*(ability.declines for ability in made), strict=True)
+    columns = zip(*(capabilities.declines for capabilities in made), strict=True)
     declines = tuple(frozenset().union(*names) for names in columns)
-    return [replace(target, ability=replace(ability, declines=declines)) for ability in made]
+    return [replace(target, capabilities=replace(capabilities, declines=declines)) for capabilities in made]
 
 
 @dataclass(frozen=True)
@@ -387,8 +387,10 @@ def _rewrite(
 ) -> ExportedProgram:
     """Return the physical program of a plan, after checking what it must ensure."""
     physical = clock.step("rewrite", rewrite, extracted, planned.layout_plan, contract)
-    check_program.require_ability(physical, extracted, chosen.ability, chosen.name)
-    faults = check_program.physical_faults(physical, extracted, planned.layout_plan, contract, chosen.ability)
+    check_program.require_capabilities(physical, extracted, chosen.capabilities, chosen.name)
+    faults = check_program.physical_faults(
+        physical, extracted, planned.layout_plan, contract, chosen.capabilities
+    )
     check_program.require("the physical program", faults)
     return physical
 
@@ -402,7 +404,7 @@ def _captured(
 ) -> Captured:
     """Return a network in normal form, with everything folded into its weights that can be folded."""
     captured = [capture(model, args, kwargs)]
-    (program,) = rewrite_linears(captured, _cuts(target, objective), target.ability.fast_head_matmuls)
+    (program,) = rewrite_linears(captured, _cuts(target, objective), target.capabilities.fast_head_matmuls)
     return program
 
 
@@ -411,14 +413,14 @@ def _cuts(target: Target, objective: str) -> bool:
 
     By count it is not split, because one conversion of the packed result is fewer.
     """
-    return target.ability.slices_copy and objective != "count"
+    return target.capabilities.slices_copy and objective != "count"
 
 
 def _called(
     model: _Network, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[torch.nn.Module | ExportedProgram | str | Path, Sequence[Any], Mapping[str, Any] | None]:
     """Return a network and example inputs for it; a quantised network brings its own inputs."""
-    if not isinstance(model, QuantisedNetwork):
+    if not isinstance(model, QuantizedNetwork):
         return model, args, kwargs
     own = model.examples[0]
     return (model.module, args, kwargs) if args or kwargs else (model.module, own.args, own.kwargs)
@@ -453,10 +455,10 @@ def _for(program: Captured, target: Target, types: tuple[Types, Types]) -> tuple
 
     The types are the network's own integers if the caller chose no others and the target takes no floats.
     """
-    if target.quantised is None or not is_quantised(program.module):
+    if target.quantized is None or not is_quantised(program.module):
         return target, types
     own = own_types(program)
-    return target.quantised, (
+    return target.quantized, (
         own[0] if types[0] is None else types[0],
         own[1] if types[1] is None else types[1],
     )
@@ -473,7 +475,7 @@ def _promised(
 
 def _plan(program: Captured, contract: Contract, target: Target, objective: str, clock: Clock) -> NetworkPlan:
     extracted = _extract(program, contract, target, objective, clock)
-    solved = clock.step("solve", choose, extracted, target.ability.max_rank)
+    solved = clock.step("solve", choose, extracted, target.capabilities.max_rank)
     contract = replace(contract, state=state_specs(extracted, solved))
     return NetworkPlan(target.name, contract, solved, extracted)
 
@@ -492,10 +494,10 @@ def _extract(
         [spec.dim_order for spec in contract.inputs],
         [spec.dim_order for spec in contract.outputs],
         costs,
-        target.ability,
+        target.capabilities,
     )
     check_program.require(
-        "the layout problem", check_program.problem_faults(extracted, contract, target.ability)
+        "the layout problem", check_program.problem_faults(extracted, contract, target.capabilities)
     )
     return extracted
 

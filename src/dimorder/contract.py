@@ -127,13 +127,13 @@ class TensorSpec:
         """Return the least and the largest integer of the type."""
         return range_of(getattr(torch, self.dtype))
 
-    def quantised(self, tensor: torch.Tensor) -> torch.Tensor:
+    def quantized(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor of numbers as the integers that stand for them here.
 
         Without a scale the tensor is returned unchanged.
 
         >>> spec = TensorSpec("x", (2,), "uint8", DimOrder(0), scale=0.5, zero_point=127)
-        >>> spec.quantised(torch.tensor([1.0, -90.0])), spec.real(spec.quantised(torch.tensor([1.0, -90.0])))
+        >>> spec.quantized(torch.tensor([1.0, -90.0])), spec.real(spec.quantized(torch.tensor([1.0, -90.0])))
         (tensor([129,   0], dtype=torch.uint8), tensor([  1.0000, -63.5000]))
         """
         if self.scale is None:

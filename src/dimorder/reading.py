@@ -14,7 +14,7 @@ from dimorder.errors import UnsupportedError, UsageError
 
 
 @dataclass(frozen=True)
-class Normalisation:
+class Normalization:
     """How image values are normalised: (x / 255 − mean) / std, per channel or one for all."""
 
     mean: tuple[float, ...] = (0.0,)
@@ -74,7 +74,7 @@ def _tensor(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
         raise UsageError(where, f"an array of {array.dtype}", "save an array of numbers") from error
 
 
-def read_image(file: str, spec: TensorSpec, normalisation: Normalisation | None, where: str) -> torch.Tensor:
+def read_image(file: str, spec: TensorSpec, normalization: Normalization | None, where: str) -> torch.Tensor:
     """Return an image as an input with 1 or 3 channels, resized to the input's height and width.
 
     A dynamic height or width is that of the image.
@@ -82,7 +82,7 @@ def read_image(file: str, spec: TensorSpec, normalisation: Normalisation | None,
     Args:
         file: the path of the image.
         spec: the input, of shape 1 × 1 × H × W or 1 × 3 × H × W.
-        normalisation: how float or quantised values are normalised; None means x / 255 for floats, and raw
+        normalization: how float or quantised values are normalised; None means x / 255 for floats, and raw
             pixels for uint8.
         where: the name of the image in errors.
 
@@ -118,11 +118,11 @@ def read_image(file: str, spec: TensorSpec, normalisation: Normalisation | None,
     pixels = torch.from_numpy(np.array(image.resize((width, height), Image.Resampling.BILINEAR)))
     pixels = pixels.reshape(1, height, width, int(spec.shape[1]))
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    if dtype.is_floating_point or (spec.scale is not None and normalisation is not None):
-        chosen = normalisation or Normalisation()
+    if dtype.is_floating_point or (spec.scale is not None and normalization is not None):
+        chosen = normalization or Normalization()
         mean, std = (_per_channel(values, spec) for values in (chosen.mean, chosen.std))
-        pixels = spec.quantised((pixels / 255 - mean) / std).to(dtype)
-    elif normalisation is not None or dtype != torch.uint8:
+        pixels = spec.quantized((pixels / 255 - mean) / std).to(dtype)
+    elif normalization is not None or dtype != torch.uint8:
         raise UsageError(
             where, f"an image, for an input of {spec.dtype}", "give a .npy file, or raw pixels for uint8"
         )

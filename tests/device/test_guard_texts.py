@@ -219,7 +219,7 @@ def test_integers_stand_for_the_same_numbers_bit_for_bit(native, dtype, scale, d
     near = [number * scale for number in drawn if abs(number) <= 300]
     numbers = torch.tensor([*drawn, *near], dtype=torch.float32)
     numbers = numbers[~(numbers * (1 / scale)).isnan()]
-    assert torch.equal(native.quantize(contract, numbers), spec.quantised(numbers))
+    assert torch.equal(native.quantize(contract, numbers), spec.quantized(numbers))
     integers = torch.arange(low, high + 1).to(getattr(torch, dtype))
     ours, python = native.dequantize(contract, integers), spec.real(integers)
     assert torch.equal(ours.view(torch.int32), python.view(torch.int32))

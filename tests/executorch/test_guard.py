@@ -14,7 +14,7 @@ from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.executorch import XNNPACK, DelegateLayout, canonicalise, guarded
+from dimorder.executorch import XNNPACK, DelegateLayout, canonicalize, guarded
 from dimorder.executorch.guard import TAG
 
 NCHW, NHWC = DimOrder.contiguous(4), DimOrder.channels_last(4)
@@ -64,7 +64,7 @@ def test_an_input_in_another_order():
     assert "test_guard.py:" in text.splitlines()[0] and text.splitlines()[0].endswith(", for Mine")
     found = "  found: NHWC (0, 2, 3, 1), shape (2, 3, 5, 7); accepted: NCHW (0, 1, 2, 3)"
     assert text.splitlines()[1] == found
-    assert text.splitlines()[2].startswith("  fix: program = canonicalise(program) before lowering")
+    assert text.splitlines()[2].startswith("  fix: program = canonicalize(program) before lowering")
 
 
 def test_a_weight_in_another_order():
@@ -73,7 +73,7 @@ def test_a_weight_in_another_order():
     first, found, fix = text.splitlines()
     assert first.startswith("weight p_conv_weight of convolution (") and first.endswith(", for Mine")
     assert found == "  found: NHWC (0, 2, 3, 1), shape (8, 3, 3, 3); accepted: NCHW (0, 1, 2, 3)"
-    assert fix == "  fix: program = canonicalise(program) before lowering"
+    assert fix == "  fix: program = canonicalize(program) before lowering"
 
 
 def test_an_output_in_another_order():
@@ -103,7 +103,7 @@ def test_a_buffer_in_another_order():
     first, found, fix = refusal(layout, edge(Scaled(), last(2, 3, 5, 7))).splitlines()
     assert first.startswith("weight b_scale of mul.Tensor (") and "test_guard.py:" in first
     assert found == "  found: NHWC (0, 2, 3, 1), shape (2, 3, 5, 7); accepted: NCHW (0, 1, 2, 3)"
-    assert fix == "  fix: program = canonicalise(program) before lowering"
+    assert fix == "  fix: program = canonicalize(program) before lowering"
 
 
 class Some(Everything):
@@ -172,7 +172,7 @@ def test_an_operator_that_is_left_in_an_order_that_its_kernel_misreads():
     assert found == (
         "  found: NHWC (0, 2, 3, 1) in, NHWC (0, 2, 3, 1) out: its kernel returns wrong numbers, silently"
     )
-    assert fix.startswith("  fix: it takes NCHW (0, 1, 2, 3): lower with legalise in transform_passes")
+    assert fix.startswith("  fix: it takes NCHW (0, 1, 2, 3): lower with legalize in transform_passes")
 
 
 def test_an_operator_in_an_order_that_the_delegate_does_not_take_stays_out():
@@ -213,7 +213,7 @@ def test_dim_order_operators_stay_outside_where_the_layout_says_so():
 
 def test_a_graph_that_needs_nothing_is_not_changed():
     exported = torch.export.export(Net().eval(), (torch.randn(2, 3, 5, 7),))
-    assert canonicalise(exported) is exported
+    assert canonicalize(exported) is exported
     wrapped = guarded(XnnpackPartitioner(), XNNPACK)
     assert wrapped.transform_for_pre_decomposition(exported) is exported
     program = edge(Net(), torch.randn(2, 3, 5, 7))
@@ -241,7 +241,7 @@ class Pools(nn.Module):
 
 
 def test_of_one_operator_the_calls_that_the_partitioner_takes_are_kept_whole():
-    program = canonicalise(torch.export.export(Pools().eval(), (last(2, 3, 17, 23),)))
+    program = canonicalize(torch.export.export(Pools().eval(), (last(2, 3, 17, 23),)))
     made = guarded(XnnpackPartitioner(), XNNPACK).transform_for_pre_decomposition(program)
     calls = [str(node.target) for node in made.graph.nodes if node.op == "call_function"]
     assert calls.count("aten.max_pool2d.default") == 1
@@ -250,7 +250,7 @@ def test_of_one_operator_the_calls_that_the_partitioner_takes_are_kept_whole():
 
 
 def test_what_is_decomposed_is_not_traced_again():
-    program = canonicalise(torch.export.export(Net().eval(), (last(2, 3, 5, 7),)))
+    program = canonicalize(torch.export.export(Net().eval(), (last(2, 3, 5, 7),)))
     made = guarded(XnnpackPartitioner(), XNNPACK).transform_for_pre_decomposition(program)
     assert made is not program and made.run_decompositions({}) is made
     decomposed = made.run_decompositions({torch.ops.aten.relu.default: lambda x: x.clamp(min=0)})
@@ -259,7 +259,7 @@ def test_what_is_decomposed_is_not_traced_again():
 
 def test_what_is_in_order_is_lowered_as_stock_lowers_it():
     def lowered(partitioner):
-        program = canonicalise(torch.export.export(Net().eval(), (last(2, 3, 5, 7),)))
+        program = canonicalize(torch.export.export(Net().eval(), (last(2, 3, 5, 7),)))
         graph = (
             to_edge_transform_and_lower(program, partitioner=[partitioner]).exported_program().graph_module
         )

@@ -10,7 +10,7 @@ pytest.importorskip("executorch")
 
 from executorch.exir import to_edge_transform_and_lower
 
-from dimorder.executorch import ARM_TOSA, VULKAN, canonicalise, guarded
+from dimorder.executorch import ARM_TOSA, VULKAN, canonicalize, guarded
 
 
 class Net(nn.Module):
@@ -52,7 +52,7 @@ def test_a_channels_last_network_is_delegated_as_the_contiguous_one_between_two_
     network, x = Net().eval(), torch.randn(2, 3, 9, 11)
     found = {}
     for form in (torch.contiguous_format, torch.channels_last):
-        program = canonicalise(torch.export.export(network, (x.to(memory_format=form),)))
+        program = canonicalize(torch.export.export(network, (x.to(memory_format=form),)))
         edge = to_edge_transform_and_lower(program, partitioner=[guarded(partitioner(), layout)])
         found[form] = edge.exported_program()
     plain, last = (delegates(program) for program in found.values())

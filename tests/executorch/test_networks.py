@@ -13,7 +13,7 @@ from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPar
 from executorch.exir import to_edge_transform_and_lower
 
 from dimorder.api import load
-from dimorder.executorch import XNNPACK, canonicalise, guarded, legalise
+from dimorder.executorch import XNNPACK, canonicalize, guarded, legalize
 from dimorder.executorch.probe import disagreement
 from tests import zoo
 
@@ -43,10 +43,10 @@ def test_ours_is_right_with_either_input_order(name, backend, tmp_path):
     network, x = made(name)
     with torch.no_grad():
         expected = [network(x)]
-    options = {"transform_passes": [legalise]}
+    options = {"transform_passes": [legalize]}
     if backend == "xnnpack":
         options = {"partitioner": [guarded(XnnpackPartitioner(), XNNPACK)]}
-    program = canonicalise(torch.export.export(network, (x,)))
+    program = canonicalize(torch.export.export(network, (x,)))
     path = tmp_path / "net.pte"
     path.write_bytes(to_edge_transform_and_lower(program, **options).to_executorch().buffer)
     loaded = load(path)

@@ -13,7 +13,7 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.executorch import Annotate, InsertDimOrderOperators, RevertDimOrderOperators, canonicalise
+from dimorder.executorch import Annotate, InsertDimOrderOperators, RevertDimOrderOperators, canonicalize
 from dimorder.executorch.lowering_paths import run_bare
 from dimorder.executorch.probe import disagreement
 
@@ -51,7 +51,7 @@ def lowered(program, *passes, config=None, partitioner=()):
 
 def exported(rank):
     network_, x = network(rank)
-    return canonicalise(torch.export.export(network_, (x,))), network_, x
+    return canonicalize(torch.export.export(network_, (x,))), network_, x
 
 
 def copies(edge):

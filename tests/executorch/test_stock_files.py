@@ -157,4 +157,4 @@ def test_squeezenet_exported_channels_last_to_portable_kernels_is_refused_at_loa
     assert where == f"loading {path}"
     assert found.startswith("  found: it calls aten::cat.out in NHWC (0, 2, 3, 1), NHWC (0, 2, 3, 1) (and ")
     assert found.endswith("that kernel returns wrong numbers, silently")
-    assert "canonicalise(program)" in fix
+    assert "canonicalize(program)" in fix

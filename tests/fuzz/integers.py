@@ -23,7 +23,7 @@ def integer_faults(module: nn.Module, fed: Sequence[Tensor], lowered: Any) -> Ou
     """`fed` are inputs as the network takes them."""
     contract = lowered.contract
     held = [
-        spec.quantised(x) if x.is_floating_point() else x
+        spec.quantized(x) if x.is_floating_point() else x
         for spec, x in zip(contract.inputs, fed, strict=True)
     ]
     taken = [

@@ -19,7 +19,7 @@ from dimorder.capture.captured import Captured, capture
 from dimorder.contract import Contract, TensorSpec
 from dimorder.layout import check_program
 from dimorder.layout.annotate import Annotated, annotate
-from dimorder.layout.capabilities import Ability
+from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.layout.problem import Extracted, extract
 from dimorder.layout.rewrite import at_boundary, build
@@ -69,10 +69,10 @@ class Lowering:
         self, contract: Contract, objective: str = "bytes", *, rich: bool = False
     ) -> tuple[Extracted, LayoutPlan]:
         orders = ([spec.dim_order for spec in side] for side in (contract.inputs, contract.outputs))
-        ability = Ability(declines=(frozenset(), PLAIN) if rich else (PLAIN,))
-        extracted = extract(self.annotated, *orders, counted(min_run=8)[objective], ability)
+        capabilities = Capabilities(declines=(frozenset(), PLAIN) if rich else (PLAIN,))
+        extracted = extract(self.annotated, *orders, counted(min_run=8)[objective], capabilities)
         check_program.require(
-            "the layout problem", check_program.problem_faults(extracted, contract, ability)
+            "the layout problem", check_program.problem_faults(extracted, contract, capabilities)
         )
         return extracted, solve(extracted.problem)
 

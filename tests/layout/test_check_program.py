@@ -15,7 +15,7 @@ from dimorder.capture.captured import Captured, capture
 from dimorder.errors import StageError
 from dimorder.layout import check_program
 from dimorder.layout.annotate import Annotated, annotate
-from dimorder.layout.capabilities import Ability
+from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.rewrite import rewrite
 from dimorder.ops.builder import ORIGIN
 from dimorder.planning.problem import Config
@@ -214,9 +214,9 @@ def test_a_fault_of_axes_is_told(
 # -- the layout problem --------------------------------------------------------------------------------------
 
 
-def _problem_faults(plan: NetworkPlan, ability: Ability | None = None, **changed: Any) -> list[str]:
-    ability = find(plan.target).ability if ability is None else ability
-    return list(check_program.problem_faults(replace(plan.extracted, **changed), plan.contract, ability))
+def _problem_faults(plan: NetworkPlan, capabilities: Capabilities | None = None, **changed: Any) -> list[str]:
+    capabilities = find(plan.target).capabilities if capabilities is None else capabilities
+    return list(check_program.problem_faults(replace(plan.extracted, **changed), plan.contract, capabilities))
 
 
 def _index(plan: NetworkPlan, target: Any) -> int:
@@ -292,9 +292,9 @@ def test_a_default_that_is_not_offered_is_told() -> None:
 
 def test_a_configuration_that_the_target_does_not_compute_is_told() -> None:
     plan = planned("xnnpack")
-    faults = _problem_faults(plan, Ability(lambda call, constants: "too large"))
+    faults = _problem_faults(plan, Capabilities(lambda call, constants: "too large"))
     assert any("offered, and the target does not compute it: too large" in fault for fault in faults)
-    faults = _problem_faults(plan, replace(find("xnnpack").ability, leaves=lambda call: "no kernel"))
+    faults = _problem_faults(plan, replace(find("xnnpack").capabilities, leaves=lambda call: "no kernel"))
     assert any("offered, and the target does not leave it: no kernel" in fault for fault in faults)
 
 
@@ -303,15 +303,15 @@ def test_a_configuration_that_the_target_does_not_compute_is_told() -> None:
 
 def _physical_faults(
     plant: Callable[[torch.fx.Graph], None] = lambda graph: None,
-    ability: Ability | None = None,
+    capabilities: Capabilities | None = None,
     target: str = "xnnpack",
 ) -> list[str]:
     plan = planned(target)
     program = rewrite(plan.extracted, plan.layout_plan, plan.contract)
     plant(program.graph)
-    ability = find(target).ability if ability is None else ability
+    capabilities = find(target).capabilities if capabilities is None else capabilities
     return list(
-        check_program.physical_faults(program, plan.extracted, plan.layout_plan, plan.contract, ability)
+        check_program.physical_faults(program, plan.extracted, plan.layout_plan, plan.contract, capabilities)
     )
 
 
@@ -394,15 +394,17 @@ def test_predicted_strides_are_read_as_those_of_a_run() -> None:
 
 
 def test_what_the_plan_has_inside_and_the_target_does_not_compute_is_told() -> None:
-    xnnpack = find("xnnpack").ability
+    xnnpack = find("xnnpack").capabilities
     assert xnnpack.computes is not None
 
     def computes(call: torch.fx.Node, constants: Any) -> str | None:
         return "no addition" if call.target is aten.add.Tensor else xnnpack.computes(call, constants)  # type: ignore[misc]
 
-    left = _physical_faults(ability=replace(xnnpack, computes=computes))
+    left = _physical_faults(capabilities=replace(xnnpack, computes=computes))
     assert any("left outside, where the plan has it inside: no addition" in fault for fault in left)
-    refused = _physical_faults(ability=replace(xnnpack, computes=computes, leaves=lambda call: "no kernel"))
+    refused = _physical_faults(
+        capabilities=replace(xnnpack, computes=computes, leaves=lambda call: "no kernel")
+    )
     assert any("no addition, and no kernel" in fault for fault in refused)
 
 
@@ -418,7 +420,7 @@ def test_lower_refuses_such_a_call_with_checks_off(monkeypatch: pytest.MonkeyPat
         return rewrite(*arguments)
 
     monkeypatch.setattr(api, "rewrite", rewritten)
-    target = replace(find("torch"), ability=Ability(computes))
+    target = replace(find("torch"), capabilities=Capabilities(computes))
     with pytest.raises(StageError) as error:
         api.lower(Small().eval(), (torch.randn(SHAPE),), target=target)
     assert error.value.where == "add (aten.add.Tensor) of the physical program for torch"

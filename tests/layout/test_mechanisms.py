@@ -331,9 +331,9 @@ def physical(row: Mechanism) -> str:
         output_orders=row.output_order,
     )
     program = rewrite(found.extracted, found.layout_plan, found.contract)
-    ability = find(row.target).ability
+    capabilities = find(row.target).capabilities
     faults = check_program.physical_faults(
-        program, found.extracted, found.layout_plan, found.contract, ability
+        program, found.extracted, found.layout_plan, found.contract, capabilities
     )
     assert not list(faults)
     trial = Trial(row.network, found.extracted.annotated.program, found.contract)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import dimorder
 from dimorder.errors import DimorderError, UsageError
 from dimorder.quantization.calibration import calls
-from dimorder.reading import Normalisation
+from dimorder.reading import Normalization
 
 
 class Two(nn.Module):
@@ -56,7 +56,7 @@ def test_an_archive_has_an_array_for_each_input(tmp_path: Path) -> None:
 
 def test_pictures_are_resized_and_normalised(tmp_path: Path) -> None:
     Image.new("RGB", (20, 30), (255, 0, 51)).save(tmp_path / "red.png")
-    (call,) = calls(tmp_path, ONE, Normalisation((0.5,), (0.25,)))
+    (call,) = calls(tmp_path, ONE, Normalization((0.5,), (0.25,)))
     assert call.args[0].shape == (1, 3, 5, 7)
     assert call.args[0][0, :, 1, 2].tolist() == pytest.approx([2, -2, -1.2])
 

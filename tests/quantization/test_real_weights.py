@@ -36,7 +36,7 @@ def test_efficientnet_lite0_names_the_same_classes(recipe: str) -> None:
     with torch.no_grad():
         for crop in photos.crops(COUNT, seed=2):
             scores = (network(crop), made.module(crop), lowered.run(crop))
-            assert torch.equal(by_bytes.run(by_bytes.contract.inputs[0].quantised(crop)), scores[2])
+            assert torch.equal(by_bytes.run(by_bytes.contract.inputs[0].quantized(crop)), scores[2])
             named.append([int(each.argmax()) for each in scores])
             first, second = scores[0].flatten().topk(2).values
             margins.append(float(first - second))

@@ -343,5 +343,5 @@ def test_integers_of_another_type_or_scale_are_refused_with_the_line_that_mends_
     exec(error.value.fix, held)
     assert torch.equal(
         check(Contract((PHOTO,), ()), [held["image"]]).tensors[0],
-        PHOTO.quantised(given.dequantize() if given.is_quantized else given),
+        PHOTO.quantized(given.dequantize() if given.is_quantized else given),
     )

@@ -82,7 +82,7 @@ def test_its_contract_is_inside_and_check_reads_it(
 def test_it_gives_what_the_quantised_network_gives(lowered: Lowered, quantised: nn.Module) -> None:
     x = inputs()
     (of,), (to,) = lowered.contract.inputs, lowered.contract.outputs
-    got = to.real(lowered.run(of.quantised(x).to(memory_format=torch.channels_last)))
+    got = to.real(lowered.run(of.quantized(x).to(memory_format=torch.channels_last)))
     with torch.no_grad():
         wanted = quantised(x)
     assert to.scale is not None

@@ -76,7 +76,7 @@ def test_integers_at_the_boundary(
     names = {None: "float32", torch.int8: "int8", ("uint8",): "uint8"}
     asked = [tuple(each) if isinstance(each, list) else each for each in (taken, given)]
     assert [x.dtype, y.dtype] == [names.get(each, each) for each in asked]
-    integers = x.quantised(X)
+    integers = x.quantized(X)
     got = y.real(lowered.run(integers))
     wanted = Photo()(x.real(integers))
     assert (got - wanted).abs().max() <= 0.021 * 1.01
@@ -261,7 +261,7 @@ def test_a_program_refuses_what_it_was_not_promised() -> None:
     )
     held = {"x": X, "torch": torch}
     exec(refused.value.fix, held)
-    assert torch.equal(held["x"], lowered.contract.inputs[0].quantised(X))
+    assert torch.equal(held["x"], lowered.contract.inputs[0].quantized(X))
 
 
 def test_bytes_that_stand_for_themselves_are_no_quantised_value() -> None:

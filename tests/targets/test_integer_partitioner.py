@@ -53,7 +53,7 @@ def compare(model: nn.Module, x: Tensor, quanta: int = 1, **options: Any) -> tup
     quantised = by_arm(model, x)
     lowered = dimorder.lower(quantised, (x,), target="tosa", **options)
     (spec,), (out,) = lowered.contract.inputs, lowered.contract.outputs
-    given = spec.quantised(x)
+    given = spec.quantized(x)
     wanted = lowered.run(given)
     program = lowered.decomposed()
     data, ours = to_tosa(program)
@@ -107,7 +107,7 @@ def test_what_moves_moves_integers_and_weights_stay_integers() -> None:
         if node.target is torch.ops.aten.conv2d.default:
             assert {read.target for read in node.all_input_nodes} <= {DEQUANTIZE, DEQUANTIZE_CHANNELS}
     assert DEQUANTIZE_CHANNELS in {node.target for node in calls}
-    given = lowered.contract.inputs[0].quantised(IMAGE)
+    given = lowered.contract.inputs[0].quantized(IMAGE)
     (result,) = program.module()(given)
     assert int((result.int() - lowered.run(given).int()).abs().max()) <= 1
 

@@ -183,7 +183,7 @@ def test_a_module_that_is_missing_only_when_it_emits_is_told_too() -> None:
 
 
 def test_a_name_of_ours_is_refused_to_others(declare: Declare, capfd: pytest.CaptureFixture[str]) -> None:
-    declare("somebodys-tosa", "tosa", "somebody:LISTING")
+    declare("somebodys-tosa", "tosa", "somebody:INFO")
     text = refused(capfd, ["plan", f"{HERE}:Tiny", *INPUT, "--target", "tosa"], 2)
     assert text.splitlines() == [
         "target tosa",
@@ -198,8 +198,8 @@ def test_a_name_of_ours_is_refused_to_others(declare: Declare, capfd: pytest.Cap
 
 
 def test_two_others_cannot_share_a_name(declare: Declare) -> None:
-    declare("first", "npu", "first:LISTING")
-    declare("second", "npu", "second:LISTING")
+    declare("first", "npu", "first:INFO")
+    declare("second", "npu", "second:INFO")
     with pytest.raises(UsageError, match=r"declared by first 1\.0 and by second 1\.0"):
         targets.find("npu")
 
@@ -207,7 +207,7 @@ def test_two_others_cannot_share_a_name(declare: Declare) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("no_such_module:LISTING", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("no_such_module:INFO", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("dimorder.targets:NOTHING", "AttributeError"),
         ("dimorder.targets.torch.target:TARGET", "a Target"),
     ],
@@ -226,6 +226,6 @@ def test_a_listing_that_is_none_is_refused_and_ours_still_load(
 def test_a_target_that_is_not_what_its_listing_says_is_refused(
     declare: Declare,
 ) -> None:
-    declare("renamed", "mine", "dimorder.targets.torch:LISTING")
-    with pytest.raises(UsageError, match="has name 'torch', where its listing promises 'mine'"):
+    declare("renamed", "mine", "dimorder.targets.torch:INFO")
+    with pytest.raises(UsageError, match="has name 'torch', where its info promises 'mine'"):
         targets.find("mine")

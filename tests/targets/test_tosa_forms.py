@@ -29,7 +29,7 @@ for _name in FORMS:
 
 
 def lower(module: nn.Module, inputs: tuple[Tensor, ...], forms: Forms, order: str | None = None) -> Lowered:
-    target = replace(TARGET, quantised=replace(TARGET.quantised, emit=partial(emit_integers, forms=forms)))
+    target = replace(TARGET, quantized=replace(TARGET.quantized, emit=partial(emit_integers, forms=forms)))
     return dimorder.lower(
         module, inputs, target=target, input_orders=order, output_orders=order, run_artifact=True
     )
@@ -53,7 +53,7 @@ def alike(module: nn.Module, x: Tensor, form: str) -> tuple[set[str], set[str]]:
     """The operators of a graph without a form and with it, which give the same bits."""
     plain = lower(module, (x,), Forms(), "NHWC")
     other = lower(module, (x,), Forms().flipped(form), "NHWC")
-    integers = plain.contract.inputs[0].quantised(x)
+    integers = plain.contract.inputs[0].quantized(x)
     wanted, got = (pytree.tree_leaves(made.run(integers)) for made in (plain, other))
     assert len(wanted) == len(got) == 1
     assert torch.equal(wanted[0], got[0])

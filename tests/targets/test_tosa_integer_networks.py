@@ -115,7 +115,7 @@ def test_a_network_of_16_bits(name: str, accelerator: str) -> None:
     lowered = dimorder.lower(quantised, target=accelerator, input_orders="NHWC")
     npu = lowered.artifact.npu
     assert npu is not None and npu.cpu_operators == 0
-    assert torch.equal(*(each.run(made.contract.inputs[0].quantised(x)) for each in (made, lowered)))
+    assert torch.equal(*(each.run(made.contract.inputs[0].quantized(x)) for each in (made, lowered)))
 
 
 @pytest.mark.parametrize("accelerator", CONFIGURATIONS)

@@ -303,7 +303,7 @@ def test_a_constant_of_each_channel_as_a_convolution(name: str) -> None:
     target = replace(
         TARGET,
         quantised=replace(
-            TARGET.quantised, emit=partial(emit_integers, forms=Forms(multiplies_constants=False))
+            TARGET.quantized, emit=partial(emit_integers, forms=Forms(multiplies_constants=False))
         ),
     )
     made = dimorder.lower(
@@ -390,7 +390,7 @@ def test_the_place_of_the_largest_is_found_in_integers() -> None:
     made = lowered(LARGEST)
     (x,), (y,) = made.contract.inputs, made.contract.outputs
     assert (x.dtype, y.dtype) == ("int8", "int64")
-    assert torch.equal(made.run(x.quantised(X)), Largest()(X))
+    assert torch.equal(made.run(x.quantized(X)), Largest()(X))
 
 
 def test_floats_at_the_boundary_are_refused() -> None:
@@ -416,7 +416,7 @@ def test_bytes_at_the_boundary(taken: str | None, given: str | None) -> None:
     (x,), (y,) = made.contract.inputs, made.contract.outputs
     assert (x.dtype, y.dtype) == (taken or "int8", given or "int8")
     real = torch.tanh(quantised(X, 0.0247, 5))
-    (given_back,) = made.run(x.quantised(X))
+    (given_back,) = made.run(x.quantized(X))
     got = y.real(given_back)
     assert float((got - real.clamp(y.real(torch.tensor(0 if given else -128)))).abs().max()) <= 0.0311
 

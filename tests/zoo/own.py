@@ -107,7 +107,7 @@ class LinearGate(nn.Module):
 
 
 class GroupNormResidual(nn.Module):
-    """A residual block whose normalisation reads groups of channels and all of space."""
+    """A residual block whose normalization reads groups of channels and all of space."""
 
     def __init__(self) -> None:
         super().__init__()

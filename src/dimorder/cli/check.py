@@ -83,9 +83,9 @@ def _check_file(path: str) -> FileSummary:
         raise UsageError(
             where, str(error.strerror or error), "give the path of a .tosa or .pte file"
         ) from error
-    name = next((name for name, told in targets.listings() if told.is_file(path, data)), None)
+    name = next((name for name, told in targets.infos() if told.is_file(path, data)), None)
     if name is None:
-        kinds = " or ".join(told.kind for _, told in targets.listings() if told.kind)
+        kinds = " or ".join(told.kind for _, told in targets.infos() if told.kind)
         raise UsageError(where, f"{len(data)} bytes that do not begin as {kinds} does", f"give {kinds}")
     target = targets.find(name)
     assert target.check is not None, "find refuses a target that lists a kind of file and checks none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from dimorder.cli.console import Console
-from dimorder.cli.options import DONE, Command, CommandParser, normalisation, normalisation_options
+from dimorder.cli.options import DONE, Command, CommandParser, normalization, normalization_options
 
 EXAMPLES = """\
   dimorder export-runner net.pte -o check-net
@@ -30,7 +30,7 @@ def add_options(parser: CommandParser) -> None:
     parser.add_argument(
         "-o", "--output", required=True, metavar="DIR", help="the folder to write; new or empty"
     )
-    normalisation_options(parser)
+    normalization_options(parser)
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if options.input:
             progress("reading inputs")
             contract = pte.read_contract(options.program)
-            inputs = tensors.read_inputs(contract, options.input, normalisation(options))
+            inputs = tensors.read_inputs(contract, options.input, normalization(options))
         progress("running the program")
         folder = export_runner(options.program, options.output, inputs)
     console.print(f"{folder}: cd there, then see README.md")

@@ -18,7 +18,7 @@ from dimorder.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from dimorder.plans.network_plan import NetworkPlan
-    from dimorder.reading import Normalisation
+    from dimorder.reading import Normalization
     from dimorder.targets.base import Target
 
 # NO means that a check failed, or that a tensor or a network was refused.
@@ -51,7 +51,7 @@ class CommandParser(argparse.ArgumentParser):
     tells_targets = False
 
     def format_help(self) -> str:
-        # Written only on request, since it imports the listings of other packages.
+        # Written only on request, since it imports the infos of other packages.
         return super().format_help() + (f"\n{_targets_told()}" if self.tells_targets else "")
 
     def error(self, message: str) -> NoReturn:
@@ -124,7 +124,7 @@ def network_options(parser: CommandParser) -> None:
         help="inputs like those that the network will get, for --quantize: a .npz (examples along the first "
         "dimension), or a folder of .npy, .npz and pictures, which become (x / 255 - mean) / std",
     )
-    normalisation_options(parser)
+    normalization_options(parser)
 
 
 def _tensor_options(parser: argparse.ArgumentParser, what: str, told: str) -> None:
@@ -139,21 +139,21 @@ def _tensor_options(parser: argparse.ArgumentParser, what: str, told: str) -> No
         )
 
 
-def normalisation_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for an image's normalisation, which `normalisation` reads."""
+def normalization_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for an image's normalization, which `normalization` reads."""
     parser.add_argument(
         "--mean", type=_numbers, metavar="A,B,C", help="of an image's channels, from 0 to 1 (default 0)"
     )
     parser.add_argument("--std", type=_numbers, metavar="A,B,C", help="of an image's channels (default 1)")
 
 
-def normalisation(options: argparse.Namespace) -> Normalisation | None:
-    """Return the normalisation of --mean and --std, or None if neither is present."""
+def normalization(options: argparse.Namespace) -> Normalization | None:
+    """Return the normalization of --mean and --std, or None if neither is present."""
     if options.mean is None and options.std is None:
         return None
-    from dimorder.reading import Normalisation
+    from dimorder.reading import Normalization
 
-    return Normalisation(options.mean or (0.0,), options.std or (1.0,))
+    return Normalization(options.mean or (0.0,), options.std or (1.0,))
 
 
 def _numbers(text: str) -> tuple[float, ...]:
@@ -201,7 +201,7 @@ def _targets_told() -> str:
     rows = []
     for name in targets.names():
         try:
-            told = targets.listing(name)
+            told = targets.info(name)
             rows.append((name, told.suffix, told.summary))
         except UsageError as error:
             rows.append((name, "", error.found))
@@ -257,7 +257,7 @@ def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tup
         recipes.name_for(options.quantize, options.target),
         args=args,
         kwargs=kwargs,
-        normalisation=normalisation(options),
+        normalization=normalization(options),
         progress=progress,
     )
     return quantised, args, kwargs

@@ -12,8 +12,8 @@ from dimorder.cli.options import (
     CommandParser,
     check_outputs,
     json_option,
-    normalisation,
-    normalisation_options,
+    normalization,
+    normalization_options,
     write_json,
 )
 
@@ -51,7 +51,7 @@ def add_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads to run with (default: what the runtime thinks best)"
     )
-    normalisation_options(parser)
+    normalization_options(parser)
     json_option(parser, "what the outputs hold and what the guard converted")
 
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if options.output:
             tensors.check_output_name(options.output, program.contract)
         progress("reading inputs")
-        inputs = tensors.read_inputs(program.contract, options.input, normalisation(options))
+        inputs = tensors.read_inputs(program.contract, options.input, normalization(options))
         progress("running")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

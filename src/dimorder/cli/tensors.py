@@ -15,14 +15,14 @@ import torch
 
 from dimorder.contract import Contract, TensorSpec, describe
 from dimorder.errors import UsageError
-from dimorder.reading import Normalisation, is_array, read_array, read_image
+from dimorder.reading import Normalization, is_array, read_array, read_image
 from dimorder.runtime.program import Program
 
 TOP = 5  # the number of an output's largest values that are shown
 
 
 def read_inputs(
-    contract: Contract, files: Sequence[str], normalisation: Normalisation | None
+    contract: Contract, files: Sequence[str], normalization: Normalization | None
 ) -> list[torch.Tensor]:
     """Return one tensor per input of the contract, from `[NAME=]FILE` each.
 
@@ -30,12 +30,12 @@ def read_inputs(
     names that are not in the contract, and for missing inputs.
     """
     chosen = _assign([spec.name for spec in contract.inputs], files)
-    if normalisation is not None and all(is_array(file) for file in chosen.values()):
+    if normalization is not None and all(is_array(file) for file in chosen.values()):
         raise UsageError("--mean and --std", "inputs that are no images", "leave them out")
     return [
         _as_promised(read_array(chosen[spec.name], f"--input {chosen[spec.name]}"), spec)
         if is_array(chosen[spec.name])
-        else read_image(chosen[spec.name], spec, normalisation, f"--input {chosen[spec.name]}")
+        else read_image(chosen[spec.name], spec, normalization, f"--input {chosen[spec.name]}")
         for spec in contract.inputs
     ]
 

@@ -1,6 +1,6 @@
 """Guard, check and convert dimension orders in ExecuTorch programs, with any delegate or none.
 
-A delegate author writes a `DelegateLayout` and wraps a partitioner with `guarded`. `canonicalise` and the
+A delegate author writes a `DelegateLayout` and wraps a partitioner with `guarded`. `canonicalize` and the
 passes work without a delegate. `probe` and `sweep` find the operators that are right, refused or silently
 wrong in an order.
 """
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from dimorder.executorch.file_conversions import FileConversions, conversions_in
     from dimorder.executorch.guard import guarded
     from dimorder.executorch.layout import ARM_TOSA, PORTABLE, VULKAN, XNNPACK, DelegateLayout
-    from dimorder.executorch.legalize import Legalise, legalise
+    from dimorder.executorch.legalization import Legalize, legalize
     from dimorder.executorch.passes import (
         Annotate,
         InsertDimOrderOperators,
         RevertDimOrderOperators,
-        canonicalise,
+        canonicalize,
     )
     from dimorder.executorch.probe import probe, sweep
     from dimorder.executorch.runner_project import export_runner
@@ -30,8 +30,8 @@ _HOMES = {
     "file_conversions": ("FileConversions", "conversions_in"),
     "guard": ("guarded",),
     "layout": ("ARM_TOSA", "DelegateLayout", "PORTABLE", "VULKAN", "XNNPACK"),
-    "legalize": ("Legalise", "legalise"),
-    "passes": ("Annotate", "InsertDimOrderOperators", "RevertDimOrderOperators", "canonicalise"),
+    "legalization": ("Legalize", "legalize"),
+    "passes": ("Annotate", "InsertDimOrderOperators", "RevertDimOrderOperators", "canonicalize"),
     "probe": ("probe", "sweep"),
     "runner_project": ("export_runner",),
 }
@@ -44,15 +44,15 @@ __all__ = [
     "DelegateLayout",
     "FileConversions",
     "InsertDimOrderOperators",
-    "Legalise",
+    "Legalize",
     "RevertDimOrderOperators",
-    "canonicalise",
+    "canonicalize",
     "check_file",
     "check_program",
     "conversions_in",
     "export_runner",
     "guarded",
-    "legalise",
+    "legalize",
     "probe",
     "sweep",
 ]

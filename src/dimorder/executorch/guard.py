@@ -20,7 +20,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import describe
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.layout import DelegateLayout
-from dimorder.executorch.legalize import copied, legalised
+from dimorder.executorch.legalization import copied, legalized
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
 from dimorder.executorch.rules import faults, has_orders, name_of, rank_of, source_line
 from dimorder.graph.exported import remade
@@ -29,8 +29,8 @@ TAG = "delegation_tag"
 _MARK = "dimorder_node"  # in node.meta: the name before the edge dialect
 # The advice for a tensor that crosses a delegate's boundary in an order that the delegate does not take.
 _FIXES = {
-    "weight": "program = canonicalise(program) before lowering",
-    "input": "program = canonicalise(program) before lowering, or export with an input in that order",
+    "weight": "program = canonicalize(program) before lowering",
+    "input": "program = canonicalize(program) before lowering, or export with an input in that order",
     "value": "lower with to_edge_transform_and_lower(partitioner=[guarded(...)]), which converts it",
     "output": "list the order in the layout's boundary, or keep the operator out of its operators",
 }
@@ -40,7 +40,7 @@ def guarded(partitioner: Partitioner, layout: DelegateLayout) -> Partitioner:
     """Return a partitioner that converts and checks orders for `partitioner` against `layout`.
 
     Use it in `to_edge_transform_and_lower(partitioner=[guarded(...)])`, preferably after
-    `canonicalise(program)`. A graph in which everything is contiguous stays unchanged, if the delegate takes
+    `canonicalize(program)`. A graph in which everything is contiguous stays unchanged, if the delegate takes
     contiguous tensors.
 
     Args:
@@ -85,12 +85,12 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
         # partitioner takes.
         listed = {node.name for node in program.graph.nodes if name_of(node) in self.layout.operators}
         own = listed if self.layout.operators else self._taken(program)
-        planned = legalised(program, self.layout, lambda node: node.name in own)
+        planned = legalized(program, self.layout, lambda node: node.name in own)
         # If a listed operator would be wrong on its portable kernel, it matters whether the partitioner takes
         # it.
         alone = {fault.node for fault in faults(planned, self.layout, lambda node: False)}
         if listed & alone and not listed & alone <= (own := listed & self._taken(planned)):
-            planned = legalised(program, self.layout, lambda node: node.name in own)
+            planned = legalized(program, self.layout, lambda node: node.name in own)
         return remade(planned, _Decomposed)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:

@@ -1,6 +1,6 @@
 """Describe the orders that a delegate takes: one frozen table per delegate, and the ready-made ones.
 
-A delegate author writes a `DelegateLayout`. `guarded` and `legalise` read it.
+A delegate author writes a `DelegateLayout`. `guarded` and `legalize` read it.
 """
 
 from __future__ import annotations

@@ -39,12 +39,12 @@ def legal(backend: str) -> Lower:
 
 
 def lower_legally(exported: ExportedProgram, partitioner: Any = None) -> bytes:
-    """Return the .pte of a canonicalised program; legalise it too, unless a guarded partitioner does that."""
-    from dimorder.executorch.legalize import legalise
-    from dimorder.executorch.passes import canonicalise
+    """Return the .pte of a canonicalised program; legalize it too, unless a guarded partitioner does that."""
+    from dimorder.executorch.legalization import legalize
+    from dimorder.executorch.passes import canonicalize
 
-    program = canonicalise(exported)
-    return lower_quickly(program, [partitioner] if partitioner else [], [] if partitioner else [legalise])
+    program = canonicalize(exported)
+    return lower_quickly(program, [partitioner] if partitioner else [], [] if partitioner else [legalize])
 
 
 def run_bare(data: bytes, inputs: Sequence[torch.Tensor]) -> Any:

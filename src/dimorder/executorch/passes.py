@@ -1,6 +1,6 @@
 """Define passes over ExecuTorch programs, each of which is usable alone.
 
-`canonicalise` runs before lowering. The others insert, revert and annotate dim-order operators in the edge
+`canonicalize` runs before lowering. The others insert, revert and annotate dim-order operators in the edge
 dialect.
 """
 
@@ -30,7 +30,7 @@ DIM_ORDER_OPERATORS = frozenset(MemoryFormatOpsMap)
 _FORMATS = {NHWC: torch.channels_last}
 
 
-def canonicalise(program: ExportedProgram) -> ExportedProgram:
+def canonicalize(program: ExportedProgram) -> ExportedProgram:
     """Make every constant dense and row-major, and give inputs only orders that ExecuTorch knows.
 
     Use it before `to_edge_transform_and_lower`. A 4-D channels-last input stays so, unless sizes of 1 make
@@ -47,7 +47,7 @@ def canonicalise(program: ExportedProgram) -> ExportedProgram:
         The new program, or `program` itself if nothing needs a change.
 
     >>> conv = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
-    >>> program = canonicalise(torch.export.export(conv, (torch.randn(2, 3, 5, 7),)))
+    >>> program = canonicalize(torch.export.export(conv, (torch.randn(2, 3, 5, 7),)))
     >>> program.state_dict["weight"].is_contiguous()
     True
     """

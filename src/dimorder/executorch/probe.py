@@ -175,8 +175,8 @@ def sweep(
         partitioner: the delegate's partitioner, or None for portable kernels.
         chosen: the cases, by default all of `cases()`.
         progress: is called with a line of text as the work goes on.
-        lower: makes the .pte from an exported program and the partitioner. By default it uses `canonicalise`
-            and `legalise`, as this package advises.
+        lower: makes the .pte from an exported program and the partitioner. By default it uses `canonicalize`
+            and `legalize`, as this package advises.
 
     Returns:
         The cases that are wrong or refused.

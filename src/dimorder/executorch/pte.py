@@ -247,7 +247,7 @@ def _refuse_dangers(file: Path, tables: Any) -> None:
         raise UnsupportedError(
             f"loading {file}",
             f"it calls {first.operator} in {first.orders}{more}: that kernel returns wrong numbers, silently",
-            "lower it again with canonicalise(program) and transform_passes=[legalise], "
+            "lower it again with canonicalize(program) and transform_passes=[legalize], "
             "both of dimorder.executorch; `dimorder check` lists every such call",
         )
 

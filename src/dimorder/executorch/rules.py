@@ -43,7 +43,7 @@ class Fault:
         return UnsupportedError(
             f"{self.operator} ({', '.join(filter(None, [self.node, self.where]))})",
             f"{self.found}: {self.verdict}",
-            f"it takes {self.accepted}: lower with legalise in transform_passes, or with guarded(...)",
+            f"it takes {self.accepted}: lower with legalize in transform_passes, or with guarded(...)",
         )
 
 

@@ -123,7 +123,7 @@ def _example(spec: TensorSpec, symbols: dict[str, int], generator: torch.Generat
     shape = [symbols.get(size, 2) if isinstance(size, str) else size for size in spec.shape]
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if dtype.is_floating_point or spec.scale is not None:
-        return spec.quantised(torch.randn(shape, generator=generator)).to(dtype)
+        return spec.quantized(torch.randn(shape, generator=generator)).to(dtype)
     raise UsageError(
         f"input {spec.name!r}",
         f"{spec.dtype}, of which nobody knows what values are sensible",

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.cpu import family
 from dimorder.latency.timing import Invocation
-from dimorder.targets import find, listing
+from dimorder.targets import find, info
 from dimorder.targets.xnnpack.times import KernelTime, by_name, measured_times
 
 
@@ -93,7 +93,7 @@ def ours(chosen: str) -> Runtime:
         program = load(path, target=held, threads=given.threads if held.set_threads else None)
         return lambda: program.run(*given.tensors)
 
-    told = listing(target)
+    told = info(target)
     imports = ("dimorder.api", told.target.partition(":")[0], "executorch.extension.pybindings._C")
     kept = imports if told.suffix == ".pte" else imports[:2]
     title = f"dimorder, {target} by {objective}" if objective else f"dimorder, {target}"

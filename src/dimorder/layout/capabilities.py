@@ -19,7 +19,7 @@ from dimorder.planning.problem import Cost
 
 
 @dataclass(frozen=True)
-class Ability:
+class Capabilities:
     """What a target can do, as the planner needs it.
 
     Attributes:
@@ -53,8 +53,8 @@ class Ability:
 class Verdicts:
     """The target's verdict on each way to run an operator, and its cost; equal calls are asked once."""
 
-    def __init__(self, ability: Ability) -> None:
-        self.ability = ability
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
         self.known: dict[object, tuple[str | None, str | None]] = {}
         self.costs: dict[object, Cost] = {}
         self.described: dict[torch.fx.Node, object] = {}
@@ -66,7 +66,7 @@ class Verdicts:
 
         Each reason is None if there is none.
         """
-        if self.ability.computes is None:
+        if self.capabilities.computes is None:
             return None, None
         key = self._key(site, arrangement, buffers)
         if key not in self.known:
@@ -107,15 +107,17 @@ class Verdicts:
         return self.described[site.node], site.kind, implementation.name, arrangement.tokens, *sizes
 
     def _asked(self, calls: Sequence[torch.fx.Node]) -> tuple[str | None, str | None]:
-        assert self.ability.computes is not None
+        assert self.capabilities.computes is not None
         inside, outside = None, None
         for call in calls:
             constants = [node for node in call.all_input_nodes if node.op == "get_attr"]
-            reason = self.ability.computes(call, constants)
+            reason = self.capabilities.computes(call, constants)
             if reason is None:
                 continue
             inside = inside or reason
-            outside = outside or (reason if self.ability.leaves is None else self.ability.leaves(call))
+            outside = outside or (
+                reason if self.capabilities.leaves is None else self.capabilities.leaves(call)
+            )
         return inside, outside
 
 

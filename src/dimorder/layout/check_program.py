@@ -28,7 +28,7 @@ from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
 from dimorder.graph.tracing import Tracer, shape_of
 from dimorder.layout.annotate import Annotated, is_result, results_of
 from dimorder.layout.candidate_orders import default_tokens, formed
-from dimorder.layout.capabilities import Ability, Verdicts
+from dimorder.layout.capabilities import Capabilities, Verdicts
 from dimorder.layout.problem import Extracted
 from dimorder.layout.rewrite import at_boundary
 from dimorder.ops.builder import origin_of
@@ -202,13 +202,13 @@ def _label_faults(relation: Relation, tensors: Sequence[AxedTensor]) -> Iterator
 # -- the layout problem
 
 
-def problem_faults(extracted: Extracted, contract: Contract, ability: Ability) -> Iterator[str]:
+def problem_faults(extracted: Extracted, contract: Contract, capabilities: Capabilities) -> Iterator[str]:
     """Yield the faults of a layout problem.
 
     Configurations mean orders of their buffers. The defaults and the contract's orders are among them. The
     target computes each, or the operator is among those left outside.
     """
-    problem, verdicts = extracted.problem, Verdicts(ability)
+    problem, verdicts = extracted.problem, Verdicts(capabilities)
     if not len(extracted.sites) == len(problem.steps) == len(extracted.arrangements):
         yield f"{len(extracted.sites)} sites for {len(problem.steps)} steps"
         return
@@ -294,7 +294,11 @@ def _configured_faults(extracted: Extracted, index: int, verdicts: Verdicts) -> 
 
 
 def physical_faults(
-    program: ExportedProgram, extracted: Extracted, plan: LayoutPlan, contract: Contract, ability: Ability
+    program: ExportedProgram,
+    extracted: Extracted,
+    plan: LayoutPlan,
+    contract: Contract,
+    capabilities: Capabilities,
 ) -> Iterator[str]:
     """Yield the faults of a physical program.
 
@@ -306,9 +310,10 @@ def physical_faults(
         if node.op == "call_function":
             yield from (f"predicted: {fault}" for fault in _misread(node, node.meta["val"]))
     yield from (
-        f"{node} ({operator_name(node)}): {why}" for node, why in refused_calls(program, extracted, ability)
+        f"{node} ({operator_name(node)}): {why}"
+        for node, why in refused_calls(program, extracted, capabilities)
     )
-    yield from _left_faults(program, extracted, ability)
+    yield from _left_faults(program, extracted, capabilities)
     inputs = extracted.annotated.program.example_inputs
     held = [at_boundary(tensor, spec) for tensor, spec in zip(inputs, contract.inputs, strict=True)]
     yield from run_densely(own_module(program), held)[1]
@@ -369,39 +374,41 @@ def _declared(extracted: Extracted, plan: LayoutPlan, origin: dict[str, Any]) ->
 
 
 def refused_calls(
-    program: ExportedProgram, extracted: Extracted, ability: Ability
+    program: ExportedProgram, extracted: Extracted, capabilities: Capabilities
 ) -> Iterator[tuple[Node, str]]:
     """Yield the calls of a physical program that the target neither computes nor leaves outside, and why.
 
     Calls of an input, an output or a conversion are not among them: extraction did not ask for these, and the
     emitter reports them to the user.
     """
-    if ability.computes is None:
+    if capabilities.computes is None:
         return
-    for node, why in _not_computed(program, extracted, ability):
-        beside = why if ability.leaves is None else ability.leaves(node)
+    for node, why in _not_computed(program, extracted, capabilities):
+        beside = why if capabilities.leaves is None else capabilities.leaves(node)
         if beside is not None:
             yield node, why if beside == why else f"{why}, and {beside}"
 
 
-def require_ability(program: ExportedProgram, extracted: Extracted, ability: Ability, target: str) -> None:
+def require_capabilities(
+    program: ExportedProgram, extracted: Extracted, capabilities: Capabilities, target: str
+) -> None:
     """Check that the target computes or leaves each call, even without DIMORDER_CHECK.
 
     Raises:
         StageError: for the first call that the target refuses.
     """
-    for node, why in refused_calls(program, extracted, ability):
+    for node, why in refused_calls(program, extracted, capabilities):
         raise StageError(f"{node} ({operator_name(node)}) of the physical program for {target}", why, _FIX)
 
 
-def _left_faults(program: ExportedProgram, extracted: Extracted, ability: Ability) -> Iterator[str]:
-    for node, why in _not_computed(program, extracted, ability):
+def _left_faults(program: ExportedProgram, extracted: Extracted, capabilities: Capabilities) -> Iterator[str]:
+    for node, why in _not_computed(program, extracted, capabilities):
         if extracted.sites[origin_of(node)["site"]].node not in extracted.outside:
             yield f"{node} ({operator_name(node)}): left outside, where the plan has it inside: {why}"
 
 
 def _not_computed(
-    program: ExportedProgram, extracted: Extracted, ability: Ability
+    program: ExportedProgram, extracted: Extracted, capabilities: Capabilities
 ) -> Iterator[tuple[Node, str]]:
     """Yield the calls of operators that the target does not compute, and why."""
     constants = _constants(program)
@@ -409,9 +416,9 @@ def _not_computed(
         origin = origin_of(node)
         if node.op != "call_function" or node in constants or "site" not in origin or origin.get("converts"):
             continue
-        if not extracted.sites[origin["site"]].implementations or ability.computes is None:
+        if not extracted.sites[origin["site"]].implementations or capabilities.computes is None:
             continue
-        why = ability.computes(node, constants)
+        why = capabilities.computes(node, constants)
         if why is not None:
             yield node, why
 

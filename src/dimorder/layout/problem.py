@@ -15,7 +15,7 @@ from dimorder.capture.captured import operator_name, where
 from dimorder.errors import UnsupportedError
 from dimorder.layout.annotate import Annotated, annotate, results_of
 from dimorder.layout.candidate_orders import Closure, Proposal, TooManyCandidates
-from dimorder.layout.capabilities import Ability, Verdicts
+from dimorder.layout.capabilities import Capabilities, Verdicts
 from dimorder.layout.costs import Costs, transpose_rank
 from dimorder.ops.operator import Implementation, Relation, results
 from dimorder.ops.problem_map import Arrangement, BufferInfo, BufferView, Site, layout_of
@@ -44,7 +44,7 @@ def extract(
     input_orders: Sequence[DimOrder],
     output_orders: Sequence[DimOrder],
     costs: Costs,
-    ability: Ability,
+    capabilities: Capabilities,
 ) -> Extracted:
     """Return the layout problem of an annotated program.
 
@@ -57,20 +57,20 @@ def extract(
         input_orders: the orders that the contract promises for inputs.
         output_orders: the orders that the contract promises for outputs.
         costs: what conversions and configurations cost.
-        ability: what the target can do.
+        capabilities: what the target can do.
 
     Raises:
         UnsupportedError: if a call can run neither way, or if the target does not accept an input.
     """
     for name, node in zip(annotated.program.input_names, annotated.program.inputs, strict=True):
-        reason = ability.takes(node.meta["val"])
+        reason = capabilities.takes(node.meta["val"])
         if reason is not None:
             fix = "change its type or shape, or choose another target"
             raise UnsupportedError(f"input {name!r}", reason, fix)
-    verdicts = Verdicts(ability)
+    verdicts = Verdicts(capabilities)
     row_major: dict[torch.fx.Node, str] = {}
     while True:
-        refused = _extract(annotated, input_orders, output_orders, costs, ability, verdicts)
+        refused = _extract(annotated, input_orders, output_orders, costs, capabilities, verdicts)
         if isinstance(refused, Extracted):  # report the first obstacle
             outside = {call: row_major.get(call, reason) for call, reason in refused.outside.items()}
             return replace(refused, outside=outside)
@@ -90,15 +90,15 @@ def _extract(
     input_orders: Sequence[DimOrder],
     output_orders: Sequence[DimOrder],
     costs: Costs,
-    ability: Ability,
+    capabilities: Capabilities,
     verdicts: Verdicts,
 ) -> Extracted | dict[torch.fx.Node, str]:
     """Return the problem, or the calls that have no configuration and why."""
     given = (annotated, input_orders, output_orders, costs)
-    for declined in ability.declines:
+    for declined in capabilities.declines:
         with suppress(TooManyCandidates):
             return _Extractor(*given, declined, verdicts, sparing=False, give_up=True).run()
-    return _Extractor(*given, ability.declines[-1], verdicts, sparing=True, give_up=False).run()
+    return _Extractor(*given, capabilities.declines[-1], verdicts, sparing=True, give_up=False).run()
 
 
 class _Extractor:
@@ -292,7 +292,7 @@ class _Extractor:
 
     def _priced(self, candidates: Sequence[Mapping[AxisOrder, None]]) -> tuple[Buffer, ...]:
         """Return all buffers with their costs; buffers of one shape, type and set of orders cost the same."""
-        max_rank, known, made = self.verdicts.ability.max_rank, dict[object, Buffer](), []
+        max_rank, known, made = self.verdicts.capabilities.max_rank, dict[object, Buffer](), []
         for info in self.buffers:
             orders = tuple(candidates[info.index])
             alike = info.shape, info.tensor.sizes, info.value.dtype, orders

@@ -16,7 +16,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.capture.captured import arguments
 from dimorder.contract import TensorSpec
 from dimorder.errors import UsageError
-from dimorder.reading import Normalisation, is_array, read_arrays, read_image
+from dimorder.reading import Normalization, is_array, read_arrays, read_image
 
 Calibration: TypeAlias = "Iterable[Any] | str | os.PathLike[str]"
 
@@ -48,20 +48,20 @@ def as_call(item: Any) -> CalibrationCall:
 def calls(
     calibration: Calibration,
     exported: ExportedProgram,
-    normalisation: Normalisation | None = None,
+    normalization: Normalization | None = None,
 ) -> Iterator[CalibrationCall]:
     """Yield the calls of a calibration, each checked against the network's inputs.
 
     Args:
         calibration: items as for `as_call`, or the path of a file or a folder.
         exported: the network.
-        normalisation: how the values of images are normalised.
+        normalization: how the values of images are normalised.
 
     Raises:
         UsageError: if an item has another structure, shape or type, or if there is no item.
     """
     if isinstance(calibration, (str, os.PathLike)):
-        where, given = f"calibration {calibration}", _read(Path(calibration), exported, normalisation)
+        where, given = f"calibration {calibration}", _read(Path(calibration), exported, normalization)
     else:
         where, given = "calibration", map(as_call, calibration)
     count = -1
@@ -102,7 +102,7 @@ def tensor_specs(exported: ExportedProgram) -> list[TensorSpec]:
 
 
 def _read(
-    path: Path, exported: ExportedProgram, normalisation: Normalisation | None
+    path: Path, exported: ExportedProgram, normalization: Normalization | None
 ) -> Iterator[CalibrationCall]:
     specs = tensor_specs(exported)
     if not path.exists():
@@ -115,7 +115,7 @@ def _read(
         if is_array(str(file)):
             yield from _stacked(read_arrays(str(file), where), specs, exported, where)
         elif len(specs) == 1:
-            yield _call([read_image(str(file), specs[0], normalisation, where)], exported)
+            yield _call([read_image(str(file), specs[0], normalization, where)], exported)
         else:
             raise UsageError(
                 where, f"an image, for {len(specs)} inputs", "give .npz files with an array for each input"

@@ -88,7 +88,7 @@ def _run(lowered: Lowered, call: CalibrationCall) -> Sequence[Tensor]:
     """Return a program's outputs as numbers, for inputs that are numbers."""
     specs, exported = iter(lowered.contract.inputs), lowered.program.exported
     leaves = [
-        next(specs).quantised(leaf) if isinstance(leaf, Tensor) else leaf
+        next(specs).quantized(leaf) if isinstance(leaf, Tensor) else leaf
         for leaf in arguments(exported, call.args, call.kwargs)
     ]
     args, kwargs = pytree.tree_unflatten(leaves, exported.call_spec.in_spec)

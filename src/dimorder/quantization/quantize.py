@@ -29,14 +29,14 @@ from dimorder.quantization.calibration import (
 )
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
 from dimorder.quantization.recipes import find
-from dimorder.reading import Normalisation
+from dimorder.reading import Normalization
 from dimorder.targets.target_info import installed
 
 KEPT = 16  # examples on which networks are compared
 
 
 @dataclass(frozen=True)
-class QuantisedNetwork:
+class QuantizedNetwork:
     """A quantised network with the float network that it was made from; `dimorder.lower` accepts it as it is.
 
     Attributes:
@@ -70,9 +70,9 @@ def quantize(
     *,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    normalisation: Normalisation | None = None,
+    normalization: Normalization | None = None,
     progress: Progress = lambda step: None,
-) -> QuantisedNetwork:
+) -> QuantizedNetwork:
     """Quantize the weights and activations of a float network to integers, as `recipe` defines it.
 
     Rounded weights shift the mean of a channel; the bias takes the shift back. `model` is left unchanged.
@@ -88,7 +88,7 @@ def quantize(
         args: example positional inputs; a dynamic recipe needs their shapes. The default is the first example
             of the calibration.
         kwargs: example keyword inputs.
-        normalisation: how the values of pictures become inputs: (x / 255 − mean) / std.
+        normalization: how the values of pictures become inputs: (x / 255 − mean) / std.
         progress: called with the name of each step as the step begins.
 
     Returns:
@@ -137,7 +137,7 @@ def quantize(
         prepared = prepare_pt2e(observed, BehindClamps(chosen.quantizer()))
     progress("calibrating")
     examples: list[CalibrationCall] = []
-    given = _own(exported) if calibration is None else calls(calibration, exported, normalisation)
+    given = _own(exported) if calibration is None else calls(calibration, exported, normalization)
     with torch.no_grad():
         for call in given:
             prepared(*call.args, **call.kwargs)
@@ -151,7 +151,7 @@ def quantize(
     if not chosen.dynamic:
         progress("correcting biases")
         correct_biases(module, original, [arguments(exported, c.args, c.kwargs) for c in examples])
-    return QuantisedNetwork(module, original, tuple(examples), tuple(wasted_levels(module.graph)))
+    return QuantizedNetwork(module, original, tuple(examples), tuple(wasted_levels(module.graph)))
 
 
 def _own(exported: ExportedProgram) -> list[CalibrationCall]:

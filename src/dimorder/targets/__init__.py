@@ -1,7 +1,7 @@
 """Find targets by name or by file: the built-in ones, and those that other packages declare.
 
-Another package declares a target in the entry-point group `dimorder.targets`, as `NAME = "package:LISTING"`.
-A question about a target imports only its listing. The target itself is imported when it is used.
+Another package declares a target in the entry-point group `dimorder.targets`, as `NAME = "package:INFO"`.
+A question about a target imports only its info. The target itself is imported when it is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dimorder.errors import UsageError
 from dimorder.targets import ethos_u
-from dimorder.targets.target_info import Listing
+from dimorder.targets.target_info import TargetInfo
 
 if TYPE_CHECKING:
     from dimorder.targets.base import Target
@@ -26,10 +26,10 @@ GROUP = "dimorder.targets"
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
         # before torch: it recognises its files by their content
-        "inductor": "dimorder.targets.inductor:LISTING",
-        "torch": "dimorder.targets.torch:LISTING",
-        "tosa": "dimorder.targets.tosa:LISTING",
-        "xnnpack": "dimorder.targets.xnnpack:LISTING",
+        "inductor": "dimorder.targets.inductor:INFO",
+        "torch": "dimorder.targets.torch:INFO",
+        "tosa": "dimorder.targets.tosa:INFO",
+        "xnnpack": "dimorder.targets.xnnpack:INFO",
         **{
             name: f"dimorder.targets.ethos_u:{name.upper().replace('-', '_')}"
             for name in ethos_u.ACCELERATORS
@@ -49,12 +49,12 @@ def names() -> list[str]:
     return list(_entries())
 
 
-def listing(name: str) -> Listing:
+def info(name: str) -> TargetInfo:
     """Return the facts about a target that are known without an import of it.
 
     Raises `UsageError` for a name that no package or that two packages declare, and for a broken declaration.
 
-    >>> listing("tosa").suffix
+    >>> info("tosa").suffix
     '.tosa'
     """
     declared = _entries().get(name)
@@ -70,16 +70,16 @@ def listing(name: str) -> Listing:
     except Exception as error:  # the module of another package may raise anything
         text = f"{owner} declares {entry.value}, which raises {type(error).__name__}: {error}"
         raise UsageError(f"target {name}", text, f"mend or uninstall {owner}") from error
-    if not isinstance(found, Listing):
+    if not isinstance(found, TargetInfo):
         text = f"{owner} declares {entry.value}, a {type(found).__name__}"
-        raise UsageError(f"target {name}", text, "name a dimorder.targets.target_info.Listing there")
+        raise UsageError(f"target {name}", text, "name a dimorder.targets.target_info.TargetInfo there")
     return found
 
 
 def find(target: str | Target) -> Target:
     """Return the target of that name. A `Target` is returned as it is.
 
-    Raises `UsageError` as `listing` does, and `UnsupportedError` if a dependency of the target is not
+    Raises `UsageError` as `info` does, and `UnsupportedError` if a dependency of the target is not
     installed.
 
     >>> find("torch").name, find(find("torch")).suffix
@@ -89,7 +89,7 @@ def find(target: str | Target) -> Target:
 
     if isinstance(target, Target):
         return target
-    told = listing(target)
+    told = info(target)
     found = told.open(target)
     if not isinstance(found, Target):
         raise UsageError(
@@ -101,7 +101,7 @@ def find(target: str | Target) -> Target:
         ("check", found.check is not None, told.kind is not None),
     ):
         if its != listed:
-            text = f"{told.target} has {what} {its!r}, where its listing promises {listed!r}"
+            text = f"{told.target} has {what} {its!r}, where its info promises {listed!r}"
             raise UsageError(f"target {target}", text, "mend one of the two")
     return found
 
@@ -109,21 +109,21 @@ def find(target: str | Target) -> Target:
 def target_for_file(path: Path) -> Target:
     """Return the target that reads this file back, by the file's suffix.
 
-    Several targets may share a suffix. The first one whose listing accepts the content is chosen, ours before
+    Several targets may share a suffix. The first one whose info accepts the content is chosen, ours before
     others.
 
     >>> target_for_file(Path("net.pt2")).name, target_for_file(Path("net.bin")).name
     ('torch', 'xnnpack')
     """
-    return find(next((name for name, told in listings() if told.reads(path)), _READS_THE_REST))
+    return find(next((name for name, told in infos() if told.reads(path)), _READS_THE_REST))
 
 
-def listings() -> Iterator[tuple[str, Listing]]:
-    """Return each target's name and listing, ours first.
+def infos() -> Iterator[tuple[str, TargetInfo]]:
+    """Return each target's name and info, ours first.
 
-    A broken listing raises as in `listing`, on its turn.
+    A broken info raises as in `info`, on its turn.
     """
-    return ((name, listing(name)) for name in names())
+    return ((name, info(name)) for name in names())
 
 
 def _entries() -> dict[str, list[EntryPoint]]:

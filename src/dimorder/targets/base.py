@@ -16,7 +16,7 @@ from torch.fx import Graph
 
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
-from dimorder.layout.capabilities import Ability
+from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import Costs, counted
 from dimorder.plans.network_plan import Place
 from dimorder.sizes.symbolic import SizeTable
@@ -115,15 +115,15 @@ class FileSummary(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """A target: its abilities, its costs, and the functions that write, load and check its files.
+    """A target: its capabilities, its costs, and the functions that write, load and check its files.
 
-    `target_info.Listing` holds the facts that are known without an import of the target.
+    `target_info.TargetInfo` holds the facts that are known without an import of the target.
 
     Attributes:
         name: the name after `--target`.
         suffix: the suffix of its files.
         emit: writes a physical program under a contract.
-        ability: the operators that it computes (see `ability.Ability`).
+        capabilities: the operators that it computes (see `capabilities.Capabilities`).
         costs: the charges for a plan, by objective (see `costs.Costs`).
         channels_last: the types of 4-D channels-last inputs and outputs that its files hold in their logical
             shape. None means all types. For other types the files hold the dense physical tensor.
@@ -134,21 +134,21 @@ class Target:
         install: the command that installs a missing module which one of these functions imports.
         runtime: the name of the runtime in error messages.
         set_threads: sets the number of threads that programs have in this process.
-        quantised: the target that replaces this one for quantised networks. It reads and returns integers.
+        quantized: the target that replaces this one for quantised networks. It reads and returns integers.
         configured: returns this target with other options, which are keywords with string values.
         contenders: pairs of an objective and a target, for each objective that only a compiler can measure.
             The plan of each pair is emitted, and the plan with the fewest cycles is kept.
         state: whether a program may write its buffers.
         emit_ranges: writes one artifact for ranges of sizes, from physical programs at several points. None
             means that dynamic sizes are refused.
-        sized: returns the ability for a captured graph in which the given sizes are dynamic, where it
+        sized: returns the capabilities for a captured graph in which the given sizes are dynamic, where it
             differs.
     """
 
     name: str
     suffix: str
     emit: Callable[[ExportedProgram, Contract], Artifact]
-    ability: Ability = field(default_factory=Ability)
+    capabilities: Capabilities = field(default_factory=Capabilities)
     costs: Mapping[str, Costs] = field(default_factory=counted)
     channels_last: Collection[torch.dtype] | None = None
     beside: tuple[str, ...] = ()
@@ -158,12 +158,12 @@ class Target:
     install: str = ""
     runtime: str | None = None
     set_threads: Callable[[int], None] | None = None
-    quantised: Target | None = None
+    quantized: Target | None = None
     configured: Callable[..., Target] | None = None
     contenders: Mapping[str, Sequence[tuple[str, Target]]] = field(default_factory=dict)
     state: bool = False
     emit_ranges: Callable[[Sequence[ExportedProgram], SizeTable, Contract], Artifact] | None = None
-    sized: Callable[[frozenset[int], Graph], Ability] | None = None
+    sized: Callable[[frozenset[int], Graph], Capabilities] | None = None
 
     def check_name(self, path: Path) -> None:
         """Raise `UsageError` for a file name from which `load` could not be chosen."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Listing:
+class TargetInfo:
     """A target as its entry point names it: a value in a module with only light imports.
 
     Two targets may share a suffix. Of these, one whose files are archives has a `member`.
@@ -34,7 +34,7 @@ class Listing:
         begins: the offset and the bytes that identify such a file. None means that the suffix identifies it.
         member: a part of a name in the archive, which the archives of the other target do not contain.
 
-    >>> told = Listing(".tosa", "a graph", "pip install it", "m:TARGET", "a .tosa graph", (4, b"TOSA"))
+    >>> told = TargetInfo(".tosa", "a graph", "pip install it", "m:TARGET", "a .tosa graph", (4, b"TOSA"))
     >>> told.is_file("a name of any kind", bytes(4) + b"TOSA..."), told.is_file("net.tosa", b"else")
     (True, False)
     """
@@ -50,15 +50,11 @@ class Listing:
     def __post_init__(self) -> None:
         module, colon, name = self.target.partition(":")
         if not (module and colon and name.isidentifier()):
-            raise UsageError(
-                "a target's listing", f"target {self.target!r}", "write it as package.module:NAME"
-            )
+            raise UsageError("a target's info", f"target {self.target!r}", "write it as package.module:NAME")
         if not self.suffix.startswith(".") or len(self.suffix) == 1:
-            raise UsageError("a target's listing", f"suffix {self.suffix!r}", "write it as in .tosa")
+            raise UsageError("a target's info", f"suffix {self.suffix!r}", "write it as in .tosa")
         if not self.summary or "\n" in self.summary:
-            raise UsageError(
-                "a target's listing", f"summary {self.summary!r}", "say in one line what it writes"
-            )
+            raise UsageError("a target's info", f"summary {self.summary!r}", "say in one line what it writes")
 
     def is_file(self, path: str, data: bytes) -> bool:
         """Return whether this target's `check` reads a file with that name and content."""

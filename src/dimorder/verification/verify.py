@@ -144,7 +144,7 @@ class Trial:
         specs = self.contract.inputs * self.calls
         takes_floats = _takes_floats(self.program.exported) * self.calls
         reals = [spec.real(x) for spec, x in zip(specs, self.examples, strict=True)]
-        held = [spec.quantised(x) for spec, x in zip(specs, like(reals, seed), strict=True)]
+        held = [spec.quantized(x) for spec, x in zip(specs, like(reals, seed), strict=True)]
         return tuple(held), tuple(
             spec.real(x) if takes_float else x
             for spec, x, takes_float in zip(specs, held, takes_floats, strict=True)

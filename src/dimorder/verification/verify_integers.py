@@ -39,11 +39,11 @@ _SAME = 1e-6
 
 def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
     """Return the trial that a network needs: of integers if it is quantised, else of floats."""
-    kind = QuantisedTrial if is_quantised(program.module) else Trial
+    kind = QuantizedTrial if is_quantised(program.module) else Trial
     return kind(model, program, contract)
 
 
-class QuantisedTrial(Trial):
+class QuantizedTrial(Trial):
     """A quantised network's own integers on random inputs; the constructor does step 1."""
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:

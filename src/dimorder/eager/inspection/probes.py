@@ -134,7 +134,7 @@ PROBES: Mapping[str, Make] = MappingProxyType(
         "l1_loss none": _any_rank(lambda x: F.l1_loss(x, x.square(), reduction="none")),
         "huber_loss none": _any_rank(lambda x: F.huber_loss(x, x.square(), reduction="none")),
         "binary_cross_entropy none": _any_rank(lambda x: F.binary_cross_entropy(x, x, reduction="none")),
-        # Normalisation
+        # Normalization
         "batch_norm eval": _any_rank(
             lambda x: F.batch_norm(x, _like(x, x.shape[1]), _like(x, x.shape[1]).abs() + 1)
         ),

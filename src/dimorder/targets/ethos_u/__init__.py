@@ -5,7 +5,7 @@ Each is target tosa, whose graph of integers Vela compiles. ExecuTorch's Ethos-U
 
 from __future__ import annotations
 
-from dimorder.targets.target_info import Listing
+from dimorder.targets.target_info import TargetInfo
 
 # Vela's names: the NPU, and its multiply-accumulates per cycle.
 ACCELERATORS = (
@@ -44,12 +44,12 @@ def named(attribute: str) -> str | None:
     return name if name in ACCELERATORS else None
 
 
-def __getattr__(attribute: str) -> Listing:
+def __getattr__(attribute: str) -> TargetInfo:
     accelerator = named(attribute)
     if accelerator is None:
         raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
     family = accelerator.rsplit("-", 1)[0].title()
-    return Listing(
+    return TargetInfo(
         ".pte",
         f"an ExecuTorch program for Arm's {family} with {macs(accelerator)} MACs a cycle, "
         "of a quantised network",

@@ -1,4 +1,4 @@
-"""Define targets ethos-u*: the abilities of an Ethos-U for quantised networks, its costs and files.
+"""Define targets ethos-u*: the capabilities of an Ethos-U for quantised networks, its costs and files.
 
 The import needs neither executorch nor Vela; emitting does.
 """
@@ -17,7 +17,7 @@ from torch.fx import Node
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.quantized_constant import QUANTIZE
-from dimorder.layout.capabilities import Ability
+from dimorder.layout.capabilities import Capabilities
 from dimorder.plans.network_plan import Place
 from dimorder.targets.base import Target, WholeArtifact
 from dimorder.targets.ethos_u import INSTALL, is_u85, named
@@ -138,15 +138,17 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     >>> target("ethos-u85-256", memory_mode="Dedicated_Sram").name
     'ethos-u85-256'
     """
-    assert TOSA.quantised is not None
-    ability = TOSA.quantised.ability
-    weights_last = replace(ability, declines=tuple(each | _WEIGHTS_FIRST for each in ability.declines))
+    assert TOSA.quantized is not None
+    capabilities = TOSA.quantized.capabilities
+    weights_last = replace(
+        capabilities, declines=tuple(each | _WEIGHTS_FIRST for each in capabilities.declines)
+    )
     emits = partial(emit, accelerator=accelerator, system_config=system_config, memory_mode=memory_mode)
     made = replace(
-        TOSA.quantised,
+        TOSA.quantized,
         name=accelerator,
         suffix=".pte",
-        ability=ability if is_u85(accelerator) else weights_last,
+        capabilities=capabilities if is_u85(accelerator) else weights_last,
         emit=emits,
         beside=(),
         load=None,
@@ -159,10 +161,10 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
         for objective in ("bytes", "count", "cycles")
     ]
     if is_u85(accelerator):
-        plans += [(objective, replace(each, ability=weights_last)) for objective, each in plans]
+        plans += [(objective, replace(each, capabilities=weights_last)) for objective, each in plans]
     made = replace(made, contenders={"cycles": plans})
-    floats = Ability(lambda call, constants: FLOAT, takes=lambda value: FLOAT)
-    return replace(made, ability=floats, quantised=made, configured=partial(target, accelerator))
+    floats = Capabilities(lambda call, constants: FLOAT, takes=lambda value: FLOAT)
+    return replace(made, capabilities=floats, quantized=made, configured=partial(target, accelerator))
 
 
 def __getattr__(attribute: str) -> Target:

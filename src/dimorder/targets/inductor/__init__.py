@@ -5,9 +5,9 @@ The code is in `target.py`.
 
 from __future__ import annotations
 
-from dimorder.targets.target_info import Listing
+from dimorder.targets.target_info import TargetInfo
 
-LISTING = Listing(
+INFO = TargetInfo(
     ".pt2",
     "machine code for this kind of CPU, by AOTInductor",
     "install a C++ compiler, for example: apt-get install g++",

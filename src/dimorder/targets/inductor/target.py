@@ -25,8 +25,8 @@ from dimorder.graph.branches import has_branches
 from dimorder.ops.dialect import decompose
 from dimorder.sizes.symbolic import SizeTable, symbolic
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
-from dimorder.targets.in_aten import ABILITY
-from dimorder.targets.inductor import LISTING
+from dimorder.targets.in_aten import CAPABILITIES
+from dimorder.targets.inductor import INFO
 from dimorder.verification.verify import Run
 
 _MODEL = "model"  # the name of the model in a package with one program
@@ -51,7 +51,7 @@ class CompiledArtifact(FloatArtifact, WholeArtifact):
     @cached_property
     def run(self) -> CompiledRun:
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, f"program{LISTING.suffix}")
+            path = Path(folder, f"program{INFO.suffix}")
             path.write_bytes(self.data)
             return CompiledRun(path)
 
@@ -114,11 +114,11 @@ def _compiled(program: ExportedProgram, contract: Contract) -> CompiledArtifact:
         except Exception as error:  # a compiler may raise anything
             if isinstance(getattr(error, "inner_exception", error), InvalidCxxCompiler):
                 found = "no C++ compiler works here"
-                raise UnsupportedError("target inductor", found, LISTING.install) from error
+                raise UnsupportedError("target inductor", found, INFO.install) from error
             found = f"AOTInductor: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             fix = "lower it for target torch, and report this network to PyTorch"
             raise UnsupportedError("target inductor", found, fix) from error
-        package = Path(folder, f"program{LISTING.suffix}")
+        package = Path(folder, f"program{INFO.suffix}")
         package_pt2(
             str(package), aoti_files={_MODEL: files}, extra_files={CONTRACT_METHOD: contract.to_json()}
         )
@@ -151,11 +151,11 @@ def load(file: Path) -> tuple[Contract, Run]:
 
 TARGET = Target(
     "inductor",
-    LISTING.suffix,
+    INFO.suffix,
     emit,
-    ABILITY,
+    CAPABILITIES,
     load=load,
-    install=LISTING.install,
+    install=INFO.install,
     set_threads=torch.set_num_threads,
     emit_ranges=emit_ranges,
 )

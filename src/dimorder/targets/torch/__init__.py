@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dimorder.targets.target_info import Listing
+from dimorder.targets.target_info import TargetInfo
 
-LISTING = Listing(
+INFO = TargetInfo(
     ".pt2",
     "the program in plain ATen, for any device of torch and for torch.compile",
     "pip install dimorder",

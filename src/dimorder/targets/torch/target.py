@@ -21,8 +21,8 @@ from dimorder.graph.exported import ProgramRun
 from dimorder.ops.dialect import decompose
 from dimorder.sizes.symbolic import SizeTable, symbolic
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
-from dimorder.targets.in_aten import ABILITY
-from dimorder.targets.torch import LISTING
+from dimorder.targets.in_aten import CAPABILITIES
+from dimorder.targets.torch import INFO
 from dimorder.verification.verify import Run
 
 
@@ -85,11 +85,11 @@ def load(file: Path) -> tuple[Contract, Run]:
 
 TARGET = Target(
     "torch",
-    LISTING.suffix,
+    INFO.suffix,
     emit,
-    ABILITY,
+    CAPABILITIES,
     load=load,
-    install=LISTING.install,
+    install=INFO.install,
     set_threads=torch.set_num_threads,
     state=True,
     emit_ranges=emit_ranges,

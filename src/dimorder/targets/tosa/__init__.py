@@ -5,9 +5,9 @@ Writing, running and reading a graph (`graph.py`) need tosa-tools, and import it
 
 from __future__ import annotations
 
-from dimorder.targets.target_info import Listing
+from dimorder.targets.target_info import TargetInfo
 
-LISTING = Listing(
+INFO = TargetInfo(
     ".tosa",
     "a TOSA 1.0 graph for NPUs, its contract beside it",
     "pip install 'dimorder[tosa]'",

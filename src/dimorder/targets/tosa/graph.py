@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.targets.tosa import LISTING
+from dimorder.targets.tosa import INFO
 
 # Bits of an element by TOSA's name of its type. For other types the bytes are unknown.
 _BITS: Mapping[str, int] = {
@@ -105,7 +105,7 @@ def inspect_tosa(data: bytes) -> TosaSummary:
     try:
         from tosa.TosaGraph import TosaGraph
     except ImportError as error:
-        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", LISTING.install) from error
+        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INFO.install) from error
     try:
         return _summary(TosaGraph.GetRootAs(bytearray(data), 0), len(data))
     except _DAMAGE as error:

@@ -18,12 +18,12 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.exported import readable
-from dimorder.layout.capabilities import Ability
+from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution import OTHER_KERNELS
 from dimorder.targets.base import FileSummary, Target, WholeArtifact
 from dimorder.targets.table import Table
-from dimorder.targets.tosa import LISTING, sidecar
+from dimorder.targets.tosa import INFO, sidecar
 from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.integers.forms import Forms
@@ -69,7 +69,7 @@ def run(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list
     try:
         import tosa_reference_model as reference
     except ImportError as error:
-        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", LISTING.install) from error
+        raise UnsupportedError("target tosa", f"no tosa-tools ({error})", INFO.install) from error
     arrays = [_physical(x, spec) for x, spec in zip(inputs, contract.inputs, strict=True)]
     results, status = reference.run(data, arrays)
     if status != reference.GraphStatus.TOSA_VALID:
@@ -170,7 +170,7 @@ def target(operators: Table = OPERATORS, integers: Table = INTEGERS) -> Target:
     """Return the target whose graphs have these operators: all that TOSA has, or fewer."""
     quantised = _target(integers, partial(emit_integers, operators=integers), _INTEGERS_DECLINE)
     made = _target(operators, partial(emit, operators=operators), (frozenset(), _FIRST, _FIRST | _FROM_PARTS))
-    return replace(made, quantised=quantised)
+    return replace(made, quantized=quantised)
 
 
 def _target(
@@ -180,9 +180,9 @@ def _target(
 ) -> Target:
     return Target(
         "tosa",
-        LISTING.suffix,
+        INFO.suffix,
         emit,
-        Ability(
+        Capabilities(
             operators.supports,
             declines=tuple(names | OTHER_KERNELS for names in declines),
             max_rank=MAX_RANK,
@@ -193,7 +193,7 @@ def _target(
         beside=(sidecar.SUFFIX,),
         load=load,
         check=check,
-        install=LISTING.install,
+        install=INFO.install,
         runs_fast=False,  # the reference model computes one element after the other
     )
 

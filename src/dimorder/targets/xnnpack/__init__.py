@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dimorder.targets.target_info import Listing
+from dimorder.targets.target_info import TargetInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LISTING = Listing(
+INFO = TargetInfo(
     ".pte",
     "an ExecuTorch program whose operators XNNPACK computes, for phones and CPUs",
     "pip install 'dimorder[executorch]'",

@@ -19,7 +19,7 @@ from dimorder.ops.tokens import AxisOrder
 from dimorder.planning.problem import Cost
 from dimorder.targets.table import Table, results
 from dimorder.targets.target_info import installed
-from dimorder.targets.xnnpack import LISTING
+from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.kernels import FLOAT_BYTES, transpose
 from dimorder.targets.xnnpack.times import TABLE, Times, measured_times, total
 
@@ -51,7 +51,7 @@ def by_time(operators: Table, family: str | None = None) -> Costs:
     def calls(made: Sequence[Node]) -> Cost:
         for call in made:
             _require_float32(call)
-        with installed("xnnpack", LISTING.install):
+        with installed("xnnpack", INFO.install):
             from dimorder.targets.xnnpack.sketch import kernels
         return _rounded(total(times(), kernels(made, operators))), 0
 

@@ -1,4 +1,4 @@
-"""Define target xnnpack: its abilities, costs and files. Its import needs no executorch."""
+"""Define target xnnpack: its capabilities, costs and files. Its import needs no executorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from dimorder.contract import Contract
 from dimorder.contract_file import constant_methods, seal
 from dimorder.executorch import pte
-from dimorder.layout.capabilities import Ability
+from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution import IN_PHASES, cuts_phases, has_phases
 from dimorder.ops.dialect import OPS
@@ -24,7 +24,7 @@ from dimorder.plans.network_plan import Place
 from dimorder.sizes.symbolic import SizeTable
 from dimorder.targets.base import FileSummary, Target
 from dimorder.targets.table import Table, results
-from dimorder.targets.xnnpack import LISTING
+from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.by_time import by_time
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import FLOATS, MAX_RANK, OPERATORS, wrong_outside
@@ -121,8 +121,8 @@ def check(path: str, data: bytes) -> FileSummary:
 _DECLINED = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
 
 
-def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
-    """Return the ability for a captured graph in which these sizes are dynamic.
+def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) -> Capabilities:
+    """Return the capabilities for a captured graph in which these sizes are dynamic.
 
     XNNPACK resizes only to fixed ones.
     """
@@ -145,10 +145,10 @@ def _sized(ability: Ability, varying: frozenset[int], graph: Graph) -> Ability:
             symbols = [size for size in results(operand)[0].shape[:3] if size in varying]
             if len(symbols) > 1:
                 return "a nearest resize of several sizes that are symbols"
-        return None if ability.computes is None else ability.computes(call, constants)
+        return None if capabilities.computes is None else capabilities.computes(call, constants)
 
-    declines = tuple(names | declined for names in ability.declines)
-    return replace(ability, computes=computes, declines=declines)
+    declines = tuple(names | declined for names in capabilities.declines)
+    return replace(capabilities, computes=computes, declines=declines)
 
 
 def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:
@@ -167,7 +167,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
     `cpu` is the family of CPUs that objective `time` plans for, such as `x86_64 AVX512 AMD`. None means this
     one.
     """
-    ability = Ability(
+    capabilities = Capabilities(
         operators.supports,
         wrong_outside,
         (_DECLINED,),
@@ -178,9 +178,9 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
     )
     return Target(
         "xnnpack",
-        LISTING.suffix,
+        INFO.suffix,
         partial(emit, operators=operators),
-        ability,
+        capabilities,
         # 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
         {**counted(min_run=8), "time": by_time(operators, cpu)},
         # A delegate reads these types in NHWC. Other types stay in portable kernels outside, which want
@@ -188,13 +188,13 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         channels_last=FLOATS,
         load=pte.load,
         check=check,
-        install=LISTING.install,
+        install=INFO.install,
         runtime="ExecuTorch",
         set_threads=pte.set_threads,
         configured=partial(target, operators),
         state=True,
         emit_ranges=partial(emit_ranges, operators=operators),
-        sized=partial(_sized, ability),
+        sized=partial(_sized, capabilities),
     )
 
 

@@ -1,8 +1,8 @@
 """Target counted: what is known of it without importing torch."""
 
-from dimorder.targets.target_info import Listing
+from dimorder.targets.target_info import TargetInfo
 
-LISTING = Listing(
+INFO = TargetInfo(
     ".counted",
     "a count of the program's operators, and the program",
     "pip install 'dimorder-counted[format]'",

@@ -17,7 +17,7 @@ from dimorder.contract import Contract
 from dimorder.errors import ContractError, UsageError
 from dimorder.ops.dialect import decompose
 from dimorder.targets.base import FloatArtifact, Run, Target
-from dimorder_counted import LISTING
+from dimorder_counted import INFO
 
 
 @dataclass(frozen=True)
@@ -90,4 +90,4 @@ def check(path: str, data: bytes) -> CountedSummary:
         raise UsageError(path, str(error), "write the file again") from error
 
 
-TARGET = Target("counted", LISTING.suffix, emit, load=load, check=check, install=LISTING.install)
+TARGET = Target("counted", INFO.suffix, emit, load=load, check=check, install=INFO.install)

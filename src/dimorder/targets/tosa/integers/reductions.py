@@ -138,7 +138,7 @@ def _softmax(w: W, a: Arguments) -> Accumulator:
 def _layer_norm(w: W, a: Arguments) -> Accumulator:
     x = w.dense(a.input)
     if not isinstance(x, Lookup):
-        raise refused("a normalisation of what is not quantised")
+        raise refused("a normalization of what is not quantised")
     rank = len(x.shape)
     dims = range(rank - len(a.normalized_shape), rank)
     return layer_norm(w, x, set(dims), a.weight, a.bias, a.eps)

@@ -44,7 +44,7 @@ _SCALAR_SIBLINGS = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "g
 
 
 @dataclass(frozen=True)
-class Legalise(ExportedProgramPassBase):  # type: ignore[misc]
+class Legalize(ExportedProgramPassBase):  # type: ignore[misc]
     """A pass that inserts the fewest bytes of conversions after which every kernel handles its orders right.
 
     Use it in `to_edge_transform_and_lower(transform_passes=[...])`, or call it on an ATen program. Operators
@@ -59,17 +59,17 @@ class Legalise(ExportedProgramPassBase):  # type: ignore[misc]
     layout: DelegateLayout = PORTABLE
 
     def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
-        program = legalised(exported_program, self.layout)
+        program = legalized(exported_program, self.layout)
         return ExportedProgramPassResult(program, program is not exported_program)
 
 
-legalise = Legalise()
+legalize = Legalize()
 
 
-def legalised(
+def legalized(
     program: ExportedProgram, layout: DelegateLayout = PORTABLE, chosen: Callable[[Node], bool] | None = None
 ) -> ExportedProgram:
-    """Return the program with the conversions that it needs, or itself if it needs none. See `Legalise`.
+    """Return the program with the conversions that it needs, or itself if it needs none. See `Legalize`.
 
     `chosen` says which nodes the delegate takes, by default those that `layout` lists.
     """
