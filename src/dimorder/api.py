@@ -18,9 +18,9 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from dimorder.capture.captured import Captured, Slices, arguments, capture, where
-from dimorder.capture.decompose_dynamic_resize import with_products
+from dimorder.capture.decompose_dynamic_resize import decompose_dynamic_resize
 from dimorder.capture.fold_into_weights import rewrite_linears
-from dimorder.capture.force_cond_branches import each_way
+from dimorder.capture.force_cond_branches import force_cond_branches
 from dimorder.capture.integer_boundary import Types, own_types, with_types
 from dimorder.clock import Clock, Progress
 from dimorder.contract import Contract
@@ -34,16 +34,16 @@ from dimorder.layout.problem import Extracted, extract
 from dimorder.layout.rewrite import constant_bytes, rewrite
 from dimorder.lowered import Lowered
 from dimorder.ops.quantization import is_quantised
-from dimorder.plans.make_contract import Orders, promise
+from dimorder.plans.make_contract import Orders, make_contract
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.plans.state_plan import state_specs
 from dimorder.quantization.quantize import QuantizedNetwork
 from dimorder.runtime.guard import OnMismatch, require_choice
 from dimorder.runtime.program import Program
-from dimorder.sizes.constants_by_size import captured_at
+from dimorder.sizes.constants_by_size import capture_specializations
 from dimorder.sizes.ranges import plan_ranges
-from dimorder.sizes.symbolic import note_most, symbolic
-from dimorder.sizes.symbolic_program import Point, RangedProgram, ranged, told
+from dimorder.sizes.symbolic import merge_programs, record_max_shapes
+from dimorder.sizes.symbolic_program import Point, SymbolicProgram, export_symbolic, format_point
 from dimorder.targets import find, target_for_file
 from dimorder.targets.base import Artifact, StatefulArtifact, Target
 from dimorder.targets.target_info import installed
@@ -101,7 +101,7 @@ def plan(
     clock, chosen = Clock(progress), find(target)
     model, args, kwargs = _called(model, args, kwargs)
     asked = (input_orders, output_orders), (input_types, output_types)
-    sized = clock.step("capture", ranged, model, args, kwargs, dynamic_shapes)
+    sized = clock.step("capture", export_symbolic, model, args, kwargs, dynamic_shapes)
     if sized is not None:
         return _plan_ranges(sized, chosen, asked, objective, cost_at, clock)[0]
     program = clock.step("capture", _captured, model, args, kwargs, chosen, objective)
@@ -170,13 +170,13 @@ def lower(
     clock, chosen = Clock(progress), find(target)
     model, args, kwargs = _called(model, args, kwargs)
     asked = (input_orders, output_orders), (input_types, output_types)
-    sized = clock.step("capture", ranged, model, args, kwargs, dynamic_shapes)
+    sized = clock.step("capture", export_symbolic, model, args, kwargs, dynamic_shapes)
     if sized is not None:
         planned, fixed = _plan_ranges(sized, chosen, asked, objective, cost_at, clock)
         return _emit_ranges(planned, fixed, sized, model, chosen, run_artifact, clock)
     program = clock.step("capture", _captured, model, args, kwargs, chosen, objective)
     lowered = _lower_fixed(program, model, chosen, asked, objective, run_artifact, clock)
-    for forced in each_way(program.exported):  # the example inputs choose only one branch of each
+    for forced in force_cond_branches(program.exported):  # the example inputs choose only one branch of each
         given, named = pytree.tree_unflatten(program.examples, forced.call_spec.in_spec)
         way = clock.step("capture", _captured, forced, given, named, chosen, objective)
         _lower_fixed(way, forced, chosen, asked, objective, run_artifact, clock)
@@ -208,7 +208,7 @@ def _lower_fixed(
 
 
 def _plan_ranges(
-    sized: RangedProgram,
+    sized: SymbolicProgram,
     target: Target,
     asked: _Asked,
     objective: str,
@@ -224,26 +224,26 @@ def _plan_ranges(
         found = f"symbolic sizes, {', '.join(map(str, sized.symbols))}: its graphs have fixed ones"
         raise UnsupportedError(f"target {target.name}", found, "lower one graph for each size that is needed")
     at = None if cost_at is None else sized.point(cost_at)
-    points = sized.specimens(at)
+    points = sized.specialization_points(at)
 
     varying = [sized.varying(point) for point in points]
     planned = sized
     if target.capabilities.fixed_resizes:
-        planned = sized.rewritten(partial(with_products, taken=frozenset().union(*varying)))
+        planned = sized.rewritten(partial(decompose_dynamic_resize, taken=frozenset().union(*varying)))
 
     def capture_at(point: Point, slices: Mapping[str, Slices]) -> Captured:
         return capture(planned.at(point), slices=slices)
 
-    captured = clock.step("capture", captured_at, points, sized.corners[-1], capture_at)
+    captured = clock.step("capture", capture_specializations, points, sized.corners[-1], capture_at)
     ways = _cuts(target, objective), target.capabilities.fast_head_matmuls
     captured = clock.step("capture", rewrite_linears, captured, *ways, varying)
-    note_most([program.module.graph for program in captured], sized.table(points))
+    record_max_shapes([program.module.graph for program in captured], sized.table(points))
     targets = _sized(target, varying, captured)
     fixed = [
         _Fixed.at(point, program, made, asked, objective, clock)
         for point, program, made in zip(points, captured, targets, strict=True)
     ]
-    contract = sized.promise([each.contract for each in fixed])
+    contract = sized.make_contract([each.contract for each in fixed])
     extracted, layout_plan, proof = clock.step(
         "solve",
         plan_ranges,
@@ -311,7 +311,7 @@ class _Fixed:
 def _emit_ranges(
     planned: NetworkPlan,
     fixed: Sequence[_Fixed],
-    sized: RangedProgram,
+    sized: SymbolicProgram,
     model: Any,
     chosen: Target,
     run_artifact: bool | None,
@@ -320,13 +320,13 @@ def _emit_ranges(
     """Lower a plan for ranges of sizes, and verify the program at the corners of the ranges and between."""
     sizes, contract = sized.table([each.point for each in fixed]), planned.contract
     programs = [_rewrite(each.extracted, planned, each.contract, each.target, clock) for each in fixed]
-    physical = clock.step("rewrite", symbolic, programs, sizes)
+    physical = clock.step("rewrite", merge_programs, programs, sizes)
     trials = [
         (
-            told(point),
+            format_point(point),
             clock.step("verify", Trial, model, _captured_at(sized, point, fixed[0].program), contract),
         )
-        for point in sized.tried
+        for point in sized.verification_points
     ]
     error = max(
         clock.step(
@@ -346,10 +346,10 @@ def _emit_ranges(
     eager = max((trial.eager_error for _, trial in trials if trial.eager_error is not None), default=None)
     verified = Verified(error, eager, runs, all(trial.input_matters for _, trial in trials))
     parts = planned, physical, artifact, program, verified, added, chosen, clock.seconds
-    return Lowered(*parts, specimens=(programs, sizes))
+    return Lowered(*parts, specializations=(programs, sizes))
 
 
-def _captured_at(sized: RangedProgram, point: Point, like: Captured) -> Captured:
+def _captured_at(sized: SymbolicProgram, point: Point, like: Captured) -> Captured:
     """Return what a trial needs of a program at a point: the exported program and its example inputs."""
     exported = sized.at(point)
     assert exported.example_inputs is not None
@@ -470,7 +470,7 @@ def _promised(
     """Return the program, its contract, and the target that it needs."""
     chosen, own = _for(program, target, types)
     program = with_types(program, *own)
-    return program, promise(program, *orders, chosen.channels_last), chosen
+    return program, make_contract(program, *orders, chosen.channels_last), chosen
 
 
 def _plan(program: Captured, contract: Contract, target: Target, objective: str, clock: Clock) -> NetworkPlan:

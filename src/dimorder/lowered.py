@@ -25,7 +25,7 @@ from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.plans.printing import captured_text, physical_text
 from dimorder.runtime.guard import OnMismatch, check, restore
-from dimorder.sizes.symbolic import SizeTable, symbolic
+from dimorder.sizes.symbolic import SizeTable, merge_programs
 from dimorder.targets.base import Artifact, StatefulArtifact, Target
 from dimorder.verification.verify import Run, Verified
 
@@ -45,8 +45,8 @@ class Lowered:
         constant_bytes_added: the bytes by which constants grew, because one is kept in two orders.
         target: the target.
         seconds: the seconds of each step of the pipeline.
-        specimens: for a network with dynamic sizes, the physical programs at a few sizes, and the table of
-            sizes. `physical` was merged from them.
+        specializations: for a network with dynamic sizes, the physical programs at a few sizes, and the table
+            of sizes. `physical` was merged from them.
 
     >>> from dimorder.api import lower
     >>> lower(torch.nn.ReLU(), (torch.ones(2, 3),))  # doctest: +ELLIPSIS
@@ -67,7 +67,7 @@ class Lowered:
     constant_bytes_added: int
     target: Target
     seconds: Mapping[str, float] = field(compare=False)
-    specimens: tuple[Sequence[ExportedProgram], SizeTable] | None = None
+    specializations: tuple[Sequence[ExportedProgram], SizeTable] | None = None
 
     @property
     def contract(self) -> Contract:
@@ -134,14 +134,14 @@ class Lowered:
         >>> [n.target._opname for n in program.graph.nodes if n.op == "call_function"]
         ['permute', 'clone', 'permute', 'conv2d', 'permute', 'permute', 'clone', 'relu']
         """
-        if self.specimens is None:
+        if self.specializations is None:
             program = decompose(self.physical, taps_as_linear=True)
             return in_integers(program) if is_quantised(program.graph_module) else fold_constants(program)
-        programs, sizes = self.specimens
+        programs, sizes = self.specializations
         folded = [
             fold_constants(decompose(each, taps_as_linear=True, kept=(SLICE_CONSTANT,))) for each in programs
         ]
-        return symbolic([decompose(each) for each in folded], sizes)
+        return merge_programs([decompose(each) for each in folded], sizes)
 
     def __repr__(self) -> str:
         told = f"{len(self.artifact.data):,} bytes, max_rel_error={self.max_rel_error:.1e}"

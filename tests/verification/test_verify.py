@@ -11,7 +11,7 @@ import dimorder
 from dimorder.capture.captured import capture
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.ops import normalization
-from dimorder.plans.make_contract import promise
+from dimorder.plans.make_contract import make_contract
 from dimorder.verification import float64_interpreter
 from dimorder.verification.fp16_accumulation import HalfSums
 from dimorder.verification.verify import Trial, relative_error, verify
@@ -67,7 +67,7 @@ class Clamped(torch.nn.Module):
 def trial(network: torch.nn.Module) -> Trial:
     x = torch.randn(30, 50)
     program = capture(network, (x,))
-    return Trial(network, program, promise(program, None, None, None))
+    return Trial(network, program, make_contract(program, None, None, None))
 
 
 def test_a_fault_among_large_numbers_is_found() -> None:
@@ -253,7 +253,7 @@ class Negatives(torch.nn.Module):
 
 def trial_on(network: torch.nn.Module, x: torch.Tensor) -> Trial:
     program = capture(network, (x,))
-    return Trial(network, program, promise(program, None, None, None))
+    return Trial(network, program, make_contract(program, None, None, None))
 
 
 def test_a_network_of_small_numbers_is_tried_on_these() -> None:

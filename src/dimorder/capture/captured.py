@@ -305,7 +305,7 @@ def _exported(
     with torch.no_grad(), eval_mode(model), unchanged(model):
         return torch.export.export(
             model,
-            *told_apart(tuple(args), dict(kwargs or {})),
+            *clone_repeated_tensors(tuple(args), dict(kwargs or {})),
             dynamic_shapes=dynamic_shapes,
             prefer_deferred_runtime_asserts_over_guards=defers,
         )
@@ -325,7 +325,7 @@ def _with_assertions(
     return program if holds_throughout(program) else None
 
 
-def told_apart(*call: Any) -> Any:
+def clone_repeated_tensors(*call: Any) -> Any:
     """Clone a tensor that a call has twice: torch 2.13 exports two such arguments as one."""
     seen: set[int] = set()
 

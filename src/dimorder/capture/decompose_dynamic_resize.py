@@ -30,7 +30,7 @@ from dimorder.graph.tracing import at_most
 aten = torch.ops.aten
 
 
-def with_products(exported: ExportedProgram, taken: Collection[int] = ()) -> ExportedProgram:
+def decompose_dynamic_resize(exported: ExportedProgram, taken: Collection[int] = ()) -> ExportedProgram:
     """Write resizes to dynamic sizes, and steps from the end of a dynamic size, in other operators.
 
     A program without these is returned as it is. A matmul spreads infinities as NaN, so operators that may
@@ -46,7 +46,8 @@ def with_products(exported: ExportedProgram, taken: Collection[int] = ()) -> Exp
     ...         return torch.nn.functional.interpolate(x, scale_factor=2.0)
     >>> height, width = (16 * torch.export.Dim(name, min=1, max=4) for name in "HW")
     >>> x = torch.ones(2, 3, 32, 48)
-    >>> program = with_products(torch.export.export(Twice(), (x,), dynamic_shapes=({2: height, 3: width},)))
+    >>> exported = torch.export.export(Twice(), (x,), dynamic_shapes=({2: height, 3: width},))
+    >>> program = decompose_dynamic_resize(exported)
     >>> [node.target for node in program.graph.nodes].count(torch.ops.aten.matmul.default)
     2
     """

@@ -13,7 +13,7 @@ from dimorder.graph.branches import COND
 from dimorder.graph.exported import remade
 
 
-def each_way(program: ExportedProgram) -> Iterator[ExportedProgram]:
+def force_cond_branches(program: ExportedProgram) -> Iterator[ExportedProgram]:
     """Yield the program with forced choices, so that each branch of each `torch.cond` runs once or more.
 
     For any two `torch.cond`, all four pairs of branches run. A program without branches yields nothing.
@@ -23,7 +23,7 @@ def each_way(program: ExportedProgram) -> Iterator[ExportedProgram]:
     ...     def forward(self, x):
     ...         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,))
     >>> x = torch.ones(3)
-    >>> [each.module()(x)[0].item() for each in each_way(torch.export.export(Net(), (-x,)))]
+    >>> [each.module()(x)[0].item() for each in force_cond_branches(torch.export.export(Net(), (-x,)))]
     [2.0, 2.0]
     """
     count = len(program.graph.find_nodes(op="call_function", target=COND))

@@ -23,7 +23,7 @@ from dimorder.graph.schema import bound
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
 EXPORTED = "exported"  # key of a node's meta: the name of the exported program's node that it was written for
-MOST = "most"  # key of a node's meta, for dynamic sizes: the largest value of each size in its shape
+MAX_SHAPE = "max_shape"  # key of a node's meta, for dynamic sizes: its shape at the largest sizes
 SOURCE = ("stack_trace", "nn_module_stack")  # keys of a node's meta: where in the user's source it is
 HALVES = frozenset((torch.float16, torch.bfloat16))  # half-precision types
 
@@ -284,9 +284,9 @@ def at_most(size: int | torch.SymInt) -> int:
     return int(upper) if upper.is_Integer else sys.maxsize
 
 
-def most_of(node: torch.fx.Node) -> tuple[int, ...]:
+def max_shape_of(node: torch.fx.Node) -> tuple[int, ...]:
     """Return the largest shape of a value, over the ranges of dynamic sizes."""
-    return node.meta.get(MOST) or shape_of(node)
+    return node.meta.get(MAX_SHAPE) or shape_of(node)
 
 
 def dtype_of(value: Value) -> torch.dtype:

@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 
 from dimorder.graph.quantized_constant import Scaled
-from dimorder.graph.tracing import Tracer, Value, most_of, shape_of
+from dimorder.graph.tracing import Tracer, Value, max_shape_of, shape_of
 from dimorder.ops.builder import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.indexed import pad
@@ -358,7 +358,7 @@ def _inner_taps(node: torch.fx.Node) -> list[range]:
     Outer taps stay if their removal would crop the input instead of reducing the padding.
     """
     x, weight, _, stride, padding, dilation, *_ = args_of(node)
-    sizes, results, kernel = (shape[2:] for shape in (most_of(x), most_of(node), shape_of(weight)))
+    sizes, results, kernel = (shape[2:] for shape in (max_shape_of(x), max_shape_of(node), shape_of(weight)))
     read = read_taps(sizes, results, kernel, stride, padding, dilation)
     fewer = [before // apart for before, apart in zip(padding, dilation, strict=True)]
     return [

@@ -19,7 +19,7 @@ Orders = (
 )
 
 
-def promise(
+def make_contract(
     program: Captured,
     input_orders: Orders,
     output_orders: Orders,
@@ -39,7 +39,7 @@ def promise(
         UsageError: if there are too few or too many orders, or if an order fits none of the tensors.
 
     >>> from dimorder.capture.captured import capture
-    >>> print(promise(capture(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),)), "NHWC", None))
+    >>> print(make_contract(capture(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),)), "NHWC", None))
     input   input    2 x 3 x 5 x 7  float32  NHWC (0, 2, 3, 1)
     output  output0  2 x 8 x 3 x 5  float32  NCHW (0, 1, 2, 3)
     """

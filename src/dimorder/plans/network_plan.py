@@ -20,7 +20,7 @@ from dimorder.planning.plan import Certificate, LayoutPlan
 from dimorder.planning.problem import Conversion
 from dimorder.planning.solve import solve_without
 from dimorder.sizes.ranges import RangeProof
-from dimorder.sizes.symbolic_program import told
+from dimorder.sizes.symbolic_program import format_point
 
 _LETTERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}
 
@@ -263,7 +263,7 @@ class NetworkPlan:
             *str(self.contract).splitlines(),
             f"target  {self.target}: {operators} operators, {configs} configurations",
             *([] if self.ranges is None else [f"sizes   {self.ranges.ranges}"]),
-            f"cost    {cost}{'' if self.ranges is None else f' at {told(self.ranges.cost_at)}'}",
+            f"cost    {cost}{'' if self.ranges is None else f' at {format_point(self.ranges.cost_at)}'}",
             f"proof   no plan costs less than {bound}: {verdict} over {certificate.candidates} candidates "
             f"({certificate.solver})",
             *([] if self.ranges is None else [f"        {self.ranges}"]),

@@ -22,7 +22,7 @@ from dimorder.sizes.merge_specializations import broadcast_row
 PointT = TypeVar("PointT")
 
 
-def captured_at(
+def capture_specializations(
     points: Sequence[PointT], largest: PointT, capture_at: Callable[[PointT, dict[str, Slices]], Captured]
 ) -> list[Captured]:
     """Capture a network at several sizes, with constants that are the same at all of them if possible.

@@ -50,7 +50,7 @@ class _Dimension:
 Formulas = Callable[[Sequence[int], Sequence[Sequence[int]]], "Callable[[Any], Any] | None"]
 
 
-class Unifier:
+class GraphMerger:
     """A builder of one graph from several graphs that differ in sizes.
 
     Args:
@@ -62,13 +62,13 @@ class Unifier:
         self.rows = _rows(graphs)
         self.formulas = formulas
         self.graph = Graph()
-        self.made: dict[Node, Node] = {}  # by the node of the first graph
-        self.first: dict[Node, Node] = {}  # each graph's node → that of the first graph
+        self.merged: dict[Node, Node] = {}  # by the node of the first graph
+        self.first_node: dict[Node, Node] = {}  # each graph's node → that of the first graph
         self.sizes: dict[tuple[Node, int], Node] = {}
-        self.given: list[_Dimension] = []
-        self.seen: list[_Dimension] = []  # of all values so far
+        self.input_dims: list[_Dimension] = []
+        self.all_dims: list[_Dimension] = []  # of all values so far
 
-    def unified(self, broadcast: Mapping[str, Sequence[torch.Tensor]] | None = None) -> Graph:
+    def merge(self, broadcast: Mapping[str, Sequence[torch.Tensor]] | None = None) -> Graph:
         """Return the one graph.
 
         Args:
@@ -81,53 +81,53 @@ class Unifier:
         inputs = [row for row in self.rows if row[0].op == "placeholder"]
         for row in inputs:
             self._keep(row, self.graph.node_copy(row[0]))
-            self.given += list(_varying_dims(row)) if row[0].name not in (broadcast or {}) else []
+            self.input_dims += list(_varying_dims(row)) if row[0].name not in (broadcast or {}) else []
         for row in inputs:
             if broadcast and row[0].name in broadcast:
-                self.made[row[0]] = self._grown(row, broadcast[row[0].name])
+                self.merged[row[0]] = self._grown(row, broadcast[row[0].name])
         for row in self.rows[len(inputs) :]:
             if row[0].op == "get_attr" and broadcast and row[0].name in broadcast:
                 self._keep(row, self.graph.node_copy(row[0]))
-                self.made[row[0]] = self._grown(row, broadcast[row[0].name])
+                self.merged[row[0]] = self._grown(row, broadcast[row[0].name])
             elif row[0].op == "output":
-                self.graph.output(self._merged([node.args[0] for node in row], row))
+                self.graph.output(self._merge_values([node.args[0] for node in row], row))
             else:
                 self._keep(row, self._call(row))
         return self.graph
 
     def _call(self, row: Sequence[Node]) -> Node:
         first = row[0]
-        args, kwargs = self._merged([(node.args, node.kwargs) for node in row], row)
+        args, kwargs = self._merge_values([(node.args, node.kwargs) for node in row], row)
         if first.target in _VIEWS:
             args = (args[0], self._left_to_torch(args[1], row), *args[2:])
-        args, kwargs = pytree.tree_map_only(_Varying, lambda v: self._written(v, row), (args, kwargs))
+        args, kwargs = pytree.tree_map_only(_Varying, lambda v: self._size_node(v, row), (args, kwargs))
         return self.graph.create_node(first.op, first.target, args, kwargs, first.name)
 
     def _keep(self, row: Sequence[Node], made: Node) -> None:
         made.name = row[0].name
         made.meta = {key: value for key, value in row[0].meta.items() if key != "val"}
-        self.made[row[0]] = made
-        self.first.update(dict.fromkeys(row, row[0]))
-        self.seen += _varying_dims(row)
+        self.merged[row[0]] = made
+        self.first_node.update(dict.fromkeys(row, row[0]))
+        self.all_dims += _varying_dims(row)
 
-    def _merged(self, values: Sequence[Any], row: Sequence[Node]) -> Any:
+    def _merge_values(self, values: Sequence[Any], row: Sequence[Node]) -> Any:
         """Return what the values are in all programs; a `_Varying` if they are ints that differ."""
         first = values[0]
         if isinstance(first, Node):
-            if {self.first.get(value) for value in values} == {self.first[first]}:
-                return self.made[self.first[first]]
+            if {self.first_node.get(value) for value in values} == {self.first_node[first]}:
+                return self.merged[self.first_node[first]]
         elif isinstance(first, (list, tuple)):
             if all(isinstance(value, (list, tuple)) and len(value) == len(first) for value in values):
-                merged = [self._merged(each, row) for each in zip(*values, strict=True)]
+                merged = [self._merge_values(each, row) for each in zip(*values, strict=True)]
                 return tuple(merged) if isinstance(first, tuple) else merged
         elif isinstance(first, Mapping):
             if all(isinstance(value, Mapping) and list(value) == list(first) for value in values):
-                return {key: self._merged([value[key] for value in values], row) for key in first}
+                return {key: self._merge_values([value[key] for value in values], row) for key in first}
         elif all(type(value) is type(first) and value == first for value in values):
             return first
         elif all(type(value) is int for value in values):
             return _Varying(tuple(values))
-        raise SizesError(row[0], f"{_told(values)}, by the sizes")
+        raise SizesError(row[0], f"{_format_values(values)}, by the sizes")
 
     def _left_to_torch(self, shape: Sequence[Any], row: Sequence[Node]) -> list[Any]:
         """Return a view's shape with one varying entry left to torch.
@@ -141,12 +141,12 @@ class Unifier:
         left = next(iter(unknown), places[0])
         return [-1 if i == left else size for i, size in enumerate(shape)]
 
-    def _written(self, number: _Varying, row: Sequence[Node]) -> Node:
+    def _size_node(self, number: _Varying, row: Sequence[Node]) -> Node:
         """Return the node that computes a number from sizes.
 
         The sizes are those of the call's operands, of the program's inputs, or of another value.
         """
-        dims = [*self._read(row), *self.given]
+        dims = [*self._read(row), *self.input_dims]
         found = formula(number.values, [dim.sizes for dim in dims])
         if found is not None:
             size, *others = (self._size(dims[i]) for i in found.of)
@@ -157,18 +157,18 @@ class Unifier:
             if found.offset:
                 size = self._number(operator.add, size, found.offset)
             return size if found.divisor == 1 else self._number(operator.floordiv, size, found.divisor)
-        alike = next((dim for dim in reversed(self.seen) if dim.sizes == number.values), None)
+        alike = next((dim for dim in reversed(self.all_dims) if dim.sizes == number.values), None)
         if alike is not None:
             return self._size(alike)
         known = self.formulas(number.values, [dim.sizes for dim in dims])
         if known is not None:
             made: Proxy = known(_Read(self, dims))
             return made.node
-        raise SizesError(row[0], f"the number {_told(number.values)}, by the sizes")
+        raise SizesError(row[0], f"the number {_format_values(number.values)}, by the sizes")
 
     def _dimension(self, number: _Varying, row: Sequence[Node]) -> _Dimension | None:
         """Return a dimension with this size, of the call's operands or of the program's inputs."""
-        dims = [*self._read(row), *self.given]
+        dims = [*self._read(row), *self.input_dims]
         return next((dim for dim in dims if dim.sizes == number.values), None)
 
     def _read(self, row: Sequence[Node]) -> Iterator[_Dimension]:
@@ -178,7 +178,7 @@ class Unifier:
     def _size(self, dim: _Dimension) -> Node:
         key = dim.node, dim.dim
         if key not in self.sizes:
-            made = self.made[self.first[dim.node]]
+            made = self.merged[self.first_node[dim.node]]
             self.sizes[key] = self._number(aten.sym_size.int, made, dim.dim)
         return self.sizes[key]
 
@@ -189,10 +189,10 @@ class Unifier:
         """Return a constant, expanded along each dimension whose size varies."""
         shapes = zip(*(value.shape for value in values), strict=True)
         shape = [
-            sizes[0] if len(set(sizes)) == 1 else self._written(_Varying(tuple(sizes)), row)
+            sizes[0] if len(set(sizes)) == 1 else self._size_node(_Varying(tuple(sizes)), row)
             for sizes in shapes
         ]
-        args = (self.made[row[0]], shape)
+        args = (self.merged[row[0]], shape)
         return self.graph.create_node(
             "call_function", aten.expand.default, args, name=f"{row[0].name}_repeated"
         )
@@ -202,11 +202,11 @@ class Unifier:
 class _Read:
     """Sizes of dimensions as a graph has them; each is written when it is read."""
 
-    unifier: Unifier
+    merger: GraphMerger
     dims: Sequence[_Dimension]
 
     def __getitem__(self, place: int) -> Proxy:
-        return Proxy(self.unifier._size(self.dims[place]), GraphAppendingTracer(self.unifier.graph))
+        return Proxy(self.merger._size(self.dims[place]), GraphAppendingTracer(self.merger.graph))
 
 
 @dataclass(frozen=True)
@@ -353,5 +353,5 @@ def _varying_dims(row: Sequence[Node]) -> Iterator[_Dimension]:
                 yield _Dimension(row[0], d, tuple(sizes))
 
 
-def _told(values: Iterable[Any]) -> str:
+def _format_values(values: Iterable[Any]) -> str:
     return " or ".join(dict.fromkeys(map(str, values)))

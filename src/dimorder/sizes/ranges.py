@@ -33,7 +33,7 @@ from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.problem import Config, Cost, LayoutProblem, evaluate
 from dimorder.planning.solve import solve
 from dimorder.sizes.merge_specializations import FIX
-from dimorder.sizes.symbolic_program import Point, RangedProgram, told
+from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RangeProof:
         if self.unproven is not None:
             return f"of these sizes alone: {self.unproven}"
         (least, low), (most, high) = self.corners[0], self.corners[-1]
-        costs = f"{low:,} at {told(least)} to {high:,} at {told(most)}"
+        costs = f"{low:,} at {format_point(least)} to {high:,} at {format_point(most)}"
         return f"nor at any other sizes of these ranges, where this plan costs {costs}"
 
     @property
@@ -77,7 +77,7 @@ class RangeProof:
 def plan_ranges(
     extracted: Sequence[Extracted],
     points: Sequence[Point],
-    program: RangedProgram,
+    program: SymbolicProgram,
     costs: Costs,
     max_rank: int | None,
     cost_at: Point | None,
@@ -102,7 +102,7 @@ def plan_ranges(
     planned = extracted[points.index(at)] if at in points else resize.at(at)
     if planned is None:  # its sizes are not affine functions
         if cost_at is not None:
-            raise UnsupportedError(f"the cost at {told(at)}", "sizes that are not known there", FIX)
+            raise UnsupportedError(f"the cost at {format_point(at)}", "sizes that are not known there", FIX)
         at = min(
             points, key=lambda point: sum(abs(point[name] - size) for name, size in program.middle.items())
         )
@@ -130,9 +130,8 @@ def plan_ranges(
     for problem, (point, cost) in zip(lower, found, strict=True):
         best = solve(problem).certificate
         if best.lower_bound < cost:
-            reason = (
-                f"at {told(point)} another plan may cost {best.lower_bound:,}, where this one costs {cost:,}"
-            )
+            other = f"at {format_point(point)} another plan may cost {best.lower_bound:,}"
+            reason = f"{other}, where this one costs {cost:,}"
             return planned, plan, replace(proof, unproven=reason)
     return planned, plan, proof
 
@@ -145,11 +144,11 @@ def _require_alike(extracted: Sequence[Extracted], points: Sequence[Point]) -> N
             if _structure(first, index) != _structure(other, index) or site.node.name != twin.node.name:
                 raise UnsupportedError(
                     f"{operator_name(site.node)} ({where(site.node)})",
-                    f"it may run in other ways at {told(point)} than at {told(points[0])}",
+                    f"it may run in other ways at {format_point(point)} than at {format_point(points[0])}",
                     FIX,
                 )
         if len(first.sites) != len(other.sites) or first.problem.candidates != other.problem.candidates:
-            found = f"other operators at {told(point)} than at {told(points[0])}"
+            found = f"other operators at {format_point(point)} than at {format_point(points[0])}"
             raise UnsupportedError("the network", found, FIX)
 
 

@@ -21,7 +21,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import keep_names, remade
 
 
-def specialised(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
+def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
     """Return the program for the sizes that the leaves of a call have.
 
     Names, source lines and parameters stay unchanged.
@@ -39,7 +39,7 @@ def specialised(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) ->
     ...         return x.reshape(x.shape[0] * 3, -1)
     >>> batch = torch.export.Dim("N", min=1, max=16)
     >>> program = torch.export.export(Rows(), (torch.ones(2, 3, 5),), dynamic_shapes=({0: batch},))
-    >>> fixed = specialised(program, (torch.ones(7, 3, 5),), "N = 7")
+    >>> fixed = specialize_shapes(program, (torch.ones(7, 3, 5),), "N = 7")
     >>> [node.args[1] for node in fixed.graph.nodes if node.op == "call_function"]
     [[21, -1]]
     """
@@ -84,10 +84,10 @@ def specialised(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) ->
     return remade(exported, root=torch.nn.Module(), graph=graph, range_constraints={}, example_inputs=call)
 
 
-def resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def resize_tensor(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return a tensor with another shape: its elements, repeated or cut off along each dimension.
 
-    >>> resized(torch.tensor([[1, 2], [3, 4]]), (3, 1))
+    >>> resize_tensor(torch.tensor([[1, 2], [3, 4]]), (3, 1))
     tensor([[1],
             [3],
             [1]])

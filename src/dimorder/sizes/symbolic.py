@@ -22,8 +22,8 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dimorder.graph.exported import remade
-from dimorder.graph.tracing import MOST, at_most, shape_of
-from dimorder.sizes.merge_specializations import SizesError, Unifier, broadcast_row, formula
+from dimorder.graph.tracing import MAX_SHAPE, at_most, shape_of
+from dimorder.sizes.merge_specializations import GraphMerger, SizesError, broadcast_row, formula
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class SizeTable:
             return torch.empty_strided(sizes, _strides(first, sizes), dtype=first.dtype, device=first.device)
 
 
-def note_most(programs: Sequence[Graph], sizes: SizeTable) -> None:
+def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
     """Note on each convolution of a network at several sizes, and on its operand, how large it is at most.
 
-    `tracing.most_of` reads the note.
+    `tracing.max_shape_of` reads the note.
     """
     convolutions = (
         graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default) for graph in programs
@@ -107,10 +107,10 @@ def note_most(programs: Sequence[Graph], sizes: SizeTable) -> None:
         for nodes in (row, [node.all_input_nodes[0] for node in row]):
             most = tuple(map(sizes.most, zip(*map(shape_of, nodes), strict=False)))
             for node in nodes:
-                node.meta[MOST] = most
+                node.meta[MAX_SHAPE] = most
 
 
-def symbolic(programs: Sequence[ExportedProgram], sizes: SizeTable) -> ExportedProgram:
+def merge_programs(programs: Sequence[ExportedProgram], sizes: SizeTable) -> ExportedProgram:
     """Return one program for all sizes, from the programs at the points of a table.
 
     Raises:
@@ -118,12 +118,12 @@ def symbolic(programs: Sequence[ExportedProgram], sizes: SizeTable) -> ExportedP
     """
     first = programs[0]
     state, broadcast = _constants(programs)
-    unifier = Unifier([program.graph for program in programs])
-    graph = unifier.unified(broadcast)
+    merger = GraphMerger([program.graph for program in programs])
+    graph = merger.merge(broadcast)
     targets = {
         s.arg.name: s.target for s in first.graph_signature.input_specs if s.kind is not InputKind.USER_INPUT
     }
-    rows = {unifier.made[row[0]]: row for row in unifier.rows if row[0] in unifier.made}
+    rows = {merger.merged[row[0]]: row for row in merger.rows if row[0] in merger.merged}
     for node in graph.nodes:
         if node.name in targets:
             node.meta["val"] = sizes.mode.from_tensor(state[str(targets[node.name])], static_shapes=True)

@@ -24,21 +24,21 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from dimorder.capture.captured import arguments, export, told_apart
+from dimorder.capture.captured import arguments, clone_repeated_tensors, export
 from dimorder.capture.check_size_assertions import MOST
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.sizes.specialize_shapes import resized, specialised
+from dimorder.sizes.specialize_shapes import resize_tensor, specialize_shapes
 from dimorder.sizes.symbolic import SizeTable
 
 Point = Mapping[str, int]  # a size for each dynamic size, by its name
 
-_MAX_SPECIMENS = 3  # two determine an affine function of a size, the third confirms it
+_MAX_POINTS = 3  # two determine an affine function of a size, the third confirms it
 _CANDIDATES = {1: 24, 2: 10, 3: 6}  # sizes of each symbol that are tried, by the number of symbols
 
 
 @dataclass(frozen=True)
-class RangedProgram:
+class SymbolicProgram:
     """An exported program with dynamic sizes, each with its range.
 
     Attributes:
@@ -60,21 +60,21 @@ class RangedProgram:
             UnsupportedError: if the network cannot be called with these sizes.
         """
         leaves = tuple(
-            resized(leaf, self._shape(node.meta["val"].shape, point))
+            resize_tensor(leaf, self._shape(node.meta["val"].shape, point))
             if isinstance(leaf, torch.Tensor)
             else leaf
-            for node, leaf in zip(given(self.exported), self.examples, strict=True)
+            for node, leaf in zip(input_nodes(self.exported), self.examples, strict=True)
         )
-        return specialised(self.exported, leaves, told(point))
+        return specialize_shapes(self.exported, leaves, format_point(point))
 
-    def rewritten(self, rewrite: Callable[[ExportedProgram], ExportedProgram]) -> RangedProgram:
+    def rewritten(self, rewrite: Callable[[ExportedProgram], ExportedProgram]) -> SymbolicProgram:
         """Return the same dynamic sizes with a rewritten program, which must compute the same numbers."""
         return replace(self, exported=rewrite(self.exported))
 
     @property
     def input_shapes(self) -> list[tuple[Size, ...]]:
         """Return the shapes of the tensors among the inputs in sequence, with dynamic sizes by name."""
-        return self._named(given(self.exported))
+        return self._named(input_nodes(self.exported))
 
     @property
     def output_shapes(self) -> list[tuple[Size, ...]]:
@@ -93,12 +93,12 @@ class RangedProgram:
         return {symbol.name: _middle(symbol) for symbol in self.symbols}
 
     @property
-    def tried(self) -> list[Point]:
+    def verification_points(self) -> list[Point]:
         """Return the points at which a program is run before it is returned.
 
         They are the corners and the middle. A dynamic size that is odd at all of these is also tried at an
-        even size. If a number that the network computes from sizes is the same at all points and specimens, a
-        point where it differs is added.
+        even size. If a number that the network computes from sizes is the same at all points and
+        specializations, a point where it differs is added.
         """
         points = [*self.corners, self.middle]
         even = {
@@ -110,7 +110,7 @@ class RangedProgram:
         }
         points += [{**self.middle, **even}] if even else []
         for number in self._numbers:
-            if len({self._size(number, point) for point in (*points, *self.specimens())}) == 1:
+            if len({self._size(number, point) for point in (*points, *self.specialization_points())}) == 1:
                 points += itertools.islice(self._where_else(number, points[0]), 1)
         return points
 
@@ -144,7 +144,7 @@ class RangedProgram:
                 raise UsageError("cost_at", f"{name} = {size}", f"give a size of {known[name]}")
         return {**self.middle, **sizes}
 
-    def promise(self, contracts: Sequence[Contract]) -> Contract:
+    def make_contract(self, contracts: Sequence[Contract]) -> Contract:
         """Return the contract for all sizes, from the contracts at several points."""
         first = contracts[0]
         inputs, outputs = (
@@ -153,7 +153,7 @@ class RangedProgram:
         )
         return Contract(inputs, outputs, self.symbols)
 
-    def specimens(self, wanted: Point | None = None) -> list[Point]:
+    def specialization_points(self, wanted: Point | None = None) -> list[Point]:
         """Return the points at which the program is planned.
 
         If possible, no size there is 1, and no two sizes are equal by chance. If possible, no size can be
@@ -180,16 +180,16 @@ class RangedProgram:
             found.append(wanted)
         count = _CANDIDATES.get(len(self.symbols), 4)
         points = sorted(_points(self.symbols, [_some(s, count) for s in self.symbols]), key=chance)
-        telling = [size for size in varying if len({self._size(size, p) for p in points}) >= _MAX_SPECIMENS]
+        telling = [size for size in varying if len({self._size(size, p) for p in points}) >= _MAX_POINTS]
 
         def repeats(point: Point) -> bool:
             return any(self._size(size, point) == self._size(size, p) for size in telling for p in found)
 
         for point in itertools.chain((p for p in points if not repeats(p)), points):
-            if len(found) < _MAX_SPECIMENS and _are_apart([*found, point]):
+            if len(found) < _MAX_POINTS and _are_apart([*found, point]):
                 found.append(point)
         if len(found) < min(
-            _MAX_SPECIMENS, len(self.symbols) + 1
+            _MAX_POINTS, len(self.symbols) + 1
         ):  # else one dynamic size could pass for another
             ranges = ", ".join(map(str, self.symbols))
             fix = (
@@ -201,7 +201,7 @@ class RangedProgram:
     def table(self, points: Sequence[Point]) -> SizeTable:
         """Return the program's sizes by their values at these points, the sizes of its inputs first."""
         known = {tuple(self._size(size, point) for point in points): size for size in self._sizes[0]}
-        mode = detect_fake_mode([node.meta.get("val") for node in given(self.exported)])
+        mode = detect_fake_mode([node.meta.get("val") for node in input_nodes(self.exported)])
         assert mode is not None, "symbols are of a mode"
         ranges = {self.roots[s.name]: ValueRanges(*(end // s.step for end in _ends(s))) for s in self.symbols}
         return SizeTable(known, mode, ranges)
@@ -271,12 +271,12 @@ def dims_of(symbols: Iterable[Symbol]) -> dict[str, Any]:
     return dims
 
 
-def ranged(
+def export_symbolic(
     model: torch.nn.Module | ExportedProgram | str | Path,
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
-) -> RangedProgram | None:
+) -> SymbolicProgram | None:
     """Return the network with its dynamic sizes; None if all sizes are fixed.
 
     Args:
@@ -289,16 +289,16 @@ def ranged(
         UsageError: if a size has no upper bound, or is not a multiple of a symbol.
 
     >>> batch = Dim("N", min=1, max=16)
-    >>> found = ranged(torch.nn.ReLU(), (torch.ones(2, 3),), None, ({0: batch},))
+    >>> found = export_symbolic(torch.nn.ReLU(), (torch.ones(2, 3),), None, ({0: batch},))
     >>> print(*found.symbols, found.input_shapes, found.middle)
     N = 1 … 16 [('N', 3)] {'N': 4}
     """
     if isinstance(model, torch.nn.Module):
         if dynamic_shapes is None:
             return None
-        args, kwargs = told_apart(tuple(args), dict(kwargs or {}))
+        args, kwargs = clone_repeated_tensors(tuple(args), dict(kwargs or {}))
         dims = _dims(model, args, kwargs, dynamic_shapes)
-        grown = {key: resized(leaf, _from_two(leaf, named)) for key, (leaf, named) in dims.items()}
+        grown = {key: resize_tensor(leaf, _from_two(leaf, named)) for key, (leaf, named) in dims.items()}
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: grown.get(id(x), x), (args, kwargs))
         names = {id(grown[key]): named for key, (_, named) in dims.items()}
     elif dynamic_shapes is not None:
@@ -315,20 +315,20 @@ def ranged(
     if call is None:
         raise UsageError("args", "neither given nor in the program", "give example arguments")
     leaves = tuple(arguments(exported, *call))
-    return RangedProgram(exported, leaves, *_symbols(exported, leaves, names))
+    return SymbolicProgram(exported, leaves, *_symbols(exported, leaves, names))
 
 
-def given(exported: ExportedProgram) -> list[Node]:
+def input_nodes(exported: ExportedProgram) -> list[Node]:
     """Return the placeholders of the user's inputs, one for each leaf of a call."""
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     specs = exported.graph_signature.input_specs
     return [nodes[spec.arg.name] for spec in specs if spec.kind == InputKind.USER_INPUT]
 
 
-def told(point: Point) -> str:
+def format_point(point: Point) -> str:
     """Return a point in words.
 
-    >>> told({"N": 4, "H": 64})
+    >>> format_point({"N": 4, "H": 64})
     'N = 4, H = 64'
     """
     return ", ".join(f"{name} = {size}" for name, size in point.items())
@@ -388,7 +388,7 @@ def _are_apart(points: Sequence[Point]) -> bool:
 
 
 def _has_symbols(exported: ExportedProgram) -> bool:
-    values = (node.meta.get("val") for node in given(exported))
+    values = (node.meta.get("val") for node in input_nodes(exported))
     tensors = (value for value in values if isinstance(value, torch.Tensor))
     return any(not isinstance(size, int) for value in tensors for size in value.shape)
 
@@ -398,7 +398,7 @@ def _symbols(
 ) -> tuple[tuple[Symbol, ...], dict[str, sympy.Symbol]]:
     """Return the contract's dynamic sizes, and torch's own symbols by their names."""
     found: dict[sympy.Symbol, Symbol] = {}
-    for node, leaf in zip(given(exported), leaves, strict=True):
+    for node, leaf in zip(input_nodes(exported), leaves, strict=True):
         if not isinstance(leaf, torch.Tensor):
             continue
         for d, size in enumerate(node.meta["val"].shape):

@@ -23,7 +23,7 @@ from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
 from dimorder.ops.dialect import decompose
-from dimorder.sizes.symbolic import SizeTable, symbolic
+from dimorder.sizes.symbolic import SizeTable, merge_programs
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
 from dimorder.targets.in_aten import CAPABILITIES
 from dimorder.targets.inductor import INFO
@@ -96,7 +96,7 @@ def emit_ranges(
     programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract
 ) -> CompiledArtifact:
     """Compile one program for all sizes, from programs at several sizes."""
-    return _compiled(symbolic([decompose(program) for program in programs], sizes), contract)
+    return _compiled(merge_programs([decompose(program) for program in programs], sizes), contract)
 
 
 def _compiled(program: ExportedProgram, contract: Contract) -> CompiledArtifact:

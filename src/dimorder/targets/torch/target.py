@@ -19,7 +19,7 @@ from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UsageError
 from dimorder.graph.exported import ProgramRun
 from dimorder.ops.dialect import decompose
-from dimorder.sizes.symbolic import SizeTable, symbolic
+from dimorder.sizes.symbolic import SizeTable, merge_programs
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
 from dimorder.targets.in_aten import CAPABILITIES
 from dimorder.targets.torch import INFO
@@ -59,7 +59,7 @@ def emit(program: ExportedProgram, contract: Contract) -> TorchArtifact:
 
 def emit_ranges(programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract) -> TorchArtifact:
     """Return one program in ATen for all sizes, from programs at several sizes."""
-    return TorchArtifact(symbolic([decompose(program) for program in programs], sizes), contract)
+    return TorchArtifact(merge_programs([decompose(program) for program in programs], sizes), contract)
 
 
 def load(file: Path) -> tuple[Contract, Run]:

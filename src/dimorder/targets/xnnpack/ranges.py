@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
-from dimorder.sizes.merge_specializations import FIX, SizesError, Unifier, broadcast_row, quotient
+from dimorder.sizes.merge_specializations import FIX, GraphMerger, SizesError, broadcast_row, quotient
 from dimorder.sizes.symbolic import SizeTable
 from dimorder.sizes.symbolic_program import dims_of
 from dimorder.targets.delegate import lowered
@@ -61,7 +61,7 @@ def for_ranges(outers: Sequence[Outer], contract: Contract, table: SizeTable) ->
             broadcast[node.name] = held
     for name in first.delegates:
         _add(root, name, [outer.delegates[name] for outer in outers], table)
-    graph = Unifier([outer.graph for outer in outers], table.formula).unified(broadcast)
+    graph = GraphMerger([outer.graph for outer in outers], table.formula).merge(broadcast)
     return GraphModule(root, graph), _symbols(contract)
 
 
