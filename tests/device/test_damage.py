@@ -19,8 +19,8 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, StateSpec, Symbol, TensorSpec
 from dimorder.contract_file import contract_lines
 from dimorder.executorch.pte import read_contract
+from tests.device.guarded_programs import file_of
 from tests.device.native_fixture import NativeContract, built
-from tests.device.test_guard import file_of
 
 FEW, MANY = 500, 10_000
 QUICK = [(name, "lines" if place else "anywhere") for place, name in enumerate(["NHWC", "two dynamic"])]

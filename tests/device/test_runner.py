@@ -1,129 +1,20 @@
-"""`dimorder-run` tells and gives what Python's `dimorder run` does, and refuses damaged files."""
+"""`dimorder-run` tells and gives what Python's `dimorder run` does: words, outputs, expectations."""
 
 from __future__ import annotations
 
 import json
-import struct
-import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import Tensor, nn
 
 pytest.importorskip("executorch")
 
 import dimorder
-from dimorder.cli import main
 from tests.conftest import ROOT
-from tests.runtime.networks import Conv, export_pte
-from tests.zoo import perturb, stateful
+from tests.device.runner_programs import TWO, Run, Scale, refused, told_by_python
 
-PIXELS = (8, 10)  # height and width
-
-
-class Heard(nn.Module):
-    """A picture and a sound, each through weights of its own, and both together."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 5, 3, padding=1)
-        self.dense = nn.Linear(9, 5)
-
-    def forward(self, image: Tensor, sound: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.conv(image).relu()
-        return features, self.dense(sound) + features.mean((2, 3))
-
-
-class Scale(nn.Module):
-    """Every element of its own by one weight, which shows where each one lay."""
-
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.arange(1.0, 4.0, dtype=dtype).reshape(3, 1, 1) / 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight + self.weight
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What a run of `dimorder-run` ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(runner: Path, files: Path) -> Run:
-    """Call `dimorder-run` in the folder of the files."""
-
-    def call(*words: object) -> Ran:
-        command = [str(runner), *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=files)
-        return Ran(done.returncode, done.stdout, done.stderr)
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Programs, and files to feed them with."""
-    folder = tmp_path_factory.mktemp("files")
-    rng = np.random.default_rng(1)
-    torch.manual_seed(0)
-    image, sound = torch.randn(1, 3, *PIXELS), torch.randn(1, 9)
-    lower(
-        folder / "two.pte", Heard(), image, sound, input_orders=["NHWC", "NC"], output_orders=["NHWC", "NC"]
-    )
-    lower(folder / "one.pte", Scale(), torch.randn(2, 3, 5, 7))
-    lower(folder / "photo.pte", Scale(), image, input_orders="NHWC")
-    lower(folder / "brain.pte", Scale(torch.bfloat16), image.bfloat16())
-    lower(folder / "counter.pte", stateful.Counter(), torch.randn(5, 7))
-    ranges = ({0: torch.export.Dim("N", min=1, max=6), 2: torch.export.Dim("H", min=4, max=12)},)
-    lower(folder / "sizes.pte", Scale(), torch.randn(2, 3, 5, 7), dynamic_shapes=ranges)
-    (folder / "foreign.pte").write_bytes(export_pte(Conv(3), (image,), None))
-    np.save(folder / "sound.npy", sound.numpy())
-    np.save(folder / "image.npy", np.moveaxis(rng.standard_normal((1, *PIXELS, 3), np.float32), 3, 1))
-    x = rng.standard_normal((2, 3, 5, 7), np.float32)
-    np.save(folder / "x.npy", x)
-    np.save(folder / "seen.npy", rng.standard_normal((5, 7), np.float32))
-    np.save(folder / "right.npy", Scale()(torch.from_numpy(x)).detach().numpy())
-    Image.fromarray(rng.integers(0, 256, (*PIXELS, 3), np.uint8)).save(folder / "photo.ppm")
-    return folder
-
-
-def lower(path: Path, network: nn.Module, *args: Tensor, **options: Any) -> None:
-    if not isinstance(network, Scale | stateful.Counter):
-        perturb(network)
-    dimorder.lower(network.eval(), args, target="xnnpack", **options).save(path)
-
-
-def told_by_python(capfd: pytest.CaptureFixture[str], folder: Path, *words: str) -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert main(["run", *words]) == 0
-    return capfd.readouterr().out
-
-
-def refused(ran: Ran, code: int) -> str:
-    """The three lines that a run ends with, after what ExecuTorch logs as errors."""
-    lines = [line for line in ran.err.splitlines() if not line.startswith("E executorch:")]
-    assert ran.code == code and len(lines) == 3, ran
-    assert lines[1].startswith("  found: ") and lines[2].startswith("  fix: ")
-    return ran.err
-
-
-TWO = ("two.pte", "--input", "sound=sound.npy", "--input", "image.npy")
 CALLS = (
     TWO,
     ("one.pte", "--input", "x.npy"),
@@ -135,16 +26,6 @@ CALLS = (
     ("counter.pte", "--input", "seen.npy"),
     ("foreign.pte", "--input", "image.npy"),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _variants(files: Path) -> None:
-    """x.npy with other strides, and with values that are not finite or equal."""
-    x = np.load(files / "x.npy")
-    np.save(files / "turned.npy", np.asfortranarray(x))
-    special = np.round(x)
-    special[0, 1, 2, :4] = np.nan, np.inf, -np.inf, np.inf
-    np.save(files / "special.npy", special)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
@@ -227,159 +108,6 @@ def test_several_outputs_take_a_folder(run: Run, tmp_path: Path) -> None:
     assert "name a folder" in refused(run(*TWO, "-o", tmp_path / "y.npz"), 2)
     assert "2 outputs for one .npy" in refused(run(*TWO, "-o", tmp_path / "y.npy"), 2)
     assert list(tmp_path.iterdir()) == []
-
-
-# Pictures
-
-
-@pytest.mark.parametrize("suffix", ["ppm", "png"])
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
-def test_pictures_of_any_channels_are_read_as_pillow_reads_them(
-    suffix: str, mode: str, run: Run, files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    if (suffix, mode) == ("ppm", "RGBA"):
-        pytest.skip("no such .ppm")
-    pixels = np.random.default_rng(2).integers(0, 256, (*PIXELS, len(mode)), np.uint8)
-    path = tmp_path / f"image.{suffix}"
-    Image.fromarray(pixels.squeeze(), mode).save(path)
-    ran = run("photo.pte", "--input", path)
-    if "without libpng" in ran.err:
-        pytest.skip("built without libpng")
-    assert ran.code == 0 and ran.out == told_by_python(capfd, files, "photo.pte", "--input", str(path))
-
-
-@pytest.fixture(scope="module")
-def camera(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A quantised network that takes a camera's bytes."""
-    pytest.importorskip("torchao")
-    from tests.targets import quantised
-
-    path = tmp_path_factory.mktemp("camera") / "camera.pte"
-    torch.manual_seed(0)
-    x = torch.rand(1, 3, *PIXELS)
-    network = quantised.by_xnnpack(perturb(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU())).eval(), x)
-    options = {"input_types": "uint8", "input_orders": "NHWC", "target": "xnnpack"}
-    dimorder.lower(network, (x,), **options).save(path)
-    return path
-
-
-@pytest.mark.parametrize("normalised", [(), ("--mean", "0.5,0.25,0.125", "--std", "0.5,0.75,1")])
-def test_bytes_go_in_as_they_are_or_quantised(
-    normalised: tuple[str, ...], camera: Path, run: Run, files: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    call = (str(camera), "--input", "photo.ppm", *normalised)
-    assert run(*call).out == told_by_python(capfd, files, *call)
-    json_of_ours = json.loads(run(camera, "--inspect", "--json").out)
-    (wanted,) = dimorder.load(camera).contract.to_dict()["inputs"]
-    assert json_of_ours["inputs"] == [wanted] and "scale" in wanted
-
-
-def test_a_picture_of_another_size_is_refused(run: Run, tmp_path: Path) -> None:
-    Image.new("RGB", (9, 8)).save(tmp_path / "x.ppm")
-    text = refused(run("photo.pte", "--input", tmp_path / "x.ppm"), 2)
-    assert "9x8 pixels, where input 'x' takes 10x8" in text
-
-
-PPM = b"P6 # a comment\n10 8\n255\n" + bytes(range(240))
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"", "no picture that begins with P5 or P6"),
-        (b"P3 10 8 255 0 0 0", "no picture that begins with P5 or P6"),
-        (b"P6", "whose head is damaged"),
-        (b"P6 # no end", "whose head is damaged"),
-        (b"P6 10 8", "whose head is damaged"),
-        (b"P6 10 -8 255\n", "whose head is damaged"),
-        (b"P6 10 99999999999999999999 255\n", "whose head is damaged"),
-        (b"P6 2147483647 2147483647 255\n", "that no memory holds"),
-        (b"P6 2000000000 1 255\n", "it is cut off"),
-        (b"P6 10 8 65535\n" + bytes(480), "values up to 65535"),
-        (PPM[:-1], "239 bytes of pixels of 240: it is cut off"),
-    ],
-)
-def test_damaged_pictures_are_refused(data: bytes, words: str, run: Run, tmp_path: Path) -> None:
-    (tmp_path / "x.ppm").write_bytes(PPM)
-    assert run("photo.pte", "--input", tmp_path / "x.ppm").code == 0
-    (tmp_path / "x.ppm").write_bytes(data)
-    assert words in refused(run("photo.pte", "--input", tmp_path / "x.ppm"), 2)
-
-
-@pytest.mark.parametrize("end", [0, 7, 20, 60, -20])
-def test_damaged_png_is_refused(end: int, run: Run, files: Path, tmp_path: Path) -> None:
-    Image.open(files / "photo.ppm").save(tmp_path / "x.png")
-    (tmp_path / "x.png").write_bytes((tmp_path / "x.png").read_bytes()[:end])
-    refused(run("photo.pte", "--input", tmp_path / "x.png"), 2)
-
-
-# Arrays
-
-
-def npy(header: str, data: bytes = b"", version: int = 1) -> bytes:
-    length = struct.pack("<H" if version == 1 else "<I", len(header))
-    return b"\x93NUMPY" + bytes([version, 0]) + length + header.encode() + data
-
-
-def described(shape: str, type: str = "'<f4'") -> str:
-    return f"{{'descr': {type}, 'fortran_order': False, 'shape': {shape}, }}"
-
-
-DENSE = np.arange(210, dtype=np.float32)
-
-
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-@pytest.mark.parametrize("type", ["<f4", ">f4"])
-def test_every_version_and_byte_order_is_read(
-    version: tuple[int, int], type: str, run: Run, files: Path, tmp_path: Path
-) -> None:
-    x = np.load(files / "x.npy").astype(type)
-    with open(tmp_path / "x.npy", "wb") as file:
-        np.lib.format.write_array(file, x, version)
-    ran = run("one.pte", "--input", tmp_path / "x.npy", "--expect", "right.npy", "--rtol", "1e-6")
-    assert ran.code == 0
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"", "no bytes at all"),
-        (b"\x93NUMPY\x01\x00\xff", "does not begin"),
-        (b"\x93NUMPY\x01\x00\xff\xff{}", "does not begin"),
-        (b"\x93NUMPY\x03\x00\xff\xff\xff\xff{}", "does not begin"),
-        (b"\x93NUMPY\x09\x00\x02\x00{}", "does not begin"),
-        (npy("{}"), "without its type, order or shape"),
-        (npy("{'descr"), "damaged"),
-        (npy("{'descr': '<f4' 'shape'"), "damaged"),
-        (npy("{'extra': 1}"), "unknown key 'extra'"),
-        (npy(described("(2, 3, 5, 7")), "a shape that no tensor has"),
-        (npy(described("[2, 3]")), "no tuple"),
-        (npy(described("(2 3)")), "no tuple of integers"),
-        (npy(described("(2, -3)")), "no tensor has"),
-        (npy(described("(99999999999999999999,)")), "no tensor has"),
-        (npy(described("(2147483647, 2147483647, 2147483647, 4)")), "no file has room for"),
-        (npy(described("(0, 2147483647, 2147483647, 4)")), "no file has room for"),
-        (npy(described("(2147483647,)"), bytes(8)), "8 bytes of data where its header promises 8589934588"),
-        (npy(described(str((1,) * 17)), bytes(4)), "more than 16 dimensions"),
-        (npy(described("(2, 3, 5, 7)"), DENSE.tobytes()[:-1]), "839 bytes of data"),
-        (npy(described("(2, 3, 5, 7)"), DENSE.tobytes() + b"x"), "841 bytes of data"),
-        (npy(described("(2,)", "'<U1'"), bytes(8)), "an array of <U1"),
-        (npy(described("(2,)", "'\t\x1b[m'"), bytes(8)), "an array of ??[m"),
-        (npy(described("(2,)", "'<c8'"), bytes(16)), "an array of <c8"),
-        (npy(described("(2,)", "'|O'"), bytes(16)), "an array of |O"),
-        (npy(described("(2,)", "[('a', '<f4')]"), bytes(8)), "an array of records"),
-    ],
-)
-def test_damaged_arrays_are_refused(data: bytes, words: str, run: Run, tmp_path: Path) -> None:
-    (tmp_path / "x.npy").write_bytes(data)
-    assert words in refused(run("one.pte", "--input", tmp_path / "x.npy"), 2)
-
-
-def test_no_cut_of_an_array_crashes(run: Run, files: Path, tmp_path: Path) -> None:
-    whole = (files / "x.npy").read_bytes()
-    for end in [*range(0, 130, 9), len(whole) - 1]:
-        (tmp_path / "x.npy").write_bytes(whole[:end])
-        refused(run("one.pte", "--input", tmp_path / "x.npy"), 2)
 
 
 # Expectations

@@ -18,7 +18,8 @@ from dimorder.ops.pointwise import relate_pointwise
 from dimorder.ops.row_major import ROW_MAJOR
 from dimorder.ops.table import OPERATORS
 from dimorder.planning.plan import LayoutPlan
-from tests.layout.index_checker import KNOWN, check
+from tests.layout.element_rules import KNOWN
+from tests.layout.index_checker import check
 from tests.layout.lowering import Net, contract_of, lowering
 
 aten = torch.ops.aten

@@ -1,0 +1,120 @@
+"""dimorder::Program opens and refuses files as `dimorder.load` does: cut off, changed, without a seal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("executorch")
+pytest.importorskip("torchao")
+
+import dimorder
+from dimorder.contract_file import contract_lines
+from dimorder.errors import DimorderError
+from tests.device.guarded_programs import ACCESS_FAILED, file_of, refused, right_inputs
+from tests.device.native_fixture import NativeError, NativeProgram
+
+pytestmark = pytest.mark.usefixtures("guard_native")
+
+
+@pytest.mark.parametrize("loading", ["mmap", "file"])
+@pytest.mark.parametrize("name", ["NHWC", "two", "foreign conv"])
+def test_a_mapped_file_and_a_read_one_give_the_same(name: str, loading: str) -> None:
+    python = dimorder.load(file_of(name))
+    program = NativeProgram(file_of(name), loading=loading, check_seal="foreign" not in name)
+    tensors = right_inputs(python.contract)
+    assert program.has_contract == ("foreign" not in name)
+    assert all(map(torch.equal, program.run(*tensors), python.run(*tensors)))
+
+
+def python_refuses(path: Path) -> str:
+    with pytest.raises(DimorderError) as error:
+        dimorder.load(path)
+    return error.value.found
+
+
+@pytest.mark.parametrize("loading", ["mmap", "file"])
+def test_a_missing_file_is_refused_as_in_python(tmp_path: Path, loading: str) -> None:
+    path = tmp_path / "none.pte"
+    assert (
+        refused(path, ACCESS_FAILED, loading=loading) == python_refuses(path) == "No such file or directory"
+    )
+
+
+@pytest.mark.parametrize("loading", ["mmap", "file"])
+def test_a_folder_is_refused(tmp_path: Path, loading: str) -> None:
+    with pytest.raises(NativeError) as error:
+        NativeProgram(tmp_path, loading=loading)
+    assert len(str(error.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("loading", ["mmap", "file"])
+@pytest.mark.parametrize(
+    "content", [b"", b"no program", b"\x00" * 5000, b"PK\x03\x04" * 100, b"\x08\0\0\0ET12"]
+)
+def test_what_is_no_pte_is_refused(tmp_path: Path, content: bytes, loading: str) -> None:
+    path = tmp_path / "other.pte"
+    path.write_bytes(content)
+    found = refused(path, loading=loading)
+    if not content.endswith(b"ET12"):
+        assert found == python_refuses(path) or (not content and "cannot be read" in found)
+
+
+@pytest.mark.parametrize("loading", ["mmap", "file"])
+@pytest.mark.parametrize("name", ["NHWC", "foreign conv"])
+def test_a_file_cut_off_anywhere_is_refused_as_in_python(tmp_path: Path, name: str, loading: str) -> None:
+    data, path = file_of(name).read_bytes(), tmp_path / "cut.pte"
+    for length in range(1, len(data), max(1, len(data) // 150)):
+        path.write_bytes(data[:length])
+        found = refused(path, loading=loading)
+        if length >= 40:
+            assert found == python_refuses(path)
+
+
+def test_a_changed_byte_is_refused_by_the_seal_as_in_python(tmp_path: Path) -> None:
+    data, path = file_of("NHWC").read_bytes(), tmp_path / "changed.pte"
+    mark = data.find(b"dimorder sha256 ")
+    for place in range(40, len(data), len(data) // 100):
+        if mark <= place < mark + 16:
+            continue
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
+        assert refused(path, check_seal=True) == python_refuses(path)
+
+
+@pytest.mark.parametrize("name", ["foreign", "foreign conv"])
+def test_a_seal_that_is_asked_for_must_be_there(name: str) -> None:
+    assert refused(file_of(name), check_seal=True) == "no checksum of dimorder's in it"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "found"),
+    [
+        ("NHWC", ("4 2 3 11 9 0 2 3 1", "4 2 3 11 9 0 1 2 3"), "for input 0 that has another order"),
+        ("NHWC", ("4 2 3 11 9 0 2 3 1", "4 2 3 11 9 1 2 3 0"), "for input 0 that has another order"),
+        ("NHWC", ("4 2 4 9 7 0 2 3 1", "4 2 4 9 7 0 1 2 3"), "for output 0 that has another order"),
+        ("NHWC", ("4 2 3 11 9", "4 2 3 11 8"), "for input 0 that has other sizes"),
+        ("NHWC", ("4 2 3 11 9", "4 2 3 9 11"), "for input 0 that has other sizes"),
+        ("NHWC", ("float32", "float64"), "for input 0 that has another type"),
+        ("int8", ("int8", "bool"), None),
+        ("NLC", ("3 2 5 8 0 2 1", "3 2 5 8 0 1 2"), "for input 0 that has other sizes"),
+        ("NLC", ("3 2 4 6 0 2 1", "3 2 4 6 2 1 0"), "for output 0 that has other sizes"),
+        ("NHWC", ("1 1 0 0\n", "1 1 0 9\n"), "a line of the state that is missing"),
+        ("NHWC", ("contract 1 ", "contract 2 "), "another version of its lines"),
+        ("NHWC", ("contract 1 1", "contract 1 0"), "a line of an input or output that is missing"),
+        ("dynamic", (" 1 4 1\n", " 1 5 1\n"), "for input 0 that has a smaller largest size"),
+        ("dynamic", (" 6 16 2\n", " 6 18 2\n"), "for input 0 that has a smaller largest size"),
+    ],
+)
+def test_lines_that_are_not_the_programs_are_refused(
+    tmp_path: Path, name: str, change: tuple[str, str], found: str | None
+) -> None:
+    data = file_of(name).read_bytes()
+    lines = contract_lines(dimorder.load(file_of(name)).contract)
+    assert data.count(lines.encode()) == 1
+    changed = lines.replace(*change, 1)
+    assert changed != lines and len(changed) == len(lines)
+    path = tmp_path / "patched.pte"
+    path.write_bytes(data.replace(lines.encode(), changed.encode()))
+    assert (found or "") in refused(path)
