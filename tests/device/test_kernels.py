@@ -18,9 +18,9 @@ import dimorder
 from dimorder.executorch import pte
 from tests.device import emulation
 from tests.targets import test_special_values as special
-from tests.targets import test_xnnpack_ops
+from tests.targets import xnnpack_runs
 from tests.targets.cases import Net
-from tests.targets.test_xnnpack_integers import IN_INT8, PRODUCTS, Between, Weighted, X
+from tests.targets.int8_cases import IN_INT8, PRODUCTS, Between, Weighted, X
 
 ARM = [
     pytest.param(core, marks=[] if core == "cortex-a76" else [pytest.mark.slow]) for core in emulation.CORES
@@ -93,7 +93,7 @@ def emulated(function: Callable[..., Tensor], inputs: Sequence[Tensor], core: st
     if reason := emulation.missing(core):
         pytest.skip(reason)
     path = folder / "net.pte"
-    path.write_bytes(test_xnnpack_ops.emitted(Net(function), tuple(inputs)).pte)
+    path.write_bytes(xnnpack_runs.emitted(Net(function), tuple(inputs)).pte)
     contract: Any = pte.read_contract(path)
     fed = dict(zip((spec.name for spec in contract.inputs), inputs, strict=True))
     done = emulation.run(path, fed, contract, folder, core=core)

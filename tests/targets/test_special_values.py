@@ -19,7 +19,7 @@ pytest.importorskip("tosa_serializer")
 from dimorder.targets.tosa import pointwise as tosa
 from dimorder.targets.xnnpack import pointwise as xnnpack
 from dimorder.targets.xnnpack import run
-from tests.targets import test_tosa_ops, test_xnnpack_ops
+from tests.targets import tosa_runs, xnnpack_runs
 from tests.targets.cases import D, Net, aten
 
 SPECIAL = {
@@ -201,7 +201,7 @@ NO_BASE = {"pow -3", "pow -2", "pow 1.5"}
 @pytest.mark.parametrize("name", calls(xnnpack.ROWS))
 def test_xnnpack(name: str) -> None:
     function, inputs = calls(xnnpack.ROWS)[name], inputs_of(name, xnnpack.ROWS)
-    file = test_xnnpack_ops.emitted(Net(function), inputs)
+    file = xnnpack_runs.emitted(Net(function), inputs)
     (got,) = run(file.pte, list(inputs))
     assert differing(got, function(*inputs), inputs) == DEVIATIONS["xnnpack"].get(name, set())
 
@@ -209,7 +209,7 @@ def test_xnnpack(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(calls(tosa.ROWS)) - NO_BASE))
 def test_tosa(name: str) -> None:
     function, inputs = calls(tosa.ROWS)[name], inputs_of(name, tosa.ROWS)
-    (got,) = test_tosa_ops.emitted(Net(function), inputs).run(list(inputs))
+    (got,) = tosa_runs.emitted(Net(function), inputs).run(list(inputs))
     assert differing(got, function(*inputs), inputs) == DEVIATIONS["tosa"].get(name, set())
 
 
@@ -218,6 +218,6 @@ def test_tosa(name: str) -> None:
 def test_xnnpack_on_planes(name: str) -> None:
     function, reason = PLANES[name]
     x = _image()
-    (got,) = run(test_xnnpack_ops.emitted(Net(function), (x,)).pte, [x])
+    (got,) = run(xnnpack_runs.emitted(Net(function), (x,)).pte, [x])
     alike = torch.allclose(got, function(x), rtol=1e-4, atol=1e-6, equal_nan=True)
     assert alike == (not reason), reason

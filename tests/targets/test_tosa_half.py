@@ -10,7 +10,8 @@ pytest.importorskip("tosa_serializer")
 import dimorder
 from dimorder.targets.tosa.graph import inspect_tosa
 from tests.targets.halves import NOT_IN_TORCH, TYPES, halved, share_of_allowed
-from tests.targets.test_tosa_ops import CALLS, CASES, emitted
+from tests.targets.tosa_cases import CALLS, CASES
+from tests.targets.tosa_runs import emitted
 
 
 @TYPES

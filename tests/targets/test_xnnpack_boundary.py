@@ -1,4 +1,4 @@
-"""The boundary of an emitted program: dim orders in the .pte, what stays outside, and refusals."""
+"""The boundary of an emitted program: dim orders and types in the .pte, and what the file holds."""
 
 from __future__ import annotations
 
@@ -20,29 +20,22 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 import dimorder
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract
-from dimorder.errors import UnsupportedError
-from dimorder.executorch import conversions_in
-from dimorder.executorch.pte import method_of
 from dimorder.targets.xnnpack import run
 from dimorder.targets.xnnpack.emit import emit
-from dimorder.targets.xnnpack.ops import OPERATORS
-from tests.targets.cases import Net, aten, dense, r
-from tests.targets.test_xnnpack_ops import assert_close, compare, compare_lowered, emitted
+from tests.targets.cases import Net, dense, r
+from tests.targets.xnnpack_runs import (
+    PICTURE,
+    assert_close,
+    channels_last,
+    compare,
+    compare_lowered,
+    emitted,
+    to_nchw,
+    to_nhwc,
+)
 
 D = torch.ops.dimorder
 NCHW, NHWC = [0, 1, 2, 3], [0, 2, 3, 1]
-
-
-def channels_last(x: Tensor) -> Tensor:
-    return x.to(memory_format=torch.channels_last)
-
-
-def to_nhwc(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1)
-
-
-def to_nchw(x: Tensor) -> Tensor:
-    return x.permute(0, 3, 1, 2)
 
 
 def boundary(pte: bytes) -> tuple[list[tuple[list[int], list[int]]], ...]:
@@ -96,19 +89,17 @@ def test_sizes_of_one_that_leave_the_order_certain(shape: tuple[int, ...]) -> No
     assert [order for side in boundary(result.pte) for _, order in side] == [NHWC, NHWC]
 
 
-IMAGE = r(3, 2, 7, 9)
-
 # What is returned, how often, and in which order: name -> function, input, orders promised, conversions
 RESULTS: dict[str, tuple[Callable[..., Any], Tensor, dict[str, Any], int]] = {
     "both orders of one value": (
         lambda x: (lambda y: (to_nhwc(y), y))(x * 2),
-        IMAGE,
+        PICTURE,
         {"input_orders": "NHWC", "output_orders": [None, "NHWC"]},
         0,
     ),
     "both orders of one value, one converted": (
         lambda x: (lambda y: (y, y))(x * 2),
-        IMAGE,
+        PICTURE,
         {"input_orders": "NHWC", "output_orders": [None, "NHWC"]},
         1,
     ),
@@ -116,10 +107,10 @@ RESULTS: dict[str, tuple[Callable[..., Any], Tensor, dict[str, Any], int]] = {
     "one value in two nodes": (lambda x: (lambda y: (y.clone(), y.view(3, 14)))(x * 2), r(3, 2, 7), {}, 0),
     "its input": (lambda x: (x, x * 2), r(3, 2, 7), {}, 0),
     "its input alone": (lambda x: x, r(3, 2, 7), {}, 0),
-    "its NHWC input": (lambda x: (x, x * 2), IMAGE, {"input_orders": "NHWC", "output_orders": "NHWC"}, 0),
+    "its NHWC input": (lambda x: (x, x * 2), PICTURE, {"input_orders": "NHWC", "output_orders": "NHWC"}, 0),
     "a view of its input": (lambda x: x.view(6, 7), r(3, 2, 7), {}, 0),
-    "a view of its NHWC input": (to_nhwc, IMAGE, {"input_orders": "NHWC"}, 0),
-    "its NHWC input, converted": (lambda x: x, IMAGE, {"input_orders": "NHWC"}, 1),
+    "a view of its NHWC input": (to_nhwc, PICTURE, {"input_orders": "NHWC"}, 0),
+    "its NHWC input, converted": (lambda x: x, PICTURE, {"input_orders": "NHWC"}, 1),
     "a strided view of three dims": (lambda x: (x * 2).permute(0, 2, 1), r(3, 2, 7), {}, 1),
     "a strided view of three dims, promised": (
         lambda x: (x * 2).permute(0, 2, 1),
@@ -142,7 +133,7 @@ RESULTS: dict[str, tuple[Callable[..., Any], Tensor, dict[str, Any], int]] = {
     ),
     "input in logical and in NHWC form": (
         lambda x: (x.mean((2, 3)), to_nhwc(x) * 2),
-        IMAGE,
+        PICTURE,
         {"input_orders": "NHWC"},
         0,
     ),
@@ -171,178 +162,7 @@ def test_strides_of_an_input_that_no_pte_can_say_become_contiguous() -> None:
     torch.testing.assert_close(run(emitted(module, (x,)).pte, [x.contiguous()])[0], x * 2)
 
 
-NHWC_BOTH = {"input_orders": "NHWC", "output_orders": "NHWC"}
-LONG = r(3, 2, 7, 70)  # so long a running sum is not built from others
 WHOLE = torch.arange(3 * 2 * 7 * 9).view(3, 2, 7, 9)
-
-# What stays outside: name -> function, inputs, orders promised, constants, delegates, outside, conversions
-Outside = tuple[
-    Callable[..., Any], tuple[Tensor, ...], dict[str, Any], tuple[Tensor, ...], int, dict[str, int], int
-]
-OUTSIDE: dict[str, Outside] = {
-    "between delegates": (
-        lambda x: torch.cumsum(x * 2, 1) * 3,
-        (r(3, 70, 7),),
-        {},
-        (),
-        2,
-        {"aten::cumsum.out": 1},
-        0,
-    ),
-    "at the end": (lambda x: torch.topk(x * 2, 3), (r(3, 2, 7),), {}, (), 1, {"aten::topk.values": 1}, 0),
-    "nothing to delegate": (
-        lambda x: torch.cumsum(x, 1),
-        (r(3, 70, 7),),
-        {},
-        (),
-        0,
-        {"aten::cumsum.out": 1},
-        0,
-    ),
-    "beside a delegate": (
-        lambda x: torch.cumsum(x, 1) + torch.relu(x * 2),
-        (r(3, 70, 7),),
-        {},
-        (),
-        1,
-        {"aten::cumsum.out": 1},
-        0,
-    ),
-    "on an NHWC input": (
-        lambda x: torch.cumsum(x, 3) * 2,
-        (LONG,),
-        {"input_orders": "NHWC"},
-        (),
-        2,
-        {"aten::cumsum.out": 1},
-        1,
-    ),
-    "on an NHWC input, row-major": (
-        lambda x: torch.topk(x, 9, 3)[0] * 2,
-        (IMAGE,),
-        {"input_orders": "NHWC"},
-        (),
-        2,
-        {"aten::topk.values": 1},
-        1,
-    ),
-    "from NHWC to NHWC": (
-        lambda x: torch.cumsum(x, 3),
-        (LONG,),
-        NHWC_BOTH,
-        (),
-        2,
-        {"aten::cumsum.out": 1},
-        0,
-    ),
-    "to an NHWC output": (
-        lambda x: to_nchw(torch.cumsum(x * 2, 2)),
-        (r(3, 7, 70, 2),),
-        {"output_orders": "NHWC"},
-        (),
-        2,
-        {"aten::cumsum.out": 1},
-        0,
-    ),
-    "on an NHWC output": (
-        lambda x: (lambda y: (y, torch.cumsum(y, 3)))(to_nchw(x * 2)),
-        (r(3, 7, 70, 2),),
-        {"output_orders": ["NHWC", None]},
-        (),
-        1,
-        {"aten::cumsum.out": 1},
-        1,
-    ),
-    "on an NHWC output, row-major": (
-        lambda x: (lambda y: (y, torch.topk(y, 2, 1)[0]))(to_nchw(x * 2)),
-        (r(3, 7, 9, 2),),
-        {"output_orders": ["NHWC", None]},
-        (),
-        1,
-        {"aten::topk.values": 1},
-        1,
-    ),
-    "to a delegate that reads an NHWC output": (
-        lambda x, z: (lambda y: (y, torch.cumsum(z * 2, 3) * y))(to_nchw(x * 2)),
-        (r(3, 7, 70, 2), LONG),
-        {"output_orders": ["NHWC", None]},
-        (),
-        2,
-        {"aten::cumsum.out": 1},
-        1,
-    ),
-    "a lookup": (
-        lambda i, c: F.embedding(i, c) * 2,
-        (torch.tensor([[1, 4, 2], [0, 3, 3]]),),
-        {},
-        (r(5, 7),),
-        1,
-        {"aten::embedding.out": 1},
-        0,
-    ),
-    "positions of 32 bits": (
-        lambda x, i: torch.scatter_add((x * 2).gather(1, i), 1, i, x),
-        (r(3, 4, 7),),
-        {},
-        (torch.randint(4, (3, 4, 7), generator=torch.Generator().manual_seed(1)).int(),),
-        1,
-        {"aten::gather.out": 1, "aten::scatter_add.out": 1},
-        0,
-    ),
-    "positions of 32 bits, computed": (
-        lambda x: (lambda i: torch.gather(x, 2, i) + torch.gather(x.sin(), 2, i))(x.argmax(2, True).int()),
-        (r(3, 4, 7),),
-        {},
-        (),
-        2,
-        {"aten::argmax.out": 1, "aten::gather.out": 2, "dim_order_ops::_to_dim_order_copy.out": 2},
-        0,
-    ),
-    "round": (lambda x: torch.round(x * 9) * 2, (r(3, 2, 7),), {}, (), 2, {"aten::round.out": 1}, 0),
-    "nearest, to no multiple": (
-        lambda x: F.interpolate(x * 2, (10, 13)),
-        (IMAGE,),
-        {"input_orders": "NHWC"},
-        (),
-        1,
-        {"aten::upsample_nearest2d.vec_out": 1},
-        1,
-    ),
-    "a weight computed at run time": (
-        lambda x, w: F.conv2d(x * 2, w + x.mean()),
-        (IMAGE,),
-        {},
-        (r(5, 2, 3, 3),),
-        1,
-        {"aten::convolution.out": 1},
-        0,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_outside(name: str) -> None:
-    function, inputs, promised, constants, delegates, outside, conversions = OUTSIDE[name]
-    lowered = compare_lowered(Net(function, constants), inputs, **promised)
-    found = lowered.artifact.delegates, lowered.artifact.outside, len(lowered.plan.conversions)
-    assert found == (delegates, outside, conversions)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: torch.softmax(x * 2, 1) * 2,
-        lambda x: (x * 2)[..., ::2] * 2,
-        lambda x: F.max_pool2d(x * 2, 2, 1, dilation=2),
-        lambda x: torch.cumsum(x * 2, 3),
-        lambda x: (x * 2).amax(3),
-    ],
-    ids=["softmax", "slice", "dilated pool", "running sum", "maximum"],
-)
-def test_configuration_that_xnnpack_lacks_is_built_from_what_it_has(function: Callable[..., Any]) -> None:
-    artifact = compare_lowered(Net(function), (IMAGE,), input_orders="NHWC").artifact
-    assert (artifact.delegates, artifact.outside) == (1, {})
-
 
 # Types that XNNPACK has not, in NHWC: name -> function, inputs, orders promised, outside, conversions
 OTHER_TYPES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], Any, Any, dict[str, int], int]] = {
@@ -372,13 +192,13 @@ OTHER_TYPES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], Any, Any, d
     ),
     "a mask beside an image": (
         lambda x, m: torch.where(m, x * 2, torch.zeros(())),
-        (IMAGE, IMAGE > 0),
+        (PICTURE, PICTURE > 0),
         "NHWC",
         "NHWC",
         {"aten::where.self_out": 1},
         0,
     ),
-    "a mask out": (lambda x: x * 2 > 0.5, (IMAGE,), "NHWC", "NHWC", {"aten::gt.Scalar_out": 1}, 0),
+    "a mask out": (lambda x: x * 2 > 0.5, (PICTURE,), "NHWC", "NHWC", {"aten::gt.Scalar_out": 1}, 0),
 }
 
 
@@ -408,12 +228,6 @@ def test_an_older_contract_keeps_its_logical_boundary_of_another_type() -> None:
     ).contract
     assert [spec.boundary for spec in (*promised.inputs, *promised.outputs)] == ["logical", "logical"]
     assert Contract.from_json(promised.to_json()) == promised
-
-
-def test_views_between_outside_operators_get_no_delegate() -> None:
-    module = Net(lambda x: torch.cumsum(dense(torch.cumsum(x, 1), 0, 2, 1).view(3, 14), 1))
-    result = compare(module, (r(3, 2, 7),))
-    assert (result.delegates, conversions_in(result.pte).conversion_count) == (0, 1)
 
 
 def test_a_constant_is_stored_once() -> None:
@@ -455,123 +269,13 @@ def test_run_takes_a_path(tmp_path: Any) -> None:
     torch.testing.assert_close(run(path, [x])[0], x * 2)
 
 
-def node_of(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> torch.fx.Node:
-    program = torch.export.export(Net(function), inputs)
-    return [node for node in program.graph.nodes if node.op == "call_function"][-1]
-
-
-FLOAT64 = "torch.float64 where this target computes in torch.float32; convert with .float()"
-
-
-@pytest.mark.parametrize(
-    ("function", "x", "reason"),
-    [
-        (torch.relu, r(3, 7), None),
-        (lambda x: torch.cumsum(x, 1), r(3, 7), "XNNPACK has no aten.cumsum.default"),
-        (lambda x: torch.softmax(x, 0), r(3, 7), "softmax over dimension 0 of 2, not the last"),
-        (lambda x: x[::2], r(3, 7), "a slice of step 2; XNNPACK has step 1"),
-        (torch.relu, r(3, 7).double(), FLOAT64),
-        (torch.relu, r(1, 2, 1, 2, 1, 2, 3), "7 dimensions where XNNPACK has at most 6"),
-        (torch.relu, torch.empty(0, 3), "the empty shape (0, 3)"),
-        (
-            lambda x: D.upsample_nearest2d_nhwc(x, [5, 9], None, None),
-            r(1, 3, 7, 2),
-            "nearest from 3 to 5, which is no whole multiple",
-        ),
-        (lambda x: torch.topk(x, 2)[0], r(3, 7), "its source: XNNPACK has no aten.topk.default"),
-    ],
-)
-def test_supports_says_why_not(function: Callable[..., Any], x: Tensor, reason: str | None) -> None:
-    assert OPERATORS.supports(node_of(function, (x,))) == reason
-
-
-class Counter(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count.add_(1)
-        return x + self.count
-
-
-def refusal(program: torch.export.ExportedProgram) -> str:
-    with pytest.raises(UnsupportedError) as caught:
-        emit(program)
-    return str(caught.value)
-
-
-def test_state_of_a_program_of_another_origin_is_kept() -> None:
-    program = torch.export.export(Counter(), (r(3),)).run_decompositions({})
-    started = method_of(emit(program).pte)
-    assert [started([torch.zeros(3)])[0].tolist() for _ in range(3)] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
-
-
-def test_input_that_is_no_tensor_is_refused() -> None:
-    program = torch.export.export(Net(lambda x, n: x * n), (r(3), 2))
-    assert refusal(program).startswith("input 'inputs_1'\n  found: ")
-
-
-def test_symbolic_shape_is_refused() -> None:
-    module = torch.nn.ReLU()
-    program = torch.export.export(module, (r(3, 7),), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    assert refusal(program).startswith("input 'input'\n  found: the symbolic shape (")
-
-
-def test_refusal_names_the_operator_that_has_no_kernel_alone() -> None:
-    program = torch.export.export(Net(lambda x: torch.max_pool3d(torch.cumsum(x, 1), 2)), (r(2, 3, 4, 5, 6),))
-    message = refusal(program)
-    assert message.startswith("aten.max_pool3d.default (cases.py:")
-    assert "cumsum" not in message
-
-
-def test_operator_without_any_kernel_is_refused_by_name_and_line() -> None:
-    program = torch.export.export(Net(lambda x: torch.linalg.inv(x) * 2), (r(3, 3),))
-    message = refusal(program)
-    assert "linalg_inv" in message
-    assert "(cases.py:" in message
-
-
-@pytest.mark.parametrize(
-    ("function", "inputs", "operator", "found"),
-    [
-        (
-            lambda x, w: aten.convolution(x, w, None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1),
-            (r(1, 2, 4, 5, 6), r(3, 2, 2, 3, 1)),
-            "aten.convolution.default",
-            "the portable kernel convolves in one and two dimensions",
-        ),
-        (lambda i: i % 3, (torch.arange(-8, 9),), "aten.remainder.Scalar", "the sign that C gives it"),
-        (lambda x: x.unfold(0, 1, 1), (torch.tensor(3.0),), "aten.unfold.default", "ends the process"),
-        (lambda x: torch.fft.rfft(x).abs(), (torch.randn(2, 8),), "aten.fft_rfft.default", "complex numbers"),
-        (
-            lambda x: x.log_softmax(1, dtype=torch.float64),
-            (torch.randn(2, 8),),
-            "aten.log_softmax.int",
-            "refuses torch.float64",
-        ),
-    ],
-)
-def test_operator_whose_kernel_is_wrong_is_refused(
-    function: Callable[..., Any], inputs: tuple[Tensor, ...], operator: str, found: str
-) -> None:
-    message = refusal(torch.export.export(Net(function), inputs))
-    assert message.startswith(f"{operator} (")
-    assert found in message
-
-
 def test_two_runs_write_the_same_file() -> None:
-    function, inputs, _, constants, *_ = OUTSIDE["a lookup"]
-    first, second = (emitted(Net(function, constants), inputs).pte for _ in range(2))
+    looked_up = Net(lambda i, c: F.embedding(i, c) * 2, (r(5, 7),))
+    ids = torch.tensor([[1, 4, 2], [0, 3, 3]])
+    first, second = (emitted(looked_up, (ids,)).pte for _ in range(2))
     assert first == second
 
 
 def test_finding_the_target_takes_no_executorch() -> None:
     code = "import sys, dimorder.targets.xnnpack.target; sys.exit('executorch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_what_is_repeated_in_more_dimensions_than_xnnpack_has() -> None:
-    """Outside, an expanded value is copied, for nothing can view it in fewer dimensions."""
-    lowered = compare_lowered(Net(lambda x: x.repeat(2, 3, 4, 2)), (r(2, 3, 2, 5),))
-    assert "aten::expand_copy.out" in lowered.artifact.outside

@@ -19,7 +19,8 @@ from dimorder.targets.xnnpack import run
 from dimorder.verification.verify import relative_error
 from tests.targets.cases import Case, D, Net, X, Y, r
 from tests.targets.halves import NOT_IN_TORCH, TYPES, halved, share_of_allowed
-from tests.targets.test_xnnpack_ops import CALLS, CASES, INTEGERS, emitted, quantised
+from tests.targets.test_xnnpack_ops import CALLS, CASES, INTEGERS, quantised
+from tests.targets.xnnpack_runs import emitted
 
 # float16 has no such numbers.
 FLOATS = [n for n in CASES if n not in INTEGERS and n != "roots of numbers near the largest"]

@@ -1,0 +1,201 @@
+"""What stays outside of the delegates, and what is built from what XNNPACK has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("executorch")
+
+
+from dimorder.executorch import conversions_in
+from tests.targets.cases import Net, dense, r
+from tests.targets.xnnpack_runs import PICTURE, compare, compare_lowered, to_nchw
+
+NHWC_BOTH = {"input_orders": "NHWC", "output_orders": "NHWC"}
+LONG = r(3, 2, 7, 70)  # so long a running sum is not built from others
+
+# What stays outside: name -> function, inputs, orders promised, constants, delegates, outside, conversions
+Outside = tuple[
+    Callable[..., Any], tuple[Tensor, ...], dict[str, Any], tuple[Tensor, ...], int, dict[str, int], int
+]
+OUTSIDE: dict[str, Outside] = {
+    "between delegates": (
+        lambda x: torch.cumsum(x * 2, 1) * 3,
+        (r(3, 70, 7),),
+        {},
+        (),
+        2,
+        {"aten::cumsum.out": 1},
+        0,
+    ),
+    "at the end": (lambda x: torch.topk(x * 2, 3), (r(3, 2, 7),), {}, (), 1, {"aten::topk.values": 1}, 0),
+    "nothing to delegate": (
+        lambda x: torch.cumsum(x, 1),
+        (r(3, 70, 7),),
+        {},
+        (),
+        0,
+        {"aten::cumsum.out": 1},
+        0,
+    ),
+    "beside a delegate": (
+        lambda x: torch.cumsum(x, 1) + torch.relu(x * 2),
+        (r(3, 70, 7),),
+        {},
+        (),
+        1,
+        {"aten::cumsum.out": 1},
+        0,
+    ),
+    "on an NHWC input": (
+        lambda x: torch.cumsum(x, 3) * 2,
+        (LONG,),
+        {"input_orders": "NHWC"},
+        (),
+        2,
+        {"aten::cumsum.out": 1},
+        1,
+    ),
+    "on an NHWC input, row-major": (
+        lambda x: torch.topk(x, 9, 3)[0] * 2,
+        (PICTURE,),
+        {"input_orders": "NHWC"},
+        (),
+        2,
+        {"aten::topk.values": 1},
+        1,
+    ),
+    "from NHWC to NHWC": (
+        lambda x: torch.cumsum(x, 3),
+        (LONG,),
+        NHWC_BOTH,
+        (),
+        2,
+        {"aten::cumsum.out": 1},
+        0,
+    ),
+    "to an NHWC output": (
+        lambda x: to_nchw(torch.cumsum(x * 2, 2)),
+        (r(3, 7, 70, 2),),
+        {"output_orders": "NHWC"},
+        (),
+        2,
+        {"aten::cumsum.out": 1},
+        0,
+    ),
+    "on an NHWC output": (
+        lambda x: (lambda y: (y, torch.cumsum(y, 3)))(to_nchw(x * 2)),
+        (r(3, 7, 70, 2),),
+        {"output_orders": ["NHWC", None]},
+        (),
+        1,
+        {"aten::cumsum.out": 1},
+        1,
+    ),
+    "on an NHWC output, row-major": (
+        lambda x: (lambda y: (y, torch.topk(y, 2, 1)[0]))(to_nchw(x * 2)),
+        (r(3, 7, 9, 2),),
+        {"output_orders": ["NHWC", None]},
+        (),
+        1,
+        {"aten::topk.values": 1},
+        1,
+    ),
+    "to a delegate that reads an NHWC output": (
+        lambda x, z: (lambda y: (y, torch.cumsum(z * 2, 3) * y))(to_nchw(x * 2)),
+        (r(3, 7, 70, 2), LONG),
+        {"output_orders": ["NHWC", None]},
+        (),
+        2,
+        {"aten::cumsum.out": 1},
+        1,
+    ),
+    "a lookup": (
+        lambda i, c: F.embedding(i, c) * 2,
+        (torch.tensor([[1, 4, 2], [0, 3, 3]]),),
+        {},
+        (r(5, 7),),
+        1,
+        {"aten::embedding.out": 1},
+        0,
+    ),
+    "positions of 32 bits": (
+        lambda x, i: torch.scatter_add((x * 2).gather(1, i), 1, i, x),
+        (r(3, 4, 7),),
+        {},
+        (torch.randint(4, (3, 4, 7), generator=torch.Generator().manual_seed(1)).int(),),
+        1,
+        {"aten::gather.out": 1, "aten::scatter_add.out": 1},
+        0,
+    ),
+    "positions of 32 bits, computed": (
+        lambda x: (lambda i: torch.gather(x, 2, i) + torch.gather(x.sin(), 2, i))(x.argmax(2, True).int()),
+        (r(3, 4, 7),),
+        {},
+        (),
+        2,
+        {"aten::argmax.out": 1, "aten::gather.out": 2, "dim_order_ops::_to_dim_order_copy.out": 2},
+        0,
+    ),
+    "round": (lambda x: torch.round(x * 9) * 2, (r(3, 2, 7),), {}, (), 2, {"aten::round.out": 1}, 0),
+    "nearest, to no multiple": (
+        lambda x: F.interpolate(x * 2, (10, 13)),
+        (PICTURE,),
+        {"input_orders": "NHWC"},
+        (),
+        1,
+        {"aten::upsample_nearest2d.vec_out": 1},
+        1,
+    ),
+    "a weight computed at run time": (
+        lambda x, w: F.conv2d(x * 2, w + x.mean()),
+        (PICTURE,),
+        {},
+        (r(5, 2, 3, 3),),
+        1,
+        {"aten::convolution.out": 1},
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_outside(name: str) -> None:
+    function, inputs, promised, constants, delegates, outside, conversions = OUTSIDE[name]
+    lowered = compare_lowered(Net(function, constants), inputs, **promised)
+    found = lowered.artifact.delegates, lowered.artifact.outside, len(lowered.plan.conversions)
+    assert found == (delegates, outside, conversions)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.softmax(x * 2, 1) * 2,
+        lambda x: (x * 2)[..., ::2] * 2,
+        lambda x: F.max_pool2d(x * 2, 2, 1, dilation=2),
+        lambda x: torch.cumsum(x * 2, 3),
+        lambda x: (x * 2).amax(3),
+    ],
+    ids=["softmax", "slice", "dilated pool", "running sum", "maximum"],
+)
+def test_configuration_that_xnnpack_lacks_is_built_from_what_it_has(function: Callable[..., Any]) -> None:
+    artifact = compare_lowered(Net(function), (PICTURE,), input_orders="NHWC").artifact
+    assert (artifact.delegates, artifact.outside) == (1, {})
+
+
+def test_views_between_outside_operators_get_no_delegate() -> None:
+    module = Net(lambda x: torch.cumsum(dense(torch.cumsum(x, 1), 0, 2, 1).view(3, 14), 1))
+    result = compare(module, (r(3, 2, 7),))
+    assert (result.delegates, conversions_in(result.pte).conversion_count) == (0, 1)
+
+
+def test_what_is_repeated_in_more_dimensions_than_xnnpack_has() -> None:
+    """Outside, an expanded value is copied, for nothing can view it in fewer dimensions."""
+    lowered = compare_lowered(Net(lambda x: x.repeat(2, 3, 4, 2)), (r(2, 3, 2, 5),))
+    assert "aten::expand_copy.out" in lowered.artifact.outside
