@@ -200,7 +200,7 @@ def _lower_fixed(
     # There is one contender, except for an objective that only a compiler can compare.
     for each, contender in chosen.contenders.get(objective, ((objective, chosen),)):
         planned = _plan(program, contract, contender, each, clock)
-        alike = (contender.capabilities.declines, planned.layout_plan.choice)
+        alike = (contender.capabilities.implementations, planned.layout_plan.choice)
         if alike not in made:
             trial = trial or clock.step("verify", trial_of, model, program, contract)
             made[alike] = _emit(planned, program, trial, contender, run_artifact, clock)
@@ -260,17 +260,19 @@ def _plan_ranges(
 def _sized(target: Target, varying: Sequence[frozenset[int]], programs: Sequence[Captured]) -> list[Target]:
     """Return the target at each point of the ranges.
 
-    A fixed size may equal a dynamic one by chance at one point. So an implementation that is declined at one
-    point is declined at all of them.
+    A fixed size may equal a dynamic one by chance at one point. So an implementation that is missing at one
+    point is missing at all of them.
     """
     if target.sized is None:
         return [target] * len(programs)
     made = [
         target.sized(sizes, program.module.graph) for sizes, program in zip(varying, programs, strict=True)
     ]
-    columns = zip(*(capabilities.declines for capabilities in made), strict=True)
-    declines = tuple(frozenset().union(*names) for names in columns)
-    return [replace(target, capabilities=replace(capabilities, declines=declines)) for capabilities in made]
+    columns = zip(*(capabilities.implementations for capabilities in made), strict=True)
+    shared = tuple(frozenset.intersection(*names) for names in columns)
+    return [
+        replace(target, capabilities=replace(capabilities, implementations=shared)) for capabilities in made
+    ]
 
 
 @dataclass(frozen=True)

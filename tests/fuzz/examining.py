@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import dimorder
 from dimorder.errors import DimorderError, UnsupportedError, UsageError, VerificationError
 from dimorder.layout.capabilities import Capabilities
+from dimorder.ops.table import IMPLEMENTATIONS
 from dimorder.targets.base import FloatArtifact, Target
 from tests.fuzz.description import STANDS_FOR, TOLERANCE, Case, is_sound, relative_error
 from tests.fuzz.integers import integer_faults
@@ -52,7 +53,10 @@ def refusing(target: str, names: Sequence[str] = ()) -> Target:
         if target == "physical":
             found = replace(found, emit=lambda program, contract: Physical(program.module()), runs_fast=False)
         return replace(
-            found, capabilities=Capabilities(lambda call, constants: _refused(call, names), lambda call: None)
+            found,
+            capabilities=Capabilities(
+                lambda call, constants: _refused(call, names), lambda call: None, (IMPLEMENTATIONS,)
+            ),
         )
     module = importlib.import_module(f"dimorder.targets.{target}.target")
     rows = importlib.import_module(f"dimorder.targets.{target}.ops").OPERATORS.rows

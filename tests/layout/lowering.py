@@ -23,6 +23,7 @@ from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.layout.problem import Extracted, extract
 from dimorder.layout.rewrite import at_boundary, build
+from dimorder.ops.table import IMPLEMENTATIONS
 from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.solve import solve
 from dimorder.runtime.guard import restore
@@ -31,8 +32,8 @@ from tests.layout.index_checker import check
 
 TOLERANCE = 2e-5
 
-# What is offered where not every implementation is.
-PLAIN = frozenset(
+# What is left out where not every implementation is offered.
+RICHER = frozenset(
     {
         "aten.linear/features first",
         "aten.matmul/transposed",
@@ -69,7 +70,8 @@ class Lowering:
         self, contract: Contract, objective: str = "bytes", *, rich: bool = False
     ) -> tuple[Extracted, LayoutPlan]:
         orders = ([spec.dim_order for spec in side] for side in (contract.inputs, contract.outputs))
-        capabilities = Capabilities(declines=(frozenset(), PLAIN) if rich else (PLAIN,))
+        fewer = IMPLEMENTATIONS - RICHER
+        capabilities = Capabilities(implementations=(IMPLEMENTATIONS, fewer) if rich else (fewer,))
         extracted = extract(self.annotated, *orders, counted(min_run=8)[objective], capabilities)
         check_program.require(
             "the layout problem", check_program.problem_faults(extracted, contract, capabilities)

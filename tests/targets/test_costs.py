@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 import dimorder
+from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import Costs
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
+from dimorder.ops.table import IMPLEMENTATIONS
 from dimorder.ops.tokens import AxisOrder
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.targets import find
@@ -41,7 +43,8 @@ def priced(conversion: dict[AxisOrder, int], implementation: dict[str, int]) -> 
 
 
 def planned(costs: Costs, net: nn.Module, **orders: str) -> NetworkPlan:
-    target = replace(find("torch"), costs={"time": costs})
+    every = Capabilities(implementations=(IMPLEMENTATIONS,))
+    target = replace(find("torch"), capabilities=every, costs={"time": costs})
     return dimorder.plan(net.eval(), (X,), target=target, objective="time", **orders)
 
 

@@ -302,7 +302,7 @@ def test_a_constant_of_each_channel_as_a_convolution(name: str) -> None:
     compute, results, lacking, having = FORMS[name]
     target = replace(
         TARGET,
-        quantised=replace(
+        quantized=replace(
             TARGET.quantized, emit=partial(emit_integers, forms=Forms(multiplies_constants=False))
         ),
     )

@@ -14,6 +14,7 @@ import torch
 from dimorder.capture.captured import Captured
 from dimorder.layout.costs import Costs
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
+from dimorder.ops.table import IMPLEMENTATIONS, PLAIN
 from dimorder.physical.dry_run import physical_calls
 from dimorder.planning.problem import Cost
 
@@ -27,8 +28,9 @@ class Capabilities:
             else the reason why not. `constants` are the nodes whose values are known.
         leaves: `leaves(call)` is None if a call may run outside the target, on dense tensors, else the reason
             why not.
-        declines: sets of implementations that are not offered, as `operator/implementation`. The smallest set
-            comes first; the next set is used if there are too many candidate orders.
+        implementations: the implementations that run on the target, as `operator/implementation`, of the
+            operators that have several. The largest set comes first; the next set is used if there are too
+            many candidate orders.
         max_rank: the highest rank of a transpose, with dimensions that stay together counted as one; None is
             unlimited.
         takes: `takes(value)` is None if a value may be an input, else the reason why not.
@@ -42,12 +44,17 @@ class Capabilities:
 
     computes: Callable[[torch.fx.Node, Collection[torch.fx.Node]], str | None] | None = None
     leaves: Callable[[torch.fx.Node], str | None] | None = None
-    declines: tuple[frozenset[str], ...] = (frozenset(),)
+    implementations: tuple[frozenset[str], ...] = (PLAIN,)
     max_rank: int | None = None
     takes: Callable[[torch.Tensor], str | None] = lambda value: None
     slices_copy: bool = False
     fast_head_matmuls: bool = False
     fixed_resizes: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = frozenset().union(*self.implementations) - IMPLEMENTATIONS
+        if unknown:
+            raise ValueError(f"no implementation {', '.join(sorted(unknown))}")
 
 
 class Verdicts:

@@ -95,10 +95,10 @@ def _extract(
 ) -> Extracted | dict[torch.fx.Node, str]:
     """Return the problem, or the calls that have no configuration and why."""
     given = (annotated, input_orders, output_orders, costs)
-    for declined in capabilities.declines:
+    for listed in capabilities.implementations:
         with suppress(TooManyCandidates):
-            return _Extractor(*given, declined, verdicts, sparing=False, give_up=True).run()
-    return _Extractor(*given, capabilities.declines[-1], verdicts, sparing=True, give_up=False).run()
+            return _Extractor(*given, listed, verdicts, sparing=False, give_up=True).run()
+    return _Extractor(*given, capabilities.implementations[-1], verdicts, sparing=True, give_up=False).run()
 
 
 class _Extractor:
@@ -108,7 +108,7 @@ class _Extractor:
         input_orders: Sequence[DimOrder],
         output_orders: Sequence[DimOrder],
         costs: Costs,
-        declined: Collection[str],
+        listed: Collection[str],
         verdicts: Verdicts,
         *,
         sparing: bool,
@@ -116,7 +116,7 @@ class _Extractor:
     ) -> None:
         self.annotated, self.sparing, self.give_up = annotated, sparing, give_up
         self.input_orders, self.output_orders = input_orders, output_orders
-        self.costs, self.declined, self.verdicts = costs, declined, verdicts
+        self.costs, self.listed, self.verdicts = costs, listed, verdicts
         self.buffers: list[BufferInfo] = []
         self.views: dict[torch.fx.Node, BufferView] = {}
         self.outside: dict[torch.fx.Node, str] = {}
@@ -216,13 +216,13 @@ class _Extractor:
         return Site(self.buffers[found.buffer].root, "state", reads, (found,), tokens)
 
     def _offered(self, call: torch.fx.Node, relation: Relation) -> list[tuple[Implementation, str]]:
-        """Return the implementations of a call that the target does not decline, each with its order."""
-        pairs = zip(implementations(call, relation), relation.forms, strict=True)
+        """Return the implementations of a call that run on the target, each with its order."""
+        known = implementations(call, relation)
         return [
             (implementation, form)
-            for implementation, form in pairs
+            for implementation, form in zip(known, relation.forms, strict=True)
             if implementation.applies(call)
-            and f"{operator_name(call)}/{implementation.name}" not in self.declined
+            and (len(known) == 1 or f"{operator_name(call)}/{implementation.name}" in self.listed)
         ]
 
     def _root_tensors(self) -> dict[torch.fx.Node, AxedTensor]:

@@ -264,6 +264,7 @@ OPERATORS = (
         spelt=_linear_of,
         weights=_WEIGHTS,
         fresh=True,
+        plain=("features last", "features first"),
     ),
     Operator(
         (aten.matmul.default,),
@@ -275,6 +276,7 @@ OPERATORS = (
             Implementation("one column transposed", "b k m", _multiply, _MATMUL, _has_one_column),
         ),
         spelt=matmul,
+        plain=("row-major", "right transposed", "transposed", "one column transposed"),
     ),
     spelt(matmul, aten.bmm.default, aten.mm.default),
     spelt(_addmm, aten.addmm.default),

@@ -491,19 +491,13 @@ def _relaid_weight(
 
 
 _FORM = "n s.0 s.1 s.2 g c"
-# Implementations with other kernels than the network's. They stand before the implementations that compute
-# the same with the network's own kernel, so they are chosen if both cost the same. A target that has better
-# ways declines them.
-WITHOUT_OUTER_TAPS = "aten.convolution/without outer taps"
-IN_PHASES = "aten.convolution/transposed in phases"
-OTHER_KERNELS = frozenset((WITHOUT_OUTER_TAPS, IN_PHASES))
 _SUMMED = (aten.add.Tensor, aten.slice.Tensor, aten._to_copy.default)  # to add the results of several kernels
 
 OPERATORS = (
     Operator(
         (aten.convolution.default,),
         _relate_convolution,
-        (
+        (  # the first two have other kernels than the network's, and are chosen if they cost the same
             Implementation(
                 "without outer taps",
                 _FORM,
@@ -553,6 +547,7 @@ OPERATORS = (
         ),
         spelt=_convolution,
         weights=_WEIGHTS,
+        plain=("channels last",),
     ),
     spelt(_conv(1, False), aten.conv1d.default, aten.conv1d.padding, fresh=True),
     spelt(_conv(2, False), aten.conv2d.default, aten.conv2d.padding, fresh=True),

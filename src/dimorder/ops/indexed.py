@@ -387,6 +387,7 @@ OPERATORS = (
             ),
         ),
         spelt=slice_,
+        plain=("of the outer axes",),
     ),
     Operator(
         (aten.constant_pad_nd.default,),
@@ -406,6 +407,7 @@ OPERATORS = (
                 (aten.slice.Tensor, aten.cat.default, aten.constant_pad_nd.default),
             ),
         ),
+        plain=("of whole dimensions",),
     ),
     spelt(select, aten.select.int),
     spelt(_unbind, aten.unbind.int),

@@ -225,6 +225,7 @@ OPERATORS = (
             Implementation("any", "*", _layer_norm_from_parts, _PARTS),
         ),
         weights=_AFFINE,
+        plain=("last", "any"),
     ),
     spelt(_batch_norm, aten._native_batch_norm_legit_no_training.default),
     spelt(_first_of_batch_norm, aten.batch_norm.default, fresh=True),

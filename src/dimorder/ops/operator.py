@@ -115,6 +115,10 @@ class Operator:
     `weights` names the arguments that are re-laid ahead of time if they are constants. These are not among
     the operands whose order matters. `fresh` says that results are new memory although torch's schema does
     not say so, as that of a composite operator.
+
+    `plain` names the implementations that every target gets unless it lists others, at most one for each
+    order. Any other implementation runs only on targets that list it. An operator's only implementation is
+    plain.
     """
 
     names: tuple[Any, ...]
@@ -123,6 +127,7 @@ class Operator:
     spelt: Spell | None = None
     weights: tuple[str, ...] = ()
     fresh: bool = False
+    plain: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -133,6 +138,11 @@ class Operator:
             raise ValueError(f"{self.names[0]}: neither a spelling nor a rule")
         if len({i.name for i in self.implementations}) < len(self.implementations):
             raise ValueError(f"{self.names[0]}: two implementations of one name")
+        forms = [i.form for i in self.implementations if i.name in self.plain]
+        if len(forms) < len(self.plain) or len(set(forms)) < len(forms):
+            raise ValueError(f"{self.names[0]}: a plain implementation is unknown, or two are in one order")
+        if len(self.implementations) > 1 and not self.plain:
+            raise ValueError(f"{self.names[0]}: no plain implementation among several")
 
     @property
     def physical(self) -> frozenset[Any]:

@@ -258,15 +258,32 @@ def _adaptive(rank: int) -> Operator:
         ),
     )
     return Operator(
-        (_ADAPTIVE_AVG[rank],), relate_spatial, implementations, _adaptive_avg_pool(rank), fresh=rank == 2
+        (_ADAPTIVE_AVG[rank],),
+        relate_spatial,
+        implementations,
+        _adaptive_avg_pool(rank),
+        fresh=rank == 2,
+        plain=("channels first", "window by window"),
     )
 
 
 _MAX_REST, _AVG_REST = (1, False), (False, True, None)
 
 OPERATORS = (
-    Operator((_MAX[2],), relate_spatial, (_MAX_POOL, _BY_TAPS), spelt=_pool(2, _MAX, _MAX_REST)),
-    Operator((_MAX[3],), relate_spatial, (_MAX_POOL, _BY_TAPS), spelt=_pool(3, _MAX, _MAX_REST)),
+    Operator(
+        (_MAX[2],),
+        relate_spatial,
+        (_MAX_POOL, _BY_TAPS),
+        spelt=_pool(2, _MAX, _MAX_REST),
+        plain=(_MAX_POOL.name,),
+    ),
+    Operator(
+        (_MAX[3],),
+        relate_spatial,
+        (_MAX_POOL, _BY_TAPS),
+        spelt=_pool(3, _MAX, _MAX_REST),
+        plain=(_MAX_POOL.name,),
+    ),
     Operator((_AVG[2],), relate_spatial, (_AVG_POOL,), spelt=_pool(2, _AVG, _AVG_REST)),
     Operator((_AVG[3],), relate_spatial, (_AVG_POOL,), spelt=_pool(3, _AVG, _AVG_REST)),
     spelt(_pool(1, _MAX, _MAX_REST), _MAX[1]),

@@ -316,7 +316,7 @@ def _reduced_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
 
 def _reduction(name: Any, *others: Implementation, spelling: Spell | None = None) -> Operator:
     implementations = (Implementation("any dims", "*", _reduce, (name,)), *others)
-    return Operator((name,), _relate_reduce, implementations, spelling)
+    return Operator((name,), _relate_reduce, implementations, spelling, plain=("any dims",))
 
 
 def _halving(combine: Any, is_rounded: bool = False) -> Implementation:
@@ -339,7 +339,7 @@ def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> O
         Implementation("any", "*", _softmax, (name, aten.sub.Tensor, aten.amax.default, *parts)),
         *others,
     )
-    return Operator((name,), _relate_along, implementations, _plain_along(name))
+    return Operator((name,), _relate_along, implementations, _plain_along(name), plain=("last", "any"))
 
 
 def _plain_along(name: Any) -> Spell:
@@ -363,7 +363,7 @@ def _running(name: Any, combine: Any, neutral: float) -> Operator:
         Implementation("one dim", "*", _cumulative, (name,)),
         Implementation("by doubling", "*", _by_doubling(combine, neutral), parts, _is_short),
     )
-    return Operator((name,), _relate_running, implementations)
+    return Operator((name,), _relate_running, implementations, plain=("one dim",))
 
 
 _SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)
@@ -389,6 +389,7 @@ OPERATORS = (
             Implementation("dim by dim", "*", _product, (aten.prod.dim_int,)),
             _halving(aten.mul.Tensor, is_rounded=True),
         ),
+        plain=("dim by dim",),
     ),
     *map(_index_reduction, (aten.argmax.default, aten.argmin.default)),
     _along(aten.softmax.int, aten.div.Tensor, *_SUMMED),

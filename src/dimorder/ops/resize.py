@@ -158,18 +158,19 @@ def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
 _BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
 _PRODUCTS = (aten.matmul.default, aten._to_copy.default)
 _BY_PRODUCTS = Implementation("by products", FORM, _by_products, _PRODUCTS, _is_float32_or_less)
-# The resizes that may run as matmuls, and the names of these implementations.
-RESIZED_BY_PRODUCTS = frozenset(_SIZED)
-BY_PRODUCTS = frozenset(f"{resize}/{_BY_PRODUCTS.name}" for resize in _SIZED)
+RESIZED_BY_PRODUCTS = frozenset(_SIZED)  # the resizes that may run as matmuls
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
 
 OPERATORS = (
-    Operator((aten.upsample_bilinear2d.vec,), relate_spatial, (_BILINEAR, _BY_PRODUCTS)),
+    Operator(
+        (aten.upsample_bilinear2d.vec,), relate_spatial, (_BILINEAR, _BY_PRODUCTS), plain=(_BILINEAR.name,)
+    ),
     *(
         Operator(
             (name,),
             relate_spatial,
             (Implementation("in ATen", "n c s.0 s.1", _in_aten, (name,)), _BY_PRODUCTS),
+            plain=("in ATen",),
         )
         for name in _SIZED
         if name is not aten.upsample_bilinear2d.vec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
@@ -73,6 +73,19 @@ OPERATORS = _by_name()
 SPELLINGS: Mapping[Any, Spell] = MappingProxyType(
     {name: operator.spelt for name, operator in OPERATORS.items() if operator.spelt is not None}
 )
+
+
+def _titles(operator: Operator, names: Iterable[str]) -> Iterator[str]:
+    return (f"{str(own).removesuffix('.default')}/{name}" for own in operator.names for name in names)
+
+
+# All implementations as `operator/implementation`, and of operators with several those that are plain.
+IMPLEMENTATIONS = frozenset(
+    title
+    for operator in OPERATORS.values()
+    for title in _titles(operator, (i.name for i in operator.implementations))
+)
+PLAIN = frozenset(title for operator in OPERATORS.values() for title in _titles(operator, operator.plain))
 
 
 @cache

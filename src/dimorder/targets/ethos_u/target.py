@@ -141,7 +141,7 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     assert TOSA.quantized is not None
     capabilities = TOSA.quantized.capabilities
     weights_last = replace(
-        capabilities, declines=tuple(each | _WEIGHTS_FIRST for each in capabilities.declines)
+        capabilities, implementations=tuple(each - _WEIGHTS_FIRST for each in capabilities.implementations)
     )
     emits = partial(emit, accelerator=accelerator, system_config=system_config, memory_mode=memory_mode)
     made = replace(

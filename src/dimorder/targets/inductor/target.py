@@ -25,7 +25,6 @@ from dimorder.graph.branches import has_branches
 from dimorder.ops.dialect import decompose
 from dimorder.sizes.symbolic import SizeTable, merge_programs
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
-from dimorder.targets.in_aten import CAPABILITIES
 from dimorder.targets.inductor import INFO
 from dimorder.verification.verify import Run
 
@@ -153,7 +152,6 @@ TARGET = Target(
     "inductor",
     INFO.suffix,
     emit,
-    CAPABILITIES,
     load=load,
     install=INFO.install,
     set_threads=torch.set_num_threads,

@@ -21,7 +21,6 @@ from dimorder.graph.exported import ProgramRun
 from dimorder.ops.dialect import decompose
 from dimorder.sizes.symbolic import SizeTable, merge_programs
 from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
-from dimorder.targets.in_aten import CAPABILITIES
 from dimorder.targets.torch import INFO
 from dimorder.verification.verify import Run
 
@@ -87,7 +86,6 @@ TARGET = Target(
     "torch",
     INFO.suffix,
     emit,
-    CAPABILITIES,
     load=load,
     install=INFO.install,
     set_threads=torch.set_num_threads,

@@ -20,7 +20,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.exported import readable
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
-from dimorder.ops.convolution import OTHER_KERNELS
+from dimorder.ops.table import PLAIN
 from dimorder.targets.base import FileSummary, Target, WholeArtifact
 from dimorder.targets.table import Table
 from dimorder.targets.tosa import INFO, sidecar
@@ -28,7 +28,8 @@ from dimorder.targets.tosa.emit import write
 from dimorder.targets.tosa.graph import inspect_tosa
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.model import TosaModel
-from dimorder.targets.tosa.integers.numbers import PLAIN, IntegerWriter
+from dimorder.targets.tosa.integers.numbers import PLAIN as PLAIN_FORMS
+from dimorder.targets.tosa.integers.numbers import IntegerWriter
 from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
 from dimorder.targets.tosa.writer import MAX_RANK
@@ -113,7 +114,7 @@ def emit_integers(
     contract: Contract,
     operators: Table = INTEGERS,
     *,
-    forms: Forms = PLAIN,
+    forms: Forms = PLAIN_FORMS,
 ) -> TosaArtifact:
     """Emit a quantised network, in these forms.
 
@@ -162,21 +163,43 @@ _FROM_PARTS = frozenset(
 _FIRST = frozenset({"aten.linear/features first"})
 
 
-# A function of a sum, into which these operators decompose, has no form in integers.
-_INTEGERS_DECLINE = (_FROM_PARTS, _FROM_PARTS | _FIRST)
+_IMPLEMENTATIONS = PLAIN | {
+    "aten.linear/as a convolution",
+    "aten.linear/as a product",
+    "aten.convolution/depthwise in parts",
+    "aten.convolution/depth tap by tap",
+    "aten.convolution/transposed depth tap by tap",
+    "aten.max_pool2d/tap by tap",
+    "aten.max_pool3d/tap by tap",
+    "aten.slice.Tensor/step by view",
+    "aten.flip/digit by digit",
+    "aten.amax/by halves",
+    "aten.amin/by halves",
+    "aten.prod.dim_int/by halves",
+    "aten.log_softmax.int/by halves",
+    "aten.cumsum/by doubling",
+    "aten.cumprod/by doubling",
+    "aten.upsample_bilinear2d.vec/by products",
+    "aten.upsample_bicubic2d.vec/by products",
+    "aten._upsample_bilinear2d_aa.vec/by products",
+    "aten._upsample_bicubic2d_aa.vec/by products",
+}
+_OF_FLOATS = (_IMPLEMENTATIONS, _IMPLEMENTATIONS - _FIRST, _IMPLEMENTATIONS - _FIRST - _FROM_PARTS)
+# A function of a sum, into which operators from parts decompose, has no form in integers.
+_OF_INTEGERS = (_IMPLEMENTATIONS - _FROM_PARTS, _IMPLEMENTATIONS - _FROM_PARTS - _FIRST)
 
 
 def target(operators: Table = OPERATORS, integers: Table = INTEGERS) -> Target:
     """Return the target whose graphs have these operators: all that TOSA has, or fewer."""
-    quantised = _target(integers, partial(emit_integers, operators=integers), _INTEGERS_DECLINE)
-    made = _target(operators, partial(emit, operators=operators), (frozenset(), _FIRST, _FIRST | _FROM_PARTS))
+    quantised = _target(integers, partial(emit_integers, operators=integers), _OF_INTEGERS)
+    made = _target(operators, partial(emit, operators=operators), _OF_FLOATS)
     return replace(made, quantized=quantised)
 
 
 def _target(
     operators: Table,
     emit: Callable[[ExportedProgram, Contract], TosaArtifact],
-    declines: tuple[frozenset[str], ...],
+    implementations: tuple[frozenset[str], ...],
 ) -> Target:
     return Target(
         "tosa",
@@ -184,7 +207,7 @@ def _target(
         emit,
         Capabilities(
             operators.supports,
-            declines=tuple(names | OTHER_KERNELS for names in declines),
+            implementations=implementations,
             max_rank=MAX_RANK,
             takes=lambda value: operators.unfit(value, False),
             slices_copy=True,

@@ -17,9 +17,10 @@ from dimorder.contract_file import constant_methods, seal
 from dimorder.executorch import pte
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
-from dimorder.ops.convolution import IN_PHASES, cuts_phases, has_phases
+from dimorder.ops.convolution import cuts_phases, has_phases
 from dimorder.ops.dialect import OPS
-from dimorder.ops.resize import BY_PRODUCTS, RESIZED_BY_PRODUCTS
+from dimorder.ops.resize import RESIZED_BY_PRODUCTS
+from dimorder.ops.table import PLAIN
 from dimorder.plans.network_plan import Place
 from dimorder.sizes.symbolic import SizeTable
 from dimorder.targets.base import FileSummary, Target
@@ -117,8 +118,33 @@ def check(path: str, data: bytes) -> FileSummary:
     return check_file(path)
 
 
+_IN_PHASES = "aten.convolution/transposed in phases"
+_RESIZED_BY_PRODUCTS = frozenset(f"{resize}/by products" for resize in RESIZED_BY_PRODUCTS)
 # XNNPACK computes these too, but no measurement has shown that they save more than they cost.
-_DECLINED = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
+_NOT_WORTH_IT = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
+_IMPLEMENTATIONS = (
+    (PLAIN - _NOT_WORTH_IT)
+    | _RESIZED_BY_PRODUCTS
+    | {
+        "aten.linear/as a convolution",
+        "aten.linear/as a product",
+        "aten.convolution/without outer taps",
+        _IN_PHASES,
+        "aten.convolution/depthwise in parts",
+        "aten.convolution/depth tap by tap",
+        "aten.convolution/transposed depth tap by tap",
+        "aten.max_pool2d/tap by tap",
+        "aten.max_pool3d/tap by tap",
+        "aten.slice.Tensor/step by view",
+        "aten.flip/digit by digit",
+        "aten.amax/by halves",
+        "aten.amin/by halves",
+        "aten.prod.dim_int/by halves",
+        "aten.log_softmax.int/by halves",
+        "aten.cumsum/by doubling",
+        "aten.cumprod/by doubling",
+    }
+)
 
 
 def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) -> Capabilities:
@@ -128,12 +154,12 @@ def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) ->
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     resized = (node for node in calls if node.target in RESIZED_BY_PRODUCTS)
-    declined: frozenset[str] = frozenset()
+    missing: frozenset[str] = frozenset()
     if any(not varying.isdisjoint(results(node)[0].shape[2:]) for node in resized):
-        declined = BY_PRODUCTS
+        missing = _RESIZED_BY_PRODUCTS
     convolved = [node for node in calls if node.target is aten.convolution.default]
     if not all(_joins_phases(node, varying) for node in convolved if has_phases(node)):
-        declined |= {IN_PHASES}
+        missing |= {_IN_PHASES}
 
     def computes(call: Node, constants: Collection[Node]) -> str | None:
         operand: Any = call.args[0] if call.args else None
@@ -147,8 +173,8 @@ def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) ->
                 return "a nearest resize of several sizes that are symbols"
         return None if capabilities.computes is None else capabilities.computes(call, constants)
 
-    declines = tuple(names | declined for names in capabilities.declines)
-    return replace(capabilities, computes=computes, declines=declines)
+    implementations = tuple(names - missing for names in capabilities.implementations)
+    return replace(capabilities, computes=computes, implementations=implementations)
 
 
 def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:
@@ -170,7 +196,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
     capabilities = Capabilities(
         operators.supports,
         wrong_outside,
-        (_DECLINED,),
+        (_IMPLEMENTATIONS,),
         MAX_RANK,
         slices_copy=True,
         fast_head_matmuls=True,
