@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dimorder.cli import main
-from tests.cli.test_commands import HERE, INPUT, SHAPE, documented_keys, refused, tiny
+from tests.cli.commands import HERE, INPUT, SHAPE, documented_keys, refused, tiny
 
 serializer = pytest.importorskip("tosa_serializer")
 

@@ -26,7 +26,7 @@ from dimorder.executorch import conversions_in
 from dimorder.executorch.file_conversions import FileConversions, OutsideConversions, conversions_of
 from dimorder.executorch.lowering_paths import stock
 from dimorder.executorch.xnn_blob import XnnBlob, read_xnn_blob
-from tests.cli.test_commands import refused
+from tests.cli.commands import refused
 from tests.conftest import ROOT
 from tests.zoo import network
 

@@ -22,7 +22,7 @@ from dimorder import targets
 from dimorder.cli import main
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.targets.ethos_u import ACCELERATORS
-from tests.cli.test_commands import HERE, INPUT, SHAPE, refused, tiny
+from tests.cli.commands import HERE, INPUT, SHAPE, refused, tiny
 from tests.conftest import ROOT
 
 OUTSIDE = Path(__file__).parent / "outside"

@@ -17,9 +17,9 @@ from dimorder.errors import ContractError
 from dimorder.executorch.lowering_paths import stock
 from dimorder.executorch.pte import read_contract
 from dimorder.runtime.kernels import KernelTable
-from tests.cli.test_commands import refused
+from tests.cli.commands import refused
 
-HERE = "tests.executorch.test_check"
+HERE = "tests.cli.test_check"
 
 
 class Joined(nn.Module):

@@ -1,0 +1,99 @@
+"""What a user's terminal sees: interrupts, closed pipes, what libraries print, and the help."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dimorder import cli
+from tests.cli.commands import HERE, INPUT
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.usefixtures("at_root")
+
+# A process of its own
+
+
+def start(*argv: str, **options) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "dimorder", *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        # A shell's background jobs ignore SIGINT, and their children with them.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("factory", ["sleeps", "swallows_interrupts"])
+def test_ctrl_c_ends_with_130_and_leaves_no_file(factory, tmp_path):
+    run = start("lower", f"{HERE}:{factory}", *INPUT, "-o", "net.pte", "--json", "plan.json", cwd=tmp_path)
+    time.sleep(0.5)
+    assert run.stderr is not None
+    while (
+        "tests.cli.networks" not in run.stderr.readline()
+    ):  # the factory is what it tells of after two seconds
+        assert run.poll() is None
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert err.splitlines()[-1] == "dimorder: interrupted"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback(tmp_path):
+    run = start("lower", "tests.zoo:se_linear", "--input", "1x16x5x7", "-o", "net.pte", cwd=tmp_path)
+    assert run.stdout is not None and run.stderr is not None
+    run.stdout.close()
+    err = run.stderr.read()
+    assert run.wait(timeout=300) == 0, err
+    assert [line for line in err.splitlines() if not line.startswith("dimorder: ")] == []
+    assert [file.name for file in tmp_path.iterdir()] == ["net.pte"]
+
+
+def test_lowering_torchvision_shows_nothing_of_what_libraries_print(tmp_path):
+    # Also where torchvision's compiled part is missing, and from a folder that is not the repository.
+    argv = ["torchvision.models:squeezenet1_1", "--arg", "num_classes=7", "--input", "1x3x32x40"]
+    out, err = (run := start("lower", *argv, "-o", "net.pte", cwd=tmp_path)).communicate(timeout=300)
+    assert run.returncode == 0, err
+    assert [line for line in err.splitlines() if not line.startswith("dimorder: ")] == []
+    assert out.splitlines()[-1].startswith("written      net.pte, ")
+    assert [file.name for file in tmp_path.iterdir()] == ["net.pte"]
+
+
+def test_help_needs_no_torch():
+    script = (
+        "import sys\nfrom dimorder.cli import main\n"
+        "try:\n    main(['lower', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "assert not {'torch', 'numpy', 'scipy'} & set(sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "examples:" in run.stdout
+
+
+EXAMPLES = {"dimorder": cli.EXAMPLES, **{command.name: command.examples for command in cli.COMMANDS}}
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_every_example_in_the_help_is_one(command):
+    lines = [line for line in EXAMPLES[command].splitlines() if line.startswith("  dimorder ")]
+    assert len(lines) >= 2
+    for line in lines:
+        cli.parser().parse_args(shlex.split(line.split(" > ")[0])[1:])
+
+
+def test_each_command_has_a_file_of_its_own():
+    folder = Path(cli.__file__).parent
+    for command in cli.COMMANDS:
+        file = command.name.replace("-", "_") + ".py"
+        assert sys.modules[command.run.__module__].__file__ == str(folder / file)

@@ -1,0 +1,105 @@
+"""What a command takes as a model, and how each way of going wrong ends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dimorder import api
+from dimorder.cli import main
+from tests.cli.commands import HERE, INPUT, SHAPE, refused, tiny
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.usefixtures("at_root")
+
+# An exported program as MODEL
+
+
+@pytest.fixture(scope="module")
+def pt2(tmp_path_factory):
+    file = tmp_path_factory.mktemp("pt2") / "net.pt2"
+    torch.export.save(torch.export.export(tiny(), (torch.randn(SHAPE),)), file)
+    return file
+
+
+def test_a_pt2_needs_no_input_and_may_repeat_it(pt2, capfd):
+    assert main(["plan", str(pt2)]) == 0
+    alone = capfd.readouterr().out
+    assert main(["plan", str(pt2), *INPUT]) == 0
+    assert capfd.readouterr().out == alone
+
+
+def test_a_pt2_refuses_other_inputs_and_arguments(pt2, capfd):
+    assert "exported for 2x3x5x7:float32" in refused(capfd, ["plan", pt2, "--input", "1x3x5x7"], 2)
+    assert "leave them out" in refused(capfd, ["plan", pt2, "--arg", "width=3"], 2)
+
+
+def test_a_truncated_pt2_is_refused(pt2, capfd, tmp_path):
+    cut = tmp_path / "cut.pt2"
+    cut.write_bytes(pt2.read_bytes()[:2000])
+    assert "not a readable exported program" in refused(capfd, ["plan", cut], 2)
+
+
+# What cannot be meant, and what fails
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["plan"], 2, "required: MODEL"),
+        (["plan", "resnet18", *INPUT], 2, "neither a .pt2 file nor package.module:factory"),
+        (["plan", "missing.pt2"], 2, "no such file"),
+        (["plan", "no_such_package.nets:net", *INPUT], 2, "no module named 'no_such_package'"),
+        (["plan", "tests.no_such_module:net", *INPUT], 2, "no module named 'tests.no_such_module'"),
+        (["plan", f"{HERE}:Tinny", *INPUT], 2, "did you mean Tiny"),
+        (["plan", f"{HERE}:A_NUMBER", *INPUT], 2, "found: a int"),
+        (["plan", f"{HERE}:no_network", *INPUT], 2, "it gives a str"),
+        (["plan", f"{HERE}:fails", *INPUT], 1, "ValueError: the weights (networks.py:"),
+        (["plan", f"{HERE}:Tiny", "--arg", "depth=3", *INPUT], 2, "unexpected keyword argument 'depth'"),
+        (["plan", f"{HERE}:READY", "--arg", "depth=3", *INPUT], 2, "a network already"),
+        (["plan", f"{HERE}:Tiny", "--arg", "depth", *INPUT], 2, "no key=value"),
+        (["plan", f"{HERE}:Tiny"], 2, "missing a required argument: 'x'"),
+        (["plan", f"{HERE}:Tiny", *INPUT, *INPUT], 2, "too many positional arguments"),
+        (["plan", f"{HERE}:Tiny", "--input", "y=2x3x5x7"], 2, "forward(x: "),
+        (["plan", f"{HERE}:Tiny", "--input", "x=2x3x5x7", "--input", "x=2x3x5x7"], 2, "more than once"),
+        (["plan", f"{HERE}:Tiny", "--input", "2x4x5x7"], 2, "to have 3 channels, but got 4 channels"),
+        (["plan", f"{HERE}:Tiny", "--input", "2x3x5x7:int64"], 2, "2x3x5x7, on which it raises RuntimeError"),
+        (["plan", f"{HERE}:Tiny", "--input", "2x3x-5x7"], 2, "no shape"),
+        (["plan", f"{HERE}:Tiny", "--input", "2x3x0x7"], 2, "size 0"),
+        (["plan", f"{HERE}:Tiny", "--input", "2x3x5x7:f32"], 2, "no dtype 'f32'"),
+        (["plan", f"{HERE}:Tiny", "--input", "99999x3x99999x99999"], 2, "more than this machine's memory"),
+        (["plan", f"{HERE}:Tiny", *INPUT, "--input-order", "NLC"], 2, "right rank"),
+        (["plan", f"{HERE}:Tiny", *INPUT, "--input-order", "NHCW"], 2, "NHCW"),
+        (
+            ["plan", f"{HERE}:Tiny", *INPUT, "--input-order", "NHWC", "--input-order", "NHWC"],
+            2,
+            "2 for 1 inputs",
+        ),
+        (["plan", f"{HERE}:Tiny", *INPUT, "--target", "tpu"], 2, "no target 'tpu'"),
+        (["plan", f"{HERE}:Tiny", *INPUT, "--objective", "speed"], 2, "invalid choice: 'speed'"),
+        (["lower", f"{HERE}:Tiny", *INPUT], 2, "nothing to write"),
+        (["lower", f"{HERE}:fails", "-o", "no/such/folder/x.pte"], 2, "No such file or directory"),
+        (["lower", f"{HERE}:fails", "-o", "tests"], 2, "a folder or a device"),
+        (["lower", f"{HERE}:fails", "-o", "/dev/null"], 2, "a folder or a device"),
+        (["lower", f"{HERE}:fails", "-o", "x.pte", "--json", "x.pte"], 2, "given for two files"),
+        (["explain", f"{HERE}:Tiny", *INPUT, "--conversion", "one"], 2, "invalid int value"),
+        (["lowr"], 2, "invalid choice: 'lowr'"),
+        (["plan", f"{HERE}:Tiny", "--inputs", "2x3x5x7"], 2, "unrecognized arguments"),
+    ],
+    ids=lambda value: " ".join(map(str, value))[:60] if isinstance(value, list) else "",
+)
+def test_bad_input_ends_in_three_lines(argv, code, words, capfd):
+    before = sorted(ROOT.iterdir())
+    assert words in refused(capfd, argv, code)
+    assert sorted(ROOT.iterdir()) == before
+
+
+def test_what_nobody_expected_is_told_in_three_lines_too(capfd, monkeypatch):
+    def broken(*args, **options):
+        raise IndexError("tuple index\nout of range")
+
+    monkeypatch.setattr(api, "plan", broken)
+    text = refused(capfd, ["plan", f"{HERE}:Tiny", *INPUT], 1)
+    assert "IndexError" in text and "tuple index out of range" in text and "--debug" in text
+    assert main(["plan", f"{HERE}:Tiny", *INPUT, "--debug"]) == 1
+    assert "Traceback (most recent call last)" in capfd.readouterr().err
