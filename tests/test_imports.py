@@ -96,6 +96,7 @@ MAY_IMPORT = {
         "errors",
         "cpu",
         "clock",
+        "graph",
         "ops",
         "capture",
         "physical",

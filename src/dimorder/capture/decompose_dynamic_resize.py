@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.functions import ToFloat
 
 from dimorder.graph.tracing import at_most
+from dimorder.ops.table import elements_of, moved_operands
 
 aten = torch.ops.aten
 
@@ -106,10 +107,7 @@ _POLES: Mapping[Any, int] = MappingProxyType(
         aten.div.Tensor: 1,
     }
 )
-_AS_FIRST = (  # above 0 if their first argument is
-    *(aten.sqrt.default, aten.sum.dim_IntList, aten.mean.dim, aten.expand.default, aten.expand_as.default),
-    *(aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.transpose.int),
-)
+_AS_FIRST = (aten.sqrt.default, aten.sum.dim_IntList, aten.mean.dim)  # above 0 if their first argument is
 _BOUNDS = (aten.add.Tensor, aten.add.Scalar, aten.clamp.default, aten.clamp_min.default)
 _HUGE = torch.finfo(torch.float32).max / 2  # two such numbers add up to infinity
 
@@ -159,8 +157,8 @@ def _is_above_zero(value: Any, held: Mapping[Node, Any]) -> bool:
         return bool(value)
     if isinstance(held[value], Tensor):
         return bool(held[value].all())
-    if value.target in _AS_FIRST:
-        return _is_above_zero(value.args[0], held)
+    if value.target in _AS_FIRST or elements_of(value.target).moves:
+        return all(_is_above_zero(each, held) for each in moved_operands(value))
     bounds = [each for each in value.args[1:2] if isinstance(each, (int, float))]
     return value.target is aten.exp.default or (value.target in _BOUNDS and any(b > 0 for b in bounds))
 

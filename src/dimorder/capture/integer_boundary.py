@@ -18,19 +18,11 @@ from dimorder.capture.captured import Captured, operator_name, where
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
-
-aten = torch.ops.aten
+from dimorder.ops.table import elements_of, moved_operands
 
 TYPES = ("float32", "int8", "uint8", "int16")
 _INTEGERS = (torch.int8, torch.uint8, torch.int16)
 Types = Any  # None, one type for all, or one per tensor; a type is one of TYPES or a torch.dtype
-
-_MOVES = frozenset(
-    (
-        *(aten.reshape.default, aten.view.default, aten.permute.default, aten.clone.default),
-        *(aten.slice.Tensor, aten.flip.default, aten.expand.default, aten.repeat.default, aten.cat.default),
-    )
-)
 
 
 def integer_type(node: Node) -> IntegerType | None:
@@ -40,7 +32,7 @@ def integer_type(node: Node) -> IntegerType | None:
     is none, or if several differ.
     """
     while _moves(node):
-        node = node.all_input_nodes[0]
+        node = moved_operands(node)[0]
     if node.target is QUANTIZE:
         return _type_in(node)
     found = {_type_in(reader) for reader in _readers(node) if reader.target is DEQUANTIZE}
@@ -48,20 +40,20 @@ def integer_type(node: Node) -> IntegerType | None:
 
 
 def _moves(node: Node) -> bool:
-    return node.target in _MOVES and node.meta["val"].dtype in _INTEGERS
+    return elements_of(node.target).moves and node.meta["val"].dtype in _INTEGERS
 
 
 def _are_inputs(integers: Node) -> bool:
     """Return whether some of these integers are those of an input, moved or not."""
     if _moves(integers):
-        return any(map(_are_inputs, integers.all_input_nodes))
+        return any(map(_are_inputs, moved_operands(integers)))
     return integers.op == "placeholder"
 
 
 def _readers(node: Node) -> Iterator[Node]:
     for user in node.users:
         yield user
-        if user.target in _MOVES:
+        if elements_of(user.target).moves and node in moved_operands(user):
             yield from _readers(user)
 
 

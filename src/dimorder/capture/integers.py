@@ -22,39 +22,23 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE, Scaled
 from dimorder.graph.schema import bound
 from dimorder.graph.tracing import EXPORTED
 from dimorder.ops.quantization import is_quantised, remove_noop_quantize
+from dimorder.ops.table import elements_of, moved_operands
 
 aten = torch.ops.aten
 
-_CLAMPS = frozenset(
-    (
-        aten.relu.default,
-        aten.hardtanh.default,
-        aten.clamp.default,
-        aten.clamp_min.default,
-        aten.clamp_max.default,
-    )
-)
-# Each element of the result is one of the first operand, or of an operand in its list.
-MOVES = frozenset(
-    (
-        *(aten.reshape.default, aten.permute.default, aten.slice.Tensor, aten.cat.default, aten.flip.default),
-        aten.roll.default,
-    )
-)
+# Moves of dequantized values become moves of integers.
+_MOVES = frozenset((Elements.RELABELS, Elements.MOVES))
 # Each element is one of the operand, or a number that is quantized in the same way. But torch has these
 # operators only for floats, or targets compute them as matmuls with ones, or pad with floats.
-SELECTIONS = frozenset(
-    (
-        *(aten.max_pool2d.default, aten.upsample_nearest2d.vec),
-        *(aten.expand.default, aten.repeat.default, aten.index_select.default),
-        aten.constant_pad_nd.default,
-    )
-)
-_PRODUCTS = frozenset((aten.convolution.default, aten.linear.default))
+_SELECTIONS = frozenset((Elements.REPEATS, Elements.PADS, Elements.SELECTS))
+# Integers that these operators give stand for numbers as those of their operands do.
+KEEPS_SCALE = _MOVES | _SELECTIONS
+_WEIGHTED = frozenset((aten.convolution.default, aten.linear.default))
 
 
 def simplify(module: GraphModule) -> None:
@@ -67,15 +51,15 @@ def simplify(module: GraphModule) -> None:
     while pending:
         pending += _quantised_before(pending.pop())
     for node in list(graph.nodes):
-        if node.target in MOVES:
+        if elements_of(node.target) in _MOVES:
             _move_integers(node)
-        elif node.target in SELECTIONS:
+        elif elements_of(node.target) in _SELECTIONS:
             _quantise_after(node)
         elif node.target is QUANTIZE:
             remove_noop_quantize(node) or _clamped(node)
     _join(graph)
     for node in list(graph.nodes):
-        if node.target in _PRODUCTS:
+        if node.target in _WEIGHTED:
             _scale_bias(module, node)
     graph.eliminate_dead_code()
     module.recompile()
@@ -111,8 +95,8 @@ def _agree(graph: Graph) -> None:
 
 def _source(integers: Node) -> Node:
     """Return the integers before all moves and selections."""
-    while integers.target in MOVES | SELECTIONS:
-        integers = integers.all_input_nodes[0]
+    while elements_of(integers.target) in KEEPS_SCALE:
+        integers = moved_operands(integers)[0]
     return integers
 
 
@@ -144,14 +128,9 @@ def _join(graph: Graph) -> None:
             node.replace_all_uses_with(firsts[node.args])
 
 
-def moved_by(move: Node) -> list[Node]:
-    """Return the values whose elements a move or a selection returns."""
-    return move.all_input_nodes if move.target is aten.cat.default else move.all_input_nodes[:1]
-
-
 def _move_integers(move: Node) -> None:
     """Move integers instead of their dequantized values, and dequantize them afterwards."""
-    sources = moved_by(move)
+    sources = moved_operands(move)
     if any(s.target is not DEQUANTIZE or s.args[1:] != sources[0].args[1:] for s in sources):
         return
     _, *scale = sources[0].args
@@ -170,29 +149,30 @@ def _move_integers(move: Node) -> None:
 def _quantised_before(quantize: Node) -> list[Node]:
     """Quantize before a move or selection instead of after it, and return the new quantize nodes."""
     move: Any = quantize.args[0]
-    if not isinstance(move, Node) or move.target not in MOVES | SELECTIONS:
+    if not isinstance(move, Node) or elements_of(move.target) not in KEEPS_SCALE:
         return []
-    sources = moved_by(move)
+    sources = moved_operands(move)
     scale = quantize.args[1:]
     if any(source.op == "get_attr" for source in sources):
         return []
     if move.target is not aten.cat.default:
-        others = [user for user in sources[0].users if user.target in MOVES | SELECTIONS]
+        others = [user for user in sources[0].users if elements_of(user.target) in KEEPS_SCALE]
         alike = all(u.target is QUANTIZE and u.args[1:] == scale for other in others for u in other.users)
         if sources[0].target is DEQUANTIZE or not alike:
             return []
     made = {source: _quantised(source, quantize) for source in sources}
+    target: Any = move.target
     with quantize.graph.inserting_before(quantize):
-        if move.target in MOVES:
+        if elements_of(target) in _MOVES:
             args = torch.fx.map_arg(move.args, lambda n: made.get(n, n))
-            moved = quantize.graph.call_function(move.target, args, move.kwargs)
+            moved = quantize.graph.call_function(target, args, move.kwargs)
             moved.meta = {**move.meta, EXPORTED: quantize.meta.get(EXPORTED), "val": quantize.meta["val"]}
             quantize.replace_all_uses_with(moved)
             quantize.graph.erase_node(quantize)
         else:
             real = quantize.graph.call_function(DEQUANTIZE, (made[sources[0]], *scale))
             real.meta = {**sources[0].meta}
-            chosen = quantize.graph.call_function(move.target, (real, *move.args[1:]), move.kwargs)
+            chosen = quantize.graph.call_function(target, (real, *move.args[1:]), move.kwargs)
             chosen.meta = {**move.meta}
             quantize.replace_input_with(move, chosen)
     if not move.users:
@@ -247,7 +227,11 @@ def _like(shaped: Node, typed: Node) -> torch.Tensor:
 def _clamped(quantize: Node) -> bool:
     """Write q(clamp(q⁻¹(q(x)))) as q(clamp(x)), with q for quantize; q and clamp never decrease."""
     clamp = quantize.args[0]
-    if not isinstance(clamp, Node) or clamp.target not in _CLAMPS or len(clamp.users) > 1:
+    if (
+        not isinstance(clamp, Node)
+        or elements_of(clamp.target) is not Elements.CLAMPS
+        or len(clamp.users) > 1
+    ):
         return False
     again = clamp.args[0]
     if not isinstance(again, Node) or again.target is not DEQUANTIZE or len(again.users) > 1:

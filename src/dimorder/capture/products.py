@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.quantized_constant import Scaled
 from dimorder.graph.tracing import shape_of, without_data
 from dimorder.ops.operator import args_of
+from dimorder.ops.table import elements_of
 
 aten = torch.ops.aten
 
-VIEWS = (aten.reshape.default, aten.permute.default)
 # Operators with a constant after a linear or convolution: the scale and the shift for that constant.
 SCALE_AND_SHIFT: dict[Any, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     aten.mul.Tensor: lambda c: (c, torch.zeros_like(c)),
@@ -119,13 +120,18 @@ def _held(module: GraphModule, value: Any) -> Tensor | None:
     return None if isinstance(held, Scaled) or held.dtype != torch.float32 else held
 
 
+def is_relabel(node: Node) -> bool:
+    """Return whether a call is one of the normal form's views: reshape or permute."""
+    return elements_of(node.target) is Elements.RELABELS
+
+
 def linear_before(module: GraphModule, value: Node) -> tuple[Product, list[Node]] | None:
     """Return the linear or convolution whose result a value is, or None if anything else reads the result.
 
     The second part of the result is the views and permutes in between, the last first.
     """
     moves, first = list[Node](), value
-    while first.target in VIEWS and len(first.users) == 1:
+    while is_relabel(first) and len(first.users) == 1:
         moves.append(first)
         first = args_of(first)[0]
     product = Product.of(module, first) if len(first.users) == 1 else None

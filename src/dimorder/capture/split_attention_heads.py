@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.capture.products import VIEWS, Product, constant, linear_before, scaled_inputs
+from dimorder.capture.products import Product, constant, is_relabel, linear_before, scaled_inputs
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.operator import args_of
 
@@ -270,7 +270,7 @@ def _views_behind(node: Node) -> list[Node]:
     """Return the views and permutes after a value, as long as nothing else reads it."""
     moves = list[Node]()
     reader = _only_reader(node)
-    while reader is not None and reader.target in VIEWS:
+    while reader is not None and is_relabel(reader):
         moves.append(reader)
         reader = _only_reader(reader)
     return moves

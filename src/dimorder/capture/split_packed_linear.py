@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.capture.products import VIEWS, Product
+from dimorder.capture.products import Product, is_relabel
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.operator import args_of
-from dimorder.ops.pointwise import relate_pointwise
-from dimorder.ops.table import find
+from dimorder.ops.table import elements_of
 
 aten = torch.ops.aten
 
@@ -82,7 +81,7 @@ def _split(product: Product) -> list[Node]:
 def _paths(node: Node, moves: list[Node]) -> Iterator[list[Node] | None]:
     """Yield the path to each slice, the slice included; None for a reader that leads to no slice."""
     for user in node.users:
-        if user.target in VIEWS or _is_elementwise(user):
+        if is_relabel(user) or _is_elementwise(user):
             yield from _paths(user, [*moves, user])
         else:
             yield [*moves, user] if user.target is aten.slice.Tensor else None
@@ -90,12 +89,7 @@ def _paths(node: Node, moves: list[Node]) -> Iterator[list[Node] | None]:
 
 def _is_elementwise(node: Node) -> bool:
     """Return whether a call computes each element from the one at the same place in its only operand."""
-    operator = find(node.target) if node.op == "call_function" else None
-    if (
-        operator is None
-        or operator.relate is not relate_pointwise
-        or not isinstance(node.meta["val"], Tensor)
-    ):
+    if not elements_of(node.target).is_pointwise:
         return False
     return [shape_of(each) for each in node.all_input_nodes] == [shape_of(node)]
 

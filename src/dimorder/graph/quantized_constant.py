@@ -17,22 +17,12 @@ import torch.ao.quantization.fx._decomposed  # defines quantize and dequantize
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from dimorder.graph.elements import function_moves
 from dimorder.graph.schema import bound
 
 QUANTIZE = torch.ops.quantized_decomposed.quantize_per_tensor.default
 DEQUANTIZE = torch.ops.quantized_decomposed.dequantize_per_tensor.default
 DEQUANTIZE_CHANNELS = torch.ops.quantized_decomposed.dequantize_per_channel.default  # only of constants
-
-# Functions of torch that move, repeat or drop elements and compute nothing. A function, a method and an ATen
-# operator of the same name do the same.
-_MOVES = frozenset(
-    (
-        *("__getitem__", "alias", "clone", "contiguous", "detach", "expand", "flatten", "flip"),
-        "index_select",
-        *("lift_fresh_copy", "movedim", "narrow", "permute", "repeat", "reshape", "select", "slice", "split"),
-        *("squeeze", "swapaxes", "t", "transpose", "unflatten", "unsqueeze", "view"),
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,7 @@ class Scaled(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*_plain(args), **_plain(kwargs or {}))
             first = args[0] if args else None
-            if not isinstance(first, Scaled) or _name(func) not in _MOVES:
+            if not isinstance(first, Scaled) or not function_moves(func):
                 return result
             parts = [
                 func(part, *_plain(args[1:]), **_plain(kwargs or {}))
@@ -149,10 +139,6 @@ def _joined(zero_point: int, value: Any, values: Any, scales: Any) -> Any:
 
 def _plain(arguments: Any) -> Any:
     return pytree.tree_map_only(Scaled, lambda x: x.as_subclass(Tensor), arguments)
-
-
-def _name(func: Any) -> str:
-    return str(getattr(func, "_opname", None) or getattr(func, "__name__", ""))
 
 
 def evaluate(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

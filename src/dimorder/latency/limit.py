@@ -27,9 +27,11 @@ from torch.utils.flop_counter import flop_registry
 from dimorder.capture.captured import capture
 from dimorder.capture.fold_into_weights import rewrite_linears
 from dimorder.errors import DimorderError
+from dimorder.graph.elements import Elements
 from dimorder.latency.runtimes import Given, ours
 from dimorder.latency.timing import Invocation
 from dimorder.ops.convolution import read_taps
+from dimorder.ops.table import elements_of
 
 _LINEAR = ((512, 1024), (196, 768), (3136, 256))  # rows, and inputs and outputs, of linears
 _CONV = ((64, 56), (256, 14), (512, 7))  # inputs and outputs, pixels along a side, of 3×3 convolutions
@@ -37,7 +39,6 @@ _NUMBERS = tuple(4**power for power in range(7, 13))  # 64 kB to 67 MB
 _CHAIN = 8  # equal operators, one after the other
 _WARM_S = 0.1  # of calls before the timed ones: an idle processor is slow at first
 _TIMED_S = 0.5  # at least, of timed calls
-_MOVES = ("cat", "slice", "permute", "clone", "expand", "view", "_to_copy", "select", "constant_pad_nd")
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ def work(program: ExportedProgram) -> Iterator[tuple[str, int, int]]:
         first = made[0] if isinstance(made, (tuple, list)) else made
         if not isinstance(first, Tensor) or packet is None:
             continue
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.pointwise in tags or getattr(packet, "__name__", "") in _MOVES:
+        elements = elements_of(node.target)
+        if elements.moves or elements.is_pointwise or elements is Elements.PADS:
             continue
         read = [each.meta["val"] for each in node.all_input_nodes]
         moved = sum(x.numel() * x.element_size() for x in (*read, first) if isinstance(x, Tensor))

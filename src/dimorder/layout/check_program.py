@@ -23,6 +23,7 @@ from dimorder.capture.captured import Captured, operator_name
 from dimorder.contract import Contract
 from dimorder.errors import StageError
 from dimorder.graph.branches import Branches
+from dimorder.graph.elements import Elements
 from dimorder.graph.exported import own_module, state_of
 from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
 from dimorder.graph.tracing import Tracer, shape_of
@@ -35,7 +36,7 @@ from dimorder.ops.builder import origin_of
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.operator import Relation, results
 from dimorder.ops.problem_map import Arrangement, Site, layout_of
-from dimorder.ops.table import SPELLINGS, find, operands
+from dimorder.ops.table import SPELLINGS, elements_of, find, operands
 from dimorder.ops.tokens import AxedTensor, AxisOrder
 from dimorder.planning.plan import LayoutPlan
 
@@ -336,7 +337,8 @@ def made_faults(nodes: Iterable[Node], extracted: Extracted, plan: LayoutPlan) -
         elif _is_conversion(node):
             yield f"{name}: a conversion that is not marked as one of the plan"
         elif (
-            node.target not in _MOVES
+            elements_of(node.target) is not Elements.RELABELS
+            and node.target is not DEQUANTIZE_CHANNELS  # a constant that is kept as integers
             and not is_result(node)
             and node.target not in _declared(extracted, plan, origin)
         ):
@@ -344,10 +346,6 @@ def made_faults(nodes: Iterable[Node], extracted: Extracted, plan: LayoutPlan) -
     planned = Counter((c.buffer, c.to_order) for c in plan.conversions)
     if Counter(converted) != planned:
         yield f"conversions {sorted(Counter(converted))}, where the plan has {sorted(planned)}"
-
-
-# Allowed beside declared operators: views, copies, and constants that are kept as integers.
-_MOVES = (aten.view.default, aten.permute.default, aten.clone.default, DEQUANTIZE_CHANNELS)
 
 
 def _is_conversion(node: Node) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.builder import Call
 from dimorder.ops.dialect import OPS
@@ -265,6 +266,7 @@ OPERATORS = (
         weights=_WEIGHTS,
         fresh=True,
         plain=("features last", "features first"),
+        elements=Elements.CONTRACTS,
     ),
     Operator(
         (aten.matmul.default,),
@@ -277,6 +279,7 @@ OPERATORS = (
         ),
         spelt=matmul,
         plain=("row-major", "right transposed", "transposed", "one column transposed"),
+        elements=Elements.CONTRACTS,
     ),
     spelt(matmul, aten.bmm.default, aten.mm.default),
     spelt(_addmm, aten.addmm.default),

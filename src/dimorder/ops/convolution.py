@@ -12,6 +12,7 @@ from itertools import groupby
 
 import torch
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.quantized_constant import Scaled
 from dimorder.graph.tracing import Tracer, Value, max_shape_of, shape_of
 from dimorder.ops.builder import Call
@@ -548,6 +549,7 @@ OPERATORS = (
         spelt=_convolution,
         weights=_WEIGHTS,
         plain=("channels last",),
+        elements=Elements.CONTRACTS,
     ),
     spelt(_conv(1, False), aten.conv1d.default, aten.conv1d.padding, fresh=True),
     spelt(_conv(2, False), aten.conv2d.default, aten.conv2d.padding, fresh=True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.fx import Graph, Node, map_arg
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder.graph.branches import Branches
+from dimorder.graph.elements import Elements
 from dimorder.graph.exported import remade
 
 NAMESPACE = "dimorder"
@@ -32,7 +34,7 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
     >>> sorted(str(op) for op in decomposition_table())[0]
     'dimorder.avg_pool2d_nhwc.default'
     """
-    return {getattr(torch.ops.dimorder, name).default: body for name, (_, body) in _DIALECT.items()}
+    return {getattr(torch.ops.dimorder, name).default: body for name, (_, body, _) in _DIALECT.items()}
 
 
 def decompose(
@@ -269,57 +271,71 @@ def _slice_constant(x: Tensor, dim: int, start: int, end: int) -> Tensor:
     return part.clone(memory_format=torch.contiguous_format)
 
 
-_DIALECT: dict[str, tuple[str, Callable[..., Tensor]]] = {
+# By an operator's name: its schema, the function that computes it, and what it does to elements.
+_DIALECT: dict[str, tuple[str, Callable[..., Tensor], Elements]] = {
     "conv2d_nhwc": (
         "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[4] padding, int[2] dilation, "
         "int groups) -> Tensor",
         _conv2d,
+        Elements.CONTRACTS,
     ),
     "conv3d_ndhwc": (
         "(Tensor x, Tensor weight_odhwi, Tensor? bias, int[3] stride, int[6] padding, int[3] dilation, "
         "int groups) -> Tensor",
         _conv3d,
+        Elements.CONTRACTS,
     ),
     "conv_transpose2d_nhwc": (
         "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[2] padding, int[2] output_padding, "
         "int[2] dilation, int groups) -> Tensor",
         _conv_transpose2d,
+        Elements.CONTRACTS,
     ),
     "conv_transpose3d_ndhwc": (
         "(Tensor x, Tensor weight_odhwi, Tensor? bias, int[3] stride, int[3] padding, int[3] output_padding, "
         "int[3] dilation, int groups) -> Tensor",
         _conv_transpose3d,
+        Elements.CONTRACTS,
     ),
     "max_pool2d_nhwc": (
         "(Tensor x, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode) "
         "-> Tensor",
         _max_pool2d,
+        Elements.SELECTS,
     ),
     "avg_pool2d_nhwc": (
         "(Tensor x, int[2] kernel_size, int[2] stride, int[2] padding, bool ceil_mode, "
         "bool count_include_pad, int? divisor_override) -> Tensor",
         _avg_pool2d,
+        Elements.FILTERS,
     ),
     "upsample_bilinear2d_nhwc": (
         "(Tensor x, SymInt[2] output_size, bool align_corners, float? scales_h, float? scales_w) -> Tensor",
         _upsample_bilinear2d,
+        Elements.FILTERS,
     ),
     "upsample_nearest2d_nhwc": (
         "(Tensor x, SymInt[2] output_size, float? scales_h, float? scales_w) -> Tensor",
         _upsample_nearest2d,
+        Elements.SELECTS,
     ),
     "fake_quantize_dynamic": (
         "(Tensor x, int[] dims, int low, int high, float eps, str mode) -> Tensor",
         _fake_quantize_dynamic,
+        Elements.MIXES,
     ),
-    "prelu_last": ("(Tensor x, Tensor weight) -> Tensor", _prelu_last),
-    "slice_constant": ("(Tensor x, int dim, SymInt start, SymInt end) -> Tensor", _slice_constant),
+    "prelu_last": ("(Tensor x, Tensor weight) -> Tensor", _prelu_last, Elements.POINTWISE),
+    "slice_constant": (
+        "(Tensor x, int dim, SymInt start, SymInt end) -> Tensor",
+        _slice_constant,
+        Elements.MOVES,
+    ),
 }
 
 
 def _register() -> None:
     """Define the operators once per process, even if this module is imported several times."""
-    for name, (schema, body) in _DIALECT.items():
+    for name, (schema, body, _) in _DIALECT.items():
         if hasattr(torch.ops.dimorder, name):
             continue
         qualified = f"{NAMESPACE}::{name}"
@@ -332,3 +348,6 @@ _register()
 
 OPS = torch.ops.dimorder  # the registered operators
 SLICE_CONSTANT = OPS.slice_constant.default
+ELEMENTS: Mapping[Any, Elements] = MappingProxyType(
+    {getattr(OPS, name).default: elements for name, (_, _, elements) in _DIALECT.items()}
+)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.builder import Call
 from dimorder.ops.moves import squeeze, unsqueeze, view
@@ -394,6 +395,7 @@ OPERATORS = (
         _relate_pad,
         (Implementation("of the outer axes", "*", _lower_pad, (aten.constant_pad_nd.default,)),),
         spelt=_constant_pad,
+        elements=Elements.PADS,
     ),
     Operator(
         (aten.flip.default,),

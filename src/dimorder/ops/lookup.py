@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.moves import unsqueeze, view
 from dimorder.ops.operator import Operator, spelt
@@ -239,13 +240,14 @@ def _bags(n: Tracer, offsets: Value, count: int, bags: int, with_end: bool) -> V
 
 
 _COMPUTED = "its elements are read by computed positions"
+_WRITTEN = "its elements are written at computed positions"
 
 OPERATORS: tuple[Operator, ...] = (
-    row_major(aten.index_select.default, _COMPUTED, spelling=_index_select),
-    row_major(aten.embedding.default, _COMPUTED, spelling=_embedding),
-    row_major(aten.index_put.default, "its elements are written at computed positions", spelling=_index_put),
-    row_major(aten.index.Tensor, _COMPUTED, spelling=_index),
-    row_major(aten.gather.default, _COMPUTED, spelling=_gather),
+    row_major(aten.index_select.default, Elements.UNKNOWN, _COMPUTED, _index_select),
+    row_major(aten.embedding.default, Elements.GATHERS, _COMPUTED, _embedding),
+    row_major(aten.index_put.default, Elements.SCATTERS, _WRITTEN, _index_put),
+    row_major(aten.index.Tensor, Elements.GATHERS, _COMPUTED, _index),
+    row_major(aten.gather.default, Elements.GATHERS, _COMPUTED, _gather),
     spelt(_embedding_bag, aten.embedding_bag.default, aten.embedding_bag.padding_idx),
     spelt(_embedding_bag, aten._embedding_bag.default),
 )

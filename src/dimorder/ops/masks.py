@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dimorder.graph.elements import MOVERS
 from dimorder.graph.schema import bound
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.operator import args_of, spelt
@@ -46,7 +47,7 @@ def as_number(n: Tracer, x: Value, dtype: torch.dtype) -> Value | None:
 def _as_number(n: Tracer, x: Node, dtype: torch.dtype) -> Value | None:
     if x in n.given:
         return n.emit(aten._to_copy.default, x, dtype=dtype)
-    if x.target in _MOVES:
+    if _is_move(x):
         source = as_number(n, args_of(x)[0], dtype)
         return None if source is None else _moved(n, x, source)
     if x.target in _NUMBERS:
@@ -64,10 +65,15 @@ def cast(n: Tracer, x: Value, dtype: torch.dtype) -> Value:
     key = (cast, x, dtype)
     if key not in n.remembered:
         number = as_number(n, x, dtype) if dtype_of(x) == torch.bool else None
-        if number is None and x.target in _MOVES:
+        if number is None and _is_move(x):
             number = _moved(n, x, cast(n, args_of(x)[0], dtype))
         n.remembered[key] = n.emit(aten._to_copy.default, x, dtype=dtype) if number is None else number
     return n.remembered[key]
+
+
+def _is_move(x: Node) -> bool:
+    """Return whether a call moves the elements of its only operand."""
+    return x.target in MOVERS and len(x.all_input_nodes) == 1
 
 
 def _moved(n: Tracer, x: Node, source: Value) -> Value:
@@ -83,17 +89,6 @@ def constant_of(n: Tracer, x: Value) -> torch.Tensor | None:
 
 
 # -- truth values
-
-
-_MOVES = frozenset(
-    {
-        aten.reshape.default,
-        aten.permute.default,
-        aten.expand.default,
-        aten.slice.Tensor,
-        aten.flip.default,
-    }
-)
 
 
 def _all_of(*operands: str) -> Callable[[Callable[..., Value]], _Number]:

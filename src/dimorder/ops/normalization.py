@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import SOURCE, Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.builder import Call
 from dimorder.ops.moves import view
@@ -226,6 +227,7 @@ OPERATORS = (
         ),
         weights=_AFFINE,
         plain=("last", "any"),
+        elements=Elements.MIXES,
     ),
     spelt(_batch_norm, aten._native_batch_norm_legit_no_training.default),
     spelt(_first_of_batch_norm, aten.batch_norm.default, fresh=True),

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.utils._pytree as pytree
 
+from dimorder.graph.elements import MOVERS, Elements
 from dimorder.graph.schema import bound
 
 aten = torch.ops.aten
@@ -119,6 +120,9 @@ class Operator:
     `plain` names the implementations that every target gets unless it lists others, at most one for each
     order. Any other implementation runs only on targets that list it. An operator's only implementation is
     plain.
+
+    `elements` says what the operator does to elements. It is known already for operators that move them, and
+    an operator that is always spelt needs none.
     """
 
     names: tuple[Any, ...]
@@ -128,12 +132,19 @@ class Operator:
     weights: tuple[str, ...] = ()
     fresh: bool = False
     plain: tuple[str, ...] = ()
+    elements: Elements = Elements.UNKNOWN
 
     def __post_init__(self) -> None:
         if not self.names:
             raise ValueError("an operator without a name")
+        elements = {MOVERS.get(name, self.elements) for name in self.names}
+        if len(elements) > 1 or self.elements not in (Elements.UNKNOWN, *elements):
+            raise ValueError(f"{self.names[0]}: it does different things to elements")
+        object.__setattr__(self, "elements", elements.pop())
         if (self.relate is None) != (not self.implementations):
             raise ValueError(f"{self.names[0]}: a rule and its implementations come together")
+        if self.relate is not None and self.elements is Elements.UNKNOWN:
+            raise ValueError(f"{self.names[0]}: nothing says what it does to elements")
         if self.relate is None and self.spelt is None:
             raise ValueError(f"{self.names[0]}: neither a spelling nor a rule")
         if len({i.name for i in self.implementations}) < len(self.implementations):

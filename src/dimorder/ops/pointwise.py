@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.builder import Call
 from dimorder.ops.dialect import OPS
@@ -92,11 +93,10 @@ def _round_decimals(n: Tracer, x: Value, *, decimals: int) -> Value:
     return n.write(down, n.write(aten.round.default, n.write(up, x, power)), power)
 
 
-def pointwise(*names: Any, spelling: Spell | None = None) -> Operator:
+def pointwise(name: Any, spelling: Spell | None = None, elements: Elements = Elements.POINTWISE) -> Operator:
     """Return an operator that runs as itself on physical tensors, in any order."""
-    return Operator(
-        names, relate_pointwise, (Implementation("elementwise", "*", _elementwise, names),), spelling
-    )
+    implementation = Implementation("elementwise", "*", _elementwise, (name,))
+    return Operator((name,), relate_pointwise, (implementation,), spelling, elements=elements)
 
 
 def _glu(n: Tracer, x: Value, dim: int = -1) -> Value:
@@ -122,9 +122,14 @@ def _celu(n: Tracer, x: Value, alpha: float = 1.0) -> Value:
     return n.write(aten.elu.default, x, alpha, 1.0, 1 / alpha)
 
 
-# The operators that torch 2.13 does not tag as pointwise. A tagged operator gets the same value (see
-# table.find).
+_CLAMPS = (
+    *(aten.relu.default, aten.hardtanh.default),
+    *(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default),
+)
+# The operators that torch 2.13 does not tag as pointwise, and those of which more is known. Any other tagged
+# operator gets such a value, too (see table.find).
 OPERATORS = (
+    *(pointwise(target, elements=Elements.CLAMPS) for target in _CLAMPS),
     pointwise(aten.floor_divide.default),
     pointwise(aten.floor_divide.Scalar),
     pointwise(aten.hardswish.default),
@@ -147,6 +152,7 @@ OPERATORS = (
                 ),
             ),
         ),
+        elements=Elements.POINTWISE,
     ),
     spelt(in_float32(_round_decimals), aten.round.decimals),
     spelt(in_float32(_glu), aten.glu.default),

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.builder import Call
 from dimorder.ops.dialect import OPS
@@ -264,28 +265,34 @@ def _adaptive(rank: int) -> Operator:
         _adaptive_avg_pool(rank),
         fresh=rank == 2,
         plain=("channels first", "window by window"),
+        elements=Elements.FILTERS,
     )
 
 
 _MAX_REST, _AVG_REST = (1, False), (False, True, None)
 
+
+def _max(rank: int) -> Operator:
+    return Operator(
+        (_MAX[rank],),
+        relate_spatial,
+        (_MAX_POOL, _BY_TAPS),
+        _pool(rank, _MAX, _MAX_REST),
+        plain=(_MAX_POOL.name,),
+        elements=Elements.SELECTS,
+    )
+
+
+def _avg(rank: int) -> Operator:
+    spelling = _pool(rank, _AVG, _AVG_REST)
+    return Operator((_AVG[rank],), relate_spatial, (_AVG_POOL,), spelling, elements=Elements.FILTERS)
+
+
 OPERATORS = (
-    Operator(
-        (_MAX[2],),
-        relate_spatial,
-        (_MAX_POOL, _BY_TAPS),
-        spelt=_pool(2, _MAX, _MAX_REST),
-        plain=(_MAX_POOL.name,),
-    ),
-    Operator(
-        (_MAX[3],),
-        relate_spatial,
-        (_MAX_POOL, _BY_TAPS),
-        spelt=_pool(3, _MAX, _MAX_REST),
-        plain=(_MAX_POOL.name,),
-    ),
-    Operator((_AVG[2],), relate_spatial, (_AVG_POOL,), spelt=_pool(2, _AVG, _AVG_REST)),
-    Operator((_AVG[3],), relate_spatial, (_AVG_POOL,), spelt=_pool(3, _AVG, _AVG_REST)),
+    _max(2),
+    _max(3),
+    _avg(2),
+    _avg(3),
     spelt(_pool(1, _MAX, _MAX_REST), _MAX[1]),
     spelt(_pool(1, _AVG, _AVG_REST), _AVG[1]),
     spelt(_adaptive_avg_pool(1), aten.adaptive_avg_pool1d.default),

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.builder import Call
-from dimorder.ops.dialect import OPS
+from dimorder.ops.dialect import ELEMENTS, OPS
 from dimorder.ops.masks import constant_of
 from dimorder.ops.operator import Implementation, Operator, Relation, args_of, dims_of
 from dimorder.ops.pointwise import pointwise
@@ -90,5 +90,6 @@ OPERATORS = (
         (FAKE_QUANTIZE_DYNAMIC,),
         _relate_dynamic,
         (Implementation("by tokens", "*", _fake_quantize_dynamic, (FAKE_QUANTIZE_DYNAMIC,)),),
+        elements=ELEMENTS[FAKE_QUANTIZE_DYNAMIC],
     ),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.builder import Call
 from dimorder.ops.masks import bounded
@@ -316,7 +317,9 @@ def _reduced_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
 
 def _reduction(name: Any, *others: Implementation, spelling: Spell | None = None) -> Operator:
     implementations = (Implementation("any dims", "*", _reduce, (name,)), *others)
-    return Operator((name,), _relate_reduce, implementations, spelling, plain=("any dims",))
+    return Operator(
+        (name,), _relate_reduce, implementations, spelling, plain=("any dims",), elements=Elements.REDUCES
+    )
 
 
 def _halving(combine: Any, is_rounded: bool = False) -> Implementation:
@@ -326,7 +329,9 @@ def _halving(combine: Any, is_rounded: bool = False) -> Implementation:
 
 def _index_reduction(name: Any) -> Operator:
     implementation = Implementation("one dim", "*", _index_reduce, (name,))
-    return Operator((name,), _relate_index_reduce, (implementation,), spelt=_index_of(name))
+    return Operator(
+        (name,), _relate_index_reduce, (implementation,), _index_of(name), elements=Elements.REDUCES
+    )
 
 
 def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> Operator:
@@ -339,7 +344,14 @@ def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> O
         Implementation("any", "*", _softmax, (name, aten.sub.Tensor, aten.amax.default, *parts)),
         *others,
     )
-    return Operator((name,), _relate_along, implementations, _plain_along(name), plain=("last", "any"))
+    return Operator(
+        (name,),
+        _relate_along,
+        implementations,
+        _plain_along(name),
+        plain=("last", "any"),
+        elements=Elements.MIXES,
+    )
 
 
 def _plain_along(name: Any) -> Spell:
@@ -363,7 +375,7 @@ def _running(name: Any, combine: Any, neutral: float) -> Operator:
         Implementation("one dim", "*", _cumulative, (name,)),
         Implementation("by doubling", "*", _by_doubling(combine, neutral), parts, _is_short),
     )
-    return Operator((name,), _relate_running, implementations, plain=("one dim",))
+    return Operator((name,), _relate_running, implementations, plain=("one dim",), elements=Elements.MIXES)
 
 
 _SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)
@@ -390,6 +402,7 @@ OPERATORS = (
             _halving(aten.mul.Tensor, is_rounded=True),
         ),
         plain=("dim by dim",),
+        elements=Elements.REDUCES,
     ),
     *map(_index_reduction, (aten.argmax.default, aten.argmin.default)),
     _along(aten.softmax.int, aten.div.Tensor, *_SUMMED),

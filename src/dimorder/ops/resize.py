@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import HALVES, Tracer, Value, shape_of
 from dimorder.ops.builder import Call
 from dimorder.ops.dialect import OPS
@@ -161,23 +162,28 @@ _BY_PRODUCTS = Implementation("by products", FORM, _by_products, _PRODUCTS, _is_
 RESIZED_BY_PRODUCTS = frozenset(_SIZED)  # the resizes that may run as matmuls
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
 
+
+def _resized(name: Any, elements: Elements, *implementations: Implementation) -> Operator:
+    """Return a resize whose first implementation is plain."""
+    plain = (implementations[0].name,)
+    return Operator((name,), relate_spatial, implementations, plain=plain, elements=elements)
+
+
 OPERATORS = (
-    Operator(
-        (aten.upsample_bilinear2d.vec,), relate_spatial, (_BILINEAR, _BY_PRODUCTS), plain=(_BILINEAR.name,)
-    ),
+    _resized(aten.upsample_bilinear2d.vec, Elements.FILTERS, _BILINEAR, _BY_PRODUCTS),
     *(
-        Operator(
-            (name,),
-            relate_spatial,
-            (Implementation("in ATen", "n c s.0 s.1", _in_aten, (name,)), _BY_PRODUCTS),
-            plain=("in ATen",),
+        _resized(
+            name,
+            Elements.FILTERS,
+            Implementation("in ATen", "n c s.0 s.1", _in_aten, (name,)),
+            _BY_PRODUCTS,
         )
         for name in _SIZED
         if name is not aten.upsample_bilinear2d.vec
     ),
-    Operator((aten.upsample_trilinear3d.vec,), relate_spatial, (_BILINEAR,)),
-    Operator((aten.upsample_nearest2d.vec,), relate_spatial, (_NEAREST,)),
-    Operator((aten.upsample_nearest3d.vec,), relate_spatial, (_NEAREST,)),
+    _resized(aten.upsample_trilinear3d.vec, Elements.FILTERS, _BILINEAR),
+    _resized(aten.upsample_nearest2d.vec, Elements.SELECTS, _NEAREST),
+    _resized(aten.upsample_nearest3d.vec, Elements.SELECTS, _NEAREST),
     spelt(_resize_line(aten.upsample_nearest2d.vec), aten.upsample_nearest1d.vec),
     spelt(_resize_line(aten.upsample_bilinear2d.vec), aten.upsample_linear1d.vec),
     *(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.builder import Call
 from dimorder.ops.operator import (
@@ -65,13 +66,14 @@ def _lower(c: Call) -> None:
 ROW_MAJOR = Implementation("row-major", "*", _lower, ())
 
 
-def row_major(name: Any, reason: str, spelling: Spell | None = None) -> Operator:
+def row_major(name: Any, elements: Elements, reason: str, spelling: Spell | None = None) -> Operator:
     """Return an operator that some target computes on row-major tensors.
 
     Args:
         name: The overload.
+        elements: What it does to elements; unknown for one that is listed as moving them.
         reason: Why no other order is known.
         spelling: The function that writes the operator in others.
     """
     implementation = Implementation("row-major", "*", _lower, (name,))
-    return Operator((name,), lambda node: reason, (implementation,), spelling)
+    return Operator((name,), lambda node: reason, (implementation,), spelling, elements=elements)

@@ -10,7 +10,7 @@ import torch
 
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.builder import Call
-from dimorder.ops.dialect import SLICE_CONSTANT
+from dimorder.ops.dialect import ELEMENTS, SLICE_CONSTANT
 from dimorder.ops.operator import Implementation, Operator, Relation, args_of, dims_with_cut
 
 
@@ -34,5 +34,6 @@ OPERATORS = (
         (SLICE_CONSTANT,),
         _relate,
         (Implementation("of the outer axes", "*", _lower, (SLICE_CONSTANT,)),),
+        elements=ELEMENTS[SLICE_CONSTANT],
     ),
 )

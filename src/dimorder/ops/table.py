@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dimorder.graph.branches import Branches
+from dimorder.graph.elements import Elements
 from dimorder.ops import (
     attention,
     contraction,
@@ -34,7 +35,10 @@ from dimorder.ops import (
     sized,
 )
 from dimorder.ops import operator as _operator
+from dimorder.ops.dialect import ELEMENTS
 from dimorder.ops.operator import Implementation, Operator, Relation, Spell
+
+aten = torch.ops.aten
 
 _FAMILIES = (
     attention,
@@ -103,6 +107,25 @@ def find(name: Any) -> Operator | None:
         return OPERATORS[name]
     tagged = torch.Tag.pointwise in getattr(name, "tags", ()) and not name._schema.is_mutable
     return pointwise.pointwise(name) if tagged else None
+
+
+@cache
+def elements_of(target: Any) -> Elements:
+    """Return what a node's target does to elements, an operator of torch or of the dialect.
+
+    >>> [elements_of(op).name for op in (aten.flip.default, aten.exp.default, aten.lstm.input)]
+    ['MOVES', 'POINTWISE', 'UNKNOWN']
+    """
+    if not isinstance(target, torch._ops.OpOverload):
+        return Elements.UNKNOWN
+    known = find(target)
+    return ELEMENTS.get(target, Elements.UNKNOWN) if known is None else known.elements
+
+
+def moved_operands(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Return the operands of a call that moves or selects elements: its first, or all of its first list."""
+    first: Any = node.args[0]
+    return [first] if isinstance(first, torch.fx.Node) else list(dict.fromkeys(first))
 
 
 def operands(node: torch.fx.Node) -> list[torch.fx.Node]:

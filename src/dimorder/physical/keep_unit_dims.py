@@ -18,8 +18,7 @@ from torch.fx import Graph, Node
 from dimorder.graph.exported import keep_names, remade
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.operator import args_of
-from dimorder.ops.pointwise import relate_pointwise
-from dimorder.ops.table import find
+from dimorder.ops.table import elements_of
 
 aten = torch.ops.aten
 
@@ -146,8 +145,7 @@ class _Lift:
             return node.target is aten.linear.default or len(args_of(node)[1]) <= behind
         if node.target in _BY_DIM or node.target is aten.clone.default:
             return True
-        operator = find(node.target)
-        if operator is None or operator.relate is not relate_pointwise:
+        if not elements_of(node.target).is_pointwise:
             return False
         return all(len(shape_of(n)) in (self.ones.rank, *range(behind + 1)) for n in node.all_input_nodes)
 

@@ -17,16 +17,11 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from dimorder.capture.fold import fold_constants
 from dimorder.graph.exported import own_module
 from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.ops.table import elements_of
 from dimorder.physical.wasted_levels import clamp_range
 
 aten = torch.ops.aten
 
-_MOVES = {
-    *(aten.permute.default, aten.transpose.int, aten.movedim.int, aten.movedim.intlist),
-    *(aten.view.default, aten.reshape.default, aten.flatten.using_ints, aten.unflatten.int),
-    *(aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default),
-    *(aten.clone.default, aten.contiguous.default, aten.slice.Tensor, aten.expand.default),
-}
 # The partitioners of ExecuTorch's Arm backend know operators between a dequantize and a quantize by this
 # mark.
 _MARK = {"_arm_annotation_info": {"quantized": True}}
@@ -52,7 +47,7 @@ def _moving_integers(program: ExportedProgram) -> ExportedProgram:
     module = own_module(program)
     graph = module.graph
     for node in list(graph.nodes):
-        if node.target in _MOVES:
+        if _is_move(node):
             _before_dequantize(node)
         elif node.target in _PADS:
             _rounded(node)
@@ -65,6 +60,11 @@ def _moving_integers(program: ExportedProgram) -> ExportedProgram:
     args, kwargs = program.example_inputs or ((), {})
     with torch.no_grad():
         return torch.export.export(module, args, kwargs)
+
+
+def _is_move(node: Node) -> bool:
+    """Return whether a call moves the elements of its only operand."""
+    return elements_of(node.target).moves and len(node.all_input_nodes) == 1
 
 
 def _before_dequantize(move: Node) -> None:
@@ -118,7 +118,7 @@ def _axis_behind(move: Node, real: Node) -> int | None:
 def _behind_quantize(quantize: Node) -> None:
     """Write `quantize(move(x))` as `move(quantize(x))`, also with clamps before or after the move."""
     passed = list(_passed(quantize.args[0]))
-    moves = [node for node in reversed(passed) if node.target in _MOVES]
+    moves = [node for node in reversed(passed) if _is_move(node)]
     if not moves:
         return
     graph = quantize.graph
@@ -137,7 +137,7 @@ def _behind_quantize(quantize: Node) -> None:
 def _passed(value: object) -> Iterator[Node]:
     """Yield, from a value upwards, the moves and clamps that have no other reader."""
     while isinstance(value, Node) and len(value.users) == 1:
-        if value.target not in _MOVES and clamp_range(value) is None:
+        if not _is_move(value) and clamp_range(value) is None:
             return
         yield value
         value = value.args[0]

@@ -20,16 +20,17 @@ from torch.nn import Module
 
 from dimorder.capture.dynamic import is_dynamic_dequantize, is_static_quantize
 from dimorder.capture.functionalize import functional
-from dimorder.capture.integers import MOVES, SELECTIONS, moved_by
+from dimorder.capture.integers import KEEPS_SCALE
 from dimorder.capture.state import left_in_state
 from dimorder.errors import VerificationError
+from dimorder.graph.elements import Elements
 from dimorder.graph.exported import readable
 from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled
 from dimorder.graph.schema import bound
 from dimorder.graph.tracing import EXPORTED
 from dimorder.ops.dialect import dynamic_type
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
-from dimorder.ops.table import OPERATORS
+from dimorder.ops.table import OPERATORS, elements_of, moved_operands
 
 aten = torch.ops.aten
 
@@ -337,7 +338,8 @@ class _Exact(Interpreter):
                 return before
             unsure = before.on_a_half | before.unsure if before is not None else False
             return Origin(real.double() / in_float32(scale), scale, unsure)
-        sources = moved_by(n) if n.target in (*_RELABELS, *MOVES, *SELECTIONS, DEQUANTIZE) else []
+        keeps = n.target is DEQUANTIZE or elements_of(n.target) in KEEPS_SCALE
+        sources = moved_operands(n) if keeps else []
         found = {source: self.origins[source] for source in sources if source in self.origins}
         if not found or len(found) < len(sources) or len({each.quantum for each in found.values()}) > 1:
             return None
@@ -358,7 +360,9 @@ class _Exact(Interpreter):
         special = _SPECIAL.get(target)
         if special is not None:
             return special(**bound(target, args, kwargs))
-        if target not in _RELABELS:  # an input is quantised in float32, as in every kernel
+        if (
+            elements_of(target) is not Elements.RELABELS
+        ):  # an input is quantised in float32, as in every kernel
             args, kwargs = pytree.tree_map(_wide, (args, kwargs))
         return super().call_function(target, args, kwargs)
 
@@ -420,7 +424,6 @@ def _dequantize_channels(
     return centred * scales.double().reshape(along)
 
 
-_RELABELS = (aten.permute.default, aten.view.default, aten.reshape.default, aten.clone.default)
 _SPECIAL: Mapping[Any, Callable[..., Tensor]] = {
     QUANTIZE: _quantize,
     DEQUANTIZE: _dequantize,

@@ -16,8 +16,10 @@ from torch.fx import Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
+from dimorder.graph.elements import Elements
 from dimorder.graph.quantized_constant import QUANTIZE
 from dimorder.layout.capabilities import Capabilities
+from dimorder.ops.table import elements_of
 from dimorder.plans.network_plan import Place
 from dimorder.targets.base import Target, WholeArtifact
 from dimorder.targets.ethos_u import INSTALL, is_u85, named
@@ -60,17 +62,11 @@ class NpuPte(WholeArtifact):
         return self.graph.run(inputs)
 
 
-_PASSED_ON = {
-    QUANTIZE,
-    torch.ops.aten.view.default,
-    torch.ops.aten.permute.default,
-    torch.ops.aten.clone.default,
-}
-
-
 def _computing(node: Node) -> Node:
     """Return the node that computes the numbers which a node quantises, or shows in another shape."""
-    while node.target in _PASSED_ON and node.all_input_nodes[0].op == "call_function":
+    while node.target is QUANTIZE or elements_of(node.target) is Elements.RELABELS:
+        if node.all_input_nodes[0].op != "call_function":
+            break
         node = node.all_input_nodes[0]
     return node
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.graph.elements import Elements
+from dimorder.ops.table import elements_of
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
 from dimorder.targets.tosa.integers.numbers import (
@@ -85,12 +87,14 @@ def _constant_pad(w: W, x: TosaValue, a: Arguments, fill: float) -> TosaValue:
     return y
 
 
-_MOVES = (aten.slice.Tensor, aten.expand.default, aten.flip.default)
-_RELABELS = (aten.permute.default, aten.view.default, aten.clone.default)  # the writer's own, for any numbers
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        **{target: _moved(moves.ROWS[target]) for target in _MOVES},
-        **{target: moves.ROWS[target] for target in _RELABELS},
+        # The relabels are the writer's own, for any numbers.
+        **{
+            target: row if elements_of(target) is Elements.RELABELS else _moved(row)
+            for target, row in moves.ROWS.items()
+            if elements_of(target).moves
+        },
         aten.cat.default: Row(_cat),
         aten.constant_pad_nd.default: Row(_pad),
     }

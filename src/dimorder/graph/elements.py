@@ -1,0 +1,98 @@
+"""Say what an operator does to the elements of its operands.
+
+The operators that move elements are listed here, and nowhere else: constants keep their integers through
+them. `dimorder.ops.table.elements_of` knows all operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+class Elements(Enum):
+    """What an operator does to the elements of its operands, in any of its calls."""
+
+    RELABELS = "gives each element of its operand once, as a chain of reshapes and permutes does"
+    MOVES = "gives each element of its operands at most once"
+    REPEATS = "gives each element of its first operand any number of times, at places that no value decides"
+    GATHERS = "gives elements of its first operand, at positions that another operand says"
+    SCATTERS = "gives its first operand with other elements, at positions that another operand says"
+    PADS = "gives its operand with a constant around it, or cropped"
+    SELECTS = "gives one element of each window of its operand: the largest or the nearest"
+    CLAMPS = "gives each element, or the bound that it is beyond"
+    POINTWISE = "computes each element from the elements at the same place"
+    REDUCES = "computes one element from all along some dimensions"
+    MIXES = "computes each element from all along some dimensions"
+    FILTERS = "computes each element as a weighted sum of its neighbours"
+    CONTRACTS = "computes sums of products of two operands"
+    UNKNOWN = "computes anything"
+
+    @property
+    def moves(self) -> bool:
+        """Whether each result is an element of an operand, at a place that no value decides."""
+        return self in (Elements.RELABELS, Elements.MOVES, Elements.REPEATS)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each result is computed from the elements at the same place."""
+        return self in (Elements.POINTWISE, Elements.CLAMPS)
+
+
+# The operators that move elements.
+MOVERS: Mapping[Any, Elements] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                *(aten.alias.default, aten.clone.default, aten.contiguous.default),
+                *(aten.detach.default, aten.detach_.default, aten.lift_fresh_copy.default),
+                *(aten.reshape.default, aten.view.default, aten._unsafe_view.default),
+                *(aten.flatten.using_ints, aten.unflatten.int, aten.unsqueeze.default),
+                *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
+                *(aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default),
+                *(aten.movedim.int, aten.movedim.intlist, aten.moveaxis.int, aten.moveaxis.intlist),
+                *(aten.swapaxes.default, aten.swapdims.default),
+                *(aten.pixel_shuffle.default, aten.pixel_unshuffle.default),
+                *(aten.channel_shuffle.default, aten.native_channel_shuffle.default),
+            ),
+            Elements.RELABELS,
+        ),
+        **dict.fromkeys(
+            (
+                *(aten.slice.Tensor, aten.select.int, aten.narrow.default, aten.chunk.default),
+                *(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int),
+                *(aten.cat.default, aten.stack.default, aten.flip.default, aten.roll.default),
+            ),
+            Elements.MOVES,
+        ),
+        **dict.fromkeys(
+            (
+                *(aten.expand.default, aten.expand_as.default, aten.broadcast_to.default),
+                *(aten.repeat.default, aten.tile.default, aten.repeat_interleave.self_int),
+                *(aten.index_select.default, aten.unfold.default),
+                *(aten.reflection_pad1d.default, aten.replication_pad1d.default),
+                *(aten.reflection_pad2d.default, aten.replication_pad2d.default),
+                *(aten.reflection_pad3d.default, aten.replication_pad3d.default),
+            ),
+            Elements.REPEATS,
+        ),
+    }
+)
+_NAMES = frozenset((*(overload._opname for overload in MOVERS), "__getitem__"))
+
+
+def function_moves(function: Any) -> bool:
+    """Return whether a function or method of torch, or an operator, moves elements.
+
+    A function, a method and an ATen operator of one name do the same.
+
+    >>> [function_moves(f) for f in (torch.Tensor.permute, torch.flip, aten.narrow.default, torch.exp)]
+    [True, True, True, False]
+    """
+    return str(getattr(function, "_opname", None) or getattr(function, "__name__", "")) in _NAMES
