@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
-from tests.fuzz.operators import CONTRACTED, OPERATORS
+from tests.fuzz.contracted import CONTRACTED
+from tests.fuzz.operators import OPERATORS
 from tests.fuzz.rows import Draw, Drawn, Operator, plain
 
 _TYPES = {"int8": (-128, 127, torch.int8), "uint8": (0, 255, torch.uint8)}

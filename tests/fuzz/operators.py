@@ -1,29 +1,27 @@
-"""Decides which operators random networks are made of: one row each, with its Python source and how its
+"""Decide which operators random networks are made of: one row each, with its Python source and how its
 operands and attributes are drawn."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
+from tests.fuzz.contracted import CONTRACTED
 from tests.fuzz.placed import MASKED, PLACED, RECURRENT, mask
 from tests.fuzz.rows import (
     Draw,
     Drawn,
     Operator,
-    Shape,
     along,
     binary,
-    broadcast,
     broadcasting,
     divisors,
     over,
-    per_dim,
     plain,
     split_dim,
     without,
 )
+from tests.fuzz.spatial import SPATIAL
 
 # -- pointwise
 
@@ -394,207 +392,6 @@ REDUCED = {
     "batch_norm": Operator("F.batch_norm({0}, {1}, {2}, {3}, {4})", _batch_norm, range(2, 6)),
     "normalize": along("F.normalize({0}, dim={dim})"),
 }
-
-
-# -- contractions
-
-
-def _conv(space: int, named: bool = False) -> Operator:
-    def draw(d: Draw) -> Drawn | None:
-        place = d.rank - space - 1  # 0 without a batch
-        channels, sizes = d.shape[place], d.shape[place + 1 :]
-        groups = d.rng.choice([1, 1, channels, d.rng.choice(divisors(channels))])
-        outputs = groups * (d.rng.randint(1, 3) if groups > 1 else d.rng.choice([2, 3, 5, 6, 8]))
-        stride, dilation, padding = (per_dim(d, space, most) for most in ((1, 1, 2, 3), (1, 1, 2), (0, 1, 2)))
-        kernel = tuple(d.rng.randint(1, min(4, size)) for size in sizes)
-        operands = [d.x, d.constant((outputs, channels // groups, *kernel)), _bias(d, outputs)]
-        if named:
-            padding = d.rng.choice(["same", "valid"])  # type: ignore[assignment]
-            stride = (1,) * space
-        attributes = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        return operands, attributes
-
-    shown = "stride={stride}, padding={padding!r}, dilation={dilation}, groups={groups}"
-    source = f"F.conv{space}d({{0}}, {{1}}, {{2}}, {shown})"
-    return Operator(source, draw, range(space + 1 + named, space + 3), ("convolution",))
-
-
-def _conv_transpose(space: int) -> Operator:
-    def draw(d: Draw) -> Drawn:
-        channels = d.shape[d.rank - space - 1]
-        groups = d.rng.choice([1, 1, channels, d.rng.choice(divisors(channels))])
-        each = d.rng.randint(1, 3)
-        stride, dilation = per_dim(d, space, (1, 2, 2, 3)), per_dim(d, space, (1, 1, 2))
-        padding = per_dim(d, space, (0, 0, 1))
-        extra = tuple(d.rng.randint(0, max(s, r) - 1) for s, r in zip(stride, dilation, strict=True))
-        kernel = tuple(d.rng.randint(1, 3) for _ in range(space))
-        operands = [d.x, d.constant((channels, each, *kernel)), _bias(d, groups * each)]
-        attributes = {"stride": stride, "padding": padding, "extra": extra, "dilation": dilation}
-        return operands, {**attributes, "groups": groups}
-
-    shown = "stride={stride}, padding={padding}, output_padding={extra}, groups={groups}, dilation={dilation}"
-    source = f"F.conv_transpose{space}d({{0}}, {{1}}, {{2}}, {shown})"
-    return Operator(source, draw, range(space + 2, space + 3), ("convolution",))
-
-
-def _bias(d: Draw, size: int) -> str:
-    return d.constant((size,)) if d.chance(0.7) else "None"
-
-
-def _linear(d: Draw) -> Drawn:
-    out = d.rng.randint(1, 9)
-    return [d.x, d.constant((out, d.shape[-1])), _bias(d, out)], {}
-
-
-def _matmul_right(d: Draw) -> Drawn:
-    batch = d.shape[:-2] if d.chance(0.3) else ()
-    return [d.x, d.constant((*batch, d.shape[-1], d.rng.randint(1, 7)))], {}
-
-
-def _matmul_left(d: Draw) -> Drawn:
-    batch = d.shape[:-2] if d.chance(0.3) else ()
-    return [d.constant((*batch, d.rng.randint(1, 7), d.shape[-2])), d.x], {}
-
-
-def _matmul(d: Draw) -> Drawn | None:
-    found = d.like(
-        lambda shape: (
-            len(shape) > 1 and shape[-2] == d.shape[-1] and broadcast(shape[:-2], d.shape[:-2]) is not None
-        )
-    )
-    return None if found is None else ([d.x, found], {})
-
-
-def _matmul_transposed(d: Draw) -> Drawn | None:
-    found = d.like(
-        lambda shape: len(shape) == d.rank and shape[-1] == d.shape[-1] and shape[:-2] == d.shape[:-2]
-    )
-    return None if found is None else ([d.x, found], {})
-
-
-def _attention(d: Draw) -> Drawn | None:
-    def fits(shape: Shape) -> bool:
-        return len(shape) == d.rank and without(shape, d.rank - 2) == without(d.shape, d.rank - 2)
-
-    keys = d.like(fits)
-    if keys is None:
-        return None
-    values = d.like(lambda shape: shape[:-1] == d.values[keys][:-1] and len(shape) == d.rank) or keys
-    causal = d.chance(0.3)
-    masked = not causal and d.chance(0.5)
-    size = (d.shape[-2], d.values[keys][-2])
-    given = [name for name, shape in d.masks.items() if broadcast(shape, size) == size]
-    hidden = d.rng.choice(given) if given else d.constant(size, d.rng.choice(["normal", "mask"]))
-    return [d.x, keys, values, hidden if masked else "None"], {"causal": causal}
-
-
-CONTRACTED = {
-    **{f"conv{space}d": _conv(space) for space in (1, 2, 3)},
-    **{f"conv{space}d_named": _conv(space, named=True) for space in (1, 2, 3)},
-    **{f"conv_transpose{space}d": _conv_transpose(space) for space in (1, 2, 3)},
-    "linear": Operator("F.linear({0}, {1}, {2})", _linear),
-    "matmul": Operator("{0} @ {1}", _matmul, range(2, 6)),
-    "matmul_right": Operator("{0} @ {1}", _matmul_right, range(1, 6), ("matmul", "linear")),
-    "matmul_left": Operator("{0} @ {1}", _matmul_left, range(2, 6), ("matmul",)),
-    "matmul_transposed": Operator(
-        "{0} @ {1}.transpose(-1, -2)", _matmul_transposed, range(2, 6), ("matmul",)
-    ),
-    "bmm": Operator("torch.bmm({0}, {1}.transpose(1, 2))", _matmul_transposed, range(3, 4), ("matmul",)),
-    "einsum": Operator(
-        "torch.einsum('bik,bjk->bij', {0}, {1})", _matmul_transposed, range(3, 4), ("matmul",)
-    ),
-    "self_attention": plain(
-        "({0} @ {0}.transpose(-1, -2) / 3).softmax(-1) @ {0}", range(2, 6), ("matmul", "softmax", "div")
-    ),
-    "attention": Operator(
-        "F.scaled_dot_product_attention({0}, {1}, {2}, attn_mask={3}, is_causal={causal})",
-        _attention,
-        range(3, 5),
-        ("matmul", "softmax"),
-    ),
-}
-
-
-# -- windows over space
-
-
-def _pool(space: int, kind: str) -> Operator:
-    def draw(d: Draw) -> Drawn:
-        kernel, stride = per_dim(d, space, (2, 2, 3)), per_dim(d, space, (1, 2, 2, 3))
-        padding = per_dim(d, space, (0, 0, 1))
-        attributes: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding}
-        attributes["ceil"] = d.chance(0.4)
-        if kind == "max":
-            attributes["dilation"] = per_dim(d, space, (1, 1, 2))
-        else:
-            attributes["counted"] = d.chance(0.5)
-        return [d.x], attributes
-
-    more = "dilation={dilation}" if kind == "max" else "count_include_pad={counted}"
-    source = f"F.{kind}_pool{space}d({{0}}, {{kernel}}, {{stride}}, {{padding}}, ceil_mode={{ceil}}, {more})"
-    return Operator(source, draw, range(space + 1, space + 3))
-
-
-def _adaptive(space: int, kind: str) -> Operator:
-    def draw(d: Draw) -> Drawn:
-        return [d.x], {"sizes": tuple(d.rng.choice([1, 2, 3, s]) for s in d.shape[-space:])}
-
-    return Operator(f"F.adaptive_{kind}_pool{space}d({{0}}, {{sizes}})", draw, range(space + 1, space + 3))
-
-
-def _resize(d: Draw, modes: Sequence[str]) -> dict[str, Any]:
-    mode = d.rng.choice(modes)
-    corners = d.rng.choice([True, False]) if mode != "nearest" else None
-    return {"mode": mode, "corners": corners}
-
-
-_MODES = {
-    3: ("nearest", "linear"),
-    4: ("nearest", "bilinear", "bilinear", "bicubic"),
-    5: ("nearest", "trilinear"),
-}
-
-
-def _scaled(d: Draw) -> Drawn:
-    return [d.x], {"by": d.rng.choice([2, 2, 3, 0.5]), **_resize(d, _MODES[d.rank])}
-
-
-def _resized(d: Draw) -> Drawn:
-    size = tuple(d.rng.randint(1, 2 * s) for s in d.shape[2:])
-    return [d.x], {"size": size, **_resize(d, _MODES[d.rank])}
-
-
-def _antialiased(d: Draw) -> Drawn:
-    """Not to a single column: there PyTorch 2.13 itself is wrong, where an input is not channels-last."""
-    size = (d.rng.randint(1, 2 * d.shape[2]), d.rng.randint(2, 2 * d.shape[3]))
-    return [d.x], {"size": size, **_resize(d, ("bilinear", "bicubic"))}
-
-
-_UPSAMPLES = tuple(
-    f"upsample_{kind}" for kind in ("nearest1d", "nearest2d", "nearest3d", "bilinear2d", "linear1d")
-)
-_INTERPOLATE = "F.interpolate({0}, %s, mode={mode!r}, align_corners={corners})"
-
-SPATIAL = {
-    **{f"{kind}_pool{space}d": _pool(space, kind) for kind in ("max", "avg") for space in (1, 2, 3)},
-    **{
-        f"adaptive_{kind}_pool{space}d": _adaptive(space, kind)
-        for kind in ("max", "avg")
-        for space in (1, 2, 3)
-    },
-    "upsample": Operator(_INTERPOLATE % "scale_factor={by}", _scaled, range(3, 6), _UPSAMPLES),
-    "antialiased": Operator(
-        _INTERPOLATE % "size={size}, antialias=True", _antialiased, range(4, 5), ("_upsample_bilinear2d_aa",)
-    ),
-    "resize": Operator(_INTERPOLATE % "size={size}", _resized, range(3, 6), _UPSAMPLES),
-    "max_pool2d_indices": plain(
-        "F.max_pool2d({0}, 2, return_indices=True)[1].to({0}.dtype)",
-        range(4, 5),
-        ("max_pool2d_with_indices",),
-    ),
-    "unfold": plain("F.unfold({0}, 2)", range(4, 5)),
-}
-
 FAMILIES: tuple[Mapping[str, Operator], ...] = (
     POINTWISE,
     VIEWS,
@@ -608,7 +405,6 @@ FAMILIES: tuple[Mapping[str, Operator], ...] = (
 )
 WEIGHTS = (5, 3, 4, 3, 5, 3, 2, 4, 0.3)
 OPERATORS: Mapping[str, Operator] = {name: row for family in FAMILIES for name, row in family.items()}
-
 
 # Rows that a target refuses, whatever their attributes, for want of an operator or of a kernel.
 LEFT_OUT: Mapping[str, frozenset[str]] = {
