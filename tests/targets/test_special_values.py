@@ -16,7 +16,7 @@ from torch import Tensor
 pytest.importorskip("executorch")
 pytest.importorskip("tosa_serializer")
 
-from dimorder.targets.tosa import pointwise as tosa
+from dimorder.targets.tosa import logic, pointwise
 from dimorder.targets.xnnpack import pointwise as xnnpack
 from dimorder.targets.xnnpack import run
 from tests.targets import tosa_runs, xnnpack_runs
@@ -206,9 +206,12 @@ def test_xnnpack(name: str) -> None:
     assert differing(got, function(*inputs), inputs) == DEVIATIONS["xnnpack"].get(name, set())
 
 
-@pytest.mark.parametrize("name", sorted(set(calls(tosa.ROWS)) - NO_BASE))
+TOSA = {**pointwise.ROWS, **logic.ROWS}
+
+
+@pytest.mark.parametrize("name", sorted(set(calls(TOSA)) - NO_BASE))
 def test_tosa(name: str) -> None:
-    function, inputs = calls(tosa.ROWS)[name], inputs_of(name, tosa.ROWS)
+    function, inputs = calls(TOSA)[name], inputs_of(name, TOSA)
     (got,) = tosa_runs.emitted(Net(function), inputs).run(list(inputs))
     assert differing(got, function(*inputs), inputs) == DEVIATIONS["tosa"].get(name, set())
 

@@ -435,11 +435,11 @@ def test_a_network_of_either_quantizer(
 
 def test_a_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from dimorder.errors import VerificationError
-    from dimorder.targets.tosa.integers import numbers
+    from dimorder.targets.tosa.integers import sums
 
-    right = numbers.rescale
+    right = sums.rescale
     monkeypatch.setattr(
-        numbers, "rescale", lambda w, x, factors, *a, **k: right(w, x, [f * 1.01 for f in factors], *a, **k)
+        sums, "rescale", lambda w, x, factors, *a, **k: right(w, x, [f * 1.01 for f in factors], *a, **k)
     )
     with pytest.raises(VerificationError, match="quanta from what it stands for"):
         dimorder.lower(Between(torch.mul, RESULTS[0]), (X, Y), target="tosa")

@@ -1,14 +1,15 @@
-"""Read the shape and the type of an operand, for the rows of TOSA's table."""
+"""Read and change the arguments of a call, for the rows of TOSA's tables."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
 
-from dimorder.targets.table import View
-from dimorder.targets.tosa.writer import DTYPES, FLOATS
+from dimorder.targets.table import Arguments, View
+from dimorder.targets.tosa.dtypes import DTYPES
 
 
 def size(operand: Any) -> tuple[int, ...]:
@@ -25,11 +26,6 @@ def dtype_of(operand: Any) -> str:
     return "FP32" if isinstance(operand, float) else "INT32"
 
 
-def sum_type(dtype: str) -> str:
-    """Return the TOSA type of a sum of products of values with that type."""
-    return dtype if dtype in FLOATS else accumulator_type(dtype)
-
-
-def accumulator_type(dtype: str) -> str:
-    """Return the TOSA type in which products of values with that type are added up."""
-    return "FP32" if dtype in FLOATS else "INT48" if dtype == "INT16" else "INT32"
+def changed(a: Arguments, **arguments: Any) -> Arguments:
+    """Return the same call with some other arguments."""
+    return SimpleNamespace(**{**vars(a), **arguments})

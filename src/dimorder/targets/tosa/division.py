@@ -15,6 +15,7 @@ import torch
 from dimorder.targets.table import Arguments, Row
 from dimorder.targets.tosa.pointwise import (
     add,
+    both,
     check_float,
     check_number,
     div,
@@ -22,9 +23,8 @@ from dimorder.targets.tosa.pointwise import (
     mul,
     negate,
     truncate,
-    value,
 )
-from dimorder.targets.tosa.writer import DTYPES, TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
@@ -122,27 +122,18 @@ def _remainder(w: TosaWriter, x: TosaValue, y: TosaValue) -> TosaValue:
 
 
 def _row(function: Callable[..., TosaValue], check: Callable[[Arguments], str | None]) -> Row:
-    def build(w: TosaWriter, a: Arguments) -> TosaValue:
-        x, y = (value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.other))
-        return function(w, x, y)
-
-    return Row(build, check)
+    return Row(lambda w, a: function(w, *both(w, a)), check)
 
 
-def _div_mode(w: TosaWriter, a: Arguments) -> TosaValue:
-    x, y = (value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.other))
-    if a.rounding_mode is None:
-        return div(w, x, y)
-    return (_floor if a.rounding_mode == "floor" else _towards_zero)(w, x, y)
-
-
+_BY_MODE = {None: div, "floor": _floor, "trunc": _towards_zero}
+_mode_row = Row(lambda w, a: _BY_MODE[a.rounding_mode](w, *both(w, a)), check_number)
 _floor_row = _row(_floor, check_number)
 _fmod_row, _remainder_row = _row(_fmod, check_float), _row(_remainder, check_float)
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.div.Tensor_mode: Row(_div_mode, check_number),
-        aten.div.Scalar_mode: Row(_div_mode, check_number),
+        aten.div.Tensor_mode: _mode_row,
+        aten.div.Scalar_mode: _mode_row,
         aten.floor_divide.default: _floor_row,
         aten.floor_divide.Scalar: _floor_row,
         aten.fmod.Tensor: _fmod_row,

@@ -16,9 +16,10 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.quantized_constant import QUANTIZE
 from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import Table, View, is_getitem, whole
+from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.integers.model import TosaModel
 from dimorder.targets.tosa.ops import OPERATORS, unsupported_value
-from dimorder.targets.tosa.writer import DTYPES, TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 FIX = "replace it in the module, or choose another target"
 FLOAT = "floats, where a graph of integers takes and gives integers"

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from dimorder.targets.table import Arguments, Row, View, is_conversion, is_of_one_type, whole
+from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.pointwise import cast
-from dimorder.targets.tosa.writer import DTYPES, MAX_OPERANDS, MAX_RANK, TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import MAX_OPERANDS, MAX_RANK, TosaValue, TosaWriter
 
 aten = torch.ops.aten
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dimorder.ops import dialect as dialect  # registers torch.ops.dimorder
 from dimorder.targets.table import Table
-from dimorder.targets.tosa import division, indices, moves, pointwise, reductions, spatial
-from dimorder.targets.tosa.writer import DTYPES
+from dimorder.targets.tosa import division, indices, logic, moves, pointwise, reductions, resize, spatial
+from dimorder.targets.tosa.dtypes import DTYPES
 
 
 def unsupported_value(value: Any) -> str | None:
@@ -36,11 +36,13 @@ OPERATORS = Table(
     MappingProxyType(
         {
             **pointwise.ROWS,
+            **logic.ROWS,
             **division.ROWS,
             **moves.ROWS,
             **indices.ROWS,
             **reductions.ROWS,
             **spatial.ROWS,
+            **resize.ROWS,
         }
     ),
     _unfit,

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers, is_of_one_type
-from dimorder.targets.tosa.calls import dtype_of
-from dimorder.targets.tosa.writer import DTYPES, FLOATS, WIDEST, TosaValue, TosaWriter
+from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, HALVES, WIDEST
+from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
 _Unary = Callable[[TosaWriter, TosaValue], TosaValue]
 _Binary = Callable[[TosaWriter, TosaValue, TosaValue], TosaValue]
 
-HALVES = FLOATS - {"FP32"}
 _WHOLE = 2.0**23  # from here on every float32 is a whole number
 
 
@@ -186,34 +185,42 @@ def check_number(a: Arguments) -> str | None:
     return None if known else f"arithmetic on {a.dtype}, which TOSA does in torch.float32 or torch.int32"
 
 
-def _unary(function: _Unary) -> Row:
-    return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), check_float)
-
-
-def _single(kind: str) -> Row:
-    """Return the row of a function that one operator computes, in half precision too."""
-    return replace(_unary(_kind(kind)), halves=is_of_one_type)
-
-
-def _unary_number(function: _Unary) -> Row:
-    """Return the row of a function that is exact, or rounded once."""
-    return Row(
-        lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype])), check_number, halves=is_of_one_type
-    )
+def _in_float32(a: Arguments) -> bool:
+    return False
 
 
 def _with(
     function: Callable[[TosaWriter, TosaValue, Arguments], TosaValue],
     check: Callable[[Arguments], str | None] = check_float,
-    halves: Callable[[Arguments], bool] = lambda a: False,
+    halves: Callable[[Arguments], bool] = _in_float32,
 ) -> Row:
     """Return the row of a function of one value and the call's other arguments."""
     return Row(lambda w, a: function(w, value(w, a.self, DTYPES[a.dtype]), a), check, halves=halves)
 
 
+def _unary(function: _Unary, halves: Callable[[Arguments], bool] = _in_float32) -> Row:
+    return _with(lambda w, x, a: function(w, x), halves=halves)
+
+
+def _single(kind: str) -> Row:
+    """Return the row of a function that one operator computes, in half precision too."""
+    return _unary(_kind(kind), is_of_one_type)
+
+
+def _unary_number(function: _Unary) -> Row:
+    """Return the row of a function that is exact, or rounded once."""
+    return _with(lambda w, x, a: function(w, x), check_number, is_of_one_type)
+
+
+def both(w: TosaWriter, a: Arguments) -> tuple[TosaValue, TosaValue]:
+    """Return the two operands of a call, which may be numbers, as values of its result's dtype."""
+    x, y = (value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.other))
+    return x, y
+
+
 def _binary(function: _Binary, *, reverse: bool = False) -> Row:
     def build(w: TosaWriter, a: Arguments) -> TosaValue:
-        x, y = (value(w, operand, DTYPES[a.dtype]) for operand in (a.self, a.other))
+        x, y = both(w, a)
         x, y = (y, x) if reverse else (x, y)
         return function(w, x, mul(w, y, getattr(a, "alpha", 1)))
 
@@ -229,45 +236,36 @@ def _kind2(kind: str) -> _Binary:
     return lambda w, x, y: w.elementwise(kind, x, y)
 
 
-def _compare(kind: str, *, swap: bool = False, negated: bool = False) -> Row:
-    def build(w: TosaWriter, a: Arguments) -> TosaValue:
-        # a number takes the tensor's type if it can
-        types = [dtype_of(operand) for operand in (a.self, a.other)]
-        floats = [dtype for dtype in types if dtype in HALVES] or [t for t in types if t in FLOATS]
-        x, y = (value(w, operand, (*floats, "INT32")[0]) for operand in (a.self, a.other))
-        truth = w.elementwise(kind, *((y, x) if swap else (x, y)), dtype="BOOL")
-        return w.elementwise("LOGICAL_NOT", truth) if negated else truth
-
-    return Row(build, halves=is_of_one_type)
-
-
-def _isnan(w: TosaWriter, a: Arguments) -> TosaValue:
-    x = w.dense(a.self)
-    return w.elementwise("LOGICAL_NOT", w.elementwise("EQUAL", x, x, dtype="BOOL"))
+# The bounds of each clamp; None is no bound.
+BOUNDS: Mapping[Any, Callable[[Arguments], tuple[float | None, float | None]]] = MappingProxyType(
+    {
+        aten.relu.default: lambda a: (0.0, None),
+        aten.relu6.default: lambda a: (0.0, 6.0),
+        aten.hardtanh.default: lambda a: (a.min_val, a.max_val),
+        aten.clamp.default: lambda a: (a.min, a.max),
+        aten.clamp_min.default: lambda a: (a.min, None),
+        aten.clamp_max.default: lambda a: (None, a.max),
+    }
+)
+_OF_FLOATS = (aten.relu6.default, aten.hardtanh.default)
 
 
-def _logical(kind: str) -> Row:
-    return Row(lambda w, a: w.elementwise(kind, value(w, a.self, "BOOL"), value(w, a.other, "BOOL")))
+def bounds_of(target: Any, a: Arguments) -> tuple[float, float]:
+    """Return the bounds of a clamp. If they cross, both are the upper one, as in torch."""
+    low, high = BOUNDS[target](a)
+    high = math.inf if high is None else high
+    return (-math.inf if low is None else min(low, high)), high
 
 
-def _check_bool(a: Arguments) -> str | None:
-    return None if a.dtype == torch.bool else f"bits of {a.dtype}"
-
-
-def _bounds(a: Arguments) -> tuple[float, float]:
-    low, high = (getattr(a, name, None) for name in ("min", "max"))
-    return (-math.inf if low is None else low), (math.inf if high is None else high)
+def _clamp(target: Any) -> Row:
+    check = check_float if target in _OF_FLOATS else check_number
+    return _with(lambda w, x, a: clamp(w, x, *bounds_of(target, a)), check, is_of_one_type)
 
 
 def _clamp_tensor(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
     for kind, bound in (("MAXIMUM", a.min), ("MINIMUM", a.max)):
         x = x if bound is None else w.elementwise(kind, x, value(w, bound, x.dtype))
     return x
-
-
-def _clamped(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
-    low, high = _bounds(a)
-    return clamp(w, x, min(low, high), high)  # torch gives the upper bound where they cross
 
 
 def _elu(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
@@ -293,44 +291,22 @@ def _check_power(a: Arguments) -> str | None:
     return f"the exponent {a.exponent}: TOSA's POW takes no negative base, and torch does"
 
 
-def _where(w: TosaWriter, a: Arguments) -> TosaValue:
-    dtype = DTYPES[a.dtype]
-    return w.elementwise(
-        "SELECT", value(w, a.condition, "BOOL"), value(w, a.self, dtype), value(w, a.other, dtype)
-    )
-
-
-def _masked_fill(w: TosaWriter, x: TosaValue, a: Arguments) -> TosaValue:
-    return w.elementwise("SELECT", value(w, a.mask, "BOOL"), value(w, a.value, x.dtype), x)
-
-
 def _prelu(w: TosaWriter, a: Arguments) -> TosaValue:
     return leaky(w, w.dense(a.x), w.dense(a.weight))
 
 
-_add, _sub = _binary(add), _binary(_kind2("SUB"))
-_div = replace(_binary(div), halves=lambda a: False)  # by a reciprocal, which is rounded too
-_rsub = Row(
-    lambda w, a: w.elementwise(
-        "SUB", value(w, a.other, DTYPES[a.dtype]), mul(w, value(w, a.self, DTYPES[a.dtype]), a.alpha)
-    )
-)
-_equal, _not_equal = _compare("EQUAL"), _compare("EQUAL", negated=True)
-_greater, _less = _compare("GREATER"), _compare("GREATER", swap=True)
-_at_least, _at_most = _compare("GREATER_EQUAL"), _compare("GREATER_EQUAL", swap=True)
+_ARITHMETIC = {
+    aten.add: _binary(add),
+    aten.sub: _binary(_kind2("SUB")),
+    aten.rsub: _binary(_kind2("SUB"), reverse=True),
+    aten.mul: _binary(mul),
+    aten.div: replace(_binary(div), halves=_in_float32),  # by a reciprocal, which is rounded too
+}
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.add.Tensor: _add,
-        aten.add.Scalar: _add,
-        aten.sub.Tensor: _sub,
-        aten.sub.Scalar: _sub,
-        aten.rsub.Tensor: _rsub,
-        aten.rsub.Scalar: _rsub,
-        aten.mul.Tensor: _binary(mul),
-        aten.mul.Scalar: _binary(mul),
-        aten.div.Tensor: _div,
-        aten.div.Scalar: _div,
+        **{overloads.Tensor: row for overloads, row in _ARITHMETIC.items()},
+        **{overloads.Scalar: row for overloads, row in _ARITHMETIC.items()},
         aten.maximum.default: _binary(_kind2("MAXIMUM")),
         aten.minimum.default: _binary(_kind2("MINIMUM")),
         aten.pow.Tensor_Scalar: _with(lambda w, x, a: power(w, x, a.exponent), _check_power),
@@ -354,15 +330,8 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.round.default: _unary(nearest),
         aten.sigmoid.default: _single("SIGMOID"),
         aten.tanh.default: _single("TANH"),
-        aten.relu.default: _unary_number(lambda w, x: clamp(w, x, 0)),
-        aten.relu6.default: _with(lambda w, x, a: clamp(w, x, 0, 6), halves=is_of_one_type),
-        aten.hardtanh.default: _with(
-            lambda w, x, a: clamp(w, x, a.min_val, a.max_val), halves=is_of_one_type
-        ),
-        aten.clamp.default: _with(_clamped, check_number, is_of_one_type),
+        **{target: _clamp(target) for target in BOUNDS},
         aten.clamp.Tensor: _with(_clamp_tensor, check_number, is_of_one_type),
-        aten.clamp_min.default: _with(_clamped, check_number, is_of_one_type),
-        aten.clamp_max.default: _with(_clamped, check_number, is_of_one_type),
         aten.hardsigmoid.default: _unary(hardsigmoid),
         aten.hardswish.default: _unary(lambda w, x: mul(w, x, hardsigmoid(w, x))),
         aten.silu.default: _unary(lambda w, x: mul(w, x, w.elementwise("SIGMOID", x))),
@@ -373,35 +342,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.elu.default: _with(_elu),
         aten.leaky_relu.default: _with(lambda w, x, a: leaky(w, x, a.negative_slope)),
         dimorder.prelu_last.default: Row(_prelu),
-        aten.isnan.default: Row(_isnan, halves=is_of_one_type),
-        aten.eq.Tensor: _equal,
-        aten.eq.Scalar: _equal,
-        aten.ne.Tensor: _not_equal,
-        aten.ne.Scalar: _not_equal,
-        aten.gt.Tensor: _greater,
-        aten.gt.Scalar: _greater,
-        aten.lt.Tensor: _less,
-        aten.lt.Scalar: _less,
-        aten.ge.Tensor: _at_least,
-        aten.ge.Scalar: _at_least,
-        aten.le.Tensor: _at_most,
-        aten.le.Scalar: _at_most,
-        aten.logical_and.default: _logical("LOGICAL_AND"),
-        aten.logical_or.default: _logical("LOGICAL_OR"),
-        aten.logical_xor.default: _logical("LOGICAL_XOR"),
-        aten.logical_not.default: Row(lambda w, a: w.elementwise("LOGICAL_NOT", value(w, a.self, "BOOL"))),
-        aten.bitwise_and.Tensor: Row(_logical("LOGICAL_AND").build, _check_bool),
-        aten.bitwise_or.Tensor: Row(_logical("LOGICAL_OR").build, _check_bool),
-        aten.bitwise_xor.Tensor: Row(_logical("LOGICAL_XOR").build, _check_bool),
-        aten.bitwise_not.default: Row(
-            lambda w, a: w.elementwise("LOGICAL_NOT", w.dense(a.self)), _check_bool
-        ),
-        aten.where.self: Row(_where, halves=is_of_one_type),
-        aten.where.ScalarOther: Row(_where, halves=is_of_one_type),
-        aten.where.ScalarSelf: Row(_where, halves=is_of_one_type),
-        aten.where.Scalar: Row(_where, halves=is_of_one_type),
-        aten.masked_fill.Scalar: _with(_masked_fill, lambda a: None, is_of_one_type),
-        aten.masked_fill.Tensor: _with(_masked_fill, lambda a: None, is_of_one_type),
         aten._to_copy.default: Row(
             lambda w, a: cast(w, w.dense(a.self), DTYPES[a.dtype]), halves=lambda a: True
         ),

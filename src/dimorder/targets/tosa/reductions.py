@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from dimorder.targets.table import Arguments, Row, is_of_one_type, is_transposed
-from dimorder.targets.tosa.calls import accumulator_type, size
+from dimorder.targets.tosa.calls import size
+from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, accumulator_type
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.pointwise import add, cast, check_float, mul, negate
 from dimorder.targets.tosa.spatial import conv
-from dimorder.targets.tosa.writer import DTYPES, FLOATS, MAX_RANK, TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import MAX_RANK, TosaValue, TosaWriter
 
 aten = torch.ops.aten
 
@@ -33,9 +34,8 @@ def full(
     """Return x (…, I) times weight (O, I) plus bias (O), as a CONV2D of one tap, which adds the bias."""
     outputs, inputs = weight.shape
     pixels = w.reshape(x, x.shape if len(x.shape) == 4 else (1, math.prod(x.shape[:-1]), 1, inputs))
-    once = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
     taps, shape = weight.reshape(outputs, 1, 1, inputs), (*pixels.shape[:-1], outputs)
-    y = conv(w, "CONV2D", pixels, taps, bias, shape, once, zero_points)
+    y = conv(w, "CONV2D", pixels, taps, bias, shape, zero_points=zero_points)
     return w.reshape(y, (*x.shape[:-1], outputs))
 
 

@@ -15,8 +15,8 @@ import torch
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import ContractError, UsageError
+from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.graph import TosaTensor, inspect_tosa
-from dimorder.targets.tosa.writer import DTYPES
 
 SUFFIX = ".json"
 _SEAL = "seal"

@@ -1,4 +1,4 @@
-"""Write convolution, pooling and resizing as TOSA operators, NHWC or NDHWC.
+"""Write convolution and pooling as TOSA operators, NHWC or NDHWC.
 
 TOSA wants output sizes to divide exactly. So padding that no window reaches is omitted, and input that no
 window reaches is sliced off.
@@ -7,9 +7,8 @@ window reaches is sliced off.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -19,18 +18,14 @@ from torch import Tensor
 from dimorder.ops.convolution import read_taps
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, is_of_one_type, whole
-from dimorder.targets.tosa.calls import accumulator_type, size, sum_type
-from dimorder.targets.tosa.indices import take
+from dimorder.targets.tosa.calls import size
+from dimorder.targets.tosa.dtypes import FLOATS, WIDEST, accumulator_type, sum_type
 from dimorder.targets.tosa.moves import concat, pad, slice_
 from dimorder.targets.tosa.pointwise import check_float, mul
-from dimorder.targets.tosa.writer import WIDEST, TosaValue, TosaWriter
+from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
-aten = torch.ops.aten
-
-MAX_NUMERATOR = 2048  # RESIZE, spec 1.0: scale_y_n <= 1 << 11
-MAX_SHRINK = 16  # scale_y_d < 16 * scale_y_n
-MAX_GROW = 256  # MAX_SCALE of level 8K
-
+# A window of one element, without padding.
+EACH_PIXEL: Mapping[str, Any] = MappingProxyType({"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]})
 
 # -- convolution -------------------------------------------------------------------------------------------
 
@@ -45,12 +40,13 @@ def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
     window = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[1:-1], strict=True)]
     padding, x = exact_padding(w, x, window, a.stride, before, a.shape)
     options = {"pad": padding, "stride": list(a.stride), "dilation": dilation}
+    write = partial(conv, w, options=options, zero_points=_zero_points(a))
     if flat and 1 < a.groups == x.shape[-1]:  # depthwise: weight (H, W, C, multiplier)
         by_channel = weight.reshape(a.groups, -1, *weight.shape[1:3]).permute(2, 3, 0, 1)
-        return conv(w, "DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape, options, _zero_points(a))
+        return write("DEPTHWISE_CONV2D", x, by_channel, a.bias, a.shape)
     if flat and a.groups == 1 and set(dilation) == {1} and _are_patches(window, a.stride, padding, x.shape):
         return _patches(w, x, weight, a)
-    return _in_groups(w, "CONV2D" if flat else "CONV3D", x, weight, a, options)
+    return in_groups(w, x, weight, a, partial(write, "CONV2D" if flat else "CONV3D"))
 
 
 def convolved(
@@ -96,7 +92,7 @@ def _read_taps(weight: Tensor, sizes: Sequence[int], a: Arguments) -> tuple[Tens
         weight = weight.narrow(d + 1, low, taps.stop - low)
         padding[d] -= low * dilation[d]
         dilation[d] = dilation[d] if weight.shape[d + 1] > 1 else 1
-    return weight, [p for p in padding for _ in range(2)], dilation
+    return weight, _both_sides(padding), dilation
 
 
 def _are_patches(
@@ -116,9 +112,8 @@ def _patches(w: TosaWriter, x: TosaValue, weight: Tensor, a: Arguments) -> TosaV
     (outputs, height, width, inputs), (n, rows, columns, _) = weight.shape, a.shape
     image = w.reshape(x, (n * rows, height, columns, width * inputs))
     taps = weight.reshape(outputs, height, 1, width * inputs)
-    once = {"pad": [0] * 4, "stride": [1, 1], "dilation": [1, 1]}
     shape = (n * rows, 1, columns, outputs)
-    y = conv(w, "CONV2D", image, taps, a.bias, shape, once, _zero_points(a))
+    y = conv(w, "CONV2D", image, taps, a.bias, shape, zero_points=_zero_points(a))
     return w.reshape(y, a.shape)
 
 
@@ -134,7 +129,8 @@ def conv_transpose2d(w: TosaWriter, a: Arguments) -> TosaValue:
     weight = _dilated(a.weight_ohwi, a.dilation)
     out_pad = [side for p, more in zip(a.padding, a.output_padding, strict=True) for side in (-p, more - p)]
     options = {"out_pad": out_pad, "stride": list(a.stride)}
-    return _in_groups(w, "TRANSPOSE_CONV2D", w.dense(a.x), weight, a, options)
+    write = partial(conv, w, "TRANSPOSE_CONV2D", options=options, zero_points=_zero_points(a))
+    return in_groups(w, w.dense(a.x), weight, a, write)
 
 
 def _dilated(weight: Tensor, dilation: Sequence[int]) -> Tensor:
@@ -145,20 +141,22 @@ def _dilated(weight: Tensor, dilation: Sequence[int]) -> Tensor:
     return stuffed
 
 
-def _in_groups(
-    w: TosaWriter, kind: str, x: TosaValue, weight: Tensor, a: Arguments, options: Mapping[str, Any]
+def in_groups(
+    w: TosaWriter, x: TosaValue, weight: Tensor, a: Arguments, write: Callable[..., TosaValue]
 ) -> TosaValue:
-    """Write one convolution per group of channels, and a CONCAT."""
+    """Write one convolution per group of channels, and a CONCAT.
+
+    `write` takes the input, weight and bias of a group, and the shape of its result.
+    """
     if a.groups == 1:
-        return conv(w, kind, x, weight, a.bias, a.shape, options, _zero_points(a))
+        return write(x, weight, a.bias, a.shape)
     axis, inputs, outputs = len(a.shape) - 1, x.shape[-1] // a.groups, a.shape[-1] // a.groups
     parts = []
     for g in range(a.groups):
         rows = slice(g * outputs, (g + 1) * outputs)
-        bias = None if a.bias is None else a.bias[rows]
         part = slice_(w, x, axis, g * inputs, inputs)
-        shape = (*a.shape[:-1], outputs)
-        parts.append(conv(w, kind, part, weight[rows], bias, shape, options, _zero_points(a)))
+        bias = None if a.bias is None else a.bias[rows]
+        parts.append(write(part, weight[rows], bias, (*a.shape[:-1], outputs)))
     return concat(w, parts, axis)
 
 
@@ -169,8 +167,8 @@ def conv(
     weight: Tensor,
     bias: Tensor | None,
     shape: Sequence[int],
-    options: Mapping[str, Any],
-    zero_points: Sequence[int],
+    options: Mapping[str, Any] = EACH_PIXEL,
+    zero_points: Sequence[int] = (0, 0),
 ) -> TosaValue:
     """Write one operator, with a weight in the order of `kind`. A missing bias becomes zeros."""
     sums = sum_type(x.dtype)
@@ -225,19 +223,8 @@ def check_transposed(a: Arguments) -> str | None:
 
 
 def _max_pool2d(w: TosaWriter, a: Arguments) -> TosaValue:
-    return max_pool(w, w.dense(a.x), a.kernel_size, a.stride, a.padding, a.shape)
-
-
-def max_pool(
-    w: TosaWriter,
-    x: TosaValue,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    shape: Sequence[int],
-) -> TosaValue:
-    pads, x = exact_padding(w, x, kernel, stride, [p for p in padding for _ in range(2)], shape)
-    return w.op("MAX_POOL2D", [x], shape, kernel=list(kernel), stride=list(stride), pad=pads)
+    pads, x = exact_padding(w, w.dense(a.x), a.kernel_size, a.stride, _both_sides(a.padding), a.shape)
+    return w.op("MAX_POOL2D", [x], a.shape, kernel=list(a.kernel_size), stride=list(a.stride), pad=pads)
 
 
 def check_max_pool(a: Arguments) -> str | None:
@@ -246,152 +233,39 @@ def check_max_pool(a: Arguments) -> str | None:
 
 
 def _avg_pool2d(w: TosaWriter, a: Arguments) -> TosaValue:
-    return _avg_pool(
-        w, w.dense(a.x), a.kernel_size, a.stride, a.padding, a.shape, a.count_include_pad, a.divisor_override
-    )
+    """Write a mean over windows; padding that counts is written out as part of the input.
+
+    AVG_POOL2D divides by the taps inside the input.
+    """
+    x, window, sides = w.dense(a.x), (a.kernel_size, a.stride), _both_sides(a.padding)
+    if a.divisor_override is not None:  # elements that ceil mode adds count too
+        sides, x = exact_padding(w, x, *window, sides, a.shape)
+    if a.count_include_pad or a.divisor_override is not None:
+        x = pad(w, x, (0, *sides[::2], 0), (0, *sides[1::2], 0))
+        sides = [0] * len(sides)
+    sides, x = exact_padding(w, x, *window, sides, a.shape)
+    y = avg_pool(w, x, *window, sides, a.shape)
+    return y if a.divisor_override is None else mul(w, y, math.prod(a.kernel_size) / a.divisor_override)
 
 
-def _avg_pool(
+def avg_pool(
     w: TosaWriter,
     x: TosaValue,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     shape: Sequence[int],
-    count_include_pad: bool,
-    divisor: int | None = None,
+    zero_points: Sequence[int] = (0, 0),
 ) -> TosaValue:
-    """Write a mean over windows; padding that counts is written out as part of the input.
-
-    AVG_POOL2D divides by the taps inside the input.
-    """
-    sides, taps = [p for p in padding for _ in range(2)], math.prod(kernel)
-    if divisor is not None:  # elements that ceil mode adds count too
-        sides, x = exact_padding(w, x, kernel, stride, sides, shape)
-    if count_include_pad or divisor is not None:
-        x = pad(w, x, (0, *sides[::2], 0), (0, *sides[1::2], 0))
-        sides = [0] * len(sides)
-    sides, x = exact_padding(w, x, kernel, stride, sides, shape)
-    zero = w.number(0, x.dtype)
-    y = w.op(
-        "AVG_POOL2D",
-        [x, zero, zero],
-        shape,
-        kernel=list(kernel),
-        stride=list(stride),
-        pad=sides,
-        acc_type="FP32",
-    )
-    return y if divisor is None else mul(w, y, taps / divisor)
+    """Write one AVG_POOL2D."""
+    zeros = [w.number(zero, x.dtype) for zero in zero_points]
+    sizes: dict[str, Any] = {"kernel": list(kernel), "stride": list(stride), "pad": list(padding)}
+    accumulator = "FP32" if x.dtype in FLOATS else "INT32"
+    return w.op("AVG_POOL2D", [x, *zeros], shape, acc_type=accumulator, **sizes)
 
 
-# -- resizing ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """How RESIZE reads one dimension: element `o` of the `new` at (o · d + offset) / n of the `old`."""
-
-    old: int
-    new: int
-    n: int
-    d: int
-    offset: int
-
-    @property
-    def border(self) -> int:
-        return (self.new - 1) * self.d - (self.old - 1) * self.n + self.offset
-
-    @property
-    def refused(self) -> str | None:
-        if self.n <= MAX_NUMERATOR and self.n <= MAX_GROW * self.d and self.d < MAX_SHRINK * self.n:
-            return None
-        limits = f"a numerator up to {MAX_NUMERATOR} and a factor between 1/{MAX_SHRINK} and {MAX_GROW}"
-        return f"{self.old} resized to {self.new} as {self.n}/{self.d}, where RESIZE has {limits}"
-
-
-def _axes(a: Arguments) -> Iterator[tuple[int, int, Fraction]]:
-    """Return for height and width: old size, new size, and the factor in the call, or else their ratio."""
-    for old, new, factor in zip(size(a.x)[1:3], a.shape[1:3], (a.scales_h, a.scales_w), strict=True):
-        ratio = Fraction(new, old) if factor is None else Fraction(factor).limit_denominator(MAX_NUMERATOR)
-        yield old, new, ratio
-
-
-def bilinear(w: TosaWriter, a: Arguments) -> TosaValue:
-    x = w.dense(a.x)
-    for d, axis in enumerate(bilinear_axes(a), start=1):
-        x = slice_(w, x, d, 0, axis.old)
-    return _resize(w, "BILINEAR", x, bilinear_axes(a), a.shape)
-
-
-def bilinear_axes(a: Arguments) -> list[_Axis]:
-    """Return how a bilinear resize reads height and width.
-
-    Half-pixel centres read at (o + 1/2) / ratio - 1/2. Aligned corners read from the first to the last
-    element.
-    """
-    axes = []
-    for old, new, ratio in _axes(a):
-        n, d = ratio.numerator, ratio.denominator
-        axis = _Axis(old, new, 2 * n, 2 * d, d - n)
-        if a.align_corners and 1 in (old, new):
-            axis = _Axis(1, new, 2 * new, 2, 1 - new)
-        elif a.align_corners:
-            steps = Fraction(new - 1, old - 1)
-            axis = _Axis(old, new, steps.numerator, steps.denominator, 0)
-        axes.append(axis)
-    return axes
-
-
-def check_bilinear(a: Arguments) -> str | None:
-    return next((axis.refused for axis in bilinear_axes(a) if axis.refused), None) or check_float(a)
-
-
-def nearest(w: TosaWriter, a: Arguments) -> TosaValue:
-    """Write a nearest resize with an offset of half an element.
-
-    torch takes floor(o / ratio), and RESIZE rounds.
-
-    If torch's float32 multiplication lands on the other side of a whole number, elements are gathered one by
-    one.
-    """
-    x, axes = w.dense(a.x), []
-    exact = []
-    for old, new, ratio in _axes(a):
-        # A whole factor uses half-pixel centres, which read the same elements. Ethos-U55 has nothing else.
-        half = ratio.denominator == 1
-        axes.append(_Axis(old, new, 2 * ratio.numerator, 2 * ratio.denominator, half - ratio.numerator))
-        exact.append([min(int(o / ratio), old - 1) for o in range(new)])
-    reads = [
-        _nearest_reads(*axis)
-        for axis in zip(size(a.x)[1:3], a.shape[1:3], (a.scales_h, a.scales_w), strict=True)
-    ]
-    if reads == exact and not any(axis.refused for axis in axes):
-        return _resize(w, "NEAREST", x, axes, a.shape)
-    for d, indices in enumerate(reads, start=1):
-        x = take(w, x, d, torch.tensor(indices))
-    return x
-
-
-def _nearest_reads(old: int, new: int, factor: float | None) -> list[int]:
-    """Return the elements that torch's kernel reads.
-
-    It computes in float32 (aten/src/ATen/native/UpSample.h).
-    """
-    step = torch.tensor(old / new if factor is None else 1 / factor, dtype=torch.float32)
-    reads: list[int] = (torch.arange(new) * step).floor().long().clamp(max=old - 1).tolist()
-    return reads
-
-
-def _resize(w: TosaWriter, mode: str, x: TosaValue, axes: Sequence[_Axis], shape: Sequence[int]) -> TosaValue:
-    """Write a RESIZE.
-
-    For int8 in BILINEAR it returns sums in int32, larger by the product of both numerators.
-    """
-    scale = [number for axis in axes for number in (axis.n, axis.d)]
-    offset, border = [axis.offset for axis in axes], [axis.border for axis in axes]
-    dtype = sum_type(x.dtype) if mode == "BILINEAR" else x.dtype
-    return w.op("RESIZE", [x, w.shape(scale), w.shape(offset), w.shape(border)], shape, dtype, mode=mode)
+def _both_sides(padding: Sequence[int]) -> list[int]:
+    return [amount for amount in padding for _ in range(2)]
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
@@ -405,7 +279,5 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         dimorder.avg_pool2d_nhwc.default: Row(
             _avg_pool2d, check_float, halves=lambda a: a.divisor_override is None
         ),
-        dimorder.upsample_bilinear2d_nhwc.default: Row(bilinear, check_bilinear),
-        dimorder.upsample_nearest2d_nhwc.default: Row(nearest, check_float, halves=is_of_one_type),
     }
 )

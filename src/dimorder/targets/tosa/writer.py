@@ -1,4 +1,4 @@
-"""Write one TOSA graph: its tensors, constants, operators and the bytes of the flatbuffer.
+"""Write one TOSA graph: its tensors, constants and operators.
 
 A RESHAPE is written late, once, and only if an operator reads it. Nothing is transposed unless the plan asks
 for it.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,43 +16,13 @@ import torch
 
 from dimorder.errors import UnsupportedError
 from dimorder.targets.table import View
+from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, NUMPY, TORCH
+from dimorder.targets.tosa.flatbuffer import FlatTensor, serialize
 from dimorder.targets.tosa.integers.model import TosaModel, TosaNode
 
 MAX_RANK = 6  # MAX_RANK of TOSA's level 8K, spec 1.0 section 1.7.6
 PICTURE = 4  # dimensions that an NPU broadcasts along; above that Vela makes an operator for each slice
 MAX_OPERANDS = 64  # MAX_TENSOR_LIST_SIZE of the same level: the operands of one CONCAT
-
-# torch dtype -> TOSA's. TOSA 1.0 has no 64-bit integers: indices are INT32, and `run` casts at the boundary.
-DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
-    {
-        torch.float32: "FP32",
-        torch.int64: "INT32",
-        torch.int32: "INT32",
-        torch.int16: "INT16",
-        torch.int8: "INT8",
-        torch.bool: "BOOL",
-        torch.float16: "FP16",
-        torch.bfloat16: "BF16",  # an extension of the profile
-    }
-)
-# TOSA's -> the first of torch's types that it stands for, which is the widest.
-WIDEST: Mapping[str, torch.dtype] = MappingProxyType({name: dtype for dtype, name in [*DTYPES.items()][::-1]})
-_NUMPY: Mapping[str, Any] = MappingProxyType(
-    {
-        "FP32": np.float32,
-        "INT32": np.int32,
-        "INT16": np.int16,
-        "INT8": np.int8,
-        "BOOL": np.bool_,
-        "INT48": np.int64,  # sums of products of int16
-        "SHAPE": np.int64,
-        "FP16": np.float16,
-        "BF16": np.float32,  # numpy lacks bfloat16, so these are numbers that are rounded to it
-    }
-)
-# The same, with the widths that TOSA has.
-_TORCH: Mapping[str, torch.dtype] = MappingProxyType({**WIDEST, "INT32": torch.int32, "INT48": torch.int64})
-FLOATS = frozenset(("FP32", "FP16", "BF16"))
 
 
 @dataclass(frozen=True)
@@ -68,21 +37,6 @@ class TosaValue:
     dtype: str
 
 
-@dataclass
-class _Held:
-    shape: tuple[int, ...]
-    dtype: str
-    data: np.ndarray[Any, Any] | None = None
-
-
-@dataclass
-class _Written:
-    kind: str
-    inputs: list[str]
-    output: str
-    attributes: dict[str, Any] = field(default_factory=dict)
-
-
 class TosaWriter:
     """Builds one TOSA 1.0 graph; `finish` returns its bytes. Operators that no output needs are omitted.
 
@@ -91,8 +45,8 @@ class TosaWriter:
 
     def __init__(self) -> None:
         self.hint = "tensor"
-        self._tensors: dict[str, _Held] = {}
-        self._operators: list[_Written] = []
+        self._tensors: dict[str, FlatTensor] = {}
+        self._nodes: list[TosaNode] = []
         self._inputs: list[str] = []
         self._outputs: list[str] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -130,7 +84,7 @@ class TosaWriter:
         assert dtype is not None
         if dtype == "BF16":
             data = torch.tensor(data).to(torch.bfloat16).float().numpy()
-        array = np.ascontiguousarray(data, dtype=_NUMPY[dtype]).reshape(np.shape(data))
+        array = np.ascontiguousarray(data, dtype=NUMPY[dtype]).reshape(np.shape(data))
         _require_shape(array.shape, dtype)
         if array.dtype.kind == "i" and not np.array_equal(array, data):
             worst = max(np.ravel(data), key=abs)
@@ -138,7 +92,7 @@ class TosaWriter:
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             name = self._unique("constant")
-            self._tensors[name] = _Held(array.shape, dtype, array)
+            self._tensors[name] = FlatTensor(array.shape, dtype, array)
             self._constants[key] = name
         return TosaValue(self._constants[key], array.shape, dtype)
 
@@ -240,9 +194,9 @@ class TosaWriter:
         `attributes` have the specification's names. NaNs propagate if the attributes do not say otherwise.
         """
         result = self._tensor(self._unique(self.hint), shape, dtype or inputs[0].dtype)
-        self._operators.append(
-            _Written(kind, [self._named(value) for value in inputs], result.tensor, attributes)
-        )
+        operands = tuple(self._named(value) for value in inputs)
+        stands_for = TORCH[result.dtype]
+        self._nodes.append(TosaNode(kind, operands, result.tensor, attributes, stands_for, result.shape))
         return result
 
     def elementwise(
@@ -280,36 +234,14 @@ class TosaWriter:
 
     def finish(self) -> bytes:
         """Return the flatbuffer. Needs tosa-tools."""
-        import tosa_serializer as ts
+        return serialize(self._tensors, self._needed(), self._inputs, self._outputs)
 
-        serializer = ts.TosaSerializer("", targetMajor=1, targetMinor=0, targetPatch=0, targetDraft=False)
-        block = serializer.currRegion.currBasicBlock
-        operators = self._needed()
-        read = {name for operator in operators for name in operator.inputs}
-        for name in self._inputs:
-            block.addTensor(
-                name, list(self._tensors[name].shape), getattr(ts.DType, self._tensors[name].dtype)
-            )
-            block.addInput(name)
-        for name, tensor in self._tensors.items():
-            if tensor.data is not None and name in read:
-                dtype = getattr(ts.DType, tensor.dtype)
-                serializer.addConst(list(tensor.shape), dtype, _as_held(tensor.data, tensor.dtype), name=name)
-        for operator in operators:
-            tensor = self._tensors[operator.output]
-            block.addTensor(operator.output, list(tensor.shape), getattr(ts.DType, tensor.dtype))
-            attribute = _attribute(ts, operator)
-            block.addOperator(getattr(ts.Op, operator.kind), operator.inputs, [operator.output], attribute)
-        for name in self._outputs:
-            block.addOutput(name)
-        return bytes(serializer.serialize())
-
-    def _needed(self) -> list[_Written]:
+    def _needed(self) -> list[TosaNode]:
         wanted, kept = set(self._outputs), []
-        for operator in reversed(self._operators):
-            if operator.output in wanted:
-                wanted.update(operator.inputs)
-                kept.append(operator)
+        for node in reversed(self._nodes):
+            if node.output in wanted:
+                wanted.update(node.inputs)
+                kept.append(node)
         return kept[::-1]
 
     def model(self, rounded: Mapping[str, TosaValue]) -> TosaModel:
@@ -317,17 +249,7 @@ class TosaWriter:
 
         `rounded` are the values of the program's nodes, by name.
         """
-        nodes = [
-            TosaNode(
-                operator.kind,
-                tuple(operator.inputs),
-                operator.output,
-                operator.attributes,
-                _TORCH[self._tensors[operator.output].dtype],
-                self._tensors[operator.output].shape,
-            )
-            for operator in self._needed()
-        ]
+        nodes = self._needed()
         read = {name for node in nodes for name in node.inputs}
         constants = {
             name: torch.from_numpy(tensor.data)
@@ -343,7 +265,7 @@ class TosaWriter:
     def _tensor(self, name: str, shape: Sequence[int], dtype: str) -> TosaValue:
         shape = tuple(int(size) for size in shape)
         _require_shape(shape, dtype)
-        self._tensors[name] = _Held(shape, dtype)
+        self._tensors[name] = FlatTensor(shape, dtype)
         return TosaValue(name, shape, dtype)
 
     def _unique(self, stem: str) -> str:
@@ -363,15 +285,6 @@ class TosaWriter:
                 written = self.op("RESHAPE", [source, self.shape(value.shape)], value.shape)
                 self._reshaped[key] = written.tensor
         return self._reshaped[key]
-
-
-def _as_held(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """Return numbers as tosa-tools takes them; bfloat16 has its own extension of numpy."""
-    if dtype != "BF16":
-        return array
-    import ml_dtypes
-
-    return array.astype(ml_dtypes.bfloat16)
 
 
 def _require_shape(shape: tuple[int, ...], dtype: str) -> None:
@@ -420,27 +333,3 @@ def _coalesced(view: View[TosaValue]) -> tuple[TosaValue, tuple[int, ...]]:
         view.value.tensor, tuple(math.prod(sizes[d] for d in run) for run in ordered), view.value.dtype
     )
     return value, tuple(ordered.index(run) for run in runs)
-
-
-_ATTRIBUTES = MappingProxyType({"ARGMAX": "ArgMax", "MATMUL": "MatMul", "INTDIV": "IntDiv"})
-_WITH_NAN_MODE = frozenset(
-    {"ARGMAX", "MAX_POOL2D", "CLAMP", "MAXIMUM", "MINIMUM", "REDUCE_MAX", "REDUCE_MIN"}
-)
-
-
-def _attribute(ts: Any, operator: _Written) -> Any:
-    """Return the serializer's attribute of an operator, in which enumerations are written by name."""
-    attribute = ts.TosaSerializerAttribute()
-    given = dict(operator.attributes)
-    for name, enumeration in (
-        ("acc_type", ts.DType),
-        ("mode", ts.ResizeMode),
-        ("rounding_mode", ts.RoundingMode),
-    ):
-        if name in given:
-            given[name] = getattr(enumeration, given[name])
-    if operator.kind in _WITH_NAN_MODE:
-        given["nan_mode"] = ts.NanPropagationMode.PROPAGATE
-    camel = "".join(part.capitalize() for part in operator.kind.split("_"))
-    getattr(attribute, _ATTRIBUTES.get(operator.kind, camel) + "Attribute")(**given)
-    return attribute

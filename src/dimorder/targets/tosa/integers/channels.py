@@ -13,18 +13,10 @@ from torch import Tensor
 
 from dimorder.graph.integer_type import IntegerType
 from dimorder.targets.tosa import spatial
-from dimorder.targets.tosa.integers.numbers import (
-    BITS,
-    Accumulator,
-    IntegerWriter,
-    Lookup,
-    Operand,
-    as_integers,
-    has_integers,
-    largest,
-    quantised,
-)
+from dimorder.targets.tosa.integers.lookups import as_integers, has_integers
+from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand, largest
 from dimorder.targets.tosa.integers.products import limit_of
+from dimorder.targets.tosa.integers.sums import quantised
 from dimorder.targets.tosa.writer import TosaValue
 from dimorder.verification.float64_interpreter import in_float32
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,20 +13,11 @@ from dimorder.graph.elements import Elements
 from dimorder.ops.table import elements_of
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
-from dimorder.targets.tosa.integers.numbers import (
-    BITS,
-    Accumulator,
-    IntegerWriter,
-    Lookup,
-    Operand,
-    as_integers,
-    as_sum,
-    error_of,
-    exact_or_sum,
-    on_grid,
-)
-from dimorder.targets.tosa.integers.operands import refused
+from dimorder.targets.tosa.calls import changed
+from dimorder.targets.tosa.integers.lookups import as_integers
+from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand, refused
 from dimorder.targets.tosa.integers.pointwise import operand
+from dimorder.targets.tosa.integers.sums import as_sum, error_of, exact_or_sum, on_grid
 from dimorder.targets.tosa.writer import TosaValue
 from dimorder.verification.float64_interpreter import in_float32
 
@@ -44,7 +35,7 @@ def _moved(row: Row) -> Row:
         if isinstance(held, Accumulator):
             held = as_sum(w, held)
         inner = View(held.integers, a.self.order)
-        result = row.build(w, SimpleNamespace(**{**vars(a), "self": inner}))
+        result = row.build(w, changed(a, self=inner))
         if isinstance(result, View):
             return View(held.with_integers(result.value), result.order)
         return held.with_integers(result)

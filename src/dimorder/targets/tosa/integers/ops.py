@@ -16,12 +16,8 @@ from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.targets.table import Arguments, Row, Table, View
 from dimorder.targets.tosa.integers import moves, pointwise, products, reductions
-from dimorder.targets.tosa.integers.numbers import (
-    IntegerWriter,
-    Lookup,
-    quantised,
-)
-from dimorder.targets.tosa.integers.operands import numbers
+from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, numbers
+from dimorder.targets.tosa.integers.sums import quantised
 from dimorder.targets.tosa.ops import unsupported_value
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue

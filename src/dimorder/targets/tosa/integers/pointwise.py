@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import Scaled
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, View
+from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.integers.channels import add_channels, are_channels, multiplied_channels
 from dimorder.targets.tosa.integers.numbers import (
     Accumulator,
@@ -22,10 +22,11 @@ from dimorder.targets.tosa.integers.numbers import (
     Lookup,
     Numbers,
     Operand,
-    added,
-    multiplied,
+    numbers,
+    refused,
 )
-from dimorder.targets.tosa.integers.operands import numbers, refused
+from dimorder.targets.tosa.integers.sums import added, multiplied
+from dimorder.targets.tosa.pointwise import BOUNDS, bounds_of
 
 aten = torch.ops.aten
 W = IntegerWriter
@@ -54,7 +55,7 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
         if arithmetic is None:
             sums = any(isinstance(x, Accumulator) for x in held)
             raise refused("a function of a sum that is not quantised" if sums else "a function of two values")
-        return arithmetic(w, SimpleNamespace(**{**vars(a), **given}))
+        return arithmetic(w, changed(a, **given))
 
     return build
 
@@ -142,14 +143,12 @@ def _extreme(kind: str) -> Callable[[W, Arguments], Numbers]:
     return lambda w, a: added(w, _constant(a.self), _constant(a.other), kind)
 
 
-def _bounded(bounds: Callable[[Arguments], tuple[float | None, float | None]]) -> Callable[..., Numbers]:
+def _clamp(target: Any) -> Callable[..., Numbers]:
     """Return a builder for a clamp of a sum, which is applied when the sum is quantised."""
 
     def build(w: W, a: Arguments) -> Numbers:
-        x = next(value for value in vars(a).values() if isinstance(value, Numbers))
-        low, high = bounds(a)
-        low, high = -math.inf if low is None else low, math.inf if high is None else high
-        assert isinstance(x, Accumulator)
+        low, high = bounds_of(target, a)
+        x: Accumulator = a.self
         return replace(x, low=min(max(x.low, low), high), high=max(min(x.high, high), low))
 
     return build
@@ -172,16 +171,6 @@ _UNARY = (
     *(aten.softplus.default, aten.gelu.default, aten.elu.default, aten.leaky_relu.default),
     aten.pow.Tensor_Scalar,
 )
-_CLAMPS: Mapping[Any, Callable[[Arguments], tuple[float | None, float | None]]] = MappingProxyType(
-    {
-        aten.relu.default: lambda a: (0.0, None),
-        aten.relu6.default: lambda a: (0.0, 6.0),
-        aten.hardtanh.default: lambda a: (a.min_val, a.max_val),
-        aten.clamp.default: lambda a: (a.min, a.max),
-        aten.clamp_min.default: lambda a: (a.min, None),
-        aten.clamp_max.default: lambda a: (None, a.max),
-    }
-)
 _OF_INTEGERS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor})
 _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
     {
@@ -197,7 +186,7 @@ _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{target: Row(_function(target)) for target in _UNARY},
-        **{target: Row(_function(target, _bounded(ends))) for target, ends in _CLAMPS.items()},
+        **{target: Row(_function(target, _clamp(target))) for target in BOUNDS},
         **{target: Row(_function(target, write)) for target, write in _BINARY.items()},
     }
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,10 +15,12 @@ from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import Scaled
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
-from dimorder.targets.tosa import moves, reductions, spatial
-from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, as_integers, quantised
-from dimorder.targets.tosa.integers.operands import refused
+from dimorder.targets.tosa import reductions, spatial
+from dimorder.targets.tosa.calls import changed
+from dimorder.targets.tosa.integers.lookups import as_integers
+from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, refused
 from dimorder.targets.tosa.integers.phases import Phases
+from dimorder.targets.tosa.integers.sums import quantised
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
 from dimorder.verification.float64_interpreter import in_float32
@@ -36,38 +38,21 @@ def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumu
         scales = scales * in_float32(of.scale)
         bias = _bias(a.bias, scales)
         given = {name: weight, "bias": bias, "x": whole(x), "zero_points": (of.zero_point, zero_point)}
-        call = SimpleNamespace(**{**vars(a), **given})
+        call = changed(a, **given)
         limit = limit_of(weight.int() - zero_point, bias, of)
-        if x.dtype == "INT16" and 1 < a.groups < x.shape[-1]:
-            return _in_groups(w, write, name, call, scales, limit)
-        return Accumulator(write(w, call), scales, limit)
+        if x.dtype != "INT16" or not 1 < a.groups < x.shape[-1]:
+            return Accumulator(write(w, call), scales, limit)
+        less = max(limit.bit_length() - 30, 0)
+
+        def write_group(x: TosaValue, rows: Tensor, bias: Tensor | None, shape: Sequence[int]) -> TosaValue:
+            """Shorten the sums of a group, which have 48 bits: only RESCALE reads these, and CONCAT joins."""
+            of_group = changed(call, x=whole(x), bias=bias, shape=tuple(shape), groups=1, **{name: rows})
+            return rescale(w, write(w, of_group), [2.0**-less], "INT32")
+
+        joined = spatial.in_groups(w, x, weight, call, write_group)
+        return Accumulator(joined, scales * 2.0**less, (limit >> less) + 1)
 
     return build
-
-
-def _in_groups(
-    w: W, write: Callable[..., TosaValue], name: str, a: Arguments, scales: Tensor, limit: int
-) -> Accumulator:
-    """Write a 16-bit convolution in groups.
-
-    Only RESCALE reads sums of 48 bits, so the sums of each group are shortened before they are joined.
-    """
-    x, groups, less = a.x.value, a.groups, max(limit.bit_length() - 30, 0)
-    inputs, outputs = x.shape[-1] // groups, a.shape[-1] // groups
-    parts = []
-    for g in range(groups):
-        rows = slice(g * outputs, (g + 1) * outputs)
-        of_group = {
-            name: getattr(a, name)[rows],
-            "bias": None if a.bias is None else a.bias[rows],
-            "x": whole(moves.slice_(w, x, len(x.shape) - 1, g * inputs, inputs)),
-            "shape": (*a.shape[:-1], outputs),
-            "groups": 1,
-        }
-        sums = write(w, SimpleNamespace(**{**vars(a), **of_group}))
-        parts.append(rescale(w, sums, [2.0**-less], "INT32"))
-    joined = moves.concat(w, parts, len(x.shape) - 1)
-    return Accumulator(joined, scales * 2.0**less, (limit >> less) + 1)
 
 
 def _convolution(w: W, a: Arguments) -> TosaValue:
@@ -85,7 +70,7 @@ def _convolution(w: W, a: Arguments) -> TosaValue:
             padding[2 * d + 1] += x.shape[d + 1] - source.shape[d + 1] - more
             sides += [side < weight.shape[d + 1] for side in padding[2 * d : 2 * d + 2]]
         if all(sides):
-            a = SimpleNamespace(**{**vars(a), "x": whole(source), "padding": padding})
+            a = changed(a, x=whole(source), padding=padding)
     return spatial.convolution(w, a)
 
 

@@ -16,16 +16,9 @@ from torch import Tensor
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.integer_type import IntegerType
-from dimorder.targets.tosa.integers.numbers import (
-    Accumulator,
-    IntegerWriter,
-    Lookup,
-    added,
-    as_bytes,
-    in_halves,
-    multiplied,
-    times,
-)
+from dimorder.targets.tosa.integers.lookups import as_bytes
+from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, Lookup, times
+from dimorder.targets.tosa.integers.sums import added, in_halves, multiplied
 from dimorder.targets.tosa.reductions import reduce
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue

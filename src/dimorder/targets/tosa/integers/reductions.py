@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType, SimpleNamespace
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,23 +13,22 @@ from torch import Tensor
 from dimorder.graph.integer_type import IntegerType
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
-from dimorder.targets.tosa import reductions, spatial
+from dimorder.targets.tosa import reductions, resize, spatial
+from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.integers.channels import depthwise
+from dimorder.targets.tosa.integers.lookups import as_bytes, as_integers, has_integers
 from dimorder.targets.tosa.integers.numbers import (
     Accumulator,
     IntegerWriter,
     Lookup,
     Numbers,
-    as_bytes,
-    as_integers,
-    as_sum,
-    has_integers,
-    multiplied,
+    numbers,
+    refused,
     shortened,
 )
-from dimorder.targets.tosa.integers.operands import numbers, refused
 from dimorder.targets.tosa.integers.pointwise import scaled
 from dimorder.targets.tosa.integers.quotients import layer_norm, softmax
+from dimorder.targets.tosa.integers.sums import as_sum, multiplied
 from dimorder.targets.tosa.reductions import reduced_dims
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
@@ -61,9 +60,7 @@ def _pool_windows(
             return None
         if to.dtype != of.dtype:
             return None
-        zeros = [w.number(of.zero_point, x.dtype), w.number(to.zero_point, x.dtype)]
-        window = {"kernel": list(kernel), "stride": list(stride), "pad": [0] * 4}
-        return w.op("AVG_POOL2D", [x, *zeros], shape, x.dtype, acc_type="INT32", **window)
+        return spatial.avg_pool(w, x, kernel, stride, [0] * 4, shape, (of.zero_point, to.zero_point))
 
     w.shortcuts[total.integers.tensor] = write
 
@@ -119,13 +116,15 @@ def _with_ones(
     return total
 
 
-def _extreme_of(kind: str) -> Callable[[W, Arguments], Lookup]:
+def _of_integers(row: Row, operand: str) -> Row:
+    """Return the row of an operator that selects elements, which computes it on the integers."""
+
     def build(w: W, a: Arguments) -> Lookup:
-        x, of = as_integers(w, w.dense(a.self))
-        y = reductions.reduce(w, kind, x, reduced_dims(a))
+        x, of = as_integers(w, w.dense(getattr(a, operand)))
+        y = row.build(w, changed(a, dtype=of.dtype, **{operand: whole(x)}))
         return Lookup.dequantised(w.reshape(y, a.shape), of)
 
-    return build
+    return Row(build, row.check)
 
 
 def _softmax(w: W, a: Arguments) -> Accumulator:
@@ -147,12 +146,6 @@ def _layer_norm(w: W, a: Arguments) -> Accumulator:
 def _check_layer_norm(a: Arguments) -> str | None:
     constant = a.is_constant(a.weight) and a.is_constant(a.bias)
     return None if constant else "a weight or a bias that is not constant"
-
-
-def _max_pool(w: W, a: Arguments) -> Lookup:
-    x, of = as_integers(w, w.dense(a.x))
-    y = spatial.max_pool(w, x, a.kernel_size, a.stride, a.padding, a.shape)
-    return Lookup.dequantised(y, of)
 
 
 def _avg_pool(w: W, a: Arguments) -> Numbers:
@@ -184,17 +177,14 @@ def _counts(a: Arguments, sizes: tuple[int, ...]) -> Tensor:
 
 def _argmax(w: W, a: Arguments) -> TosaValue:
     x, _ = as_integers(w, w.dense(a.self))
-    return _LARGEST(w, SimpleNamespace(**{**vars(a), "self": whole(x)}))
-
-
-_LARGEST = reductions.arg(largest=True)
+    return reductions.arg(largest=True)(w, changed(a, self=whole(x)))
 
 
 def _bilinear(w: W, a: Arguments) -> Accumulator:
     """Write a bilinear resize; the weights of each result add up to the product of the numerators."""
     x, of = as_bytes(w, w.dense(a.x))
-    ones = math.prod(axis.n for axis in spatial.bilinear_axes(a))
-    sums = spatial.bilinear(w, SimpleNamespace(**{**vars(a), "x": whole(x)}))
+    ones = math.prod(axis.n for axis in resize.bilinear_axes(a))
+    sums = resize.bilinear(w, changed(a, x=whole(x)))
     centred = w.elementwise("SUB", sums, of.zero_point * ones) if of.zero_point else sums
     scale = torch.tensor(in_float32(of.scale) / ones, dtype=torch.float64)
     total = Accumulator(centred, scale, 255 * ones)
@@ -210,24 +200,21 @@ def _bilinear(w: W, a: Arguments) -> Accumulator:
     return total
 
 
-def _nearest(w: W, a: Arguments) -> Lookup:
-    x, of = as_integers(w, w.dense(a.x))
-    y = spatial.nearest(w, SimpleNamespace(**{**vars(a), "x": whole(x)}))
-    return Lookup.dequantised(y, of)
-
-
+_SELECTIONS = {
+    aten.amax.default: (reductions.ROWS, "self"),
+    aten.amin.default: (reductions.ROWS, "self"),
+    dimorder.max_pool2d_nhwc.default: (spatial.ROWS, "x"),
+    dimorder.upsample_nearest2d_nhwc.default: (resize.ROWS, "x"),
+}
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.sum.dim_IntList: Row(_sum),
         aten.mean.dim: Row(_mean),
-        aten.amax.default: Row(_extreme_of("REDUCE_MAX")),
-        aten.amin.default: Row(_extreme_of("REDUCE_MIN")),
+        **{target: _of_integers(rows[target], x) for target, (rows, x) in _SELECTIONS.items()},
         aten.softmax.int: Row(_softmax),
         aten.layer_norm.default: Row(_layer_norm, _check_layer_norm),
-        dimorder.max_pool2d_nhwc.default: Row(_max_pool, spatial.check_max_pool),
         dimorder.avg_pool2d_nhwc.default: Row(_avg_pool),
         aten.argmax.default: Row(_argmax),
-        dimorder.upsample_nearest2d_nhwc.default: Row(_nearest),
-        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, spatial.check_bilinear),
+        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, resize.check_bilinear),
     }
 )

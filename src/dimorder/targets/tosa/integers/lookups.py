@@ -1,0 +1,159 @@
+"""Write functions of one quantised value: a number for each of its integers.
+
+Such a function is the integers themselves, a CLAMP, a RESCALE or a TABLE. For int16 a TABLE has a number for
+every 128th integer and interpolates between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dimorder.errors import UnsupportedError
+from dimorder.graph.integer_type import IntegerType
+from dimorder.targets.tosa.dtypes import DTYPES, WIDEST
+from dimorder.targets.tosa.integers.model import interpolated
+from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, Operand
+from dimorder.targets.tosa.rescale import fits, rescale, rescaled
+from dimorder.targets.tosa.writer import TosaValue
+from dimorder.verification.float64_interpreter import in_float32
+
+NEAR = {torch.int8: 1e-5, torch.int16: 4e-3}  # to an integer: a scale has 24 bits
+ENTRY = 2**15 - 2  # the largest number of a TABLE, and the largest difference of neighbours, after rounding
+
+
+# -- the same integers, or others of one operator ----------------------------------------------------------
+
+
+def as_integers(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
+    """Return the integers that stand for the numbers exactly, and their type.
+
+    Refuse numbers without such integers.
+    """
+    if not isinstance(x, Lookup):
+        found = "a constant" if isinstance(x, Tensor) else "a sum"
+        raise UnsupportedError("an operand", f"{found} that is not quantised", "quantise it")
+    of = _type(x)
+    if of is None:
+        raise UnsupportedError("an operand", "a function of it that is not quantised", "quantise it")
+    integers = looked_up(w, x.integers, _levels(x, of).round(), x.of, 1.0, of)
+    assert integers is not None
+    return integers, of
+
+
+def as_bytes(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
+    """Return the same as `as_integers`, but refuse 16 bits."""
+    integers, of = as_integers(w, x)
+    if of.dtype != torch.int8:
+        raise UnsupportedError(
+            "an operand", f"{of.dtype}, where this is computed of int8 alone", "quantise it so"
+        )
+    return integers, of
+
+
+def has_integers(x: Lookup) -> bool:
+    """Return whether integers of the source's type stand for the numbers exactly."""
+    return _type(x) is not None
+
+
+def _type(x: Lookup) -> IntegerType | None:
+    """Return the type of such integers: the source's, or the source's with another scale."""
+    for scale in (x.of.scale, slope_of(x.numbers)):
+        of = replace(x.of, scale=scale)
+        levels = _levels(x, of)
+        whole = levels.round()
+        near = bool(((levels - whole).abs() < NEAR[x.of.dtype]).all())
+        # a TABLE of int16 interpolates, so only the same integers will do, or clamped ones
+        if x.of.dtype == torch.int16:
+            own = torch.arange(of.low, of.high + 1, dtype=torch.float64)
+            near = near and torch.equal(whole, own.clamp(float(whole.min()), float(whole.max())))
+        if scale > 0 and near and of.low <= float(whole.min()) and float(whole.max()) <= of.high:
+            return of
+    return None
+
+
+def _levels(x: Lookup, of: IntegerType) -> Tensor:
+    return x.numbers / (in_float32(of.scale) or 1.0) + of.zero_point
+
+
+def looked_up(
+    w: IntegerWriter, x: TosaValue, levels: Tensor, of: IntegerType, slope: float, to: IntegerType
+) -> TosaValue | None:
+    """Return `levels` of `to` by the cheapest operator that gives exactly these.
+
+    That is none, CLAMP, RESCALE, RESCALE and CLAMP, or TABLE. Returns None if there is none, since a TABLE of
+    int16 interpolates. `slope` is that of the line on which the levels may be.
+    """
+    own = torch.arange(of.low, of.high + 1)
+    ends = int(levels.min()), int(levels.max())
+    if of.dtype == to.dtype and torch.equal(levels, own.clamp(*ends).double()):
+        return clamped(w, x, *(ends if ends != (of.low, of.high) else _reach(x.dtype)))
+    in_bytes = of.dtype == to.dtype == torch.int8
+    if not in_bytes:  # clipped ends say nothing about the line
+        middle = (levels > ends[0]) & (levels < ends[1])
+        slope = slope_of(levels[middle]) if int(middle.sum()) > 1 else slope
+    if fits(slope):
+        dtype, line = DTYPES[to.dtype], rescaled(own, [slope], of.zero_point, to.zero_point)
+        exact = torch.equal(levels, line.clamp(*_reach(dtype)).double())
+        if exact or (not in_bytes and torch.equal(levels, line.clamp(*ends).double())):
+            y = rescale(w, x, [slope], dtype, zero_point=of.zero_point, to_zero_point=to.zero_point)
+            return y if exact else clamped(w, y, *ends)
+    if not in_bytes:
+        return None
+    table = w.constant(levels.to(torch.int8))
+    return w.op("TABLE", [x, table], x.shape, "INT8")
+
+
+def slope_of(numbers: Tensor) -> float:
+    return float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
+
+
+def clamped(w: IntegerWriter, x: TosaValue, low: int, high: int) -> TosaValue:
+    if (low, high) == _reach(x.dtype):
+        return x
+    size = 1 if x.dtype == "INT8" else 2
+    low_bytes, high_bytes = (list(end.to_bytes(size, "little", signed=True)) for end in (low, high))
+    return w.op("CLAMP", [x], x.shape, min_val=low_bytes, max_val=high_bytes)
+
+
+def _reach(dtype: str) -> tuple[int, int]:
+    """Return the least and the largest integer of a type."""
+    held = torch.iinfo(WIDEST[dtype])
+    return held.min, held.max
+
+
+# -- 16 bits -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Interpolated:
+    """The result of a TABLE over int16 times `times`, clipped to 16 bits.
+
+    `given` has a number for each integer. An entry stands for `scale`. No number is farther than `error` from
+    the function's.
+    """
+
+    times: int
+    entries: Tensor
+    scale: float
+    given: Tensor
+    error: float
+
+    @staticmethod
+    def of(numbers: Tensor, times: int) -> Interpolated:
+        """Fit a TABLE to the numbers; its first and last entries may extrapolate beyond the last integers."""
+        most = len(numbers) // 2
+        first, last = (
+            numbers[end] + (numbers[end] - numbers[near]) / 127 for end, near in ((0, 127), (-1, -128))
+        )
+        wanted = torch.cat([first[None], numbers, last[None]])[:: 128 // times]
+        middle = len(wanted) // 2
+        wanted = wanted[middle - 256 : middle + 257]
+        most_apart = float(wanted.diff().abs().max())  # TABLE has 16 bits for differences too
+        scale = (max(float(wanted.abs().max()), most_apart) or 1.0) / ENTRY
+        entries = (wanted / scale).round().to(torch.int16)
+        levels = (torch.arange(-most, most + 1) * times).clamp(-most - 1, most)
+        given = interpolated(levels, entries).double() * (scale / 128)
+        return Interpolated(times, entries, scale, given, float((given - numbers).abs().max()))
