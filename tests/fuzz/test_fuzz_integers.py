@@ -13,7 +13,7 @@ pytest.importorskip("torchao")
 from tests import fuzz
 from tests.fuzz.examining import network
 from tests.fuzz.integer_operators import INTEGERS
-from tests.test_fuzz import AT_ONCE, _all_are_right
+from tests.fuzz.test_fuzz import AT_ONCE, _all_are_right
 
 FAST, FULL = 6, 306
 

@@ -15,7 +15,7 @@ import dimorder
 from dimorder.errors import UnsupportedError
 from dimorder.verification.verify import relative_error
 from tests import zoo
-from tests.test_deployed import conversions_in_own_orders
+from tests.targets.test_deployed import conversions_in_own_orders
 from tests.zoo import audio, hugging_face
 
 TOLERANCE = 1e-4
