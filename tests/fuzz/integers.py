@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from dimorder.errors import VerificationError
 from dimorder.graph.quantized_constant import DEQUANTIZE
 from dimorder.layout.rewrite import at_boundary, from_boundary
-from dimorder.verification import float64_interpreter
+from dimorder.verification import numerics
+from dimorder.verification.differences import Differences
 from dimorder.verification.verify_integers import differing
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
@@ -69,10 +70,10 @@ def _unlike_model(got: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -
 def _unlike_network(taken: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -> Outcome | None:
     """The normal form has the network's integers, but for a few by a quantum."""
     program = lowered.program
-    wanted = float64_interpreter.recorded(program.exported, taken, program.module)
+    wanted = numerics.record_quantized(program.exported, taken, program.module)
     try:
-        found = float64_interpreter.run(program.module, held, wanted)[1].values()
-        float64_interpreter.Differences.together(found).require_few("the normal form")
+        found = numerics.run(program.module, held, wanted)[1].values()
+        Differences.together(found).require_few("the normal form")
     except VerificationError as error:
         return Outcome("wrong normal form: unnoticed", str(error))
     return None

@@ -17,7 +17,7 @@ collect_ignore = ["outside"]
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """The kinds of the nodes in the XNNPACK graphs that are written."""
-    return _counted(monkeypatch, lambda writer: (kind for kind, _, _ in writer.model().nodes))
+    return _counted(monkeypatch, lambda writer: (node.kind for node in writer.model().nodes))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def test_a_wrong_island_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from dimorder.errors import VerificationError
     from dimorder.targets.xnnpack import model
 
-    wrong = {**model._FLOAT, "Softmax": lambda fields, shape, x: x.softmax(-1) * 1.02}
+    wrong = {**model._FLOAT, "Softmax": lambda fields, x: x.softmax(-1) * 1.02}
     monkeypatch.setattr(model, "_FLOAT", wrong)
     with pytest.raises(VerificationError, match=r"aten.softmax.int .* in float32"):
         dimorder.lower(Between(lambda x: x.softmax(1), (1 / 256, -128)), (X,), target="xnnpack")
@@ -33,14 +33,14 @@ def test_a_wrong_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from dimorder.errors import VerificationError
     from dimorder.targets.xnnpack import model
 
-    right = model._scaled
+    right = model.ROUNDINGS["Multiply"]
 
-    def wrong(sums: Tensor, scale: Tensor, of: Any) -> Tensor:
-        made = right(sums, scale, of)
-        made[0, 0, 0, 0] -= made[0, 0, 0, 0].sign()
-        return made
+    def wrong(kernel: Any) -> Tensor:
+        quanta = right(kernel)
+        quanta[0, 0, 0, 0] -= quanta[0, 0, 0, 0].sign()
+        return quanta
 
-    monkeypatch.setattr(model, "_scaled", wrong)
+    monkeypatch.setattr(model, "ROUNDINGS", {**model.ROUNDINGS, "Multiply": wrong})
     with pytest.raises(VerificationError, match="1 of 420 elements of output 0 are not what its integer"):
         dimorder.lower(Between(torch.mul, (0.0311, -7)), (X, Y), target="xnnpack")
 

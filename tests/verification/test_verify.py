@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from dimorder.capture.captured import capture
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.ops import normalization
 from dimorder.plans.make_contract import make_contract
-from dimorder.verification import float64_interpreter
 from dimorder.verification.fp16_accumulation import HalfSums
+from dimorder.verification.numerics import FunctionalProgram, NoisyRun
 from dimorder.verification.verify import Trial, relative_error, verify
 
 INF, NAN = math.inf, math.nan
@@ -333,7 +334,7 @@ def test_numbers_below_the_normal_ones_are_zero_to_some_kernels() -> None:
             return (x * 1e-20 * 1e-20).argmin(1).to(x.dtype)
 
     x = torch.tensor([[1.0, 2.0, -3.0, 4.0], [3.0, 2.0, 1.0, -4.0]])
-    program = torch.export.export(Place(), (x,))
-    found = [float64_interpreter.noisy(program, (x,), seed)[0].tolist() for seed in range(3)]
+    program = FunctionalProgram(torch.export.export(Place(), (x,)))
+    found = [program.run((x,), partial(NoisyRun, seed=seed))[0].tolist() for seed in range(3)]
     assert Place()(x).tolist() == [2.0, 3.0]
     assert [0.0, 0.0] in found

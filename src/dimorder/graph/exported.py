@@ -173,7 +173,7 @@ def own_module(program: ExportedProgram) -> GraphModule:
 
 
 class Readable(torch.nn.Module):
-    """A graph and the tensors that it reads, for an `Interpreter`."""
+    """A graph and the tensors that it reads, for a `GraphRun`."""
 
     def __init__(self, graph: Graph, held: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -183,14 +183,15 @@ class Readable(torch.nn.Module):
 
 
 def readable(program: ExportedProgram) -> Readable | GraphModule:
-    """Return the program for an `Interpreter`, which takes its tensors one after another.
+    """Return the program for a `GraphRun`, which takes its tensors one after another.
 
     `ExportedProgram.module` writes and compiles Python code four times; this function writes none. If the
     program writes buffers, the result is that module, with its own state.
 
     >>> program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(5, 3),))
     >>> given = torch.randn(5, 3)
-    >>> (result,) = torch.fx.Interpreter(readable(program)).run(given)
+    >>> from dimorder.graph.interpreter import GraphRun
+    >>> (result,) = GraphRun(readable(program)).run(given)
     >>> torch.equal(result, program.module()(given))
     True
     """

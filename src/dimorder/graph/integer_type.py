@@ -46,3 +46,8 @@ class IntegerType:
         """
         moved = torch.iinfo(dtype).min - self.low
         return IntegerType(dtype, self.scale, self.zero_point + moved)
+
+
+def in_float32(scale: float) -> float:
+    """Return a scale as float32 tensors are multiplied by it: times an integer it is exact in float64."""
+    return float(torch.tensor(scale, dtype=torch.float32))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from dimorder.errors import StageError
 from dimorder.graph.branches import Branches
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import own_module, state_of
+from dimorder.graph.interpreter import GraphRun
 from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
 from dimorder.graph.tracing import Tracer, shape_of
 from dimorder.layout.annotate import Annotated, is_result, results_of
@@ -442,21 +443,18 @@ def run_densely(
 ) -> tuple[Sequence[torch.Tensor], list[str]]:
     """Run a physical program, and return its results and its reads of tensors that are not dense."""
     run = _DensityRun(module)
-    with torch.no_grad():
-        return run.run(*inputs), run.faults
+    return run.run(*inputs), run.faults
 
 
-class _DensityRun(torch.fx.Interpreter):
-    """An interpreter of physical programs that notes reads of tensors that are not row-major."""
+class _DensityRun(GraphRun):
+    """A run of a physical program that notes reads of tensors that are not row-major."""
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
         self.faults: list[str] = []
 
-    def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
-        if n.op in ("get_attr", "call_function"):
-            self.faults += _misread(n, result)
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        self.faults += _misread(node, result)
         return result
 
 

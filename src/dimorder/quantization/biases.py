@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from dimorder.graph.interpreter import GraphRun
 from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS
 
 aten = torch.ops.aten
@@ -62,38 +63,36 @@ def correct_biases(quantised: GraphModule, original: GraphModule, examples: Sequ
         shape[dim] = -1
         return _Each(value + added.reshape(shape) for value in values)
 
-    with torch.no_grad():
-        _OverExamples(original, tell).over(examples)
-        _OverExamples(quantised, correct).over(examples)
+    _OverExamples(original, tell).over(examples)
+    _OverExamples(quantised, correct).over(examples)
 
 
 class _Each(list[Any]):
     """The values of one node, one per example."""
 
 
-class _OverExamples(Interpreter):
-    """An interpreter of several examples at once; `seen` may change an operator's results."""
+class _OverExamples(GraphRun):
+    """A run of several examples at once; `seen` may change an operator's results."""
 
     def __init__(self, module: GraphModule, seen: Callable[[Node, _Each], _Each]) -> None:
         super().__init__(module)
         self.seen = seen
 
     def over(self, examples: Sequence[Sequence[Any]]) -> None:
-        self.run(*(_Each(leaf) for leaf in zip(*examples, strict=True)), enable_io_processing=False)
+        self.run(*(_Each(leaf) for leaf in zip(*examples, strict=True)))
 
-    def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
-        return self.seen(n, result) if isinstance(result, _Each) and n.op == "call_function" else result
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        return self.seen(node, result) if isinstance(result, _Each) else result
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, target: Any, args: Any, kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda x: isinstance(x, _Each))
         count = next((len(leaf) for leaf in leaves if isinstance(leaf, _Each)), None)
         if count is None:
-            return super().call_function(target, args, kwargs)
+            return super().call(target, args, kwargs)
         results = _Each()
         for i in range(count):
             chosen = [leaf[i] if isinstance(leaf, _Each) else leaf for leaf in leaves]
-            results.append(super().call_function(target, *pytree.tree_unflatten(chosen, spec)))
+            results.append(super().call(target, *pytree.tree_unflatten(chosen, spec)))
         return results
 
 

@@ -1,5 +1,6 @@
 """Compare a physical program with the network: the same numbers on random inputs.
 
-`verify` compares floats, and `verify_integers` quantised networks. `float64_interpreter` runs either in
-float64, the reference of both. `fp16_accumulation` runs a network as kernels do that add up in float16.
+`verify` compares floats, and `verify_integers` quantised networks. `numerics` runs either in float64, the
+reference of both. `fp16_accumulation` runs a network as kernels do that add up in float16. `arithmetic` has
+the sums and roundings of integer kernels, from which each target's model is made, and `differences` compares.
 """

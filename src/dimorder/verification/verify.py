@@ -31,8 +31,8 @@ from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph.exported import ProgramRun
 from dimorder.layout.rewrite import at_boundary, from_boundary
-from dimorder.verification import float64_interpreter
 from dimorder.verification.fp16_accumulation import HalfSums
+from dimorder.verification.numerics import Float64Run, FunctionalProgram, NoisyRun
 
 TOLERANCE = 1e-4
 FACTOR = 4  # times the network's own distance from float64: sums have other orders
@@ -228,11 +228,18 @@ class Trial:
 
     @cached_property
     def _twice(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        return float64_interpreter.twice(self.program.exported, self._leaves(self.taken))
+        leaves = self._leaves(self.taken)
+        return self._functional.run(leaves), self._functional.run(leaves, Float64Run)
 
     @cached_property
     def _summed_in_half(self) -> list[torch.Tensor]:
-        return float64_interpreter.once(self.program.exported, self._leaves(self.taken), HalfSums())
+        program = self._functional
+        with HalfSums():
+            return program.run(self._leaves(self.taken))
+
+    @cached_property
+    def _functional(self) -> FunctionalProgram:
+        return FunctionalProgram(self.program.exported)
 
     def _logical(self, run: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         specs, got = self.contract.inputs, list[torch.Tensor]()
@@ -291,9 +298,7 @@ class Trial:
 
         Two values that tie may then differ.
         """
-        return float64_interpreter.noisy(
-            self.program.exported, self._leaves(self._drawn(steep_like, seed)[1])
-        )
+        return self._functional.run(self._leaves(self._drawn(steep_like, seed)[1]), NoisyRun)
 
     def _leaves(self, taken: Sequence[torch.Tensor]) -> list[Any]:
         """Return the exported program's arguments, call by call, with these tensors in place of its own."""

@@ -28,7 +28,8 @@ from dimorder.errors import VerificationError
 from dimorder.graph.exported import readable
 from dimorder.graph.quantized_constant import DEQUANTIZE
 from dimorder.ops.quantization import is_dynamic, is_quantised
-from dimorder.verification import float64_interpreter
+from dimorder.verification import numerics
+from dimorder.verification.differences import Differences
 from dimorder.verification.verify import FACTOR, TOLERANCE, Run, Trial, relative_error, verify
 
 _DRAWS = 4  # of moved values: one alone may leave an output of few elements unchanged
@@ -48,11 +49,9 @@ class QuantizedTrial(Trial):
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
-        wanted = float64_interpreter.recorded(program.exported, self.taken, program.module)
-        _, found = float64_interpreter.run(program.module, self.inputs, wanted)
-        float64_interpreter.Differences.together(found.values()).require_few(
-            "the normal form of a quantised network"
-        )
+        wanted = numerics.record_quantized(program.exported, self.taken, program.module)
+        _, found = numerics.run(program.module, self.inputs, wanted)
+        Differences.together(found.values()).require_few("the normal form of a quantised network")
         self.allowed = self._allowed() if is_dynamic(program.module) else None
 
     def compare(self, run: Run, what: str, model: Run | None = None, half_sums: bool = False) -> float:
@@ -83,8 +82,8 @@ class QuantizedTrial(Trial):
 
     def _allowed(self) -> list[float]:
         """Return how far each output may be off if values are rounded by other steps, none larger."""
-        exact, _ = float64_interpreter.run(self.program.module, self.inputs)
-        draws = [float64_interpreter.moved(self.program.module, self.inputs, seed) for seed in range(_DRAWS)]
+        exact, _ = numerics.run(self.program.module, self.inputs)
+        draws = [numerics.run_with_noise(self.program.module, self.inputs, seed) for seed in range(_DRAWS)]
         return [
             max(TOLERANCE, FACTOR * max(relative_error(draw[i], wanted) for draw in draws))
             if wanted.is_floating_point()
@@ -94,13 +93,18 @@ class QuantizedTrial(Trial):
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
         module = readable(physical)
-        wanted, _ = float64_interpreter.run(self.program.module, self.inputs)
-        got = self._logical(lambda held: float64_interpreter.run(module, held)[0], self.inputs)
+        wanted, _ = numerics.run(self.program.module, self.inputs)
+        got = self._logical(lambda held: numerics.run(module, held)[0], self.inputs)
         tolerances = [
             TOLERANCE if w.is_floating_point() and node.target is not DEQUANTIZE else _SAME
             for w, node in zip(wanted, self.program.outputs, strict=True)
         ]
         return verify(got, wanted, what=what, tolerance=tolerances)
+
+
+def require_near(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    """Refuse floats that differ from the recomputed ones by more than other roundings explain."""
+    verify([got], [wanted], what=what, tolerance=max(TOLERANCE, torch.finfo(wanted.dtype).eps))
 
 
 def _require_equal(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], what: str) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UsageError
-from dimorder.targets.tosa.integers.model import apply_scale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
+from dimorder.verification.arithmetic import shift_right
 
 SHORT = 15  # bits of a factor for 48-bit integers
 SHIFTS = range(2, 63)  # RESCALE, spec 1.0: 2 <= shift <= 62
@@ -63,7 +63,7 @@ def rescaled(x: Tensor, factors: Sequence[float], zero_point: int = 0, to_zero_p
     tensor([-1,  0,  1,  2])
     """
     pairs = torch.tensor([multiplier(factor) for factor in factors])
-    return apply_scale(x.to(torch.int64) - zero_point, pairs[:, 0], pairs[:, 1]) + to_zero_point
+    return shift_right((x.to(torch.int64) - zero_point) * pairs[:, 0], pairs[:, 1]) + to_zero_point
 
 
 def rescale(

@@ -33,7 +33,7 @@ from dimorder.targets.tosa.integers.numbers import IntegerWriter
 from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
 from dimorder.targets.tosa.writer import MAX_RANK
-from dimorder.verification import float64_interpreter
+from dimorder.verification import numerics
 from dimorder.verification.verify import Run
 
 
@@ -128,7 +128,7 @@ def emit_integers(
     def run_model(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the graph's outputs, after comparing its integers with the program's roundings."""
         held = [torch.from_numpy(_physical(x, spec)) for x, spec in zip(inputs, contract.inputs, strict=True)]
-        model.run(held, float64_interpreter.roundings(module, inputs))
+        model.run(held, numerics.roundings(module, inputs))
         return [_logical(y.numpy(), spec) for y, spec in zip(model.run(held), contract.outputs, strict=True)]
 
     return TosaArtifact(data, contract, run_model, model)

@@ -27,7 +27,7 @@ from dimorder.targets.table import View
 from dimorder.targets.xnnpack.fusion import whole_range
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnValue, keyed, reads_of
 from dimorder.targets.xnnpack.integers import CHOOSES, MOVES, OPERANDS, READS
-from dimorder.targets.xnnpack.model import moved
+from dimorder.targets.xnnpack.model import move
 from dimorder.targets.xnnpack.ranks import XnnRanks
 
 BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
@@ -404,7 +404,7 @@ def _moved(
     """Return the tokens of a move's result."""
     ends = itertools.accumulate((int(each.max()) + 1 for each in tokens[:-1]), initial=0)
     apart = [each + first for each, first in zip(tokens, ends, strict=True)]
-    return moved(kind, SimpleNamespace(**fields), shape, *apart)
+    return move(kind, SimpleNamespace(**fields), shape, *apart)
 
 
 def _number(bound: float) -> float | str:

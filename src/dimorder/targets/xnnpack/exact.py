@@ -14,22 +14,26 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
+from torch.nn import Module
 
 from dimorder.capture.captured import operator_name, where
-from dimorder.graph.exported import readable
+from dimorder.graph.exported import Readable, readable
+from dimorder.graph.interpreter import GraphRun
 from dimorder.ops.quantization import is_dynamic
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import XnnValue
-from dimorder.targets.xnnpack.model import XnnModel, require_near
-from dimorder.verification import float64_interpreter
+from dimorder.targets.xnnpack.model import XnnModel
+from dimorder.verification import numerics
 from dimorder.verification.verify import Run, verify
+from dimorder.verification.verify_integers import require_near
 
 aten = torch.ops.aten
 
@@ -53,7 +57,7 @@ class Computed:
 def exact_run(
     physical: ExportedProgram,
     graph: Graph,
-    root: torch.nn.Module,
+    root: Module,
     delegates: Mapping[str, Computed],
     run_module: Callable[[GraphModule, Sequence[Tensor]], list[Tensor]],
 ) -> Run:
@@ -61,25 +65,65 @@ def exact_run(
 
     `run_module` is the runtime. Raises `VerificationError` if the outputs differ from the physical program's.
     """
-    integers: dict[Node, Tensor] = {}
-    model = GraphModule(
-        {**dict(root.named_buffers()), **{n: _Modelled(c, integers) for n, c in delegates.items()}},
-        _fed(graph, delegates),
-    )
+    module = Readable(graph, dict(root.named_buffers()))
     outputs = len(graph.output_node().args[0])  # type: ignore[arg-type]  # a tuple
 
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
-        given: Sequence[Tensor] = ()
+        more: Sequence[Tensor] = ()
         if any(computed.rounded for computed in delegates.values()) or any(map(_is_portable, graph.nodes)):
             parts = {name: computed.telling() for name, computed in delegates.items()}
-            module = GraphModule({**dict(root.named_buffers()), **parts}, _told(graph, delegates))
-            given = run_module(module, inputs)[outputs:]
-        results = list(model(*inputs, *given))
+            told = GraphModule({**dict(root.named_buffers()), **parts}, _with_roundings(graph, delegates))
+            more = run_module(told, inputs)[outputs:]
+        model = _ModelRun(module, delegates, more)
+        results = list(model.run(*inputs))
         if not is_dynamic(physical.graph_module):  # XNNPACK's own scales give other integers
-            _require_meant(physical, inputs, results, integers)
+            _require_meant(physical, inputs, results, model.integers)
         return results
 
     return run
+
+
+class _ModelRun(GraphRun):
+    """The outer graph with the models of its delegates.
+
+    `more` are the extra outputs of `_with_roundings`, which replace what is computed here.
+    """
+
+    def __init__(self, module: Module, delegates: Mapping[str, Computed], more: Sequence[Tensor]) -> None:
+        super().__init__(module)
+        self.delegates, self.more = delegates, iter(more)
+        self.integers: dict[Node, Tensor] = {}
+
+    def call(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, str):
+            return self._delegate(self.delegates[target], args)
+        if target is aten.view.default:  # in the runtime all its operands are dense
+            target = aten.reshape.default
+        return super().call(target, args, kwargs)
+
+    def _delegate(self, computed: Computed, args: Sequence[Tensor]) -> list[Tensor]:
+        model, (reads, gives) = computed.model, computed.nhwc
+        inputs = [x.permute(TO_NHWC) if nhwc else x for x, nhwc in zip(args, reads, strict=True)]
+        rounded = [
+            x.permute(TO_NHWC) if i < len(gives) and gives[i] else x
+            for i, x in zip(computed.rounded, self.more, strict=False)
+        ]
+        kept = {*model.outputs, *(view.value.id for view in computed.integers.values())}
+        values = model.run(inputs, rounded, kept)
+        for node, view in computed.integers.items():
+            if view.value.id in values:  # else nothing reads it
+                self.integers[node] = values[view.value.id].permute(view.order)
+        results = [values[index] for index in model.outputs]
+        return [y.permute(TO_NCHW) if nhwc else y for y, nhwc in zip(results, gives, strict=True)]
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        if not _is_portable(node):
+            return result
+        given = next(self.more)
+        if not result.is_floating_point():
+            return result
+        require_near(given, result, "a portable kernel")
+        return given
 
 
 def _require_meant(
@@ -94,7 +138,7 @@ def _require_meant(
     """
     nodes = {node.name: node for node in integers}
     forced = {name: integers[node] for name, node in nodes.items()}
-    wanted, found = float64_interpreter.run(readable(physical), inputs, forced)
+    wanted, found = numerics.run(readable(physical), inputs, forced)
     for each, differences in found.items():
         node = nodes[each.name]
         differences.require_few(f"{operator_name(node)} ({where(node)}) as it was written for XNNPACK")
@@ -106,46 +150,20 @@ def _require_meant(
 _NUMBERS = (torch.float32, torch.int8, torch.uint8)
 
 
-def _told(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:
+def _with_roundings(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:
     """Return the graph with more outputs: delegates' roundings, and results of portable kernels."""
-    made, more = _copied(graph), list[Node]()
-    for node in list(made.nodes):
+    copy, more = Graph(), list[Node]()
+    copy.output(copy.graph_copy(graph, {}))
+    for node in list(copy.nodes):
         if _is_portable(node):
             more.append(node)
         elif node.op == "call_module":
-            with made.inserting_after(node):
+            with copy.inserting_after(node):
                 rounded = delegates[str(node.target)].rounded
-                more += [made.call_function(operator.getitem, (node, i)) for i in rounded]
-    output = made.output_node()
+                more += [copy.call_function(operator.getitem, (node, i)) for i in rounded]
+    output = copy.output_node()
     output.args = ((*output.args[0], *more),)  # type: ignore[misc]  # a tuple
-    return made
-
-
-def _fed(graph: Graph, delegates: Mapping[str, Computed]) -> Graph:
-    """Return the graph with more inputs, for the extra outputs of `_told`.
-
-    Each delegate is called with its roundings. A portable kernel's result is read from its input instead of
-    from torch.
-    """
-    made = _copied(graph)
-    last = [node for node in made.nodes if node.op == "placeholder"][-1]
-    for node in list(made.nodes):
-        if node.target is aten.view.default:  # in the runtime all its operands are dense
-            node.target = aten.reshape.default
-        if _is_portable(node):
-            with made.inserting_after(last):
-                last = made.placeholder(f"{node.name}_given")
-            readers = list(node.users)
-            with made.inserting_after(node):
-                given = made.call_function(_given, (node, last))
-            for reader in readers:
-                reader.replace_input_with(node, given)
-        elif node.op == "call_module":
-            for position in range(len(delegates[str(node.target)].rounded)):
-                with made.inserting_after(last):
-                    last = made.placeholder(f"{node.target}_rounded_{position}")
-                node.args = (*node.args, last)
-    return made
+    return copy
 
 
 def _is_portable(node: Node) -> bool:
@@ -153,37 +171,3 @@ def _is_portable(node: Node) -> bool:
     if node.op != "call_function" or any(user.target is operator.getitem for user in node.users):
         return False
     return node.target is not operator.getitem or node.all_input_nodes[0].op != "call_module"
-
-
-def _given(computed: Tensor, given: Tensor) -> Tensor:
-    """Return a portable kernel's floats, if they are near torch's. For whole numbers return torch's."""
-    if not computed.is_floating_point():
-        return computed
-    require_near(given, computed, "a portable kernel")
-    return given
-
-
-def _copied(graph: Graph) -> Graph:
-    made = Graph()
-    made.output(made.graph_copy(graph, {}))
-    return made
-
-
-class _Modelled(torch.nn.Module):
-    def __init__(self, computed: Computed, integers: dict[Node, Tensor]) -> None:
-        super().__init__()
-        self.computed, self.integers = computed, integers
-
-    def forward(self, *given: Tensor) -> list[Tensor]:
-        model, (reads, gives) = self.computed.model, self.computed.nhwc
-        inputs = [x.permute(TO_NHWC) if nhwc else x for x, nhwc in zip(given, reads, strict=False)]
-        rounded = [
-            x.permute(TO_NHWC) if i < len(gives) and gives[i] else x
-            for i, x in zip(self.computed.rounded, given[len(reads) :], strict=True)
-        ]
-        held = model.run(inputs, rounded)
-        for node, view in self.computed.integers.items():
-            if view.value.id in held:  # else nothing reads it
-                self.integers[node] = held[view.value.id].permute(view.order)
-        results = [held[index] for index in model.outputs]
-        return [y.permute(TO_NCHW) if nhwc else y for y, nhwc in zip(results, gives, strict=True)]

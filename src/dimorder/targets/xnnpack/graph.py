@@ -25,6 +25,7 @@ from torch.fx import Node
 
 from dimorder.capture.captured import operator_name, where
 from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.interpreter import GraphNode
 from dimorder.graph.quantized_constant import Integers
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.integers import MOVES, PACKING, READS, WEIGHTS
@@ -134,12 +135,10 @@ class XnnGraph:
 
     def model(self) -> XnnModel:
         """Return the model of this graph, which must be finished."""
-        nodes = []
-        for node in self._nodes:
-            bounds = (-math.inf, math.inf)
-            if node.output_min_max is not None:
-                bounds = (float(node.output_min_max.output_min), float(node.output_min_max.output_max))
-            nodes.append((kind_of(node), node.xnode_union, bounds))
+        nodes = [
+            GraphNode(kind_of(node), tuple(reads_of(node.xnode_union)), node.xnode_union.output_id, node)
+            for node in self._nodes
+        ]
         shapes = {i: tuple(value.dims) for i, value in enumerate(self._values)}
         producers = {node.xnode_union.output_id: node for node in self._nodes}
         rounded = {i: _told(self._origins.get(_computed(i, producers))) for i in self.rounded()}

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType, in_float32
 from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.integers.lookups import as_integers, has_integers
 from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand, largest
 from dimorder.targets.tosa.integers.products import limit_of
 from dimorder.targets.tosa.integers.sums import quantised
 from dimorder.targets.tosa.writer import TosaValue
-from dimorder.verification.float64_interpreter import in_float32
 
 LARGEST = 127  # of a weight
 ERROR = 2**-7  # of a quantum: the allowed error of a sum, if no weight makes the constant an integer

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType, in_float32
 from dimorder.targets.tosa.dtypes import DTYPES, WIDEST
 from dimorder.targets.tosa.integers.model import interpolated
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, Operand
 from dimorder.targets.tosa.rescale import fits, rescale, rescaled
 from dimorder.targets.tosa.writer import TosaValue
-from dimorder.verification.float64_interpreter import in_float32
 
 NEAR = {torch.int8: 1e-5, torch.int16: 4e-3}  # to an integer: a scale has 24 bits
 ENTRY = 2**15 - 2  # the largest number of a TABLE, and the largest difference of neighbours, after rounding

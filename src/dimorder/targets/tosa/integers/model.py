@@ -1,7 +1,7 @@
 """Compute a graph of integers by TOSA's arithmetic in torch.
 
-Arm's reference model must give the same bits, and is much slower. Products are added up in float64, which
-holds each of these sums exactly.
+Arm's reference model must give the same bits, and is much slower. Whatever TOSA rounds is an integer times an
+integer, shifted right, with halves rounded up (`arithmetic.shift_right`).
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from dimorder.errors import VerificationError
-
-_Attributes = Mapping[str, Any]
+from dimorder.graph.interpreter import GraphNode, interpret
+from dimorder.ops.dialect import OPS
+from dimorder.verification.arithmetic import conv, cut, max_pool, pad, pad_window, shift_right, sum_pool
 
 
 @dataclass(frozen=True)
-class TosaNode:
-    """One operator of a graph: the names of its operands and of its result."""
+class TosaNode(GraphNode):
+    """One operator of a graph: its operands and its result by the names of their tensors."""
 
-    kind: str
-    inputs: tuple[str, ...]
-    output: str
-    attributes: _Attributes
     dtype: torch.dtype
     shape: tuple[int, ...]
 
@@ -49,106 +45,70 @@ class TosaModel:
     errors: Mapping[str, float] = field(default_factory=dict)
 
     def run(
-        self, inputs: Sequence[Tensor], exact: Mapping[str, tuple[Tensor, Tensor]] | None = None
+        self, inputs: Sequence[Tensor], roundings: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({})
     ) -> list[Tensor]:
         """Return the graph's outputs for its inputs, dense in the graph's own shapes.
 
-        `exact` are a program's roundings (`exactly.roundings`). The graph's roundings are compared with them
-        one by one, each computed from the program's own earlier ones. Raises `VerificationError` if an
-        integer is farther from the number that was rounded than rounding explains.
+        The graph's roundings are compared with a program's (`numerics.roundings`) one by one, each computed
+        from the program's own earlier ones. Raises `VerificationError` if an integer is farther from the
+        number that was rounded than rounding explains.
         """
-        held = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
-        asked: dict[str, list[str]] = {}
-        for name in exact or {}:
+        names: dict[str, list[str]] = {}  # by tensor: the program's nodes with these integers
+        for name in roundings:
             if name in self.rounded:
-                asked.setdefault(self.rounded[name], []).append(name)
-        last = {name: i for i, node in enumerate(self.nodes) for name in node.inputs}
-        for i, node in enumerate(self.nodes):
-            made = computed(node, [held[name] for name in node.inputs])
-            for name in asked.get(node.output, ()):
-                assert exact is not None
-                made = agreed(made, *exact[name], name, self.errors.get(node.output, 0.0))
-            held[node.output] = made
-            for name in set(node.inputs):
-                if last[name] == i and name not in self.outputs and name not in self.constants:
-                    del held[name]
+                names.setdefault(self.rounded[name], []).append(name)
+
+        def compute(node: TosaNode, operands: Sequence[Tensor]) -> Tensor:
+            result = _COMPUTE[node.kind](node, *operands).to(node.dtype).reshape(node.shape)
+            for name in names.get(node.output, ()):
+                result = _agreed(result, *roundings[name], name, self.errors.get(node.output, 0.0))
+            return result
+
+        values = {**self.constants, **dict(zip(self.inputs, inputs, strict=True))}
+        held = interpret(self.nodes, values, {*self.outputs}, compute)
         return [held[name] for name in self.outputs]
 
 
 HALF = 0.5 + 2**-6  # a quantum is rounded to the nearest; factors have 31 bits, sums 30, functions 16
 
 
-def agreed(made: Tensor, real: Tensor, integers: Tensor, what: str, error: float = 0.0) -> Tensor:
+def _agreed(result: Tensor, real: Tensor, integers: Tensor, what: str, error: float) -> Tensor:
     """Return the program's integers, if the graph's agree but for ties and numbers near a tie."""
     allowed = HALF + error
-    held = made.view(integers.dtype) if made.dtype == torch.int8 else made
-    off = float((held.double() - real.reshape(made.shape)).abs().max())
+    held = result.view(integers.dtype) if result.dtype == torch.int8 else result
+    off = float((held.double() - real.reshape(held.shape)).abs().max())
     if not off <= allowed:
         raise VerificationError(
             f"{what} in integers",
             f"an integer is {off:.3f} quanta from what it stands for, where rounding leaves {allowed:.3f}",
             "report this network: a row of target tosa is wrong",
         )
-    return integers.view(made.dtype).reshape(made.shape)
-
-
-def apply_scale(x: Tensor, multipliers: Tensor, shifts: Tensor) -> Tensor:
-    """Return `x · multiplier / 2**shift` rounded half up, in int64."""
-    shifts = shifts.to(torch.int64)
-    return (x * multipliers + (1 << (shifts - 1))) >> shifts
-
-
-def computed(node: TosaNode, operands: Sequence[Tensor]) -> Tensor:
-    """Return the result of one operator."""
-    with torch.no_grad():
-        return _COMPUTE[node.kind](node, *operands).to(node.dtype).reshape(node.shape)
+    return integers.view(result.dtype).reshape(result.shape)
 
 
 # -- linears, matmuls and convolutions ---------------------------------------------------------------------
 
 
-def _space(x: Tensor) -> Tensor:
-    """Move channels from the last dimension to the second."""
-    return x.movedim(-1, 1)
-
-
-def _padded(x: Tensor, zero: Tensor, pad: Sequence[int]) -> Tensor:
-    """Subtract the zero point, and pad (N, C, *space) with zeros; negative padding crops."""
-    sides = [side for d in reversed(range(len(pad) // 2)) for side in pad[2 * d : 2 * d + 2]]
-    return functional.pad(_space(x.double() - zero.double()), sides)
+def _centred(x: Tensor, zero: Tensor) -> Tensor:
+    return x.double() - zero.double()
 
 
 def _conv(n: TosaNode, x: Tensor, w: Tensor, bias: Tensor, x_zero: Tensor, w_zero: Tensor) -> Tensor:
-    convolve: Callable[..., Tensor] = functional.conv2d if x.dim() == 4 else functional.conv3d
     a = n.attributes
-    weight = _space(w.double() - w_zero.double())
-    y = convolve(_padded(x, x_zero, a["pad"]), weight, bias.double(), a["stride"], 0, a["dilation"])
-    return y.movedim(1, -1)
+    weight = _centred(w, w_zero)
+    return conv(_centred(x, x_zero), weight, bias.double(), a["stride"], a["pad"], a["dilation"])
 
 
 def _depthwise(n: TosaNode, x: Tensor, w: Tensor, bias: Tensor, x_zero: Tensor, w_zero: Tensor) -> Tensor:
-    height, width, channels, multiplier = w.shape
-    weight = (w.double() - w_zero.double()).permute(2, 3, 0, 1)
-    weight = weight.reshape(channels * multiplier, 1, height, width)
-    a = n.attributes
-    y = functional.conv2d(
-        _padded(x, x_zero, a["pad"]), weight, bias.double(), a["stride"], 0, a["dilation"], channels
-    )
-    return y.movedim(1, -1)
+    a, (*taps, channels, multiplier) = n.attributes, w.shape
+    weight = _centred(w, w_zero).permute(2, 3, 0, 1).reshape(channels * multiplier, *taps, 1)
+    return conv(_centred(x, x_zero), weight, bias.double(), a["stride"], a["pad"], a["dilation"], channels)
 
 
 def _transposed(n: TosaNode, x: Tensor, w: Tensor, bias: Tensor, x_zero: Tensor, w_zero: Tensor) -> Tensor:
-    weight = (w.double() - w_zero.double()).permute(3, 0, 1, 2)
-    y = functional.conv_transpose2d(
-        _space(x.double() - x_zero.double()), weight, None, n.attributes["stride"]
-    )
-    top, bottom, left, right = n.attributes["out_pad"]
-    y = functional.pad(y, (left, right, top, bottom)) + bias.double()[:, None, None]
-    return y.movedim(1, -1)
-
-
-def _matmul(n: TosaNode, x: Tensor, y: Tensor, x_zero: Tensor, y_zero: Tensor) -> Tensor:
-    return (x.double() - x_zero.double()) @ (y.double() - y_zero.double())
+    window = n.attributes["stride"], (0, 0), (0, 0), (1, 1)
+    y = OPS.conv_transpose2d_nhwc.default(_centred(x, x_zero), _centred(w, w_zero), None, *window, 1)
+    return pad_window(y, n.attributes["out_pad"]) + bias.double()
 
 
 # -- the rest ----------------------------------------------------------------------------------------------
@@ -161,7 +121,7 @@ def _rescale(
     wide, most = wide - zero.to(torch.int64), 1 << (shifts.to(torch.int64) - 1)
     if n.attributes["scale32"]:
         _require(n, wide, -most, most - 1)
-    y = apply_scale(wide, multipliers.to(torch.int64), shifts) + to_zero.to(torch.int64)
+    y = shift_right(wide * multipliers.to(torch.int64), shifts.to(torch.int64)) + to_zero.to(torch.int64)
     if n.attributes["output_unsigned"]:
         return y.clamp(0, 255).to(torch.uint8).view(torch.int8)
     limits = torch.iinfo(n.dtype)
@@ -190,8 +150,7 @@ def _elementwise(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _multiply(x: Tensor, y: Tensor, shift: Tensor) -> Tensor:
-    product = x * y
-    return product if not int(shift) else (product + (1 << (int(shift) - 1))) >> int(shift)
+    return shift_right(x * y, int(shift)) if int(shift) else x * y
 
 
 def _clamp(n: TosaNode, x: Tensor) -> Tensor:
@@ -231,35 +190,15 @@ def _shifted_right(n: TosaNode, x: Tensor, by: Tensor) -> Tensor:
     return (x + half) >> by
 
 
-def _max_pool(n: TosaNode, x: Tensor) -> Tensor:
-    a = n.attributes
-    top, bottom, left, right = a["pad"]
-    padded = functional.pad(_space(x.double()), (left, right, top, bottom), value=-math.inf)
-    return functional.max_pool2d(padded, a["kernel"], a["stride"]).movedim(1, -1)
-
-
 def _avg_pool(n: TosaNode, x: Tensor, zero: Tensor, to_zero: Tensor) -> Tensor:
     """Compute means of whole windows, by a reciprocal of 31 bits."""
     a, count = n.attributes, math.prod(n.attributes["kernel"])
     assert not any(a["pad"])
-    centred = _space(x.double() - zero.double())
-    sums = functional.avg_pool2d(centred, a["kernel"], a["stride"], divisor_override=1).movedim(1, -1)
+    sums = sum_pool(_centred(x, zero), a["kernel"], a["stride"], a["pad"]).to(torch.int64)
     bits = (count - 1).bit_length()  # reciprocal_scale of the specification
-    multiplier = ((2**30 + 1) << bits) // count
-    y = apply_scale(sums.to(torch.int64), torch.tensor(multiplier), torch.tensor(30 + bits))
+    y = shift_right(sums * (((2**30 + 1) << bits) // count), 30 + bits)
     limits = torch.iinfo(n.dtype)
     return (y + int(to_zero)).clamp(limits.min, limits.max)
-
-
-def _pad(n: TosaNode, x: Tensor, amounts: Tensor, value: Tensor) -> Tensor:
-    pairs = amounts.reshape(-1, 2).flip(0).flatten().tolist()
-    return functional.pad(x.to(torch.int64), pairs, value=int(value))
-
-
-def _slice(n: TosaNode, x: Tensor, starts: Tensor, sizes: Tensor) -> Tensor:
-    for d, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
-        x = x.narrow(d, start, size)
-    return x
 
 
 def _gather(n: TosaNode, x: Tensor, indices: Tensor) -> Tensor:
@@ -301,7 +240,7 @@ _COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "CONV3D": _conv,
         "DEPTHWISE_CONV2D": _depthwise,
         "TRANSPOSE_CONV2D": _transposed,
-        "MATMUL": _matmul,
+        "MATMUL": lambda n, x, y, x_zero, y_zero: _centred(x, x_zero) @ _centred(y, y_zero),
         "RESCALE": _rescale,
         "ADD": _elementwise(torch.add),
         "SUB": _elementwise(torch.sub),
@@ -318,11 +257,13 @@ _COMPUTE: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "REDUCE_MAX": lambda n, x: x.amax(n.attributes["axis"], keepdim=True),
         "REDUCE_MIN": lambda n, x: x.amin(n.attributes["axis"], keepdim=True),
         "ARGMAX": _argmax,
-        "MAX_POOL2D": _max_pool,
+        "MAX_POOL2D": lambda n, x: max_pool(
+            x.double(), *(n.attributes[a] for a in ("kernel", "stride", "pad"))
+        ),
         "AVG_POOL2D": _avg_pool,
         "CONCAT": lambda n, *x: torch.cat(x, n.attributes["axis"]),
-        "SLICE": _slice,
-        "PAD": _pad,
+        "SLICE": lambda n, x, starts, sizes: cut(x, starts.tolist(), sizes.tolist()),
+        "PAD": lambda n, x, pads, value: pad(x.long(), pads.reshape(-1, 2).tolist(), int(value)),
         "GATHER": _gather,
         "RESIZE": _resize,
         "TRANSPOSE": lambda n, x: x.permute(n.attributes["perms"]),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.integer_type import in_float32
 from dimorder.ops.table import elements_of
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
@@ -19,7 +20,6 @@ from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWri
 from dimorder.targets.tosa.integers.pointwise import operand
 from dimorder.targets.tosa.integers.sums import as_sum, error_of, exact_or_sum, on_grid
 from dimorder.targets.tosa.writer import TosaValue
-from dimorder.verification.float64_interpreter import in_float32
 
 aten = torch.ops.aten
 W = IntegerWriter

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType, in_float32
 from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.permutation import permuted
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
-from dimorder.verification.float64_interpreter import in_float32
 
 BITS = 28  # of a sum: RESCALE takes values below 2^(shift - 1), so that no result may reach 2^29
 PLAIN = Forms()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType, in_float32
 from dimorder.graph.quantized_constant import Scaled
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
@@ -23,7 +23,6 @@ from dimorder.targets.tosa.integers.phases import Phases
 from dimorder.targets.tosa.integers.sums import quantised
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
-from dimorder.verification.float64_interpreter import in_float32
 
 aten = torch.ops.aten
 W = IntegerWriter

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType, in_float32
 from dimorder.targets.tosa.integers.lookups import as_bytes
 from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, Lookup, times
 from dimorder.targets.tosa.integers.sums import added, in_halves, multiplied
 from dimorder.targets.tosa.reductions import reduce
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
-from dimorder.verification.float64_interpreter import in_float32
 
 W = IntegerWriter
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType, in_float32
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, resize, spatial
@@ -32,7 +32,6 @@ from dimorder.targets.tosa.integers.sums import as_sum, multiplied
 from dimorder.targets.tosa.reductions import reduced_dims
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
-from dimorder.verification.float64_interpreter import in_float32
 
 aten = torch.ops.aten
 W = IntegerWriter

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.integer_type import IntegerType, in_float32
 from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.integers.lookups import (
     Interpolated,
@@ -38,7 +38,6 @@ from dimorder.targets.tosa.integers.numbers import (
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.rescale import relative_error, rescale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
-from dimorder.verification.float64_interpreter import in_float32
 
 GRID = 19  # of a sum's finest operand: Ethos-U55 adds int8 on a grid of as many bits in one operator
 FINE = 2**15  # steps of a function's numbers, besides the sign

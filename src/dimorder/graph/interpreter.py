@@ -1,0 +1,123 @@
+"""Walk a graph and compute its values: the only interpreter of this package.
+
+A graph is a torch program, or what a target wrote. How an operator computes comes from the caller: as torch
+does, in float64, or with the roundings of integer kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.nn import Module
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """One node of a graph in any format.
+
+    Args:
+        kind: the name by which a table knows the operator.
+        inputs: the keys of the values that it reads.
+        output: the key of the value that it gives.
+        attributes: what else the format says about the node.
+    """
+
+    kind: Any
+    inputs: tuple[Any, ...]
+    output: Any
+    attributes: Any
+
+
+GraphNodeT = TypeVar("GraphNodeT", bound=GraphNode)
+
+
+def interpret(
+    nodes: Sequence[GraphNodeT],
+    values: Mapping[Any, Any],
+    kept: Collection[Any],
+    compute: Callable[[GraphNodeT, Sequence[Any]], Any],
+) -> dict[Any, Any]:
+    """Return the values of a graph, by their keys.
+
+    Args:
+        nodes: the nodes in an order in which they can be computed.
+        values: the graph's inputs and constants.
+        kept: the keys of the values that the caller reads. Others are released after their last reader.
+        compute: takes a node and the values that it reads, and returns its result.
+
+    >>> nodes = [GraphNode("double", ("x",), "y", None), GraphNode("double", ("y",), "z", None)]
+    >>> interpret(nodes, {"x": 3}, {"z"}, lambda node, read: 2 * read[0])
+    {'z': 12}
+    """
+    held = dict(values)
+    last = {key: node.output for node in nodes for key in node.inputs}
+    with torch.no_grad():
+        for node in nodes:
+            held[node.output] = compute(node, [held[key] for key in node.inputs])
+            for key in set(node.inputs):
+                if last[key] == node.output and key not in kept:
+                    del held[key]
+    return held
+
+
+class GraphRun:
+    """A run of a torch graph, operator by operator, as torch computes.
+
+    A subclass computes otherwise, or looks at the results.
+
+    >>> import torch
+    >>> class Wide(GraphRun):
+    ...     def call(self, target, args, kwargs):
+    ...         return super().call(target, [x.double() for x in args], kwargs)
+    >>> program = torch.export.export(torch.nn.Sigmoid(), (torch.ones(2),))
+    >>> Wide(program.graph_module).run(torch.tensor([0.0, 1.0]))
+    (tensor([0.5000, 0.7311], dtype=torch.float64),)
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    def run(self, *inputs: Any) -> Any:
+        """Return the graph's outputs for its inputs, one for each placeholder."""
+        graph: torch.fx.Graph = self.module.graph  # type: ignore[assignment]
+        placeholders = graph.find_nodes(op="placeholder")
+        nodes = [
+            GraphNode(node.target, tuple(node.all_input_nodes), node, node.meta)
+            for node in graph.nodes
+            if node.op not in ("placeholder", "output")
+        ]
+        output = graph.output_node()
+        values = dict(zip(placeholders, inputs, strict=True))
+        held = interpret(nodes, values, set(output.all_input_nodes), self._computed)
+        return map_arg(output.args[0], held.__getitem__)
+
+    def _computed(self, node: GraphNode, read: Sequence[Any]) -> Any:
+        if node.output.op == "get_attr":
+            return self.result(node.output, {}, self.constant(attrgetter(node.kind)(self.module)))
+        operands = dict(zip(node.inputs, read, strict=True))
+        return self.result(node.output, operands, self.call(node.kind, *arguments(node.output, operands)))
+
+    def constant(self, value: Any) -> Any:
+        """Return a constant of the graph as its readers get it."""
+        return value
+
+    def call(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operator, or of a submodule by its name."""
+        called = self.module.get_submodule(target) if isinstance(target, str) else target
+        return called(*args, **kwargs)
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        """Return the result of a node as its readers get it; `operands` are the values that it read."""
+        return result
+
+
+def arguments(node: Node, operands: Mapping[Node, Any]) -> tuple[Any, Any]:
+    """Return the positional and the keyword arguments of a call, with these values."""
+    args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
+    return args, kwargs

@@ -1,0 +1,326 @@
+"""Run a program in float64, so that its numbers do not depend on the order of sums, or with noise.
+
+In a quantised program the floats between dequantize and quantize are computed in float64. Another order of
+sums then moves no value across a rounding boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.nn import Module
+
+from dimorder.capture.dynamic import is_dynamic_dequantize, is_static_quantize
+from dimorder.capture.functionalize import functional
+from dimorder.capture.integers import KEEPS_SCALE
+from dimorder.capture.state import left_in_state
+from dimorder.graph.elements import Elements
+from dimorder.graph.exported import readable
+from dimorder.graph.integer_type import in_float32
+from dimorder.graph.interpreter import GraphRun, arguments
+from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled
+from dimorder.graph.schema import bound
+from dimorder.graph.tracing import EXPORTED
+from dimorder.ops.dialect import dynamic_type
+from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
+from dimorder.ops.table import OPERATORS, elements_of, moved_operands
+from dimorder.verification.arithmetic import round_then_offset
+from dimorder.verification.differences import Differences, Origin
+
+
+def run(
+    module: Module, inputs: Sequence[Tensor], forced: Mapping[str, Tensor] | None = None
+) -> tuple[list[Tensor], dict[Node, Differences]]:
+    """Run a graph with its floats computed in float64.
+
+    Args:
+        module: the graph.
+        inputs: its inputs.
+        forced: values by the names of nodes: integers, or floats that were quantised dynamically. They
+            replace the results of these nodes.
+
+    Returns:
+        The results, and for each forced node by how many quanta its own result differs.
+
+    >>> class Halves(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return QUANTIZE(x / 3, 0.5, 0, -128, 127, torch.int8)
+    >>> program = torch.export.export(Halves(), (torch.tensor([1.0, 2.0]),)).module()
+    >>> run(program, (torch.tensor([3.0, 6.2]),))[0]
+    [tensor([2, 4], dtype=torch.int8)]
+    """
+    wide = Float64Run(module, forced or {})
+    return _tensors(wide.run(*inputs)), wide.differences
+
+
+def run_with_noise(module: GraphModule, inputs: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """Run a graph in float64 with noise in place of dynamic quantisation.
+
+    Each value that is quantised dynamically is not rounded, but moved at random by up to half of its step.
+
+    >>> class Rounds(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return FAKE_QUANTIZE_DYNAMIC(x, [0], -128, 127, 1e-9, "asymmetric")
+    >>> program = torch.export.export(Rounds(), (torch.ones(2),)).module()
+    >>> (got,) = run_with_noise(program, (torch.tensor([0.0, 255.0]),), 0)
+    >>> (got - torch.tensor([0.0, 255.0])).abs() <= 0.5
+    tensor([True, True])
+    """
+    return _tensors(Float64Run(module, noise=torch.Generator().manual_seed(seed)).run(*inputs))
+
+
+def roundings(module: Module, inputs: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return what a graph rounds to integers, and the integers, by the names of the nodes that quantise.
+
+    The first is in float64: real over scale, plus the zero point, clamped to the type's range.
+
+    >>> class Halves(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return QUANTIZE(x, 0.5, 3, -128, 127, torch.int8)
+    >>> program = torch.export.export(Halves(), (torch.tensor([1.1, -99.0]),)).module()
+    >>> ((real, integers),) = roundings(program, (torch.tensor([1.1, -99.0]),)).values()
+    >>> real.to(torch.float32), integers
+    (tensor([   5.2000, -128.0000]), tensor([   5, -128], dtype=torch.int8))
+    """
+    run = _RoundingsRun(module)
+    run.run(*inputs)
+    return run.found
+
+
+def record_quantized(
+    exported: ExportedProgram, inputs: Sequence[Tensor], captured: GraphModule
+) -> dict[str, Tensor]:
+    """Return what an exported program quantises, by the names of the captured nodes.
+
+    These are its integers, and the results of dynamic quantisation.
+    """
+    recorder = _QuantizedRun(readable(exported))
+    recorder.run(*inputs)
+    origins = {node.name: node.meta.get(EXPORTED) for node in captured.graph.nodes}
+    return {name: recorder.found[origin] for name, origin in origins.items() if origin in recorder.found}
+
+
+class FunctionalProgram:
+    """An exported program as a graph that writes to nothing.
+
+    Its constants and buffers are among its inputs. What it leaves in buffers comes before its results.
+    """
+
+    def __init__(self, exported: ExportedProgram) -> None:
+        program = functional(exported, OPERATORS)
+        specs, tensors = program.graph_signature.input_specs, {**program.state_dict, **program.constants}
+        self.module = program.graph_module
+        self.inputs = [None if spec.kind is InputKind.USER_INPUT else str(spec.target) for spec in specs]
+        self.tensors = {name: tensors[name] for name in self.inputs if name is not None}
+        self.written = list(left_in_state(program))
+
+    def run(
+        self, leaves: Sequence[Any], numerics: Callable[[GraphModule], GraphRun] = GraphRun
+    ) -> list[Tensor]:
+        """Run the program, as torch computes or in other numerics, and return its tensors.
+
+        The results of `Float64Run` stay in float64: for half precision that is more than the program can
+        represent. The leaves of several calls follow one another, and so do their results. A call finds what
+        the last call left in the buffers that the program writes.
+
+        Args:
+            leaves: the leaves of the program's inputs.
+            numerics: makes the run of the graph.
+
+        >>> class Thirds(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return (x + 1e6) - 1e6
+        >>> x = torch.tensor([1 / 3])
+        >>> program = FunctionalProgram(torch.export.export(Thirds(), (x,)))
+        >>> program.run((x,)), program.run((x,), Float64Run)
+        ([tensor([0.3125])], [tensor([0.3333], dtype=torch.float64)])
+        """
+        run, results, feed = numerics(self.module), list[Any](), iter(leaves)
+        tensors = {name: run.constant(value) for name, value in self.tensors.items()}
+        for _ in range(len(leaves) // self.inputs.count(None)):
+            given = [run.constant(next(feed)) if name is None else tensors[name] for name in self.inputs]
+            outputs = run.run(*given)
+            tensors |= zip(self.written, outputs, strict=False)
+            results += outputs[len(self.written) :]
+        return [result for result in results if isinstance(result, Tensor)]
+
+
+class NoisyRun(GraphRun):
+    """A run with noise in each float that an operator computes.
+
+    Each float is off by a few roundings, zeros have either sign, and subnormal numbers are zero.
+
+    >>> class Ties(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return (x * 3).argmax()
+    >>> x = torch.ones(1000)
+    >>> program = torch.export.export(Ties(), (x,))
+    >>> program.module()(x), FunctionalProgram(program).run((x,), NoisyRun)[0] == 0
+    (tensor(0), tensor(False))
+    """
+
+    def __init__(self, module: Module, seed: int = 0) -> None:
+        super().__init__(module)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def call(self, target: Any, args: Any, kwargs: Any) -> Any:
+        result = super().call(target, args, kwargs)
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return result
+        noise = torch.randn(result.shape, generator=self.generator).to(result.dtype)
+        rounded = result * (1 + 4 * torch.finfo(result.dtype).eps * noise)
+        nothing = result.abs() < torch.finfo(result.dtype).tiny
+        return torch.where(nothing, torch.zeros_like(result).copysign(noise), rounded)
+
+
+class Float64Run(GraphRun):
+    """A run whose floats are in float64; `run` and `run_with_noise` say what the arguments do."""
+
+    def __init__(
+        self,
+        module: Module,
+        forced: Mapping[str, Tensor] | None = None,
+        noise: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(module)
+        self.forced, self.noise = forced or {}, noise
+        self.differences: dict[Node, Differences] = {}
+        self.origins: dict[Node, Origin] = {}  # of integers that are not forced, and their floats
+
+    def constant(self, value: Any) -> Any:
+        return _wide(value)
+
+    def call(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is FAKE_QUANTIZE_DYNAMIC:
+            return self._dynamic(*args)
+        special = _SPECIAL.get(target)
+        if special is not None:
+            return special(**bound(target, args, kwargs))
+        if elements_of(target) is not Elements.RELABELS:
+            # a relabelled input is still quantised in float32, as in every kernel
+            args, kwargs = pytree.tree_map(_wide, (args, kwargs))
+        return super().call(target, args, kwargs)
+
+    def _dynamic(self, x: Tensor, *tokens: Any) -> Tensor:
+        x = x.double()
+        scale, zero = dynamic_type(x, *tokens)
+        if self.noise is not None:
+            return x + (torch.rand(x.shape, generator=self.noise, dtype=torch.float64) - 0.5) * scale
+        _, low, high, *_ = tokens
+        # The least value may be a tie, however it was rounded.
+        quanta = (x / scale * 2.0**30).round() / 2.0**30
+        return ((quanta.round() + zero).clamp(low, high) - zero) * scale
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        if not self.forced:
+            return result
+        wanted = self.forced.get(node.name)
+        if wanted is not None and node.target is FAKE_QUANTIZE_DYNAMIC:
+            x, *tokens = arguments(node, operands)[0]
+            step, _ = dynamic_type(x.double(), *tokens)
+            found = Differences.between((result / step).round(), (wanted / step).round(), Origin(x / step))
+        else:
+            origin = self._origin(node, operands)
+            if wanted is None or result.dtype != wanted.dtype:
+                if origin is not None:
+                    self.origins[node] = origin
+                return result
+            found = Differences.between(result, wanted, origin)
+        self.differences[node] = found
+        return torch.empty_like(result).copy_(wanted)  # with the same strides: views read it
+
+    def _origin(self, node: Node, operands: Mapping[Node, Any]) -> Origin | None:
+        """Return what a value's elements were rounded from, there or before they were moved or selected."""
+        if node.target is QUANTIZE:
+            real, scale, *_ = arguments(node, operands)[0]
+            before = self.origins.get(node.all_input_nodes[0])
+            if before is not None and before.quantum == scale:
+                return before
+            unsure = before.on_a_half | before.unsure if before is not None else False
+            return Origin(real.double() / in_float32(scale), scale, unsure)
+        keeps = node.target is DEQUANTIZE or elements_of(node.target) in KEEPS_SCALE
+        sources = moved_operands(node) if keeps else []
+        found = {source: self.origins[source] for source in sources if source in self.origins}
+        if not found or len(found) < len(sources) or len({each.quantum for each in found.values()}) > 1:
+            return None
+        if node.target is DEQUANTIZE:
+            return found[sources[0]]
+
+        def move(part: Callable[[Origin], Tensor]) -> Tensor:
+            args: Any = map_arg(node.args, lambda m: part(found[m]) if m in found else operands[m])
+            moved: Tensor = GraphRun.call(self, node.target, args, node.kwargs)
+            return moved
+
+        unsure = move(lambda origin: origin.quanta * 0 + origin.unsure) > 0
+        return Origin(move(lambda origin: origin.quanta), found[sources[0]].quantum, unsure)
+
+
+class _RoundingsRun(Float64Run):
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.found: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        if node.target is QUANTIZE:
+            a = bound(node.target, *arguments(node, operands))
+            real = a["input"].double() / in_float32(a["scale"]) + a["zero_point"]
+            self.found[node.name] = real.clamp(a["quant_min"], a["quant_max"]), result
+        return result
+
+
+class _QuantizedRun(GraphRun):
+    def __init__(self, module: Module) -> None:
+        super().__init__(module)
+        self.found: dict[str, Tensor] = {}
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        if is_static_quantize(node) or is_dynamic_dequantize(node):
+            self.found[node.name] = result
+        return result
+
+
+def _tensors(results: Any) -> list[Tensor]:
+    return [result for result in pytree.tree_leaves(results) if isinstance(result, Tensor)]
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, Scaled) and value.integers.per_channel():
+        integers = value.integers
+        return (integers.values.double() - integers.zero_point) * integers.scales.double()
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else value
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _quantize(
+    input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+) -> Tensor:
+    quanta = input * (1.0 / scale) if input.dtype == torch.float32 else input / in_float32(scale)
+    return round_then_offset(quanta, zero_point).clamp(quant_min, quant_max).to(dtype)
+
+
+def _dequantize(input: Tensor, scale: float, zero_point: int, **_: Any) -> Tensor:
+    return (input.double() - zero_point) * in_float32(scale)
+
+
+def _dequantize_channels(
+    input: Tensor, scales: Tensor, zero_points: Tensor | None, axis: int, **_: Any
+) -> Tensor:
+    along = [-1 if d == axis else 1 for d in range(input.dim())]
+    centred = input.double() if zero_points is None else input.double() - zero_points.reshape(along)
+    return centred * scales.double().reshape(along)
+
+
+_SPECIAL: Mapping[Any, Callable[..., Tensor]] = {
+    QUANTIZE: _quantize,
+    DEQUANTIZE: _dequantize,
+    DEQUANTIZE_CHANNELS: _dequantize_channels,
+}
