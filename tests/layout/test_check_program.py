@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from dimorder import api
 from dimorder.capture.captured import Captured, capture
 from dimorder.errors import StageError
+from dimorder.graph.nodes import CUSTOM, with_origin
 from dimorder.layout import check_program
 from dimorder.layout.annotate import Annotated, annotate
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.rewrite import rewrite
-from dimorder.ops.builder import ORIGIN
 from dimorder.planning.problem import Config
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.targets import find
@@ -334,7 +334,7 @@ def _read_a_view(graph: torch.fx.Graph) -> None:
 
 
 def _hide_a_conversion(graph: torch.fx.Graph) -> None:
-    _conversion(graph).meta["custom"] = {ORIGIN: {}}
+    _conversion(graph).meta[CUSTOM] = with_origin({})[CUSTOM]
 
 
 def _convert_otherwise(graph: torch.fx.Graph) -> None:
@@ -352,7 +352,7 @@ def _use_another_operator(graph: torch.fx.Graph) -> None:
 
 
 def _forget_the_operator(graph: torch.fx.Graph) -> None:
-    call(graph.nodes, aten.linear.default).meta["custom"] = {ORIGIN: {}}
+    call(graph.nodes, aten.linear.default).meta[CUSTOM] = with_origin({})[CUSTOM]
 
 
 @pytest.mark.parametrize(

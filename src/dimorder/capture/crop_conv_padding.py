@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from dimorder.graph.nodes import call_before
 from dimorder.graph.tracing import shape_of, without_data
 
 aten = torch.ops.aten
@@ -45,13 +46,10 @@ def _crop(cut: Node) -> None:
         return
     amounts[axis] = 0
     sides = [0, 0] * (len(stride) - 1 - axis) + [low, high]
-    with cut.graph.inserting_before(cut):
-        padded = cut.graph.call_function(aten.constant_pad_nd.default, (x, sides, 0.0))
-        rest = (dilation, transposed, output_padding, groups)
-        made = cut.graph.call_function(conv.target, (padded, weight, bias, stride, amounts, *rest))
-    padded.meta = {**conv.meta, "val": without_data(torch.nn.functional.pad(x.meta["val"], sides))}
-    made.meta = {**conv.meta, "val": cut.meta["val"]}
-    cut.replace_all_uses_with(made)
+    value = without_data(torch.nn.functional.pad(x.meta["val"], sides))
+    padded = call_before(cut, aten.constant_pad_nd.default, (x, sides, 0.0), like=conv, value=value)
+    args = (padded, weight, bias, stride, amounts, dilation, transposed, output_padding, groups)
+    cut.replace_all_uses_with(call_before(cut, conv.target, args, like=conv, value=cut.meta["val"]))
 
 
 def _arguments(cut: Node) -> Any:

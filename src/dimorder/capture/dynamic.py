@@ -23,6 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.capture.integer_products import as_linear, name_of
 from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.nodes import call_before, copy_meta, replace_node
 from dimorder.graph.schema import bound
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
 
@@ -98,14 +99,12 @@ def _opened(graph: Graph, exported: ExportedProgram) -> tuple[ExportGraphSignatu
         owner, part = node.args
         name = f"{held[owner.name]}.{part}"
         with graph.inserting_before(owner):
-            made = graph.placeholder(f"b_{name.replace('.', '_')}_{len(specs)}")
+            made = copy_meta(graph.placeholder(f"b_{name.replace('.', '_')}_{len(specs)}"), node)
         state[name] = getattr(state[held[owner.name]], part).detach()
-        made.meta = {**node.meta}
         place = next(i for i, spec in enumerate(specs) if spec.arg.name == owner.name)
         specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(made.name), name, persistent=True))
         held[made.name] = name
-        node.replace_all_uses_with(made)
-        graph.erase_node(node)
+        replace_node(node, made)
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and _is_opened(node, held, state):
             specs = [spec for spec in specs if spec.arg.name != node.name]
@@ -130,8 +129,7 @@ def _join(dequantize: Node) -> None:
 
 def _replace(node: Node, made: Node) -> None:
     name = node.name
-    node.replace_all_uses_with(made)
-    node.graph.erase_node(node)
+    replace_node(node, made)
     made.name = name  # a result of the exported program is known by its name
 
 
@@ -144,10 +142,8 @@ def _rounded(quantize: Node, scale: Node) -> Node | None:
 
 
 def _written(place: Node, x: Node, tokens: _Tokens) -> Node:
-    with place.graph.inserting_before(place):
-        made = place.graph.call_function(FAKE_QUANTIZE_DYNAMIC, (x, *tokens))
-    made.meta = {**place.meta, "val": torch.empty_like(x.meta["val"])}
-    return made
+    value = torch.empty_like(x.meta["val"])
+    return call_before(place, FAKE_QUANTIZE_DYNAMIC, (x, *tokens), value=value)
 
 
 def _source(dequantize: Node) -> tuple[Node, _Tokens] | None:
@@ -184,10 +180,7 @@ def _by_one_scale(node: Node, plain: Any) -> None:
     if not one or given["zero_point"] is None or result not in (torch.float32, _FLOAT32):
         return
     args = (given["input"], given["scale"], given["zero_point"], *_limits(given, dtype), dtype)
-    with node.graph.inserting_before(node):
-        made = node.graph.call_function(plain, args)
-    made.meta = {**node.meta}
-    _replace(node, made)
+    _replace(node, call_before(node, plain, args))
 
 
 def _arguments(node: Node) -> list[Any]:

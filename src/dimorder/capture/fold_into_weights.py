@@ -30,6 +30,7 @@ from dimorder.capture.products import (
 )
 from dimorder.capture.split_attention_heads import split_heads
 from dimorder.capture.split_packed_linear import split_packed
+from dimorder.graph.nodes import call_before, replace_node
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.normalization import scaled_features
 from dimorder.ops.quantization import is_quantised
@@ -123,12 +124,9 @@ def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
     (source,) = node.all_input_nodes
     if linear_before(module, source) is None:
         return
-    with module.graph.inserting_before(node):
-        for target, *rest in ((aten.mul.Tensor, 1 / 6), (aten.add.Tensor, 0.5), (aten.clamp.default, 0, 1)):
-            source = module.graph.call_function(target, (source, *rest))
-            source.meta = dict(node.meta)
-    node.replace_all_uses_with(source)
-    module.graph.erase_node(node)
+    for target, *rest in ((aten.mul.Tensor, 1 / 6), (aten.add.Tensor, 0.5), (aten.clamp.default, 0, 1)):
+        source = call_before(node, target, (source, *rest))
+    replace_node(node, source)
 
 
 def _fold_behind(module: GraphModule, node: Node) -> bool:
@@ -186,15 +184,13 @@ def _fold_in_front(module: GraphModule, node: Node) -> bool:
     if not all(bias is None or bool(bias.float().isfinite().all()) for _, bias in made):
         return False
     for product, (weight, bias) in zip(readers, made, strict=True):
-        product.node.replace_all_uses_with(product.again(weight, bias, "folded"))
-        product.node.graph.erase_node(product.node)
+        replace_node(product.node, product.again(weight, bias, "folded"))
     if node.target is aten.layer_norm.default:
         node.args = (*node.args[:2], None, None, *node.args[4:])
     else:
         operands = with_constant(module, node)
         assert operands is not None
-        node.replace_all_uses_with(operands[0])
-        node.graph.erase_node(node)
+        replace_node(node, operands[0])
     return True
 
 

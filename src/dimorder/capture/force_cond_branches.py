@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from dimorder.graph.branches import COND
 from dimorder.graph.exported import remade
+from dimorder.graph.nodes import call_before
 
 
 def force_cond_branches(program: ExportedProgram) -> Iterator[ExportedProgram]:
@@ -32,9 +33,7 @@ def force_cond_branches(program: ExportedProgram) -> Iterator[ExportedProgram]:
         nodes = module.graph.find_nodes(op="call_function", target=COND)
         for node, choice in zip(nodes, choices, strict=True):
             given: Any = node.args[0]
-            with module.graph.inserting_before(node):
-                chosen = module.graph.call_function(ops.aten.full_like.default, (given, choice))
-            chosen.meta = dict(given.meta)
+            chosen = call_before(node, ops.aten.full_like.default, (given, choice), like=given)
             node.args = (chosen, *node.args[1:])
         yield remade(program, root=module, graph=module.graph)
 

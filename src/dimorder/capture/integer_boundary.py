@@ -17,6 +17,7 @@ from torch.fx import Node
 from dimorder.capture.captured import Captured, operator_name, where
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.nodes import call_after, replace_node, set_value
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.ops.table import elements_of, moved_operands
 
@@ -168,15 +169,12 @@ def _take(node: Node, called: str, dtype: torch.dtype) -> IntegerType:
             "quantise it first thing, or leave its type out",
         )
     taken = own.as_type(dtype)
-    node.meta = {**node.meta, "val": torch.empty_like(node.meta["val"], dtype=dtype)}
+    set_value(node, torch.empty_like(node.meta["val"], dtype=dtype))
     if dtype == own.dtype:
         for reader in readers:
-            reader.replace_all_uses_with(node)
-            node.graph.erase_node(reader)
+            replace_node(reader, node)
     else:
-        with node.graph.inserting_after(node):
-            real = node.graph.call_function(DEQUANTIZE, (node, *taken.arguments))
-        real.meta = {**readers[0].meta, "val": torch.empty_like(node.meta["val"], dtype=torch.float32)}
+        real = _after(node, DEQUANTIZE, taken, like=readers[0])
         for reader in readers:
             reader.replace_input_with(node, real)
     return taken
@@ -199,13 +197,11 @@ def _given(node: Node, called: str, dtype: torch.dtype) -> Node:
     return _after(node, QUANTIZE, own.as_type(dtype))
 
 
-def _after(node: Node, target: Any, of: IntegerType) -> Node:
+def _after(node: Node, target: Any, of: IntegerType, like: Node | None = None) -> Node:
     """Append a quantize or dequantize after a node."""
-    with node.graph.inserting_after(node):
-        made = node.graph.call_function(target, (node, *of.arguments))
     dtype = of.dtype if target is QUANTIZE else torch.float32
-    made.meta = {**node.meta, "val": torch.empty_like(node.meta["val"], dtype=dtype)}
-    return made
+    value = torch.empty_like(node.meta["val"], dtype=dtype)
+    return call_after(node, target, (node, *of.arguments), like=like, value=value)
 
 
 def _make_signed(program: Captured) -> None:

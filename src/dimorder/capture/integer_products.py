@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from dimorder.graph.nodes import call_before
 from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
 
 aten = torch.ops.aten
@@ -58,15 +59,11 @@ def as_linear(product: Node, rounded: Callable[[Node, Node], Node | None]) -> No
     shape = (*made.meta["val"].shape[:-1], right.meta["val"].shape[1]) if made is not None else None
     if made is None or name_of(result) not in _SAME or tuple(result.meta["val"].shape) != shape:
         return
-    with result.graph.inserting_before(result):
-        weight, scales = right.args[0], factors[1]
-        real = result.graph.call_function(
-            DEQUANTIZE_CHANNELS, (weight, scales, None, 0, -128, 127, torch.int8)
-        )
-        linear = result.graph.call_function(aten.linear.default, (made, real))
-    real.meta = {**weight.meta, "val": weight.meta["val"].to(torch.float32)}
-    linear.meta = {**result.meta}
-    result.replace_all_uses_with(linear)
+    weight = right.args[0]
+    args = (weight, factors[1], None, 0, -128, 127, torch.int8)
+    value = weight.meta["val"].to(torch.float32)
+    real = call_before(result, DEQUANTIZE_CHANNELS, args, like=weight, value=value)
+    result.replace_all_uses_with(call_before(result, aten.linear.default, (made, real)))
 
 
 def _behind(node: Any) -> Any:

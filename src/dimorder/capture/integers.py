@@ -23,9 +23,10 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import EXPORTED, call_after, call_before, copy_meta, replace_node, set_meta
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE, Scaled
 from dimorder.graph.schema import bound
-from dimorder.graph.tracing import EXPORTED
+from dimorder.ops.operator import args_of
 from dimorder.ops.quantization import is_quantised, remove_noop_quantize
 from dimorder.ops.table import elements_of, moved_operands
 
@@ -86,10 +87,8 @@ def _agree(graph: Graph) -> None:
             for other in others:
                 found = types.get(_source(other), own)
                 if found[:2] != own[:2]:
-                    with graph.inserting_before(node):
-                        real = _read_as(other, found, other, own)
-                        same = graph.call_function(QUANTIZE, (real, *own))
-                    same.meta = dict(other.meta)
+                    real = _read_as(other, found, other, own)
+                    same = call_before(node, QUANTIZE, (real, *own), like=other)
                     node.replace_input_with(other, same)
 
 
@@ -106,17 +105,15 @@ def _read_as(integers: Node, own: Any, alike: Node, wanted: Any = None) -> Node:
     Without `wanted` they are read as the node `alike` reads them.
     """
     scale, zero_point, *_ = wanted or alike.args[1:]
-    graph, last = integers.graph, alike
-    shape = torch.empty_like(integers.meta["val"], dtype=torch.float32)
+    last = alike
+    value = torch.empty_like(integers.meta["val"], dtype=torch.float32)
     for target, *args in (
         (DEQUANTIZE, integers, *own),
         (aten.mul.Tensor, None, scale / own[0]),
         (aten.add.Tensor, None, (own[1] - zero_point) * scale),
     ):
-        with graph.inserting_after(last):
-            made = graph.call_function(target, tuple(last if each is None else each for each in args))
-        made.meta = {**alike.meta, "val": shape}
-        last = made
+        given = [last if each is None else each for each in args]
+        last = call_after(last, target, given, like=alike, value=value)
     return last
 
 
@@ -134,16 +131,10 @@ def _move_integers(move: Node) -> None:
     if any(s.target is not DEQUANTIZE or s.args[1:] != sources[0].args[1:] for s in sources):
         return
     _, *scale = sources[0].args
-    operator: Any = move.target
-    integers: Any = [s.args[0] for s in sources]
     args: Any = torch.fx.map_arg(move.args, lambda n: n.args[0] if n in sources else n)
-    with move.graph.inserting_before(move):
-        moved = move.graph.call_function(operator, args, move.kwargs)
-        real = move.graph.call_function(DEQUANTIZE, (moved, *scale))
-    moved.meta = {**move.meta, "val": _like(move, integers[0])}
-    real.meta = {**move.meta}
-    move.replace_all_uses_with(real)
-    move.graph.erase_node(move)
+    value = _like(move, args_of(sources[0])[0])
+    moved = call_before(move, move.target, args, move.kwargs, value=value)
+    replace_node(move, call_before(move, DEQUANTIZE, (moved, *scale)))
 
 
 def _quantised_before(quantize: Node) -> list[Node]:
@@ -161,20 +152,16 @@ def _quantised_before(quantize: Node) -> list[Node]:
         if sources[0].target is DEQUANTIZE or not alike:
             return []
     made = {source: _quantised(source, quantize) for source in sources}
-    target: Any = move.target
-    with quantize.graph.inserting_before(quantize):
-        if elements_of(target) in _MOVES:
-            args = torch.fx.map_arg(move.args, lambda n: made.get(n, n))
-            moved = quantize.graph.call_function(target, args, move.kwargs)
-            moved.meta = {**move.meta, EXPORTED: quantize.meta.get(EXPORTED), "val": quantize.meta["val"]}
-            quantize.replace_all_uses_with(moved)
-            quantize.graph.erase_node(quantize)
-        else:
-            real = quantize.graph.call_function(DEQUANTIZE, (made[sources[0]], *scale))
-            real.meta = {**sources[0].meta}
-            chosen = quantize.graph.call_function(target, (real, *move.args[1:]), move.kwargs)
-            chosen.meta = {**move.meta}
-            quantize.replace_input_with(move, chosen)
+    if elements_of(move.target) in _MOVES:
+        args: Any = torch.fx.map_arg(move.args, lambda n: made.get(n, n))
+        value = quantize.meta["val"]
+        moved = call_before(quantize, move.target, args, move.kwargs, like=move, value=value)
+        set_meta(moved, EXPORTED, quantize.meta.get(EXPORTED))
+        replace_node(quantize, moved)
+    else:
+        real = call_before(quantize, DEQUANTIZE, (made[sources[0]], *scale), like=sources[0])
+        args = (real, *move.args[1:])
+        quantize.replace_input_with(move, call_before(quantize, move.target, args, move.kwargs, like=move))
     if not move.users:
         move.graph.erase_node(move)
     return list(made.values())
@@ -186,10 +173,8 @@ def _quantised(value: Node, alike: Node) -> Node:
         if user.target is QUANTIZE and user.args[1:] == alike.args[1:]:
             _last(value).append(user)  # before its new readers
             return user
-    with value.graph.inserting_after(_last(value)):
-        made = value.graph.call_function(QUANTIZE, (value, *alike.args[1:]))
-    made.meta = {**value.meta, "val": _like(value, alike)}
-    return made
+    args = (value, *alike.args[1:])
+    return call_after(_last(value), QUANTIZE, args, like=value, value=_like(value, alike))
 
 
 def _last(value: Node) -> Node:
@@ -202,12 +187,9 @@ def _quantise_after(selection: Node) -> None:
     source = selection.all_input_nodes[0]
     if source.target is not DEQUANTIZE or not _holds(source, selection):
         return
-    with selection.graph.inserting_after(selection):
-        quantised = selection.graph.call_function(QUANTIZE, (selection, *source.args[1:]))
-    with selection.graph.inserting_after(quantised):
-        real = selection.graph.call_function(DEQUANTIZE, (quantised, *source.args[1:]))
-    quantised.meta = {**selection.meta, "val": _like(selection, source.args[0])}  # type: ignore[arg-type]
-    real.meta = {**selection.meta}
+    integers, *how = args_of(source)
+    quantised = call_after(selection, QUANTIZE, (selection, *how), value=_like(selection, integers))
+    real = call_after(quantised, DEQUANTIZE, (quantised, *how), like=selection)
     selection.replace_all_uses_with(real, delete_user_cb=lambda user: user is not quantised)
 
 
@@ -279,6 +261,5 @@ def _scale_bias(module: GraphModule, product: Node) -> None:
     name = f"{bias.target}_of_{product.name}"
     module.register_buffer(name, Scaled.of(multiples, scales))
     with module.graph.inserting_before(product):
-        made = module.graph.get_attr(name)
-    made.meta = dict(bias.meta)
+        made = copy_meta(module.graph.get_attr(name), bias)
     product.replace_input_with(bias, made)

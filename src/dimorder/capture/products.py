@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import add_constant, call_before
 from dimorder.graph.quantized_constant import Scaled
-from dimorder.graph.tracing import shape_of, without_data
+from dimorder.graph.tracing import shape_of
 from dimorder.ops.operator import args_of
 from dimorder.ops.table import elements_of
 
@@ -95,11 +96,12 @@ class Product:
             weight_node = self.add_constant(name, weight)
             bias_node = None if bias is None else self.add_constant(f"{name}_bias", bias)
             given = (weight_node,) if bias_node is None and not self.options else (weight_node, bias_node)
-            made = graph.call_function(self.node.target, (self.node.args[0], *given, *self.options))  # type: ignore[arg-type]
         shape = list(shape_of(self.node))
         shape[self.features] = weight.shape[1] * self.groups if self.transposed else weight.shape[0]
-        made.meta = {**self.node.meta, "val": self.node.meta["val"].new_empty(shape)}
-        return made
+        value = self.node.meta["val"].new_empty(shape)
+        return call_before(
+            self.node, self.node.target, (self.node.args[0], *given, *self.options), value=value
+        )
 
     def add_constant(self, role: str, value: Tensor) -> Node:
         """Write a float32 constant where the graph inserts, named after the weight and its role."""
@@ -107,9 +109,7 @@ class Product:
         free = (name, *(f"{name}_{i}" for i in range(1, len(self.node.graph.nodes))))
         name = next(each for each in free if not hasattr(self.module, each))
         self.module.register_buffer(name, value.to(torch.float32).contiguous())
-        made = self.node.graph.get_attr(name)
-        made.meta["val"] = without_data(getattr(self.module, name))
-        return made
+        return add_constant(self.node.graph, name, getattr(self.module, name))
 
 
 def _held(module: GraphModule, value: Any) -> Tensor | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dimorder.capture.products import Product, constant, is_relabel, linear_before, scaled_inputs
+from dimorder.graph.nodes import add_call, replace_node
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.operator import args_of
 
@@ -146,8 +147,7 @@ def _is_alike(value: Tensor, dim: int) -> bool:
 
 
 def _put(product: Product, bias: Tensor | None) -> None:
-    product.node.replace_all_uses_with(product.again(product.weight, bias, "shared"))
-    product.node.graph.erase_node(product.node)
+    replace_node(product.node, product.again(product.weight, bias, "shared"))
 
 
 # -- one matrix per head
@@ -277,9 +277,7 @@ def _views_behind(node: Node) -> list[Node]:
 
 
 def _call(like: Node, target: Any, shape: Sequence[int], *args: Any) -> Node:
-    made = like.graph.call_function(target, args)
-    made.meta = {**like.meta, "val": like.meta["val"].new_empty(shape)}
-    return made
+    return add_call(like.graph, target, args, like=like, value=like.meta["val"].new_empty(shape))
 
 
 def _reshaped(like: Node, value: Node, shape: Sequence[int]) -> Node:

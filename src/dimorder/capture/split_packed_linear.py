@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dimorder.capture.products import Product, is_relabel
+from dimorder.graph.nodes import copy_meta
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.operator import args_of
 from dimorder.ops.table import elements_of
@@ -140,7 +141,7 @@ def _write(path: list[Node], made: Node) -> None:
             else:
                 (read,) = move.all_input_nodes
                 made = graph.node_copy(move, {read: made}.__getitem__)
-            made.meta = {**move.meta, "val": move.meta["val"].new_empty(shape)}
+            copy_meta(made, move, move.meta["val"].new_empty(shape))
     cut.replace_all_uses_with(made)
 
 

@@ -24,6 +24,7 @@ from dimorder.executorch.legalization import copied, legalized
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
 from dimorder.executorch.rules import faults, has_orders, name_of, rank_of, source_line
 from dimorder.graph.exported import remade
+from dimorder.graph.nodes import drop_meta, set_meta
 
 TAG = "delegation_tag"
 _MARK = "dimorder_node"  # in node.meta: the name before the edge dialect
@@ -130,7 +131,7 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
 
         trial = copied(program)
         for node, twin in zip(program.graph.nodes, trial.graph.nodes, strict=True):
-            twin.meta[_MARK] = node.name
+            set_meta(twin, _MARK, node.name)
         edge = _generate_edge_program(EdgeCompileConfig(_check_ir_validity=False), trial)
         result = self.partitioner.partition(edge)
         nodes = result.tagged_exported_program.graph.nodes
@@ -216,7 +217,7 @@ def _keep_out(program: ExportedProgram, out: set[Node], tags: dict[str, Any]) ->
     """Untag nodes, and split the partitions that they leave, so that none depends on itself."""
     split = {node.meta[TAG] for node in out}
     for node in out:
-        del node.meta[TAG]
+        drop_meta(node, TAG)
     kept = {tag: spec for tag, spec in tags.items() if tag not in split}
     for tag in split:
         members = {
@@ -231,13 +232,13 @@ def _keep_out(program: ExportedProgram, out: set[Node], tags: dict[str, Any]) ->
             ]
             depth[node] = max([*steps, 0 if inside else -1])
         for node in members:
-            node.meta[TAG] = f"{tag}_{depth[node]}"
+            set_meta(node, TAG, f"{tag}_{depth[node]}")
             kept[node.meta[TAG]] = tags[tag]
         for node in program.graph.nodes:
             if node.op == "placeholder" and node.meta.get(TAG) == tag:
                 users = {user.meta.get(TAG) for user in node.users}
-                node.meta.pop(TAG)
+                drop_meta(node, TAG)
                 if len(users) == 1 and None not in users:
-                    node.meta[TAG] = users.pop()
+                    set_meta(node, TAG, users.pop())
     used = {node.meta.get(TAG) for node in program.graph.nodes}
     return {tag: spec for tag, spec in kept.items() if tag in used}

@@ -33,6 +33,7 @@ from dimorder.executorch.passes import (
 )
 from dimorder.executorch.rules import Rules, faults, functional_of, name_of, overload_of, results_of
 from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.nodes import copy_meta, replace_node, set_value
 from dimorder.planning.problem import Buffer, Config, LayoutProblem, Step
 from dimorder.planning.solve import solve
 from dimorder.runtime.kernels import CONTIGUOUS, LAST
@@ -223,7 +224,7 @@ class _Problem:
         replaced[spec.target] = (
             torch.nn.Parameter(fresh, False) if isinstance(tensor, torch.nn.Parameter) else fresh
         )
-        node.meta["val"] = restride(node.meta["val"], order)
+        set_value(node, restride(node.meta["val"], order))
 
 
 class _Simulation:
@@ -349,7 +350,7 @@ def _retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) ->
         if node.op != "call_function":
             continue
         if node.target is operator.getitem:
-            node.meta["val"] = node.args[0].meta["val"][node.args[1]]
+            set_value(node, node.args[0].meta["val"][node.args[1]])
             continue
         if not any(True for _ in tensors(node.meta.get("val"))):
             continue
@@ -358,7 +359,7 @@ def _retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) ->
         fakes = [v for a in node.all_input_nodes for v in tensors(a.meta.get("val"))]
         if fakes:
             with mode_of(fakes[0]):
-                node.meta["val"] = functional_of(node.target)(*args, **kwargs)
+                set_value(node, functional_of(node.target)(*args, **kwargs))
     results = program.graph.output_node().args[0]
     for spec, result in zip(program.graph_signature.output_specs, results, strict=True):
         if isinstance(result, Node) and hasattr(spec.arg, "name"):
@@ -384,8 +385,7 @@ def _without_strided_copies(program: ExportedProgram) -> ExportedProgram:
             fresh = _conversion(
                 program, node.args[0], order if order == NHWC else DimOrder.contiguous(len(order))
             )
-        node.replace_all_uses_with(fresh)
-        program.graph.erase_node(node)
+        replace_node(node, fresh)
     return _retraced(program, {})
 
 
@@ -397,8 +397,7 @@ def _conversion(program: ExportedProgram, source: Node, order: DimOrder) -> Node
     else:
         target = torch.ops.aten._to_copy.default
         node = program.graph.call_function(target, (source,), {"memory_format": format_of(order)})
-    node.meta = {**source.meta, "val": restride(source.meta["val"], order)}
-    return node
+    return copy_meta(node, source, restride(source.meta["val"], order))
 
 
 def _last_of_placeholders(program: ExportedProgram, source: Node) -> Node:

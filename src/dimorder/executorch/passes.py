@@ -24,6 +24,7 @@ from dimorder.algebra import strides
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch.layout import NHWC
 from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.nodes import set_meta, set_value
 
 TO_DIM_ORDER = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
 DIM_ORDER_OPERATORS = frozenset(MemoryFormatOpsMap)
@@ -74,7 +75,7 @@ def canonicalize(program: ExportedProgram) -> ExportedProgram:
     keep_names(graph.graph, program.graph)
     for old, node in zip(program.graph.nodes, graph.graph.nodes, strict=True):
         if old.name in moved:
-            node.meta["val"] = restride(old.meta["val"], moved[old.name])
+            set_value(node, restride(old.meta["val"], moved[old.name]))
         if _odd_format(old):
             node.args, node.kwargs = pytree.tree_map(_contiguous_format, (node.args, node.kwargs))
     fresh = {name: _row_major(tensor) for name, tensor in stale.items()}
@@ -138,7 +139,7 @@ class Annotate(ExportPass):  # type: ignore[misc]
 
         for node in graph_module.graph.nodes:
             value = node.meta.get("val")
-            node.meta["dim_order"] = label(value) if isinstance(value, torch.Tensor) else None
+            set_meta(node, "dim_order", label(value) if isinstance(value, torch.Tensor) else None)
         return PassResult(graph_module, True)
 
 

@@ -27,6 +27,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.branches import Branches, has_branches
+from dimorder.graph.nodes import copy_meta, replace_node
 
 
 class _Verifier(TrainingIRVerifier):
@@ -69,8 +70,7 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
     for node in held.values():
         node.target = node.name  # a Python identifier; the name of a buffer need not be one
     for node in read:
-        node.replace_all_uses_with(held[str(node.target)])
-        graph.erase_node(node)
+        replace_node(node, held[str(node.target)])
     state = {name: module.get_buffer(name) for name in held}
     with FakeTensorMode() as mode, torch.no_grad():
         fakes = [mode.from_tensor(x, static_shapes=True) for x in (*state.values(), *examples)]
@@ -208,7 +208,7 @@ def readable(program: ExportedProgram) -> Readable | GraphModule:
         else:
             held[node.name] = tensors[str(spec.target)]
             made[node] = graph.get_attr(node.name)
-        made[node].meta = dict(node.meta)
+        copy_meta(made[node], node)
     graph.output(graph.graph_copy(program.graph, made))
     keep_names(graph, program.graph)
     return Readable(graph, held)

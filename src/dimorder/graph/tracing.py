@@ -18,13 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder.errors import UnsupportedError
+from dimorder.graph.nodes import EXPORTED, MAX_SHAPE, add_constant, add_meta, set_value, source_of
 from dimorder.graph.quantized_constant import evaluate
 from dimorder.graph.schema import bound
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
-EXPORTED = "exported"  # key of a node's meta: the name of the exported program's node that it was written for
-MAX_SHAPE = "max_shape"  # key of a node's meta, for dynamic sizes: its shape at the largest sizes
-SOURCE = ("stack_trace", "nn_module_stack")  # keys of a node's meta: where in the user's source it is
 HALVES = frozenset((torch.float16, torch.bfloat16))  # half-precision types
 
 
@@ -58,12 +56,12 @@ class Tracer:
     ) -> Value:
         """Write one call of the old graph as a call of `target`, with arguments that are already traced."""
         self.node = node
-        self.meta = {key: node.meta[key] for key in SOURCE if key in node.meta} | {EXPORTED: node.name}
+        self.meta = {**source_of(node), EXPORTED: node.name}
         return self.call(target, args, kwargs)
 
     def input(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
         node = self.graph.placeholder(name)
-        node.meta["val"] = without_data(tensor)
+        set_value(node, without_data(tensor))
         self.given.add(node)
         return node
 
@@ -154,9 +152,7 @@ class Tracer:
             raise UnsupportedError(str(target), found, "replace it in the module") from error
         if isinstance(value, torch.Tensor) and value.numel() == 0:
             return torch.empty(tuple(value.shape), dtype=value.dtype)
-        node = self.graph.call_function(target, *nodes)
-        node.meta.update(self.meta, val=value)
-        return node
+        return add_meta(self.graph.call_function(target, *nodes), self.meta, value)
 
     def as_node(self, value: Value) -> torch.fx.Node:
         if isinstance(value, torch.fx.Node):
@@ -166,9 +162,7 @@ class Tracer:
             name = self._free_name(self.names.get(id(value), "constant"))
             # A copy: later changes to the module's parameters must not reach the program.
             self.attributes[name] = value.detach().clone(memory_format=torch.contiguous_format)
-            node = self._at_top(lambda: self.graph.get_attr(name))
-            node.meta["val"] = without_data(value)
-            self.attribute_nodes[id(value)] = node
+            self.attribute_nodes[id(value)] = self._at_top(lambda: add_constant(self.graph, name, value))
         return self.attribute_nodes[id(value)]
 
     def _free_name(self, name: str) -> str:

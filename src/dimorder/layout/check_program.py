@@ -26,6 +26,7 @@ from dimorder.graph.branches import Branches
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import own_module, state_of
 from dimorder.graph.interpreter import GraphRun
+from dimorder.graph.nodes import origin_of
 from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
 from dimorder.graph.tracing import Tracer, shape_of
 from dimorder.layout.annotate import Annotated, is_result, results_of
@@ -33,7 +34,6 @@ from dimorder.layout.candidate_orders import default_tokens, formed
 from dimorder.layout.capabilities import Capabilities, Verdicts
 from dimorder.layout.problem import Extracted
 from dimorder.layout.rewrite import at_boundary
-from dimorder.ops.builder import origin_of
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.operator import Relation, results
 from dimorder.ops.problem_map import Arrangement, Site, layout_of

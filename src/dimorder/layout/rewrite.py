@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -15,9 +14,10 @@ from torch.export import ExportedProgram
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
 from dimorder.graph.exported import exported, state_of, stateful
-from dimorder.graph.tracing import SOURCE, shape_of
+from dimorder.graph.nodes import source_of, with_origin
+from dimorder.graph.tracing import shape_of
 from dimorder.layout.problem import Extracted
-from dimorder.ops.builder import ORIGIN, AxisGroup, Builder, Call
+from dimorder.ops.builder import AxisGroup, Builder, Call
 from dimorder.ops.problem_map import Arrangement, BufferView, Site, layout_of
 from dimorder.ops.tokens import AxedTensor, AxisOrder
 from dimorder.physical.fuse_pad_into_conv import absorb_borders
@@ -53,7 +53,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
     computed: list[_At] = []
     for index, site in enumerate(extracted.sites):
         arrangement = extracted.arrangements[index][plan.choice[index]]
-        b.source = {**_source(site.node), "custom": {ORIGIN: {"site": index}}}
+        b.source = with_origin(source_of(site.node), site=index)
         if site.kind == "input":
             _input(b, _At(site, arrangement), next(inputs))
         elif site.kind == "output":
@@ -74,19 +74,15 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
         results.append(result if fresh else b.call(aten.clone.default, result))
 
     for (_, node), each in zip(program.carried, carried, strict=True):
-        b.source = {**_source(node), "custom": {ORIGIN: {}}}
+        b.source = with_origin(source_of(node))
         give(_left(b, node, each))
     left = iter(computed)
     for node, spec in zip(program.outputs, contract.outputs, strict=True):
-        b.source = {**_source(node), "custom": {ORIGIN: {}}}
+        b.source = with_origin(source_of(node))
         give(_constant_output(b, node, spec) if node.op == "get_attr" else _output(b, next(left), spec))
     b.graph.output(tuple(results))
     absorb_borders(b.graph)
     return torch.fx.GraphModule(b.root, b.graph)
-
-
-def _source(node: torch.fx.Node) -> dict[str, Any]:
-    return {key: node.meta[key] for key in SOURCE if key in node.meta}
 
 
 def at_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dimorder.graph.nodes import add_meta, add_origin, origin_of
 from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS, Scaled
 from dimorder.graph.tracing import HALVES, shape_of
 from dimorder.ops.operator import args_of
@@ -25,11 +26,6 @@ _MAX_RANK = 6  # above this rank, dimensions that nothing needs apart are merged
 
 # Buffer axes that form one physical dimension, slowest first; () is a dimension of size 1.
 AxisGroup = tuple[int, ...]
-
-# The key of a node's origin in `meta["custom"]`, which torch.export keeps. An origin has the node's `site`,
-# or `converts: True` for a conversion. The first node with a buffer in an order also has `buffer` and
-# `order`.
-ORIGIN = "dimorder"
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class Builder:
         self.memory[buffer, order] = Physical(node, order, runs)
         self.produced[buffer] = order
         if "buffer" not in origin_of(node):
-            _mark(node, buffer=buffer, order=list(order))
+            add_origin(node, buffer=buffer, order=list(order))
 
     def fetch(self, buffer: int, order: AxisOrder) -> Physical:
         """Return the buffer in an order: as it was produced, or converted once and kept."""
@@ -107,8 +103,8 @@ class Builder:
         dims = [next(slots) if run else i for i, run in enumerate(runs)]
         permuted = self.call(aten.permute.default, shaped, dims)
         dense = self.call(aten.clone.default, permuted, memory_format=torch.contiguous_format)
-        _mark(permuted, converts=True)
-        _mark(dense, converts=True, buffer=buffer, order=list(order))
+        add_origin(permuted, converts=True)
+        add_origin(dense, converts=True, buffer=buffer, order=list(order))
         return Physical(dense, order, tuple(runs[d] for d in dims))
 
     def shaped(self, buffer: int, tensor: Physical, runs: Sequence[AxisGroup]) -> torch.fx.Node:
@@ -181,8 +177,7 @@ class Builder:
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         name = target.__name__.partition(".")[0]  # without the overload, as torch.export names calls
         node = self.graph.create_node("call_function", target, args, kwargs, name)
-        node.meta.update(self.source)
-        return node
+        return add_meta(node, self.source)
 
 
 class Call:
@@ -396,15 +391,6 @@ class Call:
 
     def constant(self, tensor: torch.Tensor | None, argument: int) -> torch.fx.Node | None:
         return None if tensor is None else self.b.constant(str(args_of(self.node)[argument].target), tensor)
-
-
-def origin_of(node: torch.fx.Node) -> dict[str, Any]:
-    """Return which operator wrote a node of a physical program, and which buffer it has; see `ORIGIN`."""
-    return dict(node.meta.get("custom", {}).get(ORIGIN, {}))
-
-
-def _mark(node: torch.fx.Node, **origin: Any) -> None:
-    node.meta["custom"] = {ORIGIN: {**origin_of(node), **origin}}
 
 
 def _same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dimorder.graph.branches import Branches
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import remade
+from dimorder.graph.nodes import copy_meta
 
 NAMESPACE = "dimorder"
 _TO_NCHW = (0, 3, 1, 2)
@@ -63,7 +64,7 @@ def decompose(
         body = None if node.target in kept else table.get(node.target)
         if isinstance(node.target, Branches):
             made[node] = node.target.written(root, graph, [made[each] for each in node.args])
-            made[node].meta = dict(node.meta)
+            copy_meta(made[node], node)
         elif body is None:
             made[node] = graph.node_copy(node, made.__getitem__)
         else:
@@ -89,13 +90,12 @@ def _written_out(graph: Graph, node: Node, body: Callable[..., Tensor], made: Ma
     inner: dict[Node, Node] = dict(
         zip(traced.find_nodes(op="placeholder"), map(made.__getitem__, read), strict=True)
     )
-    source = {key: value for key, value in node.meta.items() if key != "val"}
     for each in traced.nodes:
         if each.op == "call_function":
             args, kwargs = map_arg((each.args, each.kwargs), inner.__getitem__)
             name = f"{node.name}_{each.name}_"
             inner[each] = graph.call_function(each.target, args, kwargs, name=name)
-            inner[each].meta = {**source, "val": each.meta["val"]}
+            copy_meta(inner[each], node, each.meta["val"])
     (result,) = traced.output_node().all_input_nodes
     return inner[result]
 

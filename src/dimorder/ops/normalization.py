@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.tracing import SOURCE, Tracer, Value, dtype_of, in_float32, shape_of
+from dimorder.graph.nodes import add_meta, source_of
+from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.builder import Call
 from dimorder.ops.moves import view
 from dimorder.ops.operator import (
@@ -98,8 +99,7 @@ def _fold_into_conv(n: Tracer, x: Value, scale: torch.Tensor, shift: torch.Tenso
     weight, offset = weight.to(dtype), offset.to(dtype)
     n.names[id(weight)], n.names[id(offset)] = f"{w.target}_folded", f"{w.target}_folded_bias"
     folded = n.emit(aten.convolution.default, source, weight, offset, *rest)
-    folded.meta.update({key: x.meta[key] for key in SOURCE if key in x.meta})
-    return folded
+    return add_meta(folded, source_of(x))
 
 
 def _first_of_batch_norm(

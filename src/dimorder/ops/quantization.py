@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from dimorder.graph.nodes import replace_node
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.builder import Call
@@ -40,8 +41,7 @@ def remove_noop_quantize(node: Node) -> bool:
     source = node.args[0]
     if not isinstance(source, Node) or source.target is not DEQUANTIZE or source.args[1:] != node.args[1:]:
         return False
-    node.replace_all_uses_with(source.args[0])  # type: ignore[arg-type]
-    node.graph.erase_node(node)
+    replace_node(node, source.args[0])  # type: ignore[arg-type]
     return True
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dimorder.capture.captured import Captured
+from dimorder.graph.nodes import add_constant, set_value
 from dimorder.graph.tracing import without_data
 from dimorder.ops.builder import AxisGroup, Builder, Call, Physical
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
@@ -41,20 +42,16 @@ class _DryRun(Builder):
         return self._operand(buffer, runs)
 
     def constant(self, name: str, tensor: torch.Tensor) -> torch.fx.Node:
-        node = self.graph.create_node("get_attr", name)
-        node.meta["val"] = without_data(tensor)
-        return node
+        return add_constant(self.graph, name, tensor)
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = super().call(target, *args, **kwargs)
         metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], (args, kwargs))
         with torch.no_grad():
-            node.meta["val"] = target(*metas[0], **metas[1])
-        return node
+            return set_value(node, target(*metas[0], **metas[1]))
 
     def _operand(self, buffer: int, runs: Sequence[AxisGroup]) -> torch.fx.Node:
         node = self.graph.placeholder("operand")
         shape = [self.extent(buffer, run) for run in runs]
         value = self.buffers[buffer].value
-        node.meta["val"] = torch.empty(shape, dtype=value.dtype, device="meta")
-        return node
+        return set_value(node, torch.empty(shape, dtype=value.dtype, device="meta"))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from dimorder.graph.nodes import replace_node
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.ops.dialect import OPS
 from dimorder.ops.quantization import remove_noop_quantize
@@ -29,8 +30,7 @@ def absorb_borders(graph: Graph) -> None:
             wider = [sum(pair) for pair in zip(padding, border, strict=True)]
             convolution.args = (*convolution.args[:4], wider, *convolution.args[5:])
         (source,) = pad.all_input_nodes
-        pad.replace_all_uses_with(source)
-        graph.erase_node(pad)
+        replace_node(pad, source)
         for reader in list(source.users):
             remove_noop_quantize(reader)
 

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.nodes import call_before, copy_meta
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.operator import args_of
 from dimorder.ops.table import elements_of
@@ -167,8 +168,7 @@ class _Lift:
             dims: Any = args_of(node)[1]
             moved = self.ones.moved(dims) if isinstance(dims, int) else [self.ones.moved(d) for d in dims]
             made.args = (made.args[0], moved, *made.args[2:])
-        made.meta = {**node.meta, "val": node.meta["val"].new_empty(shape)}
-        return made
+        return copy_meta(made, node, node.meta["val"].new_empty(shape))
 
     def _give_back(self, node: Node) -> None:
         """Let the remaining readers of a value read the new value, or a view of it in the old shape."""
@@ -181,8 +181,6 @@ class _Lift:
             return
         named = made
         if any(reader not in self.lifted for reader in node.users):
-            with self.graph.inserting_before(made.next):
-                named = self.graph.call_function(_VIEW, (made, list(shape_of(node))))
-            named.meta = dict(node.meta)
+            named = call_before(made.next, _VIEW, (made, list(shape_of(node))), like=node)
             node.replace_all_uses_with(named, delete_user_cb=lambda user: user not in self.lifted)
         self.named[named] = node.name

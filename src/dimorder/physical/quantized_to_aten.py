@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 
 from dimorder.capture.fold import fold_constants
 from dimorder.graph.exported import own_module
+from dimorder.graph.nodes import CUSTOM, add_call, call_after, replace_node, set_meta, set_value
 from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.ops.table import elements_of
 from dimorder.physical.wasted_levels import clamp_range
@@ -39,7 +40,7 @@ def in_integers(program: ExportedProgram) -> ExportedProgram:
         if node.op != "call_function" or node.target in (QUANTIZE, DEQUANTIZE, DEQUANTIZE_CHANNELS):
             continue
         if isinstance(value, Tensor) and value.is_floating_point():
-            node.meta["custom"] = {**node.meta.get("custom", {}), **_MARK}
+            set_meta(node, CUSTOM, {**node.meta.get(CUSTOM, {}), **_MARK})
     return shown
 
 
@@ -82,8 +83,7 @@ def _before_dequantize(move: Node) -> None:
     with graph.inserting_before(move):
         moved = _called(graph, move, (integers, *move.args[1:]), move.kwargs)
         again = _called(graph, real, (moved, *how), real.kwargs)
-    move.replace_all_uses_with(again)
-    graph.erase_node(move)
+    replace_node(move, again)
 
 
 def _rounded(pad: Node) -> None:
@@ -91,15 +91,12 @@ def _rounded(pad: Node) -> None:
     real = pad.args[0]
     if not isinstance(real, Node) or real.target is not DEQUANTIZE:
         return
-    graph, how = pad.graph, real.args[1:]
+    how = real.args[1:]
     dtype: Any = how[-1]
-    with graph.inserting_after(pad):
-        integers = graph.call_function(QUANTIZE, (pad, *how))
-    with graph.inserting_after(integers):
-        again = graph.call_function(DEQUANTIZE, (integers, *how))
     with real.meta["val"].fake_mode:
-        integers.meta = {**real.meta, "val": pad.meta["val"].to(dtype)}
-    again.meta = {**real.meta, "val": pad.meta["val"]}
+        value = pad.meta["val"].to(dtype)
+    integers = call_after(pad, QUANTIZE, (pad, *how), like=real, value=value)
+    again = call_after(integers, DEQUANTIZE, (integers, *how), like=real, value=pad.meta["val"])
     pad.replace_all_uses_with(again, lambda user: user is not integers)
 
 
@@ -130,8 +127,7 @@ def _behind_quantize(quantize: Node) -> None:
         value = _called(graph, quantize, (value, *quantize.args[1:]), quantize.kwargs)
         for node in moves:
             value = _called(graph, node, (value, *node.args[1:]), node.kwargs)
-    quantize.replace_all_uses_with(value)
-    graph.erase_node(quantize)
+    replace_node(quantize, value)
 
 
 def _passed(value: object) -> Iterator[Node]:
@@ -166,9 +162,7 @@ def _tell_type(module: GraphModule, dequantize: Node) -> None:
 def _called(graph: Graph, like: Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Node:
     """Write a call of the operator of `like` with other operands, and compute its fake result."""
     target: Any = like.target
-    node = graph.call_function(target, tuple(args), dict(kwargs))
-    node.meta = dict(like.meta)
+    node = add_call(graph, target, args, kwargs, like=like)
     with like.meta["val"].fake_mode, torch.no_grad():
         held, named = map_arg((node.args, node.kwargs), lambda read: read.meta["val"])
-        node.meta["val"] = target(*held, **named)
-    return node
+        return set_value(node, target(*held, **named))

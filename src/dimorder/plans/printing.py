@@ -20,8 +20,8 @@ from dimorder.capture.captured import Captured, where
 from dimorder.capture.state import left_in_state
 from dimorder.contract import TensorSpec, describe
 from dimorder.graph.exported import state_of
+from dimorder.graph.nodes import origin_of
 from dimorder.layout.annotate import is_result
-from dimorder.ops.builder import origin_of
 from dimorder.ops.operator import results
 from dimorder.plans.network_plan import NetworkPlan, order_name
 

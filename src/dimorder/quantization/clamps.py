@@ -18,6 +18,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
+from dimorder.graph.nodes import set_meta
 from dimorder.physical.wasted_levels import clamp_range
 
 
@@ -56,5 +57,6 @@ def _move(clamp: Node) -> None:
         return
     if own is not None and own.output_qspec not in (None, SharedQuantizationSpec(source)):
         return
-    clamp.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(output_qspec=observed.output_qspec, _annotated=True)
+    annotation = QuantizationAnnotation(output_qspec=observed.output_qspec, _annotated=True)
+    set_meta(clamp, Q_ANNOTATION_KEY, annotation)
     observed.output_qspec = None

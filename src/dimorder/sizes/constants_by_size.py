@@ -15,7 +15,8 @@ import torch
 from torch.fx import Node
 
 from dimorder.capture.captured import Captured, Slices
-from dimorder.graph.tracing import EXPORTED, SOURCE, without_data
+from dimorder.graph.nodes import EXPORTED, add_meta, set_value, source_of
+from dimorder.graph.tracing import without_data
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.sizes.merge_specializations import broadcast_row
 
@@ -99,14 +100,14 @@ def _slice(program: Captured, node: Node, part: Slices) -> None:
     """Put the whole constant in place of one, and slices of it in place of what its readers read."""
     shape, users = program.constant(node).shape, list(node.users)
     setattr(program.module, str(node.target), part.whole.clone(memory_format=torch.contiguous_format))
-    node.meta["val"] = without_data(part.whole)
-    source = {key: users[0].meta[key] for key in (*SOURCE, EXPORTED) if key in users[0].meta}
+    set_value(node, without_data(part.whole))
+    source = source_of(users[0], EXPORTED)
     made, value = node, part.whole
     first = next(each for each in program.nodes if each.op == "call_function")
     with program.module.graph.inserting_before(first):
         for dim in part.dims:
             made = program.module.graph.call_function(SLICE_CONSTANT, (made, dim, 0, shape[dim]))
             value = value.narrow(dim, 0, shape[dim])
-            made.meta.update(source, val=without_data(value))
+            add_meta(made, source, without_data(value))
     for user in users:
         user.replace_input_with(node, made)

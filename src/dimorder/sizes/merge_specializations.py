@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.capture.captured import operator_name, where
 from dimorder.errors import UnsupportedError
+from dimorder.graph.nodes import VALUE, copy_meta, drop_meta
 
 aten = torch.ops.aten
 
@@ -105,7 +106,7 @@ class GraphMerger:
 
     def _keep(self, row: Sequence[Node], made: Node) -> None:
         made.name = row[0].name
-        made.meta = {key: value for key, value in row[0].meta.items() if key != "val"}
+        drop_meta(copy_meta(made, row[0]), VALUE)
         self.merged[row[0]] = made
         self.first_node.update(dict.fromkeys(row, row[0]))
         self.all_dims += _varying_dims(row)

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from dimorder.capture.captured import operator_name, where
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.nodes import VALUE, drop_meta, set_value
 
 
 def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
@@ -66,9 +67,9 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
                 found, fix = "control flow with symbolic sizes", "decide it before export, or fix the sizes"
                 raise UnsupportedError(place or operator_name(node), found, fix)
             else:
-                node.meta.pop("val", None)  # a loaded program has symbolic values here
+                drop_meta(node, VALUE)  # a loaded program has symbolic values here
                 continue
-            known[node] = node.meta["val"] = value
+            known[set_value(node, value)] = value
     for node in reversed(graph.nodes):
         node.args, node.kwargs = (
             map_arg(each, lambda n: known[n] if _is_number(n, known) else n)

@@ -22,7 +22,8 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dimorder.graph.exported import remade
-from dimorder.graph.tracing import MAX_SHAPE, at_most, shape_of
+from dimorder.graph.nodes import MAX_SHAPE, set_meta, set_value
+from dimorder.graph.tracing import at_most, shape_of
 from dimorder.sizes.merge_specializations import GraphMerger, SizesError, broadcast_row, formula
 
 
@@ -107,7 +108,7 @@ def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
         for nodes in (row, [node.all_input_nodes[0] for node in row]):
             most = tuple(map(sizes.most, zip(*map(shape_of, nodes), strict=False)))
             for node in nodes:
-                node.meta[MAX_SHAPE] = most
+                set_meta(node, MAX_SHAPE, most)
 
 
 def merge_programs(programs: Sequence[ExportedProgram], sizes: SizeTable) -> ExportedProgram:
@@ -126,12 +127,12 @@ def merge_programs(programs: Sequence[ExportedProgram], sizes: SizeTable) -> Exp
     rows = {merger.merged[row[0]]: row for row in merger.rows if row[0] in merger.merged}
     for node in graph.nodes:
         if node.name in targets:
-            node.meta["val"] = sizes.mode.from_tensor(state[str(targets[node.name])], static_shapes=True)
+            set_value(node, sizes.mode.from_tensor(state[str(targets[node.name])], static_shapes=True))
         elif node in rows:
-            node.meta["val"] = _value(rows[node], sizes, broadcast.get(rows[node][0].name))
+            set_value(node, _value(rows[node], sizes, broadcast.get(rows[node][0].name)))
         elif node.op == "call_function":  # a number computed from sizes
             args = map_arg(node.args, lambda read: read.meta["val"])
-            node.meta["val"] = node.target(*args)
+            set_value(node, node.target(*args))
     ranges = dict(sizes.ranges)
     return remade(first, root=torch.nn.Module(), graph=graph, state_dict=state, range_constraints=ranges)
 

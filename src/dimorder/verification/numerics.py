@@ -26,9 +26,9 @@ from dimorder.graph.elements import Elements
 from dimorder.graph.exported import readable
 from dimorder.graph.integer_type import in_float32
 from dimorder.graph.interpreter import GraphRun, arguments
+from dimorder.graph.nodes import EXPORTED
 from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled
 from dimorder.graph.schema import bound
-from dimorder.graph.tracing import EXPORTED
 from dimorder.ops.dialect import dynamic_type
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.ops.table import OPERATORS, elements_of, moved_operands

@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
+from dimorder.graph.nodes import set_value
 from dimorder.sizes.merge_specializations import FIX, GraphMerger, SizesError, broadcast_row, quotient
 from dimorder.sizes.symbolic import SizeTable
 from dimorder.sizes.symbolic_program import dims_of
@@ -49,7 +50,7 @@ def for_ranges(outers: Sequence[Outer], contract: Contract, table: SizeTable) ->
     first = outers[0]
     for outer in outers:
         for node, made in outer.values.items():
-            made.meta["val"] = node.meta["val"]
+            set_value(made, node.meta["val"])
     root, broadcast = torch.nn.Module(), {}
     for node in first.graph.find_nodes(op="get_attr"):
         held = [outer.root.get_buffer(str(node.target)) for outer in outers]
