@@ -34,7 +34,7 @@ def main(out: Path = OUT) -> None:
     for name, factory in NETWORKS.items():
         with _quiet():
             crops = photo.crops(networks.INPUT_SHAPES[name][-1])
-            quantised = dimorder.quantize(factory(), crops, recipe="ethos-u")
+            quantised = dimorder.quantize(factory(), crops, target="ethos-u85-256")
         for accelerator in ACCELERATORS:
             with _quiet():
                 lowered = dimorder.lower(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -44,8 +44,8 @@ from dimorder.sizes.constants_by_size import capture_specializations
 from dimorder.sizes.ranges import plan_ranges
 from dimorder.sizes.symbolic import merge_programs, record_max_shapes
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, export_symbolic, format_point
-from dimorder.targets import find, target_for_file
-from dimorder.targets.base import Artifact, StatefulArtifact, Target
+from dimorder.targets import DEFAULT, find, target_for_file
+from dimorder.targets.base import Artifact, Target
 from dimorder.targets.target_info import installed
 from dimorder.verification.verify import Run, Trial, Verified
 from dimorder.verification.verify_integers import trial_of
@@ -61,12 +61,12 @@ def plan(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    target: str | Target = "torch",
+    target: str | Target = DEFAULT,
     input_orders: Orders = None,
     output_orders: Orders = None,
     input_types: Types = None,
     output_types: Types = None,
-    objective: str = "bytes",
+    objective: str | None = None,
     dynamic_shapes: Any = None,
     cost_at: Point | None = None,
     progress: Progress = lambda step: None,
@@ -99,6 +99,7 @@ def plan(
     ((840, 1), 'NHWC (0, 2, 3, 1)')
     """
     clock, chosen = Clock(progress), find(target)
+    objective = objective or chosen.objectives[0]
     model, args, kwargs = _called(model, args, kwargs)
     asked = (input_orders, output_orders), (input_types, output_types)
     sized = clock.step("capture", export_symbolic, model, args, kwargs, dynamic_shapes)
@@ -115,12 +116,12 @@ def lower(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    target: str | Target = "torch",
+    target: str | Target = DEFAULT,
     input_orders: Orders = None,
     output_orders: Orders = None,
     input_types: Types = None,
     output_types: Types = None,
-    objective: str = "bytes",
+    objective: str | None = None,
     dynamic_shapes: Any = None,
     cost_at: Point | None = None,
     run_artifact: bool | None = None,
@@ -144,8 +145,9 @@ def lower(
             one per tensor. The contract says what the integers stand for. The default is floats, and on
             target tosa the network's own integers.
         output_types: the same for outputs that the caller gets as integers.
-        objective: "bytes" moved by conversions, or the "count" of conversions. On xnnpack also "time" in
-            nanoseconds. On an ethos-u also "cycles": several plans are emitted, and the one with the fewest
+        objective: one of the target's objectives; the default is the first. Every target of this package has
+            "bytes" moved by conversions, and the "count" of conversions. Target xnnpack also has "time" in
+            nanoseconds, and an ethos-u "cycles": several plans are emitted, and the one with the fewest
             cycles by Vela is kept.
         dynamic_shapes: the dynamic sizes, as in torch.export, on targets torch, inductor and xnnpack. One
             program then serves their ranges, and its plan is proven for the ranges if that is possible.
@@ -168,6 +170,7 @@ def lower(
     (0, True)
     """
     clock, chosen = Clock(progress), find(target)
+    objective = objective or chosen.objectives[0]
     model, args, kwargs = _called(model, args, kwargs)
     asked = (input_orders, output_orders), (input_types, output_types)
     sized = clock.step("capture", export_symbolic, model, args, kwargs, dynamic_shapes)
@@ -220,7 +223,7 @@ def _plan_ranges(
     if costs.configuration is None:
         found = f"symbolic sizes, {', '.join(map(str, sized.symbols))}: its costs are known of fixed ones"
         raise UsageError(f"objective {objective!r}", found, "plan by bytes or count")
-    if target.emit_ranges is None:
+    if target.dynamic is None:
         found = f"symbolic sizes, {', '.join(map(str, sized.symbols))}: its graphs have fixed ones"
         raise UnsupportedError(f"target {target.name}", found, "lower one graph for each size that is needed")
     at = None if cost_at is None else sized.point(cost_at)
@@ -263,10 +266,11 @@ def _sized(target: Target, varying: Sequence[frozenset[int]], programs: Sequence
     A fixed size may equal a dynamic one by chance at one point. So an implementation that is missing at one
     point is missing at all of them.
     """
-    if target.sized is None:
+    if target.dynamic is None or target.dynamic.capabilities is None:
         return [target] * len(programs)
     made = [
-        target.sized(sizes, program.module.graph) for sizes, program in zip(varying, programs, strict=True)
+        target.dynamic.capabilities(sizes, program.module.graph)
+        for sizes, program in zip(varying, programs, strict=True)
     ]
     columns = zip(*(capabilities.implementations for capabilities in made), strict=True)
     shared = tuple(frozenset.intersection(*names) for names in columns)
@@ -336,10 +340,10 @@ def _emit_ranges(
         )
         for at, trial in trials
     )
-    assert chosen.emit_ranges is not None
+    assert chosen.dynamic is not None
     with installed(chosen.name, chosen.install):
-        artifact = clock.step("emit", chosen.emit_ranges, programs, sizes, contract)
-        runs = chosen.runs_fast if run_artifact is None else run_artifact
+        artifact = clock.step("emit", chosen.dynamic.emit, programs, sizes, contract)
+        runs = not chosen.runtime.is_slow if run_artifact is None else run_artifact
         for at, trial in trials if runs else []:
             what = f"the {chosen.suffix} that was emitted, at {at}"
             error = max(error, clock.step("run", trial.compare, artifact.run, what))
@@ -373,7 +377,7 @@ def _emit(
     with installed(chosen.name, chosen.install):
         artifact = clock.step("emit", chosen.emit, physical, contract)
         planned = replace(planned, float_islands=tuple(artifact.float_islands))
-        runs = chosen.runs_fast if run_artifact is None else run_artifact
+        runs = not chosen.runtime.is_slow if run_artifact is None else run_artifact
         run = _run_of(artifact, program) if runs else artifact.exactly
         if run is not None:
             what = f"the {chosen.suffix} that was emitted"
@@ -430,7 +434,7 @@ def _called(
 
 def _run_of(artifact: Artifact, program: Captured) -> Run:
     """Return the artifact as a function, with a state of its own if the program has state."""
-    return cast(StatefulArtifact, artifact).started() if program.state else artifact.run
+    return artifact.started() if program.state else artifact.run
 
 
 def _require_state(program: Captured, target: Target) -> None:
@@ -442,7 +446,7 @@ def _require_state(program: Captured, target: Target) -> None:
         return
     name, left = program.state[0].name, program.carried[0][1]
     place = f"buffer {name} ({where(left)})"
-    if not target.state:
+    if not target.runtime.has_state:
         fix = "make it an input and an output, or choose a target that has state, such as xnnpack or torch"
         raise UnsupportedError(
             place, f"the network writes to it, and programs for {target.name} have no state", fix
@@ -472,7 +476,7 @@ def _promised(
     """Return the program, its contract, and the target that it needs."""
     chosen, own = _for(program, target, types)
     program = with_types(program, *own)
-    return program, make_contract(program, *orders, chosen.channels_last), chosen
+    return program, make_contract(program, *orders, chosen.files.channels_last), chosen
 
 
 def _plan(program: Captured, contract: Contract, target: Target, objective: str, clock: Clock) -> NetworkPlan:
@@ -549,20 +553,20 @@ def load(
     """
     file = Path(path)
     found = target_for_file(file) if target is None else find(target)
-    if found.load is None:
+    if found.files.load is None:
         fix = "run it with what it was lowered for"
         raise UnsupportedError(f"loading {file}", f"target {found.name} reads no file back", fix)
     require_choice(on_mismatch)
     with installed(found.name, found.install):
         if threads is not None:
             _set_threads(found, threads)
-        contract, run = found.load(file)
-    return Program(file, contract, run, on_mismatch, found.runtime or f"target {found.name}")
+        contract, run = found.files.load(file)
+    return Program(file, contract, run, on_mismatch, found.runtime.name or f"target {found.name}")
 
 
 def _set_threads(target: Target, count: int) -> None:
     if count < 1:
         raise UsageError(f"{count} threads", "no threads to run with", "say 1 or more")
-    if target.set_threads is None:
+    if target.runtime.set_threads is None:
         raise UsageError(f"{count} threads", f"target {target.name} has no choice of them", "leave it out")
-    target.set_threads(count)
+    target.runtime.set_threads(count)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -26,7 +26,7 @@ from dimorder.plans.network_plan import NetworkPlan
 from dimorder.plans.printing import captured_text, physical_text
 from dimorder.runtime.guard import OnMismatch, check, restore
 from dimorder.sizes.symbolic import SizeTable, merge_programs
-from dimorder.targets.base import Artifact, StatefulArtifact, Target
+from dimorder.targets.base import Artifact, Target
 from dimorder.verification.verify import Run, Verified
 
 
@@ -95,7 +95,7 @@ class Lowered:
             UsageError: if the name has another suffix, or if the file cannot be written.
         """
         self.target.check_name(Path(path))
-        return write_whole(path, self.artifact.data, self.artifact.beside)
+        return write_whole(path, self.artifact.data, self.artifact.companions)
 
     def text(self, what: str) -> str:
         """Return a program or the plan as readable text.
@@ -186,7 +186,7 @@ class Lowered:
 
     @cached_property
     def _started(self) -> Run:
-        return cast(StatefulArtifact, self.artifact).started()
+        return self.artifact.started()
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `dimorder lower --json` writes; the keys are stable."""

@@ -76,7 +76,7 @@ def test_a_truncated_pt2_is_refused(pt2, capfd, tmp_path):
             "2 for 1 inputs",
         ),
         (["plan", f"{HERE}:Tiny", *INPUT, "--target", "tpu"], 2, "no target 'tpu'"),
-        (["plan", f"{HERE}:Tiny", *INPUT, "--objective", "speed"], 2, "invalid choice: 'speed'"),
+        (["plan", f"{HERE}:Tiny", *INPUT, "--objective", "speed"], 2, "no objective of target torch"),
         (["lower", f"{HERE}:Tiny", *INPUT], 2, "nothing to write"),
         (["lower", f"{HERE}:fails", "-o", "no/such/folder/x.pte"], 2, "No such file or directory"),
         (["lower", f"{HERE}:fails", "-o", "tests"], 2, "a folder or a device"),

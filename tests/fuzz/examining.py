@@ -10,8 +10,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,18 @@ import dimorder
 from dimorder.errors import DimorderError, UnsupportedError, UsageError, VerificationError
 from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.table import IMPLEMENTATIONS
-from dimorder.targets.base import FloatArtifact, Target
+from dimorder.targets.base import Artifact, Target, TargetRuntime
 from tests.fuzz.description import STANDS_FOR, TOLERANCE, Case, is_sound, relative_error
 from tests.fuzz.integers import integer_faults
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
 
 @dataclass(frozen=True)
-class Physical(FloatArtifact):
+class Physical(Artifact):
     """What target "physical" emits: the physical program as it is, which takes a third of the time."""
 
     module: Callable[..., Any]
     data: bytes = b""
-    delegates: int = 0
-    outside: Mapping[str, int] = field(default_factory=dict)
-    beside: Mapping[str, bytes] = field(default_factory=dict)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         return list(self.module(*inputs))
@@ -51,7 +48,11 @@ def refusing(target: str, names: Sequence[str] = ()) -> Target:
     if target in ("physical", "torch"):
         found = find("torch")
         if target == "physical":
-            found = replace(found, emit=lambda program, contract: Physical(program.module()), runs_fast=False)
+            found = replace(
+                found,
+                emit=lambda program, contract: Physical(program.module()),
+                runtime=TargetRuntime(is_slow=True),
+            )
         return replace(
             found,
             capabilities=Capabilities(

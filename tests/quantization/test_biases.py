@@ -43,20 +43,20 @@ def means(run: nn.Module, examples: list[Tensor]) -> Tensor:
         return torch.stack([run(x) for x in examples]).mean((0, 1))
 
 
-@pytest.mark.parametrize("recipe", ["xnnpack", "tosa"])
-def test_the_means_of_a_quantised_network_are_nearer_to_the_float_ones(monkeypatch, recipe: str) -> None:
-    if recipe == "tosa":
+@pytest.mark.parametrize("target", ["xnnpack", "tosa"])
+def test_the_means_of_a_quantised_network_are_nearer_to_the_float_ones(monkeypatch, target: str) -> None:
+    if target == "tosa":
         pytest.importorskip("ethosu")
     net, examples = Depthwise().eval(), inputs(8)
     held = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    corrected = dimorder.quantize(net, examples, recipe)
+    corrected = dimorder.quantize(net, examples, target=target)
     assert all(torch.equal(tensor, held[name]) for name, tensor in net.state_dict().items())
     with monkeypatch.context() as patch:
         patch.setattr(quantizing, "correct_biases", lambda *_: None)
-        plain = dimorder.quantize(net, examples, recipe)
+        plain = dimorder.quantize(net, examples, target=target)
     wanted = means(net, examples)
     assert torch.equal(means(corrected.original, examples), wanted)
     off = [(means(made.module, examples) - wanted).abs().mean() for made in (corrected, plain)]
     assert off[0] < 0.6 * off[1]
-    lowered = dimorder.lower(corrected, target=recipe)
+    lowered = dimorder.lower(corrected, target=target)
     assert lowered.verified.max_rel_error < 0.05

@@ -146,9 +146,14 @@ def test_each_error_says_where_what_and_what_to_do(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("model", "calibration", "recipe", "text"),
     [
-        (nn.Conv2d(3, 4, 3), [], "xnnpack", "calibration\n  found: no example"),
-        (nn.Conv2d(3, 4, 3), [torch.ones(1, 3, 5, 7)], "other", "recipe other\n  found: no such recipe"),
-        (nn.Softmax(1), [torch.ones(2, 3)], "xnnpack", "found: nothing in it that recipe xnnpack quantises"),
+        (nn.Conv2d(3, 4, 3), [], "int8", "calibration\n  found: no example"),
+        (
+            nn.Conv2d(3, 4, 3),
+            [torch.ones(1, 3, 5, 7)],
+            "other",
+            "quantising to other\n  found: no recipe for target xnnpack",
+        ),
+        (nn.Softmax(1), [torch.ones(2, 3)], "int8", "found: nothing in it that recipe int8 quantises"),
     ],
 )
 def test_what_cannot_be_quantised(

@@ -15,7 +15,7 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.physical.wasted_levels import wasted_levels
-from dimorder.quantization import recipes
+from dimorder.targets import find
 
 
 class Clamped(nn.Module):
@@ -47,7 +47,7 @@ def as_the_quantizer_observes(net: nn.Module) -> Any:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     prepared = prepare_pt2e(
-        torch.export.export(net, (inputs(1)[0],)).module(), recipes.find("xnnpack").quantizer()
+        torch.export.export(net, (inputs(1)[0],)).module(), find("xnnpack").recipes["int8"].quantizer()
     )
     for x in inputs(4):
         prepared(x)
@@ -101,20 +101,20 @@ def test_a_quantised_weight_is_stored_as_integers_alone() -> None:
 
 def test_a_dynamic_recipe_needs_example_inputs_alone() -> None:
     net, x = nn.Sequential(nn.Linear(13, 7), nn.GELU(), nn.Linear(7, 5)).eval(), torch.randn(3, 13)
-    made = dimorder.quantize(net, recipe="xnnpack_dynamic", args=(x,))
+    made = dimorder.quantize(net, recipe="int8-dynamic", args=(x,))
     lowered = dimorder.lower(made, target="xnnpack")
     assert (lowered.artifact.delegates, lowered.artifact.float_islands, made.wasted) == (1, (), ())
     (compared,) = made.compare(lowered)
     assert compared.snr_db is not None and compared.snr_db > 30
     with pytest.raises(dimorder.DimorderError, match="a network that is quantised already"):
-        dimorder.quantize(made.module, recipe="xnnpack_dynamic", args=(x,))
+        dimorder.quantize(made.module, recipe="int8-dynamic", args=(x,))
 
 
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
-        ("xnnpack", "calibration\n  found: none\n  fix: recipe xnnpack observes inputs"),
-        ("xnnpack_dynamic", "args\n  found: no example inputs\n  fix: give args=(x,)"),
+        ("int8", "calibration\n  found: none\n  fix: recipe int8 observes inputs"),
+        ("int8-dynamic", "args\n  found: no example inputs\n  fix: give args=(x,)"),
     ],
 )
 def test_what_a_recipe_lacks_is_told(recipe: str, said: str) -> None:

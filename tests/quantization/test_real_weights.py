@@ -21,12 +21,12 @@ MARGIN = 0.8  # between the float network's first two scores
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", AGREES)
-def test_efficientnet_lite0_names_the_same_classes(recipe: str) -> None:
-    if recipe == "tosa":
+@pytest.mark.parametrize("target", AGREES)
+def test_efficientnet_lite0_names_the_same_classes(target: str) -> None:
+    if target == "tosa":
         pytest.importorskip("ethosu")
     network = photos.efficientnet_lite0()
-    made = dimorder.quantize(network, photos.crops(30, seed=1), recipe)
+    made = dimorder.quantize(network, photos.crops(30, seed=1), target=target)
     assert sum(each.wasted for each in made.wasted) == 0 and len(made.wasted) > 30
     lowered = dimorder.lower(made, target="xnnpack", input_orders="NHWC")
     assert (lowered.artifact.delegates, lowered.plan.outside, lowered.plan.conversions) == (1, (), ())
@@ -45,6 +45,6 @@ def test_efficientnet_lite0_names_the_same_classes(recipe: str) -> None:
     clear = torch.tensor(margins) > MARGIN
     assert clear.sum() > COUNT / 3
     assert (ours == reference)[clear].all() and (ours == real)[clear].all()
-    like_float, like_pt2e = AGREES[recipe]
+    like_float, like_pt2e = AGREES[target]
     assert (ours == real).double().mean() >= like_float
     assert (ours == reference).double().mean() >= like_pt2e

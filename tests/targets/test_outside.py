@@ -176,7 +176,8 @@ def test_a_module_that_is_missing_only_when_it_emits_is_told_too() -> None:
 
         return no_such_compiler
 
-    target = replace(targets.find("torch"), name="late", emit=emit, install="pip install late")
+    late = replace(targets.info("torch"), install="pip install late")
+    target = replace(targets.find("torch"), name="late", info=late, emit=emit)
     with pytest.raises(UnsupportedError) as error:
         dimorder.lower(tiny(), (torch.randn(SHAPE),), target=target)
     assert (error.value.where, error.value.fix) == ("target late", "pip install late")

@@ -109,7 +109,7 @@ def test_shifted_windows_are_one_graph_of_integers(accelerator: str, tmp_path: P
 def test_a_network_of_16_bits(name: str, accelerator: str) -> None:
     found = network(name)
     x = torch.randn(SMALL if name != "unet" else found.shape, generator=torch.Generator().manual_seed(1))
-    quantised = dimorder.quantize(found.build(), [x, 0.7 * x], recipe="tosa_16x8")
+    quantised = dimorder.quantize(found.build(), [x, 0.7 * x], recipe="int16x8", target="tosa")
     made = dimorder.lower(quantised, target="tosa", input_orders="NHWC", run_artifact=True)
     assert [spec.dtype for spec in (*made.contract.inputs, *made.contract.outputs)] == ["int16", "int16"]
     lowered = dimorder.lower(quantised, target=accelerator, input_orders="NHWC")
@@ -137,7 +137,7 @@ def test_the_recipe_for_tosa_makes_a_graph_of_integers() -> None:
     """Here, not beside other recipes: Arm's quantizer registers kernels, by which ExecuTorch lowers more."""
     draw = torch.Generator().manual_seed(1)
     examples = [torch.randn(2, 3, 10, 14, generator=draw) for _ in range(4)]
-    made = dimorder.quantize(Net().eval(), examples, recipe="tosa")
+    made = dimorder.quantize(Net().eval(), examples, target="tosa")
     lowered = dimorder.lower(made, target="tosa", input_orders="NHWC")
     assert [spec.dtype for spec in (*lowered.contract.inputs, *lowered.contract.outputs)] == ["int8", "int8"]
     (told,) = made.compare(lowered)

@@ -88,7 +88,7 @@ def _fail(error: Exception, console: Console, debug: bool) -> int:
 def parser() -> CommandParser:
     """Return the parser of all commands; the parsed options have the command's function as `command`."""
     parser = _command_parser(CommandParser, EXAMPLES, prog="dimorder", description=_DESCRIPTION)
-    parser.tells_targets = True
+    parser.lists_targets = True
     parser.add_argument("--version", action="version", version=_version())
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:

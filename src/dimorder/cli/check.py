@@ -88,10 +88,10 @@ def _check_file(path: str) -> FileSummary:
         kinds = " or ".join(told.kind for _, told in targets.infos() if told.kind)
         raise UsageError(where, f"{len(data)} bytes that do not begin as {kinds} does", f"give {kinds}")
     target = targets.find(name)
-    assert target.check is not None, "find refuses a target that lists a kind of file and checks none"
+    assert target.files.check is not None, "find refuses a target that lists a kind of file and checks none"
     try:
         with installed(name, target.install):
-            return target.check(path, data)
+            return target.files.check(path, data)
     except UsageError as error:
         raise UsageError(where, error.found, error.fix) from error
 

@@ -19,6 +19,7 @@ from dimorder.cli.options import (
     pipeline,
     report_option,
     report_page,
+    target_of,
     write_json,
 )
 from dimorder.errors import UsageError
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         report = report_page(options, lowered, progress)
         console.check_interrupt()
         if options.output:
-            files.write_whole(options.output, data, lowered.artifact.beside)
+            files.write_whole(options.output, data, lowered.artifact.companions)
         if options.report:
             files.write_whole(options.report, report)
         write_json(options.json, told, console)
@@ -112,7 +113,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         console.print(lowered.artifact.npu)
     if options.output:
         seconds = sum(lowered.seconds.values())
-        beside = "".join(f", beside it {options.output}{end}" for end in lowered.artifact.beside)
+        beside = "".join(f", beside it {options.output}{end}" for end in lowered.artifact.companions)
         console.print(f"written      {options.output}, {len(data):,} bytes, in {seconds:.1f} s{beside}")
     return DONE
 
@@ -132,12 +133,12 @@ def _print_quantised(lowered: Lowered, fidelity: Sequence[OutputFidelity], conso
 
 def _check_artifact_name(options: argparse.Namespace, written: Mapping[str, str | None]) -> None:
     """Raise `UsageError` for an -o that cannot be loaded, or whose companion files cannot be written."""
-    from dimorder import targets
-
-    target = targets.find(options.target)
+    target = target_of(options)
     if options.output:
         target.check_name(Path(options.output))
-        check_outputs({**written, **{f"{end} beside -o": options.output + end for end in target.beside}})
+        check_outputs(
+            {**written, **{f"{end} beside -o": options.output + end for end in target.files.companions}}
+        )
 
 
 COMMAND = Command(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -46,13 +45,18 @@ class Command:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that raises `UsageError`, and ends its help with the targets if `tells_targets`."""
+    """A parser that raises `UsageError`, and ends its help with the targets and what they offer.
 
-    tells_targets = False
+    `offers` are pairs of an option and what `targets.choices` lists for it.
+    """
+
+    lists_targets = False
+    offers: Sequence[tuple[str, str]] = ()
 
     def format_help(self) -> str:
         # Written only on request, since it imports the infos of other packages.
-        return super().format_help() + (f"\n{_targets_told()}" if self.tells_targets else "")
+        lists = [_choices_text(option, kind) for option, kind in self.offers]
+        return "\n".join([super().format_help(), *lists, *([_targets_text()] if self.lists_targets else [])])
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(self.prog, message, f"see {self.prog} --help")
@@ -64,17 +68,18 @@ class CommandParser(argparse.ArgumentParser):
 def network_options(parser: CommandParser) -> None:
     """Add MODEL and the options of its plan, which `planned` and `pipeline` read."""
     model_options(parser)
-    parser.tells_targets = True
+    parser.lists_targets = True
+    parser.offers = (("--objective", "objectives"), ("--quantize", "recipes"), ("--option", "options"))
     parser.add_argument(
-        "--target", default="xnnpack", help="what to lower for, of the targets below (default xnnpack)"
+        "--target",
+        help="what to lower for, of the targets below (default: the one that writes -o's file, or torch)",
     )
     parser.add_argument(
         "--option",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of the target: an ethos-u has system_config and memory_mode, as in Arm/vela.ini; xnnpack has "
-        "cpu, the family of CPUs that --objective time plans for",
+        help="an option of the target, of those below",
     )
     parser.add_argument(
         "--range",
@@ -106,17 +111,12 @@ def network_options(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--objective",
-        choices=("bytes", "count", "time", "cycles"),
-        default="bytes",
-        help="minimise bytes moved (default), conversions, nanoseconds as they were measured of XNNPACK on "
-        "such a CPU (time), or an ethos-u's cycles",
+        help="what the plan minimises, of the target's objectives below (default: the first)",
     )
     parser.add_argument(
         "--quantize",
-        choices=("int8", "int8-dynamic", "int16x8"),
-        help="quantise MODEL, a float network, as the target's own recipe has it: int8 with scales that "
-        "--calibrate shows, int8-dynamic with activations' scales found as the program runs, int16x8 with "
-        "activations of 16 bits and weights of 8 (tosa, ethos-u)",
+        metavar="RECIPE",
+        help="quantise MODEL, a float network, by one of the target's recipes below",
     )
     parser.add_argument(
         "--calibrate",
@@ -194,15 +194,25 @@ def report_option(parser: argparse.ArgumentParser, shows: str = "the plan operat
     parser.add_argument("--report", metavar="FILE", help=f"a page (.html) that shows {shows}")
 
 
-def _targets_told() -> str:
+def _choices_text(option: str, kind: str) -> str:
+    """Return a line for each name that `option` takes, with the targets that have it."""
+    from dimorder import targets
+
+    rows = targets.choices(kind)
+    width = max((len(name) for name, _, _ in rows), default=0)
+    lines = [f"  {name:{width}}  {line}{f' ({owners})' if owners else ''}\n" for name, line, owners in rows]
+    return f"{kind} ({option}):\n" + "".join(lines)
+
+
+def _targets_text() -> str:
     """Return a line for each target: its name, the suffix of its files, its summary."""
     from dimorder import targets
 
     rows = []
     for name in targets.names():
         try:
-            told = targets.info(name)
-            rows.append((name, told.suffix, told.summary))
+            info = targets.info(name)
+            rows.append((name, info.suffix, info.summary))
         except UsageError as error:
             rows.append((name, "", error.found))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
@@ -226,15 +236,12 @@ def planned(options: argparse.Namespace, console: Console) -> NetworkPlan:
 
 def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tuple[Any, Any, Any]:
     """Return the network of MODEL with a call of it, quantised if --quantize asks for that."""
-    from dimorder import targets
-
-    targets.find(options.target)
-    from dimorder.quantization import recipes
-
+    target = target_of(options)
     fix = "give --quantize int8 --calibrate PATH together"
     if options.calibrate and not options.quantize:
         raise UsageError("--calibrate", "no --quantize", fix)
-    if options.quantize and not options.calibrate and recipes.needs_calibration(options.quantize):
+    recipe = target.recipes.get(options.quantize)
+    if recipe is not None and not recipe.dynamic and not options.calibrate:
         raise UsageError("--quantize", "no --calibrate", f"{fix}, or --quantize int8-dynamic alone")
     if not options.calibrate and (options.mean or options.std):
         raise UsageError(
@@ -254,7 +261,8 @@ def network(options: argparse.Namespace, progress: Callable[[str], None]) -> tup
     quantised = quantize(
         model,
         options.calibrate,
-        recipes.name_for(options.quantize, options.target),
+        options.quantize,
+        target=target,
         args=args,
         kwargs=kwargs,
         normalization=normalization(options),
@@ -278,7 +286,7 @@ def pipeline(
             model,
             args,
             kwargs,
-            target=_target(options),
+            target=target_of(options),
             input_orders=_one_or_each(options.input_order),
             output_orders=_one_or_each(options.output_order),
             input_types=_one_or_each(options.input_type),
@@ -294,21 +302,30 @@ def pipeline(
         raise
 
 
-def _target(options: argparse.Namespace) -> Target:
-    """Return the target of --target, with its compiler's options."""
+def target_of(options: argparse.Namespace) -> Target:
+    """Return the target of --target or of the file of -o, with the options of --option.
+
+    Raises `UsageError` for an objective or an option that it has not.
+    """
     from dimorder import targets
 
-    target = targets.find(options.target)
+    written = Path(getattr(options, "output", None) or "")
+    target = targets.find(options.target or targets.name_for_suffix(written.suffix) or targets.DEFAULT)
+    if options.objective not in (None, *target.objectives):
+        found = f"no objective of target {target.name}"
+        raise UsageError(
+            f"--objective {options.objective}", found, f"choose {' or '.join(target.objectives)}"
+        )
     if not options.option:
         return target
     where, fix = f"--option {' '.join(options.option)}", "leave it out, or choose another target"
-    if target.configured is None:
+    if target.with_options is None:
         raise UsageError(where, f"target {target.name} has none", fix)
-    names = list(inspect.signature(target.configured).parameters)
+    names = list(target.info.options)
     given = dict(each.partition("=")[::2] for each in options.option)
     if not set(given) <= set(names) or not all(given.values()):
         raise UsageError(where, "no such option", f"write NAME=VALUE with one of {', '.join(names)}")
-    return target.configured(**given)
+    return target.with_options(**given)
 
 
 def _one_or_each(given: Sequence[str]) -> Any:

@@ -90,7 +90,7 @@ def ours(chosen: str) -> Runtime:
         from dimorder.api import load
 
         held = find(target)
-        program = load(path, target=held, threads=given.threads if held.set_threads else None)
+        program = load(path, target=held, threads=given.threads if held.runtime.set_threads else None)
         return lambda: program.run(*given.tensors)
 
     told = info(target)

@@ -28,8 +28,9 @@ from dimorder.quantization.calibration import (
     no_example,
 )
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
-from dimorder.quantization.recipes import find
 from dimorder.reading import Normalization
+from dimorder.targets import choices, find
+from dimorder.targets.base import Recipe, Target
 from dimorder.targets.target_info import installed
 
 KEPT = 16  # examples on which networks are compared
@@ -66,14 +67,15 @@ class QuantizedNetwork:
 def quantize(
     model: torch.nn.Module | ExportedProgram | str | Path,
     calibration: Calibration | None = None,
-    recipe: str = "xnnpack",
+    recipe: str | None = None,
     *,
+    target: str | Target = "xnnpack",
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     normalization: Normalization | None = None,
     progress: Progress = lambda step: None,
 ) -> QuantizedNetwork:
-    """Quantize the weights and activations of a float network to integers, as `recipe` defines it.
+    """Quantize the weights and activations of a float network to integers, by a recipe of the target.
 
     Rounded weights shift the mean of a channel; the bias takes the shift back. `model` is left unchanged.
 
@@ -82,9 +84,11 @@ def quantize(
         calibration: inputs of the kind that the network will get: each a tensor, a tuple of arguments or a
             dict of keywords. Or the path of a .npz or .npy file, or of a folder of these files and of
             pictures. Files hold examples along the first dimension, with an array for each input by its name.
-            A dynamic recipe, `xnnpack_dynamic`, finds the scales of activations as the program runs. It needs
+            A dynamic recipe, "int8-dynamic", finds the scales of activations as the program runs. It needs
             no calibration; networks are then only compared on it.
-        recipe: the name of a recipe in `recipes.RECIPES`.
+        recipe: the name of one of the target's recipes: "int8", which is the default, "int8-dynamic" on
+            target xnnpack, "int16x8" on tosa and an ethos-u.
+        target: the target that the network will be lowered for, by its name or as a value.
         args: example positional inputs; a dynamic recipe needs their shapes. The default is the first example
             of the calibration.
         kwargs: example keyword inputs.
@@ -102,7 +106,7 @@ def quantize(
     >>> made.module(torch.randn(1, 3, 5, 7)).shape, [each.wasted for each in made.wasted]
     (torch.Size([1, 8, 3, 5]), [0])
     """
-    chosen = find(recipe)
+    recipe, chosen = _recipe(recipe, find(target))
     if calibration is None:
         if not chosen.dynamic:
             raise UsageError("calibration", "none", f"recipe {recipe} observes inputs: give some, [x, ...]")
@@ -127,7 +131,7 @@ def quantize(
     assert isinstance(original, GraphModule)
     if quantises(original):
         raise UsageError("model", "a network that is quantised already", "lower it as it is")
-    with installed(chosen.target, chosen.install):
+    with installed(find(target).name, chosen.install):
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
         from dimorder.quantization.clamps import BehindClamps
@@ -152,6 +156,16 @@ def quantize(
         progress("correcting biases")
         correct_biases(module, original, [arguments(exported, c.args, c.kwargs) for c in examples])
     return QuantizedNetwork(module, original, tuple(examples), tuple(wasted_levels(module.graph)))
+
+
+def _recipe(name: str | None, target: Target) -> tuple[str, Recipe]:
+    """Return a recipe of the target with its name; no name is the first recipe."""
+    known = name or next(iter(target.recipes), "integers")
+    if known in target.recipes:
+        return known, target.recipes[known]
+    found = f"no recipe for target {target.name}"
+    others = ", ".join(f"{recipe} for {owners}" for recipe, _, owners in choices("recipes"))
+    raise UsageError(f"quantising to {known}", found, f"there is {others}")
 
 
 def _own(exported: ExportedProgram) -> list[CalibrationCall]:

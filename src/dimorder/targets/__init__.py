@@ -7,6 +7,7 @@ A question about a target imports only its info. The target itself is imported w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dimorder.targets.base import Target
 
 GROUP = "dimorder.targets"
+DEFAULT = "torch"  # the one that needs nothing else installed
 
 # This is no entry point of our own, since only an installed package has those. dimorder also runs from its
 # sources.
@@ -98,7 +100,10 @@ def find(target: str | Target) -> Target:
     for what, its, listed in (
         ("name", found.name, target),
         ("suffix", found.suffix, told.suffix),
-        ("check", found.check is not None, told.kind is not None),
+        ("check", found.files.check is not None, told.kind is not None),
+        ("objectives", list(found.objectives), list(told.objectives)),
+        ("recipes", list(found.recipes), list(told.recipes)),
+        ("options", found.with_options is not None, bool(told.options)),
     ):
         if its != listed:
             text = f"{told.target} has {what} {its!r}, where its info promises {listed!r}"
@@ -118,12 +123,44 @@ def target_for_file(path: Path) -> Target:
     return find(next((name for name, told in infos() if told.reads(path)), _READS_THE_REST))
 
 
+def name_for_suffix(suffix: str) -> str | None:
+    """Return the name of the target that writes files with that suffix, the most general one if several do.
+
+    >>> name_for_suffix(".pte"), name_for_suffix(".pt2"), name_for_suffix(".jpg")
+    ('xnnpack', 'torch', None)
+    """
+    return next((name for name, told in infos() if told.suffix == suffix and told.member is None), None)
+
+
 def infos() -> Iterator[tuple[str, TargetInfo]]:
     """Return each target's name and info, ours first.
 
     A broken info raises as in `info`, on its turn.
     """
     return ((name, info(name)) for name in names())
+
+
+def choices(kind: str) -> list[tuple[str, str, str]]:
+    """Return what the targets offer of a kind: its name, its line of help, and the targets that have it.
+
+    `kind` is "objectives", "recipes" or "options". No targets means all of them. Targets with broken infos
+    are left out.
+
+    >>> [name for name, _, owners in choices("objectives") if owners == "xnnpack"]
+    ['time']
+    """
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    known: dict[str, None] = {}
+    for name in names():
+        with suppress(UsageError):
+            about = info(name)
+            known[about.family or name] = None
+            offered: Mapping[str, str] = getattr(about, kind)
+            for item in offered.items():
+                found.setdefault(item, {})[about.family or name] = None
+    return [
+        (name, line, "" if owners == known else ", ".join(owners)) for (name, line), owners in found.items()
+    ]
 
 
 def _entries() -> dict[str, list[EntryPoint]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.export import ExportedProgram
@@ -21,90 +22,64 @@ from dimorder.layout.costs import Costs, counted
 from dimorder.plans.network_plan import Place
 from dimorder.sizes.symbolic import SizeTable
 from dimorder.targets.npu_report import NpuReport
+from dimorder.targets.target_info import TargetInfo
 from dimorder.verification.verify import Run
 
+# What an artifact has that says nothing else.
+_NOTHING: Mapping[str, Any] = MappingProxyType(
+    {"companions": {}, "delegates": 0, "outside": {}, "float_islands": (), "exactly": None, "npu": None}
+)
 
-class Artifact(Protocol):
+
+class Artifact:
     """The output of a target for one physical program: bytes to save, and a way to run them.
+
+    A target's own class has `data` and `run`, and whatever else it has to tell.
 
     Attributes:
         data: the content of the file.
-        delegates: the number of delegates in it.
+        companions: the content of each companion file, by the suffix that it adds to the name of the file.
+        delegates: the number of delegates in the file.
         outside: the calls of each operator that runs in portable kernels outside the delegates.
         float_islands: the operators of a quantised network that run in float32, each with the reason.
+        exactly: a second way to compute the bits that `run` gives, for programs in integers.
+        npu: the estimates of an NPU's compiler, if one compiled the program.
     """
 
-    @property
-    def data(self) -> bytes: ...
+    if TYPE_CHECKING:  # read-only, so that a subclass may have a field or a property of that name
 
-    @property
-    def delegates(self) -> int: ...
+        @property
+        def data(self) -> bytes: ...
+        @property
+        def companions(self) -> Mapping[str, bytes]: ...
+        @property
+        def delegates(self) -> int: ...
+        @property
+        def outside(self) -> Mapping[str, int]: ...
+        @property
+        def float_islands(self) -> Sequence[tuple[Place, str]]: ...
+        @property
+        def exactly(self) -> Run | None: ...
+        @property
+        def npu(self) -> NpuReport | None: ...
+    else:
 
-    @property
-    def outside(self) -> Mapping[str, int]: ...
-
-    @property
-    def float_islands(self) -> Sequence[tuple[Place, str]]: ...
-
-    @property
-    def beside(self) -> Mapping[str, bytes]:
-        """The content of each companion file in `Target.beside`."""
-
-    @property
-    def exactly(self) -> Run | None:
-        """A second way to compute the bits that `run` gives, for programs in integers; else None."""
-
-    @property
-    def npu(self) -> NpuReport | None:
-        """The estimates of an NPU's compiler, where one compiled the program."""
+        def __getattr__(self, name: str) -> Any:  # only called for what a subclass does not define
+            if name not in _NOTHING:
+                raise AttributeError(f"{type(self).__name__} has no {name!r}")
+            return _NOTHING[name]
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for inputs in the shapes of the program's own signature."""
-
-
-class StatefulArtifact(Artifact, Protocol):
-    """An artifact of a program that writes buffers."""
+        raise NotImplementedError
 
     def started(self) -> Run:
-        """Return the program in a state of its own, which begins as the file holds it.
+        """Return a program that writes buffers, in a state of its own, which begins as the file has it.
 
-        Each call goes on from the state after the last one. `restart` begins anew.
+        Each call goes on from the state after the last one. `restart` begins anew. A program without state
+        needs no other definition.
         """
-
-
-class WholeArtifact:
-    """Defaults for an `Artifact` in one file that computes everything in integers, or everything in floats.
-
-    Nothing runs outside its delegates, and no companion file exists.
-    """
-
-    @property
-    def float_islands(self) -> tuple[()]:
-        return ()
-
-    @property
-    def outside(self) -> Mapping[str, int]:
-        return {}
-
-    @property
-    def beside(self) -> Mapping[str, bytes]:
-        return {}
-
-
-class FloatArtifact:
-    """Defaults for an `Artifact` that computes nothing in integers."""
-
-    @property
-    def float_islands(self) -> tuple[()]:
-        return ()
-
-    @property
-    def exactly(self) -> None:
-        return None
-
-    @property
-    def npu(self) -> None:
-        return None
+        return self.run
 
 
 class FileSummary(Protocol):
@@ -114,56 +89,114 @@ class FileSummary(Protocol):
 
 
 @dataclass(frozen=True)
+class TargetFiles:
+    """How a target's files are read and checked.
+
+    Attributes:
+        load: reads a file back, and returns its contract and a function that runs it.
+        check: summarises a file, whichever tool wrote it, from its path and its content.
+        companions: the suffixes that companion files add to the name of the main file.
+        channels_last: the types of 4-D channels-last inputs and outputs that the files have in their logical
+            shape. None means all types. For other types the files have the dense physical tensor.
+    """
+
+    load: Callable[[Path], tuple[Contract, Run]] | None = None
+    check: Callable[[str, bytes], FileSummary] | None = None
+    companions: tuple[str, ...] = ()
+    channels_last: Collection[torch.dtype] | None = None
+
+
+@dataclass(frozen=True)
+class TargetRuntime:
+    """What runs a target's programs in this process.
+
+    Attributes:
+        name: its name in error messages. The default is the target's.
+        is_slow: whether `lower` leaves out the run of the artifact that it compares with the network.
+        set_threads: sets the number of threads that programs have.
+        has_state: whether a program may write its buffers.
+    """
+
+    name: str = ""
+    is_slow: bool = False
+    set_threads: Callable[[int], None] | None = None
+    has_state: bool = False
+
+
+@dataclass(frozen=True)
+class DynamicSizes:
+    """How a target serves ranges of sizes.
+
+    Attributes:
+        emit: writes one artifact for ranges of sizes, from physical programs at several points.
+        capabilities: returns the capabilities for a captured graph in which the given sizes are dynamic. None
+            means that they are the same.
+    """
+
+    emit: Callable[[Sequence[ExportedProgram], SizeTable, Contract], Artifact]
+    capabilities: Callable[[frozenset[int], Graph], Capabilities] | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way of quantising a float network for a target.
+
+    Attributes:
+        quantizer: returns torchao's `Quantizer`, which says what is quantised, and how.
+        install: what to do if a module is missing.
+        dynamic: whether the scales of values are found as the network runs, without calibration.
+    """
+
+    quantizer: Callable[[], Any]
+    install: str
+    dynamic: bool = False
+
+
+@dataclass(frozen=True)
 class Target:
     """A target: its capabilities, its costs, and the functions that write, load and check its files.
 
-    `target_info.TargetInfo` holds the facts that are known without an import of the target.
-
     Attributes:
         name: the name after `--target`.
-        suffix: the suffix of its files.
+        info: what is known of it without an import.
         emit: writes a physical program under a contract.
-        capabilities: the operators that it computes (see `capabilities.Capabilities`).
-        costs: the charges for a plan, by objective (see `costs.Costs`).
-        channels_last: the types of 4-D channels-last inputs and outputs that its files hold in their logical
-            shape. None means all types. For other types the files hold the dense physical tensor.
-        beside: the suffixes that companion files add to the name of the main file.
-        load: reads a file back, and returns its contract and a function that runs it.
-        runs_fast: whether `lower` runs the artifact once and compares it with the network.
-        check: summarises a file, from its path and its content.
-        install: the command that installs a missing module which one of these functions imports.
-        runtime: the name of the runtime in error messages.
-        set_threads: sets the number of threads that programs have in this process.
-        quantized: the target that replaces this one for quantised networks. It reads and returns integers.
-        configured: returns this target with other options, which are keywords with string values.
+        capabilities: the operators that it computes.
+        costs: the charges for a plan, by objective. The first objective is the default.
         contenders: pairs of an objective and a target, for each objective that only a compiler can measure.
             The plan of each pair is emitted, and the plan with the fewest cycles is kept.
-        state: whether a program may write its buffers.
-        emit_ranges: writes one artifact for ranges of sizes, from physical programs at several points. None
-            means that dynamic sizes are refused.
-        sized: returns the capabilities for a captured graph in which the given sizes are dynamic, where it
-            differs.
+        recipes: the ways of quantising a network for it, by name. The first recipe is the default.
+        files: how its files are read.
+        runtime: what runs its programs.
+        dynamic: how it serves ranges of sizes. None means that dynamic sizes are refused.
+        quantized: the target that replaces this one for quantised networks. It reads and returns integers.
+        with_options: returns this target with other options, which are keywords with string values.
     """
 
     name: str
-    suffix: str
+    info: TargetInfo
     emit: Callable[[ExportedProgram, Contract], Artifact]
     capabilities: Capabilities = field(default_factory=Capabilities)
     costs: Mapping[str, Costs] = field(default_factory=counted)
-    channels_last: Collection[torch.dtype] | None = None
-    beside: tuple[str, ...] = ()
-    load: Callable[[Path], tuple[Contract, Run]] | None = None
-    runs_fast: bool = True
-    check: Callable[[str, bytes], FileSummary] | None = None
-    install: str = ""
-    runtime: str | None = None
-    set_threads: Callable[[int], None] | None = None
-    quantized: Target | None = None
-    configured: Callable[..., Target] | None = None
     contenders: Mapping[str, Sequence[tuple[str, Target]]] = field(default_factory=dict)
-    state: bool = False
-    emit_ranges: Callable[[Sequence[ExportedProgram], SizeTable, Contract], Artifact] | None = None
-    sized: Callable[[frozenset[int], Graph], Capabilities] | None = None
+    recipes: Mapping[str, Recipe] = field(default_factory=dict)
+    files: TargetFiles = TargetFiles()
+    runtime: TargetRuntime = TargetRuntime()
+    dynamic: DynamicSizes | None = None
+    quantized: Target | None = None
+    with_options: Callable[..., Target] | None = None
+
+    @property
+    def suffix(self) -> str:
+        return self.info.suffix
+
+    @property
+    def install(self) -> str:
+        return self.info.install
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """The objectives of `lower`, the default first."""
+        return (*self.costs, *self.contenders)
 
     def check_name(self, path: Path) -> None:
         """Raise `UsageError` for a file name from which `load` could not be chosen."""

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import importlib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dimorder.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from dimorder.targets.base import Target
+
+
+# The objectives of `costs.counted`.
+COUNTED: Mapping[str, str] = MappingProxyType(
+    {"bytes": "the bytes that conversions move", "count": "the number of conversions"}
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,11 @@ class TargetInfo:
         target: the place of the `Target` itself, as "package.module:NAME".
         kind: the name in errors of a file that `dimorder check` reads. None if it reads none.
         begins: the offset and the bytes that identify such a file. None means that the suffix identifies it.
+        family: the name that stands in lists for several targets that are alike.
         member: a part of a name in the archive, which the archives of the other target do not contain.
+        objectives: a line of help for each objective of a plan, the default first.
+        recipes: a line of help for each recipe of `quantize`, the default first.
+        options: a line of help for each option of `--option`.
 
     >>> told = TargetInfo(".tosa", "a graph", "pip install it", "m:TARGET", "a .tosa graph", (4, b"TOSA"))
     >>> told.is_file("a name of any kind", bytes(4) + b"TOSA..."), told.is_file("net.tosa", b"else")
@@ -46,6 +57,10 @@ class TargetInfo:
     kind: str | None = None
     begins: tuple[int, bytes] | None = None
     member: str | None = None
+    family: str = ""
+    objectives: Mapping[str, str] = field(default_factory=lambda: COUNTED)
+    recipes: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         module, colon, name = self.target.partition(":")
@@ -53,8 +68,10 @@ class TargetInfo:
             raise UsageError("a target's info", f"target {self.target!r}", "write it as package.module:NAME")
         if not self.suffix.startswith(".") or len(self.suffix) == 1:
             raise UsageError("a target's info", f"suffix {self.suffix!r}", "write it as in .tosa")
-        if not self.summary or "\n" in self.summary:
-            raise UsageError("a target's info", f"summary {self.summary!r}", "say in one line what it writes")
+        lines = {"summary": self.summary, **self.objectives, **self.recipes, **self.options}
+        for name, line in lines.items():
+            if not line or "\n" in line:
+                raise UsageError("a target's info", f"{name} {line!r}", "say in one line what it is")
 
     def is_file(self, path: str, data: bytes) -> bool:
         """Return whether this target's `check` reads a file with that name and content."""

@@ -5,7 +5,8 @@ Each is target tosa, whose graph of integers Vela compiles. ExecuTorch's Ethos-U
 
 from __future__ import annotations
 
-from dimorder.targets.target_info import TargetInfo
+from dimorder.targets.target_info import COUNTED, TargetInfo
+from dimorder.targets.tosa import RECIPES
 
 # Vela's names: the NPU, and its multiply-accumulates per cycle.
 ACCELERATORS = (
@@ -13,7 +14,6 @@ ACCELERATORS = (
     *("ethos-u65-256", "ethos-u65-512"),
     *("ethos-u85-128", "ethos-u85-256", "ethos-u85-512", "ethos-u85-1024", "ethos-u85-2048"),
 )
-INSTALL = "pip install 'dimorder[executorch,tosa]'"
 
 
 def is_u85(accelerator: str) -> bool:
@@ -48,11 +48,23 @@ def __getattr__(attribute: str) -> TargetInfo:
     accelerator = named(attribute)
     if accelerator is None:
         raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
+    return info(accelerator)
+
+
+def info(accelerator: str) -> TargetInfo:
+    """Return what is known of an accelerator's target."""
     family = accelerator.rsplit("-", 1)[0].title()
     return TargetInfo(
         ".pte",
         f"an ExecuTorch program for Arm's {family} with {macs(accelerator)} MACs a cycle, "
         "of a quantised network",
-        INSTALL,
-        f"dimorder.targets.ethos_u.target:{attribute}",
+        "pip install 'dimorder[executorch,tosa]'",
+        f"dimorder.targets.ethos_u.target:{accelerator.upper().replace('-', '_')}",
+        family="ethos-u…",
+        objectives={**COUNTED, "cycles": "cycles by Vela, the fewest of several plans that are all lowered"},
+        recipes=RECIPES,
+        options={
+            "system_config": "a section of Vela's Arm/vela.ini",
+            "memory_mode": "another section of Arm/vela.ini",
+        },
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch.export import ExportedProgram
@@ -21,10 +21,11 @@ from dimorder.graph.quantized_constant import QUANTIZE
 from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.table import elements_of
 from dimorder.plans.network_plan import Place
-from dimorder.targets.base import Target, WholeArtifact
-from dimorder.targets.ethos_u import INSTALL, is_u85, named
+from dimorder.targets.base import Artifact, Target, TargetFiles
+from dimorder.targets.ethos_u import info, is_u85, named
 from dimorder.targets.ethos_u.constraints import require_compilable
 from dimorder.targets.ethos_u.estimates import estimated
+from dimorder.targets.ethos_u.recipes import RECIPES
 from dimorder.targets.npu_report import NpuReport
 from dimorder.targets.program_io import read_signature
 from dimorder.targets.tosa.integers.forms import FORMS, Forms
@@ -42,7 +43,7 @@ FLOAT = (
 
 
 @dataclass(frozen=True)
-class NpuPte(WholeArtifact):
+class NpuPte(Artifact):
     """A sealed `.pte` with its contract inside.
 
     It runs only on a board. `run` is its TOSA graph on Arm's reference model, which Vela's program matches
@@ -54,7 +55,7 @@ class NpuPte(WholeArtifact):
     npu: NpuReport
     delegates: int = 1
 
-    @property
+    @cached_property
     def exactly(self) -> Run | None:
         return self.graph.exactly
 
@@ -143,13 +144,10 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     made = replace(
         TOSA.quantized,
         name=accelerator,
-        suffix=".pte",
+        info=info(accelerator),
         capabilities=capabilities if is_u85(accelerator) else weights_last,
         emit=emits,
-        beside=(),
-        load=None,
-        check=None,
-        install=INSTALL,
+        files=TargetFiles(),
     )
     trying = replace(made, emit=partial(emits, tries_forms=True))
     plans = [
@@ -160,7 +158,9 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
         plans += [(objective, replace(each, capabilities=weights_last)) for objective, each in plans]
     made = replace(made, contenders={"cycles": plans})
     floats = Capabilities(lambda call, constants: FLOAT, takes=lambda value: FLOAT)
-    return replace(made, capabilities=floats, quantized=made, configured=partial(target, accelerator))
+    return replace(
+        made, capabilities=floats, quantized=made, recipes=RECIPES, with_options=partial(target, accelerator)
+    )
 
 
 def __getattr__(attribute: str) -> Target:

@@ -24,7 +24,7 @@ from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
 from dimorder.ops.dialect import decompose
 from dimorder.sizes.symbolic import SizeTable, merge_programs
-from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
+from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.inductor import INFO
 from dimorder.verification.verify import Run
 
@@ -41,14 +41,16 @@ _INSTRUCTIONS: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class CompiledArtifact(FloatArtifact, WholeArtifact):
+class CompiledArtifact(Artifact):
     """A package of machine code, with its contract inside."""
 
     data: bytes
-    delegates: int = 0
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return self._loaded(inputs)
 
     @cached_property
-    def run(self) -> CompiledRun:
+    def _loaded(self) -> CompiledRun:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"program{INFO.suffix}")
             path.write_bytes(self.data)
@@ -150,10 +152,9 @@ def load(file: Path) -> tuple[Contract, Run]:
 
 TARGET = Target(
     "inductor",
-    INFO.suffix,
+    INFO,
     emit,
-    load=load,
-    install=INFO.install,
-    set_threads=torch.set_num_threads,
-    emit_ranges=emit_ranges,
+    files=TargetFiles(load),
+    runtime=TargetRuntime(set_threads=torch.set_num_threads),
+    dynamic=DynamicSizes(emit_ranges),
 )

@@ -20,20 +20,19 @@ from dimorder.errors import ContractError, UsageError
 from dimorder.graph.exported import ProgramRun
 from dimorder.ops.dialect import decompose
 from dimorder.sizes.symbolic import SizeTable, merge_programs
-from dimorder.targets.base import FloatArtifact, Target, WholeArtifact
+from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.torch import INFO
 from dimorder.verification.verify import Run
 
 
 @dataclass(frozen=True)
-class TorchArtifact(FloatArtifact, WholeArtifact):
+class TorchArtifact(Artifact):
     """An exported program without the dialect. It runs on any device, compiles, and is saved as a `.pt2`."""
 
     program: ExportedProgram
     contract: Contract
-    delegates: int = 0
 
-    @property
+    @cached_property
     def data(self) -> bytes:
         buffer = io.BytesIO()
         torch.export.save(self.program, buffer, extra_files={CONTRACT_METHOD: self.contract.to_json()})
@@ -84,11 +83,9 @@ def load(file: Path) -> tuple[Contract, Run]:
 
 TARGET = Target(
     "torch",
-    INFO.suffix,
+    INFO,
     emit,
-    load=load,
-    install=INFO.install,
-    set_threads=torch.set_num_threads,
-    state=True,
-    emit_ranges=emit_ranges,
+    files=TargetFiles(load),
+    runtime=TargetRuntime(set_threads=torch.set_num_threads, has_state=True),
+    dynamic=DynamicSizes(emit_ranges),
 )

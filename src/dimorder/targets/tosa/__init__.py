@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from dimorder.targets.target_info import TargetInfo
 
+RECIPES = {
+    "int8": "weights and activations of 8 bits, with scales from a calibration",
+    "int16x8": "weights of 8 bits and activations of 16, with scales from a calibration",
+}
 INFO = TargetInfo(
     ".tosa",
     "a TOSA 1.0 graph for NPUs, its contract beside it",
@@ -14,4 +18,5 @@ INFO = TargetInfo(
     "dimorder.targets.tosa.target:TARGET",
     kind="a .tosa graph",
     begins=(4, b"TOSA"),
+    recipes=RECIPES,
 )

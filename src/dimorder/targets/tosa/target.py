@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from dimorder.graph.exported import readable
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.table import PLAIN
-from dimorder.targets.base import FileSummary, Target, WholeArtifact
+from dimorder.targets.base import Artifact, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table
 from dimorder.targets.tosa import INFO, sidecar
 from dimorder.targets.tosa.emit import write
@@ -32,13 +32,14 @@ from dimorder.targets.tosa.integers.numbers import PLAIN as PLAIN_FORMS
 from dimorder.targets.tosa.integers.numbers import IntegerWriter
 from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
+from dimorder.targets.tosa.recipes import RECIPES
 from dimorder.targets.tosa.writer import MAX_RANK
 from dimorder.verification import numerics
 from dimorder.verification.verify import Run
 
 
 @dataclass(frozen=True)
-class TosaArtifact(WholeArtifact):
+class TosaArtifact(Artifact):
     """A TOSA flatbuffer with a companion file for its contract: `model.tosa` and `model.tosa.json`.
 
     `model` computes what a graph of integers gives, and `exactly` runs `model` as a program.
@@ -50,12 +51,8 @@ class TosaArtifact(WholeArtifact):
     model: TosaModel | None = None
     delegates: int = 1
 
-    @property
-    def npu(self) -> None:
-        return None
-
-    @property
-    def beside(self) -> Mapping[str, bytes]:
+    @cached_property
+    def companions(self) -> Mapping[str, bytes]:
         return {sidecar.SUFFIX: sidecar.encode(self.data, self.contract)}
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -193,7 +190,7 @@ def target(operators: Table = OPERATORS, integers: Table = INTEGERS) -> Target:
     """Return the target whose graphs have these operators: all that TOSA has, or fewer."""
     quantised = _target(integers, partial(emit_integers, operators=integers), _OF_INTEGERS)
     made = _target(operators, partial(emit, operators=operators), _OF_FLOATS)
-    return replace(made, quantized=quantised)
+    return replace(made, quantized=quantised, recipes=RECIPES)
 
 
 def _target(
@@ -203,7 +200,7 @@ def _target(
 ) -> Target:
     return Target(
         "tosa",
-        INFO.suffix,
+        INFO,
         emit,
         Capabilities(
             operators.supports,
@@ -213,11 +210,8 @@ def _target(
             slices_copy=True,
         ),
         counted(min_run=MIN_RUN),
-        beside=(sidecar.SUFFIX,),
-        load=load,
-        check=check,
-        install=INFO.install,
-        runs_fast=False,  # the reference model computes one element after the other
+        files=TargetFiles(load, check, (sidecar.SUFFIX,)),
+        runtime=TargetRuntime(is_slow=True),  # the reference model computes one element after the other
     )
 
 

@@ -23,19 +23,20 @@ from dimorder.ops.resize import RESIZED_BY_PRODUCTS
 from dimorder.ops.table import PLAIN
 from dimorder.plans.network_plan import Place
 from dimorder.sizes.symbolic import SizeTable
-from dimorder.targets.base import FileSummary, Target
+from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.by_time import by_time
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import FLOATS, MAX_RANK, OPERATORS, wrong_outside
+from dimorder.targets.xnnpack.recipes import RECIPES
 from dimorder.verification.verify import Run
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Pte:
+class Pte(Artifact):
     """A sealed `.pte` with its contract inside.
 
     For fixed sizes it has the `kernels` that its delegates run.
@@ -47,14 +48,6 @@ class Pte:
     exactly: Run | None = None
     float_islands: tuple[tuple[Place, str], ...] = ()
     kernels: tuple[KernelRun, ...] = ()
-
-    @property
-    def npu(self) -> None:
-        return None
-
-    @property
-    def beside(self) -> Mapping[str, bytes]:
-        return {}
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         from dimorder.targets.xnnpack import run
@@ -204,23 +197,18 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
     )
     return Target(
         "xnnpack",
-        INFO.suffix,
+        INFO,
         partial(emit, operators=operators),
         capabilities,
         # 28²×58: interleaving single elements adds 176 µs to a cat, transposing explicitly adds 85.
         {**counted(min_run=8), "time": by_time(operators, cpu)},
         # A delegate reads these types in NHWC. Other types stay in portable kernels outside, which want
         # contiguous tensors. In their logical shape a copy would come first that no plan contains.
-        channels_last=FLOATS,
-        load=pte.load,
-        check=check,
-        install=INFO.install,
-        runtime="ExecuTorch",
-        set_threads=pte.set_threads,
-        configured=partial(target, operators),
-        state=True,
-        emit_ranges=partial(emit_ranges, operators=operators),
-        sized=partial(_sized, capabilities),
+        recipes=RECIPES,
+        files=TargetFiles(pte.load, check, channels_last=FLOATS),
+        runtime=TargetRuntime("ExecuTorch", set_threads=pte.set_threads, has_state=True),
+        dynamic=DynamicSizes(partial(emit_ranges, operators=operators), partial(_sized, capabilities)),
+        with_options=partial(target, operators),
     )
 
 

@@ -16,28 +16,19 @@ from torch.export import ExportedProgram
 from dimorder.contract import Contract
 from dimorder.errors import ContractError, UsageError
 from dimorder.ops.dialect import decompose
-from dimorder.targets.base import FloatArtifact, Run, Target
+from dimorder.targets.base import Artifact, Run, Target, TargetFiles
 from dimorder_counted import INFO
 
 
 @dataclass(frozen=True)
-class CountedArtifact(FloatArtifact):
+class CountedArtifact(Artifact):
     program: ExportedProgram
     contract: Contract
-    delegates: int = 0
 
     @property
     def operators(self) -> Mapping[str, int]:
         calls = (node for node in self.program.graph.nodes if node.op == "call_function")
         return dict(sorted(Counter(str(call.target) for call in calls).items()))
-
-    @property
-    def outside(self) -> Mapping[str, int]:
-        return {}
-
-    @property
-    def beside(self) -> Mapping[str, bytes]:
-        return {}
 
     @property
     def data(self) -> bytes:
@@ -90,4 +81,4 @@ def check(path: str, data: bytes) -> CountedSummary:
         raise UsageError(path, str(error), "write the file again") from error
 
 
-TARGET = Target("counted", INFO.suffix, emit, load=load, check=check, install=INFO.install)
+TARGET = Target("counted", INFO, emit, files=TargetFiles(load, check))
