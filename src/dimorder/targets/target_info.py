@@ -12,13 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dimorder.errors import UnsupportedError, UsageError
-
-if TYPE_CHECKING:
-    from dimorder.targets.base import Target
-
 
 # The objectives of `costs.counted`.
 COUNTED: Mapping[str, str] = MappingProxyType(
@@ -89,13 +85,11 @@ class TargetInfo:
         with zipfile.ZipFile(path) as archive:
             return any(self.member in name for name in archive.namelist())
 
-    def open(self, name: str) -> Target:
+    def open(self, name: str) -> Any:
         """Import and return the target itself. Raises `UnsupportedError` if a dependency is not installed."""
         module, _, attribute = self.target.partition(":")
         with installed(name, self.install):
-            found: Any = importlib.import_module(module)
-        target: Target = getattr(found, attribute)
-        return target
+            return getattr(importlib.import_module(module), attribute)
 
 
 @contextmanager
