@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from dimorder.errors import VerificationError
 from dimorder.graph.quantized_constant import DEQUANTIZE
 from dimorder.layout.rewrite import at_boundary, from_boundary
-from dimorder.verification import numerics
 from dimorder.verification.differences import Differences
+from dimorder.verification.numerics import Float64Run, record_quantized
 from dimorder.verification.verify_integers import differing
 from tests.fuzz.outcome import Outcome, channels_last, promise_fault, type_fault
 
@@ -70,10 +70,11 @@ def _unlike_model(got: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -
 def _unlike_network(taken: Sequence[Tensor], held: Sequence[Tensor], lowered: Any) -> Outcome | None:
     """The normal form has the network's integers, but for a few by a quantum."""
     program = lowered.program
-    wanted = numerics.record_quantized(program.exported, taken, program.module)
+    wanted = record_quantized(program.exported, taken, program.module)
     try:
-        found = numerics.run(program.module, held, wanted)[1].values()
-        Differences.together(found).require_few("the normal form")
+        run = Float64Run(program.module, wanted)
+        run.run(*held)
+        Differences.together(run.differences.values()).require_few("the normal form")
     except VerificationError as error:
         return Outcome("wrong normal form: unnoticed", str(error))
     return None

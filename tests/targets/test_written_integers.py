@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import dimorder
 from dimorder.errors import VerificationError
-from dimorder.verification import numerics
+from dimorder.verification.numerics import Float64Run
 
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
@@ -147,7 +147,8 @@ def test_integers_that_lie_otherwise_in_the_graph_are_compared_as_the_program_ha
 
     x = torch.randn(2, 3, generator=torch.Generator().manual_seed(3))
     module = torch.export.export(Rows(), (x,)).module(check_guards=False)
-    (wanted,), _ = numerics.run(module, (x,))
+    (wanted,) = Float64Run(module).tensors(x)
     name = next(node.name for node in module.graph.nodes if node.target is QUANTIZE)
-    (got,), found = numerics.run(module, (x,), {name: wanted.reshape(2, 3).t().contiguous().t()})
-    assert torch.equal(got, wanted) and [each.off for each in found.values()] == [0]
+    run = Float64Run(module, {name: wanted.reshape(2, 3).t().contiguous().t()})
+    (got,) = run.tensors(x)
+    assert torch.equal(got, wanted) and [each.off for each in run.differences.values()] == [0]

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.nn import Module
+from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,10 @@ class GraphRun:
         values = dict(zip(placeholders, inputs, strict=True))
         held = interpret(nodes, values, set(output.all_input_nodes), self._computed)
         return map_arg(output.args[0], held.__getitem__)
+
+    def tensors(self, *inputs: Any) -> list[torch.Tensor]:
+        """Return the tensors among the graph's outputs."""
+        return [x for x in tree_leaves(self.run(*inputs)) if isinstance(x, torch.Tensor)]
 
     def _computed(self, node: GraphNode, read: Sequence[Any]) -> Any:
         if node.output.op == "get_attr":

@@ -36,65 +36,6 @@ from dimorder.verification.arithmetic import round_then_offset
 from dimorder.verification.differences import Differences, Origin
 
 
-def run(
-    module: Module, inputs: Sequence[Tensor], forced: Mapping[str, Tensor] | None = None
-) -> tuple[list[Tensor], dict[Node, Differences]]:
-    """Run a graph with its floats computed in float64.
-
-    Args:
-        module: the graph.
-        inputs: its inputs.
-        forced: values by the names of nodes: integers, or floats that were quantised dynamically. They
-            replace the results of these nodes.
-
-    Returns:
-        The results, and for each forced node by how many quanta its own result differs.
-
-    >>> class Halves(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return QUANTIZE(x / 3, 0.5, 0, -128, 127, torch.int8)
-    >>> program = torch.export.export(Halves(), (torch.tensor([1.0, 2.0]),)).module()
-    >>> run(program, (torch.tensor([3.0, 6.2]),))[0]
-    [tensor([2, 4], dtype=torch.int8)]
-    """
-    wide = Float64Run(module, forced or {})
-    return _tensors(wide.run(*inputs)), wide.differences
-
-
-def run_with_noise(module: GraphModule, inputs: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Run a graph in float64 with noise in place of dynamic quantisation.
-
-    Each value that is quantised dynamically is not rounded, but moved at random by up to half of its step.
-
-    >>> class Rounds(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return FAKE_QUANTIZE_DYNAMIC(x, [0], -128, 127, 1e-9, "asymmetric")
-    >>> program = torch.export.export(Rounds(), (torch.ones(2),)).module()
-    >>> (got,) = run_with_noise(program, (torch.tensor([0.0, 255.0]),), 0)
-    >>> (got - torch.tensor([0.0, 255.0])).abs() <= 0.5
-    tensor([True, True])
-    """
-    return _tensors(Float64Run(module, noise=torch.Generator().manual_seed(seed)).run(*inputs))
-
-
-def roundings(module: Module, inputs: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return what a graph rounds to integers, and the integers, by the names of the nodes that quantise.
-
-    The first is in float64: real over scale, plus the zero point, clamped to the type's range.
-
-    >>> class Halves(torch.nn.Module):
-    ...     def forward(self, x):
-    ...         return QUANTIZE(x, 0.5, 3, -128, 127, torch.int8)
-    >>> program = torch.export.export(Halves(), (torch.tensor([1.1, -99.0]),)).module()
-    >>> ((real, integers),) = roundings(program, (torch.tensor([1.1, -99.0]),)).values()
-    >>> real.to(torch.float32), integers
-    (tensor([   5.2000, -128.0000]), tensor([   5, -128], dtype=torch.int8))
-    """
-    run = _RoundingsRun(module)
-    run.run(*inputs)
-    return run.found
-
-
 def record_quantized(
     exported: ExportedProgram, inputs: Sequence[Tensor], captured: GraphModule
 ) -> dict[str, Tensor]:
@@ -182,16 +123,32 @@ class NoisyRun(GraphRun):
 
 
 class Float64Run(GraphRun):
-    """A run whose floats are in float64; `run` and `run_with_noise` say what the arguments do."""
+    """A run with floats in float64.
+
+    Args:
+        module: the graph.
+        forced: values by the names of nodes, which replace the results of these nodes. They are integers, or
+            floats that were quantised dynamically.
+        seed: for noise. A value that is quantised dynamically is then not rounded, but moved at random by up
+            to half of its step.
+
+    Attributes:
+        differences: by how many quanta the own result of each forced node differs.
+
+    >>> class Net(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return QUANTIZE(x / 3, 0.5, 0, -128, 127, torch.int8)
+    >>> program = torch.export.export(Net(), (torch.ones(2),)).module()
+    >>> Float64Run(program).tensors(torch.tensor([3.0, 6.2]))
+    [tensor([2, 4], dtype=torch.int8)]
+    """
 
     def __init__(
-        self,
-        module: Module,
-        forced: Mapping[str, Tensor] | None = None,
-        noise: torch.Generator | None = None,
+        self, module: Module, forced: Mapping[str, Tensor] | None = None, seed: int | None = None
     ) -> None:
         super().__init__(module)
-        self.forced, self.noise = forced or {}, noise
+        self.forced = forced or {}
+        self.noise = None if seed is None else torch.Generator().manual_seed(seed)
         self.differences: dict[Node, Differences] = {}
         self.origins: dict[Node, Origin] = {}  # of integers that are not forced, and their floats
 
@@ -263,16 +220,30 @@ class Float64Run(GraphRun):
         return Origin(move(lambda origin: origin.quanta), found[sources[0]].quantum, unsure)
 
 
-class _RoundingsRun(Float64Run):
+class RoundingsRun(Float64Run):
+    """A run that records what it rounds to integers, and the integers, by the names of the quantize nodes.
+
+    The first is in float64: real over scale, plus the zero point, clamped to the type's range.
+
+    >>> class Net(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return QUANTIZE(x, 0.5, 3, -128, 127, torch.int8)
+    >>> run = RoundingsRun(torch.export.export(Net(), (torch.ones(2),)).module())
+    >>> _ = run.run(torch.tensor([1.1, -99.0]))
+    >>> ((real, integers),) = run.roundings.values()
+    >>> real.to(torch.float32), integers
+    (tensor([   5.2000, -128.0000]), tensor([   5, -128], dtype=torch.int8))
+    """
+
     def __init__(self, module: Module) -> None:
         super().__init__(module)
-        self.found: dict[str, tuple[Tensor, Tensor]] = {}
+        self.roundings: dict[str, tuple[Tensor, Tensor]] = {}
 
     def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
         if node.target is QUANTIZE:
             a = bound(node.target, *arguments(node, operands))
             real = a["input"].double() / in_float32(a["scale"]) + a["zero_point"]
-            self.found[node.name] = real.clamp(a["quant_min"], a["quant_max"]), result
+            self.roundings[node.name] = real.clamp(a["quant_min"], a["quant_max"]), result
         return result
 
 
@@ -285,10 +256,6 @@ class _QuantizedRun(GraphRun):
         if is_static_quantize(node) or is_dynamic_dequantize(node):
             self.found[node.name] = result
         return result
-
-
-def _tensors(results: Any) -> list[Tensor]:
-    return [result for result in pytree.tree_leaves(results) if isinstance(result, Tensor)]
 
 
 def _wide(value: Any) -> Any:

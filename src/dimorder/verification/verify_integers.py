@@ -17,6 +17,7 @@ half of the network's own step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ from dimorder.errors import VerificationError
 from dimorder.graph.exported import readable
 from dimorder.graph.quantized_constant import DEQUANTIZE
 from dimorder.ops.quantization import is_dynamic, is_quantised
-from dimorder.verification import numerics
 from dimorder.verification.differences import Differences
+from dimorder.verification.numerics import Float64Run, record_quantized
 from dimorder.verification.verify import FACTOR, TOLERANCE, Run, Trial, relative_error, verify
 
 _DRAWS = 4  # of moved values: one alone may leave an output of few elements unchanged
@@ -49,9 +50,10 @@ class QuantizedTrial(Trial):
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
-        wanted = numerics.record_quantized(program.exported, self.taken, program.module)
-        _, found = numerics.run(program.module, self.inputs, wanted)
-        Differences.together(found.values()).require_few("the normal form of a quantised network")
+        wanted = record_quantized(program.exported, self.taken, program.module)
+        own = Float64Run(program.module, wanted)
+        own.run(*self.inputs)
+        Differences.together(own.differences.values()).require_few("the normal form of a quantised network")
         self.allowed = self._allowed() if is_dynamic(program.module) else None
 
     def compare(self, run: Run, what: str, model: Run | None = None, half_sums: bool = False) -> float:
@@ -80,10 +82,14 @@ class QuantizedTrial(Trial):
                 )
         return max(errors, default=0.0)
 
+    @cached_property
+    def _exact(self) -> list[torch.Tensor]:
+        return Float64Run(self.program.module).tensors(*self.inputs)
+
     def _allowed(self) -> list[float]:
         """Return how far each output may be off if values are rounded by other steps, none larger."""
-        exact, _ = numerics.run(self.program.module, self.inputs)
-        draws = [numerics.run_with_noise(self.program.module, self.inputs, seed) for seed in range(_DRAWS)]
+        exact = self._exact
+        draws = [Float64Run(self.program.module, seed=seed).tensors(*self.inputs) for seed in range(_DRAWS)]
         return [
             max(TOLERANCE, FACTOR * max(relative_error(draw[i], wanted) for draw in draws))
             if wanted.is_floating_point()
@@ -92,9 +98,8 @@ class QuantizedTrial(Trial):
         ]
 
     def compare_program(self, physical: ExportedProgram, what: str) -> float:
-        module = readable(physical)
-        wanted, _ = numerics.run(self.program.module, self.inputs)
-        got = self._logical(lambda held: numerics.run(module, held)[0], self.inputs)
+        run, wanted = Float64Run(readable(physical)), self._exact
+        got = self._logical(lambda inputs: run.tensors(*inputs), self.inputs)
         tolerances = [
             TOLERANCE if w.is_floating_point() and node.target is not DEQUANTIZE else _SAME
             for w, node in zip(wanted, self.program.outputs, strict=True)

@@ -34,7 +34,7 @@ from dimorder.targets.tosa.integers.ops import OPERATORS as INTEGERS
 from dimorder.targets.tosa.ops import OPERATORS
 from dimorder.targets.tosa.recipes import RECIPES
 from dimorder.targets.tosa.writer import MAX_RANK
-from dimorder.verification import numerics
+from dimorder.verification.numerics import RoundingsRun
 from dimorder.verification.verify import Run
 
 
@@ -125,7 +125,9 @@ def emit_integers(
     def run_model(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the graph's outputs, after comparing its integers with the program's roundings."""
         held = [torch.from_numpy(_physical(x, spec)) for x, spec in zip(inputs, contract.inputs, strict=True)]
-        model.run(held, numerics.roundings(module, inputs))
+        program = RoundingsRun(module)
+        program.run(*inputs)
+        model.run(held, program.roundings)
         return [_logical(y.numpy(), spec) for y, spec in zip(model.run(held), contract.outputs, strict=True)]
 
     return TosaArtifact(data, contract, run_model, model)

@@ -31,7 +31,7 @@ from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import XnnValue
 from dimorder.targets.xnnpack.model import XnnModel
-from dimorder.verification import numerics
+from dimorder.verification.numerics import Float64Run
 from dimorder.verification.verify import Run, verify
 from dimorder.verification.verify_integers import require_near
 
@@ -137,9 +137,9 @@ def _require_meant(
     Each is computed from the integers before it.
     """
     nodes = {node.name: node for node in integers}
-    forced = {name: integers[node] for name, node in nodes.items()}
-    wanted, found = numerics.run(readable(physical), inputs, forced)
-    for each, differences in found.items():
+    program = Float64Run(readable(physical), {name: integers[node] for name, node in nodes.items()})
+    wanted = program.tensors(*inputs)
+    for each, differences in program.differences.items():
         node = nodes[each.name]
         differences.require_few(f"{operator_name(node)} ({where(node)}) as it was written for XNNPACK")
     # Another result may be a choice between floats that are nearly the same.

@@ -49,8 +49,8 @@ class TosaModel:
     ) -> list[Tensor]:
         """Return the graph's outputs for its inputs, dense in the graph's own shapes.
 
-        The graph's roundings are compared with a program's (`numerics.roundings`) one by one, each computed
-        from the program's own earlier ones. Raises `VerificationError` if an integer is farther from the
+        The graph's roundings are compared with a program's (`RoundingsRun`) one by one, each computed from
+        the program's own earlier ones. Raises `VerificationError` if an integer is farther from the
         number that was rounded than rounding explains.
         """
         names: dict[str, list[str]] = {}  # by tensor: the program's nodes with these integers
