@@ -26,7 +26,7 @@ from dimorder.clock import Clock, Progress
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
-from dimorder.layout import check_program
+from dimorder.layout import check_calls, check_program
 from dimorder.layout.annotate import annotate
 from dimorder.layout.choose import choose
 from dimorder.layout.costs import Costs
@@ -393,7 +393,7 @@ def _rewrite(
 ) -> ExportedProgram:
     """Return the physical program of a plan, after checking what it must ensure."""
     physical = clock.step("rewrite", rewrite, extracted, planned.layout_plan, contract)
-    check_program.require_capabilities(physical, extracted, chosen.capabilities, chosen.name)
+    check_calls.require_capabilities(physical, extracted, chosen.capabilities, chosen.name)
     faults = check_program.physical_faults(
         physical, extracted, planned.layout_plan, contract, chosen.capabilities
     )

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from dimorder import api
 from dimorder.capture.captured import Captured, capture
 from dimorder.errors import StageError
-from dimorder.graph.nodes import CUSTOM, with_origin
-from dimorder.layout import check_program
+from dimorder.graph.nodes import CUSTOM, origin_of, with_origin
+from dimorder.layout import check_calls, check_program
 from dimorder.layout.annotate import Annotated, annotate
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.rewrite import rewrite
@@ -321,11 +321,7 @@ def test_a_physical_program_has_no_faults(target: str) -> None:
 
 
 def _conversion(graph: torch.fx.Graph) -> torch.fx.Node:
-    return next(
-        n
-        for n in graph.nodes
-        if n.target is aten.clone.default and check_program.origin_of(n).get("converts")
-    )
+    return next(n for n in graph.nodes if n.target is aten.clone.default and origin_of(n).get("converts"))
 
 
 def _read_a_view(graph: torch.fx.Graph) -> None:
@@ -373,7 +369,7 @@ def test_a_fault_of_the_physical_program_is_told(plant: Callable[[torch.fx.Graph
     plant(program.graph)
     faults = [*check_program.made_faults(program.graph.nodes, plan.extracted, plan.layout_plan)]
     faults += (
-        check_program.run_densely(program.graph_module, list(_feed(program)))[1]
+        check_calls.run_densely(program.graph_module, list(_feed(program)))[1]
         if plant is _read_a_view
         else []
     )

@@ -2,5 +2,5 @@
 
 `annotate` finds the axes of every value, `candidate_orders` the orders worth considering, and `problem` the
 layout problem with the target's `capabilities` and `costs`. `choose` asks the solver, and `rewrite` writes
-the program. `check_program` checks what each stage promises.
+the program. `check_program` and `check_calls` check what each stage promises.
 """

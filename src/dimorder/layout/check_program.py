@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
@@ -24,14 +23,14 @@ from dimorder.contract import Contract
 from dimorder.errors import StageError
 from dimorder.graph.branches import Branches
 from dimorder.graph.elements import Elements
-from dimorder.graph.exported import own_module, state_of
-from dimorder.graph.interpreter import GraphRun
+from dimorder.graph.exported import own_module
 from dimorder.graph.nodes import origin_of
 from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
 from dimorder.graph.tracing import Tracer, shape_of
 from dimorder.layout.annotate import Annotated, is_result, results_of
 from dimorder.layout.candidate_orders import default_tokens, formed
 from dimorder.layout.capabilities import Capabilities, Verdicts
+from dimorder.layout.check_calls import FIX, left_faults, misread, refused_calls, run_densely
 from dimorder.layout.problem import Extracted
 from dimorder.layout.rewrite import at_boundary
 from dimorder.ops.dialect import SLICE_CONSTANT
@@ -44,7 +43,6 @@ from dimorder.planning.plan import LayoutPlan
 aten = torch.ops.aten
 
 CHECK = "DIMORDER_CHECK"  # the environment's switch: any text but 0
-_FIX = "report this network: dimorder is wrong, not the network"
 
 
 def require(stage: str, faults: Iterable[str]) -> None:
@@ -62,7 +60,7 @@ def require(stage: str, faults: Iterable[str]) -> None:
     if os.environ.get(CHECK, "0") == "0":
         return
     for fault in faults:
-        raise StageError(stage, fault, _FIX)
+        raise StageError(stage, fault, FIX)
 
 
 # -- the captured form
@@ -310,12 +308,12 @@ def physical_faults(
     yield from made_faults(program.graph.nodes, extracted, plan)
     for node in program.graph.nodes:
         if node.op == "call_function":
-            yield from (f"predicted: {fault}" for fault in _misread(node, node.meta["val"]))
+            yield from (f"predicted: {fault}" for fault in misread(node, node.meta["val"]))
     yield from (
         f"{node} ({operator_name(node)}): {why}"
         for node, why in refused_calls(program, extracted, capabilities)
     )
-    yield from _left_faults(program, extracted, capabilities)
+    yield from left_faults(program, extracted, capabilities)
     inputs = extracted.annotated.program.example_inputs
     held = [at_boundary(tensor, spec) for tensor, spec in zip(inputs, contract.inputs, strict=True)]
     yield from run_densely(own_module(program), held)[1]
@@ -370,103 +368,3 @@ def _declared(extracted: Extracted, plan: LayoutPlan, origin: dict[str, Any]) ->
     arrangement = extracted.arrangements[origin["site"]][plan.choice[origin["site"]]]
     declared: tuple[Any, ...] = site.implementations[arrangement.implementation].physical
     return declared
-
-
-def refused_calls(
-    program: ExportedProgram, extracted: Extracted, capabilities: Capabilities
-) -> Iterator[tuple[Node, str]]:
-    """Yield the calls of a physical program that the target neither computes nor leaves outside, and why.
-
-    Calls of an input, an output or a conversion are not among them: extraction did not ask for these, and the
-    emitter reports them to the user.
-    """
-    if capabilities.computes is None:
-        return
-    for node, why in _not_computed(program, extracted, capabilities):
-        beside = why if capabilities.leaves is None else capabilities.leaves(node)
-        if beside is not None:
-            yield node, why if beside == why else f"{why}, and {beside}"
-
-
-def require_capabilities(
-    program: ExportedProgram, extracted: Extracted, capabilities: Capabilities, target: str
-) -> None:
-    """Check that the target computes or leaves each call, even without DIMORDER_CHECK.
-
-    Raises:
-        StageError: for the first call that the target refuses.
-    """
-    for node, why in refused_calls(program, extracted, capabilities):
-        raise StageError(f"{node} ({operator_name(node)}) of the physical program for {target}", why, _FIX)
-
-
-def _left_faults(program: ExportedProgram, extracted: Extracted, capabilities: Capabilities) -> Iterator[str]:
-    for node, why in _not_computed(program, extracted, capabilities):
-        if extracted.sites[origin_of(node)["site"]].node not in extracted.outside:
-            yield f"{node} ({operator_name(node)}): left outside, where the plan has it inside: {why}"
-
-
-def _not_computed(
-    program: ExportedProgram, extracted: Extracted, capabilities: Capabilities
-) -> Iterator[tuple[Node, str]]:
-    """Yield the calls of operators that the target does not compute, and why."""
-    constants = _constants(program)
-    for node in program.graph.nodes:
-        origin = origin_of(node)
-        if node.op != "call_function" or node in constants or "site" not in origin or origin.get("converts"):
-            continue
-        if not extracted.sites[origin["site"]].implementations or capabilities.computes is None:
-            continue
-        why = capabilities.computes(node, constants)
-        if why is not None:
-            yield node, why
-
-
-def _constants(program: ExportedProgram) -> Collection[Node]:
-    """Return the nodes that are known ahead of time.
-
-    Inputs and state are not known, nor are nodes that read them.
-    """
-    given = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
-    given |= set(state_of(program))
-    known: dict[Node, None] = {}
-    for node in program.graph.nodes:
-        made = node.op == "call_function" and all(operand in known for operand in node.all_input_nodes)
-        made = made and node.target is not SLICE_CONSTANT
-        if made or (node.op == "placeholder" and node.name not in given):
-            known[node] = None
-    return known
-
-
-def run_densely(
-    module: GraphModule, inputs: Sequence[torch.Tensor]
-) -> tuple[Sequence[torch.Tensor], list[str]]:
-    """Run a physical program, and return its results and its reads of tensors that are not dense."""
-    run = _DensityRun(module)
-    return run.run(*inputs), run.faults
-
-
-class _DensityRun(GraphRun):
-    """A run of a physical program that notes reads of tensors that are not row-major."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module)
-        self.faults: list[str] = []
-
-    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
-        self.faults += _misread(node, result)
-        return result
-
-
-def _misread(node: Node, value: Any) -> Iterator[str]:
-    """Yield the readers of a value that is not row-major.
-
-    Views may be copied, permuted and returned. A matmul may read a view that swaps the last two dimensions.
-    """
-    if not isinstance(value, torch.Tensor) or value.is_contiguous():
-        return
-    swapped = value.dim() > 1 and value.mT.is_contiguous()
-    for user in node.users:
-        allowed = user.op == "output" or user.target in (aten.clone.default, aten.permute.default)
-        if not allowed and not (swapped and user.target is aten.matmul.default):
-            yield f"{user} ({operator_name(user)}) reads {node} ({operator_name(node)}), which is not dense"

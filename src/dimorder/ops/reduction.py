@@ -1,4 +1,4 @@
-"""Define operators over whole dimensions: sums, means, extrema, softmax, running sums."""
+"""Define reductions of whole dimensions: sums, means, extrema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.builder import Call
-from dimorder.ops.masks import bounded
 from dimorder.ops.moves import view
 from dimorder.ops.operator import (
     Implementation,
@@ -89,15 +88,6 @@ def _index_of(name: Any) -> Spell:
     return spell
 
 
-def _underscored(name: Any) -> Spell:
-    """Return the spelling of softmax or log_softmax as core ATen has it."""
-
-    def spell(n: Tracer, x: Value, dim: int, half_to_float: bool) -> Value:
-        return n.write(name, x, dim, *([torch.float32] if half_to_float else []))
-
-    return spell
-
-
 # -- which axes they reduce
 
 
@@ -125,24 +115,6 @@ def _relate_index_reduce(node: torch.fx.Node) -> Relation | str:
     )
 
 
-def _relate_along(node: torch.fx.Node) -> Relation | str:
-    """Relate softmax or log_softmax: the dimension is shared."""
-    shape = shape_of(args_of(node)[0])
-    if not shape:
-        return "a tensor of rank 0"
-    k = args_of(node)[1] % len(shape)
-    dims = dims_of((("k" if i == k else f"d.{i}"), size) for i, size in enumerate(shape))
-    return Relation("reduce", (dims,), (dims,))
-
-
-def _relate_running(node: torch.fx.Node) -> Relation | str:
-    """Relate cumsum or cumprod: it walks one dimension in index order."""
-    relation = _relate_along(node)
-    return (
-        relation if isinstance(relation, str) else replace(relation, kind="indexed", blocks=frozenset({"k"}))
-    )
-
-
 def _names(relation: Relation, prefix: str) -> set[str]:
     return {name for dims in relation.reads for dim in dims for name, _ in dim if name.startswith(prefix)}
 
@@ -156,78 +128,19 @@ def _reduce(c: Call) -> None:
     c.give(node, [[] if d in dims else group for d, group in enumerate(groups)])
 
 
-def _apart(c: Call, tokens: Collection[Token], together: Collection[Token] = ()) -> list[list[Token]]:
+def apart(c: Call, tokens: Collection[Token], together: Collection[Token] = ()) -> list[list[Token]]:
     """Return physical dimensions in which `tokens` are apart; without tokens, the last one has size 1."""
     return c.split(alone=tokens, together=together) if tokens else c.with_unit(c.split(room=1))
 
 
 def _index_reduce(c: Call) -> None:
     reduced = c.labelled("r")
-    groups = _apart(c, reduced)
+    groups = apart(c, reduced)
     dim = next((d for d, group in enumerate(groups) if group and group[0] in reduced), len(groups) - 1)
     c.give(
         c.b.call(c.target, c.take(0, groups), dim, True),
         [[] if d == dim else g for d, g in enumerate(groups)],
     )
-
-
-def _softmax_last(c: Call) -> None:
-    groups = c.ending_in("k")
-    c.give(c.b.call(c.target, c.take(0, groups), len(groups) - 1), groups)
-
-
-def _softmax(c: Call) -> None:
-    """Lower softmax to itself along one physical dimension, or to simpler operators along several."""
-    groups, dims = _along_groups(c)
-    if len(dims) == 1:
-        c.give(c.b.call(c.target, c.take(0, groups), dims[0]), groups)
-        return
-    _softmax_from_parts(c, groups, dims, lambda x: c.b.call(aten.amax.default, x, dims, True))
-
-
-def _softmax_by_halves(c: Call) -> None:
-    """Lower softmax to simpler operators, with the maximum by halves."""
-    groups, dims = _along_groups(c)
-
-    def largest(x: torch.fx.Node) -> torch.fx.Node:
-        for dim in dims:
-            x = _halved(c, x, dim, c.size(0, groups[dim]), aten.maximum.default)
-        return x
-
-    _softmax_from_parts(c, groups, dims, largest)
-
-
-def _along_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
-    """Return the physical dimensions of an operand, and those along which softmax runs."""
-    k = set(c.labelled("k"))
-    groups = _apart(c, k)
-    return groups, [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
-
-
-def _softmax_from_parts(
-    c: Call,
-    groups: list[list[Token]],
-    dims: list[int],
-    largest: Callable[[torch.fx.Node], torch.fx.Node],
-) -> None:
-    c.compute_in_float32()
-    x, log = c.take(0, groups), c.target is aten.log_softmax.int
-    shifted = c.b.call(aten.sub.Tensor, x, largest(x))
-    powers = c.b.call(aten.exp.default, shifted)
-    total = c.b.call(aten.sum.dim_IntList, powers, dims, True)
-    scaled = (
-        (aten.sub.Tensor, shifted, c.b.call(aten.log.default, total))
-        if log
-        else (aten.div.Tensor, powers, total)
-    )
-    c.give(c.b.call(*scaled), groups)
-
-
-def _cumulative(c: Call) -> None:
-    k = c.labelled("k")
-    groups = _apart(c, k, together=k)
-    dim = next((d for d, group in enumerate(groups) if group and group[0] in k), len(groups) - 1)
-    c.give(c.b.call(c.target, c.take(0, groups), dim, *args_of(c.node)[2:], **c.node.kwargs), groups)
 
 
 def _product(c: Call) -> None:
@@ -250,13 +163,13 @@ def _by_halves(combine: Any, is_rounded: bool) -> Callable[[Call], None]:
             c.compute_in_float32()
         y = c.take(0, groups)
         for dim in dims:
-            y = _halved(c, y, dim, c.size(0, groups[dim]), combine)
+            y = halved(c, y, dim, c.size(0, groups[dim]), combine)
         c.give(y, [[] if d in dims else group for d, group in enumerate(groups)])
 
     return lower
 
 
-def _halved(c: Call, y: torch.fx.Node, dim: int, size: int, combine: Any) -> torch.fx.Node:
+def halved(c: Call, y: torch.fx.Node, dim: int, size: int, combine: Any) -> torch.fx.Node:
     odd = []
     while size > 1:
         half = size // 2
@@ -269,47 +182,14 @@ def _halved(c: Call, y: torch.fx.Node, dim: int, size: int, combine: Any) -> tor
     return y
 
 
-def _by_doubling(combine: Any, neutral: float) -> Callable[[Call], None]:
-    """Return the lowering of a running sum or product.
-
-    Its steps combine each element with those 1, 2, 4, … places before.
-    """
-
-    def lower(c: Call) -> None:
-        c.compute_in_float32()
-        k = c.labelled("k")
-        groups = c.split(alone=k, together=k)
-        dim = next(d for d, group in enumerate(groups) if group and group[0] in k)
-        y, size, shift = c.take(0, groups), c.size(0, groups[dim]), 1
-        while shift < size:
-            pads = [0, 0] * (len(groups) - 1 - dim) + [shift, 0]
-            before = c.b.call(aten.constant_pad_nd.default, c.b.slice(y, dim, 0, size - shift), pads, neutral)
-            y = c.b.call(combine, y, before)
-            shift *= 2
-        c.give(y, groups)
-
-    return lower
-
-
-MAX_DOUBLED = 64  # elements of a running sum: all of them move log2(elements) times
-
-
-def _is_short(node: torch.fx.Node) -> bool:
-    """Return whether a running sum has few elements, of a floating type that it keeps."""
-    x = args_of(node)[0].meta["val"]
-    size = x.shape[args_of(node)[1]] if x.dim() else 1
-    same = node.meta["val"].dtype == x.dtype and x.is_floating_point()
-    return same and 1 < size <= MAX_DOUBLED
-
-
-def _is_floating(node: torch.fx.Node) -> bool:
+def is_floating(node: torch.fx.Node) -> bool:
     return bool(node.meta["val"].is_floating_point())
 
 
 def _reduced_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
     """Return the physical dimensions of an operand, and those that are reduced."""
     reduced = set(c.labelled("r"))
-    groups = _apart(c, reduced)
+    groups = apart(c, reduced)
     return groups, [d for d, group in enumerate(groups) if group and set(group) <= reduced] or [
         len(groups) - 1
     ]
@@ -324,7 +204,7 @@ def _reduction(name: Any, *others: Implementation, spelling: Spell | None = None
 
 def _halving(combine: Any, is_rounded: bool = False) -> Implementation:
     parts = (aten.slice.Tensor, combine, *((aten._to_copy.default,) if is_rounded else ()))
-    return Implementation("by halves", "*", _by_halves(combine, is_rounded), parts, _is_floating)
+    return Implementation("by halves", "*", _by_halves(combine, is_rounded), parts, is_floating)
 
 
 def _index_reduction(name: Any) -> Operator:
@@ -333,59 +213,6 @@ def _index_reduction(name: Any) -> Operator:
         (name,), _relate_index_reduce, (implementation,), _index_of(name), elements=Elements.REDUCES
     )
 
-
-def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> Operator:
-    """Return the operator of softmax or log_softmax.
-
-    It runs as itself along the last dimension, as itself along any dimension, or as simpler operators.
-    """
-    implementations = (
-        Implementation("last", "* k", _softmax_last, (name,)),
-        Implementation("any", "*", _softmax, (name, aten.sub.Tensor, aten.amax.default, *parts)),
-        *others,
-    )
-    return Operator(
-        (name,),
-        _relate_along,
-        implementations,
-        _plain_along(name),
-        plain=("last", "any"),
-        elements=Elements.MIXES,
-    )
-
-
-def _plain_along(name: Any) -> Spell:
-    """Return the spelling of softmax in the type of the result, with rank 1 instead of 0.
-
-    Not all kernels take other types and ranks. A mask before the softmax becomes a bound.
-    """
-
-    def spell(n: Tracer, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
-        x = bounded(n, x)
-        if dtype is not None:
-            x = n.write(aten._to_copy.default, x, dtype=dtype)
-        return n.emit(name, x, dim) if shape_of(x) else view(n, n.emit(name, view(n, x, [1]), 0), [])
-
-    return spell
-
-
-def _running(name: Any, combine: Any, neutral: float) -> Operator:
-    parts = (aten.slice.Tensor, aten.constant_pad_nd.default, combine, aten._to_copy.default)
-    implementations = (
-        Implementation("one dim", "*", _cumulative, (name,)),
-        Implementation("by doubling", "*", _by_doubling(combine, neutral), parts, _is_short),
-    )
-    return Operator((name,), _relate_running, implementations, plain=("one dim",), elements=Elements.MIXES)
-
-
-_SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)
-_LOG_BY_HALVES = Implementation(
-    "by halves",
-    "*",
-    _softmax_by_halves,
-    (aten.slice.Tensor, aten.maximum.default, aten.sub.Tensor, aten.log.default, *_SUMMED),
-    _is_floating,
-)
 
 OPERATORS = (
     _reduction(aten.mean.dim),
@@ -405,10 +232,6 @@ OPERATORS = (
         elements=Elements.REDUCES,
     ),
     *map(_index_reduction, (aten.argmax.default, aten.argmin.default)),
-    _along(aten.softmax.int, aten.div.Tensor, *_SUMMED),
-    _along(aten.log_softmax.int, aten.log.default, *_SUMMED, others=(_LOG_BY_HALVES,)),
-    _running(aten.cumsum.default, aten.add.Tensor, 0.0),
-    _running(aten.cumprod.default, aten.mul.Tensor, 1.0),
     spelt(_mean_of_all, aten.mean.default),
     spelt(_sum_of_all, aten.sum.default),
     spelt(_extreme(aten.max.default, aten.amax.default), aten.max.default),
@@ -417,6 +240,4 @@ OPERATORS = (
     spelt(_extreme_and_where(aten.min.dim, aten.amin.default, aten.argmin.default), aten.min.dim),
     spelt(_truth(aten.any.dims), aten.any.default, aten.any.dim),
     spelt(_truth(aten.all.dims), aten.all.default, aten.all.dim),
-    spelt(_underscored(aten.softmax.int), aten._softmax.default),
-    spelt(_underscored(aten.log_softmax.int), aten._log_softmax.default),
 )

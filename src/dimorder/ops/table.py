@@ -32,7 +32,9 @@ from dimorder.ops import (
     reduction,
     resize,
     row_major,
+    scatter,
     sized,
+    softmax,
 )
 from dimorder.ops import operator as _operator
 from dimorder.ops.dialect import ELEMENTS
@@ -59,7 +61,9 @@ _FAMILIES = (
     recurrent,
     reduction,
     resize,
+    scatter,
     sized,
+    softmax,
 )
 
 

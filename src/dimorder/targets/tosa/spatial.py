@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.ops.convolution import read_taps
+from dimorder.ops.convolution_kernels import read_taps
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, is_of_one_type, whole
 from dimorder.targets.tosa.calls import size

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.graph.quantized_constant import Scaled
-from dimorder.ops.convolution import PART_TAPS
+from dimorder.ops.convolution_kernels import PART_TAPS
 from dimorder.ops.dialect import OPS
 from dimorder.ops.resize import resized_by
 from dimorder.targets.table import Arguments, Row

@@ -17,7 +17,7 @@ from dimorder.contract_file import constant_methods, seal
 from dimorder.executorch import pte
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
-from dimorder.ops.convolution import cuts_phases, has_phases
+from dimorder.ops.convolution_kernels import cuts_phases, has_phases
 from dimorder.ops.dialect import OPS
 from dimorder.ops.resize import RESIZED_BY_PRODUCTS
 from dimorder.ops.table import PLAIN

@@ -1,0 +1,297 @@
+"""Lower convolutions to kernels that differ from the network's own: parts of them, taps, phases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+
+from dimorder.graph.quantized_constant import Scaled
+from dimorder.graph.tracing import max_shape_of, shape_of
+from dimorder.ops.builder import Call
+from dimorder.ops.convolution_call import Convolution
+from dimorder.ops.dialect import OPS
+from dimorder.ops.operator import args_of
+
+aten = torch.ops.aten
+
+
+def depthwise_in_parts(c: Call) -> None:
+    """Split a depthwise kernel into kernels of few taps, and add their results.
+
+    A part has every n-th row or column, with n times the dilation. If the padding is "same", a part needs no
+    more padding than the whole kernel. Parts of consecutive rows would have to crop the input.
+    """
+    c.compute_in_float32()
+    conv = Convolution.of(c)
+    x, total = c.take(0, conv.dims), None
+    size = [c.size(0, group) for group in conv.dims]
+    height, width = conv.weight.shape[1:3]
+    down, across = _split(height, width)
+    for i in range(down):
+        for j in range(across):
+            part = conv.weight[:, i::down, j::across]
+            rows = _part_padding(i, down, height, part.shape[1], conv.dilation[0], conv.padding[0])
+            columns = _part_padding(j, across, width, part.shape[2], conv.dilation[1], conv.padding[1])
+            y = conv.write(
+                c,
+                _cropped(c, x, size, [rows, columns]),
+                part,
+                [max(amount, 0) for amount in (*rows, *columns)],
+                bias=conv.bias if total is None else None,
+                dilation=[conv.dilation[0] * down, conv.dilation[1] * across],
+            )
+            total = y if total is None else c.b.call(aten.add.Tensor, total, y)
+    assert total is not None
+    c.give(total, conv.dims)
+
+
+def depth_by_taps(c: Call) -> None:
+    """Lower a 3-D convolution to one 2-D convolution per depth tap; the depth joins the batch."""
+    c.compute_in_float32()
+    conv = Convolution.of(c)
+    x = c.take(0, conv.dims)
+    sizes = [c.size(0, group) for group in conv.dims]
+    batch, depth, *plane = (c.size(c.result, group) for group in conv.dims)
+    if conv.padding[0]:
+        x = c.b.call(aten.constant_pad_nd.default, x, [0] * 6 + [conv.padding[0]] * 2, 0.0)
+        sizes[1] += 2 * conv.padding[0]
+    sides = [side for amount in conv.padding[1:] for side in (amount, amount)]
+    total = None
+    for tap in range(conv.weight.shape[1]):
+        images = c.b.every(x, sizes, 1, tap * conv.dilation[0], depth, conv.stride[0])
+        images = c.b.call(aten.view.default, images, [batch * depth, *sizes[2:]])
+        bias = conv.bias if total is None else None
+        steps = {"stride": conv.stride[1:], "dilation": conv.dilation[1:]}
+        y = conv.write(c, images, conv.weight[:, tap], sides, bias=bias, **steps)
+        total = y if total is None else c.b.call(aten.add.Tensor, total, y)
+    c.give(c.b.call(aten.view.default, total, [batch, depth, *plane]), conv.dims)
+
+
+def transposed_depth_by_taps(c: Call) -> None:
+    """Lower a 3-D transposed convolution to one 2-D transposed convolution per depth tap.
+
+    Each tap writes its planes to their places, with zeros between them. Then the results of all taps are
+    added.
+    """
+    c.compute_in_float32()
+    conv = Convolution.of(c)
+    batch, depth, *rest = (c.size(0, group) for group in conv.dims)
+    _, new_depth, *plane = (c.size(c.result, group) for group in conv.dims)
+    images = c.b.call(aten.view.default, c.take(0, conv.dims), [batch * depth, *rest])
+    step, total = conv.stride[0], None
+    for tap in range(conv.weight.shape[1]):
+        y = c.b.call(
+            OPS.conv_transpose2d_nhwc.default,
+            images,
+            c.constant(conv.weight[:, tap], 1),
+            None,
+            conv.stride[1:],
+            conv.padding[1:],
+            conv.output_padding[1:],
+            conv.dilation[1:],
+            conv.groups,
+        )
+        if step > 1:
+            rows = c.b.call(aten.view.default, y, [batch * depth, 1, math.prod(plane)])
+            y = c.b.call(aten.constant_pad_nd.default, rows, [0, 0, 0, step - 1], 0.0)
+        y = c.b.call(aten.view.default, y, [batch, depth * step, *plane])
+        before = tap * conv.dilation[0] - conv.padding[0]
+        after = new_depth - before - depth * step
+        y = c.b.slice(y, 1, max(-before, 0), depth * step - max(-after, 0))
+        if before > 0 or after > 0:
+            y = c.b.call(aten.constant_pad_nd.default, y, [0] * 6 + [max(before, 0), max(after, 0)], 0.0)
+        total = y if total is None else c.b.call(aten.add.Tensor, total, y)
+    if conv.bias is not None:
+        total = c.b.call(aten.add.Tensor, total, c.constant(conv.bias, 2))
+    c.give(total, conv.dims)  # type: ignore[arg-type]  # a kernel has at least one tap
+
+
+def transposed_in_phases(c: Call) -> None:
+    """Lower a transposed convolution to ordinary convolutions, row by row of a step.
+
+    With a step of s, result q·s + r is Σ x[q + (r + padding) // s - j] · w[(r + padding) % s + j·s]. The
+    columns of a step are the channels of one pixel, side by side; in memory these are the columns. One
+    convolution computes all columns that have equally many taps and begin at the same pixel.
+    """
+    conv = Convolution.of(c)
+    x = c.take(0, conv.dims)
+    _, height, width, _ = (c.size(0, group) for group in conv.dims)
+    batch, *space, channels = (c.size(c.result, group) for group in conv.dims)
+    (down, across), (top, left) = conv.stride, conv.padding
+    before = _columns_before(conv.weight.shape[2], across, left)
+    rows, columns = -(-space[0] // down), -(-(space[1] + before) // across)
+    starts, lines = [divmod(column + left - before, across) for column in range(across)], []
+    for row in range(down):
+        begin, tap = divmod(row + top, down)
+        of_row, parts = conv.weight[:, tap::down], []
+        phases = [(first, of_row[:, :, tap::across]) for first, tap in starts]
+        for (first, shape), alike in groupby(phases, key=lambda phase: (phase[0], phase[1].shape)):
+            weights = torch.cat([weight for _, weight in alike]).flip(1, 2)
+            above, ahead = shape[1] - 1 - begin, shape[2] - 1 - first
+            sides = [above, rows + begin - height, ahead, columns + first - width]
+            bias = None if conv.bias is None else conv.bias.repeat(len(weights) // channels)
+            parts.append(conv.write(c, x, weights, sides, bias=bias, stride=[1, 1]))
+        line = [batch * rows, 1, columns * across, channels]
+        y = c.b.call(aten.view.default, c.b.cat(parts, 3), line)
+        lines.append(_cropped(c, y, line, [(0, 0), (-before, before + space[1] - line[2])]))
+    whole = [batch, rows * down, space[1], channels]
+    y = c.b.call(aten.view.default, c.b.cat(lines, 1), whole)
+    c.give(_cropped(c, y, whole, [(0, space[0] - whole[1])]), conv.dims)
+
+
+def _columns_before(taps: int, stride: int, padding: int) -> int:
+    """Return how many columns before the first one the phases compute and then cut off.
+
+    If all columns have equally many taps, this number makes them begin at the same pixel. Otherwise it is 0.
+    """
+    return 0 if taps % stride else padding % stride
+
+
+def cuts_phases(node: torch.fx.Node) -> list[bool]:
+    """Return, for each spatial dimension, whether a transposed convolution in phases cuts results off."""
+    _, weight, _, stride, padding, *_ = args_of(node)
+    cuts = [size % step > 0 for size, step in zip(shape_of(node)[2:], stride, strict=True)]
+    cuts[-1] |= _columns_before(shape_of(weight)[-1], stride[-1], padding[-1]) > 0
+    return cuts
+
+
+def without_outer_taps(c: Call) -> None:
+    """Lower a convolution without the first and last taps that read only padding.
+
+    A kernel whose dilation is as large as its image keeps one tap.
+    """
+    conv = Convolution.of(c)
+    weight, padding, taps = conv.weight, list[int](), _inner_taps(c.node)
+    for d, kept in enumerate([range(1)] * (2 - len(taps)) + taps):
+        count = weight.shape[d + 1]
+        weight = weight.narrow(d + 1, kept.start, len(kept))
+        padding += _part_padding(kept.start, 1, count, len(kept), conv.dilation[d], conv.padding[d])
+    c.give(conv.write(c, c.take(0, conv.dims), weight, padding), conv.dims)
+
+
+def _inner_taps(node: torch.fx.Node) -> list[range]:
+    """Return, for each dimension, the taps that a convolution needs.
+
+    Outer taps stay if their removal would crop the input instead of reducing the padding.
+    """
+    x, weight, _, stride, padding, dilation, *_ = args_of(node)
+    sizes, results, kernel = (shape[2:] for shape in (max_shape_of(x), max_shape_of(node), shape_of(weight)))
+    read = read_taps(sizes, results, kernel, stride, padding, dilation)
+    fewer = [before // apart for before, apart in zip(padding, dilation, strict=True)]
+    return [
+        range(min(taps.start, some), max(taps.stop, count - some))
+        for taps, some, count in zip(read, fewer, kernel, strict=True)
+    ]
+
+
+def read_taps(
+    sizes: Sequence[int],
+    results: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[range]:
+    """Return, for each dimension, the range of taps that read more than padding.
+
+    If all taps read only padding, the range has all taps. Each argument has one number per spatial dimension.
+
+    Args:
+        sizes: The sizes of the input.
+        results: The sizes of the result.
+        kernel: The numbers of taps.
+        stride: The steps between two windows.
+        padding: The padding before the input.
+        dilation: The distances between two taps.
+    """
+    found = []
+    for size, windows, taps, step, before, apart in zip(
+        sizes, results, kernel, stride, padding, dilation, strict=True
+    ):
+        # Each tap's place in the first window, and the first window in which that place can be in the input.
+        first = ((at, max(0, -(at // step))) for at in (tap * apart - before for tap in range(taps)))
+        reads = [window < windows and at + window * step < size for at, window in first]
+        found.append(range(reads.index(True), taps - reads[::-1].index(True)) if any(reads) else range(taps))
+    return found
+
+
+def has_outer_taps(node: torch.fx.Node) -> bool:
+    kernel, transposed = shape_of(args_of(node)[1])[2:], args_of(node)[6]
+    return not transposed and len(kernel) < 3 and list(kernel) != [len(taps) for taps in _inner_taps(node)]
+
+
+def has_phases(node: torch.fx.Node) -> bool:
+    """Return whether a transposed convolution splits into phases that crop no operand.
+
+    A convolution of integers stays whole: it rounds its results at once, not where they are joined.
+    """
+    _, weight, _, stride, padding, dilation, transposed, _, groups = args_of(node)
+    taps = shape_of(weight)[2:]
+    if not transposed or len(taps) > 2 or groups != 1 or set(dilation) != {1} or weight.op != "get_attr":
+        return False
+    if isinstance(getattr(node.graph.owning_module, str(weight.target)), Scaled):
+        return False
+    return all(left <= size - step for size, step, left in zip(taps, stride, padding, strict=True))
+
+
+def is_deep(node: torch.fx.Node) -> bool:
+    """Return whether a call is a 3-D convolution that is not transposed."""
+    return len(shape_of(node)) == 5 and not args_of(node)[6]
+
+
+def is_deep_transposed(node: torch.fx.Node) -> bool:
+    return len(shape_of(node)) == 5 and bool(args_of(node)[6])
+
+
+# A depthwise kernel of more taps has no fast XNNPACK kernel: 7 x 7 takes 10.1 ms at 56 x 56 x 96. Three
+# kernels of at most 25 taps and two additions take under 2 ms.
+PART_TAPS = 25
+
+
+def has_many_taps(node: torch.fx.Node) -> bool:
+    """Return whether a call is a 1-D or 2-D depthwise convolution of more than `PART_TAPS` taps."""
+    x, weight, _, _, _, _, transposed, _, groups = args_of(node)
+    kernel = shape_of(weight)[2:]
+    depthwise = groups == shape_of(x)[1] > 1 and not transposed and len(kernel) < 3
+    return depthwise and math.prod(kernel) > PART_TAPS
+
+
+def _split(height: int, width: int) -> tuple[int, int]:
+    """Return how many kernels share the rows, and how many the columns: as few as the taps allow."""
+    return min(
+        (
+            (down, across)
+            for down in range(1, height + 1)
+            for across in range(1, width + 1)
+            if math.ceil(height / down) * math.ceil(width / across) <= PART_TAPS
+        ),
+        key=lambda parts: (math.prod(parts), parts),
+    )
+
+
+def _part_padding(
+    first: int, step: int, size: int, taps: int, dilation: int, padding: int
+) -> tuple[int, int]:
+    """Return the padding before and after a kernel with every `step`-th of `size` taps.
+
+    Negative padding is a crop.
+    """
+    last = first + (taps - 1) * step
+    return padding - first * dilation, padding - (size - 1 - last) * dilation
+
+
+def _cropped(
+    c: Call, x: torch.fx.Node, size: Sequence[int], padding: Sequence[tuple[int, int]]
+) -> torch.fx.Node:
+    """Crop the rows and columns of NHWC `x` that negative padding removes."""
+    for dim, (before, after) in enumerate(padding, start=1):
+        begin, end = max(-before, 0), size[dim] - max(-after, 0)
+        if (begin, end) != (0, size[dim]):
+            x = c.b.slice(x, dim, begin, end)
+    return x
+
+
+SUMMED = (aten.add.Tensor, aten.slice.Tensor, aten._to_copy.default)  # to add the results of several kernels
