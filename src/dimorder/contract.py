@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from dimorder.algebra.dim_order import DimOrder
+from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.errors import ContractError, UsageError
 
 Size = int | str
@@ -75,49 +75,33 @@ class TensorSpec:
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
         _require(bool(self.name) and isinstance(self.name, str), "a tensor", f"name {self.name!r}", "name it")
+        where, rank = f"tensor {self.name!r}", len(self.shape)
         for size in self.shape:
             _require(
                 bool(size) if isinstance(size, str) else isinstance(size, int) and size >= 0,
-                f"tensor {self.name!r}",
+                where,
                 f"shape {self.shape}, in which {size!r} is no size",
                 "give each size as an int from 0 on, or as the name of a symbol",
             )
-        _require(
-            isinstance(getattr(torch, self.dtype, None), torch.dtype),
-            f"tensor {self.name!r}",
-            f"dtype {self.dtype!r}",
-            "name a torch dtype, such as float32",
-        )
-        _require(
-            isinstance(self.dim_order, DimOrder) and len(self.dim_order) == len(self.shape),
-            f"tensor {self.name!r}",
-            f"dim order {self.dim_order} for shape {self.shape}",
-            f"give a DimOrder of {len(self.shape)} dims",
-        )
+        is_type = isinstance(getattr(torch, self.dtype, None), torch.dtype)
+        _require(is_type, where, f"dtype {self.dtype!r}", "name a torch dtype, such as float32")
+        fits = isinstance(self.dim_order, DimOrder) and len(self.dim_order) == rank
+        found = f"dim order {self.dim_order} for shape {self.shape}"
+        _require(fits, where, found, f"give a DimOrder of {rank} dims")
         if self.boundary is None:
             object.__setattr__(self, "boundary", "physical" if self._named_order is None else "logical")
-        _require(
-            self.boundary in ("logical", "physical"),
-            f"tensor {self.name!r}",
-            f"boundary {self.boundary!r}",
-            "say logical or physical",
-        )
+        is_boundary = self.boundary in ("logical", "physical")
+        _require(is_boundary, where, f"boundary {self.boundary!r}", "say logical or physical")
         if self.scale is None:
-            _require(
-                not self.zero_point, f"tensor {self.name!r}", "a zero point without a scale", "give both"
-            )
+            _require(not self.zero_point, where, "a zero point without a scale", "give both")
             return
         object.__setattr__(self, "scale", float(self.scale))
-        _require(
-            self.dtype in _INTEGERS,
-            f"tensor {self.name!r}",
-            f"a scale, of {self.dtype}",
-            f"quantise to {' or '.join(_INTEGERS)}",
-        )
+        is_integer = self.dtype in _INTEGERS
+        _require(is_integer, where, f"a scale, of {self.dtype}", f"quantise to {' or '.join(_INTEGERS)}")
         least, most = self.integer_range
         _require(
             0 < self.scale < math.inf and least <= self.zero_point <= most,
-            f"tensor {self.name!r}",
+            where,
             f"scale {self.scale}, zero point {self.zero_point} in {self.dtype}",
             f"give a positive scale, and a zero point from {least} to {most}",
         )
@@ -373,34 +357,23 @@ class Contract:
                 where, f"an entry that is missing or of a wrong type ({error!r})", "lower the program again"
             ) from error
 
+    def rows(self, times: str = " x ") -> list[tuple[str, str, str, str, str]]:
+        """Return the kind, name, shape, type and order of each input, output and buffer, for a table."""
+        sides = [("input", spec) for spec in self.inputs] + [("output", spec) for spec in self.outputs]
+
+        def sizes(spec: TensorSpec | StateSpec) -> str:
+            return times.join(map(str, spec.shape)) or "scalar"
+
+        return [
+            *((kind, x.name, sizes(x), x.type_name, describe(x.dim_order)) for kind, x in sides),
+            *(("state", x.name, sizes(x), x.dtype, x.order) for x in self.state),
+        ]
+
     def __str__(self) -> str:
-        rows = [("input", spec) for spec in self.inputs] + [("output", spec) for spec in self.outputs]
-        cells = [
-            (
-                kind,
-                spec.name,
-                " x ".join(map(str, spec.shape)) or "scalar",
-                spec.type_name,
-                describe(spec.dim_order),
-            )
-            for kind, spec in rows
-        ]
-        cells += [
-            ("state", spec.name, " x ".join(map(str, spec.shape)) or "scalar", spec.dtype, spec.order)
-            for spec in self.state
-        ]
+        cells = self.rows()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
         return "\n".join("  ".join(row).rstrip() for row in padded)
-
-
-def describe(order: DimOrder) -> str:
-    """Return an order as text for a reader who may not know its name.
-
-    >>> describe(DimOrder(0, 2, 3, 1)), describe(DimOrder(1, 0))
-    ('NHWC (0, 2, 3, 1)', '(1, 0)')
-    """
-    return order.name if order.name == str(order.dims) else f"{order.name} {order.dims}"
 
 
 def _spec(item: dict[str, Any]) -> TensorSpec:

@@ -14,7 +14,7 @@ from executorch.exir import to_edge_transform_and_lower
 
 from dimorder.api import load
 from dimorder.executorch import XNNPACK, canonicalize, guarded, legalize
-from dimorder.executorch.probe import disagreement
+from dimorder.executorch.attempt import disagreement
 from tests import zoo
 
 pytestmark = [

@@ -14,8 +14,8 @@ from executorch.exir.backend.partitioner import Partitioner, PartitionResult
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch import Annotate, InsertDimOrderOperators, RevertDimOrderOperators, canonicalize
+from dimorder.executorch.attempt import disagreement
 from dimorder.executorch.lowering_paths import run_bare
-from dimorder.executorch.probe import disagreement
 
 SHAPES = {3: (2, 3, 7), 4: (2, 3, 5, 7), 5: (2, 3, 4, 5, 7)}
 FORMATS = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}

@@ -14,8 +14,8 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.api import load
 from dimorder.errors import UnsupportedError
 from dimorder.executorch import XNNPACK, guarded
+from dimorder.executorch.attempt import disagreement
 from dimorder.executorch.lowering_paths import lower_legally, run_bare, run_guarded, stock
-from dimorder.executorch.probe import disagreement
 
 NHWC = DimOrder.channels_last(4)
 CRASH = "ahead of time"

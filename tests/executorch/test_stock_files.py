@@ -13,12 +13,11 @@ from torch import nn
 pytest.importorskip("executorch")
 
 from dimorder.algebra import strides
-from dimorder.algebra.dim_order import DimOrder
+from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.api import load
-from dimorder.contract import describe
 from dimorder.errors import ContractError, UnsupportedError
+from dimorder.executorch.attempt import disagreement
 from dimorder.executorch.lowering_paths import run_bare, stock
-from dimorder.executorch.probe import disagreement
 from tests import zoo
 
 NCHW, NHWC = DimOrder.contiguous(4), DimOrder.channels_last(4)

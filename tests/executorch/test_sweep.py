@@ -9,9 +9,10 @@ pytest.importorskip("executorch")
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
 from dimorder.executorch import XNNPACK, guarded, sweep
+from dimorder.executorch.attempt import Outcome, attempt
 from dimorder.executorch.cases import Case, cases
 from dimorder.executorch.lowering_paths import BACKENDS, run_bare, stock
-from dimorder.executorch.probe import TOGETHER, Outcome, attempt, grouped, outcomes, tabulate
+from dimorder.executorch.probe import TOGETHER, grouped, outcomes, tabulate
 from dimorder.runtime.kernels import KernelCall
 
 RANKS = ("3", "4", "5")

@@ -10,7 +10,8 @@ from hypothesis import given
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.errors import ContractError, UsageError
-from dimorder.runtime.guard import check, quick_check, quick_restore, restore
+from dimorder.runtime.guard import check, restore
+from dimorder.runtime.quick_guard import quick_check, quick_restore
 
 NCHW, NHWC, NLC = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1), DimOrder(0, 2, 1)
 

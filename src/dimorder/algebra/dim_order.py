@@ -287,6 +287,15 @@ class DimOrder:
             )
 
 
+def describe(order: DimOrder) -> str:
+    """Return an order as text for a reader who may not know its name.
+
+    >>> describe(DimOrder(0, 2, 3, 1)), describe(DimOrder(1, 0))
+    ('NHWC (0, 2, 3, 1)', '(1, 0)')
+    """
+    return order.name if order.name == str(order.dims) else f"{order.name} {order.dims}"
+
+
 def _is_one(size: object) -> bool:
     return isinstance(size, int) and size == 1
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dimorder.contract import Contract, TensorSpec, describe
+from dimorder.algebra.dim_order import describe
+from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UsageError
 from dimorder.reading import Normalization, is_array, read_array, read_image
 from dimorder.runtime.program import Program

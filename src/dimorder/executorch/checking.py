@@ -14,8 +14,8 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from dimorder.algebra.dim_order import DimOrder
-from dimorder.contract import Contract, TensorSpec, describe
+from dimorder.algebra.dim_order import DimOrder, describe
+from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UsageError
 from dimorder.executorch.file_conversions import FileConversions, conversions_of
 from dimorder.executorch.pte import read_contract

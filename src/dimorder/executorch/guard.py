@@ -16,12 +16,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from dimorder.algebra.dim_order import DimOrder
-from dimorder.contract import describe
+from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.layout import DelegateLayout
-from dimorder.executorch.legalization import copied, legalized
+from dimorder.executorch.legalization import legalized
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
+from dimorder.executorch.rewriting import copied
 from dimorder.executorch.rules import faults, has_orders, name_of, rank_of, source_line
 from dimorder.graph.exported import remade
 from dimorder.graph.nodes import drop_meta, set_meta

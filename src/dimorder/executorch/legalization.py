@@ -8,7 +8,6 @@ chooses the places of the conversions: the fewest bytes, proven.
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,21 +23,26 @@ from torch.fx import Node
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch.layout import NHWC, PORTABLE, DelegateLayout
 from dimorder.executorch.passes import (
-    TO_DIM_ORDER,
-    format_of,
     label,
     mode_of,
     restride,
     tensors,
 )
-from dimorder.executorch.rules import Rules, faults, functional_of, name_of, overload_of, results_of
-from dimorder.graph.exported import keep_names, remade
-from dimorder.graph.nodes import copy_meta, replace_node, set_value
+from dimorder.executorch.rewriting import (
+    copied,
+    insert_conversion,
+    label_of,
+    last_placeholder,
+    retraced,
+    size_hint,
+    without_strided_copies,
+)
+from dimorder.executorch.rules import Rules, faults, functional_of, name_of, results_of
+from dimorder.graph.nodes import set_value
 from dimorder.planning.problem import Buffer, Config, LayoutProblem, Step
 from dimorder.planning.solve import solve
 from dimorder.runtime.kernels import CONTIGUOUS, LAST
 
-_COPY_STRIDED = torch.ops.prims.copy_strided.default
 # `mul.Tensor(x, 2)` gets its number as a tensor without dims, which channels-last kernels refuse (0x12). The
 # overloads for numbers take any order.
 _SCALAR_SIBLINGS = ("add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "fmod", "remainder")
@@ -74,7 +78,7 @@ def legalized(
 
     `chosen` says which nodes the delegate takes, by default those that `layout` lists.
     """
-    program = _without_strided_copies(program)
+    program = without_strided_copies(program)
     if not faults(program, layout, chosen):
         return program
     return _Problem(program, layout, chosen).rewritten()
@@ -118,7 +122,7 @@ class _Problem:
             orders |= {(b, one): sources[b] for b, one in zip(op.writes, config.writes, strict=True)}
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
-        return _retraced(program, replaced)
+        return retraced(program, replaced)
 
     def _add(self, node: Node) -> None:
         if node.op == "output":
@@ -177,7 +181,7 @@ class _Problem:
     def _buffer(self, node: Node, value: torch.Tensor) -> None:
         bytes_moved = int(value.element_size())
         for size in value.shape:
-            bytes_moved *= _hint(size)
+            bytes_moved *= size_hint(size)
         self.buffer_of[node] = len(self.buffers)
         self.buffers.append(Buffer(node.name, (bytes_moved, 1)))
 
@@ -206,8 +210,8 @@ class _Problem:
 
     def _convert(self, program: ExportedProgram, source: Node, letter: Any) -> Node:
         order = NHWC if letter == LAST else DimOrder.contiguous(source.meta["val"].dim())
-        with program.graph.inserting_after(_last_of_placeholders(program, source)):
-            return _conversion(program, source, order)
+        with program.graph.inserting_after(last_placeholder(program, source)):
+            return insert_conversion(program, source, order)
 
     def _relay(
         self, program: ExportedProgram, old: Node, node: Node, letter: Any, replaced: dict[str, torch.Tensor]
@@ -320,89 +324,3 @@ def _can_be_last(value: torch.Tensor) -> bool:
         return False
     shape = tuple(value.shape)
     return DimOrder(*label_of(NHWC.strides(shape))) == NHWC
-
-
-def label_of(steps: Sequence[Any]) -> list[int]:
-    return sorted(range(len(steps)), key=lambda dim: -_hint(steps[dim]))
-
-
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint or 1)
-
-
-def copied(program: ExportedProgram) -> ExportedProgram:
-    graph = copy.deepcopy(program.graph_module)
-    keep_names(graph.graph, program.graph)
-    return remade(
-        program,
-        root=graph,
-        graph=graph.graph,
-        graph_signature=copy.deepcopy(program.graph_signature),
-        state_dict=dict(program.state_dict),
-        module_call_graph=copy.deepcopy(program.module_call_graph),
-        constants=dict(program.constants),
-    )
-
-
-def _retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    """Return the program with its new constants, and with the strides that every value has now."""
-    for node in program.graph.nodes:
-        if node.op != "call_function":
-            continue
-        if node.target is operator.getitem:
-            set_value(node, node.args[0].meta["val"][node.args[1]])
-            continue
-        if not any(True for _ in tensors(node.meta.get("val"))):
-            continue
-        read = lambda a: a.meta.get("val")  # noqa: E731
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), read)
-        fakes = [v for a in node.all_input_nodes for v in tensors(a.meta.get("val"))]
-        if fakes:
-            with mode_of(fakes[0]):
-                set_value(node, functional_of(node.target)(*args, **kwargs))
-    results = program.graph.output_node().args[0]
-    for spec, result in zip(program.graph_signature.output_specs, results, strict=True):
-        if isinstance(result, Node) and hasattr(spec.arg, "name"):
-            spec.arg.name = result.name
-    return remade(
-        program,
-        state_dict={name: replaced.get(name, tensor) for name, tensor in program.state_dict.items()},
-        constants={name: replaced.get(name, value) for name, value in program.constants.items()},
-    )
-
-
-def _without_strided_copies(program: ExportedProgram) -> ExportedProgram:
-    """Return the program with conversions instead of `prims.copy_strided`, which some decompositions leave.
-
-    It has no kernel, and only states an order.
-    """
-    if not any(overload_of(node.target) == _COPY_STRIDED for node in program.graph.nodes):
-        return program
-    program = copied(program)
-    for node in [node for node in program.graph.nodes if overload_of(node.target) == _COPY_STRIDED]:
-        order = label(node.meta["val"])
-        with program.graph.inserting_before(node):
-            fresh = _conversion(
-                program, node.args[0], order if order == NHWC else DimOrder.contiguous(len(order))
-            )
-        replace_node(node, fresh)
-    return _retraced(program, {})
-
-
-def _conversion(program: ExportedProgram, source: Node, order: DimOrder) -> Node:
-    """Insert a node that copies `source` into an order, at the graph's current insertion point."""
-    node: Node
-    if any(isinstance(node.target, EdgeOpOverload) for node in program.graph.nodes):
-        node = program.graph.call_function(TO_DIM_ORDER, (source,), {"dim_order": list(order)})
-    else:
-        target = torch.ops.aten._to_copy.default
-        node = program.graph.call_function(target, (source,), {"memory_format": format_of(order)})
-    return copy_meta(node, source, restride(source.meta["val"], order))
-
-
-def _last_of_placeholders(program: ExportedProgram, source: Node) -> Node:
-    """Return the node after which a conversion of `source` may stand: `source`, or the last placeholder."""
-    if source.op != "placeholder":
-        return source
-    last: Node = [node for node in program.graph.nodes if node.op == "placeholder"][-1]
-    return last

@@ -5,33 +5,24 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 
-from dimorder.executorch.cases import Case, Together, cases
+from dimorder.executorch.attempt import Outcome, attempt, attempt_in_halves, tensors_in
+from dimorder.executorch.cases import Case, cases
 from dimorder.executorch.lowering_paths import (
     BACKENDS,
-    Lower,
-    PteRun,
-    legal,
     lower_legally,
-    read_calls,
-    run_bare,
     run_guarded,
-    stock,
 )
+from dimorder.executorch.probe_workers import Route, Workers
 from dimorder.runtime.kernels import (
     CONTIGUOUS,
     LOWER,
@@ -43,22 +34,7 @@ from dimorder.runtime.kernels import (
 )
 
 TOGETHER = 16  # calls in one program of `sweep`: lowering a program costs more than lowering a call
-TOLERANCE = 1e-4  # of the largest value
 _COPIES = ("dim_order_ops::", "aten::clone", "aten::_to_copy")
-
-Route = Literal["stock", "legal"]  # ExecuTorch's own lowering and run time, or this package's
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of one case: the verdict, why, and the calls that the lowered program makes.
-
-    `verdict` is None if eager itself refuses the case, or if the lowered program calls nothing.
-    """
-
-    verdict: KernelVerdict | None
-    why: str = ""
-    calls: tuple[KernelCall, ...] = ()
 
 
 def probe(
@@ -97,7 +73,7 @@ def outcomes(
     `path` says how they are lowered and run. The cases of a group are one program (`grouped` makes such
     groups). A group that is not right is split, so that a fault always belongs to a single case.
     """
-    with _Workers(path, workers or os.cpu_count() or 1) as pool:
+    with Workers(path, workers or os.cpu_count() or 1) as pool:
         for done, (backend, found) in enumerate(pool.run(groups)):
             if done % 50 == 0:
                 progress(f"{done} of {len(groups)} programs, {found[0][0]}")
@@ -188,7 +164,7 @@ def sweep(
         return attempt(group, lambda exported: lower(exported, partitioner), run_guarded)
 
     chosen = cases() if chosen is None else chosen
-    found = [pair for group in grouped(chosen) for pair in _in_halves(group, run)]
+    found = [pair for group in grouped(chosen) for pair in attempt_in_halves(group, run)]
     unsupported = {
         case.row for case, outcome in found if case.order == "contiguous" and outcome.verdict == "refused"
     }
@@ -197,45 +173,6 @@ def sweep(
         for case, outcome in found
         if outcome.verdict in ("wrong", "refused") and case.row not in unsupported
     ]
-
-
-def attempt(group: Sequence[Case], lowering: Lower, run: PteRun) -> Outcome:
-    """Lower some cases as one program, run it on their inputs, and compare with eager."""
-    module = Together(group)
-    inputs = module.inputs
-    try:
-        with torch.no_grad():
-            expected = _tensors(module(*inputs))
-    except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError) as error:
-        return Outcome(None, f"eager: {_in_short(error)}")
-    calls: tuple[KernelCall, ...] = ()
-    try:
-        # Lowering and running may raise anything, and every error counts as a refusal.
-        exported = torch.export.export(module, inputs, strict=False)
-        data = lowering(exported)
-        calls = tuple(read_calls(data))
-        found = _tensors(run(data, inputs))
-    except Exception as error:
-        return Outcome("refused", f"{type(error).__name__}: {_in_short(error)}", calls)
-    worst_error = disagreement(expected, found)
-    return Outcome("wrong" if worst_error else "right", worst_error, calls)
-
-
-def disagreement(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> str:
-    """Return how two lists of tensors differ, empty if they agree to `TOLERANCE` of the largest value."""
-    if len(expected) != len(found):
-        return f"{len(found)} results instead of {len(expected)}"
-    for index, (a, b) in enumerate(zip(expected, found, strict=True)):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return f"result {index}: {b.dtype} {tuple(b.shape)} instead of {a.dtype} {tuple(a.shape)}"
-        if not a.numel():
-            continue
-        a, b = a.double(), b.double()
-        finite = a.isfinite()
-        scale = a[finite].abs().max().item() if finite.any() else 1.0
-        if not torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * max(scale, 1e-6), equal_nan=True):
-            return f"result {index}: {(a - b)[finite].abs().max():.2g} off, on values up to {scale:.2g}"
-    return ""
 
 
 def _subjects(case: Case, backend: str, outcome: Outcome) -> Iterator[KernelCall]:
@@ -258,7 +195,7 @@ def _subjects(case: Case, backend: str, outcome: Outcome) -> Iterator[KernelCall
         (call,) = delegates
         yield KernelCall(f"aten::{case.operator}", call.delegate, call.rank, call.signature)
     elif not outcome.calls and case.order == "contiguous":  # the delegate's compiler fails
-        tensors = [*case.inputs(), *_tensors(case.module()(*case.inputs()))]
+        tensors = [*case.inputs(), *tensors_in(case.module()(*case.inputs()))]
         pairs = [(tuple(tensor.shape), range(tensor.dim())) for tensor in tensors]
         yield KernelCall(f"aten::{case.operator}", backend, *signature(pairs))
 
@@ -276,129 +213,3 @@ def _is_taken(backend: str, case: Case) -> bool:
     name, _, overload = case.operator.partition(".")
     names = {f"{name}{copy}.{overload or 'default'}" for copy in ("", "_copy")}
     return bool(names & {*XnnpackPartitioner().target_partitioner_configs})
-
-
-def _in_halves(
-    group: Sequence[Case], run: Callable[[Sequence[Case]], Outcome]
-) -> Iterator[tuple[Case, Outcome]]:
-    """Return the outcome of each case of a group: the group's own if it is right, else that of its halves."""
-    outcome = run(group)
-    if len(group) == 1 or outcome.verdict == "right":
-        yield from ((case, outcome) for case in group)
-        return
-    for half in (group[: len(group) // 2], group[len(group) // 2 :]):
-        yield from _in_halves(half, run)
-
-
-class _Workers:
-    """Processes that answer groups of cases with outcomes; one that dies is replaced."""
-
-    def __init__(self, path: Route, count: int) -> None:
-        self.idle = [_Worker(path) for _ in range(count)]
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for worker in self.idle:
-            worker.close()
-
-    def run(
-        self, groups: Sequence[tuple[str, Sequence[Case]]]
-    ) -> Iterator[tuple[str, list[tuple[Case, Outcome]]]]:
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(len(self.idle)) as pool:
-            yield from pool.map(self._one, groups)
-
-    def _one(self, item: tuple[str, Sequence[Case]]) -> tuple[str, list[tuple[Case, Outcome]]]:
-        backend, group = item
-        worker = self.idle.pop()
-        try:
-            return backend, list(_in_halves(group, functools.partial(worker.run, backend)))
-        finally:
-            self.idle.append(worker)
-
-
-class _Worker:
-    """A process that answers groups with an outcome, a line of JSON each; started again when it dies."""
-
-    def __init__(self, path: Route) -> None:
-        self.path = path
-        self.process: subprocess.Popen[str] | None = None
-
-    def run(self, backend: str, group: Sequence[Case]) -> Outcome:
-        if self.process is None:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-        assert self.process.stdin and self.process.stdout
-        request = {"path": self.path, "backend": backend, "group": [asdict(case) for case in group]}
-        try:
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            code = self.process.wait()
-            self.process = None
-            return Outcome("refused", f"the process died ({code})")
-        data = json.loads(line)
-        return Outcome(data["verdict"], data["why"], tuple(KernelCall(**call) for call in data["calls"]))
-
-    def close(self) -> None:
-        if self.process is not None:
-            assert self.process.stdin
-            self.process.stdin.close()
-            self.process.wait()
-
-
-def _serve() -> None:
-    """Run a worker's loop: read a group of cases per line, and write an outcome per line."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # the runtime may log to stdout
-    _list_composites_once()
-    routes: dict[Route, tuple[Callable[[str], Lower], PteRun]] = {
-        "stock": (stock, run_bare),
-        "legal": (legal, run_guarded),
-    }
-    for line in sys.stdin:
-        request = json.loads(line)
-        lowering, run = routes[request["path"]]
-        group = [Case(**case) for case in request["group"]]
-        outcome = attempt(group, lowering(request["backend"]), run)
-        answers.write(json.dumps(asdict(outcome)) + "\n")
-        answers.flush()
-
-
-def _list_composites_once() -> None:
-    """Let torch list its composite operators once, instead of once per program.
-
-    The listing is half of the time for lowering a program. torch repeats it because operators may be
-    registered at any time; a worker registers none.
-    """
-    from torch.export import decomp_utils, exported_program
-
-    for module in (decomp_utils, exported_program):
-        name = "_collect_all_valid_cia_ops"
-        setattr(module, name, functools.cache(getattr(module, name)))
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
-    from torch.utils import _pytree as pytree
-
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-
-
-def _in_short(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-if __name__ == "__main__":
-    _serve()

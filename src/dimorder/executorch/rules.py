@@ -17,8 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from dimorder.algebra.dim_order import DimOrder
-from dimorder.contract import describe
+from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.layout import PORTABLE, DelegateLayout
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label, tensors

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dimorder.algebra.dim_order import DimOrder
+from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.capture.captured import operator_name, where
-from dimorder.contract import Contract, describe
+from dimorder.contract import Contract
 from dimorder.errors import UsageError
 from dimorder.layout.problem import Extracted
 from dimorder.ops.problem_map import BufferInfo

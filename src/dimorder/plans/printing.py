@@ -16,9 +16,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
+from dimorder.algebra.dim_order import describe
 from dimorder.capture.captured import Captured, where
 from dimorder.capture.state import left_in_state
-from dimorder.contract import TensorSpec, describe
+from dimorder.contract import TensorSpec
 from dimorder.graph.exported import state_of
 from dimorder.graph.nodes import origin_of
 from dimorder.layout.annotate import is_result

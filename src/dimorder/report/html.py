@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
 
-from dimorder.contract import describe
 from dimorder.plans.network_plan import Explanation
 from dimorder.report import parts
 from dimorder.report.model import ConversionRow, Lowering, OperatorRow, Report
@@ -58,26 +57,10 @@ def _head(report: Report) -> str:
 
 
 def _contract(report: Report) -> str:
-    rows = [("input", spec) for spec in report.contract.inputs]
-    rows += [("output", spec) for spec in report.contract.outputs]
-    cells = [
-        (
-            kind,
-            spec.name,
-            " × ".join(map(str, spec.shape)) or "scalar",
-            spec.type_name,
-            describe(spec.dim_order),
-        )
-        for kind, spec in rows
-    ]
-    cells += [
-        ("state", spec.name, " × ".join(map(str, spec.shape)) or "scalar", spec.dtype, spec.order)
-        for spec in report.contract.state
-    ]
     return section(
         "Contract",
         "What the program promises, and checks on every call.",
-        table(cells, ["", "name", "shape", "type", "order"]),
+        table(report.contract.rows(" × "), ["", "name", "shape", "type", "order"]),
     )
 
 

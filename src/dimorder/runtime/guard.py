@@ -7,22 +7,19 @@ numbers.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 
 from dimorder.algebra import strides
-from dimorder.algebra.dim_order import DimOrder
-from dimorder.contract import Contract, Memory, Symbol, TensorSpec, describe
+from dimorder.algebra.dim_order import DimOrder, describe
+from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.errors import ContractError, UsageError
 
 OnMismatch = Literal["adapt", "error", "warn"]
-_Expected = tuple[Memory, tuple[int, ...] | None]  # how a tensor lies, and the dims to permute it to
-_Quick = Callable[[Sequence[object]], list[torch.Tensor] | None]
 _CHOICES = get_args(OnMismatch)
-_REMEMBERED = 64  # sets of dynamic sizes
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def check(
     sizes: dict[str, int] = {}
     for spec, tensor in zip(contract.inputs, tensors, strict=True):
         _check_kind(spec, tensor, device)
-        _check_shape(spec, tensor, contract.symbols, sizes)
+        check_shape(spec, tensor, contract.symbols, sizes)
     return _conform("input", contract.inputs, tensors, on_mismatch)
 
 
@@ -113,109 +110,6 @@ def restore(
         for spec, tensor in zip(contract.outputs, tensors, strict=True)
     ]
     return _conform("output", contract.outputs, logical, on_mismatch)
-
-
-def quick_check(contract: Contract) -> _Quick:
-    """Return a fast `check` on the CPU, for inputs that lie exactly as the program reads them.
-
-    It returns None for all other inputs, which are rare. The network before it has emptied the processor's
-    caches, so that all data comes from memory. So this check reads no more than it must. Dynamic sizes that
-    an earlier call had are not compared with their ranges again.
-    """
-
-    def expected(shapes: Sequence[tuple[int, ...]]) -> list[_Expected]:
-        return [
-            (spec.memory_of(shape), spec.dim_order.dims if spec.boundary == "physical" else None)
-            for spec, shape in zip(contract.inputs, shapes, strict=True)
-        ]
-
-    def require(tensors: Sequence[torch.Tensor]) -> None:
-        sizes: dict[str, int] = {}
-        for spec, tensor in zip(contract.inputs, tensors, strict=True):
-            _check_shape(spec, tensor, contract.symbols, sizes)
-
-    return _of_sizes(contract.inputs, [spec.shape for spec in contract.inputs], expected, require)
-
-
-def quick_restore(contract: Contract) -> _Quick:
-    """Return a fast `restore` for outputs that keep the promise exactly; it returns None for all others."""
-
-    def expected(shapes: Sequence[tuple[int, ...]]) -> list[_Expected]:
-        return [_raw(spec, shape) for spec, shape in zip(contract.outputs, shapes, strict=True)]
-
-    raw = [
-        spec.dim_order.physical_shape(spec.shape) if spec.boundary == "physical" else spec.shape
-        for spec in contract.outputs
-    ]
-    return _of_sizes(contract.outputs, raw, expected, lambda tensors: None)
-
-
-def _raw(spec: TensorSpec, shape: tuple[int, ...]) -> _Expected:
-    """Return how an output lies as the program returns it, and the dims that make it logical."""
-    if spec.boundary == "logical":
-        return spec.memory_of(shape), None
-    order, back = spec.dim_order, spec.dim_order.inverse
-    dtype, logical, steps = spec.memory_of(back.physical_shape(shape))
-    return (dtype, order.physical_shape(logical), order.physical_shape(steps)), back.dims
-
-
-def _of_sizes(
-    specs: Sequence[TensorSpec],
-    shapes: Sequence[Sequence[int | str]],
-    expected: Callable[[Sequence[tuple[int, ...]]], list[_Expected]],
-    require: Callable[[Sequence[torch.Tensor]], None],
-) -> _Quick:
-    """Return a quick check of tensors with these shapes.
-
-    Dynamic sizes may have all values that `require` accepts.
-    """
-    fixed = [tuple(size for size in shape if isinstance(size, int)) for shape in shapes]
-    ranks = [len(shape) for shape in shapes]
-    if [len(shape) for shape in fixed] == ranks:
-        return _quick(expected(fixed))
-    known: dict[tuple[tuple[int, ...], ...], _Quick] = {}
-
-    def take(tensors: Sequence[object]) -> list[torch.Tensor] | None:
-        given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-        if len(given) != len(tensors) or [tensor.dim() for tensor in given] != ranks:
-            return None
-        sizes = tuple([tensor.shape for tensor in given])
-        if sizes not in known:
-            try:
-                require(given)
-            except ContractError:
-                return None
-            if len(known) == _REMEMBERED:
-                known.clear()
-            known[sizes] = _quick(expected(sizes))
-        return known[sizes](given)
-
-    return take
-
-
-def _quick(expected: Sequence[_Expected]) -> _Quick:
-    """Return a function that accepts tensors with the expected memory, and permutes those that have dims."""
-
-    def take(tensors: Sequence[object]) -> list[torch.Tensor] | None:
-        if len(tensors) != len(expected):
-            return None
-        taken = []
-        for tensor, (memory, dims) in zip(tensors, expected, strict=True):
-            if (
-                type(tensor) is not torch.Tensor
-                or tensor.layout is not torch.strided
-                or (tensor.dtype, tensor.shape, tensor.stride()) != memory
-                or not tensor.is_cpu
-                or tensor.is_neg()
-                or tensor.is_conj()
-            ):
-                return None
-            if tensor.requires_grad:
-                tensor = tensor.detach()
-            taken.append(tensor if dims is None else tensor.permute(dims))
-        return taken
-
-    return take
 
 
 def require_choice(on_mismatch: str) -> None:
@@ -365,7 +259,7 @@ def _quantised_error(spec: TensorSpec, tensor: torch.Tensor) -> ContractError:
     return ContractError(where, found, _quantising(spec, f"{name}.dequantize()"))
 
 
-def _check_shape(
+def check_shape(
     spec: TensorSpec, tensor: torch.Tensor, symbols: Sequence[Symbol], sizes: dict[str, int]
 ) -> None:
     """Check the sizes of a tensor; `sizes` collects each dynamic size over all inputs of a call."""

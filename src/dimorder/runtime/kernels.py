@@ -15,8 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from dimorder.algebra.dim_order import DimOrder
-from dimorder.contract import describe
+from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.errors import UnsupportedError, UsageError
 
 KernelVerdict = Literal["right", "refused", "wrong"]

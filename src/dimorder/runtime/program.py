@@ -10,7 +10,8 @@ import torch
 
 from dimorder.contract import Contract
 from dimorder.errors import DimorderError, UsageError
-from dimorder.runtime.guard import Adaptation, OnMismatch, check, quick_check, quick_restore, restore
+from dimorder.runtime.guard import Adaptation, OnMismatch, check, restore
+from dimorder.runtime.quick_guard import quick_check, quick_restore
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from dimorder.eager.inspection.expect import OrderError, expect_channels_last
 from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, FindingVerdict, judge
 from dimorder.eager.inspection.inspection import ORDERS, FindingGroup, Inspection, inspect
 from dimorder.eager.inspection.probe import Cell, Change, OperatorTable, operators
-from dimorder.eager.inspection.trace import Copy, TracedCall, TracedValue, watching
+from dimorder.eager.inspection.trace import watching
+from dimorder.eager.inspection.traced import Copy, TracedCall, TracedValue
 
 __all__ = [
     "COSTLY",

@@ -13,7 +13,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
-from dimorder.eager.inspection.trace import COPIES, Copy, TracedCall, TracedValue
+from dimorder.eager.inspection.trace import COPIES
+from dimorder.eager.inspection.traced import Copy, TracedCall, TracedValue
 
 FindingVerdict = Literal["lost", "hidden copy", "mixed operands", "ambiguous", "free view"]
 VERDICTS: tuple[FindingVerdict, ...] = ("lost", "hidden copy", "mixed operands", "ambiguous", "free view")

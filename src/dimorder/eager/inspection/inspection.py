@@ -19,7 +19,8 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.eager.channels_last import laid
 from dimorder.eager.conversion import convert
 from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, FindingVerdict, judge
-from dimorder.eager.inspection.trace import TracedCall, watching
+from dimorder.eager.inspection.trace import watching
+from dimorder.eager.inspection.traced import TracedCall
 from dimorder.errors import UsageError
 
 ORDERS = ("channels_last", "contiguous")

@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 from dimorder.eager.channels_last import RANKS, to_channels_last
 from dimorder.eager.inspection.findings import COSTLY, judge
 from dimorder.eager.inspection.probes import PROBES
-from dimorder.eager.inspection.trace import Kind, TracedValue, watching
+from dimorder.eager.inspection.trace import watching
+from dimorder.eager.inspection.traced import Kind, TracedValue
 from dimorder.errors import UsageError
 
 Support = Literal["keeps", "copies inside", "drops", "wrong"]

@@ -1,0 +1,142 @@
+"""Define what is recorded of a run: calls, the values that they read and write, and copies.
+
+A value has an order in memory, of one of five kinds.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.algebra.strides import NotDense, read
+
+Kind = Literal["channels-last", "row-major", "ambiguous", "permuted", "overlapping"]
+
+
+@dataclass(frozen=True)
+class TracedValue:
+    """A tensor as an operator saw it: sizes, strides in elements, bytes, and its place in memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    bytes: int
+    storage: int
+    address: int
+    known: bool = True  # an input of the model, or the result of an operator in the trace
+
+    @property
+    def order(self) -> DimOrder | None:
+        """The order of its dims in memory, without regard to gaps; None if elements overlap.
+
+        >>> TracedValue((2, 3, 5, 7), (210, 1, 42, 6), 840, 0, 0).order
+        DimOrder(0, 2, 3, 1)
+        """
+        return _order(self.shape, self.strides)
+
+    @property
+    def is_dense(self) -> bool:
+        return _is_dense(self.shape, self.strides)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its order. A value that fits both kinds, or is too small to have one, is ambiguous."""
+        return _kind(self.shape, self.order)
+
+    def lies_like(self, other: TracedValue) -> bool:
+        """Return whether the dims larger than 1 in both have the same sequence in both.
+
+        >>> image, pooled = (2, 3, 5, 7), (2, 3, 1, 1)
+        >>> a, b = TracedValue(image, (105, 1, 21, 3), 840, 0, 0), TracedValue(pooled, (3, 1, 1, 1), 24, 0, 0)
+        >>> c = TracedValue(image, (105, 35, 7, 1), 840, 0, 0)
+        >>> a.lies_like(b), a.lies_like(c)
+        (True, False)
+        """
+        if self.order is None or other.order is None or 0 in (*self.shape, *other.shape):
+            return True
+        own, its = (
+            [dim for dim in order if self.shape[dim] != 1 and other.shape[dim] != 1]
+            for order in (self.order, other.order)
+        )
+        return own == its
+
+    @property
+    def order_name(self) -> str:
+        """Its order by the name that fits its kind: `canonical` may call (2, 3, 1, 7) channels-last NHCW."""
+        return _order_name(self.shape, self.strides)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Memory moved inside an operator, by another operator that it calls.
+
+    `operand` is the index of the copied operand, or None for an intermediate value.
+    """
+
+    operator: str
+    before: TracedValue
+    after: TracedValue
+    operand: int | None
+    time_us: float
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """One operator as torch dispatched it.
+
+    `module` is the path of the innermost module. `source` is the line outside of torch, and `function` the
+    function called there. Values are tensors, in the sequence of the arguments.
+    """
+
+    index: int
+    operator: str
+    function: str
+    module: str
+    source: str
+    operands: tuple[TracedValue, ...]
+    results: tuple[TracedValue, ...]
+    is_view: bool
+    copies: tuple[Copy, ...]
+    time_us: float
+
+
+@functools.lru_cache(maxsize=4096)
+def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> DimOrder | None:
+    if 0 in shape:
+        return DimOrder.contiguous(len(shape))
+    step = 1
+    inner_first = sorted((d for d, n in enumerate(shape) if n != 1), key=lambda d: (strides[d], -d))
+    for dim in inner_first:
+        if strides[dim] < step:
+            return None
+        step = strides[dim] * shape[dim]
+    ones = (dim for dim, size in enumerate(shape) if size == 1)
+    return DimOrder(*ones, *reversed(inner_first)).canonical(shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(shape: tuple[int, ...], order: DimOrder | None) -> Kind:
+    if order is None:
+        return "overlapping"
+    last = order.equivalent(DimOrder.channels_last(len(shape)), shape)
+    first = order.equivalent(DimOrder.contiguous(len(shape)), shape)
+    if last and first:
+        return "ambiguous"
+    return "channels-last" if last else "row-major" if first else "permuted"
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    return not isinstance(read(shape, strides), NotDense)
+
+
+@functools.lru_cache(maxsize=4096)
+def _order_name(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
+    order = _order(shape, strides)
+    kind = _kind(shape, order)
+    if order is None:
+        return kind
+    last, first = DimOrder.channels_last(len(shape)).name, DimOrder.contiguous(len(shape)).name
+    names = {"channels-last": last, "row-major": first, "ambiguous": f"{first} or {last}"}
+    return names.get(kind, order.name) + ("" if _is_dense(shape, strides) else " with gaps")

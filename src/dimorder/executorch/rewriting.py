@@ -1,0 +1,115 @@
+"""Copy an exported program, insert conversions into it, and trace its values anew."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.executorch.layout import NHWC
+from dimorder.executorch.passes import (
+    TO_DIM_ORDER,
+    format_of,
+    label,
+    mode_of,
+    restride,
+    tensors,
+)
+from dimorder.executorch.rules import functional_of, overload_of
+from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.nodes import copy_meta, replace_node, set_value
+
+_COPY_STRIDED = torch.ops.prims.copy_strided.default
+
+
+def label_of(steps: Sequence[Any]) -> list[int]:
+    return sorted(range(len(steps)), key=lambda dim: -size_hint(steps[dim]))
+
+
+def size_hint(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint or 1)
+
+
+def copied(program: ExportedProgram) -> ExportedProgram:
+    graph = copy.deepcopy(program.graph_module)
+    keep_names(graph.graph, program.graph)
+    return remade(
+        program,
+        root=graph,
+        graph=graph.graph,
+        graph_signature=copy.deepcopy(program.graph_signature),
+        state_dict=dict(program.state_dict),
+        module_call_graph=copy.deepcopy(program.module_call_graph),
+        constants=dict(program.constants),
+    )
+
+
+def retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) -> ExportedProgram:
+    """Return the program with its new constants, and with the strides that every value has now."""
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is operator.getitem:
+            set_value(node, node.args[0].meta["val"][node.args[1]])
+            continue
+        if not any(True for _ in tensors(node.meta.get("val"))):
+            continue
+        read = lambda a: a.meta.get("val")  # noqa: E731
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), read)
+        fakes = [v for a in node.all_input_nodes for v in tensors(a.meta.get("val"))]
+        if fakes:
+            with mode_of(fakes[0]):
+                set_value(node, functional_of(node.target)(*args, **kwargs))
+    results = program.graph.output_node().args[0]
+    for spec, result in zip(program.graph_signature.output_specs, results, strict=True):
+        if isinstance(result, Node) and hasattr(spec.arg, "name"):
+            spec.arg.name = result.name
+    return remade(
+        program,
+        state_dict={name: replaced.get(name, tensor) for name, tensor in program.state_dict.items()},
+        constants={name: replaced.get(name, value) for name, value in program.constants.items()},
+    )
+
+
+def without_strided_copies(program: ExportedProgram) -> ExportedProgram:
+    """Return the program with conversions instead of `prims.copy_strided`, which some decompositions leave.
+
+    It has no kernel, and only states an order.
+    """
+    if not any(overload_of(node.target) == _COPY_STRIDED for node in program.graph.nodes):
+        return program
+    program = copied(program)
+    for node in [node for node in program.graph.nodes if overload_of(node.target) == _COPY_STRIDED]:
+        order = label(node.meta["val"])
+        with program.graph.inserting_before(node):
+            fresh = insert_conversion(
+                program, node.args[0], order if order == NHWC else DimOrder.contiguous(len(order))
+            )
+        replace_node(node, fresh)
+    return retraced(program, {})
+
+
+def insert_conversion(program: ExportedProgram, source: Node, order: DimOrder) -> Node:
+    """Insert a node that copies `source` into an order, at the graph's current insertion point."""
+    node: Node
+    if any(isinstance(node.target, EdgeOpOverload) for node in program.graph.nodes):
+        node = program.graph.call_function(TO_DIM_ORDER, (source,), {"dim_order": list(order)})
+    else:
+        target = torch.ops.aten._to_copy.default
+        node = program.graph.call_function(target, (source,), {"memory_format": format_of(order)})
+    return copy_meta(node, source, restride(source.meta["val"], order))
+
+
+def last_placeholder(program: ExportedProgram, source: Node) -> Node:
+    """Return the node after which a conversion of `source` may stand: `source`, or the last placeholder."""
+    if source.op != "placeholder":
+        return source
+    last: Node = [node for node in program.graph.nodes if node.op == "placeholder"][-1]
+    return last
