@@ -1,5 +1,5 @@
 """Keep networks that run in PyTorch itself in one order, and show where they lose it.
 
-Tensors and modules are brought into channels-last (`channels_last`), also 1-D ones (`lifting`), by copies that
-are faster than torch's (`conversion`, `transposition`). `inspection` watches a run. Nothing here lowers.
+`channels_last` brings tensors and modules into channels-last, and `lifting` does so for 1-D operators. Their
+copies are faster than torch's (`conversion`, `transposition`). `inspection` watches a run.
 """
