@@ -15,10 +15,6 @@ NO_ROOM = {"device", "examples", "fuzz", "suite", "zoo"}
 LONG = {
     "api.py",
     "capture/captured.py",
-    "layout/check_program.py",
-    "ops/convolution.py",
-    "ops/indexed.py",
-    "ops/reduction.py",
     "sizes/symbolic_program.py",
     "targets/xnnpack/backend.py",
     "targets/xnnpack/emit.py",
