@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dimorder.layout import check_program
+from dimorder.graph import passes
 
-os.environ[check_program.CHECK] = "1"
+os.environ[passes.CHECK] = "1"
 # oneDNN of PyTorch 2.13 never ends some depthwise convolutions in float16 where the CPU has AVX512-FP16.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 

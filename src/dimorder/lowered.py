@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from dimorder.capture.captured import Captured, arguments
+from dimorder.capture.captured import Captured
+from dimorder.capture.export import arguments
 from dimorder.capture.fold import fold_constants
 from dimorder.capture.state import restart
 from dimorder.contract import Contract

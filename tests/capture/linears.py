@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dimorder.capture import check_captured
 from dimorder.capture.captured import Captured, capture
-from dimorder.capture.fold_into_weights import rewrite_linears
-from dimorder.layout import check_program
+from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.lowered import Lowered
 from dimorder.verification.verify import relative_error
 
@@ -44,7 +44,7 @@ def rewritten(model: nn.Module, *args: Tensor, cuts: bool = True) -> tuple[Captu
     torch.manual_seed(0)
     before = capture(model.eval(), args)
     (after,) = rewrite_linears([before], cuts)
-    assert list(check_program.captured_faults(after)) == []
+    assert list(check_captured.captured_faults(after)) == []
     with torch.no_grad():
         pairs = zip(after.module(*args), before.module(*args), strict=True)
         assert max(relative_error(*pair) for pair in pairs) < 1e-5

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dimorder
-from dimorder.capture.captured import capture, eval_mode
+from dimorder.capture.captured import capture
+from dimorder.capture.export import eval_mode
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.verification.verify import relative_error
 from tests.layout.lowering import Net

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dimorder.capture.captured import capture
-from dimorder.capture.fold_into_weights import rewrite_linears
+from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.graph.quantized_constant import Scaled
 from tests.capture.linears import aten, batch_norm, heads, norm, operators, rewritten, values
 from tests.layout.lowering import Net

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn import functional as F
 
-from dimorder.capture.functionalize import functional
+from dimorder.capture.functionalize import functionalize
 from dimorder.ops.table import OPERATORS
 from dimorder.verification.verify import relative_error
 
@@ -105,7 +105,7 @@ def reads_input(node: torch.fx.Node) -> bool:
 def test_in_place_operators_are_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, program = exported(REPLACED[name])
     monkeypatch.setattr(ExportedProgram, "run_decompositions", None)
-    found = functional(program, KNOWN)
+    found = functionalize(program, KNOWN)
     _same_numbers(net, found)
     calls = [node for node in found.graph.nodes if node.op == "call_function"]
     written = [node.args[0] for node in calls if node.target._schema.is_mutable]
@@ -119,20 +119,20 @@ def test_others_are_decomposed_by_torch(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         ExportedProgram, "run_decompositions", lambda self, table: calls.append(1) or decompose(self, table)
     )
-    _same_numbers(net, functional(program, KNOWN))
+    _same_numbers(net, functionalize(program, KNOWN))
     assert calls == [1]
 
 
 def test_a_batch_norm_in_training_writes() -> None:
     net = Net(lambda m, x: m.norm(x)).train()
-    program = functional(torch.export.export(net, (X,)), KNOWN)
+    program = functionalize(torch.export.export(net, (X,)), KNOWN)
     assert any("MUTATION" in spec.kind.name for spec in program.graph_signature.output_specs)
 
 
 def test_the_program_it_is_given_stays_as_it_was() -> None:
     _, program = exported(REPLACED["a chain"])
     before = operators(program)
-    functional(program, KNOWN)
+    functionalize(program, KNOWN)
     assert operators(program) == before
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import dimorder
 from dimorder.capture.captured import capture
-from dimorder.capture.fold_into_weights import rewrite_linears
+from dimorder.capture.rewrite_linears import rewrite_linears
 from tests.targets.cases import Net, r
 
 X = r(2, 6, 9, 11)

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dimorder
+from dimorder.capture import check_captured
 from dimorder.capture.captured import Captured, capture
-from dimorder.capture.fold_into_weights import rewrite_linears
-from dimorder.layout import check_program
+from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.verification.verify import relative_error
 
@@ -69,7 +69,7 @@ def rewritten(model: nn.Module, *args: Tensor) -> Captured:
     """A network in normal form with heads apart, held to its numbers before."""
     before = capture(model.eval(), args)
     (after,) = rewrite_linears([before], cuts=True, heads=True)
-    assert list(check_program.captured_faults(after)) == []
+    assert list(check_captured.captured_faults(after)) == []
     with torch.no_grad():
         pairs = zip(after.module(*args), before.module(*args), strict=True)
         assert max(relative_error(*pair) for pair in pairs) < 1e-5

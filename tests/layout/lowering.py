@@ -16,7 +16,9 @@ from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.capture.captured import Captured, capture
+from dimorder.capture.check_captured import captured_faults
 from dimorder.contract import Contract, TensorSpec
+from dimorder.graph.passes import require
 from dimorder.layout import check_calls, check_program
 from dimorder.layout.annotate import Annotated, annotate
 from dimorder.layout.capabilities import Capabilities
@@ -73,9 +75,7 @@ class Lowering:
         fewer = IMPLEMENTATIONS - RICHER
         capabilities = Capabilities(implementations=(IMPLEMENTATIONS, fewer) if rich else (fewer,))
         extracted = extract(self.annotated, *orders, counted(min_run=8)[objective], capabilities)
-        check_program.require(
-            "the layout problem", check_program.problem_faults(extracted, contract, capabilities)
-        )
+        require("the layout problem", check_program.problem_faults(extracted, contract, capabilities))
         return extracted, solve(extracted.problem)
 
     def faults(self, contract: Contract, objective: str = "bytes", *, rich: bool = False) -> list[str]:
@@ -107,8 +107,8 @@ def lowering(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | Non
             leaf for leaf in pytree.tree_leaves(model.eval()(*again, **named)) if isinstance(leaf, Tensor)
         )
     annotated = annotate(program)
-    check_program.require("the captured form", check_program.captured_faults(program))
-    check_program.require("the axes of values", check_program.annotated_faults(annotated))
+    require("the captured form", captured_faults(program))
+    require("the axes of values", check_program.annotated_faults(annotated))
     return Lowering(program, annotated, inputs, wanted)
 
 

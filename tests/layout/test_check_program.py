@@ -11,13 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from dimorder import api
+from dimorder.capture import check_captured
 from dimorder.capture.captured import Captured, capture
 from dimorder.errors import StageError
+from dimorder.graph import passes
 from dimorder.graph.nodes import CUSTOM, origin_of, with_origin
 from dimorder.layout import check_calls, check_program
 from dimorder.layout.annotate import Annotated, annotate
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.rewrite import rewrite
+from dimorder.pipeline import planning
 from dimorder.planning.problem import Config
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.targets import find
@@ -52,30 +55,13 @@ def call(nodes: Any, target: Any) -> torch.fx.Node:
     return next(node for node in nodes if node.target is target)
 
 
-# -- the switch ----------------------------------------------------------------------------------------------
-
-
-def test_faults_are_looked_for_in_tests_and_raise_three_lines() -> None:
-    with pytest.raises(StageError) as error:
-        check_program.require("the stage", iter(["the first fault", "the second"]))
-    assert str(error.value).splitlines()[:2] == ["the stage", "  found: the first fault"]
-
-
-@pytest.mark.parametrize("value", [None, "0"])
-def test_faults_are_not_looked_for_where_checks_are_off(
-    value: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(check_program.CHECK) if value is None else monkeypatch.setenv(
-        check_program.CHECK, value
-    )
-    looked = iter(["a fault"])
-    check_program.require("the stage", looked)
-    assert list(looked) == ["a fault"]
+# -- every stage -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", ["captured", "annotated", "problem", "physical"])
 def test_lower_asks_every_stage(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_program, f"{step}_faults", lambda *_: iter([f"a fault of {step}"]))
+    checks = check_captured if step == "captured" else check_program
+    monkeypatch.setattr(checks, f"{step}_faults", lambda *_: iter([f"a fault of {step}"]))
     with pytest.raises(StageError, match=f"a fault of {step}"):
         api.lower(Small().eval(), (torch.randn(SHAPE),))
 
@@ -84,7 +70,7 @@ def test_lower_asks_every_stage(step: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_network_in_normal_form_has_no_faults() -> None:
-    assert list(check_program.captured_faults(captured())) == []
+    assert list(check_captured.captured_faults(captured())) == []
 
 
 def _respell(program: Captured) -> None:
@@ -147,7 +133,7 @@ def _leave_a_module(program: Captured) -> None:
 def test_a_fault_of_the_captured_form_is_told(plant: Callable[[Captured], None], told: str) -> None:
     program = captured()
     plant(program)
-    assert any(told in fault for fault in check_program.captured_faults(program))
+    assert any(told in fault for fault in check_captured.captured_faults(program))
 
 
 # -- the axes of values --------------------------------------------------------------------------------------
@@ -405,7 +391,7 @@ def test_what_the_plan_has_inside_and_the_target_does_not_compute_is_told() -> N
 
 
 def test_lower_refuses_such_a_call_with_checks_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(check_program.CHECK, "0")
+    monkeypatch.setenv(passes.CHECK, "0")
     late = []
 
     def computes(call: torch.fx.Node, constants: Any) -> str | None:
@@ -415,7 +401,7 @@ def test_lower_refuses_such_a_call_with_checks_off(monkeypatch: pytest.MonkeyPat
         late.append(True)
         return rewrite(*arguments)
 
-    monkeypatch.setattr(api, "rewrite", rewritten)
+    monkeypatch.setattr(planning, "rewrite", rewritten)
     target = replace(find("torch"), capabilities=Capabilities(computes))
     with pytest.raises(StageError) as error:
         api.lower(Small().eval(), (torch.randn(SHAPE),), target=target)

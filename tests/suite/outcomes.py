@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import dimorder
-from dimorder.capture.captured import arguments
+from dimorder.capture.export import arguments
 from dimorder.errors import DimorderError, StageError, VerificationError
 from dimorder.verification.verify import relative_error
 from tests.suite.cases import Case, named

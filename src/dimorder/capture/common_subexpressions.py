@@ -33,4 +33,3 @@ def drop_repeated(module: GraphModule) -> None:
             if known is not node:
                 node.replace_all_uses_with(known)
                 module.graph.erase_node(node)
-    module.recompile()

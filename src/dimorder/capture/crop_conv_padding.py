@@ -31,7 +31,6 @@ def crop_convolutions(module: GraphModule) -> None:
         if node.target is aten.slice.Tensor and node.args[0].target is aten.convolution.default:
             _crop(node)
     module.graph.eliminate_dead_code()
-    module.recompile()
 
 
 def _crop(cut: Node) -> None:

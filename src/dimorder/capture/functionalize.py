@@ -35,7 +35,7 @@ _TRUTHS = frozenset(
 ) | frozenset(("greater_equal_", "logical_and_", "logical_or_", "logical_xor_", "logical_not_"))
 
 
-def functional(exported: ExportedProgram, operators: Mapping[Any, Operator]) -> ExportedProgram:
+def functionalize(exported: ExportedProgram, operators: Mapping[Any, Operator]) -> ExportedProgram:
     """Return the program without in-place operators, and without composite ones outside `operators`.
 
     Calls that can be computed ahead of time, in this order, stay as they are.
@@ -44,7 +44,7 @@ def functional(exported: ExportedProgram, operators: Mapping[Any, Operator]) -> 
     ...     def forward(self, x):
     ...         return torch.relu_(x + 1).flatten()
     >>> from dimorder.ops.table import OPERATORS
-    >>> program = functional(torch.export.export(Steps(), (torch.ones(2, 3),)), OPERATORS)
+    >>> program = functionalize(torch.export.export(Steps(), (torch.ones(2, 3),)), OPERATORS)
     >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     ['aten.add.Tensor', 'aten.relu.default', 'aten.flatten.using_ints']
     """

@@ -63,7 +63,6 @@ def simplify(module: GraphModule) -> None:
         if node.target in _WEIGHTED:
             _scale_bias(module, node)
     graph.eliminate_dead_code()
-    module.recompile()
 
 
 def _agree(graph: Graph) -> None:

@@ -50,7 +50,6 @@ def add_parallel(module: GraphModule) -> None:
                 product, weight, bias = found
                 node.replace_all_uses_with(product.again(weight, bias, "added"))
                 module.graph.eliminate_dead_code()
-    module.recompile()
 
 
 @dataclass(frozen=True)

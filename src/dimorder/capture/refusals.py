@@ -15,6 +15,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from dimorder.errors import UnsupportedError
+from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.tracing import is_random
 
 _EXPORTABLE = "make the module exportable, and check --input shapes"
 
@@ -129,3 +131,14 @@ def _unknown_class(reason: str) -> tuple[str, str] | None:
         found,
         f"{one_call}; for a cache, wrap it so that the cache's tensors are buffers, inputs or outputs",
     )
+
+
+def refuse_random(module: torch.fx.GraphModule) -> None:
+    """Refuse a captured graph that draws random numbers."""
+    for node in module.graph.nodes:
+        if node.op == "call_function" and is_random(node.target, node.args, node.kwargs):
+            raise UnsupportedError(
+                f"{operator_name(node)} ({where(node)})",
+                "random numbers",
+                "make them an input",
+            )

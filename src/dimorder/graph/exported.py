@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -268,3 +268,19 @@ class ProgramRun:
         """Restore the initial state."""
         for buffer, initial in self._initial:
             buffer.copy_(initial)
+
+
+def interpreted(program: ExportedProgram) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    """Return a program without state as a function of its tensors, for a few calls: no code is compiled.
+
+    >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))
+    >>> interpreted(program)([torch.tensor([-1.0, 2.0])])
+    [tensor([0., 2.])]
+    """
+    interpreter = torch.fx.Interpreter(readable(program))
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return list(interpreter.run(*inputs))
+
+    return run

@@ -27,7 +27,7 @@ from dimorder.latency.profile import OperatorTime, profile
 from dimorder.latency.runtimes import PEERS, Given, Runtime, ours
 from dimorder.latency.timing import Invocation, interleaved, ratio
 from dimorder.targets.xnnpack.times import KernelTime
-from dimorder.verification.verify import relative_errors
+from dimorder.verification.relative_error import relative_errors
 
 T = TypeVar("T")
 ROUNDS = 30

@@ -25,7 +25,7 @@ from torch.export import ExportedProgram
 from torch.utils.flop_counter import flop_registry
 
 from dimorder.capture.captured import capture
-from dimorder.capture.fold_into_weights import rewrite_linears
+from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.errors import DimorderError
 from dimorder.graph.elements import Elements
 from dimorder.latency.runtimes import Given, ours

@@ -10,18 +10,17 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
-from dimorder.capture.captured import operator_name
 from dimorder.errors import StageError
 from dimorder.graph.exported import state_of
 from dimorder.graph.interpreter import GraphRun
 from dimorder.graph.nodes import origin_of
+from dimorder.graph.passes import FIX
+from dimorder.graph.source_lines import operator_name
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.problem import Extracted
 from dimorder.ops.dialect import SLICE_CONSTANT
 
 aten = torch.ops.aten
-
-FIX = "report this network: dimorder is wrong, not the network"  # for a stage that breaks its promise
 
 
 def refused_calls(

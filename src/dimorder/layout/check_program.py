@@ -1,13 +1,11 @@
-"""Check what each stage of the pipeline requires and ensures.
+"""Check the annotated program, the layout problem and the physical program.
 
-A fault is a text, and is computed on demand: `require` looks for faults only if the environment has
-DIMORDER_CHECK.
+A fault is a text, and is computed on demand. `graph.passes.require` reads faults only if checks are on.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,124 +13,28 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.capture.captured import Captured, operator_name
 from dimorder.contract import Contract
-from dimorder.errors import StageError
-from dimorder.graph.branches import Branches
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import own_module
 from dimorder.graph.nodes import origin_of
 from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
-from dimorder.graph.tracing import Tracer, shape_of
+from dimorder.graph.source_lines import operator_name
+from dimorder.graph.tracing import shape_of
 from dimorder.layout.annotate import Annotated, is_result, results_of
 from dimorder.layout.candidate_orders import default_tokens, formed
 from dimorder.layout.capabilities import Capabilities, Verdicts
-from dimorder.layout.check_calls import FIX, left_faults, misread, refused_calls, run_densely
+from dimorder.layout.check_calls import left_faults, misread, refused_calls, run_densely
 from dimorder.layout.problem import Extracted
 from dimorder.layout.rewrite import at_boundary
-from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.operator import Relation, results
 from dimorder.ops.problem_map import Arrangement, Site, layout_of
-from dimorder.ops.table import SPELLINGS, elements_of, find, operands
+from dimorder.ops.table import elements_of, operands
 from dimorder.ops.tokens import AxedTensor, AxisOrder
 from dimorder.planning.plan import LayoutPlan
 
 aten = torch.ops.aten
-
-CHECK = "DIMORDER_CHECK"  # the environment's switch: any text but 0
-
-
-def require(stage: str, faults: Iterable[str]) -> None:
-    """Check that a stage has no fault; without DIMORDER_CHECK nothing is checked.
-
-    Args:
-        stage: the name of the stage in the error.
-        faults: the faults, which are computed as they are read.
-
-    Raises:
-        StageError: for the first fault.
-
-    >>> require("the sum", (f"2 + {n} is 5" for n in ()))
-    """
-    if os.environ.get(CHECK, "0") == "0":
-        return
-    for fault in faults:
-        raise StageError(stage, fault, FIX)
-
-
-# -- the captured form
-
-
-def captured_faults(program: Captured) -> Iterator[str]:
-    """Yield the faults of a captured program.
-
-    It must be functional, in the spelling of the normal form, with static shapes, dense values, and constants
-    as attributes.
-
-    >>> from dimorder.capture.captured import capture
-    >>> list(captured_faults(capture(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),))))
-    []
-    """
-    if len(program.input_names) != len(program.inputs):
-        yield f"{len(program.inputs)} inputs, of which {len(program.input_names)} have names"
-    for node in program.nodes:
-        if node.op not in ("placeholder", "get_attr", "call_function", "output"):
-            yield f"{node}: a {node.op} in a functional graph"
-        if node.op == "output":
-            continue
-        for value in results(node):
-            if not all(isinstance(size, int) for size in value.shape):
-                yield f"{node}: the symbolic shape {tuple(value.shape)}"
-            elif not value.is_contiguous():
-                yield f"{node}: predicted strides {value.stride()}, which are not row-major"
-        if node.op == "get_attr":
-            yield from _constant_faults(program, node)
-        elif node.op == "call_function" and not is_result(node):
-            yield from _call_faults(program, node)
-
-
-def _constant_faults(program: Captured, node: Node) -> Iterator[str]:
-    held, told = program.constant(node), node.meta["val"]
-    if (held.shape, held.dtype) != (told.shape, told.dtype):
-        yield f"{node}: told as {told.dtype} {tuple(told.shape)}, held as {held.dtype} {tuple(held.shape)}"
-    if not held.is_contiguous():
-        yield f"{node}: a constant with strides {held.stride()}"
-
-
-def _call_faults(program: Captured, node: Node) -> Iterator[str]:
-    name = f"{node} ({operator_name(node)})"
-    if isinstance(node.target, Branches):
-        return
-    if not isinstance(node.target, torch._ops.OpOverload):
-        yield f"{name}: no operator of torch"
-        return
-    if node.target._schema.is_mutable:
-        yield f"{name}: it writes to its operand"
-    if node.target is not SLICE_CONSTANT and all(o.op == "get_attr" for o in node.all_input_nodes):
-        yield f"{name}: it reads constants alone, and is no constant"
-    elif node.target in SPELLINGS and (again := _spelt_again(program, node)) != [node.target]:
-        yield f"{name}: the normal form spells it {' '.join(map(str, again)) or 'as nothing'}"
-
-
-def _spelt_again(program: Captured, node: Node) -> list[Any]:
-    """Return the operators that the spelling of a call writes for it.
-
-    This is the call's own operator once the call is in normal form.
-    """
-    tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
-    stand_ins: dict[Node, Any] = {
-        operand: program.constant(operand)
-        if operand.op == "get_attr"
-        else tracer.input(operand.name, operand.meta["val"])
-        for operand in node.all_input_nodes
-    }
-    tracer.given.clear()  # they stand for any values
-    args, kwargs = pytree.tree_map_only(Node, stand_ins.__getitem__, (node.args, node.kwargs))
-    tracer.trace(node, node.target, args, kwargs)
-    return [call.target for call in tracer.graph.nodes if call.op == "call_function"]
 
 
 # -- annotated axes

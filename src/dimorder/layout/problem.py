@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.capture.captured import operator_name, where
 from dimorder.errors import UnsupportedError
+from dimorder.graph.source_lines import operator_name, where
 from dimorder.layout.annotate import Annotated, annotate, results_of
 from dimorder.layout.candidate_orders import Closure, Proposal, TooManyCandidates
 from dimorder.layout.capabilities import Capabilities, Verdicts

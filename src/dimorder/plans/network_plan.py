@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dimorder.algebra.dim_order import DimOrder, describe
-from dimorder.capture.captured import operator_name, where
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
+from dimorder.graph.source_lines import operator_name, where
 from dimorder.layout.problem import Extracted
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.planning.plan import Certificate, LayoutPlan

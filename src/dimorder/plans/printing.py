@@ -17,11 +17,12 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from dimorder.algebra.dim_order import describe
-from dimorder.capture.captured import Captured, where
+from dimorder.capture.captured import Captured
 from dimorder.capture.state import left_in_state
 from dimorder.contract import TensorSpec
 from dimorder.graph.exported import state_of
 from dimorder.graph.nodes import origin_of
+from dimorder.graph.source_lines import where
 from dimorder.layout.annotate import is_result
 from dimorder.ops.operator import results
 from dimorder.plans.network_plan import NetworkPlan, order_name

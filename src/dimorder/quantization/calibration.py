@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.capture.captured import arguments
+from dimorder.capture.export import arguments
 from dimorder.contract import TensorSpec
 from dimorder.errors import UsageError
 from dimorder.reading import Normalization, is_array, read_arrays, read_image

@@ -11,7 +11,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from dimorder.capture.captured import arguments
+from dimorder.capture.export import arguments
 from dimorder.graph.quantized_constant import DEQUANTIZE
 from dimorder.lowered import Lowered
 from dimorder.quantization.calibration import CalibrationCall

@@ -13,8 +13,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from dimorder.capture.captured import arguments, export
 from dimorder.capture.dynamic import quantises
+from dimorder.capture.export import arguments, export
 from dimorder.clock import Progress
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered

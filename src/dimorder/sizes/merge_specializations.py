@@ -20,9 +20,9 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 from torch.utils import _pytree as pytree
 
-from dimorder.capture.captured import operator_name, where
 from dimorder.errors import UnsupportedError
 from dimorder.graph.nodes import VALUE, copy_meta, drop_meta
+from dimorder.graph.source_lines import operator_name, where
 
 aten = torch.ops.aten
 

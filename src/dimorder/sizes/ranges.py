@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from dimorder.capture.captured import operator_name, where
 from dimorder.contract import Symbol
 from dimorder.errors import UnsupportedError
+from dimorder.graph.source_lines import operator_name, where
 from dimorder.layout.choose import choose
 from dimorder.layout.costs import Costs
 from dimorder.layout.problem import Extracted, priced

@@ -16,10 +16,10 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
 
-from dimorder.capture.captured import operator_name, where
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import keep_names, remade
 from dimorder.graph.nodes import VALUE, drop_meta, set_value
+from dimorder.graph.source_lines import operator_name, where
 
 
 def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:

@@ -24,8 +24,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from dimorder.capture.captured import arguments, clone_repeated_tensors, export
 from dimorder.capture.check_size_assertions import MOST
+from dimorder.capture.export import arguments, clone_repeated_tensors, export
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.specialize_shapes import resize_tensor, specialize_shapes
@@ -59,13 +59,16 @@ class SymbolicProgram:
         Raises:
             UnsupportedError: if the network cannot be called with these sizes.
         """
-        leaves = tuple(
+        return specialize_shapes(self.exported, self.inputs_at(point), format_point(point))
+
+    def inputs_at(self, point: Point) -> tuple[Any, ...]:
+        """Return the leaves of a call with these sizes."""
+        return tuple(
             resize_tensor(leaf, self._shape(node.meta["val"].shape, point))
             if isinstance(leaf, torch.Tensor)
             else leaf
             for node, leaf in zip(input_nodes(self.exported), self.examples, strict=True)
         )
-        return specialize_shapes(self.exported, leaves, format_point(point))
 
     def rewritten(self, rewrite: Callable[[ExportedProgram], ExportedProgram]) -> SymbolicProgram:
         """Return the same dynamic sizes with a rewritten program, which must compute the same numbers."""

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from dimorder.capture.dynamic import is_dynamic_dequantize, is_static_quantize
-from dimorder.capture.functionalize import functional
+from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integers import KEEPS_SCALE
 from dimorder.capture.state import left_in_state
 from dimorder.graph.elements import Elements
@@ -56,7 +56,7 @@ class FunctionalProgram:
     """
 
     def __init__(self, exported: ExportedProgram) -> None:
-        program = functional(exported, OPERATORS)
+        program = functionalize(exported, OPERATORS)
         specs, tensors = program.graph_signature.input_specs, {**program.state_dict, **program.constants}
         self.module = program.graph_module
         self.inputs = [None if spec.kind is InputKind.USER_INPUT else str(spec.target) for spec in specs]

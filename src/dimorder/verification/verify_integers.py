@@ -31,7 +31,8 @@ from dimorder.graph.quantized_constant import DEQUANTIZE
 from dimorder.ops.quantization import is_dynamic, is_quantised
 from dimorder.verification.differences import Differences
 from dimorder.verification.numerics import Float64Run, record_quantized
-from dimorder.verification.verify import FACTOR, TOLERANCE, Run, Trial, relative_error, verify
+from dimorder.verification.relative_error import TOLERANCE, relative_error
+from dimorder.verification.verify import FACTOR, Run, Trial, verify
 
 _DRAWS = 4  # of moved values: one alone may leave an output of few elements unchanged
 # For integers that both compute in float64: constants that lowering computes are float32. A value that is
@@ -50,7 +51,7 @@ class QuantizedTrial(Trial):
 
     def __init__(self, model: Any, program: Captured, contract: Contract) -> None:
         super().__init__(model, program, contract)
-        wanted = record_quantized(program.exported, self.taken, program.module)
+        wanted = record_quantized(program.exported, self.network_inputs, program.module)
         own = Float64Run(program.module, wanted)
         own.run(*self.inputs)
         Differences.together(own.differences.values()).require_few("the normal form of a quantised network")
@@ -69,9 +70,9 @@ class QuantizedTrial(Trial):
         specs = self.contract.outputs
         real = [
             spec.real(g) if w.is_floating_point() else g
-            for spec, g, w in zip(specs, got, self.wanted, strict=True)
+            for spec, g, w in zip(specs, got, self.expected, strict=True)
         ]
-        errors = [relative_error(*pair) for pair in zip(real, self.wanted, strict=True)]
+        errors = [relative_error(*pair) for pair in zip(real, self.expected, strict=True)]
         for i, (error, allowed) in enumerate(zip(errors, self.allowed or (), strict=False)):
             if not error <= allowed:
                 raise VerificationError(

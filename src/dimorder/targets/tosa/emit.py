@@ -10,10 +10,10 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from dimorder.capture.captured import where
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.quantized_constant import QUANTIZE
+from dimorder.graph.source_lines import where
 from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import Table, View, is_getitem, whole
 from dimorder.targets.tosa.dtypes import DTYPES

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from dimorder.capture.captured import where
 from dimorder.capture.integer_boundary import integer_type
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
@@ -30,6 +29,7 @@ from dimorder.graph.branches import Branches
 from dimorder.graph.exported import stateful
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import QUANTIZE
+from dimorder.graph.source_lines import where
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.sizes.merge_specializations import SizesError

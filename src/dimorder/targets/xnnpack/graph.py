@@ -23,10 +23,10 @@ from executorch.backends.xnnpack.utils.xnnpack_constants import (
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 from torch.fx import Node
 
-from dimorder.capture.captured import operator_name, where
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.interpreter import GraphNode
 from dimorder.graph.quantized_constant import Integers
+from dimorder.graph.source_lines import operator_name, where
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.integers import MOVES, PACKING, READS, WEIGHTS
 from dimorder.targets.xnnpack.kernels import KernelRun, kernels_of

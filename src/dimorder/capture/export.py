@@ -1,0 +1,194 @@
+"""Export a network with torch.export, and find the arguments of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.export import ExportedProgram
+from torch.export._tree_utils import reorder_kwargs
+from torch.export.graph_signature import InputKind
+
+from dimorder.capture.check_size_assertions import holds_throughout
+from dimorder.capture.refusals import not_exported
+from dimorder.capture.state import unchanged
+from dimorder.errors import UnsupportedError, UsageError
+
+
+def export(
+    model: torch.nn.Module | ExportedProgram | str | Path,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any = None,
+) -> ExportedProgram:
+    """Return a network as an exported program; a module is exported in eval mode.
+
+    Args:
+        model: A module, an `ExportedProgram`, or the path of a `.pt2` file.
+        args: Example arguments of a module.
+        kwargs: Example arguments of a module by name.
+        dynamic_shapes: The dynamic sizes of a module's inputs, as in torch.export.
+
+    Raises:
+        UsageError: `model` is not a network.
+        UnsupportedError: The network cannot be exported.
+    """
+    if isinstance(model, (str, Path)):
+        try:
+            model = torch.export.load(str(model))
+        except Exception as error:
+            raise UsageError(
+                str(model),
+                f"not a readable exported program: {error}",
+                "save it again with torch.export.save",
+            ) from error
+    if isinstance(model, ExportedProgram):
+        return model
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            "model",
+            f"{type(model).__name__} is neither a torch.nn.Module nor an ExportedProgram",
+            "pass one of these",
+        )
+    refuse_meta("the network", dict(model.named_parameters()), dict(model.named_buffers()))
+    try:
+        return _exported(model, args, kwargs, dynamic_shapes)
+    except UnsupportedError:
+        raise
+    except Exception as error:
+        proven = None if dynamic_shapes is None else _with_assertions(model, args, kwargs, dynamic_shapes)
+        if proven is None:
+            raise not_exported(model, error) from error
+        return proven
+
+
+def _exported(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    defers: bool = False,
+) -> ExportedProgram:
+    with torch.no_grad(), eval_mode(model), unchanged(model):
+        return torch.export.export(
+            model,
+            *clone_repeated_tensors(tuple(args), dict(kwargs or {})),
+            dynamic_shapes=dynamic_shapes,
+            prefer_deferred_runtime_asserts_over_guards=defers,
+        )
+
+
+def _with_assertions(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> ExportedProgram | None:
+    """Export a module with assertions for what torch could not prove of its sizes.
+
+    The result is None unless all assertions hold.
+    """
+    try:
+        program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
+    except Exception:  # the first attempt's error explains it better
+        return None
+    return program if holds_throughout(program) else None
+
+
+@contextmanager
+def eval_mode(model: Any) -> Iterator[None]:
+    """Put a module into eval mode, and restore each part's own mode afterwards; a program has only one."""
+    parts = list(model.modules()) if isinstance(model, torch.nn.Module) else []
+    modes = [part.training for part in parts]
+    for part in parts:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
+
+
+def clone_repeated_tensors(*call: Any) -> Any:
+    """Clone a tensor that a call has twice: torch 2.13 exports two such arguments as one."""
+    seen: set[int] = set()
+
+    def another(leaf: torch.Tensor) -> torch.Tensor:
+        again = id(leaf) in seen
+        seen.add(id(leaf))
+        return leaf.clone() if again else leaf
+
+    return pytree.tree_map_only(torch.Tensor, another, call)
+
+
+def arguments(exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the leaves of a call in the program's sequence, keywords and keys by name.
+
+    Raises:
+        UsageError: The call has another structure than the program's.
+    """
+    spec = exported.call_spec.in_spec
+    try:
+        leaves: list[Any] = spec.flatten_up_to((tuple(args), reorder_kwargs(dict(kwargs), spec)))
+    except (ValueError, TypeError, KeyError) as error:
+        positional, named = spec.children()
+        raise UsageError(
+            "the arguments",
+            f"another structure than the network was exported with ({' '.join(str(error).split())[:200]})",
+            f"give {positional.num_children} by position, by name {', '.join(named.context or ()) or 'none'}",
+        ) from error
+    return leaves
+
+
+def example_leaves(
+    exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return the leaves of the call that stands for all: the caller's arguments, or the program's own.
+
+    The caller's arguments must fit the program.
+    """
+    call = (args, kwargs) if args or kwargs else exported.example_inputs
+    if call is None:
+        raise UsageError("args", "neither given nor in the program", "give example arguments")
+    examples = arguments(exported, *call)
+    leaves = iter(examples)
+    placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            leaf, held = next(leaves), placeholders[spec.arg.name].meta.get("val")
+            if isinstance(held, torch.Tensor) and not _fits(leaf, held):
+                found = f"{tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+                raise UsageError(
+                    f"input {spec.arg.name}",
+                    f"{found}, where the program was exported for {tuple(held.shape)} of {held.dtype}",
+                    "export it again for that input",
+                )
+    return tuple(examples)
+
+
+def _fits(leaf: Any, held: torch.Tensor) -> bool:
+    """Return whether a tensor may stand for another; dynamic sizes are refused elsewhere."""
+    static = all(isinstance(size, int) for size in held.shape)
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.dtype == held.dtype
+        and (not static or leaf.shape == held.shape)
+    )
+
+
+def refuse_meta(where: str, *trees: Any) -> None:
+    """Refuse tensors on the meta device: they have no numbers that could be compared."""
+    leaves, _ = pytree.tree_flatten_with_path(trees)
+    empty = [path for path, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_meta]
+    if empty:
+        first = pytree.keystr(empty[0][1:]).strip("[]'\"")
+        more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        raise UsageError(
+            where,
+            f"no data in {first}{more}: on the meta device a tensor is a shape alone",
+            "load the weights (load_state_dict(..., assign=True)), or make room by "
+            "to_empty(device='cpu') and fill it"
+            if where == "the network"
+            else "give tensors with data, such as torch.randn of the same shape",
+        )

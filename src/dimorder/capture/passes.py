@@ -1,0 +1,81 @@
+"""List the passes of capture: on the exported program, on the graph in normal form, and on its linears.
+
+Each list is run from first to last. Between the first two lists, `captured` writes the graph anew in the
+spellings of the normal form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from dimorder.capture.common_subexpressions import drop_repeated
+from dimorder.capture.crop_conv_padding import crop_convolutions
+from dimorder.capture.dynamic import with_dynamic
+from dimorder.capture.fold_into_weights import fold_into_weights
+from dimorder.capture.functionalize import functionalize
+from dimorder.capture.integers import simplify
+from dimorder.capture.merge_parallel_linear import add_parallel
+from dimorder.capture.refusals import refuse_random
+from dimorder.capture.split_attention_heads import split_heads
+from dimorder.capture.split_packed_linear import split_packed
+from dimorder.capture.state import require_apart
+from dimorder.graph.passes import Pass
+from dimorder.ops.quantization import is_quantised
+from dimorder.ops.table import OPERATORS
+
+
+def graph_faults(module: GraphModule) -> Iterator[str]:
+    """Yield what no pass may leave: nodes without a value, calls of an operator that writes."""
+    for node in module.graph.nodes:
+        if node.op != "output" and "val" not in node.meta:
+            yield f"{node}: no value"
+        if node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            yield f"{node}: it writes to its operand"
+    try:
+        module.graph.lint()
+    except RuntimeError as error:
+        yield str(error)
+
+
+def quantized_faults(module: GraphModule) -> Iterator[str]:
+    """Yield a fault if a graph is quantized."""
+    if is_quantised(module):
+        yield "a quantized network"
+
+
+EXPORTED_PASSES: tuple[Pass[ExportedProgram], ...] = (
+    Pass("refuse buffers that share memory", require_apart),
+    Pass("write dynamic quantization as one operator", with_dynamic),
+    Pass("functionalize", partial(functionalize, operators=OPERATORS)),
+)
+
+_GRAPH = (graph_faults,)
+GRAPH_PASSES: tuple[Pass[GraphModule], ...] = (
+    Pass("give integers one type", simplify, _GRAPH, _GRAPH),
+    Pass("drop repeated calls", drop_repeated, _GRAPH, _GRAPH),
+    Pass("crop padding of convolutions", crop_convolutions, _GRAPH, _GRAPH),
+    Pass("refuse random numbers", refuse_random),
+)
+
+
+def linear_passes(cuts: bool, heads: bool, varying: frozenset[int]) -> tuple[Pass[GraphModule], ...]:
+    """Return the passes on linears and convolutions of a network that is not quantized.
+
+    Args:
+        cuts: Whether a linear or convolution whose results are only cut becomes several.
+        heads: Whether linears of attention heads become batched matmuls.
+        varying: The values of dynamic sizes.
+    """
+    requires = (graph_faults, quantized_faults)
+    split = Pass("split packed linears", split_packed, requires, _GRAPH)
+    by_head = Pass("split attention heads", partial(split_heads, varying=varying), requires, _GRAPH)
+    return (
+        *((split,) if cuts else ()),
+        Pass("merge parallel linears", add_parallel, requires, _GRAPH),
+        Pass("fold into weights", fold_into_weights, requires, _GRAPH),
+        *((by_head,) if heads else ()),
+    )

@@ -1,0 +1,6 @@
+"""The steps of the pipeline, each from a value to a value. `api.lower` is their list.
+
+`source` reads the network and what the caller asks for. `variants` captures the network at one point or
+several: a network of fixed sizes is the case of one point. `planning` has the steps from there to the
+physical program. `checking` compares that program and the artifact with the network.
+"""

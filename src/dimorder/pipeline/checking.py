@@ -1,0 +1,144 @@
+"""Compare a physical program and its artifact with the network, at each point and for each branch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from dimorder.capture.captured import Captured
+from dimorder.capture.force_cond_branches import Choices, branch_choices, force_captured, force_physical
+from dimorder.contract import Contract
+from dimorder.errors import UnsupportedError
+from dimorder.graph.branches import Branches
+from dimorder.graph.nodes import EXPORTED, origin_of
+from dimorder.pipeline.planning import Physical
+from dimorder.pipeline.source import Source
+from dimorder.pipeline.variants import Variant
+from dimorder.plans.network_plan import NetworkPlan
+from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
+from dimorder.targets.base import Artifact, Target
+from dimorder.verification.verify import Trial, Verified
+from dimorder.verification.verify_integers import trial_of
+
+
+@dataclass(frozen=True)
+class _Check:
+    """A trial of the network, where it is made: at a point, or with forced choices of each `torch.cond`."""
+
+    trial: Trial
+    at: str = ""
+    choices: Choices | None = None
+
+
+class Checks:
+    """The network's own results on random inputs, with which programs are compared.
+
+    A network with dynamic sizes is run at the corners of its ranges and between. One with branches is also
+    run with forced choices. Trials are made when a program is first compared, and serve all programs.
+    """
+
+    def __init__(self, source: Source, variants: Sequence[Variant]) -> None:
+        self.source, self.variants = source, variants
+        self.made: list[_Check] = []
+
+    def compare_program(self, physical: Physical, planned: NetworkPlan) -> float:
+        """Run a physical program in torch, and return its largest relative error.
+
+        Raises:
+            UnsupportedError: if the network makes no numbers, or not the same numbers twice.
+            VerificationError: if an output is farther off than rounding explains.
+        """
+        what = f"the physical program for {planned.target}"
+        return max(
+            check.trial.compare_program(_forced(physical.program, planned, check.choices), what + check.at)
+            for check in self._checks(planned.contract)
+        )
+
+    def compare_artifact(
+        self, artifact: Artifact, physical: Physical, planned: NetworkPlan, target: Target, runs: bool
+    ) -> float:
+        """Run an artifact, and return its largest relative error.
+
+        Args:
+            artifact: what was emitted from the physical program. For forced choices it is emitted again.
+            physical: the physical program.
+            planned: its plan.
+            target: the target.
+            runs: whether the artifact itself is run. If not, what it computes by other means is compared.
+        """
+        errors = [0.0]
+        for check in self._checks(planned.contract):
+            emitted = artifact
+            if check.choices is not None:
+                emitted = target.emit(_forced(physical.program, planned, check.choices), planned.contract)
+            run = emitted.started() if runs else emitted.exactly
+            if run is not None:
+                what = f"the {target.suffix} that was emitted{check.at}"
+                errors.append(check.trial.compare(run, what, emitted.exactly if runs else None))
+        return max(errors)
+
+    def verified(self, error: float, runs: bool) -> Verified:
+        """Return what was found, after all comparisons."""
+        trials = [check.trial for check in self.made]
+        eager = max((trial.eager_error for trial in trials if trial.eager_error is not None), default=None)
+        return Verified(error, eager, runs, all(trial.input_matters for trial in trials))
+
+    def _checks(self, contract: Contract) -> list[_Check]:
+        if not self.made:
+            self.made += self._make(contract)
+        return self.made
+
+    def _make(self, contract: Contract) -> Iterator[_Check]:
+        model, sizes, program = self.source.model, self.source.sizes, self.variants[0].program
+        if sizes is not None:
+            for i, point in enumerate(sizes.verification_points):
+                yield _Check(
+                    _trial_at(point, sizes, model, program, contract, i == 0), f", at {format_point(point)}"
+                )
+            return
+        yield _Check(trial_of(model, program, contract))
+        for choices in branch_choices(program.exported):
+            forced = force_captured(program, choices)
+            yield _Check(trial_of(forced.exported, forced, contract), ", with forced branches", choices)
+
+
+def emit_artifact(physical: Physical, planned: NetworkPlan, target: Target) -> Artifact:
+    """Return what the target makes of a physical program."""
+    if physical.specializations is None:
+        return target.emit(physical.program, planned.contract)
+    assert target.dynamic is not None
+    return target.dynamic.emit(*physical.specializations, planned.contract)
+
+
+def _forced(program: ExportedProgram, planned: NetworkPlan, choices: Choices | None) -> ExportedProgram:
+    """Return a physical program with the choices that the exported network has."""
+    if choices is None:
+        return program
+    sites = planned.extracted.sites
+    calls = [node for node in program.graph.nodes if isinstance(node.target, Branches)]
+    return force_physical(
+        program, {call.name: choices[sites[origin_of(call)["site"]].node.meta[EXPORTED]] for call in calls}
+    )
+
+
+def _trial_at(
+    point: Point, sizes: SymbolicProgram, model: Any, like: Captured, contract: Contract, repeats: bool
+) -> Trial:
+    """Return the trial of a network at a point. `like` is the network at another one.
+
+    The exported program is specialized only if a trial needs it, or to explain what the network refuses.
+    """
+    exported = partial(sizes.at, point)
+    program = replace(like, examples=sizes.inputs_at(point))
+    if not isinstance(model, torch.nn.Module):
+        program = replace(program, exported=exported())
+    try:
+        return Trial(model, program, contract, exported, repeats)
+    except UnsupportedError:
+        exported()
+        raise

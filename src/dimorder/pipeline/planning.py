@@ -1,0 +1,115 @@
+"""Plan the variants of a network together, and write the plan as one physical program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch.export import ExportedProgram
+
+from dimorder.capture import check_captured
+from dimorder.graph.passes import require
+from dimorder.layout import check_calls, check_program
+from dimorder.layout.annotate import Annotated, annotate
+from dimorder.layout.choose import choose
+from dimorder.layout.costs import Costs
+from dimorder.layout.problem import Extracted, extract
+from dimorder.layout.rewrite import constant_bytes, rewrite
+from dimorder.pipeline.source import Request, Source
+from dimorder.pipeline.variants import Variant
+from dimorder.plans.network_plan import NetworkPlan
+from dimorder.plans.state_plan import state_specs
+from dimorder.sizes.ranges import plan_ranges
+from dimorder.sizes.symbolic import SizeTable, merge_programs
+
+
+@dataclass(frozen=True)
+class Physical:
+    """The physical program of a plan.
+
+    Attributes:
+        program: the program, for all sizes.
+        specializations: for a network with dynamic sizes, the programs that it was merged from, and the table
+            of sizes at their points.
+    """
+
+    program: ExportedProgram
+    specializations: tuple[Sequence[ExportedProgram], SizeTable] | None = None
+
+    def constant_bytes_added(self, variants: Sequence[Variant]) -> int:
+        """Return the bytes by which constants grew, because one is kept in two orders."""
+        return max(0, constant_bytes(self.program) - variants[0].program.constant_bytes)
+
+
+def annotate_variants(variants: Sequence[Variant]) -> list[Annotated]:
+    """Return each variant with axes for every value."""
+    found = []
+    for variant in variants:
+        require("the captured form", check_captured.captured_faults(variant.program))
+        annotated = annotate(variant.program)
+        require("the axes of values", check_program.annotated_faults(annotated))
+        found.append(annotated)
+    return found
+
+
+def extract_problems(
+    annotated: Sequence[Annotated], variants: Sequence[Variant], costs: Costs
+) -> list[Extracted]:
+    """Return the layout problem of each variant."""
+    found = []
+    for each, variant in zip(annotated, variants, strict=True):
+        contract, capabilities = variant.contract, variant.target.capabilities
+        inputs, outputs = ([spec.dim_order for spec in s] for s in (contract.inputs, contract.outputs))
+        extracted = extract(each, inputs, outputs, costs, capabilities)
+        faults = check_program.problem_faults(extracted, contract, capabilities)
+        require("the layout problem", faults)
+        found.append(extracted)
+    return found
+
+
+def solve_layout(
+    problems: Sequence[Extracted], variants: Sequence[Variant], costs: Costs, source: Source, request: Request
+) -> NetworkPlan:
+    """Return the cheapest plan; with dynamic sizes it is one for all sizes, with what is proven of it.
+
+    Raises:
+        UnsupportedError: if every plan needs a transpose of a rank that the target lacks, or if an operator
+            may run in other ways at one point than at another.
+    """
+    contract, target = variants[0].contract, variants[0].target
+    max_rank, sizes = target.capabilities.max_rank, source.sizes
+    if sizes is None:
+        problem, proof = problems[0], None
+        layout = choose(problem, max_rank)
+    else:
+        at = None if request.cost_at is None else sizes.point(request.cost_at)
+        points = [variant.point for variant in variants]
+        problem, layout, proof = plan_ranges(problems, points, sizes, costs, max_rank, at)
+        contract = sizes.make_contract([variant.contract for variant in variants])
+    contract = replace(contract, state=state_specs(problem, layout))
+    return NetworkPlan(target.name, contract, layout, problem, ranges=proof)
+
+
+def write_physical(
+    planned: NetworkPlan, problems: Sequence[Extracted], variants: Sequence[Variant], source: Source
+) -> Physical:
+    """Return the physical program of a plan, after checking what it must ensure.
+
+    Raises:
+        UnsupportedError: for the first operator that cannot be written for all sizes.
+    """
+    programs = []
+    for extracted, variant in zip(problems, variants, strict=True):
+        contract = planned.contract if source.sizes is None else variant.contract
+        capabilities = variant.target.capabilities
+        program = rewrite(extracted, planned.layout_plan, contract)
+        check_calls.require_capabilities(program, extracted, capabilities, variant.target.name)
+        require(
+            "the physical program",
+            check_program.physical_faults(program, extracted, planned.layout_plan, contract, capabilities),
+        )
+        programs.append(program)
+    if source.sizes is None:
+        return Physical(programs[0])
+    table = source.sizes.table([variant.point for variant in variants])
+    return Physical(merge_programs(programs, table), (programs, table))

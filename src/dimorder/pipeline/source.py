@@ -1,0 +1,91 @@
+"""Read the network that a caller gives, and the request: the target, the objective, orders and types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from dimorder.capture.captured import Captured
+from dimorder.capture.integer_boundary import Types
+from dimorder.errors import UsageError
+from dimorder.layout.costs import Costs
+from dimorder.plans.make_contract import Orders
+from dimorder.quantization.quantize import QuantizedNetwork
+from dimorder.sizes.symbolic_program import Point, SymbolicProgram, export_symbolic
+from dimorder.targets.base import Target
+
+Network = torch.nn.Module | ExportedProgram | QuantizedNetwork | str | Path
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caller asks for.
+
+    Attributes:
+        target: the target.
+        objective: what the plan minimises.
+        orders: the orders of inputs, and of outputs.
+        types: the integer types of inputs, and of outputs.
+        cost_at: the sizes at which a plan for ranges is solved, if not in the middle of each range.
+    """
+
+    target: Target
+    objective: str
+    orders: tuple[Orders, Orders]
+    types: tuple[Types, Types]
+    cost_at: Point | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A network as it was given, with the example inputs of a call.
+
+    `sizes` is the network with dynamic sizes, or None if all its sizes are fixed.
+    """
+
+    model: torch.nn.Module | ExportedProgram | str | Path
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any] | None
+    sizes: SymbolicProgram | None
+
+    def as_called(self, program: Captured) -> Captured:
+        """Return a captured network with the exported program and the examples of the caller's own sizes."""
+        if self.sizes is None:
+            return program
+        return replace(program, exported=self.sizes.exported, examples=self.sizes.examples)
+
+
+def read_source(
+    model: Network, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> Source:
+    """Return a network with example inputs; a quantized network brings its own inputs.
+
+    Raises:
+        UsageError: if a size has no upper bound, or is not a multiple of a symbol.
+        UnsupportedError: if a network with dynamic sizes cannot be exported.
+    """
+    if isinstance(model, QuantizedNetwork):
+        if not args and not kwargs:
+            args, kwargs = model.examples[0].args, model.examples[0].kwargs
+        model = model.module
+    return Source(model, args, kwargs, export_symbolic(model, args, kwargs, dynamic_shapes))
+
+
+def layout_costs(target: Target, objective: str) -> Costs:
+    """Return the costs by which a plan is made.
+
+    Raises:
+        UsageError: if the target has no such objective, or knows it only of lowered programs.
+    """
+    if objective in target.contenders:
+        found = f"{objective!r}, which is known of what is lowered, and not of a plan"
+        raise UsageError("objective", found, f"lower the network, or plan by {' or '.join(target.costs)}")
+    if objective not in target.costs:
+        known = (*target.costs, *target.contenders)
+        raise UsageError("objective", f"{objective!r}", f"choose one of {', '.join(known)}")
+    return target.costs[objective]

@@ -1,0 +1,187 @@
+"""Capture a network in normal form, at one point of its sizes or at several, each with its contract.
+
+A network of fixed sizes has one variant. A network with dynamic sizes has one for each of a few points, from
+which one program for all sizes is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from dimorder.capture.captured import Captured, Slices, capture
+from dimorder.capture.decompose_dynamic_resize import decompose_dynamic_resize
+from dimorder.capture.integer_boundary import Types, own_types, with_types
+from dimorder.capture.rewrite_linears import rewrite_linears
+from dimorder.contract import Contract
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.graph.branches import has_branches
+from dimorder.graph.source_lines import where
+from dimorder.layout.costs import Costs
+from dimorder.ops.quantization import is_quantised
+from dimorder.pipeline.source import Request, Source, layout_costs
+from dimorder.plans.make_contract import make_contract
+from dimorder.sizes.constants_by_size import capture_specializations
+from dimorder.sizes.symbolic import record_max_shapes
+from dimorder.sizes.symbolic_program import Point, SymbolicProgram
+from dimorder.targets.base import Target
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A network with fixed sizes, in normal form.
+
+    Attributes:
+        point: the value of each dynamic size; empty if the network has none.
+        program: the network.
+        contract: what its program promises.
+        target: the target, with its capabilities at these sizes.
+    """
+
+    point: Point
+    program: Captured
+    contract: Contract
+    target: Target
+
+
+def specialize(source: Source, request: Request) -> list[Point]:
+    """Return the points at which a network is captured: one without sizes, if all its sizes are fixed.
+
+    Raises:
+        UsageError: if the objective's costs are known of fixed sizes only.
+        UnsupportedError: if the target has no dynamic sizes, or if a range has too few sizes.
+    """
+    sizes, target = source.sizes, request.target
+    if sizes is None:
+        return [{}]
+    names = ", ".join(map(str, sizes.symbols))
+    if layout_costs(target, request.objective).configuration is None:
+        found = f"symbolic sizes, {names}: its costs are known of fixed ones"
+        raise UsageError(f"objective {request.objective!r}", found, "plan by bytes or count")
+    if target.dynamic is None:
+        found = f"symbolic sizes, {names}: its graphs have fixed ones"
+        raise UnsupportedError(f"target {target.name}", found, "lower one graph for each size that is needed")
+    return sizes.specialization_points(None if request.cost_at is None else sizes.point(request.cost_at))
+
+
+def capture_variants(source: Source, points: Sequence[Point], request: Request) -> list[Variant]:
+    """Return a network in normal form at each point, with everything folded into weights that can be.
+
+    Raises:
+        UnsupportedError: if the target cannot keep what the network has: state, integers, or dynamic sizes
+            beside them.
+    """
+    sizes, target = source.sizes, request.target
+    capabilities = target.capabilities
+    # By count a packed linear is not split: one conversion of its packed result is fewer.
+    cuts = capabilities.slices_copy and request.objective != "count"
+    rewrites = partial(rewrite_linears, cuts=cuts, heads=capabilities.fast_head_matmuls)
+    if sizes is None:
+        programs, targets = rewrites([capture(source.model, source.args, source.kwargs)]), [target]
+    else:
+        varying = [sizes.varying(point) for point in points]
+        programs = rewrites(_capture_points(sizes, points, varying, target), varying=varying)
+        record_max_shapes([program.module.graph for program in programs], sizes.table(points))
+        targets = _sized_targets(target, varying, programs)
+    variants = []
+    for point, program, own in zip(points, programs, targets, strict=True):
+        if sizes is None:
+            _require_state(program, own)
+        else:
+            _require_plain(program)
+        chosen, types = _quantized_target(program, own, request.types)
+        program = with_types(program, *types)
+        contract = make_contract(program, *request.orders, chosen.files.channels_last)
+        variants.append(Variant(point, program, contract, chosen))
+    return variants
+
+
+def contenders(request: Request, variants: Sequence[Variant]) -> Iterator[tuple[Costs, list[Variant]]]:
+    """Yield the costs and variants of each plan that is lowered.
+
+    There is one, except for an objective that only a compiler can measure: then several are compared.
+    """
+    own = variants[0].target
+    if request.objective not in own.contenders:
+        yield layout_costs(own, request.objective), list(variants)
+        return
+    for objective, target in own.contenders[request.objective]:
+        yield layout_costs(target, objective), [replace(variant, target=target) for variant in variants]
+
+
+def _capture_points(
+    sizes: SymbolicProgram, points: Sequence[Point], varying: Sequence[frozenset[int]], target: Target
+) -> list[Captured]:
+    if target.capabilities.fixed_resizes:
+        sizes = sizes.rewritten(partial(decompose_dynamic_resize, taken=frozenset().union(*varying)))
+
+    def capture_at(point: Point, slices: Mapping[str, Slices]) -> Captured:
+        return capture(sizes.at(point), slices=slices)
+
+    return capture_specializations(points, sizes.corners[-1], capture_at)
+
+
+def _sized_targets(
+    target: Target, varying: Sequence[frozenset[int]], programs: Sequence[Captured]
+) -> list[Target]:
+    """Return the target at each point of the ranges.
+
+    A fixed size may equal a dynamic one by chance at one point. So an implementation that is missing at one
+    point is missing at all of them.
+    """
+    if target.dynamic is None or target.dynamic.capabilities is None:
+        return [target] * len(programs)
+    made = [
+        target.dynamic.capabilities(sizes, program.module.graph)
+        for sizes, program in zip(varying, programs, strict=True)
+    ]
+    columns = zip(*(capabilities.implementations for capabilities in made), strict=True)
+    shared = tuple(frozenset.intersection(*names) for names in columns)
+    return [replace(target, capabilities=replace(each, implementations=shared)) for each in made]
+
+
+def _require_plain(program: Captured) -> None:
+    """Refuse what a program with dynamic sizes cannot have: integers, branches and state."""
+    fix = "lower one program for each size"
+    if is_quantised(program.module):
+        raise UnsupportedError("a quantised network", "integers, with symbolic sizes", fix)
+    if has_branches(program.module.graph):
+        raise UnsupportedError("torch.cond", "symbolic sizes, with branches that data choose", fix)
+    if program.state:
+        raise UnsupportedError(f"buffer {program.state[0].name}", "symbolic sizes, with state", fix)
+
+
+def _require_state(program: Captured, target: Target) -> None:
+    """Check that the target can keep the buffers that a program writes from call to call.
+
+    A quantized network with state is refused on every target.
+    """
+    if not program.state:
+        return
+    name, left = program.state[0].name, program.carried[0][1]
+    place = f"buffer {name} ({where(left)})"
+    if not target.runtime.has_state:
+        fix = "make it an input and an output, or choose a target that has state, such as xnnpack or torch"
+        raise UnsupportedError(
+            place, f"the network writes to it, and programs for {target.name} have no state", fix
+        )
+    if is_quantised(program.module):
+        fix = "make it an input and an output, or lower the float network"
+        raise UnsupportedError(place, "a quantised network writes to it, which is not there yet", fix)
+
+
+def _quantized_target(
+    program: Captured, target: Target, types: tuple[Types, Types]
+) -> tuple[Target, tuple[Types, Types]]:
+    """Return the target that a network needs, and the integer types at its inputs and outputs.
+
+    The types are the network's own integers if the caller chose no others and the target takes no floats.
+    """
+    if target.quantized is None or not is_quantised(program.module):
+        return target, types
+    own = own_types(program)
+    return target.quantized, (
+        own[0] if types[0] is None else types[0],
+        own[1] if types[1] is None else types[1],
+    )

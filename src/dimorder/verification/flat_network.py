@@ -1,0 +1,43 @@
+"""Call a network by a flat list of its tensors, as a program is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from dimorder.capture.captured import Captured
+from dimorder.capture.export import eval_mode
+from dimorder.capture.state import restored
+
+
+def takes_floats(exported: ExportedProgram) -> list[bool]:
+    """Return which of a program's tensors are floats."""
+    nodes = {node.name: node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder"}
+    values = [nodes.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)]
+    return [value.is_floating_point() for value in values if isinstance(value, torch.Tensor)]
+
+
+def flat_network(model: Any, program: Captured, calls: int) -> Callable[..., list[torch.Tensor]]:
+    """Return the network as a function of its flattened tensors.
+
+    The physical program is verified against it. A network that writes buffers is called several times in a
+    row, and its buffers are restored afterwards.
+    """
+    reference = model if isinstance(model, torch.nn.Module) else program.exported.module()
+
+    def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        feed, results = iter(inputs), list[torch.Tensor]()
+        with eval_mode(model), restored(reference, program.state):
+            for _ in range(calls):
+                leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in program.examples]
+                args, kwargs = pytree.tree_unflatten(leaves, program.exported.call_spec.in_spec)
+                result = pytree.tree_leaves(reference(*args, **kwargs))
+                tensors = [leaf for leaf in result if isinstance(leaf, torch.Tensor)]
+                results += [tensor.clone() for tensor in tensors] if program.state else tensors
+        return results
+
+    return run
