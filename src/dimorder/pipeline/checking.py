@@ -71,12 +71,12 @@ class Checks:
             target: the target.
             runs: whether the artifact itself is run. If not, what it computes by other means is compared.
         """
-        errors = [0.0]
+        errors, keeps_state = [0.0], bool(self.variants[0].program.state)
         for check in self._checks(planned.contract):
             emitted = artifact
             if check.choices is not None:
                 emitted = target.emit(_forced(physical.program, planned, check.choices), planned.contract)
-            run = emitted.started() if runs else emitted.exactly
+            run = (emitted.started() if keeps_state else emitted.run) if runs else emitted.exactly
             if run is not None:
                 what = f"the {target.suffix} that was emitted{check.at}"
                 errors.append(check.trial.compare(run, what, emitted.exactly if runs else None))
