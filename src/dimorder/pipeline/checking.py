@@ -16,7 +16,7 @@ from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.branches import Branches
 from dimorder.graph.nodes import EXPORTED, origin_of
-from dimorder.pipeline.planning import Physical
+from dimorder.pipeline.planning import PhysicalProgram
 from dimorder.pipeline.source import Source
 from dimorder.pipeline.variants import Variant
 from dimorder.plans.network_plan import NetworkPlan
@@ -27,7 +27,7 @@ from dimorder.verification.verify_integers import trial_of
 
 
 @dataclass(frozen=True)
-class _Check:
+class _LabelledTrial:
     """A trial of the network, where it is made: at a point, or with forced choices of each `torch.cond`."""
 
     trial: Trial
@@ -44,9 +44,9 @@ class Checks:
 
     def __init__(self, source: Source, variants: Sequence[Variant]) -> None:
         self.source, self.variants = source, variants
-        self.made: list[_Check] = []
+        self.made: list[_LabelledTrial] = []
 
-    def compare_program(self, physical: Physical, planned: NetworkPlan) -> float:
+    def compare_program(self, physical: PhysicalProgram, planned: NetworkPlan) -> float:
         """Run a physical program in torch, and return its largest relative error.
 
         Raises:
@@ -60,7 +60,7 @@ class Checks:
         )
 
     def compare_artifact(
-        self, artifact: Artifact, physical: Physical, planned: NetworkPlan, target: Target, runs: bool
+        self, artifact: Artifact, physical: PhysicalProgram, planned: NetworkPlan, target: Target, runs: bool
     ) -> float:
         """Run an artifact, and return its largest relative error.
 
@@ -88,26 +88,28 @@ class Checks:
         eager = max((trial.eager_error for trial in trials if trial.eager_error is not None), default=None)
         return Verified(error, eager, runs, all(trial.input_matters for trial in trials))
 
-    def _checks(self, contract: Contract) -> list[_Check]:
+    def _checks(self, contract: Contract) -> list[_LabelledTrial]:
         if not self.made:
             self.made += self._make(contract)
         return self.made
 
-    def _make(self, contract: Contract) -> Iterator[_Check]:
+    def _make(self, contract: Contract) -> Iterator[_LabelledTrial]:
         model, sizes, program = self.source.model, self.source.sizes, self.variants[0].program
         if sizes is not None:
             for i, point in enumerate(sizes.verification_points):
-                yield _Check(
+                yield _LabelledTrial(
                     _trial_at(point, sizes, model, program, contract, i == 0), f", at {format_point(point)}"
                 )
             return
-        yield _Check(trial_of(model, program, contract))
+        yield _LabelledTrial(trial_of(model, program, contract))
         for choices in branch_choices(program.exported):
             forced = force_captured(program, choices)
-            yield _Check(trial_of(forced.exported, forced, contract), ", with forced branches", choices)
+            yield _LabelledTrial(
+                trial_of(forced.exported, forced, contract), ", with forced branches", choices
+            )
 
 
-def emit_artifact(physical: Physical, planned: NetworkPlan, target: Target) -> Artifact:
+def emit_artifact(physical: PhysicalProgram, planned: NetworkPlan, target: Target) -> Artifact:
     """Return what the target makes of a physical program."""
     if physical.specializations is None:
         return target.emit(physical.program, planned.contract)

@@ -24,7 +24,7 @@ from dimorder.sizes.symbolic import SizeTable, merge_programs
 
 
 @dataclass(frozen=True)
-class Physical:
+class PhysicalProgram:
     """The physical program of a plan.
 
     Attributes:
@@ -92,7 +92,7 @@ def solve_layout(
 
 def write_physical(
     planned: NetworkPlan, problems: Sequence[Extracted], variants: Sequence[Variant], source: Source
-) -> Physical:
+) -> PhysicalProgram:
     """Return the physical program of a plan, after checking what it must ensure.
 
     Raises:
@@ -110,6 +110,6 @@ def write_physical(
         )
         programs.append(program)
     if source.sizes is None:
-        return Physical(programs[0])
+        return PhysicalProgram(programs[0])
     table = source.sizes.table([variant.point for variant in variants])
-    return Physical(merge_programs(programs, table), (programs, table))
+    return PhysicalProgram(merge_programs(programs, table), (programs, table))
