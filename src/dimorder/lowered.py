@@ -21,7 +21,7 @@ from dimorder.errors import UsageError
 from dimorder.files import write_whole
 from dimorder.ops.dialect import SLICE_CONSTANT, decompose
 from dimorder.ops.quantization import is_quantised
-from dimorder.physical.quantized_to_aten import in_integers
+from dimorder.physical.quantized_to_aten import quantized_to_aten
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.plans.printing import captured_text, physical_text
@@ -137,7 +137,9 @@ class Lowered:
         """
         if self.specializations is None:
             program = decompose(self.physical, taps_as_linear=True)
-            return in_integers(program) if is_quantised(program.graph_module) else fold_constants(program)
+            return (
+                quantized_to_aten(program) if is_quantised(program.graph_module) else fold_constants(program)
+            )
         programs, sizes = self.specializations
         folded = [
             fold_constants(decompose(each, taps_as_linear=True, kept=(SLICE_CONSTANT,))) for each in programs

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.capture.products import (
+from dimorder.capture.linears import (
     SCALE_AND_SHIFT,
-    Product,
+    Linear,
     constant,
     is_normal,
     is_safe,
@@ -72,21 +72,21 @@ def _fold_behind(module: GraphModule, node: Node) -> bool:
     found = None if operands is None else linear_before(module, operands[0])
     if operands is None or found is None:
         return False
-    (source, value), (product, moves) = operands, found
-    first = product.node
-    along = of_features(product, moves, value.expand(shape_of(node)) if value.numel() > 1 else value)
+    (source, value), (linear, moves) = operands, found
+    first = linear.node
+    along = of_features(linear, moves, value.expand(shape_of(node)) if value.numel() > 1 else value)
     if along is None:
         return False
     scale, shift = SCALE_AND_SHIFT[node.target](along)
     if not is_normal(scale):
         return False
     weight, bias = scaled_features(
-        product.weight, product.bias, scale, shift, transposed=product.transposed, groups=product.groups
+        linear.weight, linear.bias, scale, shift, transposed=linear.transposed, groups=linear.groups
     )
-    if not is_safe([(product.weight, weight)]) or not bool(bias.float().isfinite().all()):
+    if not is_safe([(linear.weight, weight)]) or not bool(bias.float().isfinite().all()):
         return False
-    has_bias = product.bias is not None or bool(shift.any())
-    made = product.again(weight, bias if has_bias else None, "folded")
+    has_bias = linear.bias is not None or bool(shift.any())
+    made = linear.with_constants(weight, bias if has_bias else None, "folded")
     first.replace_all_uses_with(made)
     node.replace_all_uses_with(made if source is first else source)
     node.graph.erase_node(node)
@@ -117,8 +117,8 @@ def _fold_in_front(module: GraphModule, node: Node) -> bool:
         return False
     if not all(bias is None or bool(bias.float().isfinite().all()) for _, bias in made):
         return False
-    for product, (weight, bias) in zip(readers, made, strict=True):
-        replace_node(product.node, product.again(weight, bias, "folded"))
+    for linear, (weight, bias) in zip(readers, made, strict=True):
+        replace_node(linear.node, linear.with_constants(weight, bias, "folded"))
     if node.target is aten.layer_norm.default:
         node.args = (*node.args[:2], None, None, *node.args[4:])
     else:
@@ -157,36 +157,36 @@ def _optional(module: GraphModule, node: Node, place: int) -> Tensor | None:
     return constant(module, node.args[place]) if len(node.args) > place else None
 
 
-def _readers(module: GraphModule, node: Node, front: _Front) -> list[Product] | None:
+def _readers(module: GraphModule, node: Node, front: _Front) -> list[Linear] | None:
     """Return the linears and convolutions whose inputs are a value's channels, moved or not.
 
     The result is None if anything else reads the value.
     """
-    dims, products = {node: front.dim}, list[Product]()
+    dims, linears = {node: front.dim}, list[Linear]()
     for reader in node.graph.nodes:
         read = [source for source in reader.all_input_nodes if source in dims]
         if not read:
             continue
-        product = Product.of(module, reader)
-        if product is not None:
-            if not _takes(product, dims[read[0]], front):
+        linear = Linear.of(module, reader)
+        if linear is not None:
+            if not _takes(linear, dims[read[0]], front):
                 return None
-            products.append(product)
+            linears.append(linear)
             continue
         found = {dims[source] for source in read} if len(read) == len(reader.all_input_nodes) else set()
         dim = _moved(reader, found.pop()) if len(found) == 1 else None
         if dim is None:
             return None
         dims[reader] = dim
-    return products
+    return linears
 
 
-def _takes(product: Product, dim: int, front: _Front) -> bool:
+def _takes(linear: Linear, dim: int, front: _Front) -> bool:
     """Return whether a linear sums over only this dimension, or a convolution over it and its taps."""
-    if product.node.target is aten.linear.default:
-        return dim == product.features
-    unpadded = front.shift is None or not product.pads
-    return dim == 1 and product.groups == 1 and not product.transposed and unpadded
+    if linear.node.target is aten.linear.default:
+        return dim == linear.features
+    unpadded = front.shift is None or not linear.pads
+    return dim == 1 and linear.groups == 1 and not linear.transposed and unpadded
 
 
 def _moved(node: Node, dim: int) -> int | None:

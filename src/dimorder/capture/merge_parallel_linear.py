@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.capture.products import (
+from dimorder.capture.linears import (
     SCALE_AND_SHIFT,
-    Product,
+    Linear,
     is_normal,
     of_features,
     with_constant,
@@ -29,7 +29,7 @@ from dimorder.ops.operator import args_of
 aten = torch.ops.aten
 
 
-def add_parallel(module: GraphModule) -> None:
+def merge_parallel_linear(module: GraphModule) -> None:
     """Merge the sum or difference of two linears or convolutions, in place.
 
     One of the two may also be the value that the other one reads.
@@ -39,7 +39,7 @@ def add_parallel(module: GraphModule) -> None:
     ...         return torch.conv2d(x, v, padding=1) + torch.conv2d(x, w) + x
     >>> from dimorder.capture.captured import capture
     >>> module = capture(Branches(), (torch.ones(1, 4, 5, 6),)).module
-    >>> add_parallel(module)
+    >>> merge_parallel_linear(module)
     >>> [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
     ['aten.convolution.default']
     """
@@ -47,8 +47,8 @@ def add_parallel(module: GraphModule) -> None:
         if node.users and node.target in (aten.add.Tensor, aten.sub.Tensor):
             found = next((made for pair in _pairs(module, node) if (made := _sum(*pair)) is not None), None)
             if found is not None:
-                product, weight, bias = found
-                node.replace_all_uses_with(product.again(weight, bias, "added"))
+                linear, weight, bias = found
+                node.replace_all_uses_with(linear.with_constants(weight, bias, "added"))
                 module.graph.eliminate_dead_code()
 
 
@@ -57,7 +57,7 @@ class _Term:
     """A linear or convolution of a value, or the value itself, with a factor and a shift per channel."""
 
     source: Any
-    product: Product | None
+    linear: Linear | None
     scale: Tensor
     shift: Tensor
 
@@ -80,13 +80,13 @@ def _pairs(module: GraphModule, node: Node) -> Iterator[tuple[_Term, _Term]]:
     first, second = ([*_terms(module, *each, node)] for each in zip(args_of(node), signs, strict=True))
     for pair in itertools.product(first, second):
         one, other = sorted(pair, key=_taps, reverse=True)
-        if one.source is other.source and one.product is not None:
+        if one.source is other.source and one.linear is not None:
             yield one, other
 
 
 def _taps(term: _Term) -> int:
     """Return the number of taps per input channel, or 0 for the value itself."""
-    return 0 if term.product is None else term.product.weight[0, 0].numel()
+    return 0 if term.linear is None else term.linear.weight[0, 0].numel()
 
 
 def _terms(module: GraphModule, value: Any, sign: float, total: Node) -> Iterator[_Term]:
@@ -96,9 +96,9 @@ def _terms(module: GraphModule, value: Any, sign: float, total: Node) -> Iterato
         yield _Term(value, None, scale, shift)
         if len(value.users) > 1:
             return
-        product = Product.of(module, value)
-        if product is not None and not product.transposed:
-            yield _Term(args_of(value)[0], product, scale, shift)
+        linear = Linear.of(module, value)
+        if linear is not None and not linear.transposed:
+            yield _Term(args_of(value)[0], linear, scale, shift)
         found = with_constant(module, value)
         if found is None:
             return
@@ -108,17 +108,17 @@ def _terms(module: GraphModule, value: Any, sign: float, total: Node) -> Iterato
         value, scale, shift = found[0], scale * factor, shift + scale * added
 
 
-def _sum(one: _Term, other: _Term) -> tuple[Product, Tensor, Tensor | None] | None:
+def _sum(one: _Term, other: _Term) -> tuple[Linear, Tensor, Tensor | None] | None:
     """Return the linear or convolution that replaces both terms, with its weight and bias, or None."""
-    product = one.product
-    assert product is not None
-    if other.product is not None and not _are_alike(product, other.product):
+    linear = one.linear
+    assert linear is not None
+    if other.linear is not None and not _are_alike(linear, other.linear):
         return None
-    kernel, added = _kernel(one, product), _kernel(other, product)
+    kernel, added = _kernel(one, linear), _kernel(other, linear)
     if kernel is None or added is None:
         return None
     part = added.weight
-    for d in range(product.dims):
+    for d in range(linear.dims):
         taps = kernel.weight.shape[d + 2]
         at = torch.arange(part.shape[d + 2]) * added.dilation[d] - added.padding[d] + kernel.padding[d]
         if bool(((at % kernel.dilation[d] != 0) | (at < 0) | (at >= taps * kernel.dilation[d])).any()):
@@ -128,32 +128,32 @@ def _sum(one: _Term, other: _Term) -> tuple[Product, Tensor, Tensor | None] | No
     weight, bias = kernel.weight + part, kernel.bias + added.bias
     if not all(bool(each.float().isfinite().all()) for each in (weight, bias)):
         return None
-    return product, weight, bias if bool(bias.any()) else None
+    return linear, weight, bias if bool(bias.any()) else None
 
 
-def _are_alike(product: Product, other: Product) -> bool:
+def _are_alike(linear: Linear, other: Linear) -> bool:
     """Return whether two convolutions, or two linears, differ only in their kernels."""
-    kinds = {(each.node.target, each.weight.shape[:2], each.groups) for each in (product, other)}
-    return len(kinds) == 1 and product.options[:1] == other.options[:1]
+    kinds = {(each.node.target, each.weight.shape[:2], each.groups) for each in (linear, other)}
+    return len(kinds) == 1 and linear.options[:1] == other.options[:1]
 
 
-def _kernel(term: _Term, product: Product) -> _Addend | None:
-    """Return the weight and bias of a term as those of the same kind as `product`, or None if it has none."""
-    (features, inputs), shape = product.weight.shape[:2], shape_of(product.node)
+def _kernel(term: _Term, linear: Linear) -> _Addend | None:
+    """Return the weight and bias of a term as those of the same kind as `linear`, or None if it has none."""
+    (features, inputs), shape = linear.weight.shape[:2], shape_of(linear.node)
     scale, shift = (
-        of_features(product, (), each.expand(shape) if each.numel() > 1 else each)
+        of_features(linear, (), each.expand(shape) if each.numel() > 1 else each)
         for each in (term.scale, term.shift)
     )
     if scale is None or shift is None:
         return None
-    padding, dilation = [0] * product.dims, [1] * product.dims
-    if term.product is not None:
-        weight, bias = scaled_features(term.product.weight, term.product.bias, scale, shift)
-        if product.dims:
-            _, padding, dilation, *_ = term.product.options
+    padding, dilation = [0] * linear.dims, [1] * linear.dims
+    if term.linear is not None:
+        weight, bias = scaled_features(term.linear.weight, term.linear.bias, scale, shift)
+        if linear.dims:
+            _, padding, dilation, *_ = term.linear.options
         return _Addend(weight, bias, padding, dilation)
-    steps = set(product.options[0]) if product.options else {1}
-    if inputs * product.groups != features or shape_of(term.source) != shape or steps != {1}:
+    steps = set(linear.options[0]) if linear.options else {1}
+    if inputs * linear.groups != features or shape_of(term.source) != shape or steps != {1}:
         return None
-    own = torch.eye(inputs, dtype=torch.float64).repeat(product.groups, 1) * scale[:, None]
-    return _Addend(own.reshape(features, inputs, *[1] * product.dims), shift, padding, dilation)
+    own = torch.eye(inputs, dtype=torch.float64).repeat(linear.groups, 1) * scale[:, None]
+    return _Addend(own.reshape(features, inputs, *[1] * linear.dims), shift, padding, dilation)

@@ -18,10 +18,10 @@ from dimorder.capture.dynamic import with_dynamic
 from dimorder.capture.fold_into_weights import fold_into_weights
 from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integers import simplify
-from dimorder.capture.merge_parallel_linear import add_parallel
+from dimorder.capture.merge_parallel_linear import merge_parallel_linear
 from dimorder.capture.refusals import refuse_random
-from dimorder.capture.split_attention_heads import split_heads
-from dimorder.capture.split_packed_linear import split_packed
+from dimorder.capture.split_attention_heads import split_attention_heads
+from dimorder.capture.split_packed_linear import split_packed_linear
 from dimorder.capture.state import require_apart
 from dimorder.graph.passes import Pass
 from dimorder.ops.quantization import is_quantised
@@ -71,11 +71,11 @@ def linear_passes(cuts: bool, heads: bool, varying: frozenset[int]) -> tuple[Pas
         varying: The values of dynamic sizes.
     """
     requires = (graph_faults, quantized_faults)
-    split = Pass("split packed linears", split_packed, requires, _GRAPH)
-    by_head = Pass("split attention heads", partial(split_heads, varying=varying), requires, _GRAPH)
+    split = Pass("split packed linears", split_packed_linear, requires, _GRAPH)
+    by_head = Pass("split attention heads", partial(split_attention_heads, varying=varying), requires, _GRAPH)
     return (
         *((split,) if cuts else ()),
-        Pass("merge parallel linears", add_parallel, requires, _GRAPH),
+        Pass("merge parallel linears", merge_parallel_linear, requires, _GRAPH),
         Pass("fold into weights", fold_into_weights, requires, _GRAPH),
         *((by_head,) if heads else ()),
     )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.capture.products import Product, constant, is_relabel, linear_before, scaled_inputs
+from dimorder.capture.linears import Linear, constant, is_relabel, linear_before, scaled_inputs
 from dimorder.graph.nodes import add_call, replace_node
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.operator import args_of
@@ -31,7 +31,7 @@ _FULL = 32
 _MOST_PIECES = 32  # the most pieces to join: more take longer than one delegate saves
 
 
-def split_heads(module: GraphModule, varying: Collection[int] = ()) -> None:
+def split_attention_heads(module: GraphModule, varying: Collection[int] = ()) -> None:
     """Replace a linear and the permute of its attention heads by a matmul per head, in place.
 
     If a reshape would give several dynamic sizes, heads of any size are split in this way. Slices that are
@@ -46,7 +46,7 @@ def split_heads(module: GraphModule, varying: Collection[int] = ()) -> None:
     ...         return torch.nn.functional.linear(x, w).view(2, 7, 3, 32).transpose(1, 2)
     >>> from dimorder.capture.captured import capture
     >>> module = capture(Heads(), (torch.ones(2, 7, 5),)).module
-    >>> split_heads(module)
+    >>> split_attention_heads(module)
     >>> [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
     ['aten.reshape.default', 'aten.matmul.default']
     """
@@ -55,12 +55,12 @@ def split_heads(module: GraphModule, varying: Collection[int] = ()) -> None:
             _drop_bias_of_keys(module, softmax)
             _move_bias_of_values(module, softmax)
     for node in list(module.graph.find_nodes(op="call_function", target=aten.linear.default)):
-        product = Product.of(module, node)
-        heads = None if product is None else _heads(product)
-        if product is not None and heads is not None:
+        linear = Linear.of(module, node)
+        heads = None if linear is None else _heads(linear)
+        if linear is not None and heads is not None:
             stuck = any(_is_stuck(move, varying) for move in heads.moves)
             if stuck or heads.size % _FULL == 0:
-                _split(product, heads)
+                _split(linear, heads)
     for node in module.graph.find_nodes(op="call_function", target=aten.reshape.default):
         if _is_stuck(node, varying):
             _join(node)
@@ -83,8 +83,8 @@ def _move_bias_of_values(module: GraphModule, softmax: Node) -> None:
         return
     found, moves = _shifted(module, args_of(reader)[1]), _views_behind(reader)
     behind = _only_reader(moves[-1] if moves else reader)
-    product = None if behind is None else Product.of(module, behind)
-    if found is None or product is None or product.features != len(shape_of(product.node)) - 1:
+    linear = None if behind is None else Linear.of(module, behind)
+    if found is None or linear is None or linear.features != len(shape_of(linear.node)) - 1:
         return
     values, shift = found
     if not _is_alike(shift, -2):
@@ -92,9 +92,9 @@ def _move_bias_of_values(module: GraphModule, softmax: Node) -> None:
     added = _moved(shift.narrow(-2, 0, 1).expand(shape_of(reader)), moves).flatten(0, -2)
     if not _is_alike(added, 0):
         return
-    _, bias = scaled_inputs(product.weight, product.bias, torch.ones(added.shape[1]), added[0].double())
+    _, bias = scaled_inputs(linear.weight, linear.bias, torch.ones(added.shape[1]), added[0].double())
     if bias is not None and bool(bias.float().isfinite().all()):
-        _put(product, bias)
+        _put(linear, bias)
         _put(values, None)
 
 
@@ -118,7 +118,7 @@ def _scores(module: GraphModule, node: Node) -> Node | None:
     return None
 
 
-def _shifted(module: GraphModule, value: Node) -> tuple[Product, Tensor] | None:
+def _shifted(module: GraphModule, value: Node) -> tuple[Linear, Tensor] | None:
     """Return the linear whose result a value is, and its bias in the value's shape.
 
     Views and permutes may lie between them.
@@ -128,10 +128,10 @@ def _shifted(module: GraphModule, value: Node) -> tuple[Product, Tensor] | None:
     found = linear_before(module, value)
     if found is None:
         return None
-    product, moves = found
-    if product.bias is None or product.node.target is not aten.linear.default:
+    linear, moves = found
+    if linear.bias is None or linear.node.target is not aten.linear.default:
         return None
-    return product, _moved(product.bias.expand(shape_of(product.node)), moves[::-1])
+    return linear, _moved(linear.bias.expand(shape_of(linear.node)), moves[::-1])
 
 
 def _moved(value: Tensor, moves: Sequence[Node]) -> Tensor:
@@ -146,8 +146,8 @@ def _is_alike(value: Tensor, dim: int) -> bool:
     return bool((value == value.narrow(dim, 0, 1)).all())
 
 
-def _put(product: Product, bias: Tensor | None) -> None:
-    replace_node(product.node, product.again(product.weight, bias, "shared"))
+def _put(linear: Linear, bias: Tensor | None) -> None:
+    replace_node(linear.node, linear.with_constants(linear.weight, bias, "shared"))
 
 
 # -- one matrix per head
@@ -168,10 +168,10 @@ class _Heads:
     turned: bool
 
 
-def _heads(product: Product) -> _Heads | None:
+def _heads(linear: Linear) -> _Heads | None:
     """Return the heads of a linear, or None if heads do not come before rows."""
-    moves = _views_behind(product.node)
-    value = torch.empty(shape_of(product.node), device="meta")
+    moves = _views_behind(linear.node)
+    value = torch.empty(shape_of(linear.node), device="meta")
     for move in moves:
         if move.target is aten.permute.default:
             value = value.permute(args_of(move)[1])
@@ -180,7 +180,7 @@ def _heads(product: Product) -> _Heads | None:
             value = value.view(shape_of(move))
         except RuntimeError:  # a view would copy
             return None
-    dims = _factors(value, shape_of(product.node)[-1])
+    dims = _factors(value, shape_of(linear.node)[-1])
     if len(dims) < 3:
         return None
     *outer, (span, count), row, (step, size) = dims
@@ -188,7 +188,7 @@ def _heads(product: Product) -> _Heads | None:
     if turned:
         row, (step, size) = (step, size), row
     rows = [*outer, row]
-    features = shape_of(product.node)[-1]
+    features = shape_of(linear.node)[-1]
     if (step, span, span * count) != (1, size, features) or any(each % features for each, _ in rows):
         return None
     return _Heads(moves, [(each // features, length) for each, length in rows], count, size, turned)
@@ -203,22 +203,22 @@ def _factors(value: Tensor, features: int) -> list[tuple[int, int]]:
     return [(step, size) for step, size in found if size > 1]
 
 
-def _split(product: Product, heads: _Heads) -> None:
-    read, graph, end = args_of(product.node)[0], product.node.graph, heads.moves[-1]
+def _split(linear: Linear, heads: _Heads) -> None:
+    read, graph, end = args_of(linear.node)[0], linear.node.graph, heads.moves[-1]
     *outer, rows = [size for _, size in heads.rows]
-    inputs, ones = product.weight.shape[1], [1] * len(outer)
+    inputs, ones = linear.weight.shape[1], [1] * len(outer)
     shape = [*outer, heads.count, rows, heads.size]
     with graph.inserting_before(end):
-        x = _reshaped(product.node, _in_order(product.node, read, heads.rows), [*outer, 1, rows, inputs])
-        apart = product.weight.reshape(*ones, heads.count, heads.size, inputs).transpose(-2, -1)
-        made = _call(product.node, aten.matmul.default, shape, x, product.add_constant("heads", apart))
-        if product.bias is not None:
-            bias = product.add_constant("heads_bias", product.bias.reshape(*ones, heads.count, 1, heads.size))
-            made = _call(product.node, aten.add.Tensor, shape, made, bias)
+        x = _reshaped(linear.node, _in_order(linear.node, read, heads.rows), [*outer, 1, rows, inputs])
+        apart = linear.weight.reshape(*ones, heads.count, heads.size, inputs).transpose(-2, -1)
+        made = _call(linear.node, aten.matmul.default, shape, x, linear.add_constant("heads", apart))
+        if linear.bias is not None:
+            bias = linear.add_constant("heads_bias", linear.bias.reshape(*ones, heads.count, 1, heads.size))
+            made = _call(linear.node, aten.add.Tensor, shape, made, bias)
         if heads.turned:
             swap = [*range(len(outer) + 1), len(outer) + 2, len(outer) + 1]
-            made = _call(product.node, aten.permute.default, [shape[d] for d in swap], made, swap)
-        end.replace_all_uses_with(_reshaped(product.node, made, shape_of(end)))
+            made = _call(linear.node, aten.permute.default, [shape[d] for d in swap], made, swap)
+        end.replace_all_uses_with(_reshaped(linear.node, made, shape_of(end)))
 
 
 def _in_order(like: Node, read: Node, rows: Sequence[tuple[int, int]]) -> Node:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.capture.products import Product, is_relabel
+from dimorder.capture.linears import Linear, is_relabel
 from dimorder.graph.nodes import copy_meta
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.operator import args_of
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 _FEWEST = 16
 
 
-def split_packed(module: GraphModule) -> None:
+def split_packed_linear(module: GraphModule) -> None:
     """Replace a linear or convolution and the slices of its channels by one per piece, in place.
 
     The pieces must share no channels, so that nothing is computed twice. Channels that no piece has are not
@@ -40,15 +40,15 @@ def split_packed(module: GraphModule) -> None:
     ...         return a * b.sigmoid()
     >>> from dimorder.capture.captured import capture
     >>> module = capture(Halved(), (torch.ones(3, 5),)).module
-    >>> split_packed(module)
+    >>> split_packed_linear(module)
     >>> [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
     ['aten.linear.default', 'aten.linear.default', 'aten.sigmoid.default', 'aten.mul.Tensor']
     """
     todo = list(module.graph.nodes)
     while todo:
-        product = Product.of(module, todo.pop())
-        if product is not None and product.groups == 1 and not product.transposed:
-            todo += _split(product)
+        linear = Linear.of(module, todo.pop())
+        if linear is not None and linear.groups == 1 and not linear.transposed:
+            todo += _split(linear)
     module.graph.eliminate_dead_code()
 
 
@@ -61,10 +61,10 @@ class _Part:
     span: int
 
 
-def _split(product: Product) -> list[Node]:
+def _split(linear: Linear) -> list[Node]:
     """Split a packed linear or convolution, and return its pieces."""
-    paths = list(_paths(product.node, []))
-    rows = [None if path is None else _rows(product, path) for path in paths]
+    paths = list(_paths(linear.node, []))
+    rows = [None if path is None else _rows(linear, path) for path in paths]
     taken = [each for each in rows if each is not None]
     if len(taken) < len(paths) or min(map(len, taken), default=0) < _FEWEST:
         return []
@@ -73,8 +73,8 @@ def _split(product: Product) -> list[Node]:
     pieces = []
     for path, each in zip(paths, taken, strict=True):
         assert path is not None
-        bias = None if product.bias is None else product.bias[each]
-        pieces.append(product.again(product.weight[each], bias, "piece"))
+        bias = None if linear.bias is None else linear.bias[each]
+        pieces.append(linear.with_constants(linear.weight[each], bias, "piece"))
         _write(path, pieces[-1])
     return pieces
 
@@ -95,15 +95,15 @@ def _is_elementwise(node: Node) -> bool:
     return [shape_of(each) for each in node.all_input_nodes] == [shape_of(node)]
 
 
-def _rows(product: Product, path: list[Node]) -> Tensor | None:
+def _rows(linear: Linear, path: list[Node]) -> Tensor | None:
     """Return the channels of a slice in its own sequence, or None if it cuts anything else."""
     *moves, cut = path
     _, _, start, end, step = args_of(cut)
     part: _Part | None = _cut_part(cut)
     for move in reversed(moves):
         part = part and _before(move, part)
-    features = shape_of(product.node)[product.features]
-    if part is None or part.dim != product.features:
+    features = shape_of(linear.node)[linear.features]
+    if part is None or part.dim != linear.features:
         return None
     return torch.arange(features).reshape(-1, part.size, part.span)[:, start:end:step].reshape(-1)
 

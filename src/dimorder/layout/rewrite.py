@@ -20,7 +20,7 @@ from dimorder.layout.problem import Extracted
 from dimorder.ops.builder import AxisGroup, Builder, Call
 from dimorder.ops.problem_map import Arrangement, BufferView, Site, layout_of
 from dimorder.ops.tokens import AxedTensor, AxisOrder
-from dimorder.physical.fuse_pad_into_conv import absorb_borders
+from dimorder.physical.fuse_pad_into_conv import fuse_pad_into_conv
 from dimorder.planning.plan import LayoutPlan
 
 aten = torch.ops.aten
@@ -81,7 +81,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
         b.source = with_origin(source_of(node))
         give(_constant_output(b, node, spec) if node.op == "get_attr" else _output(b, next(left), spec))
     b.graph.output(tuple(results))
-    absorb_borders(b.graph)
+    fuse_pad_into_conv(b.graph)
     return torch.fx.GraphModule(b.root, b.graph)
 
 

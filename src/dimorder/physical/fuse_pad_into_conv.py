@@ -16,7 +16,7 @@ from dimorder.ops.quantization import remove_noop_quantize
 aten = torch.ops.aten
 
 
-def absorb_borders(graph: Graph) -> None:
+def fuse_pad_into_conv(graph: Graph) -> None:
     """Let convolutions of a physical program pad, in place, if only they read the zeros.
 
     Zero is a quantized value of every scale, so a quantize in between needs no zeros either.

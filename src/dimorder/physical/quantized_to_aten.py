@@ -29,7 +29,7 @@ _MARK = {"_arm_annotation_info": {"quantized": True}}
 _PADS = {aten.constant_pad_nd.default, aten.pad.default}
 
 
-def in_integers(program: ExportedProgram) -> ExportedProgram:
+def quantized_to_aten(program: ExportedProgram) -> ExportedProgram:
     """Return the program with moves of integers, and with other operators marked as Arm's quantizer does.
 
     Its weights are constants of integers, laid out as ATen's operators read them.

@@ -33,7 +33,7 @@ _SYMMETRIC = (aten.mul.Tensor, aten.add.Tensor)
 
 
 @dataclass(frozen=True)
-class Product:
+class Linear:
     """A float32 linear or convolution with a constant weight that nothing else reads.
 
     Its bias is a constant or None. `features` is the dimension of the channels in its result.
@@ -46,8 +46,8 @@ class Product:
     features: int
 
     @staticmethod
-    def of(module: GraphModule, node: Node) -> Product | None:
-        """Return the `Product` of a call; None for any other call, and for a weight of integers."""
+    def of(module: GraphModule, node: Node) -> Linear | None:
+        """Return the `Linear` of a call; None for any other call, and for a weight of integers."""
         if node.target not in (aten.linear.default, aten.convolution.default) or node.kwargs:
             return None
         held = [None if each is None else _held(module, each) for each in (*node.args[1:3], None)[:2]]
@@ -55,11 +55,11 @@ class Product:
         named: Any = node.args[1]
         if weight is None or len(named.users) > 1 or (bias is None and node.args[2:3] not in ((), (None,))):
             return None
-        linear = node.target is aten.linear.default
+        is_linear = node.target is aten.linear.default
         rank = len(shape_of(node))
-        if weight.dim() != (2 if linear else rank):
+        if weight.dim() != (2 if is_linear else rank):
             return None
-        return Product(module, node, weight, bias, rank - 1 if linear else 1)
+        return Linear(module, node, weight, bias, rank - 1 if is_linear else 1)
 
     @property
     def options(self) -> tuple[Any, ...]:
@@ -83,7 +83,7 @@ class Product:
     def pads(self) -> bool:
         return bool(self.options) and any(self.options[1])
 
-    def again(self, weight: Tensor, bias: Tensor | None, name: str) -> Node:
+    def with_constants(self, weight: Tensor, bias: Tensor | None, name: str) -> Node:
         """Write the same call with new constants, before the old one.
 
         Args:
@@ -125,7 +125,7 @@ def is_relabel(node: Node) -> bool:
     return elements_of(node.target) is Elements.RELABELS
 
 
-def linear_before(module: GraphModule, value: Node) -> tuple[Product, list[Node]] | None:
+def linear_before(module: GraphModule, value: Node) -> tuple[Linear, list[Node]] | None:
     """Return the linear or convolution whose result a value is, or None if anything else reads the result.
 
     The second part of the result is the views and permutes in between, the last first.
@@ -134,8 +134,8 @@ def linear_before(module: GraphModule, value: Node) -> tuple[Product, list[Node]
     while is_relabel(first) and len(first.users) == 1:
         moves.append(first)
         first = args_of(first)[0]
-    product = Product.of(module, first) if len(first.users) == 1 else None
-    return None if product is None else (product, moves)
+    linear = Linear.of(module, first) if len(first.users) == 1 else None
+    return None if linear is None else (linear, moves)
 
 
 def constant(module: GraphModule, value: Any) -> Tensor | None:
@@ -162,17 +162,17 @@ def with_constant(module: GraphModule, node: Node) -> tuple[Node, Tensor] | None
     return None
 
 
-def of_features(product: Product, moves: Sequence[Node], value: Tensor) -> Tensor | None:
+def of_features(linear: Linear, moves: Sequence[Node], value: Tensor) -> Tensor | None:
     """Return a constant as one number per channel of a linear or convolution.
 
     The result is None if the constant differs among elements of one channel.
 
     Args:
-        product: The linear or convolution.
+        linear: The linear or convolution.
         moves: The views and permutes after it, the last first.
         value: The constant, in the shape after `moves`, or a single number.
     """
-    features = shape_of(product.node)[product.features]
+    features = shape_of(linear.node)[linear.features]
     if value.numel() == 1:
         return value.reshape(1).expand(features)
     for move in moves:
@@ -181,11 +181,11 @@ def of_features(product: Product, moves: Sequence[Node], value: Tensor) -> Tenso
         else:
             value = value.reshape(shape_of(move.args[0]))
     for dim, step in enumerate(value.stride()):
-        if step == 0 and dim != product.features:
+        if step == 0 and dim != linear.features:
             value = value.narrow(dim, 0, 1)
     first = value
     for dim in range(value.dim()):
-        first = first if dim == product.features else first.narrow(dim, 0, 1)
+        first = first if dim == linear.features else first.narrow(dim, 0, 1)
     return first.reshape(-1) if bool((value == first).all()) else None
 
 
