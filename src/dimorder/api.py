@@ -225,7 +225,7 @@ def load(
     with installed(found.name, found.install):
         if threads is not None:
             _set_threads(found, threads)
-        contract, run = found.files.load(file)
+        contract, run = found.files.read(file)
     return Program(file, contract, run, on_mismatch, found.runtime.name or f"target {found.name}")
 
 

@@ -26,9 +26,9 @@ from tests.cli.commands import HERE, INPUT, SHAPE, refused, tiny
 from tests.conftest import ROOT
 
 OUTSIDE = Path(__file__).parent / "outside"
-EXTRA = OUTSIDE / "extra"  # what `pip install 'dimorder-counted[format]'` would install
-LOWER = ["lower", f"{HERE}:Tiny", "--arg", "width=4", *INPUT, "--target", "counted"]
-TOLD = "  counted  .counted  a count of the program's operators, and the program"
+EXTRA = OUTSIDE / "extra"  # what `pip install 'dimorder-toy[format]'` would install
+LOWER = ["lower", f"{HERE}:Tiny", "--arg", "width=4", *INPUT, "--target", "toy"]
+TOLD = "  toy  .toy  a list of calls on NHWC arrays, for a toy"
 
 pytestmark = pytest.mark.usefixtures("at_root")
 
@@ -49,12 +49,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def without_extra(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(site))
     yield
-    for name in [name for name in sys.modules if name.startswith(("dimorder_counted", "counted_format"))]:
+    for name in [name for name in sys.modules if name.startswith(("dimorder_toy", "toy_format"))]:
         del sys.modules[name]
 
 
 @pytest.fixture
-def counted(without_extra: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def toy(without_extra: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXTRA))
 
 
@@ -78,10 +78,10 @@ def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Declare:
 # -- as it should be -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("counted")
+@pytest.mark.usefixtures("toy")
 def test_it_is_found_beside_ours() -> None:
-    assert targets.names() == ["inductor", "torch", "tosa", "xnnpack", *ACCELERATORS, "counted"]
-    assert targets.find("counted").suffix == ".counted"
+    assert targets.names() == ["inductor", "torch", "tosa", "xnnpack", *ACCELERATORS, "toy"]
+    assert targets.find("toy").suffix == ".toy"
 
 
 @pytest.mark.parametrize("argv", [[], ["lower"], ["plan"], ["explain"]], ids=" ".join)
@@ -89,7 +89,7 @@ def test_help_tells_of_it_and_imports_neither_it_nor_torch(site: Path, argv: lis
     script = (
         "import sys\nfrom dimorder.cli import main\n"
         f"try:\n    main({[*argv, '--help']})\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "assert not {'torch', 'numpy', 'dimorder_counted.target'} & set(sys.modules)"
+        "assert not {'torch', 'numpy', 'dimorder_toy.target'} & set(sys.modules)"
     )
     path = os.pathsep.join([str(site), str(ROOT / "src")])
     run = subprocess.run(
@@ -103,14 +103,14 @@ def test_help_tells_of_it_and_imports_neither_it_nor_torch(site: Path, argv: lis
     assert run.stdout.splitlines()[-1].split() == TOLD.split()
 
 
-@pytest.mark.usefixtures("counted")
+@pytest.mark.usefixtures("toy")
 def test_the_commands_lower_run_and_check_for_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file, x, y = (str(tmp_path / name) for name in ("net.counted", "x.npy", "y.npy"))
+    file, x, y = (str(tmp_path / name) for name in ("net.toy", "x.npy", "y.npy"))
     np.save(x, np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32))
 
     assert main([*LOWER, "-o", file]) == 0
     out, _ = capfd.readouterr()
-    assert "target  counted" in out and "program and file" in out
+    assert "target  toy" in out and "program and file" in out
 
     assert main(["run", file, "--input", x, "-o", y]) == 0
     wanted = tiny()(torch.from_numpy(np.load(x))).detach()
@@ -118,37 +118,37 @@ def test_the_commands_lower_run_and_check_for_it(tmp_path: Path, capfd: pytest.C
     capfd.readouterr()
 
     assert main(["check", file]) == 0
-    assert "   1  aten.conv2d.default" in capfd.readouterr().out.splitlines()
+    assert "   1  conv2d" in capfd.readouterr().out.splitlines()
     renamed = Path(file).rename(tmp_path / "net.bin")  # it is known by what it begins with
     assert main(["check", str(renamed), "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
-    assert found["format"] == "counted" and found["operators"]["aten.relu.default"] == 1
+    assert found["format"] == "toy" and found["operators"]["relu"] == 1
 
 
-@pytest.mark.usefixtures("counted")
+@pytest.mark.usefixtures("toy")
 def test_lower_and_load_take_its_name_or_its_value(tmp_path: Path) -> None:
-    x, target = torch.randn(SHAPE), targets.find("counted")
-    named, given = (dimorder.lower(tiny(), (x,), target=which) for which in ("counted", target))
-    assert dimorder.plan(tiny(), (x,), target=target).target == named.plan.target == "counted"
-    file = named.save(tmp_path / "net.counted")
-    other = given.save(tmp_path / "other.counted").rename(tmp_path / "net.bin")
-    loaded = dimorder.load(file), dimorder.load(other, target="counted"), dimorder.load(other, target=target)
+    x, target = torch.randn(SHAPE), targets.find("toy")
+    named, given = (dimorder.lower(tiny(), (x,), target=which) for which in ("toy", target))
+    assert dimorder.plan(tiny(), (x,), target=target).target == named.plan.target == "toy"
+    file = named.save(tmp_path / "net.toy")
+    other = given.save(tmp_path / "other.toy").rename(tmp_path / "net.bin")
+    loaded = dimorder.load(file), dimorder.load(other, target="toy"), dimorder.load(other, target=target)
     for program in loaded:
         assert torch.allclose(program(x), tiny()(x), atol=1e-5)
-    with pytest.raises(UsageError, match=r"no \.counted, which is what target counted writes"):
+    with pytest.raises(UsageError, match=r"no \.toy, which is what target toy writes"):
         given.save(tmp_path / "net.pte")
 
 
-@pytest.mark.usefixtures("counted")
+@pytest.mark.usefixtures("toy")
 def test_its_own_errors_come_through(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "net.counted"
+    file = tmp_path / "net.toy"
     assert "No such file" in refused(capfd, ["run", file], 2)
-    file.write_bytes(b"COUNTED and cut off")
-    assert "19 bytes that do not begin as a .counted file does" in refused(capfd, ["run", file], 1)
+    file.write_bytes(b"TOYTOYS and cut off")
+    assert "19 bytes that do not begin as a .toy file does" in refused(capfd, ["run", file], 1)
     assert refused(capfd, ["check", file], 2).startswith(f"check {file}\n  found: 19 bytes")
     file.write_bytes(b"else")
     text = refused(capfd, ["check", file], 2)
-    assert "begin as a .tosa graph or a .pte program or a .counted file does" in text
+    assert "begin as a .tosa graph or a .pte program or a .toy file does" in text
 
 
 # -- as it should not be -------------------------------------------------------------------------------------
@@ -158,14 +158,14 @@ def test_its_own_errors_come_through(tmp_path: Path, capfd: pytest.CaptureFixtur
 def test_where_its_extra_is_missing_each_command_says_what_to_install(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "net.counted"
-    file.write_bytes(b"COUNTED {}\n")
+    file = tmp_path / "net.toy"
+    file.write_bytes(b"TOYTOYS {}\n")
     for argv in ([*LOWER, "-o", file], ["run", file], ["check", file]):
         lines = refused(capfd, argv, 1).splitlines()
-        assert lines[0] == "target counted"
-        assert lines[1].endswith("not all that it needs is installed: No module named 'counted_format'")
-        assert lines[2] == "  fix: pip install 'dimorder-counted[format]'"
-    assert file.read_bytes() == b"COUNTED {}\n"
+        assert lines[0] == "target toy"
+        assert lines[1].endswith("not all that it needs is installed: No module named 'toy_format'")
+        assert lines[2] == "  fix: pip install 'dimorder-toy[format]'"
+    assert file.read_bytes() == b"TOYTOYS {}\n"
 
 
 def test_a_module_that_is_missing_only_when_it_emits_is_told_too() -> None:

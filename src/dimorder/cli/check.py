@@ -91,7 +91,7 @@ def _check_file(path: str) -> FileSummary:
     assert target.files.check is not None, "find refuses a target that lists a kind of file and checks none"
     try:
         with installed(name, target.install):
-            return target.files.check(path, data)
+            return target.files.summarize(path, data)
     except UsageError as error:
         raise UsageError(where, error.found, error.fix) from error
 

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph
 
 from dimorder.contract import Contract
-from dimorder.errors import UsageError
+from dimorder.errors import ContractError, UsageError
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import Costs, counted
 from dimorder.plans.network_plan import Place
@@ -89,12 +89,33 @@ class FileSummary(Protocol):
 
 
 @dataclass(frozen=True)
+class OperatorCounts:
+    """A `FileSummary` of how many operators of each kind are in a file.
+
+    >>> print(OperatorCounts("toy", {"conv2d": 20, "add": 8}))
+       8  add
+      20  conv2d
+    """
+
+    format: str
+    operators: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": self.format, "operators": dict(sorted(self.operators.items()))}
+
+    def __str__(self) -> str:
+        return "\n".join(f"{count:4}  {name}" for name, count in sorted(self.operators.items()))
+
+
+@dataclass(frozen=True)
 class TargetFiles:
     """How a target's files are read and checked.
 
     Attributes:
-        load: reads a file back, and returns its contract and a function that runs it.
-        check: summarises a file, whichever tool wrote it, from its path and its content.
+        load: reads a file back, and returns its contract and a function that runs it. It may raise `OSError`
+            for a file that it cannot open, and `ValueError` for a damaged one.
+        check: summarises a file, whichever tool wrote it, from its path and its content. It may raise
+            `ValueError` for a damaged one.
         companions: the suffixes that companion files add to the name of the main file.
         channels_last: the types of 4-D channels-last inputs and outputs that the files have in their logical
             shape. None means all types. For other types the files have the dense physical tensor.
@@ -104,6 +125,26 @@ class TargetFiles:
     check: Callable[[str, bytes], FileSummary] | None = None
     companions: tuple[str, ...] = ()
     channels_last: Collection[torch.dtype] | None = None
+
+    def read(self, file: Path) -> tuple[Contract, Run]:
+        """Return what `load` returns, and raise what it raises as errors of three lines."""
+        assert self.load is not None
+        try:
+            return self.load(file)
+        except OSError as error:
+            fix = f"give the path of a {file.suffix} file"
+            raise UsageError(f"loading {file}", error.strerror or str(error), fix) from error
+        except ValueError as error:
+            fix = "lower it again, or copy the file again"
+            raise ContractError(f"loading {file}", str(error), fix) from error
+
+    def summarize(self, path: str, data: bytes) -> FileSummary:
+        """Return what `check` returns, and raise a damaged file as an error of three lines."""
+        assert self.check is not None
+        try:
+            return self.check(path, data)
+        except ValueError as error:
+            raise UsageError(path, str(error), "write the file again") from error
 
 
 @dataclass(frozen=True)
