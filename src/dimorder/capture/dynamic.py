@@ -22,7 +22,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.capture.integer_products import as_linear, name_of
-from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.exported import copy_graph, remade
 from dimorder.graph.nodes import call_before, copy_meta, replace_node
 from dimorder.graph.schema import bound
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
@@ -49,8 +49,7 @@ def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
     """
     if not {name_of(node) for node in exported.graph.nodes} & (_DEQUANTIZE | {_INNER}):
         return exported
-    graph = copy.deepcopy(exported.graph)
-    keep_names(graph, exported.graph)
+    graph = copy_graph(exported.graph)
     signature, state = _opened(graph, exported)
     for node in list(graph.nodes):
         if name_of(node) == _CHECK:  # of a type, which keeps its operand alive

@@ -6,7 +6,6 @@ is computed ahead of time. torch decomposes all other graphs, which takes longer
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from dimorder.graph.exported import keep_names, remade, state_of
+from dimorder.graph.exported import copy_graph, remade, state_of
 from dimorder.graph.tracing import out_of_place
 from dimorder.ops.operator import Operator
 
@@ -48,8 +47,7 @@ def functionalize(exported: ExportedProgram, operators: Mapping[Any, Operator]) 
     >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     ['aten.add.Tensor', 'aten.relu.default', 'aten.flatten.using_ints']
     """
-    graph = copy.deepcopy(exported.graph)
-    keep_names(graph, exported.graph)
+    graph = copy_graph(exported.graph)
     constants = {s.arg.name for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT}
     constants -= set(state_of(exported))
     ahead = {node for node in graph.nodes if node.op == "placeholder" and node.name in constants}

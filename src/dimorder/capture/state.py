@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.exported import copy_graph, remade
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ def with_one_name(program: ExportedProgram) -> ExportedProgram:
     }
     if not same:
         return program
-    graph = copy.deepcopy(program.graph)
-    keep_names(graph, program.graph)
+    graph = copy_graph(program.graph)
     nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     for constant, buffer in same.items():
         nodes[constant].replace_all_uses_with(nodes[buffer])

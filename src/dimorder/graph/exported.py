@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -241,6 +242,13 @@ def remade(
         "verifiers": program.verifiers,
     }
     return kind(**{**kept, **parts})
+
+
+def copy_graph(graph: Graph) -> Graph:
+    """Return a copy of a graph whose nodes have the same names."""
+    copied: Graph = copy.deepcopy(graph)
+    keep_names(copied, graph)
+    return copied
 
 
 def keep_names(copied: Graph, original: Graph) -> None:

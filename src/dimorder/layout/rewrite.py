@@ -17,7 +17,8 @@ from dimorder.graph.exported import exported, state_of, stateful
 from dimorder.graph.nodes import source_of, with_origin
 from dimorder.graph.tracing import shape_of
 from dimorder.layout.problem import Extracted
-from dimorder.ops.builder import AxisGroup, Builder, Call
+from dimorder.ops.builder import AxisGroup, Builder
+from dimorder.ops.call import Call
 from dimorder.ops.problem_map import Arrangement, BufferView, Site, layout_of
 from dimorder.ops.tokens import AxedTensor, AxisOrder
 from dimorder.physical.fuse_pad_into_conv import fuse_pad_into_conv

@@ -1,6 +1,6 @@
 """Write operators into a physical program: dense tensors whose dimensions consist of buffer axes.
 
-A `Builder` has the graph and the tensors in memory. A `Call` is one operator as its lowering sees it.
+A `Builder` has the graph and the tensors in memory.
 """
 
 from __future__ import annotations
@@ -15,14 +15,10 @@ import torch
 
 from dimorder.graph.nodes import add_meta, add_origin, origin_of
 from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS, Scaled
-from dimorder.graph.tracing import HALVES, shape_of
-from dimorder.ops.operator import args_of
-from dimorder.ops.problem_map import Arrangement, BufferInfo, BufferView, Site, common_runs, layout_of
-from dimorder.ops.tokens import AxedTensor, AxisOrder, Token, is_named, token_axes
+from dimorder.ops.problem_map import BufferInfo, BufferView, common_runs
+from dimorder.ops.tokens import AxisOrder
 
 aten = torch.ops.aten
-
-_MAX_RANK = 6  # above this rank, dimensions that nothing needs apart are merged
 
 # Buffer axes that form one physical dimension, slowest first; () is a dimension of size 1.
 AxisGroup = tuple[int, ...]
@@ -178,219 +174,6 @@ class Builder:
         name = target.__name__.partition(".")[0]  # without the overload, as torch.export names calls
         node = self.graph.create_node("call_function", target, args, kwargs, name)
         return add_meta(node, self.source)
-
-
-class Call:
-    """One operator during its lowering: its operands in the planned orders, its tokens and its results."""
-
-    def __init__(self, builder: Builder, site: Site, arrangement: Arrangement) -> None:
-        self.b, self.site, self.arrangement, self.node = builder, site, arrangement, site.node
-        self.target: Any = site.node.target
-        self.orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
-        self.dynamic = [
-            builder.fetch(view.buffer, order) for view, order in zip(site.reads, self.orders, strict=False)
-        ]
-        assert site.relation is not None
-        self.relation = site.relation
-        self.tensors: list[AxedTensor] = list(site.operands)
-        self.widens = False
-
-    def compute_in_float32(self) -> None:
-        """Read half-precision operands as float32 from now on, and round the results back to their own type.
-
-        An implementation that consists of several operators needs this, because each of them would round.
-        """
-        self.widens = True
-
-    # -- tokens
-
-    def has(self, token: Token, i: int) -> bool:
-        return token in self.site.tokens[i]
-
-    def token_size(self, token: Token, i: int) -> int:
-        return self.b.extent(self.site.views[i].buffer, self.site.tokens[i].get(token, ()))
-
-    def axes(self, i: int, tokens: Iterable[Token]) -> AxisGroup:
-        """Return the buffer axes of some tokens on tensor `i`, in its planned order."""
-        wanted = {axis for token in tokens for axis in self.site.tokens[i].get(token, ())}
-        return tuple(axis for axis in self.orders[i] if axis in wanted)
-
-    def labelled(self, *names: str) -> list[Token]:
-        return [token for token in self.arrangement.tokens if any(is_named(token, name) for name in names)]
-
-    def permutation(self, i: int, *names: str) -> torch.Tensor:
-        """Return which logical index lies at each physical position on tensor `i`.
-
-        Only the dimensions with the labels `names` count.
-        """
-        axes = self.axes(i, self.labelled(*names))
-        logical = [axis for axis in self.site.views[i].axes if axis in axes]
-        buffer = self.site.views[i].buffer
-        indices = torch.arange(self.b.extent(buffer, axes)).reshape(
-            [self.b.size(buffer, axis) for axis in logical]
-        )
-        return indices.permute([logical.index(axis) for axis in axes]).reshape(-1)
-
-    # -- physical dimensions
-
-    def split(
-        self,
-        leads: Iterable[Token] = (),
-        alone: Iterable[Token] = (),
-        together: Iterable[Token] = (),
-        room: int = 0,
-    ) -> list[list[Token]]:
-        """Group the tokens into physical dimensions.
-
-        The groups are those of the largest operand, cut further if operands or the call differ.
-
-        Args:
-            leads: A dimension starts at each of these tokens.
-            alone: These tokens share no dimension with others.
-            together: These tokens form one dimension.
-            room: How many dimensions of size 1 the caller can add.
-        """
-        order = list(self.arrangement.tokens)
-        leads, alone, together = set(leads), set(alone), set(together)
-        cuts = {0}
-        held = [token_axes(tensor, self.relation) for tensor in self.tensors]
-        for p in range(1, len(order)):
-            before, after = order[p - 1], order[p]
-            if (
-                after in leads
-                or (before in alone) != (after in alone)
-                or (before in together) != (after in together)
-            ) or (before not in leads and any((before in tokens) != (after in tokens) for tokens in held)):
-                cuts.add(p)
-        groups = self._as_they_are(order, cuts, together)
-        if groups is None or max(len(groups), sum(map(bool, groups)) + room) > _MAX_RANK:
-            ends = [*sorted(cuts)[1:], len(order)]
-            groups = [order[a:b] for a, b in zip(sorted(cuts), ends, strict=True)] if order else []
-        return groups
-
-    def _as_they_are(
-        self, tokens: list[Token], cuts: set[int], together: set[Token]
-    ) -> list[list[Token]] | None:
-        """Return the physical dimensions of the largest operand, those of size 1 included, cut at `cuts`.
-
-        The result is None if the tokens do not fit these dimensions in their order.
-        """
-        if not self.dynamic:
-            return None
-        largest = max(
-            range(len(self.dynamic)),
-            key=lambda i: (len(self.site.tokens[i]), len(self.dynamic[i].runs or ())),
-        )
-        runs = self.dynamic[largest].runs
-        if not runs:  # no known dimensions, or a scalar beside a larger constant
-            return None
-        dimension = {axis: d for d, run in enumerate(runs) for axis in run}
-        homes: list[int] = []
-        for token in reversed(tokens):  # a token that the largest operand lacks joins its successor
-            held = self.site.tokens[largest].get(token)
-            follows = homes[-1] if homes else len(runs) - 1
-            homes.append(min(dimension[axis] for axis in held) if held else follows)
-        homes.reverse()
-        joint = [home for home, token in zip(homes, tokens, strict=True) if token in together]
-        homes = [min(joint) if token in together else home for home, token in zip(homes, tokens, strict=True)]
-        if homes != sorted(homes):
-            return None
-        groups: list[list[Token]] = []
-        for d, run in enumerate(runs):
-            if not run:
-                groups.append([])
-            for p, token in enumerate(tokens):
-                if homes[p] == d:
-                    if p in cuts or p == 0 or homes[p - 1] != d:
-                        groups.append([])
-                    groups[-1].append(token)
-        return groups
-
-    def ending_in(self, name: str) -> list[list[Token]]:
-        """Return physical dimensions that end in the whole label `name`; its size is 1 if it has no axes."""
-        k = self.labelled(name)
-        if not k:
-            return self.with_unit(self.split(room=1))
-        groups = self.split(alone=k, together=k)
-        return [*(group for group in groups if not (group and group[0] in k)), k]
-
-    def with_unit(self, groups: list[list[Token]]) -> list[list[Token]]:
-        """Return physical dimensions that end in one of size 1: an existing one, or a new one."""
-        units = [i for i, group in enumerate(groups) if not group]
-        return [*(group for i, group in enumerate(groups) if i not in units[-1:]), []]
-
-    def runs(self, i: int, groups: Sequence[Sequence[Token]]) -> tuple[AxisGroup, ...]:
-        return tuple(self.axes(i, group) for group in groups)
-
-    def by_label(self, *groups: Sequence[str]) -> list[list[Token]]:
-        return [self.labelled(*names) for names in groups]
-
-    # -- operands and results
-
-    def take(self, i: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
-        """Return dynamic operand `i` with one physical dimension per group."""
-        buffer = self.site.views[i].buffer
-        taken = self.b.shaped(buffer, self.dynamic[i], self.runs(i, groups))
-        is_half = self.widens and self.b.buffers[buffer].value.dtype in HALVES
-        return self.b.call(aten._to_copy.default, taken, dtype=torch.float32) if is_half else taken
-
-    def take_constant(self, position: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
-        """Return the constant at `position` of the operands, re-laid, with one dimension per group.
-
-        The dimension has size 1 if the constant lacks the group.
-        """
-        source, tensor = self.site.sources[position], self.tensors[position]
-        value = self.b.value_of(source)
-        held = token_axes(tensor, self.relation)
-        order = [axis for token in self.arrangement.tokens for axis in held.get(token, ())]
-        relaid = value.reshape(tensor.sizes).permute(order)
-        shape = [math.prod(tensor.sizes[a] for t in group for a in held.get(t, ())) for group in groups]
-        return self.b.constant(str(source.target), relaid.reshape(shape))
-
-    def all_operands(self, groups: Sequence[Sequence[Token]]) -> list[torch.fx.Node]:
-        """Return every operand in argument order, constants included, aligned to the groups.
-
-        A scalar beside tensors keeps rank 0, because the tensors decide the type of the result.
-        """
-        taken, dynamic = [], 0
-        all_scalars = not any(shape_of(source) for source in self.site.sources)
-        for position, source in enumerate(self.site.sources):
-            aligned = groups if shape_of(source) or all_scalars else []
-            if source.op == "get_attr":
-                taken.append(self.take_constant(position, aligned))
-            else:
-                taken.append(self.take(dynamic, aligned))
-                dynamic += 1
-        return taken
-
-    def give_dense(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]]) -> None:
-        """Do the same as `give`, for an operator that ATen runs as a view."""
-        self.give(self.b.call(aten.clone.default, node, memory_format=torch.contiguous_format), groups)
-
-    def give(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]], result: int = 0) -> None:
-        i = len(self.site.reads) + result
-        buffer = self.site.views[i].buffer
-        dtype = self.b.buffers[buffer].value.dtype
-        if self.widens and dtype in HALVES:
-            node = self.b.call(aten._to_copy.default, node, dtype=dtype)
-        self.b.store(buffer, self.orders[i], node, self.runs(i, groups))
-
-    def size(self, i: int, group: Iterable[Token]) -> int:
-        return self.b.extent(self.site.views[i].buffer, self.axes(i, group))
-
-    @property
-    def result(self) -> int:
-        return len(self.site.reads)
-
-    def weight(self, argument: int) -> torch.Tensor | None:
-        source = args_of(self.node)[argument] if len(args_of(self.node)) > argument else None
-        if source is None:
-            return None
-        value = self.b.value_of(source)
-        return value.float() if self.widens and value.dtype in HALVES else value
-
-    def constant(self, tensor: torch.Tensor | None, argument: int) -> torch.fx.Node | None:
-        return None if tensor is None else self.b.constant(str(args_of(self.node)[argument].target), tensor)
 
 
 def _same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.convolution_call import Convolution
 from dimorder.ops.convolution_kernels import (
     SUMMED,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.operator import args_of
 from dimorder.ops.tokens import Token

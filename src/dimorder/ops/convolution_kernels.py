@@ -10,7 +10,7 @@ import torch
 
 from dimorder.graph.quantized_constant import Scaled
 from dimorder.graph.tracing import max_shape_of, shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.convolution_call import Convolution
 from dimorder.ops.dialect import OPS
 from dimorder.ops.operator import args_of

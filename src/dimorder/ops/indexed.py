@@ -15,7 +15,7 @@ import torch
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.moves import squeeze, unsqueeze, view
 from dimorder.ops.operator import (
     Implementation,
@@ -197,7 +197,7 @@ def _relate_flip(node: torch.fx.Node) -> Relation:
 def _lower_cat(c: Call) -> None:
     cut = c.labelled("cut")
     groups = c.split(leads=cut)
-    dim = next(d for d, group in enumerate(groups) if group and group[0] in cut)
+    dim = c.positions(groups, cut)[0]
     c.give(c.b.call(c.target, c.all_operands(groups), dim), groups)
 
 
@@ -209,7 +209,7 @@ def _lower_slice(c: Call) -> None:
         c.give(c.b.slice(x, position, start, end, step), groups)
         return
     groups = c.split(leads=lead)
-    position = next(d for d, group in enumerate(groups) if group and group[0] in lead)
+    position = c.positions(groups, lead)[0]
     rest = c.size(0, groups[position]) // c.token_size(lead[0], 0)
     if step != 1:
         begin, length = start * rest, rest
@@ -228,7 +228,7 @@ def _is_stepped(c: Call) -> bool:
 def _stepped(c: Call) -> tuple[torch.fx.Node, list[list[Token]], int]:
     lead = c.labelled("cut", "step")  # "step" if it belongs to a block
     groups = c.split(leads=lead, alone=lead)
-    position = next(d for d, group in enumerate(groups) if group and group[0] in lead)
+    position = c.positions(groups, lead)[0]
     return c.take(0, groups), groups, position
 
 
@@ -270,7 +270,7 @@ def _lower_pad(c: Call) -> None:
 def _lower_flip(c: Call) -> None:
     cuts = c.labelled("cut")
     groups = c.split(leads=cuts, alone=cuts)
-    dims = [d for d, group in enumerate(groups) if group and group[0] in cuts]
+    dims = c.positions(groups, cuts)
     c.give(c.b.call(c.target, c.take(0, groups), dims), groups)
 
 
@@ -286,7 +286,7 @@ def _flip_by_digits(c: Call) -> None:
     cuts = c.labelled("cut")
     groups = c.split(leads=cuts, alone=cuts)
     sizes, y = [c.size(0, group) for group in groups], c.take(0, groups)
-    for dim in (d for d, group in enumerate(groups) if group and group[0] in cuts):
+    for dim in c.positions(groups, cuts):
         y = _reversed(c, y, sizes, dim)
     c.give(y, groups)
 

@@ -13,7 +13,7 @@ import torch
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.operator import (
     Dims,
     Implementation,

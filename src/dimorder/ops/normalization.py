@@ -12,7 +12,7 @@ from torch import Tensor
 from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import add_meta, source_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.moves import view
 from dimorder.ops.operator import (
     Implementation,
@@ -193,7 +193,7 @@ def _layer_norm_from_parts(c: Call) -> None:
     weight, bias, eps = _affine(c)
     k = c.labelled("k")
     groups = c.split(alone=k) if k else c.ending_in("k")
-    dims = [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
+    dims = c.positions(groups, k) or [len(groups) - 1]
     shape = [c.size(0, group) if d in dims else 1 for d, group in enumerate(groups)]
     x = c.take(0, groups)
     centred = c.b.call(aten.sub.Tensor, x, c.b.call(aten.mean.dim, x, dims, True))

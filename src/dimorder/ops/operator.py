@@ -101,7 +101,7 @@ class Implementation:
 
     name: str
     form: str
-    lower: Callable[[Any], None]  # takes a `builder.Call`
+    lower: Callable[[Any], None]  # takes a `call.Call`
     physical: tuple[Any, ...]
     applies: Callable[[torch.fx.Node], bool] = lambda node: True
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import view
 from dimorder.ops.operator import (

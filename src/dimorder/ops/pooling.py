@@ -14,7 +14,7 @@ import torch
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import squeeze, unsqueeze
 from dimorder.ops.operator import (

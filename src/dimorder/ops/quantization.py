@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from dimorder.graph.nodes import replace_node
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import Tracer, Value, shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.dialect import ELEMENTS, OPS
 from dimorder.ops.masks import constant_of
 from dimorder.ops.operator import Implementation, Operator, Relation, args_of, dims_of
@@ -60,7 +60,7 @@ def _relate_dynamic(node: Node) -> Relation:
 def _fake_quantize_dynamic(c: Call) -> None:
     token = c.labelled("t")
     groups = c.split(alone=token) if token else c.ending_in("t")
-    dims = [d for d, group in enumerate(groups) if group and group[0] in token] or [len(groups) - 1]
+    dims = c.positions(groups, token) or [len(groups) - 1]
     c.give(c.b.call(c.target, c.take(0, groups), dims, *args_of(c.node)[2:]), groups)
 
 

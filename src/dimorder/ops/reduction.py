@@ -10,7 +10,7 @@ import torch
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.moves import view
 from dimorder.ops.operator import (
     Implementation,
@@ -125,7 +125,7 @@ def _names(relation: Relation, prefix: str) -> set[str]:
 def _reduce(c: Call) -> None:
     groups, dims = _reduced_groups(c)
     node = c.b.call(c.target, c.take(0, groups), dims, True, **c.node.kwargs)
-    c.give(node, [[] if d in dims else group for d, group in enumerate(groups)])
+    c.give_reduced(node, groups, dims)
 
 
 def apart(c: Call, tokens: Collection[Token], together: Collection[Token] = ()) -> list[list[Token]]:
@@ -136,11 +136,8 @@ def apart(c: Call, tokens: Collection[Token], together: Collection[Token] = ()) 
 def _index_reduce(c: Call) -> None:
     reduced = c.labelled("r")
     groups = apart(c, reduced)
-    dim = next((d for d, group in enumerate(groups) if group and group[0] in reduced), len(groups) - 1)
-    c.give(
-        c.b.call(c.target, c.take(0, groups), dim, True),
-        [[] if d == dim else g for d, g in enumerate(groups)],
-    )
+    dim = (c.positions(groups, reduced) or [len(groups) - 1])[0]
+    c.give_reduced(c.b.call(c.target, c.take(0, groups), dim, True), groups, [dim])
 
 
 def _product(c: Call) -> None:
@@ -148,7 +145,7 @@ def _product(c: Call) -> None:
     y = c.take(0, groups)
     for dim in dims:
         y = c.b.call(c.target, y, dim, True, **c.node.kwargs)
-    c.give(y, [[] if d in dims else group for d, group in enumerate(groups)])
+    c.give_reduced(y, groups, dims)
 
 
 def _by_halves(combine: Any, is_rounded: bool) -> Callable[[Call], None]:
@@ -164,7 +161,7 @@ def _by_halves(combine: Any, is_rounded: bool) -> Callable[[Call], None]:
         y = c.take(0, groups)
         for dim in dims:
             y = halved(c, y, dim, c.size(0, groups[dim]), combine)
-        c.give(y, [[] if d in dims else group for d, group in enumerate(groups)])
+        c.give_reduced(y, groups, dims)
 
     return lower
 

@@ -15,7 +15,7 @@ import torch
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import HALVES, Tracer, Value, shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import view
 from dimorder.ops.operator import Implementation, Operator, args_of, spelt

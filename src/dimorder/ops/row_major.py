@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.operator import (
     Implementation,
     Operator,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from dimorder.graph.tracing import shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.dialect import ELEMENTS, SLICE_CONSTANT
 from dimorder.ops.operator import Implementation, Operator, Relation, args_of, dims_with_cut
 

@@ -10,7 +10,7 @@ import torch
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, shape_of
-from dimorder.ops.builder import Call
+from dimorder.ops.call import Call
 from dimorder.ops.masks import bounded
 from dimorder.ops.moves import view
 from dimorder.ops.operator import (
@@ -85,7 +85,7 @@ def _along_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
     """Return the physical dimensions of an operand, and those along which softmax runs."""
     k = set(c.labelled("k"))
     groups = apart(c, k)
-    return groups, [d for d, group in enumerate(groups) if group and group[0] in k] or [len(groups) - 1]
+    return groups, c.positions(groups, k) or [len(groups) - 1]
 
 
 def _softmax_from_parts(
@@ -110,7 +110,7 @@ def _softmax_from_parts(
 def _cumulative(c: Call) -> None:
     k = c.labelled("k")
     groups = apart(c, k, together=k)
-    dim = next((d for d, group in enumerate(groups) if group and group[0] in k), len(groups) - 1)
+    dim = (c.positions(groups, k) or [len(groups) - 1])[0]
     c.give(c.b.call(c.target, c.take(0, groups), dim, *args_of(c.node)[2:], **c.node.kwargs), groups)
 
 
@@ -124,7 +124,7 @@ def _by_doubling(combine: Any, neutral: float) -> Callable[[Call], None]:
         c.compute_in_float32()
         k = c.labelled("k")
         groups = c.split(alone=k, together=k)
-        dim = next(d for d, group in enumerate(groups) if group and group[0] in k)
+        dim = c.positions(groups, k)[0]
         y, size, shift = c.take(0, groups), c.size(0, groups[dim]), 1
         while shift < size:
             pads = [0, 0] * (len(groups) - 1 - dim) + [shift, 0]

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from dimorder.capture.captured import Captured
 from dimorder.graph.nodes import add_constant, set_value
 from dimorder.graph.tracing import without_data
-from dimorder.ops.builder import AxisGroup, Builder, Call, Physical
+from dimorder.ops.builder import AxisGroup, Builder, Physical
+from dimorder.ops.call import Call
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
 from dimorder.ops.tokens import AxisOrder
 

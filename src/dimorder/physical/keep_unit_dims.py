@@ -15,7 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.exported import copy_graph, remade
 from dimorder.graph.nodes import call_before, copy_meta
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.operator import args_of
@@ -40,9 +40,7 @@ def keep_unit_dims(program: ExportedProgram, varying: Collection[int]) -> Export
     >>> [str(node.target) for node in keep_unit_dims(program, {3, 5}).graph.nodes]
     ['x', 'y', 'aten.view.default', 'aten.relu.default', 'aten.add.Tensor', 'aten.exp.default', 'output']
     """
-    graph = Graph()
-    graph.output(graph.graph_copy(program.graph, {}))
-    keep_names(graph, program.graph)
+    graph = copy_graph(program.graph)
     left = set[Node]()  # views that stay
     while True:
         found = next((n for n in _views(graph) if n not in left and _varies(n, varying) and _ones(n)), None)

@@ -5,7 +5,6 @@ Each number that is computed from sizes becomes a constant, and so does every sh
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.exported import copy_graph, remade
 from dimorder.graph.nodes import VALUE, drop_meta, set_value
 from dimorder.graph.source_lines import operator_name, where
 
@@ -44,8 +43,7 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
     >>> [node.args[1] for node in fixed.graph.nodes if node.op == "call_function"]
     [[21, -1]]
     """
-    graph = copy.deepcopy(exported.graph)
-    keep_names(graph, exported.graph)
+    graph = copy_graph(exported.graph)
     held = {**exported.state_dict, **exported.constants}
     feed = iter(leaves)
     placed = {
