@@ -13,12 +13,20 @@ if TYPE_CHECKING:
     from dimorder.algebra.dim_order import DimOrder
     from dimorder.algebra.layout import Layout
     from dimorder.api import load, lower, plan
-    from dimorder.eager.channels_last import empty, is_channels_last, to_channels_last
-    from dimorder.eager.conversion import convert
+    from dimorder.capture.integer_boundary import Types
+    from dimorder.eager.channels_last import (
+        collate,
+        empty,
+        is_channels_last,
+        to_channels_last,
+        to_contiguous,
+    )
+    from dimorder.eager.conversion import convert, unblock
     from dimorder.eager.inspection.expect import expect_channels_last
     from dimorder.eager.inspection.inspection import inspect
     from dimorder.errors import DimorderError
     from dimorder.lowered import Lowered
+    from dimorder.plans.make_contract import Orders
     from dimorder.quantization.quantize import QuantizedNetwork, quantize
     from dimorder.runtime.program import Program
 
@@ -27,8 +35,11 @@ __all__ = [
     "DimorderError",
     "Layout",
     "Lowered",
+    "Orders",
     "Program",
     "QuantizedNetwork",
+    "Types",
+    "collate",
     "convert",
     "empty",
     "expect_channels_last",
@@ -39,6 +50,8 @@ __all__ = [
     "plan",
     "quantize",
     "to_channels_last",
+    "to_contiguous",
+    "unblock",
 ]
 
 # Public name → its module. Modules are imported at first use, so that `dimorder --help` does not wait for
@@ -48,8 +61,11 @@ _HOMES = {
     "DimorderError": "dimorder.errors",
     "Layout": "dimorder.algebra.layout",
     "Lowered": "dimorder.lowered",
+    "Orders": "dimorder.plans.make_contract",
     "Program": "dimorder.runtime.program",
     "QuantizedNetwork": "dimorder.quantization.quantize",
+    "Types": "dimorder.capture.integer_boundary",
+    "collate": "dimorder.eager.channels_last",
     "convert": "dimorder.eager.conversion",
     "empty": "dimorder.eager.channels_last",
     "expect_channels_last": "dimorder.eager.inspection.expect",
@@ -60,6 +76,8 @@ _HOMES = {
     "plan": "dimorder.api",
     "quantize": "dimorder.quantization.quantize",
     "to_channels_last": "dimorder.eager.channels_last",
+    "to_contiguous": "dimorder.eager.channels_last",
+    "unblock": "dimorder.eager.conversion",
 }
 
 

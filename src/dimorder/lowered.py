@@ -26,6 +26,7 @@ from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.plans.printing import captured_text, physical_text
 from dimorder.runtime.guard import OnMismatch, check, restore
+from dimorder.runtime.program import bind_inputs
 from dimorder.sizes.symbolic import SizeTable, merge_programs
 from dimorder.targets.base import Artifact, Target
 from dimorder.verification.verify import Run, Verified
@@ -150,8 +151,8 @@ class Lowered:
         told = f"{len(self.artifact.data):,} bytes, max_rel_error={self.max_rel_error:.1e}"
         return f"Lowered for {self.plan.target}, {told}\n{self.plan}"
 
-    def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
-        """Run the artifact like the network, guarded by the contract.
+    def __call__(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
+        """Run the artifact like the network, guarded by the contract; a `Program` is called in the same way.
 
         A network that writes buffers goes on where its last call ended, until `reset`.
 
@@ -159,7 +160,7 @@ class Lowered:
             args: the network's positional arguments.
             on_mismatch: what happens to an input in another order than promised: "adapt" copies it, "warn"
                 copies it with a warning, and "error" refuses it.
-            kwargs: the network's keyword arguments.
+            kwargs: the network's keyword arguments, or its tensors by the contract's names.
 
         Returns:
             The outputs, in the structure that the network returns.
@@ -168,8 +169,30 @@ class Lowered:
             UsageError: if an argument that is not a tensor differs from the one that the network was lowered
                 for.
             ContractError: if a tensor does not keep the contract.
+
+        >>> from dimorder.api import lower
+        >>> x = torch.randn(2, 3)
+        >>> lowered = lower(torch.nn.ReLU(), (x,))
+        >>> torch.equal(lowered(x), x.relu()), torch.equal(lowered(input=x), x.relu())
+        (True, True)
         """
-        given = arguments(self.program.exported, args, kwargs)
+        guarded = check(self.contract, self._tensors(args, kwargs), on_mismatch)
+        raw = self._started(guarded.tensors) if self.program.state else self.artifact.run(guarded.tensors)
+        outputs = restore(self.contract, raw, on_mismatch).tensors
+        return self.program.result(outputs)
+
+    def run(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
+        """Return the result of a call."""
+        return self(*args, on_mismatch=on_mismatch, **kwargs)
+
+    def _tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Return the tensors of a call, in the sequence of the contract."""
+        try:
+            given = arguments(self.program.exported, args, kwargs)
+        except UsageError:
+            if not kwargs or not set(kwargs) <= {spec.name for spec in self.contract.inputs}:
+                raise
+            return bind_inputs(self.contract, args, kwargs, "the lowered network")
         fed = []
         for value, example in zip(given, self.program.examples, strict=True):
             if isinstance(example, torch.Tensor):
@@ -177,10 +200,7 @@ class Lowered:
             elif (type(value), value) != (type(example), example):
                 found = f"{value!r}, where the network was lowered for {example!r}"
                 raise UsageError("the arguments", found, "lower it again for that value")
-        guarded = check(self.contract, fed, on_mismatch)
-        raw = self._started(guarded.tensors) if self.program.state else self.artifact.run(guarded.tensors)
-        outputs = restore(self.contract, raw, on_mismatch).tensors
-        return self.program.result(outputs)
+        return fed
 
     def reset(self) -> None:
         """Restore the state before the first `run`; this does nothing for a program without state."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,7 +24,12 @@ from dimorder.ops.table import elements_of, moved_operands
 
 TYPES = ("float32", "int8", "uint8", "int16")
 _INTEGERS = (torch.int8, torch.uint8, torch.int16)
-Types = Any  # None, one type for all, or one per tensor; a type is one of TYPES or a torch.dtype
+Types: TypeAlias = str | torch.dtype | Sequence[str | torch.dtype | None] | None
+"""The types of inputs or outputs of a quantised network: integers, if the caller passes or gets integers.
+
+One type for all, or a sequence with one per tensor; None leaves a tensor as it is. A type is one of `TYPES`,
+such as "int8", or a dtype of torch.
+"""
 
 
 def integer_type(node: Node) -> IntegerType | None:
@@ -127,8 +132,8 @@ def quantised(x: Tensor, of: IntegerType) -> Tensor:
 
 def _each(types: Types, nodes: Sequence[Node], named: Sequence[str], kind: str) -> list[torch.dtype | None]:
     """Return the requested integer type of each tensor, or None if it stays as it is."""
-    alone = not isinstance(types, (list, tuple))
-    asked = [types] * len(nodes) if alone else list(types)
+    alone = types is None or isinstance(types, (str, torch.dtype))
+    asked: list[Any] = [types] * len(nodes) if alone else [*types]  # type: ignore[misc]  # mypy forgets `alone`
     if len(asked) != len(nodes):
         raise UsageError(
             f"{kind} types", f"{len(asked)} for {len(nodes)} {kind}s", f"give one for all, or one per {kind}"

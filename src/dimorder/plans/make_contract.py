@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -14,9 +14,14 @@ from dimorder.capture.integer_boundary import integer_type
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UsageError
 
-Orders = (
-    Any  # None, one order for all, or one per tensor; an order is "NHWC", a torch memory format or a DimOrder
+Orders: TypeAlias = (
+    str | torch.memory_format | DimOrder | Sequence[str | torch.memory_format | DimOrder | None] | None
 )
+"""The orders that a contract promises for inputs or outputs.
+
+One order for all, or a sequence with one per tensor; None is contiguous. An order is a name such as "NHWC" or
+"0,2,3,1", a memory format of torch, or a `DimOrder`. One order for all applies to the tensors of its rank.
+"""
 
 
 def make_contract(

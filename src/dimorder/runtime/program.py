@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 
 from dimorder.contract import Contract
 from dimorder.errors import DimorderError, UsageError
-from dimorder.runtime.guard import Adaptation, OnMismatch, check, restore
+from dimorder.runtime.guard import Adaptation, OnMismatch, check, require_choice, restore
 from dimorder.runtime.quick_guard import quick_check, quick_restore
 
 
@@ -36,11 +36,30 @@ class Stats:
         return Stats(self.calls, self.conversions + len(conversions), self.cost_bytes + cost, conversions)
 
 
+def bind_inputs(
+    contract: Contract, args: Sequence[torch.Tensor], kwargs: Mapping[str, torch.Tensor], where: str
+) -> list[torch.Tensor]:
+    """Return inputs by position and by name in the sequence of the contract.
+
+    Raises `UsageError` if an input is unknown, missing or passed twice.
+    """
+    names = [spec.name for spec in contract.inputs]
+    open_names = names[len(args) :]
+    odd = sorted(set(kwargs) - set(open_names)) or sorted(set(open_names) - set(kwargs))
+    if odd:
+        raise UsageError(
+            f"the inputs of {where}",
+            f"{len(args)} by position, {sorted(kwargs)} by name: {odd} unknown, twice or missing",
+            f"pass each of {', '.join(names)} once",
+        )
+    return [*args, *(kwargs[name] for name in open_names)]
+
+
 class Program:
     """A loaded program, called like the network that it was lowered from; `dimorder.load` returns one.
 
-    If the contract has `state`, each call goes on where the last call ended, until `reset`. No two programs
-    share their state.
+    A `dimorder.Lowered` is called in the same way. If the contract has `state`, each call goes on where the
+    last call ended, until `reset`. No two programs share their state.
 
     Args:
         path: the file that was loaded.
@@ -48,6 +67,15 @@ class Program:
         method: the runtime's function from inputs to outputs, as the program's own signature has them.
         on_mismatch: what happens to a tensor in another order than promised (`guard.check`).
         runtime: the name of the runtime in errors.
+
+    >>> import dimorder, tempfile
+    >>> folder, x = tempfile.mkdtemp(), torch.randn(2, 3, 5, 7)
+    >>> lowered = dimorder.lower(torch.nn.Conv2d(3, 8, 3), (x,), input_orders="NHWC")
+    >>> program = dimorder.load(lowered.save(Path(folder, "net.pt2")))
+    >>> torch.equal(program(x), lowered(x)), torch.equal(program(input=x), lowered(input=x))
+    (True, True)
+    >>> program.stats.conversions
+    2
     """
 
     def __init__(
@@ -74,29 +102,39 @@ class Program:
         return replace(self._adapted, calls=self._calls)
 
     def __call__(
-        self, *args: torch.Tensor, **kwargs: torch.Tensor
+        self, *args: torch.Tensor, on_mismatch: OnMismatch | None = None, **kwargs: torch.Tensor
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Return the output, or a tuple if there are several; see `run`."""
-        outputs = self.run(*args, **kwargs)
+        outputs = self.run(*args, on_mismatch=on_mismatch, **kwargs)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def run(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def run(
+        self, *args: torch.Tensor, on_mismatch: OnMismatch | None = None, **kwargs: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         """Run the program, and return its outputs in logical shapes and the promised orders.
 
         Args:
             args: inputs by position.
+            on_mismatch: what happens to a tensor in another order than promised. The default is what the
+                program was loaded with.
             kwargs: inputs by name.
+
+        Returns:
+            The outputs, one tensor each.
 
         Raises:
             ContractError: if a tensor does not keep the contract.
             UsageError: if an input is unknown, missing or passed twice.
             DimorderError: if the runtime fails.
         """
-        given = self._bind(args, kwargs) if kwargs else args
+        given = bind_inputs(self.contract, args, kwargs, str(self.path)) if kwargs else args
+        if on_mismatch is not None:
+            require_choice(on_mismatch)
+        chosen = on_mismatch or self.on_mismatch
         conversions: tuple[Adaptation, ...] = ()
         tensors = self._quick_check(given)
         if tensors is None:
-            guarded = check(self.contract, given, self.on_mismatch, device="cpu")
+            guarded = check(self.contract, given, chosen, device="cpu")
             tensors, conversions = list(guarded.tensors), guarded.conversions
         try:
             raw = self._method(tensors)
@@ -108,7 +146,7 @@ class Program:
             ) from error
         outputs: Sequence[torch.Tensor] | None = self._quick_restore(raw)
         if outputs is None:
-            restored = restore(self.contract, raw, self.on_mismatch)
+            restored = restore(self.contract, raw, chosen)
             outputs, conversions = restored.tensors, conversions + restored.conversions
         self._calls += 1
         if conversions or self._adapted.last:
@@ -123,18 +161,6 @@ class Program:
         reset = getattr(self._method, "reset", None)
         if reset is not None:
             reset()
-
-    def _bind(self, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        names = [spec.name for spec in self.contract.inputs]
-        open_names = names[len(args) :]
-        odd = sorted(set(kwargs) - set(open_names)) or sorted(set(open_names) - set(kwargs))
-        if odd:
-            raise UsageError(
-                f"the inputs of {self.path}",
-                f"{len(args)} by position, {sorted(kwargs)} by name: {odd} unknown, twice or missing",
-                f"pass each of {', '.join(names)} once",
-            )
-        return [*args, *(kwargs[name] for name in open_names)]
 
     def __repr__(self) -> str:
         return f"Program({str(self.path)!r}, on_mismatch={self.on_mismatch!r})\n{self.contract}"
