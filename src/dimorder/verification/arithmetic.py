@@ -19,13 +19,7 @@ from dimorder.ops.dialect import OPS
 
 
 def pad(x: Tensor, pads: Iterable[Sequence[int]], value: float = 0) -> Tensor:
-    """Pad each dimension before and after. Negative padding crops.
-
-    >>> import torch
-    >>> pad(torch.tensor([[1, 2]]), [(0, 1), (-1, 2)])
-    tensor([[2, 0, 0],
-            [0, 0, 0]])
-    """
+    """Pad each dimension before and after. Negative padding crops."""
     return functional.pad(x, [side for pair in reversed([*pads]) for side in pair], value=value)
 
 

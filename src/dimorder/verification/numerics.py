@@ -43,10 +43,10 @@ def record_quantized(
 
     These are its integers, and the results of dynamic quantisation.
     """
-    recorder = _QuantizedRun(readable(exported))
-    recorder.run(*inputs)
+    run = _QuantizedRun(readable(exported))
+    run.run(*inputs)
     origins = {node.name: node.meta.get(EXPORTED) for node in captured.graph.nodes}
-    return {name: recorder.found[origin] for name, origin in origins.items() if origin in recorder.found}
+    return {name: run.quantized[origin] for name, origin in origins.items() if origin in run.quantized}
 
 
 class FunctionalProgram:
@@ -87,8 +87,8 @@ class FunctionalProgram:
         run, results, feed = numerics(self.module), list[Any](), iter(leaves)
         tensors = {name: run.constant(value) for name, value in self.tensors.items()}
         for _ in range(len(leaves) // self.inputs.count(None)):
-            given = [run.constant(next(feed)) if name is None else tensors[name] for name in self.inputs]
-            outputs = run.run(*given)
+            inputs = [run.constant(next(feed)) if name is None else tensors[name] for name in self.inputs]
+            outputs = run.run(*inputs)
             tensors |= zip(self.written, outputs, strict=False)
             results += outputs[len(self.written) :]
         return [result for result in results if isinstance(result, Tensor)]
@@ -250,11 +250,11 @@ class RoundingsRun(Float64Run):
 class _QuantizedRun(GraphRun):
     def __init__(self, module: Module) -> None:
         super().__init__(module)
-        self.found: dict[str, Tensor] = {}
+        self.quantized: dict[str, Tensor] = {}
 
     def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
         if is_static_quantize(node) or is_dynamic_dequantize(node):
-            self.found[node.name] = result
+            self.quantized[node.name] = result
         return result
 
 

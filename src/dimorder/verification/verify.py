@@ -275,8 +275,9 @@ class Trial:
 
     @cached_property
     def _summed_in_half(self) -> list[torch.Tensor]:
+        program = self._functional  # not made within the mode
         with HalfSums():
-            return self._functional.run(self._leaves(self.network_inputs))
+            return program.run(self._leaves(self.network_inputs))
 
     @cached_property
     def _functional(self) -> FunctionalProgram:

@@ -43,13 +43,13 @@ class Computed:
     """The model of one delegate in torch, and the same delegate with more outputs.
 
     `nhwc` says which of its operands and results are NHWC to it. `rounded` are the values that floats were
-    rounded to, as positions among the outputs of `telling`. `integers` maps quantize nodes of the physical
-    program to their values in the model.
+    rounded to, as positions among the outputs of `with_roundings`. `integers` maps quantize nodes of the
+    physical program to their values in the model.
     """
 
     model: XnnModel
     nhwc: tuple[Sequence[bool], Sequence[bool]]
-    telling: Callable[[], LoweredBackendModule]
+    with_roundings: Callable[[], LoweredBackendModule]
     rounded: Sequence[int]
     integers: Mapping[Node, View[XnnValue]]
 
@@ -71,9 +71,9 @@ def exact_run(
     def run(inputs: Sequence[Tensor]) -> list[Tensor]:
         more: Sequence[Tensor] = ()
         if any(computed.rounded for computed in delegates.values()) or any(map(_is_portable, graph.nodes)):
-            parts = {name: computed.telling() for name, computed in delegates.items()}
-            told = GraphModule({**dict(root.named_buffers()), **parts}, _with_roundings(graph, delegates))
-            more = run_module(told, inputs)[outputs:]
+            parts = {name: computed.with_roundings() for name, computed in delegates.items()}
+            everything = {**dict(root.named_buffers()), **parts}
+            more = run_module(GraphModule(everything, _with_roundings(graph, delegates)), inputs)[outputs:]
         model = _ModelRun(module, delegates, more)
         results = list(model.run(*inputs))
         if not is_dynamic(physical.graph_module):  # XNNPACK's own scales give other integers
@@ -119,11 +119,11 @@ class _ModelRun(GraphRun):
     def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
         if not _is_portable(node):
             return result
-        given = next(self.more)
+        runtimes = next(self.more)
         if not result.is_floating_point():
             return result
-        require_near(given, result, "a portable kernel")
-        return given
+        require_near(runtimes, result, "a portable kernel")
+        return runtimes
 
 
 def _require_meant(

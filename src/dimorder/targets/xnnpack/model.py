@@ -22,16 +22,7 @@ from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.interpreter import GraphNode, interpret
 from dimorder.ops.dialect import OPS
 from dimorder.targets.xnnpack.integers import MOVES, PACKING
-from dimorder.verification.arithmetic import (
-    conv,
-    cut,
-    max_pool,
-    offset_then_round,
-    pad,
-    round_then_offset,
-    shift_right,
-    sum_pool,
-)
+from dimorder.verification import arithmetic
 from dimorder.verification.differences import Differences, Origin
 from dimorder.verification.verify_integers import require_near
 
@@ -220,7 +211,9 @@ def _convert(x: Tensor, of: IntegerType | None, result: IntegerType | None) -> T
     real = _real(x, of)
     if result is None:
         return real
-    return round_then_offset(real * _inverse(result), result.zero_point).clamp(result.low, result.high)
+    return arithmetic.round_then_offset(real * _inverse(result), result.zero_point).clamp(
+        result.low, result.high
+    )
 
 
 def _inverse(of: IntegerType) -> Tensor:
@@ -234,7 +227,7 @@ def _scaled_sum(k: _Int8Kernel) -> Tensor:
     scales = k.scales if second is None else torch.tensor(second.scale, dtype=torch.float32)
     assert first is not None and scales is not None
     scale = (first.scale * scales / k.result.scale).to(torch.float32)
-    return round_then_offset(k.compute(*k.centred).to(torch.float32) * scale, k.result.zero_point)
+    return arithmetic.round_then_offset(k.compute(*k.centred).to(torch.float32) * scale, k.result.zero_point)
 
 
 def _scaled_mean(k: _Int8Kernel) -> Tensor:
@@ -246,7 +239,7 @@ def _scaled_mean(k: _Int8Kernel) -> Tensor:
     assert of is not None
     factor = torch.tensor(of.scale / (k.result.scale * taps), dtype=torch.float32)
     offset = k.result.zero_point - taps * of.zero_point * factor
-    return offset_then_round(x.double().sum((1, 2)).to(torch.float32) * factor, offset)
+    return arithmetic.offset_then_round(x.double().sum((1, 2)).to(torch.float32) * factor, offset)
 
 
 def _fixed_point_sum(k: _Int8Kernel) -> Tensor:
@@ -257,12 +250,14 @@ def _fixed_point_sum(k: _Int8Kernel) -> Tensor:
     shift = 20 - (math.frexp(max(float(s) for s in scales))[1] - 1)
     factors = [torch.round(s.double() * 2**shift) for s in scales]
     terms = [factor * x for factor, x in zip(factors, k.centred, strict=True)]
-    return shift_right(k.compute(*terms).to(torch.int64), shift) + k.result.zero_point
+    return arithmetic.shift_right(k.compute(*terms).to(torch.int64), shift) + k.result.zero_point
 
 
 def _table(k: _Int8Kernel) -> Tensor:
     """Compute in float32, over the scale, plus the zero point, then round, for each of 256 integers."""
-    return offset_then_round(k.compute(*k.real).to(torch.float32) * _inverse(k.result), k.result.zero_point)
+    return arithmetic.offset_then_round(
+        k.compute(*k.real).to(torch.float32) * _inverse(k.result), k.result.zero_point
+    )
 
 
 def _chosen(k: _Int8Kernel) -> Tensor:
@@ -291,7 +286,7 @@ def _pads(f: _Fields) -> list[int]:
 
 def _conv(f: _Fields, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     stride, dilation = (f.subsampling_height, f.subsampling_width), (f.dilation_height, f.dilation_width)
-    return conv(x, weight, bias, stride, _pads(f), dilation, f.groups)
+    return arithmetic.conv(x, weight, bias, stride, _pads(f), dilation, f.groups)
 
 
 def _conv_transpose(f: _Fields, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -303,13 +298,13 @@ def _conv_transpose(f: _Fields, x: Tensor, weight: Tensor, bias: Tensor | None =
 
 def _max_pool(f: _Fields, x: Tensor) -> Tensor:
     kernel, stride = (f.pooling_height, f.pooling_width), (f.stride_height, f.stride_width)
-    return max_pool(x, kernel, stride, _pads(f), (f.dilation_height, f.dilation_width))
+    return arithmetic.max_pool(x, kernel, stride, _pads(f), (f.dilation_height, f.dilation_width))
 
 
 def _avg_pool(f: _Fields, x: Tensor) -> Tensor:
     """Return the mean over the elements inside the input."""
     window = (f.pooling_height, f.pooling_width), (f.stride_height, f.stride_width), _pads(f)
-    return sum_pool(x, *window) / sum_pool(torch.ones_like(x[:1, :, :, :1]), *window)
+    return arithmetic.sum_pool(x, *window) / arithmetic.sum_pool(torch.ones_like(x[:1, :, :, :1]), *window)
 
 
 def _bilinear(f: _Fields, x: Tensor) -> Tensor:
@@ -370,13 +365,13 @@ _FLOAT: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "MaxPooling2d": _max_pool,
         "AvgPooling2d": _avg_pool,
         "StaticTranspose": lambda f, x: x.permute(f.perm),
-        "StaticSlice": lambda f, x: cut(x, f.offsets, f.sizes),
+        "StaticSlice": lambda f, x: arithmetic.cut(x, f.offsets, f.sizes),
         **{f"Concatenate{i}": lambda f, *x: torch.cat(x, f.axis) for i in range(2, 6)},
         "ELU": lambda f, x: functional.elu(x, f.alpha),
         "LeakyReLU": lambda f, x: functional.leaky_relu(x, f.negative_slope),
         "BatchMatrixMultiply": _product,
         "StaticResizeBilinear2D": _bilinear,
-        "StaticConstantPad": lambda f, x: pad(
+        "StaticConstantPad": lambda f, x: arithmetic.pad(
             x, [*zip(f.pre_paddings, f.post_paddings, strict=True)], f.padding_value
         ),
     }
