@@ -16,7 +16,8 @@ from dimorder.errors import UsageError
 from dimorder.layout.costs import Costs
 from dimorder.plans.make_contract import Orders
 from dimorder.quantization.quantize import QuantizedNetwork
-from dimorder.sizes.symbolic_program import Point, SymbolicProgram, export_symbolic
+from dimorder.sizes.export_symbolic import export_symbolic
+from dimorder.sizes.symbolic_program import Point, SymbolicProgram
 from dimorder.targets.base import Target
 
 Network = torch.nn.Module | ExportedProgram | QuantizedNetwork | str | Path

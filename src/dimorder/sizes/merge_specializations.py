@@ -7,12 +7,9 @@ product of two. In a view's shape it may be the one entry that torch computes it
 
 from __future__ import annotations
 
-import itertools
-import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -23,6 +20,7 @@ from torch.utils import _pytree as pytree
 from dimorder.errors import UnsupportedError
 from dimorder.graph.nodes import VALUE, copy_meta, drop_meta
 from dimorder.graph.source_lines import operator_name, where
+from dimorder.sizes.affine import fit_formula
 
 aten = torch.ops.aten
 
@@ -148,7 +146,7 @@ class GraphMerger:
         The sizes are those of the call's operands, of the program's inputs, or of another value.
         """
         dims = [*self._read(row), *self.input_dims]
-        found = formula(number.values, [dim.sizes for dim in dims])
+        found = fit_formula(number.values, [dim.sizes for dim in dims])
         if found is not None:
             size, *others = (self._size(dims[i]) for i in found.of)
             for other in others:
@@ -208,102 +206,6 @@ class _Read:
 
     def __getitem__(self, place: int) -> Proxy:
         return Proxy(self.merger._size(self.dims[place]), GraphAppendingTracer(self.merger.graph))
-
-
-@dataclass(frozen=True)
-class Formula:
-    """A number computed from sizes.
-
-    It is `factor` times the product of the sizes at the places `of`, plus `offset`, over `divisor`.
-    """
-
-    factor: int
-    of: tuple[int, ...]
-    offset: int
-    divisor: int = 1
-
-    def __call__(self, sizes: Sequence[Any]) -> Any:
-        product = self.factor
-        for place in self.of:
-            product = product * sizes[place]
-        total = product + self.offset
-        return total if self.divisor == 1 else total // self.divisor
-
-
-def formula(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
-    """Return how a number is computed from sizes, or None if that is not found.
-
-    A single size is tried first, then an affine function of one size, and a multiple of a product of two
-    sizes. A fraction of one size, or of such a product, is tried last.
-
-    Args:
-        values: the number's value at each point.
-        sizes: the values of each size at the same points.
-
-    >>> formula((7, 11, 19), [(2, 3, 4), (3, 5, 9)])
-    Formula(factor=2, of=(1,), offset=1, divisor=1)
-    >>> formula((12, 30, 72), [(2, 3, 4), (3, 5, 9)])
-    Formula(factor=2, of=(0, 1), offset=0, divisor=1)
-    >>> formula((12, 24, 20), [(32, 64, 160), (96, 96, 32)])
-    Formula(factor=1, of=(0, 1), offset=0, divisor=256)
-    """
-    if len(set(values)) == 1:
-        return Formula(values[0], (), 0)
-    places = range(len(sizes))
-    for place in places:
-        if tuple(sizes[place]) == tuple(values):
-            return Formula(1, (place,), 0)
-    for place in places:
-        found = _affine(values, sizes[place])
-        if found is not None:
-            return Formula(found[0], (place,), found[1])
-    for one, other in itertools.combinations_with_replacement(places, 2):
-        found = _affine(values, [a * b for a, b in zip(sizes[one], sizes[other], strict=True)])
-        if found is not None and found[1] == 0:
-            return Formula(found[0], (one, other), 0)
-    for of in (*((place,) for place in places), *itertools.combinations_with_replacement(places, 2)):
-        products = [math.prod(each) for each in zip(*(sizes[place] for place in of), strict=True)]
-        parts = {Fraction(value, product) for value, product in zip(values, products, strict=True)}
-        if len(parts) == 1:
-            (part,) = parts
-            return Formula(part.numerator, of, 0, part.denominator)
-    return None
-
-
-def _affine(values: Sequence[int], sizes: Sequence[int]) -> tuple[int, int] | None:
-    """Return whole numbers a > 0 and c with value = a · size + c at each point, or None."""
-    at = next((i for i, size in enumerate(sizes) if size != sizes[0]), None)
-    if at is None:
-        return None
-    factor, rest = divmod(values[at] - values[0], sizes[at] - sizes[0])
-    offset = values[0] - factor * sizes[0]
-    fits = all(value == factor * size + offset for value, size in zip(values, sizes, strict=True))
-    return (factor, offset) if fits and not rest and factor > 0 else None
-
-
-def quotient(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formula | None:
-    """Return how a number is computed from sizes, with division allowed.
-
-    At sizes that leave a remainder the result may not be what was meant.
-
-    Args:
-        values: the number's value at each point.
-        sizes: the values of each size at the same points.
-
-    >>> quotient((4, 7, 10), [(10, 16, 22)])
-    Formula(factor=1, of=(0,), offset=-2, divisor=2)
-    """
-    found = formula(values, sizes)
-    for place, known in enumerate(sizes if found is None else ()):
-        at = next((i for i, size in enumerate(known) if size != known[0]), None)
-        if at is None:
-            continue
-        factor = Fraction(values[at] - values[0], known[at] - known[0])
-        offset = (values[0] - factor * known[0]) * factor.denominator
-        made = Formula(factor.numerator, (place,), int(offset), factor.denominator)
-        if [made(each) for each in zip(*sizes, strict=True)] == list(values):
-            return made
-    return found
 
 
 def broadcast_row(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

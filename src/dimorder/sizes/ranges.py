@@ -13,10 +13,8 @@ other.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -32,6 +30,7 @@ from dimorder.ops.tokens import AxisOrder
 from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.problem import Config, Cost, LayoutProblem, evaluate
 from dimorder.planning.solve import solve
+from dimorder.sizes.affine import corner_weights, fit_affine
 from dimorder.sizes.merge_specializations import FIX
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 
@@ -198,9 +197,9 @@ class _Resize:
         if len(set(sizes)) == 1:
             return sizes[0]
         for name in point:
-            found = _function(sizes, [each[name] for each in self.points])
-            if found is not None:
-                size = found[0] * point[name] + found[1]
+            line = fit_affine(sizes, [each[name] for each in self.points])
+            if line is not None:
+                size = line(point[name])
                 return int(size) if size.denominator == 1 and size > 0 else None
         return None
 
@@ -228,15 +227,6 @@ class _Resize:
         return replace(first.problem, buffers=buffers, steps=tuple(steps))
 
 
-def _function(values: Sequence[int], sizes: Sequence[int]) -> tuple[Fraction, Fraction] | None:
-    """Return the affine function from sizes to values; None if there is none."""
-    at = next(i for i, size in enumerate(sizes) if size != sizes[0])
-    factor = Fraction(values[at] - values[0], sizes[at] - sizes[0])
-    offset = values[0] - factor * sizes[0]
-    fits = all(value == factor * size + offset for value, size in zip(values, sizes, strict=True))
-    return (factor, offset) if fits and factor > 0 else None
-
-
 def _curved(
     problem: LayoutProblem, point: Point, corners: Sequence[LayoutProblem], symbols: Sequence[Symbol]
 ) -> set[tuple[int, int]] | None:
@@ -245,8 +235,7 @@ def _curved(
     They differ from what the costs at the corners predict. Costs that every plan pays are left out. None if
     other conversions are offered here than at the corners.
     """
-    shares = [_shares(symbol, point[symbol.name]) for symbol in symbols]
-    weights = [math.prod(each) for each in itertools.product(*shares)]
+    weights = corner_weights(symbols, point)
     columns = [_costs(problem), *map(_costs, corners)]
     if len({tuple(cost is None for cost in column) for column in columns}) > 1:
         return None
@@ -284,15 +273,6 @@ def _without(problem: LayoutProblem, free: set[tuple[int, int]]) -> LayoutProble
         pairs = zip(step.configs, itertools.islice(costs, len(step.configs)), strict=True)
         steps.append(replace(step, configs=tuple(replace(each, cost=cost) for each, cost in pairs if cost)))
     return replace(problem, buffers=tuple(buffers), steps=tuple(steps))
-
-
-def _shares(symbol: Symbol, size: int) -> list[Fraction]:
-    """Return the weight of each end of a range at a size."""
-    least, most = symbol.minimum, symbol.maximum
-    assert most is not None
-    if least == most:
-        return [Fraction(1)]
-    return [Fraction(most - size, most - least), Fraction(size - least, most - least)]
 
 
 def _costs(problem: LayoutProblem) -> list[Cost | None]:

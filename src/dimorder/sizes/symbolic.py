@@ -24,7 +24,8 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from dimorder.graph.exported import remade
 from dimorder.graph.nodes import MAX_SHAPE, set_meta, set_value
 from dimorder.graph.tracing import at_most, shape_of
-from dimorder.sizes.merge_specializations import GraphMerger, SizesError, broadcast_row, formula
+from dimorder.sizes.affine import fit_formula
+from dimorder.sizes.merge_specializations import GraphMerger, SizesError, broadcast_row
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class SizeTable:
             return values[0]
         if tuple(values) in self.known:
             return self.known[tuple(values)]
-        found = formula(values, list(self.known))
+        found = fit_formula(values, list(self.known))
         return None if found is None else found(list(self.known.values()))
 
     def most(self, values: Sequence[int]) -> int:

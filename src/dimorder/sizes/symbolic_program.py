@@ -6,13 +6,11 @@ on programs of fixed sizes that are made from it, at a few *points*: a size for 
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import sympy
@@ -25,9 +23,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dimorder.capture.check_size_assertions import MOST
-from dimorder.capture.export import arguments, clone_repeated_tensors, export
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.sizes.affine import is_affine
 from dimorder.sizes.specialize_shapes import resize_tensor, specialize_shapes
 from dimorder.sizes.symbolic import SizeTable
 
@@ -223,8 +221,8 @@ class SymbolicProgram:
         if len(names) != 1 or len(expression.free_symbols) != 1:
             return False
         symbol = next(symbol for symbol in self.symbols if symbol.name == names[0])
-        values = [self._size(size, {**self.middle, symbol.name: each}) for each in sizes_of(symbol)]
-        return len({b - a for a, b in itertools.pairwise(values)}) <= 1
+        known = sizes_of(symbol)
+        return is_affine([self._size(size, {**self.middle, symbol.name: each}) for each in known], known)
 
     @cached_property
     def _sizes(self) -> tuple[list[Any], set[int]]:
@@ -272,53 +270,6 @@ def dims_of(symbols: Iterable[Symbol]) -> dict[str, Any]:
         root = Dim(symbol.name, min=least, max=most)
         dims[symbol.name] = root if symbol.step == 1 else symbol.step * root
     return dims
-
-
-def export_symbolic(
-    model: torch.nn.Module | ExportedProgram | str | Path,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    dynamic_shapes: Any,
-) -> SymbolicProgram | None:
-    """Return the network with its dynamic sizes; None if all sizes are fixed.
-
-    Args:
-        model: a module, an exported program, or a `.pt2` file.
-        args: example positional inputs.
-        kwargs: example keyword inputs.
-        dynamic_shapes: the dynamic sizes, as in torch.export. An exported program has its own.
-
-    Raises:
-        UsageError: if a size has no upper bound, or is not a multiple of a symbol.
-
-    >>> batch = Dim("N", min=1, max=16)
-    >>> found = export_symbolic(torch.nn.ReLU(), (torch.ones(2, 3),), None, ({0: batch},))
-    >>> print(*found.symbols, found.input_shapes, found.middle)
-    N = 1 … 16 [('N', 3)] {'N': 4}
-    """
-    if isinstance(model, torch.nn.Module):
-        if dynamic_shapes is None:
-            return None
-        args, kwargs = clone_repeated_tensors(tuple(args), dict(kwargs or {}))
-        dims = _dims(model, args, kwargs, dynamic_shapes)
-        grown = {key: resize_tensor(leaf, _from_two(leaf, named)) for key, (leaf, named) in dims.items()}
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: grown.get(id(x), x), (args, kwargs))
-        names = {id(grown[key]): named for key, (_, named) in dims.items()}
-    elif dynamic_shapes is not None:
-        fix = "leave them out, or export the network again with other ones"
-        raise UsageError("dynamic_shapes", "an exported program, which has its own", fix)
-    else:
-        names = {}
-    exported = export(model, args, kwargs, dynamic_shapes)
-    if not _has_symbols(exported):
-        return None
-    if any(node.op == "get_attr" for node in exported.graph.nodes):  # subgraphs have modes of their own
-        exported = exported.run_decompositions({})
-    call = (args, kwargs or {}) if args or kwargs else exported.example_inputs
-    if call is None:
-        raise UsageError("args", "neither given nor in the program", "give example arguments")
-    leaves = tuple(arguments(exported, *call))
-    return SymbolicProgram(exported, leaves, *_symbols(exported, leaves, names))
 
 
 def input_nodes(exported: ExportedProgram) -> list[Node]:
@@ -385,87 +336,3 @@ def _are_apart(points: Sequence[Point]) -> bool:
         (a[1] - a[0]) * (b[2] - b[0]) != (a[2] - a[0]) * (b[1] - b[0])
         for a, b in itertools.combinations(columns, 2)
     )
-
-
-# What torch knows about the symbols
-
-
-def _has_symbols(exported: ExportedProgram) -> bool:
-    values = (node.meta.get("val") for node in input_nodes(exported))
-    tensors = (value for value in values if isinstance(value, torch.Tensor))
-    return any(not isinstance(size, int) for value in tensors for size in value.shape)
-
-
-def _symbols(
-    exported: ExportedProgram, leaves: Sequence[Any], names: Mapping[int, Mapping[int, Any]]
-) -> tuple[tuple[Symbol, ...], dict[str, sympy.Symbol]]:
-    """Return the contract's dynamic sizes, and torch's own symbols by their names."""
-    found: dict[sympy.Symbol, Symbol] = {}
-    for node, leaf in zip(input_nodes(exported), leaves, strict=True):
-        if not isinstance(leaf, torch.Tensor):
-            continue
-        for d, size in enumerate(node.meta["val"].shape):
-            if isinstance(size, int):
-                continue
-            root, step = _root_and_step(size.node.expr, f"input {node.name}")
-            dim = names.get(id(leaf), {}).get(d)
-            dim = getattr(dim, "root", dim)
-            limits = exported.range_constraints.get(root)
-            least = getattr(limits, "lower", 0) if dim is None else dim.min
-            most = getattr(limits, "upper", None) if dim is None else dim.max
-            name = str(root) if dim is None else dim.__name__
-            if not isinstance(most, (int, sympy.Integer)):
-                fix = f'say how large it may be: torch.export.Dim("{name}", min=1, max=16)'
-                raise UsageError(
-                    f"input {node.name}, dim {d}", f"the size {name}, without an upper bound", fix
-                )
-            symbol = Symbol(name, step * max(1, int(least)), step * int(most), step)
-            if found.setdefault(root, symbol) != symbol:
-                fix = "give each a name of its own, or lower one program for each size"
-                raise UsageError(f"input {node.name}, dim {d}", f"{size}, where {found[root]} elsewhere", fix)
-    return tuple(found.values()), {symbol.name: root for root, symbol in found.items()}
-
-
-def _root_and_step(expression: Any, where: str) -> tuple[sympy.Symbol, int]:
-    step, root = expression.as_coeff_Mul()
-    if not isinstance(root, sympy.Symbol) or not isinstance(step, (int, sympy.Integer)):
-        fix = "give sizes that are a Dim, or a multiple of one"
-        raise UsageError(where, f"the size {expression}", fix)
-    return root, int(step)
-
-
-def _dims(
-    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
-) -> dict[int, tuple[torch.Tensor, Mapping[int, Any]]]:
-    """Return the tensors of a call that have named dimensions, with these dimensions, by the tensors' ids."""
-    try:
-        bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    except TypeError as error:
-        raise UsageError("the arguments", str(error), "give what the network's forward takes") from error
-    found: dict[int, tuple[torch.Tensor, Mapping[int, Any]]] = {}
-
-    def walk(value: Any, shapes: Any) -> None:
-        """Collect tensors with their dimensions; torch.export reports shapes of another form."""
-        if isinstance(value, torch.Tensor) and isinstance(shapes, (Mapping, list, tuple)):
-            pairs = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
-            found[id(value)] = value, {d: dim for d, dim in pairs if isinstance(dim, Dim)}
-        elif isinstance(value, Mapping) and isinstance(shapes, Mapping):
-            for key in value:
-                walk(value[key], shapes.get(key))
-        elif isinstance(value, (list, tuple)) and isinstance(shapes, (list, tuple)):
-            for each in zip(value, shapes, strict=False):
-                walk(*each)
-
-    whole: Any = dict(bound) if isinstance(dynamic_shapes, Mapping) else tuple(bound.values())
-    walk(whole, dynamic_shapes)
-    return found
-
-
-def _from_two(leaf: torch.Tensor, dims: Mapping[int, Any]) -> tuple[int, ...]:
-    """Return the shape of an example with dynamic sizes of 1 enlarged: torch would specialize a 1."""
-    shape = list(leaf.shape)
-    for d, dim in dims.items():
-        at = getattr(dim, "fn", int)
-        if -leaf.dim() <= d < leaf.dim() and shape[d] == at(1):
-            shape[d] = max(int(at(2)), int(dim.min))
-    return tuple(shape)

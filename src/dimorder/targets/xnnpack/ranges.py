@@ -18,7 +18,8 @@ from torch.fx import Graph, GraphModule, Node
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.nodes import set_value
-from dimorder.sizes.merge_specializations import FIX, GraphMerger, SizesError, broadcast_row, quotient
+from dimorder.sizes.affine import fit_quotient
+from dimorder.sizes.merge_specializations import FIX, GraphMerger, SizesError, broadcast_row
 from dimorder.sizes.symbolic import SizeTable
 from dimorder.sizes.symbolic_program import dims_of
 from dimorder.targets.delegate import lowered
@@ -79,7 +80,9 @@ def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts], table: SizeTa
     for each in zip(*(p[1] for p in parts), strict=True):
         rows = _sizes([x.shape for x in each])
         made = [
-            sizes[0] if len(set(sizes)) == 1 else table.formula(sizes, columns) or quotient(sizes, columns)
+            sizes[0]
+            if len(set(sizes)) == 1
+            else table.formula(sizes, columns) or fit_quotient(sizes, columns)
             for sizes in rows
         ]
         if None in made:
