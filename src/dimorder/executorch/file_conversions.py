@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from dimorder.errors import ContractError, UnsupportedError, UsageError
+from dimorder.errors import UnsupportedError, UsageError
+from dimorder.executorch.pte import damaged
 from dimorder.executorch.xnn_blob import moves, read_xnn_blob
 
 BACKEND_ID = "XnnpackBackend"  # the name that the stock runtime registers
@@ -158,7 +159,7 @@ def conversions_in(pte: bytes, where: str = "a .pte file") -> FileConversions:
         program = deserialize_pte_binary(pte).program
     # For damaged bytes that parser may raise anything: struct.error, IndexError, AssertionError ...
     except Exception as error:
-        raise _damaged(where, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
+        raise damaged(where, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
     return conversions_of(program, where)
 
 
@@ -180,9 +181,7 @@ def conversions_of(program: Any, where: str = "a .pte file", method: str = "forw
         return _found(program, plans[method], where)
     except _DAMAGE as error:
         said = error.found if isinstance(error, UsageError) else error
-        raise _damaged(
-            where, f"tables that contradict each other ({type(error).__name__}: {said})"
-        ) from error
+        raise damaged(where, f"tables that contradict each other ({type(error).__name__}: {said})") from error
 
 
 def _found(program: Any, plan: Any, where: str) -> FileConversions:
@@ -250,7 +249,3 @@ def _permutation(plan: Any, args: list[int], rank: int) -> list[int]:
     first, second = swapped
     dims[first], dims[second] = dims[second], dims[first]
     return dims
-
-
-def _damaged(where: str, found: str) -> ContractError:
-    return ContractError(where, found, "lower the program again, or copy the file again")

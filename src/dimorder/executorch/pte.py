@@ -187,7 +187,7 @@ def _open(path: str | os.PathLike[str]) -> tuple[Path, Any]:
         verified = _C.Verification.InternalConsistency  # an inconsistent file may crash the runtime
         return file, _C._load_program(str(file), program_verification=verified)
     except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
-        raise _damaged(file, f"ExecuTorch: {error}") from error
+        raise damaged(f"loading {file}", f"ExecuTorch: {error}") from error
 
 
 def _check_bytes(file: Path, data: bytes | mmap) -> None:
@@ -196,19 +196,23 @@ def _check_bytes(file: Path, data: bytes | mmap) -> None:
     The header of a .pte is read as executorch.exir._serialize._program._ExtendedHeader writes it.
     """
     if not re.fullmatch(rb"ET\d\d", data[4:8]):
-        raise _damaged(file, f"{len(data)} bytes that do not begin as a .pte does (ET12 at byte 4)")
+        raise damaged(
+            f"loading {file}", f"{len(data)} bytes that do not begin as a .pte does (ET12 at byte 4)"
+        )
     if data[8:12] == b"eh00":
         program, segments_at, segments = (int.from_bytes(data[at : at + 8], "little") for at in (16, 24, 32))
         if len(data) < 40 or len(data) < max(program, segments_at + segments):
-            raise _damaged(
-                file, f"{len(data)} bytes of {max(program, segments_at + segments)}: it is cut off"
+            raise damaged(
+                f"loading {file}",
+                f"{len(data)} bytes of {max(program, segments_at + segments)}: it is cut off",
             )
     if is_intact(data) is False:
-        raise _damaged(file, "bytes other than those that were written (their SHA-256 differs)")
+        raise damaged(f"loading {file}", "bytes other than those that were written (their SHA-256 differs)")
 
 
-def _damaged(file: Path, found: str) -> ContractError:
-    return ContractError(f"loading {file}", found, "lower the program again, or copy the file again")
+def damaged(where: str, found: str) -> ContractError:
+    """Return the error for a file whose bytes are not those that were written."""
+    return ContractError(where, found, "lower the program again, or copy the file again")
 
 
 def _contract(file: Path, native: Any) -> tuple[Contract, Any]:
@@ -260,7 +264,7 @@ def _tables(file: Path) -> Any:
         return deserialize_pte_binary(file.read_bytes()).program
     # For damaged bytes that parser may raise anything: struct.error, IndexError, AssertionError ...
     except Exception as error:
-        raise _damaged(file, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
+        raise damaged(f"loading {file}", f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
 
 
 def _spec(file: Path, name: str, value: Any, symbols: list[Symbol]) -> TensorSpec:

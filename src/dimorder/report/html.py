@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
-from itertools import groupby
 
+from dimorder.lowered import Lowered
 from dimorder.plans.network_plan import Explanation
 from dimorder.report import parts
-from dimorder.report.model import ConversionRow, Lowering, OperatorRow, Report
-from dimorder.report.parts import bar, section, size, table
+from dimorder.report.model import ConversionRow, OperatorRow, Report
+from dimorder.report.parts import bar, section, size, strip, table
 from dimorder.targets.npu_report import NpuReport
 
 _FAMILIES = {
@@ -29,8 +28,8 @@ def page(report: Report) -> str:
         _strip(report),
         _conversions(report),
         _left_over(report),
-        _npu(report.lowering.npu) if report.lowering and report.lowering.npu else "",
-        _seconds(report.lowering) if report.lowering else "",
+        _npu(report.lowered.artifact.npu) if report.lowered and report.lowered.artifact.npu else "",
+        _seconds(report.lowered) if report.lowered else "",
         _proof(report),
     ]
     return parts.document(f"{report.title} · dimorder", sections)
@@ -38,21 +37,22 @@ def page(report: Report) -> str:
 
 def _head(report: Report) -> str:
     count = len(report.conversions)
-    proven = "proven least" if report.optimal else "not proven least"
-    bound = _unit(report.lower_bound, report.units[0])
+    certificate = report.plan.certificate
+    proven = "proven least" if certificate.optimal else "not proven least"
+    bound = _unit(certificate.lower_bound, report.plan.units[0])
     tiles = [
         (str(count), "conversion" if count == 1 else "conversions", ""),
         (size(report.converted_bytes), "moved by them", ""),
-        (proven, f"no plan costs less than {bound}", "good" if report.optimal else "bad"),
+        (proven, f"no plan costs less than {bound}", "good" if certificate.optimal else "bad"),
     ]
-    if report.lowering:
-        outside = sum(report.lowering.outside.values())
-        delegates = f"{report.lowering.delegates} delegate{'s' * (report.lowering.delegates != 1)}"
+    if report.lowered:
+        outside, count = sum(report.lowered.artifact.outside.values()), report.lowered.artifact.delegates
+        delegates = f"{count} delegate{'s' * (count != 1)}"
         tiles += [
-            (f"{report.lowering.max_rel_error:.1e}", "largest relative error", ""),
+            (f"{report.lowered.max_rel_error:.1e}", "largest relative error", ""),
             (delegates, f"{outside or 'no'} operator{'s' * (outside != 1)} outside", ""),
         ]
-    text = f"Memory orders for target <b>{escape(report.target)}</b>, planned by dimorder."
+    text = f"Memory orders for target <b>{escape(report.plan.target)}</b>, planned by dimorder."
     return parts.head(report.title, text, tiles)
 
 
@@ -60,7 +60,7 @@ def _contract(report: Report) -> str:
     return section(
         "Contract",
         "What the program promises, and checks on every call.",
-        table(report.contract.rows(" × "), ["", "name", "shape", "type", "order"]),
+        table(report.plan.contract.rows(" × "), ["", "name", "shape", "type", "order"]),
     )
 
 
@@ -120,35 +120,15 @@ def _without(found: Explanation) -> str:
 
 
 def _strip(report: Report) -> str:
-    counts = Counter(row.family for row in report.operators)
-    legend = "".join(
-        f'<li><i class="cell {name}"></i>{name} <small>{counts[name]} · {told}</small></li>'  # type: ignore[index]
-        for name, told in _FAMILIES.items()
-        if counts[name]  # type: ignore[index]
-    )
-    legend += '<li><i class="mark">0</i>conversion</li>' if report.conversions else ""
-    rows = "".join(
-        f'<div class="row"><b>{escape(label)}</b><div class="cells">{"".join(map(_cell, group))}</div></div>'
-        for label, group in _grouped(report.operators)
-    )
+    mark = '<li><i class="mark">0</i>conversion</li>' if report.conversions else ""
     text = (
         f"{len(report.operators)} operators in program order, coloured by the order that they write. "
         f"Hover for more. Views, permutes and reshapes ({report.relabels}) are free and not shown. An order "
         "is named by the shape that a value was made with: channels-last of N × C × H × W and row-major of "
         "N × H × W × C are the same memory."
     )
-    return section("Operators", text, f'<ul class="legend">{legend}</ul><div class="strip">{rows}</div>')
-
-
-def _grouped(operators: Sequence[OperatorRow]) -> Iterator[tuple[str, list[OperatorRow]]]:
-    """Return runs of operators by module, to a depth of two levels, or of one if there are too many runs."""
-
-    def rows(levels: int) -> list[tuple[str, list[OperatorRow]]]:
-        keyed = groupby(operators, key=lambda row: ".".join(row.module.split(".")[:levels]))
-        return [(label, list(group)) for label, group in keyed]
-
-    fine = rows(2)
-    yield from fine if len(fine) <= parts.MAX_ROWS else rows(1)
+    cells = [(row.module, row.family, _cell(row)) for row in report.operators]
+    return section("Operators", text, strip(cells, _FAMILIES, mark))
 
 
 def _cell(row: OperatorRow) -> str:
@@ -174,8 +154,8 @@ def _cell(row: OperatorRow) -> str:
 
 def _left_over(report: Report) -> str:
     parts = []
-    if report.lowering and report.lowering.outside:
-        rows = ((name, str(count)) for name, count in report.lowering.outside.items())
+    if report.lowered and report.lowered.artifact.outside:
+        rows = ((name, str(count)) for name, count in report.lowered.artifact.outside.items())
         parts.append(
             section(
                 "Outside of the delegates",
@@ -183,8 +163,8 @@ def _left_over(report: Report) -> str:
                 table(rows, ["operator", "calls"]),
             )
         )
-    if report.opaque:
-        rows3 = ((place.operator, place.source, reason) for place, reason in report.opaque)
+    if report.plan.opaque:
+        rows3 = ((place.operator, place.source, reason) for place, reason in report.plan.opaque)
         parts.append(
             section(
                 "Row-major for want of a rule or a kernel",
@@ -192,8 +172,8 @@ def _left_over(report: Report) -> str:
                 table(rows3, ["operator", "source", "why"]),
             )
         )
-    if report.blocks:
-        places = ((place.operator, place.source) for place in dict.fromkeys(report.blocks))
+    if report.plan.blocks:
+        places = ((place.operator, place.source) for place in dict.fromkeys(report.plan.blocks))
         parts.append(
             section(
                 "Kept in blocks",
@@ -223,31 +203,35 @@ def _npu(npu: NpuReport) -> str:
     return section("NPU", text, f"<table>{rows}</table>")
 
 
-def _seconds(lowering: Lowering) -> str:
-    total = sum(lowering.seconds.values()) or 1.0
+def _seconds(lowered: Lowered) -> str:
+    total = sum(lowered.seconds.values()) or 1.0
     rows = "".join(
         f'<tr><td>{escape(step)}</td><td class="right">{seconds:.2f} s</td>'
         f'<td class="wide">{bar(seconds / total)}</td>'
         "</tr>"
-        for step, seconds in lowering.seconds.items()
+        for step, seconds in lowered.seconds.items()
     )
     rows += f'<tr><td><b>total</b></td><td class="right"><b>{total:.2f} s</b></td><td></td></tr>'
-    added = f"{lowering.constant_bytes_added:,} bytes of constants were added"
-    facts = f"The program has {lowering.artifact_bytes:,} bytes; {added}."
+    added = f"{lowered.constant_bytes_added:,} bytes of constants were added"
+    facts = f"The program has {len(lowered.artifact.data):,} bytes; {added}."
     return section("Time", facts, f"<table>{rows}</table>")
 
 
 def _proof(report: Report) -> str:
-    costs = ", ".join(_unit(value, unit) for value, unit in zip(report.cost, report.units, strict=True))
+    plan, certificate = report.plan, report.plan.certificate
+    costs = ", ".join(_unit(value, unit) for value, unit in zip(plan.cost, plan.units, strict=True))
     verdict = (
         "The two meet: this plan is proven to be the cheapest"
-        if report.optimal
+        if certificate.optimal
         else "The two differ: a cheaper plan may exist"
     )
-    truncated = "" if report.candidates == "complete" else " Some candidates were left out for their number."
+    truncated = (
+        "" if certificate.candidates == "complete" else " Some candidates were left out for their number."
+    )
     return (
-        f"<footer><p>The plan costs {costs}. The bound is {_unit(report.lower_bound, report.units[0])}. "
-        f"{verdict} over {report.candidates} candidates ({escape(report.solver)}).{truncated}</p></footer>"
+        f"<footer><p>The plan costs {costs}. The bound is {_unit(certificate.lower_bound, plan.units[0])}. "
+        f"{verdict} over {certificate.candidates} candidates ({escape(certificate.solver)})."
+        f"{truncated}</p></footer>"
     )
 
 

@@ -6,14 +6,13 @@ Like a plan's page it is self-contained. Its one script filters the findings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
-from itertools import groupby
 from pathlib import Path
 
 from dimorder.eager.inspection import COSTLY, Comparison, Finding, FindingGroup, Inspection, TracedCall
 from dimorder.report import parts
-from dimorder.report.parts import section, size, table
+from dimorder.report.parts import section, size, strip, table
 
 _FAMILY = {
     "row-major": "row-major",
@@ -103,31 +102,16 @@ def _strip(found: Inspection) -> str:
     by_call: dict[int, list[Finding]] = {}
     for finding in found.findings:
         by_call.setdefault(finding.call, []).append(finding)
-    counts = Counter(_FAMILY[call.results[0].kind] for call in calls)
-    legend = "".join(
-        f'<li><i class="cell {name}"></i>{name} <small>{counts[name]} · {told}</small></li>'
-        for name, told in _TOLD.items()
-        if counts[name]
-    )
-    rows = "".join(
-        f'<div class="row"><b>{escape(label or "(top)")}</b><div class="cells">'
-        f"{''.join(_cell(call, by_call.get(call.index, [])) for call in group)}</div></div>"
-        for label, group in _grouped(calls)
-    )
     text = (
         f"{len(calls)} operators on values of 3 dims or more, in the order they ran, coloured by the order "
         "of what they wrote; underlined where something was lost, copied or mixed. Hover for more. Views are "
         "not shown."
     )
-    return section("Operators", text, f'<ul class="legend">{legend}</ul><div class="strip">{rows}</div>')
-
-
-def _grouped(calls: Sequence[TracedCall]) -> Iterator[tuple[str, list[TracedCall]]]:
-    def rows(levels: int) -> list[tuple[str, list[TracedCall]]]:
-        keyed = groupby(calls, key=lambda call: ".".join(call.module.split(".")[:levels]))
-        return [(label, list(group)) for label, group in keyed]
-
-    yield from next((fine for fine in (rows(2), rows(1)) if len(fine) <= parts.MAX_ROWS), rows(1))
+    cells = [
+        (call.module or "(top)", _FAMILY[call.results[0].kind], _cell(call, by_call.get(call.index, [])))
+        for call in calls
+    ]
+    return section("Operators", text, strip(cells, _TOLD))
 
 
 def _cell(call: TracedCall, findings: Sequence[Finding]) -> str:

@@ -5,19 +5,17 @@ Nothing is measured or decided here, and nothing says how the page looks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.contract import Contract
 from dimorder.graph.source_lines import operator_name, where
 from dimorder.lowered import Lowered
 from dimorder.ops.problem_map import BufferInfo, layout_of
 from dimorder.ops.tokens import AxisOrder
-from dimorder.plans.network_plan import Explanation, NetworkPlan, Place, PlannedConversion, order_name
-from dimorder.targets.npu_report import NpuReport
+from dimorder.plans.network_plan import Explanation, NetworkPlan, PlannedConversion, order_name
 
 Family = Literal["row-major", "channels-last", "permuted", "cut"]
 
@@ -50,37 +48,20 @@ class ConversionRow:
 
 
 @dataclass(frozen=True)
-class Lowering:
-    """The figures that only a lowered network has."""
-
-    max_rel_error: float
-    delegates: int
-    outside: Mapping[str, int]
-    constant_bytes_added: int
-    artifact_bytes: int
-    seconds: Mapping[str, float]
-    npu: NpuReport | None
-
-
-@dataclass(frozen=True)
 class Report:
-    """Everything on the page. `relabels` counts the views and permutes that cost nothing and have no row."""
+    """Everything on the page; `lowered` is None for a plan alone."""
 
     title: str
-    target: str
-    contract: Contract
-    cost: tuple[int, ...]
-    units: tuple[str, ...]
-    lower_bound: int
-    optimal: bool
-    candidates: str
-    solver: str
+    plan: NetworkPlan
     conversions: tuple[ConversionRow, ...]
     operators: tuple[OperatorRow, ...]
-    relabels: int
-    opaque: tuple[tuple[Place, str], ...]
-    blocks: tuple[Place, ...]
-    lowering: Lowering | None
+    lowered: Lowered | None
+
+    @property
+    def relabels(self) -> int:
+        """The number of views and permutes, which cost nothing and have no row."""
+        rows = sum(row.module != "contract" for row in self.operators)
+        return len(self.plan.extracted.annotated.calls) - rows
 
     @property
     def converted_bytes(self) -> int:
@@ -94,37 +75,8 @@ def build(
     lowered = result if isinstance(result, Lowered) else None
     plan = lowered.plan if lowered else result
     assert isinstance(plan, NetworkPlan)
-    certificate = plan.certificate
-    operators = tuple(_operators(plan))
-    return Report(
-        title=title or "network",
-        target=plan.target,
-        contract=plan.contract,
-        cost=plan.cost,
-        units=plan.units,
-        lower_bound=certificate.lower_bound,
-        optimal=certificate.optimal,
-        candidates=certificate.candidates,
-        solver=certificate.solver,
-        conversions=tuple(_conversions(plan, progress)),
-        operators=operators,
-        relabels=len(plan.extracted.annotated.calls) - sum(row.module != "contract" for row in operators),
-        opaque=plan.opaque,
-        blocks=plan.blocks,
-        lowering=_lowering(lowered) if lowered else None,
-    )
-
-
-def _lowering(lowered: Lowered) -> Lowering:
-    return Lowering(
-        lowered.max_rel_error,
-        lowered.artifact.delegates,
-        dict(lowered.artifact.outside),
-        lowered.constant_bytes_added,
-        len(lowered.artifact.data),
-        dict(lowered.seconds),
-        lowered.artifact.npu,
-    )
+    conversions, operators = tuple(_conversions(plan, progress)), tuple(_operators(plan))
+    return Report(title or "network", plan, conversions, operators, lowered)
 
 
 def _conversions(plan: NetworkPlan, progress: Callable[[str], None]) -> Iterator[ConversionRow]:
@@ -175,8 +127,7 @@ def _operators(plan: NetworkPlan) -> Iterator[OperatorRow]:
 
 def _family(info: BufferInfo, order: AxisOrder) -> Family:
     """Return the kind of an order, for the value's own shape: the first kind that fits."""
-    value = info.root.meta["val"]
-    shape = tuple(int(size) for size in (value[0] if isinstance(value, (list, tuple)) else value).shape)
+    shape = _shape(info.root)
     if list(order) == sorted(order):
         return "row-major"
     owners = [info.tensor.dims[axis] for axis in order]

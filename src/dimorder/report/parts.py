@@ -5,11 +5,13 @@ A page needs nothing from the network, so it can be mailed, and opens anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import groupby
 from pathlib import Path
 
-MAX_ROWS = 64  # of a strip: with more, modules are grouped one level higher
+_MAX_ROWS = 64  # of a strip: with more, modules are grouped one level higher
 
 
 def document(title: str, sections: Iterable[str], style: str = "", script: str = "") -> str:
@@ -40,6 +42,33 @@ def head(title: str, text: str, tiles: Iterable[tuple[str, str, str]]) -> str:
 def section(title: str, text: str, content: str = "") -> str:
     """Return a section; `content` is HTML."""
     return f"<section><h2>{title}</h2><p>{escape(text)}</p>{content}</section>"
+
+
+def strip(cells: Sequence[tuple[str, str, str]], families: Mapping[str, str], more: str = "") -> str:
+    """Return cells in rows by module, with a legend.
+
+    Args:
+        cells: the module, the family and the HTML of each cell.
+        families: what the legend tells of each family.
+        more: HTML at the legend's end.
+    """
+    counts = Counter(family for _, family, _ in cells)
+    legend = "".join(
+        f'<li><i class="cell {name}"></i>{name} <small>{counts[name]} · {told}</small></li>'
+        for name, told in families.items()
+        if counts[name]
+    )
+    runs = _runs_of_modules(cells, 2)
+    rows = "".join(
+        f'<div class="row"><b>{escape(label)}</b><div class="cells">{html}</div></div>'
+        for label, html in (runs if len(runs) <= _MAX_ROWS else _runs_of_modules(cells, 1))
+    )
+    return f'<ul class="legend">{legend}{more}</ul><div class="strip">{rows}</div>'
+
+
+def _runs_of_modules(cells: Sequence[tuple[str, str, str]], levels: int) -> list[tuple[str, str]]:
+    keyed = groupby(cells, key=lambda cell: ".".join(cell[0].split(".")[:levels]))
+    return [(label, "".join(html for _, _, html in run)) for label, run in keyed]
 
 
 def table(rows: Iterable[Sequence[str]], titles: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dimorder.eager.inspection.inspection import ORDERS, running_in
+from dimorder.eager.inspection.trace import synchronize
 from dimorder.errors import UsageError
 
 ROUNDS = 11
@@ -189,7 +190,7 @@ def _prepared(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[],
             with torch.no_grad():
                 start = time.perf_counter()
                 model(*args, **kwargs)
-                _synchronise(given)
+                synchronize(pytree.tree_leaves(given))
                 return (time.perf_counter() - start) * 1e6
         finally:
             for tensor, data in before:
@@ -209,23 +210,15 @@ def _timed(parts: Mapping[str, nn.Module], seen: dict[str, float]) -> Iterator[N
             started: list[float] = []
 
             def enter(module: nn.Module, args: Any, started: list[float] = started) -> None:
-                _synchronise(args)
+                synchronize(pytree.tree_leaves(args))
                 started.append(time.perf_counter())
 
             def leave(
                 module: nn.Module, args: Any, output: Any, name: str = name, started: list[float] = started
             ) -> None:
-                _synchronise(output)
+                synchronize(pytree.tree_leaves(output))
                 seen[name] += (time.perf_counter() - started.pop()) * 1e6
 
             stack.callback(part.register_forward_pre_hook(enter).remove)
             stack.callback(part.register_forward_hook(leave).remove)
         yield
-
-
-def _synchronise(tree: Any) -> None:
-    """Wait for an accelerator, which runs asynchronously, so that its time is known."""
-    for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, Tensor) and leaf.device.type not in ("cpu", "meta"):
-            torch.accelerator.synchronize(leaf.device)
-            return

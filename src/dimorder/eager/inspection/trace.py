@@ -91,7 +91,7 @@ class _Operators(TorchDispatchMode):
         start = time.perf_counter()
         try:
             result = func(*args, **kwargs) if kernel.copies else _step_into(self, func, kernel, args, kwargs)
-            _synchronise(tensors)
+            synchronize(tensors)
         finally:
             copies, self.inside = tuple(self.inside.copies), None
         time_us = (time.perf_counter() - start) * 1e6
@@ -131,7 +131,7 @@ class _Inside:
             return _step_into(mode, func, kernel, args, kwargs)
         start = time.perf_counter()
         result = func(*args, **kwargs)
-        _synchronise([result])
+        synchronize([result])
         time_us = (time.perf_counter() - start) * 1e6
         before = _value(args[1] if kernel.name == "aten.copy_" else args[0], True)
         after = _value(result, True)
@@ -223,8 +223,8 @@ def _value(x: Tensor, known: bool) -> TracedValue:
     return TracedValue(shape, x.stride(), bytes_, x.untyped_storage().data_ptr(), x.data_ptr(), known)
 
 
-def _synchronise(tensors: Sequence[Any]) -> None:
+def synchronize(values: Sequence[Any]) -> None:
     """Wait for an accelerator, which runs asynchronously, so that its time is known."""
-    device = next((x.device for x in tensors if isinstance(x, Tensor) and x.device.type != "cpu"), None)
+    device = next((x.device for x in values if isinstance(x, Tensor) and x.device.type != "cpu"), None)
     if device is not None and device.type != "meta":
         torch.accelerator.synchronize(device)
