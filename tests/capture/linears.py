@@ -43,7 +43,7 @@ def rewritten(model: nn.Module, *args: Tensor, cuts: bool = True) -> tuple[Captu
     """A network in normal form, before and after, which are held to the same numbers."""
     torch.manual_seed(0)
     before = capture(model.eval(), args)
-    (after,) = rewrite_linears([before], cuts)
+    (after,) = rewrite_linears([before], 16 if cuts else None)
     assert list(check_captured.captured_faults(after)) == []
     with torch.no_grad():
         pairs = zip(after.module(*args), before.module(*args), strict=True)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 import dimorder
 from dimorder.layout.capabilities import Capabilities
 from dimorder.ops import table
-from dimorder.ops.operator import Implementation, Operator
+from dimorder.ops.convolution import depthwise_in_parts
+from dimorder.ops.operator import Implementation
 from dimorder.targets import find
 from tests.layout.lowering import Net
 
@@ -98,5 +99,28 @@ def test_a_name_that_no_operator_has_is_refused() -> None:
 @pytest.mark.parametrize("plain", [(), ("a", "b"), ("c",)])
 def test_an_operator_says_which_of_its_implementations_are_plain(plain: tuple[str, ...]) -> None:
     both = tuple(Implementation(name, "*", as_a_sum, ()) for name in ("a", "b"))
+    relu = table.find(aten.relu.default)
+    assert relu is not None
     with pytest.raises(ValueError, match="plain implementation"):
-        Operator((aten.relu.default,), lambda node: "", both, plain=plain)
+        replace(relu, implementations=both, plain=plain)
+
+
+def test_a_target_may_have_an_implementation_of_its_own() -> None:
+    conv2d = torch.ops.dimorder.conv2d_nhwc.default
+
+    def computes(call: Any, constants: object) -> str | None:
+        whole = call.target is conv2d and call.args[1].meta["val"].shape[1:3] == (5, 5)
+        return "too many taps" if whole else None
+
+    own = {"aten.convolution": (depthwise_in_parts(9),)}
+    parts = Capabilities(computes, own_implementations=own)
+    net = torch.nn.Conv2d(6, 6, 5, groups=6)
+    lowered = dimorder.lower(
+        net, (torch.randn(1, 6, 9, 11),), target=replace(find("torch"), capabilities=parts)
+    )
+    taps = [
+        node.args[1].meta["val"].shape[1:3].numel()
+        for node in lowered.physical.graph.nodes
+        if node.target is conv2d
+    ]
+    assert len(taps) == 4 and sum(taps) == 25 and max(taps) == 9

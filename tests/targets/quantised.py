@@ -14,7 +14,7 @@ from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, Q
 from dimorder.targets.xnnpack.target import TARGET as XNNPACK
 
 # What the plan of a quantised network is held to: integers have no products with a matrix for each head.
-NOT_BY_HEADS = replace(XNNPACK, capabilities=replace(XNNPACK.capabilities, fast_head_matmuls=False))
+NOT_BY_HEADS = replace(XNNPACK, capabilities=replace(XNNPACK.capabilities, heads=None))
 INT8, UINT8, INT16 = (-128, 127, torch.int8), (0, 255, torch.uint8), (-32767, 32767, torch.int16)
 Integers = tuple[int, int, torch.dtype]
 

@@ -20,7 +20,7 @@ from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integers import simplify
 from dimorder.capture.merge_parallel_linear import merge_parallel_linear
 from dimorder.capture.refusals import refuse_random
-from dimorder.capture.split_attention_heads import split_attention_heads
+from dimorder.capture.split_attention_heads import HeadLimits, split_attention_heads
 from dimorder.capture.split_packed_linear import split_packed_linear
 from dimorder.capture.state import require_apart
 from dimorder.graph.passes import Pass
@@ -62,20 +62,27 @@ GRAPH_PASSES: tuple[Pass[GraphModule], ...] = (
 )
 
 
-def linear_passes(cuts: bool, heads: bool, varying: frozenset[int]) -> tuple[Pass[GraphModule], ...]:
+def linear_passes(
+    fewest: int | None, heads: HeadLimits | None, varying: frozenset[int]
+) -> tuple[Pass[GraphModule], ...]:
     """Return the passes on linears and convolutions of a network that is not quantized.
 
     Args:
-        cuts: Whether a linear or convolution whose results are only cut becomes several.
-        heads: Whether linears of attention heads become batched matmuls.
+        fewest: The fewest channels of a piece, if linears whose results are only cut become several.
+        heads: The attention heads whose linears become batched matmuls.
         varying: The values of dynamic sizes.
     """
     requires = (graph_faults, quantized_faults)
-    split = Pass("split packed linears", split_packed_linear, requires, _GRAPH)
-    by_head = Pass("split attention heads", partial(split_attention_heads, varying=varying), requires, _GRAPH)
+    first, last = list[Pass[GraphModule]](), list[Pass[GraphModule]]()
+    if fewest is not None:
+        split = partial(split_packed_linear, fewest=fewest)
+        first.append(Pass("split packed linears", split, requires, _GRAPH))
+    if heads is not None:
+        by_head = partial(split_attention_heads, limits=heads, varying=varying)
+        last.append(Pass("split attention heads", by_head, requires, _GRAPH))
     return (
-        *((split,) if cuts else ()),
+        *first,
         Pass("merge parallel linears", merge_parallel_linear, requires, _GRAPH),
         Pass("fold into weights", fold_into_weights, requires, _GRAPH),
-        *((by_head,) if heads else ()),
+        *last,
     )

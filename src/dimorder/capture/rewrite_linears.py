@@ -10,14 +10,15 @@ from torch.fx import Graph, GraphModule
 
 from dimorder.capture.captured import Captured
 from dimorder.capture.passes import linear_passes
+from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.graph.passes import run_passes
 from dimorder.ops.quantization import is_quantised
 
 
 def rewrite_linears(
     programs: Sequence[Captured],
-    cuts: bool,
-    heads: bool = False,
+    fewest: int | None,
+    heads: HeadLimits | None = None,
     varying: Sequence[frozenset[int]] | None = None,
 ) -> list[Captured]:
     """Fold into weights what can be folded, in the same network at several sizes.
@@ -26,8 +27,9 @@ def rewrite_linears(
 
     Args:
         programs: The network at each size.
-        cuts: Whether a linear or convolution whose results are only cut becomes several.
-        heads: Whether linears of attention heads become batched matmuls.
+        fewest: The fewest channels of a piece, if linears and convolutions whose results are only cut become
+            several; None leaves them whole.
+        heads: The attention heads whose linears become batched matmuls.
         varying: For each program, the values of its dynamic sizes; none by default.
 
     >>> from dimorder.capture.captured import capture
@@ -37,13 +39,13 @@ def rewrite_linears(
     >>> program = capture(net, (torch.randn(3, 5),))
     >>> operators(program)
     ['aten.layer_norm.default', 'aten.linear.default', 'aten.mul.Tensor', 'aten.add.Tensor']
-    >>> operators(rewrite_linears([program], cuts=False)[0])
+    >>> operators(rewrite_linears([program], None)[0])
     ['aten.layer_norm.default', 'aten.linear.default']
     """
     if any(is_quantised(program.module) for program in programs):
         return list(programs)
     made = [
-        replace(program, module=_rewritten(program.module, cuts, heads, sizes))
+        replace(program, module=_rewritten(program.module, fewest, heads, sizes))
         for program, sizes in zip(programs, varying or [frozenset()] * len(programs), strict=True)
     ]
     return made if _have_equal_results(programs, made) else list(programs)
@@ -61,9 +63,11 @@ def _have_equal_results(programs: Sequence[Captured], made: Sequence[Captured]) 
     return True
 
 
-def _rewritten(module: GraphModule, cuts: bool, heads: bool, varying: frozenset[int]) -> GraphModule:
+def _rewritten(
+    module: GraphModule, fewest: int | None, heads: HeadLimits | None, varying: frozenset[int]
+) -> GraphModule:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     made = GraphModule(module, graph)
-    run_passes(linear_passes(cuts, heads, varying), made)
+    run_passes(linear_passes(fewest, heads, varying), made)
     return GraphModule(made, made.graph)  # compiled, and without the constants that nothing reads

@@ -25,13 +25,21 @@ from dimorder.ops.operator import args_of
 
 aten = torch.ops.aten
 
-# XNNPACK computes 16 or 32 channels at a time. Attention with heads of 32 or 64 takes 0.88 to 0.98 of the
-# time, with heads of 16 to 24 as long, with heads of 36 or 48 1.03 times.
-_FULL = 32
-_MOST_PIECES = 32  # the most pieces to join: more take longer than one delegate saves
+
+@dataclass(frozen=True)
+class HeadLimits:
+    """The attention heads for which a target is faster with one matmul per head.
+
+    Attributes:
+        channels: the number of which the channels of a head are a multiple.
+        most_joined: the most heads that slices join again, where a reshape has several dynamic sizes.
+    """
+
+    channels: int
+    most_joined: int
 
 
-def split_attention_heads(module: GraphModule, varying: Collection[int] = ()) -> None:
+def split_attention_heads(module: GraphModule, limits: HeadLimits, varying: Collection[int] = ()) -> None:
     """Replace a linear and the permute of its attention heads by a matmul per head, in place.
 
     If a reshape would give several dynamic sizes, heads of any size are split in this way. Slices that are
@@ -39,6 +47,7 @@ def split_attention_heads(module: GraphModule, varying: Collection[int] = ()) ->
 
     Args:
         module: The graph.
+        limits: The heads that are split.
         varying: The values of the dynamic sizes.
 
     >>> class Heads(torch.nn.Module):
@@ -46,7 +55,7 @@ def split_attention_heads(module: GraphModule, varying: Collection[int] = ()) ->
     ...         return torch.nn.functional.linear(x, w).view(2, 7, 3, 32).transpose(1, 2)
     >>> from dimorder.capture.captured import capture
     >>> module = capture(Heads(), (torch.ones(2, 7, 5),)).module
-    >>> split_attention_heads(module)
+    >>> split_attention_heads(module, HeadLimits(32, 32))
     >>> [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
     ['aten.reshape.default', 'aten.matmul.default']
     """
@@ -59,11 +68,11 @@ def split_attention_heads(module: GraphModule, varying: Collection[int] = ()) ->
         heads = None if linear is None else _heads(linear)
         if linear is not None and heads is not None:
             stuck = any(_is_stuck(move, varying) for move in heads.moves)
-            if stuck or heads.size % _FULL == 0:
+            if stuck or heads.size % limits.channels == 0:
                 _split(linear, heads)
     for node in module.graph.find_nodes(op="call_function", target=aten.reshape.default):
         if _is_stuck(node, varying):
-            _join(node)
+            _join(node, limits.most_joined)
     module.graph.eliminate_dead_code()
 
 
@@ -231,7 +240,7 @@ def _in_order(like: Node, read: Node, rows: Sequence[tuple[int, int]]) -> Node:
     return _call(like, aten.permute.default, [shape[d] for d in dims], _reshaped(like, read, shape), dims)
 
 
-def _join(reshape: Node) -> None:
+def _join(reshape: Node, most: int) -> None:
     """Replace a permute that moves heads after rows, and the reshape that merges them, by joined slices."""
     turned, shape = args_of(reshape)[0], shape_of(reshape)
     rank = len(shape) + 1
@@ -240,7 +249,7 @@ def _join(reshape: Node) -> None:
         return
     value = args_of(turned)[0]
     *_, count, _, size = shape_of(value)
-    if shape_of(turned)[:-2] != shape[:-1] or count > _MOST_PIECES:
+    if shape_of(turned)[:-2] != shape[:-1] or count > most:
         return
     with reshape.graph.inserting_before(reshape):
         piece = [*shape_of(value)[:-3], 1, *shape_of(value)[-2:]]

@@ -23,16 +23,12 @@ from dimorder.ops.table import elements_of
 
 aten = torch.ops.aten
 
-# XNNPACK computes 16 channels at a time. 8 pieces of 4 take 2.6 times as long as one linear and its slices, 8
-# of 8 take 1.7 times, and 8 of 16 as long.
-_FEWEST = 16
 
-
-def split_packed_linear(module: GraphModule) -> None:
+def split_packed_linear(module: GraphModule, fewest: int) -> None:
     """Replace a linear or convolution and the slices of its channels by one per piece, in place.
 
     The pieces must share no channels, so that nothing is computed twice. Channels that no piece has are not
-    computed. A piece of less than 16 channels would leave a kernel idle: then all stay together.
+    computed. All stay together if a piece would have fewer than `fewest` channels.
 
     >>> class Halved(torch.nn.Module):
     ...     def forward(self, x, w=torch.ones(48, 5)):
@@ -40,7 +36,7 @@ def split_packed_linear(module: GraphModule) -> None:
     ...         return a * b.sigmoid()
     >>> from dimorder.capture.captured import capture
     >>> module = capture(Halved(), (torch.ones(3, 5),)).module
-    >>> split_packed_linear(module)
+    >>> split_packed_linear(module, 16)
     >>> [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
     ['aten.linear.default', 'aten.linear.default', 'aten.sigmoid.default', 'aten.mul.Tensor']
     """
@@ -48,7 +44,7 @@ def split_packed_linear(module: GraphModule) -> None:
     while todo:
         linear = Linear.of(module, todo.pop())
         if linear is not None and linear.groups == 1 and not linear.transposed:
-            todo += _split(linear)
+            todo += _split(linear, fewest)
     module.graph.eliminate_dead_code()
 
 
@@ -61,12 +57,12 @@ class _Part:
     span: int
 
 
-def _split(linear: Linear) -> list[Node]:
+def _split(linear: Linear, fewest: int) -> list[Node]:
     """Split a packed linear or convolution, and return its pieces."""
     paths = list(_paths(linear.node, []))
     rows = [None if path is None else _rows(linear, path) for path in paths]
     taken = [each for each in rows if each is not None]
-    if len(taken) < len(paths) or min(map(len, taken), default=0) < _FEWEST:
+    if len(taken) < len(paths) or min(map(len, taken), default=0) < fewest:
         return []
     if len(torch.cat(taken).unique()) < sum(map(len, taken)):
         return []

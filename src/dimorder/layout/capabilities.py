@@ -5,14 +5,16 @@ The target sees the physical calls that an implementation would write, before an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from dimorder.capture.captured import Captured
+from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.layout.costs import Costs
+from dimorder.ops.operator import Implementation
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
 from dimorder.ops.table import IMPLEMENTATIONS, PLAIN
 from dimorder.physical.dry_run import physical_calls
@@ -34,10 +36,11 @@ class Capabilities:
         max_rank: the highest rank of a transpose, with dimensions that stay together counted as one; None is
             unlimited.
         takes: `takes(value)` is None if a value may be an input, else the reason why not.
-        slices_copy: whether a slice takes time and memory. A linear or matmul whose result is only cut is
-            then split into several.
-        fast_head_matmuls: whether a matmul with one constant matrix per attention head is as fast as one
-            matmul of all channels.
+        own_implementations: implementations that only this target has, by the operator. Each takes
+            an order of the other implementations, and comes after them.
+        split_channels: the fewest channels of a piece, if a linear whose result is only cut is better split
+            into one for each piece. None means that a slice takes no time.
+        heads: the attention heads for which a matmul per head is as fast as one matmul of all channels.
         fixed_resizes: whether a resize needs constant sizes. A resize to dynamic sizes is then better written
             as matmuls.
     """
@@ -47,8 +50,9 @@ class Capabilities:
     implementations: tuple[frozenset[str], ...] = (PLAIN,)
     max_rank: int | None = None
     takes: Callable[[torch.Tensor], str | None] = lambda value: None
-    slices_copy: bool = False
-    fast_head_matmuls: bool = False
+    own_implementations: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
+    split_channels: int | None = None
+    heads: HeadLimits | None = None
     fixed_resizes: bool = False
 
     def __post_init__(self) -> None:

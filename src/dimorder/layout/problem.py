@@ -217,13 +217,13 @@ class _Extractor:
 
     def _offered(self, call: torch.fx.Node, relation: Relation) -> list[tuple[Implementation, str]]:
         """Return the implementations of a call that run on the target, each with its order."""
-        known = implementations(call, relation)
-        return [
-            (implementation, form)
-            for implementation, form in zip(known, relation.forms, strict=True)
-            if implementation.applies(call)
-            and (len(known) == 1 or f"{operator_name(call)}/{implementation.name}" in self.listed)
-        ]
+        known, name = implementations(call, relation), operator_name(call)
+        pairs = list(zip(known, relation.forms, strict=True))
+        listed = [pair for pair in pairs if len(known) == 1 or f"{name}/{pair[0].name}" in self.listed]
+        orders = {implementation.form: form for implementation, form in pairs}
+        own = self.verdicts.capabilities.own_implementations.get(name, ())
+        added = [(each, orders[each.form]) for each in own if relation.kind != "opaque"]
+        return [(each, form) for each, form in (*listed, *added) if each.applies(call)]
 
     def _root_tensors(self) -> dict[torch.fx.Node, AxedTensor]:
         """Return the axes of each input, from any use of it: all uses see the same axes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -13,7 +14,6 @@ from dimorder.ops.convolution_call import Convolution
 from dimorder.ops.convolution_kernels import (
     SUMMED,
     depth_by_taps,
-    depthwise_in_parts,
     has_many_taps,
     has_outer_taps,
     has_phases,
@@ -22,6 +22,7 @@ from dimorder.ops.convolution_kernels import (
     transposed_depth_by_taps,
     transposed_in_phases,
     without_outer_taps,
+    write_depthwise_in_parts,
 )
 from dimorder.ops.dialect import OPS
 from dimorder.ops.indexed import pad
@@ -146,6 +147,21 @@ def _channels_last(c: Call) -> None:
 
 _FORM = "n s.0 s.1 s.2 g c"
 
+
+def depthwise_in_parts(most_taps: int) -> Implementation:
+    """Return the implementation of depthwise kernels in parts of at most `most_taps` taps.
+
+    A target lists it as its own, with the number of taps for which its kernels are fast.
+    """
+    return Implementation(
+        "depthwise in parts",
+        _FORM,
+        partial(write_depthwise_in_parts, most_taps=most_taps),
+        (OPS.conv2d_nhwc.default, *SUMMED),
+        partial(has_many_taps, most_taps=most_taps),
+    )
+
+
 OPERATORS = (
     Operator(
         (aten.convolution.default,),
@@ -175,13 +191,6 @@ OPERATORS = (
                     OPS.conv_transpose2d_nhwc.default,
                     OPS.conv_transpose3d_ndhwc.default,
                 ),
-            ),
-            Implementation(
-                "depthwise in parts",
-                _FORM,
-                depthwise_in_parts,
-                (OPS.conv2d_nhwc.default, *SUMMED),
-                has_many_taps,
             ),
             Implementation(
                 "depth tap by tap",

@@ -18,8 +18,8 @@ from dimorder.ops.operator import args_of
 aten = torch.ops.aten
 
 
-def depthwise_in_parts(c: Call) -> None:
-    """Split a depthwise kernel into kernels of few taps, and add their results.
+def write_depthwise_in_parts(c: Call, most_taps: int) -> None:
+    """Split a depthwise kernel into kernels of at most `most_taps` taps, and add their results.
 
     A part has every n-th row or column, with n times the dilation. If the padding is "same", a part needs no
     more padding than the whole kernel. Parts of consecutive rows would have to crop the input.
@@ -29,7 +29,7 @@ def depthwise_in_parts(c: Call) -> None:
     x, total = c.take(0, conv.dims), None
     size = [c.size(0, group) for group in conv.dims]
     height, width = conv.weight.shape[1:3]
-    down, across = _split(height, width)
+    down, across = _split(height, width, most_taps)
     for i in range(down):
         for j in range(across):
             part = conv.weight[:, i::down, j::across]
@@ -246,27 +246,22 @@ def is_deep_transposed(node: torch.fx.Node) -> bool:
     return len(shape_of(node)) == 5 and bool(args_of(node)[6])
 
 
-# A depthwise kernel of more taps has no fast XNNPACK kernel: 7 x 7 takes 10.1 ms at 56 x 56 x 96. Three
-# kernels of at most 25 taps and two additions take under 2 ms.
-PART_TAPS = 25
-
-
-def has_many_taps(node: torch.fx.Node) -> bool:
-    """Return whether a call is a 1-D or 2-D depthwise convolution of more than `PART_TAPS` taps."""
+def has_many_taps(node: torch.fx.Node, most_taps: int) -> bool:
+    """Return whether a call is a 1-D or 2-D depthwise convolution of more than `most_taps` taps."""
     x, weight, _, _, _, _, transposed, _, groups = args_of(node)
     kernel = shape_of(weight)[2:]
     depthwise = groups == shape_of(x)[1] > 1 and not transposed and len(kernel) < 3
-    return depthwise and math.prod(kernel) > PART_TAPS
+    return depthwise and math.prod(kernel) > most_taps
 
 
-def _split(height: int, width: int) -> tuple[int, int]:
+def _split(height: int, width: int, most_taps: int) -> tuple[int, int]:
     """Return how many kernels share the rows, and how many the columns: as few as the taps allow."""
     return min(
         (
             (down, across)
             for down in range(1, height + 1)
             for across in range(1, width + 1)
-            if math.ceil(height / down) * math.ceil(width / across) <= PART_TAPS
+            if math.ceil(height / down) * math.ceil(width / across) <= most_taps
         ),
         key=lambda parts: (math.prod(parts), parts),
     )

@@ -74,9 +74,14 @@ def capture_variants(source: Source, points: Sequence[Point], request: Request) 
     """
     sizes, target = source.sizes, request.target
     capabilities = target.capabilities
+    costs = target.costs.get(request.objective)
     # By count a packed linear is not split: one conversion of its packed result is fewer.
-    cuts = capabilities.slices_copy and request.objective != "count"
-    rewrites = partial(rewrite_linears, cuts=cuts, heads=capabilities.fast_head_matmuls)
+    by_count = costs is not None and costs.units[0] == "conversions"
+    rewrites = partial(
+        rewrite_linears,
+        fewest=None if by_count else capabilities.split_channels,
+        heads=capabilities.heads,
+    )
     if sizes is None:
         programs, targets = rewrites([capture(source.model, source.args, source.kwargs)]), [target]
     else:

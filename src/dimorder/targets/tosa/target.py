@@ -147,6 +147,7 @@ def check(path: str, data: bytes) -> FileSummary:
     return inspect_tosa(data)
 
 
+SPLIT_CHANNELS = 16  # as for XNNPACK
 MIN_RUN = 8  # as for XNNPACK: an NPU's compiler writes shorter runs element by element too
 
 # Operators built from reductions take any order, and a constant weight multiplies from either side. If that
@@ -165,7 +166,6 @@ _FIRST = frozenset({"aten.linear/features first"})
 _IMPLEMENTATIONS = PLAIN | {
     "aten.linear/as a convolution",
     "aten.linear/as a product",
-    "aten.convolution/depthwise in parts",
     "aten.convolution/depth tap by tap",
     "aten.convolution/transposed depth tap by tap",
     "aten.max_pool2d/tap by tap",
@@ -209,7 +209,7 @@ def _target(
             implementations=implementations,
             max_rank=MAX_RANK,
             takes=lambda value: operators.unfit(value, False),
-            slices_copy=True,
+            split_channels=SPLIT_CHANNELS,
         ),
         counted(min_run=MIN_RUN),
         files=TargetFiles(load, check, (sidecar.SUFFIX,)),
