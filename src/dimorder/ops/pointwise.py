@@ -5,7 +5,8 @@ They run in any order that is the same for all operands.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -122,14 +123,22 @@ def _celu(n: Tracer, x: Value, alpha: float = 1.0) -> Value:
     return n.write(aten.elu.default, x, alpha, 1.0, 1 / alpha)
 
 
-_CLAMPS = (
-    *(aten.relu.default, aten.hardtanh.default),
-    *(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default),
+# The bounds of each operator that clamps, from its arguments by name; None is no bound.
+CLAMP_BOUNDS: Mapping[Any, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = MappingProxyType(
+    {
+        aten.relu.default: lambda given: (0.0, None),
+        aten.relu6.default: lambda given: (0.0, 6.0),
+        aten.hardtanh.default: lambda given: (given["min_val"], given["max_val"]),
+        aten.clamp.default: lambda given: (given["min"], given["max"]),
+        aten.clamp_min.default: lambda given: (given["min"], None),
+        aten.clamp_max.default: lambda given: (None, given["max"]),
+    }
 )
+_RELU6 = aten.relu6.default  # torch writes it as hardtanh
 # The operators that torch 2.13 does not tag as pointwise, and those of which more is known. Any other tagged
 # operator gets such a value, too (see table.find).
 OPERATORS = (
-    *(pointwise(target, elements=Elements.CLAMPS) for target in _CLAMPS),
+    *(pointwise(target, elements=Elements.CLAMPS) for target in CLAMP_BOUNDS if target is not _RELU6),
     pointwise(aten.floor_divide.default),
     pointwise(aten.floor_divide.Scalar),
     pointwise(aten.hardswish.default),

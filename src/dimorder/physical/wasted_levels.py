@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from torch.fx import Graph, Node
 
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.graph.schema import bound
+from dimorder.graph.tracing import out_of_place
+from dimorder.ops.pointwise import CLAMP_BOUNDS
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,11 @@ def clamp_range(node: object) -> tuple[float, float] | None:
     """
     if not isinstance(node, Node) or node.op != "call_function":
         return None
-    ends = _ENDS.get(getattr(node.target, "_opname", "").removesuffix("_"))
-    low, high = (None, None) if ends is None else ends(bound(node.target, node.args, node.kwargs))
-    if ends is None or any(isinstance(end, Node) for end in (low, high)):
+    bounds = CLAMP_BOUNDS.get(out_of_place(node.target) or node.target)
+    if bounds is None:
         return None
+    low, high = bounds(bound(node.target, node.args, node.kwargs))
     return -math.inf if low is None else float(low), math.inf if high is None else float(high)
-
-
-# By an operator's name: its bounds, from its arguments.
-_ENDS: Mapping[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = MappingProxyType(
-    {
-        "relu": lambda given: (0, None),
-        "relu6": lambda given: (0, 6),
-        "hardtanh": lambda given: (given["min_val"], given["max_val"]),
-        "clamp": lambda given: (given["min"], given["max"]),
-        "clamp_min": lambda given: (given["min"], None),
-        "clamp_max": lambda given: (None, given["max"]),
-    }
-)
 
 
 def wasted_levels(graph: Graph) -> list[WastedLevels]:

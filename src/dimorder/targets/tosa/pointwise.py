@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dimorder.ops.dialect import OPS as dimorder
+from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers, is_of_one_type
 from dimorder.targets.tosa.dtypes import DTYPES, FLOATS, HALVES, WIDEST
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
@@ -236,23 +237,12 @@ def _kind2(kind: str) -> _Binary:
     return lambda w, x, y: w.elementwise(kind, x, y)
 
 
-# The bounds of each clamp; None is no bound.
-BOUNDS: Mapping[Any, Callable[[Arguments], tuple[float | None, float | None]]] = MappingProxyType(
-    {
-        aten.relu.default: lambda a: (0.0, None),
-        aten.relu6.default: lambda a: (0.0, 6.0),
-        aten.hardtanh.default: lambda a: (a.min_val, a.max_val),
-        aten.clamp.default: lambda a: (a.min, a.max),
-        aten.clamp_min.default: lambda a: (a.min, None),
-        aten.clamp_max.default: lambda a: (None, a.max),
-    }
-)
 _OF_FLOATS = (aten.relu6.default, aten.hardtanh.default)
 
 
 def bounds_of(target: Any, a: Arguments) -> tuple[float, float]:
     """Return the bounds of a clamp. If they cross, both are the upper one, as in torch."""
-    low, high = BOUNDS[target](a)
+    low, high = CLAMP_BOUNDS[target](vars(a))
     high = math.inf if high is None else high
     return (-math.inf if low is None else min(low, high)), high
 
@@ -330,7 +320,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.round.default: _unary(nearest),
         aten.sigmoid.default: _single("SIGMOID"),
         aten.tanh.default: _single("TANH"),
-        **{target: _clamp(target) for target in BOUNDS},
+        **{target: _clamp(target) for target in CLAMP_BOUNDS},
         aten.clamp.Tensor: _with(_clamp_tensor, check_number, is_of_one_type),
         aten.hardsigmoid.default: _unary(hardsigmoid),
         aten.hardswish.default: _unary(lambda w, x: mul(w, x, hardsigmoid(w, x))),

@@ -13,6 +13,7 @@ from torch import Tensor
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import Scaled
 from dimorder.ops.dialect import OPS as dimorder
+from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.integers.channels import add_channels, are_channels, multiplied_channels
@@ -26,7 +27,7 @@ from dimorder.targets.tosa.integers.numbers import (
     refused,
 )
 from dimorder.targets.tosa.integers.sums import added, multiplied
-from dimorder.targets.tosa.pointwise import BOUNDS, bounds_of
+from dimorder.targets.tosa.pointwise import bounds_of
 
 aten = torch.ops.aten
 W = IntegerWriter
@@ -186,7 +187,7 @@ _BINARY: Mapping[Any, Callable[[W, Arguments], Numbers]] = MappingProxyType(
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{target: Row(_function(target)) for target in _UNARY},
-        **{target: Row(_function(target, _clamp(target))) for target in BOUNDS},
+        **{target: Row(_function(target, _clamp(target))) for target in CLAMP_BOUNDS},
         **{target: Row(_function(target, write)) for target, write in _BINARY.items()},
     }
 )
