@@ -165,7 +165,7 @@ def test_a_refusal_names_the_operator_and_its_line() -> None:
     class Stem(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = torch.nn.ConvTranspose2d(3, 5, 4, stride=3)
+            self.conv = torch.nn.ConvTranspose2d(3, 5, 4, stride=3, dilation=2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.conv(x)

@@ -22,6 +22,7 @@ from dimorder.ops.call import Call
 from dimorder.ops.problem_map import Arrangement, BufferView, Site, layout_of
 from dimorder.ops.tokens import AxedTensor, AxisOrder
 from dimorder.physical.fuse_pad_into_conv import fuse_pad_into_conv
+from dimorder.physical.quantize_before_join import quantize_before_join
 from dimorder.planning.plan import LayoutPlan
 
 aten = torch.ops.aten
@@ -83,6 +84,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
         give(_constant_output(b, node, spec) if node.op == "get_attr" else _output(b, next(left), spec))
     b.graph.output(tuple(results))
     fuse_pad_into_conv(b.graph)
+    quantize_before_join(b.graph)
     return torch.fx.GraphModule(b.root, b.graph)
 
 

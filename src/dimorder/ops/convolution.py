@@ -17,6 +17,7 @@ from dimorder.ops.convolution_kernels import (
     has_many_taps,
     has_outer_taps,
     has_phases,
+    has_quantized_phases,
     is_deep,
     is_deep_transposed,
     transposed_depth_by_taps,
@@ -130,19 +131,14 @@ def _relate_convolution(node: torch.fx.Node) -> Relation | str:
 
 def _channels_last(c: Call) -> None:
     conv = Convolution.of(c)
-    sides = [side for amount in conv.padding for side in (amount, amount)]
-    is_flat = len(conv.stride) == 2
-    if is_flat and not args_of(c.node)[6]:
-        c.give(conv.write(c, c.take(0, conv.dims), conv.weight, sides), conv.dims)
+    x, sides = c.take(0, conv.dims), [side for amount in conv.padding for side in (amount, amount)]
+    if not args_of(c.node)[6]:
+        c.give(conv.write(c, x, conv.weight, sides), conv.dims)
         return
-    operands_ = c.take(0, conv.dims), c.constant(conv.weight, 1), c.constant(conv.bias, 2)
-    if args_of(c.node)[6]:
-        rest = (conv.stride, conv.padding, conv.output_padding, conv.dilation, conv.groups)
-        transpose = OPS.conv_transpose2d_nhwc if is_flat else OPS.conv_transpose3d_ndhwc
-        c.give(c.b.call(transpose.default, *operands_, *rest), conv.dims)
-        return
-    window = (conv.stride, sides, conv.dilation, conv.groups)
-    c.give(c.b.call(OPS.conv3d_ndhwc.default, *operands_, *window), conv.dims)
+    constants = c.constant(conv.weight, 1), c.constant(conv.bias, 2)
+    rest = (conv.stride, conv.padding, conv.output_padding, conv.dilation, conv.groups)
+    transpose = OPS.conv_transpose2d_nhwc if len(conv.stride) == 2 else OPS.conv_transpose3d_ndhwc
+    c.give(c.b.call(transpose.default, x, *constants, *rest), conv.dims)
 
 
 _FORM = "n s.0 s.1 s.2 g c"
@@ -166,12 +162,12 @@ OPERATORS = (
     Operator(
         (aten.convolution.default,),
         _relate_convolution,
-        (  # the first two have other kernels than the network's, and are chosen if they cost the same
+        (  # the first three have other kernels than the network's, and are chosen if they cost the same
             Implementation(
                 "without outer taps",
                 _FORM,
                 without_outer_taps,
-                (OPS.conv2d_nhwc.default,),
+                (OPS.conv2d_nhwc.default, OPS.conv3d_ndhwc.default),
                 has_outer_taps,
             ),
             Implementation(
@@ -180,6 +176,13 @@ OPERATORS = (
                 transposed_in_phases,
                 (OPS.conv2d_nhwc.default, aten.slice.Tensor, aten.cat.default),
                 has_phases,
+            ),
+            Implementation(  # the phases are quantized one by one: see `quantize_before_join`
+                "quantized, transposed in phases",
+                _FORM,
+                transposed_in_phases,
+                (OPS.conv2d_nhwc.default, aten.slice.Tensor, aten.cat.default),
+                has_quantized_phases,
             ),
             Implementation(
                 "channels last",

@@ -58,19 +58,20 @@ class Convolution:
     def write(
         self, c: Call, x: torch.fx.Node, weight: torch.Tensor, sides: Sequence[int], **others: Any
     ) -> torch.fx.Node:
-        """Write a 2-D convolution that differs from this one.
+        """Write a 2-D or 3-D convolution that differs from this one.
 
         Args:
             c: The call that is lowered.
             x: The operand.
             weight: The other weight.
-            sides: The padding above, below, left and right.
+            sides: The padding before and after each dimension: above, below, left and right in 2-D.
             others: Other fields of this class.
         """
         conv = replace(self, weight=weight, **others)
         constants = c.constant(conv.weight, 1), c.constant(conv.bias, 2)
         rest = (conv.stride, list(sides), conv.dilation, conv.groups)
-        return c.b.call(OPS.conv2d_nhwc.default, x, *constants, *rest)
+        target = OPS.conv2d_nhwc if len(conv.stride) == 2 else OPS.conv3d_ndhwc
+        return c.b.call(target.default, x, *constants, *rest)
 
 
 def _relaid_weight(

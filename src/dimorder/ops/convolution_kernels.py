@@ -121,16 +121,18 @@ def transposed_in_phases(c: Call) -> None:
     _, height, width, _ = (c.size(0, group) for group in conv.dims)
     batch, *space, channels = (c.size(c.result, group) for group in conv.dims)
     (down, across), (top, left) = conv.stride, conv.padding
-    before = _columns_before(conv.weight.shape[2], across, left)
+    weight = _with_taps(conv.weight, top + down, left + across)
+    before = _columns_before(weight.shape[2], across, left)
     rows, columns = -(-space[0] // down), -(-(space[1] + before) // across)
     starts, lines = [divmod(column + left - before, across) for column in range(across)], []
     for row in range(down):
         begin, tap = divmod(row + top, down)
-        of_row, parts = conv.weight[:, tap::down], []
-        phases = [(first, of_row[:, :, tap::across]) for first, tap in starts]
-        for (first, shape), alike in groupby(phases, key=lambda phase: (phase[0], phase[1].shape)):
-            weights = torch.cat([weight for _, weight in alike]).flip(1, 2)
-            above, ahead = shape[1] - 1 - begin, shape[2] - 1 - first
+        of_row, parts = weight[:, tap::down], []
+        phases = [(first, range(tap, weight.shape[2], across)) for first, tap in starts]
+        for (first, taps), alike in groupby(phases, key=lambda phase: (phase[0], len(phase[1]))):
+            each = of_row[:, :, torch.tensor([list(columns) for _, columns in alike])]
+            weights = each.permute(2, 0, 1, 3, 4).flatten(0, 1).flip(1, 2)
+            above, ahead = of_row.shape[1] - 1 - begin, taps - 1 - first
             sides = [above, rows + begin - height, ahead, columns + first - width]
             bias = None if conv.bias is None else conv.bias.repeat(len(weights) // channels)
             parts.append(conv.write(c, x, weights, sides, bias=bias, stride=[1, 1]))
@@ -140,6 +142,21 @@ def transposed_in_phases(c: Call) -> None:
     whole = [batch, rows * down, space[1], channels]
     y = c.b.call(aten.view.default, c.b.cat(lines, 1), whole)
     c.give(_cropped(c, y, whole, [(0, space[0] - whole[1])]), conv.dims)
+
+
+def _with_taps(weight: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Return a weight (O, height, width, I) with at least so many taps: those that it lacks are zero."""
+    _, rows, columns, _ = weight.shape
+    down, across = (
+        torch.arange(max(sizes), device=weight.device) for sizes in ((height, rows), (width, columns))
+    )
+    taken = weight[:, down.clamp(max=rows - 1)][:, :, across.clamp(max=columns - 1)]
+    beyond = (down >= rows)[:, None, None] | (across >= columns)[:, None]
+    if not isinstance(taken, Scaled):
+        return taken.masked_fill(beyond, 0)
+    held = taken.integers
+    values = held.values.masked_fill(beyond, held.zero_point)
+    return Scaled.of(values, held.scales, held.zero_point)
 
 
 def _columns_before(taps: int, stride: int, padding: int) -> int:
@@ -220,21 +237,34 @@ def read_taps(
 
 def has_outer_taps(node: torch.fx.Node) -> bool:
     kernel, transposed = shape_of(args_of(node)[1])[2:], args_of(node)[6]
-    return not transposed and len(kernel) < 3 and list(kernel) != [len(taps) for taps in _inner_taps(node)]
+    return not transposed and list(kernel) != [len(taps) for taps in _inner_taps(node)]
 
 
 def has_phases(node: torch.fx.Node) -> bool:
-    """Return whether a transposed convolution splits into phases that crop no operand.
-
-    A convolution of integers stays whole: it rounds its results at once, not where they are joined.
-    """
-    _, weight, _, stride, padding, dilation, transposed, _, groups = args_of(node)
+    """Return whether a transposed convolution of floats splits into phases that crop no operand."""
+    _, weight, _, stride, padding, *_ = args_of(node)
     taps = shape_of(weight)[2:]
-    if not transposed or len(taps) > 2 or groups != 1 or set(dilation) != {1} or weight.op != "get_attr":
-        return False
-    if isinstance(getattr(node.graph.owning_module, str(weight.target)), Scaled):
-        return False
-    return all(left <= size - step for size, step, left in zip(taps, stride, padding, strict=True))
+    enough = all(left <= size - step for size, step, left in zip(taps, stride, padding, strict=True))
+    return enough and not _is_scaled(weight) and _splits_into_phases(node)
+
+
+def has_quantized_phases(node: torch.fx.Node) -> bool:
+    """Return whether a transposed convolution of integers splits so; its phases may have taps of zero."""
+    x, weight, _, stride, padding, *_ = args_of(node)
+    sizes = zip(shape_of(x)[2:], shape_of(node)[2:], stride, padding, strict=True)
+    whole = all(math.ceil(new / step) + left // step >= old for old, new, step, left in sizes)
+    return whole and _is_scaled(weight) and _splits_into_phases(node)
+
+
+def _is_scaled(weight: torch.fx.Node) -> bool:
+    constant = weight.op == "get_attr"
+    return constant and isinstance(getattr(weight.graph.owning_module, str(weight.target)), Scaled)
+
+
+def _splits_into_phases(node: torch.fx.Node) -> bool:
+    _, weight, _, _, _, dilation, transposed, _, groups = args_of(node)
+    plain = groups == 1 and set(dilation) == {1} and weight.op == "get_attr"
+    return bool(transposed and plain and len(shape_of(weight)) < 5)
 
 
 def is_deep(node: torch.fx.Node) -> bool:

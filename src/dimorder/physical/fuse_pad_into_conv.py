@@ -16,18 +16,22 @@ from dimorder.ops.quantization import remove_noop_quantize
 aten = torch.ops.aten
 
 
+_CONVOLUTIONS = (OPS.conv2d_nhwc.default, OPS.conv3d_ndhwc.default)
+
+
 def fuse_pad_into_conv(graph: Graph) -> None:
     """Let convolutions of a physical program pad, in place, if only they read the zeros.
 
     Zero is a quantized value of every scale, so a quantize in between needs no zeros either.
     """
     for pad in graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default):
-        border, readers = _border(pad), list(_readers(pad))
-        if border is None or any(reader.target is not OPS.conv2d_nhwc.default for reader in readers):
+        readers = list(_readers(pad))
+        if any(reader.target not in _CONVOLUTIONS for reader in readers):
             continue
-        for convolution in readers:
-            padding: Any = convolution.args[4]
-            wider = [sum(pair) for pair in zip(padding, border, strict=True)]
+        paddings: list[Any] = [_padding(pad, reader) for reader in readers]
+        if None in paddings:
+            continue
+        for convolution, wider in zip(readers, paddings, strict=True):
             convolution.args = (*convolution.args[:4], wider, *convolution.args[5:])
         (source,) = pad.all_input_nodes
         replace_node(pad, source)
@@ -35,15 +39,19 @@ def fuse_pad_into_conv(graph: Graph) -> None:
             remove_noop_quantize(reader)
 
 
-def _border(pad: Node) -> tuple[int, int, int, int] | None:
-    """Return the padding above, below, left and right of NHWC images.
+def _padding(pad: Node, convolution: Node) -> list[int] | None:
+    """Return the padding of a convolution that pads as `pad` does before it, on each side.
 
-    The result is None if it pads with another number than 0, or along other dimensions.
+    The result is None if `pad` pads with another number than 0, or along other dimensions than space.
     """
+    own: Any = convolution.args[4]
     amounts: list[int] = list(pad.args[1])  # type: ignore[arg-type]
-    value = pad.args[2] if len(pad.args) > 2 else 0
-    first, last, left, right, top, bottom, *beyond = amounts + [0] * (6 - len(amounts))
-    return None if value != 0 or first or last or any(beyond) else (top, bottom, left, right)
+    amounts += [0] * (len(own) + 4 - len(amounts))  # of channels, of space from the last dimension on, of N
+    channels, space, batch = amounts[:2], amounts[2:-2], amounts[-2:]
+    if any((*pad.args[2:3], *channels, *batch)):
+        return None
+    first_on = [side for d in reversed(range(len(space) // 2)) for side in space[2 * d : 2 * d + 2]]
+    return [sum(pair) for pair in zip(own, first_on, strict=True)]
 
 
 def _readers(value: Node) -> Iterator[Node]:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.ops.convolution_kernels import read_taps
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, is_of_one_type, whole
 from dimorder.targets.tosa.calls import size
@@ -36,9 +35,10 @@ def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
     For int8 it returns the sums in int32. `zero_points`, of x and of the weight, default to 0.
     """
     flat, x = len(a.stride) == 2, w.dense(a.x)
-    weight, before, dilation = _read_taps(_weight(a), x.shape, a)
+    weight = _weight(a)
+    dilation = [d if k > 1 else 1 for d, k in zip(a.dilation, weight.shape[1:-1], strict=True)]
     window = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[1:-1], strict=True)]
-    padding, x = exact_padding(w, x, window, a.stride, before, a.shape)
+    padding, x = exact_padding(w, x, window, a.stride, a.padding, a.shape)
     options = {"pad": padding, "stride": list(a.stride), "dilation": dilation}
     write = partial(conv, w, options=options, zero_points=_zero_points(a))
     if flat and 1 < a.groups == x.shape[-1]:  # depthwise: weight (H, W, C, multiplier)
@@ -77,22 +77,6 @@ def convolved(
         zero_points=(zero_point, 0),
     )
     return convolution(w, call)
-
-
-def _read_taps(weight: Tensor, sizes: Sequence[int], a: Arguments) -> tuple[Tensor, list[int], list[int]]:
-    """Remove the first and last taps that read only padding at every window position.
-
-    Returns the weight, the padding before each dimension, and the dilation. A dilated window may reach far
-    beyond an image.
-    """
-    padding, dilation = list(a.padding[::2]), list(a.dilation)
-    read = read_taps(sizes[1:-1], a.shape[1:-1], weight.shape[1:-1], a.stride, padding, dilation)
-    for d, taps in enumerate(read):
-        low = min(taps.start, padding[d] // dilation[d])
-        weight = weight.narrow(d + 1, low, taps.stop - low)
-        padding[d] -= low * dilation[d]
-        dilation[d] = dilation[d] if weight.shape[d + 1] > 1 else 1
-    return weight, _both_sides(padding), dilation
 
 
 def _are_patches(

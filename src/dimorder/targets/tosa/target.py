@@ -166,6 +166,7 @@ _FIRST = frozenset({"aten.linear/features first"})
 _IMPLEMENTATIONS = PLAIN | {
     "aten.linear/as a convolution",
     "aten.linear/as a product",
+    "aten.convolution/without outer taps",
     "aten.convolution/depth tap by tap",
     "aten.convolution/transposed depth tap by tap",
     "aten.max_pool2d/tap by tap",

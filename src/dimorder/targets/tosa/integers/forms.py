@@ -19,18 +19,15 @@ class Forms:
 
     `permutes_by_products`: a permutation of channels is a convolution with ones and zeros; else TRANSPOSE.
 
-    `cuts_phases`: a transposed convolution is a convolution for each row of a step; else TRANSPOSE_CONV2D.
-
     `fills_lanes`: the smaller operand is repeated if the last dimensions can then be merged; else broadcast.
 
-    >>> [sum(vars(form).values()) for form in (Forms(), Forms().flipped("cuts_phases"))]
+    >>> [sum(vars(form).values()) for form in (Forms(), Forms().flipped("fills_lanes"))]
     [2, 3]
     """
 
     multiplies_constants: bool = True
     sums_windows: bool = True
     permutes_by_products: bool = False
-    cuts_phases: bool = False
     fills_lanes: bool = False
 
     def flipped(self, name: str) -> Forms:

@@ -71,11 +71,7 @@ def _pad(w: W, a: Arguments) -> Any:
 
 
 def _constant_pad(w: W, x: TosaValue, a: Arguments, fill: float) -> TosaValue:
-    before, after = moves.paddings(a.pad, len(x.shape))
-    y = moves.pad(w, x, before, after, fill)
-    if min(*before, *after) >= 0 and y is not x:
-        w.padded[y] = (x, before, fill)
-    return y
+    return moves.pad(w, x, *moves.paddings(a.pad, len(x.shape)), fill)
 
 
 ROWS: Mapping[Any, Row] = MappingProxyType(

@@ -104,7 +104,6 @@ class IntegerWriter(TosaWriter):
     Equal operators are written again. Vela makes a RESCALE a part of its reader, and so estimates fewer
     cycles (8 % for a vision transformer). Operators that nothing reads are omitted in the end.
 
-    `padded` maps the result of a padding to its operand, the padding before each dimension, and the fill.
     `shortcuts` maps the tensor of a sum to a function that writes it with fewer operators, for a type for
     which that is exact. `errors` are the quanta by which int16 tensors may be off the nearest integers.
     `forms` are the chosen alternatives among operators that give the same integers.
@@ -113,7 +112,6 @@ class IntegerWriter(TosaWriter):
     def __init__(self, forms: Forms = PLAIN) -> None:
         super().__init__()
         self.forms = forms
-        self.padded: dict[TosaValue, tuple[TosaValue, Sequence[int], float]] = {}
         self.shortcuts: dict[str, Callable[[Accumulator, IntegerType], TosaValue | None]] = {}
         self.errors: dict[str, float] = {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,8 +18,6 @@ from dimorder.targets.tosa import reductions, spatial
 from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.integers.lookups import as_integers
 from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, refused
-from dimorder.targets.tosa.integers.phases import Phases
-from dimorder.targets.tosa.integers.sums import quantised
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
 
@@ -52,25 +49,6 @@ def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumu
         return Accumulator(joined, scales * 2.0**less, (limit >> less) + 1)
 
     return build
-
-
-def _convolution(w: W, a: Arguments) -> TosaValue:
-    """Write a convolution, with the zero padding of its input as its own.
-
-    That holds if the padding is only in height and width, and smaller than a window.
-    """
-    x = a.x.value
-    source, before, fill = w.padded.get(x, (x, (), 0))
-    weight = a.weight_ohwi if hasattr(a, "weight_ohwi") else a.weight_odhwi
-    if source.shape[0] == x.shape[0] and source.shape[-1] == x.shape[-1] and fill == a.zero_points[0]:
-        padding, sides = list(a.padding), []
-        for d, more in enumerate(before[1:-1]):
-            padding[2 * d] += more
-            padding[2 * d + 1] += x.shape[d + 1] - source.shape[d + 1] - more
-            sides += [side < weight.shape[d + 1] for side in padding[2 * d : 2 * d + 2]]
-        if all(sides):
-            a = changed(a, x=whole(source), padding=padding)
-    return spatial.convolution(w, a)
 
 
 def _weight(weight: Any) -> tuple[Tensor, Tensor, int]:
@@ -130,38 +108,17 @@ def _check_matmul(a: Arguments) -> str | None:
     return reductions.check_matmul(a)
 
 
-_transposed = _product(spatial.conv_transpose2d, "weight_ohwi")
-
-
-def _conv_transpose(w: W, a: Arguments) -> Accumulator:
-    """Write a transposed convolution.
-
-    Let its sums become convolutions of phases if they are quantised next.
-    """
-    total = _transposed(w, a)
-    (x, of), (weight, _, zero_point) = as_integers(w, w.dense(a.x)), _weight(a.weight_ohwi)
-    phases = Phases.of(a, x, weight) if w.forms.cuts_phases and zero_point == 0 else None
-    if phases is None:
-        return total
-    bias = _bias(a.bias, total.scales)
-
-    def write(wanted: Accumulator, to: IntegerType) -> TosaValue:
-        scales = wanted.scales.expand(weight.shape[0]).repeat(phases.columns)
-        rows = [
-            quantised(w, replace(wanted, integers=sums, scales=scales), to)
-            for sums in (phases.sums(w, x, r, bias, of.zero_point) for r in range(len(phases.weights)))
-        ]
-        return phases.joined(w, rows)
-
-    w.shortcuts[total.integers.tensor] = write
-    return total
-
-
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        dimorder.conv2d_nhwc.default: Row(_product(_convolution, "weight_ohwi"), spatial.check_convolution),
-        dimorder.conv3d_ndhwc.default: Row(_product(_convolution, "weight_odhwi"), spatial.check_convolution),
-        dimorder.conv_transpose2d_nhwc.default: Row(_conv_transpose, spatial.check_transposed),
+        dimorder.conv2d_nhwc.default: Row(
+            _product(spatial.convolution, "weight_ohwi"), spatial.check_convolution
+        ),
+        dimorder.conv3d_ndhwc.default: Row(
+            _product(spatial.convolution, "weight_odhwi"), spatial.check_convolution
+        ),
+        dimorder.conv_transpose2d_nhwc.default: Row(
+            _product(spatial.conv_transpose2d, "weight_ohwi"), spatial.check_transposed
+        ),
         aten.matmul.default: Row(_matmul, _check_matmul),
     }
 )

@@ -1,0 +1,60 @@
+"""Quantize the results of several convolutions before they are joined into one value.
+
+An operator that is lowered to several convolutions joins their results by moves. Integer kernels round the
+result of each convolution, so each is quantized, and the moves are of integers. No number changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import Graph, Node
+
+from dimorder.graph.elements import Elements
+from dimorder.graph.quantized_constant import QUANTIZE
+from dimorder.graph.nodes import origin_of
+from dimorder.ops.dialect import OPS
+from dimorder.ops.table import elements_of
+
+
+def quantize_before_join(graph: Graph) -> None:
+    """Quantize each convolution of one operator instead of their joined result, in place.
+
+    Clamps between the join and the quantize come before the join too.
+    """
+    for quantize in graph.find_nodes(op="call_function", target=QUANTIZE):
+        pointwise, joined = [quantize], quantize.all_input_nodes[0]
+        while elements_of(joined.target) is Elements.CLAMPS and len(joined.all_input_nodes) == 1:
+            pointwise.append(joined)
+            joined = joined.all_input_nodes[0]
+        nodes = list(_moved(joined))
+        parts = [node for node in nodes if node.target is OPS.conv2d_nhwc.default]
+        sites = {origin_of(part).get("site") for part in parts}
+        others = [node for node in nodes if node not in parts and not elements_of(node.target).moves]
+        if len(parts) == 1 or len(sites) != 1 or others:
+            continue
+        if any(len(node.users) > 1 for node in (*nodes, *pointwise[1:])):
+            continue
+        for part in parts:
+            _insert_after(part, pointwise[::-1])
+        quantize.replace_all_uses_with(joined)
+        for node in pointwise:
+            graph.erase_node(node)
+
+
+def _moved(value: Node) -> Iterator[Node]:
+    """Yield a value, the values of which moves make it, and so on."""
+    yield value
+    if elements_of(value.target).moves:
+        for source in value.all_input_nodes:
+            yield from _moved(source)
+
+
+def _insert_after(part: Node, operators: list[Node]) -> None:
+    """Compute these operators on a value, for its reader."""
+    (reader,) = part.users
+    last = part
+    for operator in operators:
+        with part.graph.inserting_after(last):
+            last = part.graph.node_copy(operator, {operator.all_input_nodes[0]: last}.__getitem__)
+    reader.replace_input_with(part, last)
