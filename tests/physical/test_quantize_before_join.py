@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from dimorder.graph.nodes import add_origin
 from dimorder.graph.quantized_constant import QUANTIZE
-from dimorder.ops.builder import ORIGIN
 from dimorder.ops.dialect import OPS
 from dimorder.physical.quantize_before_join import quantize_before_join
 
@@ -24,10 +24,11 @@ def joined(*sites: int, reads_floats: bool = False) -> Graph:
     def convolution(site: int) -> Node:
         args = (x, weight, None, [1, 1], [0] * 4, [1, 1], 1)
         node = graph.call_function(OPS.conv2d_nhwc.default, args)
-        node.meta["custom"] = {ORIGIN: {"site": site}}
+        add_origin(node, site=site)
         return node
 
     both = graph.call_function(aten.cat.default, ([convolution(site) for site in sites], 3))
+    add_origin(both, site=sites[0])
     rows = graph.call_function(aten.view.default, (both, [4, 6, 5]))
     clamped = graph.call_function(aten.relu.default, (rows,))
     results: tuple[Any, ...] = (graph.call_function(QUANTIZE, (clamped, *SCALE)),)

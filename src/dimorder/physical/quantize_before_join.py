@@ -1,6 +1,6 @@
-"""Quantize the results of several convolutions before they are joined into one value.
+"""Quantize the results of convolutions before they are joined into one value.
 
-An operator that is lowered to several convolutions joins their results by moves. Integer kernels round the
+An operator that is lowered to convolutions may join their results by moves. Integer kernels round the
 result of each convolution, so each is quantized, and the moves are of integers. No number changes.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from torch.fx import Graph, Node
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.quantized_constant import QUANTIZE
 from dimorder.graph.nodes import origin_of
+from dimorder.graph.quantized_constant import QUANTIZE
 from dimorder.ops.dialect import OPS
 from dimorder.ops.table import elements_of
 
@@ -29,9 +29,11 @@ def quantize_before_join(graph: Graph) -> None:
             joined = joined.all_input_nodes[0]
         nodes = list(_moved(joined))
         parts = [node for node in nodes if node.target is OPS.conv2d_nhwc.default]
+        joins = [node for node in nodes if node not in parts]
         sites = {origin_of(part).get("site") for part in parts}
-        others = [node for node in nodes if node not in parts and not elements_of(node.target).moves]
-        if len(parts) == 1 or len(sites) != 1 or others:
+        if len(sites) != 1 or not any(origin_of(node).get("site") in sites for node in joins):
+            continue  # several operators, or moves that are no part of the convolutions' own
+        if not all(elements_of(node.target).moves for node in joins):
             continue
         if any(len(node.users) > 1 for node in (*nodes, *pointwise[1:])):
             continue

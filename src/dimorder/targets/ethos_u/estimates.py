@@ -14,7 +14,7 @@ from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
 from dimorder.ops.tokens import AxisOrder
 from dimorder.planning.problem import Cost
 from dimorder.targets.ethos_u import macs
-from dimorder.targets.tosa.integers.permutation import unmoved
+from dimorder.targets.tosa.integers.permutation import unmoved_dims
 from dimorder.targets.tosa.target import MIN_RUN
 
 WEIGHTS = 8  # bytes of a matrix that are read in a cycle
@@ -28,7 +28,7 @@ def estimated(accelerator: str) -> Costs:
 
     def conversion(buffer: BufferInfo, source: AxisOrder, target: AxisOrder) -> Cost:
         elements = math.prod(buffer.shape)
-        still = unmoved(source, target, buffer.tensor.sizes)
+        still = unmoved_dims(source, target, buffer.tensor.sizes)
         if still is None:
             return elements * max(1, 2 * (transpose_rank(source, target) - 2)), 1
         channels = math.prod(buffer.tensor.sizes[a] for a in source[still:])

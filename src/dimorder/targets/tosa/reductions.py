@@ -24,7 +24,7 @@ aten = torch.ops.aten
 # -- contractions ------------------------------------------------------------------------------------------
 
 
-def full(
+def linear(
     w: TosaWriter,
     x: TosaValue,
     weight: Tensor,
@@ -39,7 +39,7 @@ def full(
     return w.reshape(y, (*x.shape[:-1], outputs))
 
 
-def product(w: TosaWriter, x: TosaValue, y: TosaValue, zero_points: Sequence[int] = (0, 0)) -> TosaValue:
+def matmul(w: TosaWriter, x: TosaValue, y: TosaValue, zero_points: Sequence[int] = (0, 0)) -> TosaValue:
     """Multiply matrices x (…, M, K) by y (…, K, N); int8 gives int32.
 
     If `y` lacks a batch, the batch of `x` becomes rows. Other batches are repeated.
@@ -61,8 +61,8 @@ def product(w: TosaWriter, x: TosaValue, y: TosaValue, zero_points: Sequence[int
 def _matmul(w: TosaWriter, a: Arguments) -> TosaValue:
     left, right = a.self, a.other
     if isinstance(right, Tensor) and math.prod(right.shape[:-2]) == 1:
-        return full(w, w.dense(left), right.reshape(right.shape[-2:]).t(), None)
-    return product(w, w.dense(left), w.dense(right))
+        return linear(w, w.dense(left), right.reshape(right.shape[-2:]).t(), None)
+    return matmul(w, w.dense(left), w.dense(right))
 
 
 def check_matmul(a: Arguments) -> str | None:
@@ -98,7 +98,7 @@ def mean(w: TosaWriter, x: TosaValue, dims: Collection[int]) -> TosaValue:
     return mul(w, reduce(w, "REDUCE_SUM", x, dims), 1 / count)
 
 
-def normalised(w: TosaWriter, x: TosaValue, dims: Collection[int], eps: float) -> TosaValue:
+def normalize(w: TosaWriter, x: TosaValue, dims: Collection[int], eps: float) -> TosaValue:
     """Return (x - mean) / sqrt(variance + eps), over `dims`."""
     centred = w.elementwise("SUB", x, mean(w, x, dims))
     variance = mean(w, mul(w, centred, centred), dims)
@@ -168,7 +168,7 @@ def _shifted(w: TosaWriter, a: Arguments) -> TosaValue:
 def _layer_norm(w: TosaWriter, a: Arguments) -> TosaValue:
     x = w.dense(a.input)
     rank = len(x.shape)
-    y = normalised(w, x, range(rank - len(a.normalized_shape), rank), a.eps)
+    y = normalize(w, x, range(rank - len(a.normalized_shape), rank), a.eps)
     y = y if a.weight is None else mul(w, y, w.dense(a.weight))
     return y if a.bias is None else add(w, y, w.dense(a.bias))
 

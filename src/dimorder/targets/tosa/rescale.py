@@ -56,10 +56,12 @@ def fits(factor: float) -> bool:
     return factor > 0 and 31 - math.frexp(factor)[1] in SHIFTS and 30 - math.frexp(factor)[1] in SHIFTS
 
 
-def rescaled(x: Tensor, factors: Sequence[float], zero_point: int = 0, to_zero_point: int = 0) -> Tensor:
+def rescale_integers(
+    x: Tensor, factors: Sequence[float], zero_point: int = 0, to_zero_point: int = 0
+) -> Tensor:
     """Return RESCALE of integers, in int64, before it clips them.
 
-    >>> rescaled(torch.tensor([-3, -1, 1, 3]), [0.5])
+    >>> rescale_integers(torch.tensor([-3, -1, 1, 3]), [0.5])
     tensor([-1,  0,  1,  2])
     """
     pairs = torch.tensor([multiplier(factor) for factor in factors])

@@ -49,7 +49,7 @@ def convolution(w: TosaWriter, a: Arguments) -> TosaValue:
     return in_groups(w, x, weight, a, partial(write, "CONV2D" if flat else "CONV3D"))
 
 
-def convolved(
+def convolve(
     w: TosaWriter,
     x: TosaValue,
     weight: Tensor,

@@ -16,7 +16,7 @@ from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.integers.lookups import as_integers, has_integers
 from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand, largest
 from dimorder.targets.tosa.integers.products import limit_of
-from dimorder.targets.tosa.integers.sums import quantised
+from dimorder.targets.tosa.integers.sums import quantize
 from dimorder.targets.tosa.writer import TosaValue
 
 LARGEST = 127  # of a weight
@@ -33,7 +33,7 @@ def are_channels(x: Operand, constant: Operand) -> bool:
     return last != () and x.shape[-len(last) :] == last and x.of.dtype == torch.int8 and has_integers(x)
 
 
-def multiplied_channels(w: IntegerWriter, x: Lookup, constant: Tensor) -> Accumulator:
+def multiply_channels(w: IntegerWriter, x: Lookup, constant: Tensor) -> Accumulator:
     """Return x · constant: its signs are weights, its magnitudes scales. Negligible numbers become 0."""
     integers, of = as_integers(w, x)
     factors = constant.detach().double().flatten()
@@ -63,7 +63,7 @@ def add_channels(w: IntegerWriter, total: Accumulator, x: Lookup, constant: Tens
             return None
         integers, of = as_integers(w, x)
         scales = factor * scale / (best + 1).double()
-        return quantised(w, _depthwise(w, integers, of, (best + 1).double(), bias, scales), to)
+        return quantize(w, _depthwise(w, integers, of, (best + 1).double(), bias, scales), to)
 
     w.shortcuts[total.integers.tensor] = write
 
@@ -97,7 +97,7 @@ def depthwise(
     """
     sides = [p for p in padding for _ in range(2)]
     channels, zero_point = weight.shape[0], of.zero_point
-    sums = spatial.convolved(
+    sums = spatial.convolve(
         w, x, weight, shape, bias=bias, stride=stride, padding=sides, groups=channels, zero_point=zero_point
     )
     scale = torch.tensor([in_float32(of.scale)], dtype=torch.float64)

@@ -16,7 +16,7 @@ from dimorder.graph.integer_type import IntegerType, in_float32
 from dimorder.targets.tosa.dtypes import DTYPES, WIDEST
 from dimorder.targets.tosa.integers.model import interpolated
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, Operand
-from dimorder.targets.tosa.rescale import fits, rescale, rescaled
+from dimorder.targets.tosa.rescale import fits, rescale, rescale_integers
 from dimorder.targets.tosa.writer import TosaValue
 
 NEAR = {torch.int8: 1e-5, torch.int16: 4e-3}  # to an integer: a scale has 24 bits
@@ -37,7 +37,7 @@ def as_integers(w: IntegerWriter, x: Operand) -> tuple[TosaValue, IntegerType]:
     of = _type(x)
     if of is None:
         raise UnsupportedError("an operand", "a function of it that is not quantised", "quantise it")
-    integers = looked_up(w, x.integers, _levels(x, of).round(), x.of, 1.0, of)
+    integers = look_up(w, x.integers, _levels(x, of).round(), x.of, 1.0, of)
     assert integers is not None
     return integers, of
 
@@ -77,7 +77,7 @@ def _levels(x: Lookup, of: IntegerType) -> Tensor:
     return x.numbers / (in_float32(of.scale) or 1.0) + of.zero_point
 
 
-def looked_up(
+def look_up(
     w: IntegerWriter, x: TosaValue, levels: Tensor, of: IntegerType, slope: float, to: IntegerType
 ) -> TosaValue | None:
     """Return `levels` of `to` by the cheapest operator that gives exactly these.
@@ -88,17 +88,17 @@ def looked_up(
     own = torch.arange(of.low, of.high + 1)
     ends = int(levels.min()), int(levels.max())
     if of.dtype == to.dtype and torch.equal(levels, own.clamp(*ends).double()):
-        return clamped(w, x, *(ends if ends != (of.low, of.high) else _reach(x.dtype)))
+        return clamp(w, x, *(ends if ends != (of.low, of.high) else _reach(x.dtype)))
     in_bytes = of.dtype == to.dtype == torch.int8
     if not in_bytes:  # clipped ends say nothing about the line
         middle = (levels > ends[0]) & (levels < ends[1])
         slope = slope_of(levels[middle]) if int(middle.sum()) > 1 else slope
     if fits(slope):
-        dtype, line = DTYPES[to.dtype], rescaled(own, [slope], of.zero_point, to.zero_point)
+        dtype, line = DTYPES[to.dtype], rescale_integers(own, [slope], of.zero_point, to.zero_point)
         exact = torch.equal(levels, line.clamp(*_reach(dtype)).double())
         if exact or (not in_bytes and torch.equal(levels, line.clamp(*ends).double())):
             y = rescale(w, x, [slope], dtype, zero_point=of.zero_point, to_zero_point=to.zero_point)
-            return y if exact else clamped(w, y, *ends)
+            return y if exact else clamp(w, y, *ends)
     if not in_bytes:
         return None
     table = w.constant(levels.to(torch.int8))
@@ -109,7 +109,7 @@ def slope_of(numbers: Tensor) -> float:
     return float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
 
 
-def clamped(w: IntegerWriter, x: TosaValue, low: int, high: int) -> TosaValue:
+def clamp(w: IntegerWriter, x: TosaValue, low: int, high: int) -> TosaValue:
     if (low, high) == _reach(x.dtype):
         return x
     size = 1 if x.dtype == "INT8" else 2

@@ -16,7 +16,7 @@ from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves
 from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.integers.lookups import as_integers
-from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand, refused
+from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand, refusal
 from dimorder.targets.tosa.integers.pointwise import operand
 from dimorder.targets.tosa.integers.sums import as_sum, error_of, exact_or_sum, on_grid
 from dimorder.targets.tosa.writer import TosaValue
@@ -66,8 +66,8 @@ def _pad(w: W, a: Arguments) -> Any:
     x, of = as_integers(w, held)
     fill = value / in_float32(of.scale) + of.zero_point
     if abs(fill - round(fill)) > 1e-6 or not of.low <= round(fill) <= of.high:
-        raise refused(f"a padding of {value}, which no integer stands for")
-    return Lookup.dequantised(_constant_pad(w, x, a, round(fill)), of)
+        raise refusal(f"a padding of {value}, which no integer stands for")
+    return Lookup.dequantize(_constant_pad(w, x, a, round(fill)), of)
 
 
 def _constant_pad(w: W, x: TosaValue, a: Arguments, fill: float) -> TosaValue:

@@ -19,7 +19,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.graph.integer_type import IntegerType, in_float32
 from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.forms import Forms
-from dimorder.targets.tosa.integers.permutation import permuted
+from dimorder.targets.tosa.integers.permutation import permute_channels
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
@@ -36,7 +36,7 @@ class Lookup:
     numbers: Tensor
 
     @staticmethod
-    def dequantised(integers: TosaValue, of: IntegerType) -> Lookup:
+    def dequantize(integers: TosaValue, of: IntegerType) -> Lookup:
         levels = torch.arange(of.low, of.high + 1, dtype=torch.float64)
         return Lookup(integers, of, (levels - of.zero_point) * in_float32(of.scale))
 
@@ -132,7 +132,7 @@ class IntegerWriter(TosaWriter):
 
     def _moved(self, view: View[TosaValue]) -> TosaValue:
         if self.forms.permutes_by_products and not view.is_dense and view not in self._transposed:
-            made = permuted(self, view)
+            made = permute_channels(self, view)
             if made is not None:
                 self._transposed[view] = made
         return super().transposed(view)
@@ -143,7 +143,7 @@ class IntegerWriter(TosaWriter):
         held: Any = operand.value
         alone = isinstance(held, Accumulator) and (held.scales.numel() > 1 or held.integers.dtype == "INT48")
         if alone and not operand.is_dense:  # its scales are along a dimension, or only RESCALE reads it
-            held = uniform(self, held)
+            held = with_one_scale(self, held)
         return held.with_integers(function(View(held.integers, operand.order)))
 
 
@@ -158,12 +158,12 @@ def _reshaped(w: IntegerWriter, x: Accumulator, shape: Sequence[int]) -> Accumul
         kept -= 1
         count *= shape[kept]
     if count != math.prod(differing):
-        return w.reshape(uniform(w, x), shape)  # type: ignore[no-any-return]
+        return w.reshape(with_one_scale(w, x), shape)  # type: ignore[no-any-return]
     scales = x.scales.expand(differing).reshape(tuple(shape[kept:]))
     return replace(x, integers=TosaWriter.reshape(w, x.integers, shape), scales=scales)
 
 
-def refused(found: str) -> UnsupportedError:
+def refusal(found: str) -> UnsupportedError:
     """Return the error for a row that cannot compute in integers. The emitter adds the operator."""
     return UnsupportedError("an operator", found, "quantise it")
 
@@ -172,17 +172,17 @@ def numbers(w: IntegerWriter, operand: Any) -> Numbers:
     """Return the numbers that an operand's integers stand for."""
     held = w.dense(operand)
     if isinstance(held, TosaValue):
-        raise refused(f"{held.dtype}, where quantised values are computed with")
+        raise refusal(f"{held.dtype}, where quantised values are computed with")
     return held  # type: ignore[no-any-return]
 
 
 # -- sums --------------------------------------------------------------------------------------------------
 
 
-def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
+def with_one_scale(w: IntegerWriter, x: Accumulator) -> Accumulator:
     """Return the same with one scale, and with its bounds applied to the integers."""
     if x.integers.dtype == "INT48":
-        x = shortened(w, x, 30, "INT32")
+        x = shorten(w, x, 30, "INT32")
     scale, limit, value = float(x.scales.max()), x.limit, x.integers
     if x.scales.numel() > 1:
         bits = max(limit, 1).bit_length()
@@ -197,7 +197,7 @@ def uniform(w: IntegerWriter, x: Accumulator) -> Accumulator:
     return Accumulator(value, torch.tensor(scale, dtype=torch.float64), max(limit, 1), error=x.error)
 
 
-def shortened(w: IntegerWriter, x: Accumulator, bits: int, dtype: str) -> Accumulator:
+def shorten(w: IntegerWriter, x: Accumulator, bits: int, dtype: str) -> Accumulator:
     """Round to so many bits, besides the sign."""
     less = max(x.limit.bit_length() - bits, 0)
     if not less and dtype == x.integers.dtype:

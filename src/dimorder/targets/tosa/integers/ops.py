@@ -17,7 +17,7 @@ from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.targets.table import Arguments, Row, Table, View
 from dimorder.targets.tosa.integers import moves, pointwise, products, reductions
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, numbers
-from dimorder.targets.tosa.integers.sums import quantised
+from dimorder.targets.tosa.integers.sums import quantize
 from dimorder.targets.tosa.ops import unsupported_value
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
@@ -34,8 +34,8 @@ def unfit(value: Any) -> str | None:
 def _quantize(w: W, a: Arguments) -> TosaValue:
     of = IntegerType(a.dtype, a.scale, a.zero_point)
     if of.dtype != torch.uint8:
-        return quantised(w, numbers(w, a.input), of)
-    integers = quantised(w, numbers(w, a.input), of.as_type(torch.int8))
+        return quantize(w, numbers(w, a.input), of)
+    integers = quantize(w, numbers(w, a.input), of.as_type(torch.int8))
     return rescale(w, integers, [1.0], "INT8", zero_point=-128, to_unsigned=True)
 
 
@@ -46,7 +46,7 @@ def _dequantize(w: W, a: Arguments) -> View[Any]:
     if of.dtype == torch.uint8:
         integers = rescale(w, integers, [1.0], "INT8", to_zero_point=-128, unsigned=True)
         of = of.as_type(torch.int8)
-    return View(Lookup.dequantised(integers, of), held.order)
+    return View(Lookup.dequantize(integers, of), held.order)
 
 
 _RANGES = MappingProxyType({(-128, 127): torch.int8, (0, 255): torch.uint8, (-32767, 32767): torch.int16})

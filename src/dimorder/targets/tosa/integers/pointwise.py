@@ -16,7 +16,7 @@ from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa.calls import changed
-from dimorder.targets.tosa.integers.channels import add_channels, are_channels, multiplied_channels
+from dimorder.targets.tosa.integers.channels import add_channels, are_channels, multiply_channels
 from dimorder.targets.tosa.integers.numbers import (
     Accumulator,
     IntegerWriter,
@@ -24,9 +24,9 @@ from dimorder.targets.tosa.integers.numbers import (
     Numbers,
     Operand,
     numbers,
-    refused,
+    refusal,
 )
-from dimorder.targets.tosa.integers.sums import added, multiplied
+from dimorder.targets.tosa.integers.sums import add, multiply
 from dimorder.targets.tosa.pointwise import bounds_of
 
 aten = torch.ops.aten
@@ -55,7 +55,7 @@ def _function(target: Any, arithmetic: Callable[..., Numbers] | None = None) -> 
                 return replace(first, numbers=target(*args, **{name: plain[name] for name in named}))
         if arithmetic is None:
             sums = any(isinstance(x, Accumulator) for x in held)
-            raise refused("a function of a sum that is not quantised" if sums else "a function of two values")
+            raise refusal("a function of a sum that is not quantised" if sums else "a function of two values")
         return arithmetic(w, changed(a, **given))
 
     return build
@@ -75,7 +75,7 @@ def operand(w: W, argument: Any, as_integers: bool = False) -> Any:
     ):
         return argument
     of = IntegerType(held.values.dtype, held.scale, held.zero_point)
-    return Lookup.dequantised(w.constant(held.values), of)
+    return Lookup.dequantize(w.constant(held.values), of)
 
 
 def _plain(argument: Any) -> Any:
@@ -89,16 +89,16 @@ def _constant(argument: Any) -> Operand:
 
 
 def _add(w: W, a: Arguments) -> Numbers:
-    return _sum(w, _constant(a.self), scaled(w, _constant(a.other), a.alpha))
+    return _sum(w, _constant(a.self), scale_by(w, _constant(a.other), a.alpha))
 
 
 def _subtract(w: W, a: Arguments) -> Numbers:
-    y = scaled(w, _constant(a.other), a.alpha)
-    return _sum(w, _constant(a.self), -y) if isinstance(y, Tensor) else added(w, _constant(a.self), y, "SUB")
+    y = scale_by(w, _constant(a.other), a.alpha)
+    return _sum(w, _constant(a.self), -y) if isinstance(y, Tensor) else add(w, _constant(a.self), y, "SUB")
 
 
 def _sum(w: W, x: Operand, y: Operand) -> Accumulator:
-    total = added(w, x, y)
+    total = add(w, x, y)
     for value, constant in ((x, y), (y, x)):
         if are_channels(value, constant):
             add_channels(w, total, value, constant)  # type: ignore[arg-type]
@@ -112,10 +112,10 @@ def _multiply(w: W, a: Arguments) -> Numbers:
 def _times(w: W, x: Operand, y: Operand) -> Numbers:
     for one, other in ((x, y), (y, x)):
         if isinstance(one, Tensor) and one.numel() == 1 and not isinstance(other, Tensor):
-            return scaled(w, other, float(one))  # type: ignore[return-value]
+            return scale_by(w, other, float(one))  # type: ignore[return-value]
         if are_channels(other, one):
-            return multiplied_channels(w, other, one)  # type: ignore[arg-type]
-    return multiplied(w, x, y)
+            return multiply_channels(w, other, one)  # type: ignore[arg-type]
+    return multiply(w, x, y)
 
 
 def _divide(w: W, a: Arguments) -> Numbers:
@@ -124,10 +124,10 @@ def _divide(w: W, a: Arguments) -> Numbers:
         return _times(w, _constant(a.self), 1 / y.double())
     if isinstance(y, Lookup):
         return _times(w, _constant(a.self), replace(y, numbers=1 / y.numbers))
-    raise refused("a division by a sum that is not quantised")
+    raise refusal("a division by a sum that is not quantised")
 
 
-def scaled(w: W, x: Operand, factor: float) -> Operand:
+def scale_by(w: W, x: Operand, factor: float) -> Operand:
     if factor == 1:
         return x
     if isinstance(x, Tensor):
@@ -135,13 +135,13 @@ def scaled(w: W, x: Operand, factor: float) -> Operand:
     if isinstance(x, Lookup):
         return replace(x, numbers=x.numbers * factor)
     if factor <= 0:
-        return multiplied(w, x, torch.tensor([factor]))
+        return multiply(w, x, torch.tensor([factor]))
     low, high, error = (number * factor for number in (x.low, x.high, x.error))
     return replace(x, scales=x.scales * factor, low=low, high=high, error=error)
 
 
 def _extreme(kind: str) -> Callable[[W, Arguments], Numbers]:
-    return lambda w, a: added(w, _constant(a.self), _constant(a.other), kind)
+    return lambda w, a: add(w, _constant(a.self), _constant(a.other), kind)
 
 
 def _clamp(target: Any) -> Callable[..., Numbers]:
@@ -158,9 +158,9 @@ def _clamp(target: Any) -> Callable[..., Numbers]:
 def _prelu(w: W, a: Arguments) -> Numbers:
     """Return max(x, 0) + weight · min(x, 0)."""
     if not isinstance(a.x, Lookup):
-        raise refused("a function of a sum that is not quantised")
+        raise refusal("a function of a sum that is not quantised")
     positive, negative = (replace(a.x, numbers=n) for n in (a.x.numbers.clamp(0), a.x.numbers.clamp(max=0)))
-    return added(w, positive, _times(w, a.weight, negative))
+    return add(w, positive, _times(w, a.weight, negative))
 
 
 _OF_CONSTANTS = (torch.int8, torch.int16)

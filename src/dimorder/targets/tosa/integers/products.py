@@ -17,7 +17,7 @@ from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, spatial
 from dimorder.targets.tosa.calls import changed
 from dimorder.targets.tosa.integers.lookups import as_integers
-from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, refused
+from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, refusal
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
 
@@ -54,13 +54,13 @@ def _product(write: Callable[..., TosaValue], name: str) -> Callable[..., Accumu
 def _weight(weight: Any) -> tuple[Tensor, Tensor, int]:
     """Return a constant weight's integers, their scales (one, or one per channel), and the zero point."""
     if not isinstance(weight, Scaled):
-        raise refused("a weight that is not quantised")
+        raise refusal("a weight that is not quantised")
     held = weight.integers
     if held.scale is not None:
         return held.values, torch.tensor([held.scale], dtype=torch.float64), held.zero_point
     scales = held.along(0)
     if scales is None:
-        raise refused("a weight whose scales are not those of its output channels")
+        raise refusal("a weight whose scales are not those of its output channels")
     return held.values, scales.double(), held.zero_point
 
 
@@ -82,13 +82,13 @@ def _matmul(w: W, a: Arguments) -> Accumulator:
     if isinstance(right, Tensor):
         x, of = as_integers(w, w.dense(left))
         weight, scales, zero_point = _weight(right.reshape(right.shape[-2:]).t())
-        sums = reductions.full(w, x, weight, None, (of.zero_point, zero_point))
+        sums = reductions.linear(w, x, weight, None, (of.zero_point, zero_point))
         scales = scales * in_float32(of.scale)
         return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
     if isinstance(left, Tensor):
         return _weight_first(w, left, *as_integers(w, w.dense(right)))
     (x, x_of), (y, y_of) = as_integers(w, w.dense(left)), as_integers(w, w.dense(right))
-    sums = reductions.product(w, x, y, (x_of.zero_point, y_of.zero_point))
+    sums = reductions.matmul(w, x, y, (x_of.zero_point, y_of.zero_point))
     scale = torch.tensor(in_float32(x_of.scale) * in_float32(y_of.scale), dtype=torch.float64)
     return Accumulator(sums, scale, x.shape[-1] * x_of.reach * y_of.reach)
 
@@ -96,7 +96,7 @@ def _matmul(w: W, a: Arguments) -> Accumulator:
 def _weight_first(w: W, left: Tensor, x: TosaValue, of: IntegerType) -> Accumulator:
     """Return W x, with one scale per row."""
     weight, scales, zero_point = _weight(left.reshape(left.shape[-2:]))
-    sums = reductions.product(w, w.constant(weight), x, (zero_point, of.zero_point))
+    sums = reductions.matmul(w, w.constant(weight), x, (zero_point, of.zero_point))
     scales = (scales * in_float32(of.scale))[:, None]
     return Accumulator(sums, scales, limit_of(weight.int() - zero_point, None, of))
 

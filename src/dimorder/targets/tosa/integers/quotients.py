@@ -18,7 +18,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.graph.integer_type import IntegerType, in_float32
 from dimorder.targets.tosa.integers.lookups import as_bytes
 from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, Lookup, times
-from dimorder.targets.tosa.integers.sums import added, in_halves, multiplied
+from dimorder.targets.tosa.integers.sums import add, in_16_bits, multiply
 from dimorder.targets.tosa.reductions import reduce
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
@@ -36,8 +36,8 @@ def softmax(w: W, x: Lookup, dim: int) -> Accumulator:
     wide = rescale(w, values, [1.0], "INT32")
     largest = rescale(w, reduce(w, "REDUCE_MAX", values, {dim}), [1.0], "INT32")
     below = rescale(w, w.elementwise("SUB", wide, largest), [1.0], "INT8", to_zero_point=127)
-    difference = Lookup.dequantised(below, IntegerType(torch.int8, of.scale, 127))
-    raised = in_halves(w, Lookup(below, difference.of, difference.numbers.exp()))
+    difference = Lookup.dequantize(below, IntegerType(torch.int8, of.scale, 127))
+    raised = in_16_bits(w, Lookup(below, difference.of, difference.numbers.exp()))
     limit = raised.limit * x.shape[dim]
     total = Accumulator(reduce(w, "REDUCE_SUM", raised.integers, {dim}), raised.scales, limit)
     power = _Power.of(
@@ -85,8 +85,8 @@ def layer_norm(
     factor = 2.0**23 * math.sqrt(count) * 2.0 ** (-(32 + more) / 2)
     factor *= 2.0 * 2.0 ** ((root.most - 31) / 2) / _INTERPOLATED
     normal = Accumulator(y, torch.tensor(factor, dtype=torch.float64), 2**30)
-    normal = normal if weight is None else multiplied(w, normal, weight)
-    return normal if bias is None else added(w, normal, bias)
+    normal = normal if weight is None else multiply(w, normal, weight)
+    return normal if bias is None else add(w, normal, bias)
 
 
 def _extremes(w: W, x: TosaValue, dims: Collection[int]) -> tuple[TosaValue, TosaValue]:
@@ -153,5 +153,5 @@ def _with_power(w: W, power: _Power, number: float) -> TosaValue:
     left = (exact.log2().ceil() - 14).clamp(min=0)
     index = rescale(w, power.shift, [1.0], "INT8")
     of = IntegerType(torch.int8, 1.0, 0)
-    parts = [in_halves(w, Lookup(index, of, entries), 1.0) for entries in (exact / 2.0**left, left)]
+    parts = [in_16_bits(w, Lookup(index, of, entries), 1.0) for entries in (exact / 2.0**left, left)]
     return w.elementwise("LOGICAL_LEFT_SHIFT", *(part.integers for part in parts))

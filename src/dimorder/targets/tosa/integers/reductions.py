@@ -23,12 +23,12 @@ from dimorder.targets.tosa.integers.numbers import (
     Lookup,
     Numbers,
     numbers,
-    refused,
-    shortened,
+    refusal,
+    shorten,
 )
-from dimorder.targets.tosa.integers.pointwise import scaled
+from dimorder.targets.tosa.integers.pointwise import scale_by
 from dimorder.targets.tosa.integers.quotients import layer_norm, softmax
-from dimorder.targets.tosa.integers.sums import as_sum, multiplied
+from dimorder.targets.tosa.integers.sums import as_sum, multiply
 from dimorder.targets.tosa.reductions import reduced_dims
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue
@@ -44,7 +44,7 @@ def _sum(w: W, a: Arguments) -> Accumulator:
 def _mean(w: W, a: Arguments) -> Numbers:
     dims = reduced_dims(a)
     count = math.prod(a.self.shape[d] for d in dims)
-    return scaled(w, _summed(w, numbers(w, a.self), dims, a.shape), 1 / count)  # type: ignore[return-value]
+    return scale_by(w, _summed(w, numbers(w, a.self), dims, a.shape), 1 / count)  # type: ignore[return-value]
 
 
 def _pool_windows(
@@ -78,7 +78,7 @@ def _summed(w: W, x: Numbers, dims: set[int], shape: tuple[int, ...]) -> Accumul
         total = _with_ones(w, w.reshape(values, (outer, *kernel, channels)), of, kernel, (1, 1))
         return w.reshape(total, shape)  # type: ignore[no-any-return]
     held, count = as_sum(w, x), math.prod(x.shape[d] for d in dims)
-    held = shortened(w, held, 30 - count.bit_length(), "INT32")
+    held = shorten(w, held, 30 - count.bit_length(), "INT32")
     summed = reductions.reduce(w, "REDUCE_SUM", held.integers, dims)
     whole = w.reshape(summed, shape)
     return Accumulator(whole, held.scales, held.limit * count, error=held.error * count)
@@ -121,7 +121,7 @@ def _of_integers(row: Row, operand: str) -> Row:
     def build(w: W, a: Arguments) -> Lookup:
         x, of = as_integers(w, w.dense(getattr(a, operand)))
         y = row.build(w, changed(a, dtype=of.dtype, **{operand: whole(x)}))
-        return Lookup.dequantised(w.reshape(y, a.shape), of)
+        return Lookup.dequantize(w.reshape(y, a.shape), of)
 
     return Row(build, row.check)
 
@@ -129,14 +129,14 @@ def _of_integers(row: Row, operand: str) -> Row:
 def _softmax(w: W, a: Arguments) -> Accumulator:
     x = w.dense(a.self)
     if not isinstance(x, Lookup):
-        raise refused("a softmax of what is not quantised")
+        raise refusal("a softmax of what is not quantised")
     return softmax(w, x, a.dim % len(x.shape))
 
 
 def _layer_norm(w: W, a: Arguments) -> Accumulator:
     x = w.dense(a.input)
     if not isinstance(x, Lookup):
-        raise refused("a normalization of what is not quantised")
+        raise refusal("a normalization of what is not quantised")
     rank = len(x.shape)
     dims = range(rank - len(a.normalized_shape), rank)
     return layer_norm(w, x, set(dims), a.weight, a.bias, a.eps)
@@ -153,24 +153,17 @@ def _avg_pool(w: W, a: Arguments) -> Numbers:
     total = _with_ones(w, x, of, a.kernel_size, a.stride, a.padding, a.shape)
     counts = _counts(a, x.shape[1:3])
     if bool((counts == counts.flatten()[0]).all()):
-        return scaled(w, total, 1 / float(counts.flatten()[0]))  # type: ignore[return-value]
-    return multiplied(w, total, (1 / counts)[None, :, :, None])
+        return scale_by(w, total, 1 / float(counts.flatten()[0]))  # type: ignore[return-value]
+    return multiply(w, total, (1 / counts)[None, :, :, None])
 
 
 def _counts(a: Arguments, sizes: tuple[int, ...]) -> Tensor:
-    """Return torch's divisor of each window: its elements in the input, or in its padding too."""
-    if a.divisor_override is not None:
-        return torch.full((1, 1), a.divisor_override, dtype=torch.float64)
-    along = []
-    for size, kernel, step, pad, count in zip(
-        sizes, a.kernel_size, a.stride, a.padding, a.shape[1:3], strict=True
-    ):
-        begin = torch.arange(count) * step - pad
-        end = (begin + kernel).clamp(max=size + pad)
-        if not a.count_include_pad:
-            begin, end = begin.clamp(min=0), end.clamp(max=size)
-        along.append((end - begin).double())
-    counts: Tensor = along[0][:, None] * along[1][None, :]
+    """Return torch's divisor of each window, (height, width): the sum of ones over their mean."""
+    ones = torch.ones(1, *sizes, 1, dtype=torch.float64)
+    window = a.kernel_size, a.stride, a.padding, a.ceil_mode
+    total = dimorder.avg_pool2d_nhwc(ones, *window, True, 1)
+    mean = dimorder.avg_pool2d_nhwc(ones, *window, a.count_include_pad, a.divisor_override)
+    counts: Tensor = (total / mean).round()[0, :, :, 0]
     return counts
 
 

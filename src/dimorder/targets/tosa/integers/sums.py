@@ -19,9 +19,9 @@ from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.integers.lookups import (
     Interpolated,
     as_integers,
-    clamped,
+    clamp,
     has_integers,
-    looked_up,
+    look_up,
     slope_of,
 )
 from dimorder.targets.tosa.integers.numbers import (
@@ -33,7 +33,7 @@ from dimorder.targets.tosa.integers.numbers import (
     Operand,
     largest,
     times,
-    uniform,
+    with_one_scale,
 )
 from dimorder.targets.tosa.moves import tile
 from dimorder.targets.tosa.rescale import relative_error, rescale
@@ -49,24 +49,24 @@ LANES = 16  # in which an Ethos-U computes the elements of the last dimension
 LITTLE = 8  # times fewer elements than the result has
 
 
-def quantised(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
+def quantize(w: IntegerWriter, x: Numbers, to: IntegerType) -> TosaValue:
     """Return the integers of that type that stand for the nearest numbers. NaN becomes the integer of 0."""
     scale = in_float32(to.scale)
     if isinstance(x, Lookup):
         real = torch.where(x.numbers.isnan(), 0.0, x.numbers / scale)
         levels = real.round().add(to.zero_point).clamp(to.low, to.high)
-        y = looked_up(w, x.integers, levels, x.of, slope_of(real), to)
+        y = look_up(w, x.integers, levels, x.of, slope_of(real), to)
         held = real.clamp(to.low - to.zero_point, to.high - to.zero_point) * scale
-        return quantised(w, in_halves(w, replace(x, numbers=held)), to) if y is None else y
+        return quantize(w, in_16_bits(w, replace(x, numbers=held)), to) if y is None else y
     shortcut = w.shortcuts.get(x.integers.tensor)
     y = None if shortcut is None else shortcut(x, to)
     if y is None:
         if x.scales.dim() > 1 and x.scales.shape[-1] != x.shape[-1]:
-            x = uniform(w, x)
+            x = with_one_scale(w, x)
         y = _rescaled(w, x, x.scales / scale, DTYPES[to.dtype], to.zero_point)
     y = TosaWriter.reshape(w, y, x.shape)
     low, high = (round(min(max(bound / scale + to.zero_point, to.low), to.high)) for bound in (x.low, x.high))
-    y = clamped(w, y, low, high)
+    y = clamp(w, y, low, high)
     reach = min(x.most, scale * to.reach)
     off = x.error + relative_error(x.integers.dtype, x.scales / scale) * reach
     if off:
@@ -81,15 +81,15 @@ def as_sum(w: IntegerWriter, x: Operand) -> Accumulator:
         integers = w.constant((x.double() * (EXACT / most)).round().to(torch.int32))
         return Accumulator(integers, torch.tensor(most / EXACT, dtype=torch.float64), EXACT)
     if isinstance(x, Accumulator):
-        return uniform(w, x)
+        return with_one_scale(w, x)
     if not has_integers(x):
-        return in_halves(w, x)
+        return in_16_bits(w, x)
     integers, of = as_integers(w, x)
     value = rescale(w, integers, [1.0], "INT32", zero_point=of.zero_point)
     return Accumulator(value, torch.tensor(in_float32(of.scale), dtype=torch.float64), of.reach)
 
 
-def in_halves(w: IntegerWriter, x: Lookup, scale: float | None = None) -> Accumulator:
+def in_16_bits(w: IntegerWriter, x: Lookup, scale: float | None = None) -> Accumulator:
     """Return any function in 16 bits.
 
     For int8 one TABLE gives the upper eight bits and another the lower eight.
@@ -122,7 +122,7 @@ def _of_16_bits(w: IntegerWriter, x: Lookup) -> Accumulator:
         raise UnsupportedError("an operand", found, "quantise its operand with 8 bits")
     if rest.error >= plain.error / 2:
         return _table(w, x, plain, plain.error)
-    return added(w, _table(w, x, near, 0), _table(w, x, rest, rest.error))
+    return add(w, _table(w, x, near, 0), _table(w, x, rest, rest.error))
 
 
 def _table(w: IntegerWriter, x: Lookup, table: Interpolated, error: float) -> Accumulator:
@@ -140,7 +140,7 @@ def on_grid(w: IntegerWriter, x: Operand, step: float) -> TosaValue:
         integers, of = as_integers(w, x)
         return rescale(w, integers, [in_float32(of.scale) / step], "INT32", zero_point=of.zero_point)
     if x.scales.dim() > 1 or (x.low, x.high) != (-math.inf, math.inf) or x.integers.dtype == "INT48":
-        x = uniform(w, x)
+        x = with_one_scale(w, x)
     return _rescaled(w, x, x.scales / step, "INT32", 0)
 
 
@@ -164,7 +164,7 @@ def _rescaled(w: IntegerWriter, x: Accumulator, factors: Tensor, dtype: str, zer
 # -- arithmetic --------------------------------------------------------------------------------------------
 
 
-def added(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumulator:
+def add(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumulator:
     """Return the sum of both, or `kind` of both, on the finest common grid for which int32 holds the sum."""
     shape = np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
     x, y = (exact_or_sum(w, each) for each in _in_lanes(w, x, y))
@@ -177,7 +177,7 @@ def added(w: IntegerWriter, x: Operand, y: Operand, kind: str = "ADD") -> Accumu
     return Accumulator(w.reshape(total, shape), scales, limit, error=error)
 
 
-def multiplied(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
+def multiply(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
     """Return the product, rounded to int32."""
     shape = np.broadcast_shapes(tuple(x.shape), tuple(y.shape))
     a, b = (as_sum(w, each) for each in _in_lanes(w, x, y))
@@ -190,7 +190,7 @@ def multiplied(w: IntegerWriter, x: Operand, y: Operand) -> Accumulator:
 
 def exact_or_sum(w: IntegerWriter, x: Operand) -> Operand:
     """Return the operand as it is, but as a sum if it is a function without exact integers."""
-    return in_halves(w, x) if isinstance(x, Lookup) and not has_integers(x) else x
+    return in_16_bits(w, x) if isinstance(x, Lookup) and not has_integers(x) else x
 
 
 def error_of(x: Operand) -> float:
@@ -229,7 +229,7 @@ def _in_lanes(w: IntegerWriter, x: Operand, y: Operand) -> tuple[Operand, Operan
     for each, sizes in zip((x, y), shapes, strict=True):
         held: Numbers = w.reshape(each, sizes)
         if sizes[-merged:] not in (ends, (1,) * merged):
-            held = uniform(w, held) if isinstance(held, Accumulator) else held
+            held = with_one_scale(w, held) if isinstance(held, Accumulator) else held
             sizes = (*sizes[:-merged], *ends)
             held = held.with_integers(tile(w, held.integers, sizes))
         made.append(w.reshape(held, (*sizes[:-merged], math.prod(sizes[-merged:]))))
