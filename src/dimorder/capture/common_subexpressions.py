@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from dimorder.graph.tracing import is_random
 
 
-def drop_repeated(module: GraphModule) -> None:
+def merge_common_subexpressions(module: GraphModule) -> None:
     """Replace repeated calls by the first of them, in place.
 
     Arguments are equal if they print the same: 1 is not 1.0, which turns integers into floats.

@@ -16,7 +16,7 @@ from dimorder.graph.tracing import shape_of, without_data
 aten = torch.ops.aten
 
 
-def crop_convolutions(module: GraphModule) -> None:
+def crop_conv_padding(module: GraphModule) -> None:
     """Replace a convolution whose result is cut by a padding and a convolution, in place.
 
     >>> class Causal(torch.nn.Module):

@@ -43,7 +43,7 @@ def fold_into_weights(module: GraphModule) -> None:
     for node in list(module.graph.find_nodes(op="call_function", target=aten.hardsigmoid.default)):
         _spell_hardsigmoid(module, node)
     for node in list(module.graph.nodes):
-        _fold_behind(module, node) or _fold_in_front(module, node)
+        _fold_after(module, node) or _fold_before(module, node)
     module.graph.eliminate_dead_code()
 
 
@@ -63,7 +63,7 @@ def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
     replace_node(node, source)
 
 
-def _fold_behind(module: GraphModule, node: Node) -> bool:
+def _fold_after(module: GraphModule, node: Node) -> bool:
     """Fold arithmetic with a constant into the linear or convolution before it.
 
     Views and permutes may lie between them. Returns whether it was folded.
@@ -106,7 +106,7 @@ class _Front:
     shift: Tensor | None
 
 
-def _fold_in_front(module: GraphModule, node: Node) -> bool:
+def _fold_before(module: GraphModule, node: Node) -> bool:
     """Fold a norm's last step on each channel into all readers, if these are linears or convolutions."""
     front = _front(module, node)
     readers = None if front is None else _readers(module, node, front)

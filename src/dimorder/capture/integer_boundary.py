@@ -72,7 +72,7 @@ def _type_in(node: Node) -> IntegerType | None:
     return of if (of.low, of.high) == (low, high) else None
 
 
-def with_types(program: Captured, input_types: Types, output_types: Types) -> Captured:
+def set_boundary_types(program: Captured, input_types: Types, output_types: Types) -> Captured:
     """Replace float inputs and outputs of a network by integers, with signed integers inside, in place.
 
     Args:
@@ -87,15 +87,15 @@ def with_types(program: Captured, input_types: Types, output_types: Types) -> Ca
     examples = list(program.examples)
     tensors = [i for i, leaf in enumerate(examples) if isinstance(leaf, Tensor)]
     named = [f"input {name!r}" for name in program.input_names]
-    asked = _each(input_types, program.inputs, named, "input")
+    asked = _requested_types(input_types, program.inputs, named, "input")
     for place, node, called, dtype in zip(tensors, program.inputs, named, asked, strict=True):
         if dtype is not None:
-            examples[place] = quantised(examples[place], _take(node, called, dtype))
+            examples[place] = quantised(examples[place], _quantized_input(node, called, dtype))
     results = program.outputs
     named = [f"output 'output{index}'" for index in range(len(results))]
-    for index, dtype in enumerate(_each(output_types, results, named, "output")):
+    for index, dtype in enumerate(_requested_types(output_types, results, named, "output")):
         if dtype is not None:
-            results[index] = _given(results[index], named[index], dtype)
+            results[index] = _quantized_output(results[index], named[index], dtype)
     output = program.module.graph.output_node()
     output.args = ((*(left for _, left in program.carried), *results),)
     _make_signed(program)
@@ -104,7 +104,7 @@ def with_types(program: Captured, input_types: Types, output_types: Types) -> Ca
     return replace(program, examples=tuple(examples))
 
 
-def own_types(program: Captured) -> tuple[list[torch.dtype | None], list[torch.dtype | None]]:
+def boundary_types(program: Captured) -> tuple[list[torch.dtype | None], list[torch.dtype | None]]:
     """Return the dtype into which each input is quantized, and from which each output is dequantized.
 
     It is None for an input or output that is not quantized.
@@ -130,7 +130,9 @@ def quantised(x: Tensor, of: IntegerType) -> Tensor:
     return (x * (1 / of.scale)).round().add(of.zero_point).clamp(of.low, of.high).to(of.dtype)
 
 
-def _each(types: Types, nodes: Sequence[Node], named: Sequence[str], kind: str) -> list[torch.dtype | None]:
+def _requested_types(
+    types: Types, nodes: Sequence[Node], named: Sequence[str], kind: str
+) -> list[torch.dtype | None]:
     """Return the requested integer type of each tensor, or None if it stays as it is."""
     alone = types is None or isinstance(types, (str, torch.dtype))
     asked: list[Any] = [types] * len(nodes) if alone else [*types]  # type: ignore[misc]  # mypy forgets `alone`
@@ -147,7 +149,7 @@ def _each(types: Types, nodes: Sequence[Node], named: Sequence[str], kind: str) 
     found = []
     for node, called, name in zip(nodes, named, names, strict=True):
         is_float = node.meta["val"].is_floating_point()
-        as_it_is = name in (None, "float32") or (not is_float and (alone or _is(node, name)))
+        as_it_is = name in (None, "float32") or (not is_float and (alone or _has_dtype(node, name)))
         if not (as_it_is or is_float):
             raise UsageError(
                 f"{called}, asked for in {name}",
@@ -158,11 +160,11 @@ def _each(types: Types, nodes: Sequence[Node], named: Sequence[str], kind: str) 
     return found
 
 
-def _is(node: Node, name: str | None) -> bool:
+def _has_dtype(node: Node, name: str | None) -> bool:
     return str(node.meta["val"].dtype) == f"torch.{name}"
 
 
-def _take(node: Node, called: str, dtype: torch.dtype) -> IntegerType:
+def _quantized_input(node: Node, called: str, dtype: torch.dtype) -> IntegerType:
     """Turn an input into the integers that its quantize gives, and return their type."""
     readers = list(node.users)
     own = _first_type(node)
@@ -186,7 +188,7 @@ def _take(node: Node, called: str, dtype: torch.dtype) -> IntegerType:
     return taken
 
 
-def _given(node: Node, called: str, dtype: torch.dtype) -> Node:
+def _quantized_output(node: Node, called: str, dtype: torch.dtype) -> Node:
     """Return the integers of an output that is dequantized last."""
     own = _last_type(node)
     if own is None:

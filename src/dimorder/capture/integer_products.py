@@ -39,10 +39,10 @@ def as_linear(product: Node, rounded: Callable[[Node, Node], Node | None]) -> No
         rounded: `rounded(quantize, scale)` returns the value that replaces the integers of a quantize,
             dequantized by that scale, or None.
     """
-    left, right = (_behind(node) for node in product.all_input_nodes)
+    left, right = (_before_views(node) for node in product.all_input_nodes)
     offset = 0
     if name_of(left) == "aten.add":
-        left, offset = _behind(left.args[0]), left.args[1]
+        left, offset = _before_views(left.args[0]), left.args[1]
     after = _after(product)
     sums: Any = next(after, None)
     if offset:
@@ -54,7 +54,7 @@ def as_linear(product: Node, rounded: Callable[[Node, Node], Node | None]) -> No
     factors.append(_other_factor(sums))
     if None in factors or name_of(right) != "aten.t":
         return
-    made = rounded(left, _behind(factors[0]))
+    made = rounded(left, _before_views(factors[0]))
     result = next(iter(sums.users))
     shape = (*made.meta["val"].shape[:-1], right.meta["val"].shape[1]) if made is not None else None
     if made is None or name_of(result) not in _SAME or tuple(result.meta["val"].shape) != shape:
@@ -66,7 +66,7 @@ def as_linear(product: Node, rounded: Callable[[Node, Node], Node | None]) -> No
     result.replace_all_uses_with(call_before(result, aten.linear.default, (made, real)))
 
 
-def _behind(node: Any) -> Any:
+def _before_views(node: Any) -> Any:
     """Return the value of which a node only changes the shape or type."""
     while name_of(node) in _SAME:
         node = node.args[0]

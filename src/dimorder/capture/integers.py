@@ -42,7 +42,7 @@ KEEPS_SCALE = _MOVES | _SELECTIONS
 _WEIGHTED = frozenset((aten.convolution.default, aten.linear.default))
 
 
-def simplify(module: GraphModule) -> None:
+def normalize_quantization(module: GraphModule) -> None:
     """Bring a captured graph into that normal form, in place."""
     graph = module.graph
     _agree(graph)

@@ -12,12 +12,12 @@ from functools import partial
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from dimorder.capture.common_subexpressions import drop_repeated
-from dimorder.capture.crop_conv_padding import crop_convolutions
+from dimorder.capture.common_subexpressions import merge_common_subexpressions
+from dimorder.capture.crop_conv_padding import crop_conv_padding
 from dimorder.capture.dynamic import with_dynamic
 from dimorder.capture.fold_into_weights import fold_into_weights
 from dimorder.capture.functionalize import functionalize
-from dimorder.capture.integers import simplify
+from dimorder.capture.integers import normalize_quantization
 from dimorder.capture.merge_parallel_linear import merge_parallel_linear
 from dimorder.capture.refusals import refuse_random
 from dimorder.capture.split_attention_heads import HeadLimits, split_attention_heads
@@ -55,9 +55,9 @@ EXPORTED_PASSES: tuple[Pass[ExportedProgram], ...] = (
 
 _GRAPH = (graph_faults,)
 GRAPH_PASSES: tuple[Pass[GraphModule], ...] = (
-    Pass("give integers one type", simplify, _GRAPH, _GRAPH),
-    Pass("drop repeated calls", drop_repeated, _GRAPH, _GRAPH),
-    Pass("crop padding of convolutions", crop_convolutions, _GRAPH, _GRAPH),
+    Pass("normalize quantization", normalize_quantization, _GRAPH, _GRAPH),
+    Pass("merge common subexpressions", merge_common_subexpressions, _GRAPH, _GRAPH),
+    Pass("crop padding of convolutions", crop_conv_padding, _GRAPH, _GRAPH),
     Pass("refuse random numbers", refuse_random),
 )
 

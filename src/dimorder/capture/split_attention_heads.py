@@ -90,7 +90,7 @@ def _move_bias_of_values(module: GraphModule, softmax: Node) -> None:
     reader = _only_reader(softmax)
     if reader is None or reader.target is not aten.matmul.default or reader.args[0] is not softmax:
         return
-    found, moves = _shifted(module, args_of(reader)[1]), _views_behind(reader)
+    found, moves = _shifted(module, args_of(reader)[1]), _views_after(reader)
     behind = _only_reader(moves[-1] if moves else reader)
     linear = None if behind is None else Linear.of(module, behind)
     if found is None or linear is None or linear.features != len(shape_of(linear.node)) - 1:
@@ -179,7 +179,7 @@ class _Heads:
 
 def _heads(linear: Linear) -> _Heads | None:
     """Return the heads of a linear, or None if heads do not come before rows."""
-    moves = _views_behind(linear.node)
+    moves = _views_after(linear.node)
     value = torch.empty(shape_of(linear.node), device="meta")
     for move in moves:
         if move.target is aten.permute.default:
@@ -275,7 +275,7 @@ def _only_reader(node: Node) -> Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _views_behind(node: Node) -> list[Node]:
+def _views_after(node: Node) -> list[Node]:
     """Return the views and permutes after a value, as long as nothing else reads it."""
     moves = list[Node]()
     reader = _only_reader(node)

@@ -49,11 +49,11 @@ def _moving_integers(program: ExportedProgram) -> ExportedProgram:
     graph = module.graph
     for node in list(graph.nodes):
         if _is_move(node):
-            _before_dequantize(node)
+            _move_before_dequantize(node)
         elif node.target in _PADS:
             _rounded(node)
     for node in graph.find_nodes(op="call_function", target=QUANTIZE):
-        _behind_quantize(node)
+        _move_after_quantize(node)
     for node in graph.find_nodes(op="call_function", target=DEQUANTIZE_CHANNELS):
         _tell_type(module, node)
     graph.eliminate_dead_code()
@@ -68,14 +68,14 @@ def _is_move(node: Node) -> bool:
     return elements_of(node.target).moves and len(node.all_input_nodes) == 1
 
 
-def _before_dequantize(move: Node) -> None:
+def _move_before_dequantize(move: Node) -> None:
     """Write `move(dequantize(x))` as `dequantize(move(x))`, if the node is of that form."""
     real = move.args[0]
     if not isinstance(real, Node) or real.target not in (DEQUANTIZE, DEQUANTIZE_CHANNELS):
         return
     integers, *how = real.args
     if real.target is DEQUANTIZE_CHANNELS:
-        axis = _axis_behind(move, real)
+        axis = _axis_after(move, real)
         if axis is None:
             return
         how[2] = axis
@@ -100,7 +100,7 @@ def _rounded(pad: Node) -> None:
     pad.replace_all_uses_with(again, lambda user: user is not integers)
 
 
-def _axis_behind(move: Node, real: Node) -> int | None:
+def _axis_after(move: Node, real: Node) -> int | None:
     """Return the dimension in which scales differ after a move, or None if that is not one dimension."""
     shape, axis = real.meta["val"].shape, real.args[3]
     places = torch.arange(shape[axis]).view([-1 if d == axis else 1 for d in range(len(shape))])
@@ -112,7 +112,7 @@ def _axis_behind(move: Node, real: Node) -> int | None:
     return None
 
 
-def _behind_quantize(quantize: Node) -> None:
+def _move_after_quantize(quantize: Node) -> None:
     """Write `quantize(move(x))` as `move(quantize(x))`, also with clamps before or after the move."""
     passed = list(_passed(quantize.args[0]))
     moves = [node for node in reversed(passed) if _is_move(node)]

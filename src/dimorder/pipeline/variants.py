@@ -12,7 +12,7 @@ from functools import partial
 
 from dimorder.capture.captured import Captured, Slices, capture
 from dimorder.capture.decompose_dynamic_resize import decompose_dynamic_resize
-from dimorder.capture.integer_boundary import Types, own_types, with_types
+from dimorder.capture.integer_boundary import Types, boundary_types, set_boundary_types
 from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, UsageError
@@ -96,7 +96,7 @@ def capture_variants(source: Source, points: Sequence[Point], request: Request) 
         else:
             _require_plain(program)
         chosen, types = _quantized_target(program, own, request.types)
-        program = with_types(program, *types)
+        program = set_boundary_types(program, *types)
         contract = make_contract(program, *request.orders, chosen.files.channels_last)
         variants.append(Variant(point, program, contract, chosen))
     return variants
@@ -185,7 +185,7 @@ def _quantized_target(
     """
     if target.quantized is None or not is_quantised(program.module):
         return target, types
-    own = own_types(program)
+    own = boundary_types(program)
     return target.quantized, (
         own[0] if types[0] is None else types[0],
         own[1] if types[1] is None else types[1],
