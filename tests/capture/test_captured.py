@@ -17,7 +17,7 @@ from dimorder.capture.captured import capture
 from dimorder.capture.export import eval_mode
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.verification.verify import relative_error
-from tests.layout.lowering import Net
+from tests.small_networks import Net
 from tests.zoo import perturb
 
 X = (2, 6, 5, 7)

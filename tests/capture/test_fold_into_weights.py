@@ -14,7 +14,7 @@ from dimorder.capture.captured import capture
 from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.graph.quantized_constant import Scaled
 from tests.capture.linears import aten, batch_norm, heads, norm, operators, rewritten, values
-from tests.layout.lowering import Net
+from tests.small_networks import Net
 
 FOLDED: dict[str, tuple[nn.Module, tuple[int, ...], list[str]]] = {
     "a number behind a linear": (Net(lambda m, x: m.a(x) * 0.3, a=nn.Linear(5, 7)), (2, 3, 5), ["linear"]),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import dimorder
 from tests.capture.linears import aten, operators, rewritten, values
-from tests.layout.lowering import Net
+from tests.small_networks import Net
 
 
 def _attention(m: Any, x: Tensor) -> list[Tensor]:

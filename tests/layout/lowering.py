@@ -46,19 +46,6 @@ RICHER = frozenset(
 )
 
 
-class Net(nn.Module):
-    """A network that is one function of itself and its inputs; modules and constants are its attributes."""
-
-    def __init__(self, function: Callable[..., Any], **attributes: Any) -> None:
-        super().__init__()
-        for name, value in attributes.items():
-            self.register_buffer(name, value) if isinstance(value, Tensor) else setattr(self, name, value)
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self, *args, **kwargs)
-
-
 @dataclass(frozen=True)
 class Lowering:
     """A captured network, ready to be lowered under any contract, and what it gives on random inputs."""

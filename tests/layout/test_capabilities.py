@@ -16,7 +16,7 @@ from dimorder.ops import table
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.operator import Implementation
 from dimorder.targets import find
-from tests.layout.lowering import Net
+from tests.small_networks import Net
 
 aten = torch.ops.aten
 NAME = "aten.linear/as a sum"

@@ -20,7 +20,8 @@ from dimorder.ops.table import OPERATORS
 from dimorder.planning.plan import LayoutPlan
 from tests.layout.element_rules import KNOWN
 from tests.layout.index_checker import check
-from tests.layout.lowering import Net, contract_of, lowering
+from tests.layout.lowering import contract_of, lowering
+from tests.small_networks import Net
 
 aten = torch.ops.aten
 X = (2, 6, 5, 7)

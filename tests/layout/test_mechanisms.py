@@ -6,7 +6,6 @@ dimensions swapped. `convert` lines are the plan's conversions, and there are no
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from textwrap import dedent
 from typing import Any
@@ -23,6 +22,7 @@ from dimorder.layout.rewrite import rewrite
 from dimorder.plans.printing import physical_text
 from dimorder.targets import find
 from dimorder.verification.verify import Trial
+from tests.small_networks import OneInput
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,6 @@ class Mechanism:
     becomes: str
     input_order: Any = None
     output_order: Any = None
-
-
-class Net(nn.Module):
-    """One function of its modules and an input."""
-
-    def __init__(self, forward: Callable[[Any, Tensor], Any], **modules: nn.Module) -> None:
-        super().__init__()
-        self.function = forward
-        for name, module in modules.items():
-            self.add_module(name, module)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self, x)
 
 
 def conv(inputs: int, outputs: int, **options: Any) -> nn.Conv2d:
@@ -72,7 +59,7 @@ def _scores(m: Any, x: Tensor) -> Tensor:
 
 MECHANISMS = {
     "a channel shuffle vanishes into the weight behind it": Mechanism(
-        Net(_shuffled, a=conv(3, 6), b=nn.Conv2d(6, 5, 1)),
+        OneInput(_shuffled, a=conv(3, 6), b=nn.Conv2d(6, 5, 1)),
         (2, 3, 9, 7),
         "xnnpack",
         """
@@ -85,7 +72,7 @@ MECHANISMS = {
         "NHWC",
     ),
     "flatten takes any order before a dense layer, whose weight follows": Mechanism(
-        Net(lambda m, x: m.dense(m.conv(x).flatten(1)), conv=conv(3, 8), dense=nn.Linear(8 * 9 * 7, 5)),
+        OneInput(lambda m, x: m.dense(m.conv(x).flatten(1)), conv=conv(3, 8), dense=nn.Linear(8 * 9 * 7, 5)),
         (2, 3, 9, 7),
         "xnnpack",
         """
@@ -97,7 +84,7 @@ MECHANISMS = {
         "NHWC",
     ),
     "a hard-coded permute before a dense layer vanishes into its weight": Mechanism(
-        Net(
+        OneInput(
             lambda m, x: m.dense(m.conv(x).permute(0, 3, 1, 2).flatten(1)),
             conv=conv(3, 8),
             dense=nn.Linear(8 * 9 * 7, 5),
@@ -113,7 +100,7 @@ MECHANISMS = {
         "NHWC",
     ),
     "two readers share a conversion": Mechanism(
-        Net(lambda m, x: m.a(x).maximum(m.b(x)), a=conv(3, 8), b=conv(3, 8)),
+        OneInput(lambda m, x: m.a(x).maximum(m.b(x)), a=conv(3, 8), b=conv(3, 8)),
         (2, 3, 9, 7),
         "xnnpack",
         """
@@ -128,7 +115,9 @@ MECHANISMS = {
         "NHWC",
     ),
     "a matrix by a vector is turned where the matrix lies transposed": Mechanism(
-        Net(lambda m, x: _pooled_by_context(m.conv(x), m.mask), conv=conv(3, 8), mask=nn.Conv2d(8, 1, 1)),
+        OneInput(
+            lambda m, x: _pooled_by_context(m.conv(x), m.mask), conv=conv(3, 8), mask=nn.Conv2d(8, 1, 1)
+        ),
         (2, 3, 9, 7),
         "xnnpack",
         """
@@ -142,7 +131,7 @@ MECHANISMS = {
         "NHWC",
     ),
     "cuts that conflict make a block: 14 = 2·7 = 7·2 stays together, and may lie innermost": Mechanism(
-        Net(lambda m, x: (x.unflatten(1, (2, 7)).sum(1), x.unflatten(1, (7, 2)).amax(1))),
+        OneInput(lambda m, x: (x.unflatten(1, (2, 7)).sum(1), x.unflatten(1, (7, 2)).amax(1))),
         (3, 14, 5),
         "torch",
         """
@@ -156,7 +145,7 @@ MECHANISMS = {
         DimOrder(0, 2, 1),
     ),
     "an operator outside takes part in the plan": Mechanism(
-        Net(lambda m, x: m.b(m.a(x).sort(1)[0]), a=conv(3, 8), b=conv(8, 5)),
+        OneInput(lambda m, x: m.b(m.a(x).sort(1)[0]), a=conv(3, 8), b=conv(8, 5)),
         (2, 3, 9, 7),
         "xnnpack",
         """
@@ -172,7 +161,7 @@ MECHANISMS = {
         "NHWC",
     ),
     "a 7×7 depthwise is split for XNNPACK": Mechanism(
-        Net(lambda m, x: m.conv(x), conv=nn.Conv2d(6, 6, 7, padding=3, groups=6)),
+        OneInput(lambda m, x: m.conv(x), conv=nn.Conv2d(6, 6, 7, padding=3, groups=6)),
         (2, 6, 9, 11),
         "xnnpack",
         """
@@ -188,7 +177,7 @@ MECHANISMS = {
         "NHWC",
     ),
     "and is whole for TOSA": Mechanism(
-        Net(lambda m, x: m.conv(x), conv=nn.Conv2d(6, 6, 7, padding=3, groups=6)),
+        OneInput(lambda m, x: m.conv(x), conv=nn.Conv2d(6, 6, 7, padding=3, groups=6)),
         (2, 6, 9, 11),
         "tosa",
         """
@@ -200,7 +189,7 @@ MECHANISMS = {
         "NHWC",
     ),
     "a dense layer is a convolution for TOSA": Mechanism(
-        Net(lambda m, x: m.dense(x), dense=nn.Linear(6, 5)),
+        OneInput(lambda m, x: m.dense(x), dense=nn.Linear(6, 5)),
         (2, 9, 6),
         "tosa",
         """
@@ -210,7 +199,7 @@ MECHANISMS = {
         """,
     ),
     "XNNPACK reads the right operand of a product transposed": Mechanism(
-        Net(_scores),
+        OneInput(_scores),
         (2, 2, 9, 4),
         "xnnpack",
         """
@@ -225,7 +214,7 @@ MECHANISMS = {
         DimOrder(0, 2, 1),
     ),
     "where TOSA has (AB)ᵀ = BᵀAᵀ": Mechanism(
-        Net(_scores),
+        OneInput(_scores),
         (2, 2, 9, 4),
         "tosa",
         """
@@ -240,7 +229,7 @@ MECHANISMS = {
         DimOrder(0, 2, 1),
     ),
     "a 3-D pool is two 2-D ones": Mechanism(
-        Net(lambda m, x: F.max_pool3d(x, (2, 3, 2))),
+        OneInput(lambda m, x: F.max_pool3d(x, (2, 3, 2))),
         (2, 5, 4, 9, 6),
         "xnnpack",
         """
@@ -253,7 +242,7 @@ MECHANISMS = {
         "NDHWC",
     ),
     "zeros round a picture are the convolution's own": Mechanism(
-        Net(lambda m, x: m.a(F.pad(x, (0, 1, 2, 0))), a=conv(5, 8, stride=2)),
+        OneInput(lambda m, x: m.a(F.pad(x, (0, 1, 2, 0))), a=conv(5, 8, stride=2)),
         (2, 5, 11, 7),
         "xnnpack",
         """
@@ -265,7 +254,7 @@ MECHANISMS = {
         "NHWC",
     ),
     "a strided slice is the first column of a view": Mechanism(
-        Net(lambda m, x: x[:, :, 1::3]),
+        OneInput(lambda m, x: x[:, :, 1::3]),
         (2, 5, 11, 7),
         "xnnpack",
         """
@@ -277,7 +266,7 @@ MECHANISMS = {
         """,
     ),
     "a strided slice of a dimension that a block keeps whole: 14 = 2·7 there": Mechanism(
-        Net(lambda m, x: (x[:, ::2], x.unflatten(1, (2, 7)).sum(1))),
+        OneInput(lambda m, x: (x[:, ::2], x.unflatten(1, (2, 7)).sum(1))),
         (3, 14, 5),
         "torch",
         """
@@ -291,7 +280,7 @@ MECHANISMS = {
         DimOrder(0, 2, 1),
     ),
     "what is computed twice is computed once, and an output has an order of its own": Mechanism(
-        Net(lambda m, x: (torch.relu(x), torch.relu(x))),
+        OneInput(lambda m, x: (torch.relu(x), torch.relu(x))),
         (2, 3, 5, 7),
         "torch",
         """
@@ -305,7 +294,7 @@ MECHANISMS = {
         ["NHWC", "NCHW"],
     ),
     "a concatenation along the outermost dimension lays one part after the other": Mechanism(
-        Net(lambda m, x: torch.cat([x.relu(), x], 1)),
+        OneInput(lambda m, x: torch.cat([x.relu(), x], 1)),
         (2, 8, 9, 7),
         "xnnpack",
         """

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dimorder.ops.dialect import OPS
-from tests.layout.lowering import Net, lower_everywhere
+from tests.layout.lowering import lower_everywhere
+from tests.small_networks import Net
 from tests.zoo import perturb
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dimorder
-from tests.layout.lowering import Net
+from tests.small_networks import Net
 
 
 def r(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

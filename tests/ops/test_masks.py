@@ -14,7 +14,7 @@ pytest.importorskip("executorch")
 
 import dimorder
 from dimorder.capture.captured import capture
-from tests.layout.lowering import Net
+from tests.small_networks import Net
 
 SCORES = torch.randn((2, 3, 5, 7), generator=torch.Generator().manual_seed(0))
 WIDE = torch.randn((2, 5, 7), generator=torch.Generator().manual_seed(1))

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 import dimorder
 from dimorder.capture.captured import Captured, capture
 from dimorder.errors import UnsupportedError
-from tests.layout.lowering import Net, lower_everywhere
+from tests.layout.lowering import lower_everywhere
+from tests.small_networks import Net
 from tests.zoo import perturb
 
 STEPS, BATCH, INPUT, HIDDEN = 5, 2, 7, 3

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 import dimorder
 from dimorder.capture.captured import capture
 from dimorder.ops.table import SPELLINGS
-from tests.layout.lowering import Net, lower_everywhere
+from tests.layout.lowering import lower_everywhere
+from tests.small_networks import Net
 
 X = (2, 8, 6, 10)
 LINE = (2, 6, 11)

@@ -20,6 +20,7 @@ from dimorder import report
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.verification.verify import relative_error
+from tests.small_networks import OneInput
 from tests.zoo import perturb, stateful
 
 CALLS = 10
@@ -95,19 +96,6 @@ def test_a_lowered_network_keeps_its_state_until_it_is_reset(target: str) -> Non
         lowered.reset()
 
 
-class Net(nn.Module):
-    """Buffers, and a function of them and an input."""
-
-    def __init__(self, forward: Callable[..., Any], **buffers: Tensor) -> None:
-        super().__init__()
-        self.function = forward
-        for name, value in buffers.items():
-            self.register_buffer(name, value)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.function(self, x)
-
-
 def swap(m: Any, x: Tensor) -> Tensor:
     a = m.a.clone()
     m.a.copy_(m.b)
@@ -160,7 +148,7 @@ def test_odd_ways_to_write(name: str, kind: torch.dtype, target: str, tmp_path: 
     def draw() -> Tensor:
         return (10 * torch.randn(2, 3, generator=generator)).to(kind)
 
-    network = Net(ODD[name], a=draw(), b=draw())
+    network = OneInput(ODD[name], a=draw(), b=draw())
     calls = [{"x": draw()} for _ in range(CALLS)]
     wanted = list(results(copy.deepcopy(network), calls))
     lowered = dimorder.lower(network, (), calls[0], target=target)
@@ -193,7 +181,7 @@ def test_targets_without_state_refuse_it(target: str) -> None:
 
 def test_a_buffer_that_shares_its_memory_is_refused() -> None:
     memory = torch.randn(2, 3)
-    network = Net(lambda m, x: m.a.add_(x) + m.b, a=memory, b=memory[0])
+    network = OneInput(lambda m, x: m.a.add_(x) + m.b, a=memory, b=memory[0])
     with pytest.raises(UnsupportedError) as caught:
         dimorder.plan(network, (torch.randn(2, 3),))
     assert str(caught.value) == (
@@ -248,7 +236,7 @@ def test_a_quantised_network_with_state_is_refused() -> None:
         return y
 
     with pytest.raises(UnsupportedError) as caught:
-        dimorder.plan(Net(quantised, a=torch.zeros(2, 3)), (torch.randn(2, 3),), target="xnnpack")
+        dimorder.plan(OneInput(quantised, a=torch.zeros(2, 3)), (torch.randn(2, 3),), target="xnnpack")
     assert str(caught.value).splitlines()[1:] == [
         "  found: a quantised network writes to it, which is not there yet",
         "  fix: make it an input and an output, or lower the float network",

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 pytest.importorskip("tosa_serializer")
 
 import dimorder
+from tests.targets.cases import Net
 
 TYPES = (
     "this target has torch.float32, torch.int64, torch.int32, torch.int16, torch.int8, torch.bool, "
@@ -25,21 +26,8 @@ CHANGE = "change its type or shape, or choose another target"
 r = torch.randn
 
 
-class Net(nn.Module):
-    """A function of inputs and of constants, which are its buffers."""
-
-    def __init__(self, function: Callable[..., Any], constants: tuple[Tensor, ...] = ()) -> None:
-        super().__init__()
-        self.function = function
-        for i, constant in enumerate(constants):
-            self.register_buffer(f"constant{i}", constant)
-
-    def forward(self, *args: Tensor) -> Any:
-        return self.function(*args, *self.buffers())
-
-
 # Where every function below is called from, which torch.export gives as the source of its operators.
-CALLED = f"{Path(__file__).name}:{inspect.getsourcelines(Net.forward)[1] + 1}"
+CALLED = f"{Path(inspect.getfile(Net)).name}:{inspect.getsourcelines(Net.forward)[1] + 1}"
 
 
 def refused(function: Callable[..., Any], inputs: tuple[Tensor, ...], *constants: Tensor) -> str:
@@ -157,7 +145,7 @@ BOUNDARIES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor
         lambda x: x * 2,
         (r(2, 3, 2, 4, 2, 5, 2),),
         (),
-        "input 'args_0'",
+        "input 'inputs_0'",
         "7 dimensions (2, 3, 2, 4, 2, 5, 2), where TOSA has at most 6",
     ),
     "rank of an output": (
@@ -167,12 +155,12 @@ BOUNDARIES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], tuple[Tensor
         "output 'output0'",
         "7 dimensions (2, 3, 2, 4, 2, 5, 2), where TOSA has at most 6",
     ),
-    "float64": (lambda x: x * 2, (r(3, 5).double(),), (), "input 'args_0'", f"torch.float64; {TYPES}"),
+    "float64": (lambda x: x * 2, (r(3, 5).double(),), (), "input 'inputs_0'", f"torch.float64; {TYPES}"),
     "complex": (
         lambda x: x * 2,
         (r(3, 5, dtype=torch.complex64),),
         (),
-        "input 'args_0'",
+        "input 'inputs_0'",
         f"torch.complex64; {TYPES}",
     ),
     "a constant of float64": (
@@ -206,7 +194,7 @@ def test_a_transpose_of_too_many_dimensions_is_no_plan() -> None:
         return halves.softmax(3).reshape(16, 27)
 
     first, *rest = refused(scrambled, (r(36, 12),)).splitlines()
-    assert first == f"input 'args_0' or aten.softmax.int ({CALLED})"
+    assert first == f"input 'inputs_0' or aten.softmax.int ({CALLED})"
     assert rest == [
         "  found: its result is wanted in an order that takes a transpose of more than 6 dimensions",
         "  fix: permute fewer dimensions at once, or choose another target",
@@ -219,7 +207,7 @@ def test_an_input_beyond_32_bits_is_refused_when_it_is_fed() -> None:
     with pytest.raises(dimorder.DimorderError) as raised:
         lowered.run(torch.tensor([1, 2, 3, 4, 2**31]))
     assert str(raised.value).splitlines() == [
-        "input 'args_0'",
+        "input 'inputs_0'",
         "  found: values beyond 32 bits",
         "  fix: TOSA 1.0 has no wider integers",
     ]
