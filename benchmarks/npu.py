@@ -121,7 +121,7 @@ def stock(program: ExportedProgram, accelerator: str, timed: bool) -> Row:
     from executorch.backends.arm.ethosu import EthosUCompileSpec, EthosUPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    from dimorder.targets.ethos_u.vela import compiled
+    from dimorder.targets.ethos_u.vela import compile_by_vela
     from dimorder.targets.tosa.graph import inspect_tosa
     from tests.targets.vela import handed_over
 
@@ -130,7 +130,9 @@ def stock(program: ExportedProgram, accelerator: str, timed: bool) -> Row:
         partitioner = EthosUPartitioner(EthosUCompileSpec(accelerator))
         to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
         seconds = time.perf_counter() - start
-    reports = [compiled(graph, accelerator, lambda tensor: Place(tensor, "")).report for graph in graphs]
+    reports = [
+        compile_by_vela(graph, accelerator, lambda tensor: Place(tensor, "")).report for graph in graphs
+    ]
     return {
         "cycles": sum(report.cycles for report in reports),
         "transposes": sum(inspect_tosa(graph).transposes for graph in graphs),

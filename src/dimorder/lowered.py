@@ -209,7 +209,7 @@ class Lowered:
 
     @cached_property
     def _started(self) -> Run:
-        return self.artifact.started()
+        return self.artifact.start()
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `dimorder lower --json` writes; the keys are stable."""

@@ -122,7 +122,7 @@ def test_the_packing_is_that_of_executorch() -> None:
     from executorch.exir import to_edge_transform_and_lower
 
     from dimorder.plans.network_plan import Place
-    from dimorder.targets.ethos_u.vela import compiled
+    from dimorder.targets.ethos_u.vela import compile_by_vela
 
     network = by_arm(nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()).eval(), inputs())
     exported = torch.export.export(network, (inputs(),))
@@ -131,7 +131,7 @@ def test_the_packing_is_that_of_executorch() -> None:
         edge = to_edge_transform_and_lower(exported, partitioner=[partitioner])
     name, stream, options = delegate(edge.to_executorch().buffer)
     (graph,) = graphs
-    ours = compiled(graph, "ethos-u55-128", lambda tensor: Place(tensor, ""))
+    ours = compile_by_vela(graph, "ethos-u55-128", lambda tensor: Place(tensor, ""))
     assert name == "EthosUBackend"
     assert ours.stream == stream
     assert [(spec.key, bytes(spec.value)) for spec in ours.options] == options

@@ -14,7 +14,7 @@ import dimorder
 from dimorder.errors import UnsupportedError
 from dimorder.plans.network_plan import Place
 from dimorder.targets.ethos_u.constraints import CONSTRAINTS, refusals
-from dimorder.targets.ethos_u.vela import compiled
+from dimorder.targets.ethos_u.vela import compile_by_vela
 from dimorder.targets.tosa.rescale import rescale
 from dimorder.targets.tosa.writer import TosaValue, TosaWriter
 
@@ -138,7 +138,7 @@ def reasons(build: Build, accelerator: str) -> list[tuple[str, str]]:
 
 def is_compiled(build: Build, accelerator: str) -> bool:
     try:
-        compiled(written(build)[0], accelerator, lambda tensor: Place(tensor, ""))
+        compile_by_vela(written(build)[0], accelerator, lambda tensor: Place(tensor, ""))
     except UnsupportedError:
         return False
     return True

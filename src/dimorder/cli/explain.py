@@ -12,7 +12,7 @@ from dimorder.cli.options import (
     check_outputs,
     json_option,
     network_options,
-    planned,
+    plan_network,
     write_json,
 )
 from dimorder.errors import UsageError
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from dimorder.plans.state_plan import explain_state
 
     check_outputs({"--json": options.json})
-    found = planned(options, console)
+    found = plan_network(options, console)
     count = len(found.conversions)
     if options.conversion is not None and not 0 <= options.conversion < count:
         raise UsageError(

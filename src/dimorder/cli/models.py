@@ -196,7 +196,7 @@ def check_runs(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         shapes = ", ".join("x".join(map(str, x.shape)) or "scalar" for x in given) or "nothing"
         raise UsageError(
             f"--input, for {type(model).__name__}",
-            f"{shapes}, on which it raises {_told(error)}",
+            f"{shapes}, on which it raises {_one_line(error)}",
             "give shapes and dtypes that the network takes",
         ) from error
 
@@ -211,7 +211,7 @@ def _load_exported(path: str) -> ExportedProgram:
     except Exception as error:
         raise UsageError(
             f"MODEL {path}",
-            f"not a readable exported program: {_told(error)}",
+            f"not a readable exported program: {_one_line(error)}",
             "save it with torch.export.save",
         ) from error
 
@@ -314,12 +314,12 @@ def _failed(spec: str, doing: str, error: Exception) -> DimorderError:
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return DimorderError(
         f"MODEL {spec}",
-        f"{doing} raised {_told(error)}{at}",
+        f"{doing} raised {_one_line(error)}{at}",
         "mend it, or see the whole traceback with --debug",
     )
 
 
-def _told(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """Return an exception as one short line."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first.strip()[:200]}" if first else type(error).__name__

@@ -66,7 +66,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def network_options(parser: CommandParser) -> None:
-    """Add MODEL and the options of its plan, which `planned` and `pipeline` read."""
+    """Add MODEL and the options of its plan, which `plan_network` and `pipeline` read."""
     model_options(parser)
     parser.lists_targets = True
     parser.offers = (("--objective", "objectives"), ("--quantize", "recipes"), ("--option", "options"))
@@ -223,7 +223,7 @@ def _targets_text() -> str:
 # The networks and plans of the options
 
 
-def planned(options: argparse.Namespace, console: Console) -> NetworkPlan:
+def plan_network(options: argparse.Namespace, console: Console) -> NetworkPlan:
     """Return the plan that the options ask for."""
     with console.progress() as progress:
         progress("loading torch")

@@ -12,7 +12,7 @@ from dimorder.cli.options import (
     check_outputs,
     json_option,
     network_options,
-    planned,
+    plan_network,
     report_option,
     report_page,
     write_json,
@@ -32,7 +32,7 @@ def add_options(parser: CommandParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     check_outputs({"--json": options.json, "--report": options.report})
-    found = planned(options, console)
+    found = plan_network(options, console)
     if options.report:
         from dimorder import files
 

@@ -81,7 +81,7 @@ class Verdicts:
             return None, None
         key = self._key(site, arrangement, buffers)
         if key not in self.known:
-            self.known[key] = self._asked(physical_calls(site, arrangement, program, buffers))
+            self.known[key] = self._ask(physical_calls(site, arrangement, program, buffers))
         return self.known[key]
 
     def cost(
@@ -114,10 +114,10 @@ class Verdicts:
             for view, held in zip(site.views, site.tokens, strict=True)
         ]
         if site.node not in self.described:
-            self.described[site.node] = _described(site.node)
+            self.described[site.node] = _call_key(site.node)
         return self.described[site.node], site.kind, implementation.name, arrangement.tokens, *sizes
 
-    def _asked(self, calls: Sequence[torch.fx.Node]) -> tuple[str | None, str | None]:
+    def _ask(self, calls: Sequence[torch.fx.Node]) -> tuple[str | None, str | None]:
         assert self.capabilities.computes is not None
         inside, outside = None, None
         for call in calls:
@@ -132,11 +132,11 @@ class Verdicts:
         return inside, outside
 
 
-def _described(node: torch.fx.Node) -> object:
+def _call_key(node: torch.fx.Node) -> object:
     """Return a key of a call's own arguments: calls with equal keys are computed in the same way."""
 
-    def told(operand: torch.fx.Node) -> Any:
+    def operand_key(operand: torch.fx.Node) -> Any:
         value = operand.meta["val"]
         return (operand.op == "get_attr", tuple(value.shape), str(value.dtype))
 
-    return node.target, repr(torch.fx.map_arg((node.args, node.kwargs), told))
+    return node.target, repr(torch.fx.map_arg((node.args, node.kwargs), operand_key))

@@ -76,7 +76,7 @@ class Checks:
             emitted = artifact
             if check.choices is not None:
                 emitted = target.emit(_forced(physical.program, planned, check.choices), planned.contract)
-            run = (emitted.started() if keeps_state else emitted.run) if runs else emitted.exactly
+            run = (emitted.start() if keeps_state else emitted.run) if runs else emitted.exactly
             if run is not None:
                 what = f"the {target.suffix} that was emitted{check.at}"
                 errors.append(check.trial.compare(run, what, emitted.exactly if runs else None))

@@ -91,22 +91,22 @@ def find(target: str | Target) -> Target:
 
     if isinstance(target, Target):
         return target
-    told = info(target)
-    found = told.open(target)
+    about = info(target)
+    found = about.open(target)
     if not isinstance(found, Target):
         raise UsageError(
-            f"target {target}", f"{told.target} is a {type(found).__name__}", "name a Target there"
+            f"target {target}", f"{about.target} is a {type(found).__name__}", "name a Target there"
         )
     for what, its, listed in (
         ("name", found.name, target),
-        ("suffix", found.suffix, told.suffix),
-        ("check", found.files.check is not None, told.kind is not None),
-        ("objectives", list(found.objectives), list(told.objectives)),
-        ("recipes", list(found.recipes), list(told.recipes)),
-        ("options", found.with_options is not None, bool(told.options)),
+        ("suffix", found.suffix, about.suffix),
+        ("check", found.files.check is not None, about.kind is not None),
+        ("objectives", list(found.objectives), list(about.objectives)),
+        ("recipes", list(found.recipes), list(about.recipes)),
+        ("options", found.with_options is not None, bool(about.options)),
     ):
         if its != listed:
-            text = f"{told.target} has {what} {its!r}, where its info promises {listed!r}"
+            text = f"{about.target} has {what} {its!r}, where its info promises {listed!r}"
             raise UsageError(f"target {target}", text, "mend one of the two")
     return found
 
@@ -120,7 +120,7 @@ def target_for_file(path: Path) -> Target:
     >>> target_for_file(Path("net.pt2")).name, target_for_file(Path("net.bin")).name
     ('torch', 'xnnpack')
     """
-    return find(next((name for name, told in infos() if told.reads(path)), _READS_THE_REST))
+    return find(next((name for name, about in infos() if about.reads(path)), _READS_THE_REST))
 
 
 def name_for_suffix(suffix: str) -> str | None:
@@ -129,7 +129,7 @@ def name_for_suffix(suffix: str) -> str | None:
     >>> name_for_suffix(".pte"), name_for_suffix(".pt2"), name_for_suffix(".jpg")
     ('xnnpack', 'torch', None)
     """
-    return next((name for name, told in infos() if told.suffix == suffix and told.member is None), None)
+    return next((name for name, about in infos() if about.suffix == suffix and about.member is None), None)
 
 
 def infos() -> Iterator[tuple[str, TargetInfo]]:

@@ -73,7 +73,7 @@ class Artifact:
         """Return the outputs for inputs in the shapes of the program's own signature."""
         raise NotImplementedError
 
-    def started(self) -> Run:
+    def start(self) -> Run:
         """Return a program that writes buffers, in a state of its own, which begins as the file has it.
 
         Each call goes on from the state after the last one. `restart` begins anew. A program without state

@@ -55,11 +55,11 @@ class NpuReport:
         return {**asdict(self), "layers": [layer.to_dict() for layer in self.layers]}
 
     def __str__(self) -> str:
-        held = ", ".join(f"{name} {count:,} bytes" for name, count in self.memories.items())
+        memories = ", ".join(f"{name} {count:,} bytes" for name, count in self.memories.items())
         lines = [
             f"npu          {self.cycles:,} cycles, {self.milliseconds:.3g} ms of {self.accelerator} by Vela "
             f"{self.vela}'s estimate ({self.system_config}, {self.memory_mode})",
-            f"             {held}; {self.cpu_operators or 'no'} operators left to the CPU",
+            f"             {memories}; {self.cpu_operators or 'no'} operators left to the CPU",
         ]
         lines += [f"             {count:12,} cycles  {place}" for place, count in self.by_place()[:SHOWN]]
         return "\n".join(lines)
@@ -67,8 +67,8 @@ class NpuReport:
     @property
     def memories(self) -> Mapping[str, int]:
         """The bytes in each memory that is used."""
-        held = {"SRAM": self.sram_bytes, "DRAM": self.dram_bytes, "flash": self.flash_bytes}
-        return {name: count for name, count in held.items() if count}
+        bytes_of = {"SRAM": self.sram_bytes, "DRAM": self.dram_bytes, "flash": self.flash_bytes}
+        return {name: count for name, count in bytes_of.items() if count}
 
     def by_place(self) -> list[tuple[Place, int]]:
         """Return the cycles of each operator of the network, the largest first."""

@@ -41,8 +41,8 @@ class TargetInfo:
         recipes: a line of help for each recipe of `quantize`, the default first.
         options: a line of help for each option of `--option`.
 
-    >>> told = TargetInfo(".tosa", "a graph", "pip install it", "m:TARGET", "a .tosa graph", (4, b"TOSA"))
-    >>> told.is_file("a name of any kind", bytes(4) + b"TOSA..."), told.is_file("net.tosa", b"else")
+    >>> info = TargetInfo(".tosa", "a graph", "pip install it", "m:TARGET", "a .tosa graph", (4, b"TOSA"))
+    >>> info.is_file("a name of any kind", bytes(4) + b"TOSA..."), info.is_file("net.tosa", b"else")
     (True, False)
     """
 

@@ -34,10 +34,10 @@ def macs(accelerator: str) -> int:
     return int(accelerator.rsplit("-", 1)[1])
 
 
-def named(attribute: str) -> str | None:
+def accelerator_named(attribute: str) -> str | None:
     """Return the accelerator that modules here call by `attribute`.
 
-    >>> named("ETHOS_U85_256"), named("ETHOS_U1_2")
+    >>> accelerator_named("ETHOS_U85_256"), accelerator_named("ETHOS_U1_2")
     ('ethos-u85-256', None)
     """
     name = attribute.lower().replace("_", "-")
@@ -45,7 +45,7 @@ def named(attribute: str) -> str | None:
 
 
 def __getattr__(attribute: str) -> TargetInfo:
-    accelerator = named(attribute)
+    accelerator = accelerator_named(attribute)
     if accelerator is None:
         raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
     return info(accelerator)

@@ -20,7 +20,7 @@ from dimorder.targets.tosa.target import MIN_RUN
 WEIGHTS = 8  # bytes of a matrix that are read in a cycle
 
 
-def estimated(accelerator: str) -> Costs:
+def estimated_costs(accelerator: str) -> Costs:
     """Return conversion costs in cycles, the nearest estimate that needs no compiler.
 
     A transpose writes its elements one by one. A transpose of more dimensions is split into several.

@@ -16,7 +16,7 @@ from dimorder.targets.ethos_u.vela import Compiled
 BACKEND = "EthosUBackend"  # the name that the runtime registers
 
 
-def packed(compiled: Compiled, contract: Contract) -> bytes:
+def pack_pte(compiled: Compiled, contract: Contract) -> bytes:
     """Return the sealed .pte.
 
     The runtime copies each input and output as it is in memory. So only the contract states the order.

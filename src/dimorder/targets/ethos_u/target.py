@@ -22,9 +22,9 @@ from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.table import elements_of
 from dimorder.plans.network_plan import Place
 from dimorder.targets.base import Artifact, Target, TargetFiles
-from dimorder.targets.ethos_u import info, is_u85, named
+from dimorder.targets.ethos_u import accelerator_named, info, is_u85
 from dimorder.targets.ethos_u.constraints import require_compilable
-from dimorder.targets.ethos_u.estimates import estimated
+from dimorder.targets.ethos_u.estimates import estimated_costs
 from dimorder.targets.ethos_u.recipes import RECIPES
 from dimorder.targets.npu_report import NpuReport
 from dimorder.targets.program_io import read_signature
@@ -89,8 +89,8 @@ def emit(
 
     Raises `UnsupportedError` for an operator that has no form in integers, or that Vela does not compile.
     """
-    from dimorder.targets.ethos_u.pte import packed
-    from dimorder.targets.ethos_u.vela import Compiled, compiled
+    from dimorder.targets.ethos_u.pte import pack_pte
+    from dimorder.targets.ethos_u.vela import Compiled, compile_by_vela
 
     for kind, specs in (("input", contract.inputs), ("output", contract.outputs)):
         for spec in specs:
@@ -111,7 +111,7 @@ def emit(
     def compile_graph(graph: TosaArtifact) -> Compiled:
         assert graph.model is not None
         require_compilable(graph.model, accelerator, place_of)
-        return compiled(
+        return compile_by_vela(
             graph.data, accelerator, place_of, system_config=system_config, memory_mode=memory_mode
         )
 
@@ -127,7 +127,7 @@ def emit(
             compiled_so = compile_graph(other)
             if compiled_so.report.cycles < made.report.cycles:
                 forms, graph, made = forms.flipped(name), other, compiled_so
-    return NpuPte(packed(made, contract), graph, made.report)
+    return NpuPte(pack_pte(made, contract), graph, made.report)
 
 
 def target(accelerator: str, *, system_config: str | None = None, memory_mode: str | None = None) -> Target:
@@ -157,7 +157,7 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
     )
     trying = replace(made, emit=partial(emits, tries_forms=True))
     plans = [
-        (objective, replace(trying, costs={**made.costs, "cycles": estimated(accelerator)}))
+        (objective, replace(trying, costs={**made.costs, "cycles": estimated_costs(accelerator)}))
         for objective in ("bytes", "count", "cycles")
     ]
     if is_u85(accelerator):
@@ -170,7 +170,7 @@ def target(accelerator: str, *, system_config: str | None = None, memory_mode: s
 
 
 def __getattr__(attribute: str) -> Target:
-    accelerator = named(attribute)
+    accelerator = accelerator_named(attribute)
     if accelerator is None:
         raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
     return target(accelerator)

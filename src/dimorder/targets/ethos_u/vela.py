@@ -38,7 +38,7 @@ class Compiled:
     report: NpuReport
 
 
-def compiled(
+def compile_by_vela(
     graph: bytes,
     accelerator: str,
     place_of: Callable[[str], Place],

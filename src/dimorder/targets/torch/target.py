@@ -40,13 +40,13 @@ class TorchArtifact(Artifact):
 
     @cached_property
     def _once(self) -> ProgramRun:
-        return self.started()
+        return self.start()
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self._once.reset()
         return self._once(inputs)
 
-    def started(self) -> ProgramRun:
+    def start(self) -> ProgramRun:
         return ProgramRun(self.program)
 
 

@@ -57,7 +57,7 @@ class Pte(Artifact):
 
         return run(self.data, inputs)
 
-    def started(self) -> pte.PteMethod:
+    def start(self) -> pte.PteMethod:
         return pte.method_of(self.data)
 
 
