@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import dimorder
 from dimorder.cli import main
 from dimorder.errors import UnsupportedError, UsageError
 from tests import zoo
+from tests.conftest import ROOT
 
 OUTSIDE = Path(__file__).parent / "outside"
 
@@ -135,3 +138,25 @@ def test_the_command_line_takes_its_objective_and_its_recipe(
     text = capfd.readouterr().out
     assert "runs    the runs of memory that conversions move one by one (toy)" in text
     assert "int8-products  convolutions and linears of 8 bits, everything else in float32 (toy)" in text
+
+
+def named(source: str) -> dict[str, str]:
+    """The functions, classes and constants at the top of some code, as they are parsed."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found[node.name] = ast.dump(node)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = ast.dump(node)
+    return found
+
+
+def test_the_code_on_the_page_is_the_toys() -> None:
+    page = (ROOT / "docs" / "targets.md").read_text()
+    blocks = [named(block) for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    written = {name: code for block in blocks for name, code in block.items()}
+    toys: dict[str, str] = {}
+    for file in OUTSIDE.glob("dimorder_toy/*.py"):
+        toys |= named(file.read_text())
+    for name in ("INFO", "TARGET", "_runs", "_clone", "ToyQuantizer"):
+        assert written[name] == toys[name], name
