@@ -76,10 +76,10 @@ class Checks:
             emitted = artifact
             if check.choices is not None:
                 emitted = target.emit(_forced(physical.program, planned, check.choices), planned.contract)
-            run = (emitted.start() if keeps_state else emitted.run) if runs else emitted.exactly
+            run = (emitted.start() if keeps_state else emitted.run) if runs else emitted.reference_run
             if run is not None:
                 what = f"the {target.suffix} that was emitted{check.at}"
-                errors.append(check.trial.compare(run, what, emitted.exactly if runs else None))
+                errors.append(check.trial.compare(run, what, emitted.reference_run if runs else None))
         return max(errors)
 
     def verified(self, error: float, runs: bool) -> Verified:

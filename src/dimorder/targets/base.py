@@ -27,7 +27,7 @@ from dimorder.verification.verify import Run
 
 # What an artifact has that says nothing else.
 _NOTHING: Mapping[str, Any] = MappingProxyType(
-    {"companions": {}, "delegates": 0, "outside": {}, "float_islands": (), "exactly": None, "npu": None}
+    {"companions": {}, "delegates": 0, "outside": {}, "float_islands": (), "reference_run": None, "npu": None}
 )
 
 
@@ -42,7 +42,7 @@ class Artifact:
         delegates: the number of delegates in the file.
         outside: the calls of each operator that runs in portable kernels outside the delegates.
         float_islands: the operators of a quantised network that run in float32, each with the reason.
-        exactly: a second way to compute the bits that `run` gives, for programs in integers.
+        reference_run: a second way to compute the bits that `run` gives, for programs in integers.
         npu: the estimates of an NPU's compiler, if one compiled the program.
     """
 
@@ -59,7 +59,7 @@ class Artifact:
         @property
         def float_islands(self) -> Sequence[tuple[Place, str]]: ...
         @property
-        def exactly(self) -> Run | None: ...
+        def reference_run(self) -> Run | None: ...
         @property
         def npu(self) -> NpuReport | None: ...
     else:

@@ -59,8 +59,8 @@ class NpuPte(Artifact):
     delegates: int = 1
 
     @cached_property
-    def exactly(self) -> Run | None:
-        return self.graph.exactly
+    def reference_run(self) -> Run | None:
+        return self.graph.reference_run
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return self.graph.run(inputs)

@@ -42,12 +42,12 @@ from dimorder.verification.verify import Run
 class TosaArtifact(Artifact):
     """A TOSA flatbuffer with a companion file for its contract: `model.tosa` and `model.tosa.json`.
 
-    `model` computes what a graph of integers gives, and `exactly` runs `model` as a program.
+    `model` computes what a graph of integers gives, and `reference_run` runs `model` as a program.
     """
 
     data: bytes
     contract: Contract
-    exactly: Run | None = None
+    reference_run: Run | None = None
     model: TosaModel | None = None
     delegates: int = 1
 

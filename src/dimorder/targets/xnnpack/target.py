@@ -48,7 +48,7 @@ class Pte(Artifact):
     data: bytes
     delegates: int
     outside: Mapping[str, int]
-    exactly: Run | None = None
+    reference_run: Run | None = None
     float_islands: tuple[tuple[Place, str], ...] = ()
     kernels: tuple[KernelRun, ...] = ()
 
