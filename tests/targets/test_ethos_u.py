@@ -97,7 +97,7 @@ def test_what_vela_estimates_is_told(lowered: Lowered) -> None:
     assert npu["cycles"] > 0
     assert npu["sram_bytes"] > 0
     places = {layer["operator"]: layer["source"] for layer in npu["layers"] if layer["macs"]}
-    assert places["dimorder.conv_transpose2d_nhwc"].startswith("quantised.py:")
+    assert places["dimorder.conv2d_nhwc"].startswith("quantised.py:")
     assert not any("quantize" in operator for operator in places)
 
 
