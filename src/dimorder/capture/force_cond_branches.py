@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from dimorder.capture.captured import Captured
 from dimorder.graph.branches import COND, Branches
 from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.modules import graph_module
 from dimorder.graph.nodes import EXPORTED, call_before, copy_meta
 
 Choices = Mapping[str, bool]  # by the name of a `torch.cond` in the exported program
@@ -57,7 +58,7 @@ def force_captured(program: Captured, choices: Choices) -> Captured:
     """Return a captured network with forced choices, in its exported and its normal form."""
     graph = copy.deepcopy(program.module.graph)
     keep_names(graph, program.module.graph)
-    module = GraphModule(program.module, graph)
+    module = graph_module(program.module, graph)
     for node in _calls(graph):
         choice, *operands = node.args
         assert isinstance(choice, Node)
@@ -67,7 +68,6 @@ def force_captured(program: Captured, choices: Choices) -> Captured:
             forced = graph.get_attr(name)
         copy_meta(forced, choice)
         node.args = (forced, *operands)
-    module.recompile()
     return replace(program, module=module, exported=force_exported(program.exported, choices))
 
 

@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule
 from dimorder.capture.captured import Captured
 from dimorder.capture.passes import linear_passes
 from dimorder.capture.split_attention_heads import HeadLimits
+from dimorder.graph.modules import graph_module
 from dimorder.graph.passes import run_passes
 from dimorder.ops.quantization import is_quantised
 
@@ -68,6 +69,6 @@ def _rewritten(
 ) -> GraphModule:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    made = GraphModule(module, graph)
+    made = graph_module(module, graph)
     run_passes(linear_passes(fewest, heads, varying), made)
-    return GraphModule(made, made.graph)  # compiled, and without the constants that nothing reads
+    return graph_module(made, made.graph)  # without the constants that nothing reads

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder.errors import UnsupportedError
+from dimorder.graph.modules import graph_module
 from dimorder.graph.nodes import EXPORTED, MAX_SHAPE, add_constant, add_meta, set_value, source_of
 from dimorder.graph.quantized_constant import evaluate
 from dimorder.graph.schema import bound
@@ -80,7 +81,7 @@ class Tracer:
         for name, tensor in self.attributes.items():
             if name in used:
                 root.register_buffer(name, tensor)
-        return torch.fx.GraphModule(root, self.graph)
+        return graph_module(root, self.graph)
 
     def call(self, target: Any, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Value:
         """Evaluate, rewrite or copy one operator; drop assertions, which return nothing."""

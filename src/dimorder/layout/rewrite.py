@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
 from dimorder.graph.exported import exported, state_of, stateful
+from dimorder.graph.modules import graph_module
 from dimorder.graph.nodes import source_of, with_origin
 from dimorder.graph.tracing import shape_of
 from dimorder.layout.problem import Extracted
@@ -85,7 +86,7 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
     b.graph.output(tuple(results))
     fuse_pad_into_conv(b.graph)
     quantize_before_join(b.graph)
-    return torch.fx.GraphModule(b.root, b.graph)
+    return graph_module(b.root, b.graph)
 
 
 def at_boundary(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

@@ -225,6 +225,11 @@ class SymbolicProgram:
         return is_affine([self._size(size, {**self.middle, symbol.name: each}) for each in known], known)
 
     @cached_property
+    def _known_sizes(self) -> dict[Any, tuple[list[Symbol], dict[tuple[int, ...], int]]]:
+        """Of each expression: the dynamic sizes in it, and its values by the roots of these."""
+        return {}
+
+    @cached_property
     def _sizes(self) -> tuple[list[Any], set[int]]:
         """Return the distinct sizes of the program's values: those that vary, and the constant ones."""
         varying: dict[str, Any] = {}
@@ -242,8 +247,18 @@ class SymbolicProgram:
     def _size(self, size: Any, point: Point) -> int:
         if isinstance(size, int):
             return size
-        known = {self.roots[s.name]: sympy.Integer(point[s.name] // s.step) for s in self.symbols}
-        return int(size.node.expr.xreplace(known))
+        expression = size.node.expr
+        if expression not in self._known_sizes:
+            self._known_sizes[expression] = (
+                [s for s in self.symbols if self.roots[s.name] in expression.free_symbols],
+                {},
+            )
+        symbols, known = self._known_sizes[expression]
+        roots = tuple(point[symbol.name] // symbol.step for symbol in symbols)
+        if roots not in known:
+            own = {self.roots[s.name]: sympy.Integer(r) for s, r in zip(symbols, roots, strict=True)}
+            known[roots] = int(expression.xreplace(own))
+        return known[roots]
 
     def _named(self, nodes: Sequence[Node]) -> list[tuple[Size, ...]]:
         own = {s: sympy.Symbol(s.name, integer=True, positive=True) for s in self.symbols}
