@@ -132,6 +132,12 @@ def check_program(program: ExportedProgram) -> Check:
 
     Raises:
         UsageError: if `program` is not an exported program.
+
+    >>> import torch
+    >>> x = torch.ones(1, 3, 5, 7).to(memory_format=torch.channels_last)
+    >>> found = check_program(torch.export.export(torch.nn.Softmax(1), (x,)))
+    >>> found.is_safe, [(row.operator, row.verdict) for row in found.rows]
+    (False, [('_softmax', 'refused')])
     """
     from executorch.exir.program._program import _default_decomposition_table
 

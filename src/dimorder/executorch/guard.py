@@ -51,6 +51,15 @@ def guarded(partitioner: Partitioner, layout: DelegateLayout) -> Partitioner:
     Returns:
         A partitioner that raises `UnsupportedError` for a boundary or a weight in an order that the delegate
             does not take. The error has the operator, its source line, the order found and the accepted ones.
+
+    >>> from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    >>> from executorch.exir import to_edge_transform_and_lower
+    >>> from dimorder.executorch import XNNPACK, canonicalize
+    >>> x = torch.randn(1, 3, 5, 7).to(memory_format=torch.channels_last)
+    >>> program = canonicalize(torch.export.export(torch.nn.Conv2d(3, 8, 3), (x,)))
+    >>> edge = to_edge_transform_and_lower(program, partitioner=[guarded(XnnpackPartitioner(), XNNPACK)])
+    >>> [n.target.__name__ for n in edge.exported_program().graph.nodes if n.op == "call_function"]
+    ['executorch_call_delegate', 'getitem']
     """
     return GuardedPartitioner(partitioner, layout)
 

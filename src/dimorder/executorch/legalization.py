@@ -59,6 +59,11 @@ class Legalize(ExportedProgramPassBase):  # type: ignore[misc]
 
     Attributes:
         layout: the orders that the delegate accepts.
+
+    >>> x = torch.ones(1, 3, 5, 7).to(memory_format=torch.channels_last)
+    >>> program = Legalize()(torch.export.export(torch.nn.Softmax(1), (x,))).exported_program
+    >>> [node.target._opname for node in program.graph.nodes if node.op == "call_function"]
+    ['_to_copy', 'softmax']
     """
 
     layout: DelegateLayout = PORTABLE

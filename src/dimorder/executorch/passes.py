@@ -94,6 +94,16 @@ class InsertDimOrderOperators(ExportPass):  # type: ignore[misc]
 
     ExecuTorch's own pass fails on every format but contiguous and 4-D channels-last. Its runtime and its
     dim-order operators know no other order. So other formats become contiguous, with the same values.
+
+    >>> from executorch.exir import EdgeCompileConfig, to_edge
+    >>> class Copy(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.to(memory_format=torch.channels_last)
+    >>> program = torch.export.export(Copy(), (torch.ones(1, 3, 5, 7),))
+    >>> edge = to_edge(program, compile_config=EdgeCompileConfig(_skip_dim_order=True))
+    >>> made = InsertDimOrderOperators()(edge.exported_program().graph_module).graph_module
+    >>> [node.target.__name__ for node in made.graph.nodes if node.op == "call_function"]
+    ['dim_order_ops._to_dim_order_copy.default']
     """
 
     def __post_init__(self) -> None:
@@ -113,6 +123,15 @@ class RevertDimOrderOperators(ExportPass):  # type: ignore[misc]
 
     It serves a delegate's preprocess that does not know dim-order operators. `InsertDimOrderOperators` after
     it gives the same graph again.
+
+    >>> from executorch.exir import to_edge
+    >>> class Copy(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.to(memory_format=torch.channels_last)
+    >>> edge = to_edge(torch.export.export(Copy(), (torch.ones(1, 3, 5, 7),)))
+    >>> made = RevertDimOrderOperators()(edge.exported_program().graph_module).graph_module
+    >>> [node.target.__name__ for node in made.graph.nodes if node.op == "call_function"]
+    ['aten._to_copy.default']
     """
 
     def __post_init__(self) -> None:
@@ -129,7 +148,13 @@ class RevertDimOrderOperators(ExportPass):  # type: ignore[misc]
 
 @dataclass
 class Annotate(ExportPass):  # type: ignore[misc]
-    """A pass that writes `node.meta["dim_order"]`: the order in ExecuTorch's label, or None."""
+    """A pass that writes `node.meta["dim_order"]`: the order in ExecuTorch's label, or None.
+
+    >>> x = torch.ones(1, 3, 5, 7).to(memory_format=torch.channels_last)
+    >>> made = Annotate()(torch.export.export(torch.nn.ReLU(), (x,)).graph_module).graph_module
+    >>> [node.meta["dim_order"] for node in made.graph.nodes if node.op == "call_function"]
+    [DimOrder(0, 2, 3, 1)]
+    """
 
     def __post_init__(self) -> None:
         super().__init__()
