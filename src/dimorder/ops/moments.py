@@ -45,20 +45,12 @@ def _vector_norm(
     return n.write(aten.pow.Tensor_Scalar, powers, 1 / order)
 
 
-def _norm(
-    n: Tracer,
-    x: Value,
-    order: float | None = 2,
-    dims: Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    return _vector_norm(n, x, 2 if order is None else order, dims, keepdim, dtype=dtype)
+def _norm(n: Tracer, x: Value, order: float | None = 2, *rest: Any, **options: Any) -> Value:
+    return _vector_norm(n, x, 2 if order is None else order, *rest, **options)
 
 
-def _frobenius(n: Tracer, x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
-    return _vector_norm(n, x, 2, dims, keepdim)
+def _frobenius(n: Tracer, x: Value, *rest: Any) -> Value:
+    return _vector_norm(n, x, 2, *rest)
 
 
 def _linalg_norm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,7 +57,8 @@ def _positions(n: Tracer, x: Value, size: Sequence[int], windows: Sequence[Seque
         pads += [before, max((taps - 1) * apart + (new - 1) * step + 1 - before - length, 0)]
     x = n.write(aten.constant_pad_nd.default, x, pads, -math.inf)
     first = len(shape_of(x)) - rank
-    rows = [unsqueeze(n, _tap(n, x, first, tap, size, windows), -1) for tap in _taps(windows[0])]
+    places = itertools.product(*map(range, windows[0]))
+    rows = [unsqueeze(n, _tap(n, x, first, tap, size, windows), -1) for tap in places]
     found = n.write(aten.argmax.default, n.write(aten.cat.default, rows, -1), -1)
     # place = corner of the window + sum over dimensions of (tap's place there · dilation · later sizes)
     place, rest, following = None, found, 1
@@ -71,13 +73,6 @@ def _positions(n: Tracer, x: Value, size: Sequence[int], windows: Sequence[Seque
         place = part if place is None else n.write(aten.add.Tensor, place, part)
         rest, following = more, following * old[d]
     return n.write(aten.add.Tensor, place, corner)
-
-
-def _taps(kernel: Sequence[int]) -> list[list[int]]:
-    places: list[list[int]] = [[]]
-    for taps in kernel:
-        places = [[*place, tap] for place in places for tap in range(taps)]
-    return places
 
 
 def _tap(
