@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,10 @@ from torch import Tensor, nn
 import dimorder
 from dimorder.cli import main
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.layout.capabilities import Capabilities
+from dimorder.layout.costs import Costs
+from dimorder.targets.base import DynamicSizes, Recipe, Target, TargetFiles, TargetRuntime
+from dimorder.targets.target_info import TargetInfo
 from tests import zoo
 from tests.conftest import ROOT
 
@@ -160,3 +165,14 @@ def test_the_code_on_the_page_is_the_toys() -> None:
         toys |= named(file.read_text())
     for name in ("INFO", "TARGET", "_runs", "_clone", "ToyQuantizer"):
         assert written[name] == toys[name], name
+
+
+@pytest.mark.parametrize(
+    "value", [Target, TargetFiles, TargetRuntime, DynamicSizes, Recipe, Capabilities, Costs, TargetInfo]
+)
+def test_the_page_and_the_docstring_tell_of_each_field(value: Any) -> None:
+    page, text = (ROOT / "docs" / "targets.md").read_text(), value.__doc__
+    for field in dataclasses.fields(value):
+        assert re.search(rf"\b{field.name}\b", page), field.name
+        assert f"        {field.name}: " in text, field.name
+    assert len(dataclasses.fields(value)) <= 12
