@@ -58,7 +58,8 @@ def specialize(source: Source, request: Request) -> list[Point]:
     names = ", ".join(map(str, sizes.symbols))
     if layout_costs(target, request.objective).configuration is None:
         found = f"symbolic sizes, {names}: its costs are known of fixed ones"
-        raise UsageError(f"objective {request.objective!r}", found, "plan by bytes or count")
+        others = [name for name, costs in target.costs.items() if costs.configuration is not None]
+        raise UsageError(f"objective {request.objective!r}", found, f"plan by {' or '.join(others)}")
     if target.dynamic is None:
         found = f"symbolic sizes, {names}: its graphs have fixed ones"
         raise UnsupportedError(f"target {target.name}", found, "lower one graph for each size that is needed")
