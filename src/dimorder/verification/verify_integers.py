@@ -98,9 +98,9 @@ class QuantizedTrial(Trial):
             for i, wanted in enumerate(exact)
         ]
 
-    def compare_program(self, physical: ExportedProgram, what: str) -> float:
-        run, wanted = Float64Run(readable(physical)), self._exact
-        got = self._logical(lambda inputs: run.tensors(*inputs), self.inputs)
+    def compare_program(self, physical: ExportedProgram, what: str, run: Run | None = None) -> float:
+        wide, wanted = Float64Run(readable(physical)), self._exact
+        got = self._logical(lambda inputs: wide.tensors(*inputs), self.inputs)
         tolerances = [
             TOLERANCE if w.is_floating_point() and node.target is not DEQUANTIZE else _SAME
             for w, node in zip(wanted, self.program.outputs, strict=True)
