@@ -150,21 +150,21 @@ def test_most_networks_of_alike_constants_read_by_pointer_the_bytes_that_a_step_
 
 def test_alike_constants_become_one_value_that_is_packed_and_read(monkeypatch):
     pytest.importorskip("executorch")
-    from dimorder.targets.xnnpack import graph
+    from dimorder.targets.xnnpack import graph, passes
 
-    both, serialise = [], graph.XnnGraph.serialise
+    both, separate = [], passes.separate_constants
 
-    def counted(made, *args):
+    def counted(made):
         packed, read = set(), set()
-        for node in made._nodes:
+        for node in made.nodes:
             union = node.xnode_union
             own = {union.filter_id, union.bias_id} if graph.kind_of(node) in PACKS else set()
             packed |= own
             read |= set(graph.reads_of(union)) - own
-        both.append(bool(packed & read & set(made._data)))
-        return serialise(made, *args)
+        both.append(bool(packed & read & set(graph.constants_of(made.values))))
+        separate(made)
 
-    monkeypatch.setattr(graph.XnnGraph, "serialise", counted)
+    monkeypatch.setattr(passes, "separate_constants", counted)
     for seed in range(8):
         fuzz.examine(fuzz.generate(seed, "constants"), "constants")
     assert sum(both) >= 2

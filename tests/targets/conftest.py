@@ -17,32 +17,35 @@ collect_ignore = ["outside"]
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """The kinds of the nodes in the XNNPACK graphs that are written."""
-    return _counted(monkeypatch, lambda writer: (node.kind for node in writer.model().nodes))
+    from dimorder.targets.xnnpack.graph import kind_of
+
+    return _counted(monkeypatch, lambda graph: map(kind_of, graph.nodes))
 
 
 @pytest.fixture
 def datatypes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """The types of the values that nodes read in the XNNPACK graphs that are written, each value once."""
 
-    def look(writer: Any) -> Iterable[str]:
-        from dimorder.targets.xnnpack.graph import reads_of
+    from dimorder.targets.xnnpack.graph import reads_of
 
-        read = {index for node in writer._nodes for index in reads_of(node.xnode_union)}
-        return (writer._values[index].datatype.name.removeprefix("xnn_datatype_") for index in read)
+    def look(graph: Any) -> Iterable[str]:
+        read = {index for node in graph.nodes for index in reads_of(node.xnode_union)}
+        return (graph.values[index].datatype.name.removeprefix("xnn_datatype_") for index in read)
 
     return _counted(monkeypatch, look)
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch, look: Callable[[Any], Iterable[str]]) -> Counter[str]:
-    """How often `look` finds what in the writers of graphs, from now on, once each is finished."""
-    from dimorder.targets.xnnpack.backend import XnnWriter
+    """How often `look` finds what in the graphs that are built from now on, once each is finished."""
+    from dimorder.targets.xnnpack import passes
 
     found: Counter[str] = Counter()
-    finish = XnnWriter.finish
+    finish = passes.finish
 
-    def finished(writer: Any) -> None:
-        finish(writer)
-        found.update(look(writer))
+    def finished(graph: Any) -> Any:
+        islands = finish(graph)
+        found.update(look(graph))
+        return islands
 
-    monkeypatch.setattr(XnnWriter, "finish", finished)
+    monkeypatch.setattr(passes, "finish", finished)
     return found

@@ -21,8 +21,9 @@ pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
 from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS, QUANTIZE
-from dimorder.targets.xnnpack import exact
-from dimorder.targets.xnnpack.backend import XnnWriter
+from dimorder.targets.xnnpack import exact, passes
+from dimorder.targets.xnnpack.builder import XnnBuilder
+from dimorder.targets.xnnpack.graph import XnnBytes, XnnGraph
 from tests.targets.quantised import INT8, quantised
 
 X, Y = (torch.randn(2, 6, 5, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
@@ -47,13 +48,13 @@ class Net(nn.Module):
 
 
 Node = Callable[..., Any]
-node, finish = XnnWriter.node, XnnWriter.finish
+node, finish = XnnBuilder.node, passes.finish
 
 
 def converts(**wrong: Callable[[Any], Any]) -> Node:
     """A writer of nodes that quantises by another type."""
 
-    def written(writer: XnnWriter, kind: str, shape: Any, *, result_type: Any = None, **fields: Any) -> Any:
+    def written(writer: XnnBuilder, kind: str, shape: Any, *, result_type: Any = None, **fields: Any) -> Any:
         if kind == "Convert" and result_type is not None:
             changed = {name: change(getattr(result_type, name)) for name, change in wrong.items()}
             result_type = replace(result_type, **changed)
@@ -62,13 +63,13 @@ def converts(**wrong: Callable[[Any], Any]) -> Node:
     return written
 
 
-def swaps(writer: XnnWriter, kind: str, shape: Any, **fields: Any) -> Any:
+def swaps(writer: XnnBuilder, kind: str, shape: Any, **fields: Any) -> Any:
     if kind == "Subtract":
         fields |= {"input1_id": fields["input2_id"], "input2_id": fields["input1_id"]}
     return node(writer, kind, shape, **fields)
 
 
-def lies_otherwise(writer: XnnWriter, kind: str, shape: Any, **fields: Any) -> Any:
+def lies_otherwise(writer: XnnBuilder, kind: str, shape: Any, **fields: Any) -> Any:
     if kind == "Subtract":  # 5 by 7 as 7 by 5
         first = node(
             writer,
@@ -83,19 +84,21 @@ def lies_otherwise(writer: XnnWriter, kind: str, shape: Any, **fields: Any) -> A
     return node(writer, kind, shape, **fields)
 
 
-def other_channels(writer: XnnWriter) -> None:
+def other_channels(graph: XnnGraph) -> Any:
     """The scales of a weight, each for the channel beside its own."""
-    finish(writer)
-    for index, scales in writer._scales.items():
-        writer._scales[index] = scales.roll(1)
-        place = writer._weights[index].scale_buffer_idx
-        key = writer._constant_data[place].named_key
-        writer._bytes[key] = scales.roll(1).numpy().tobytes()
+    islands = finish(graph)
+    for value in graph.values:
+        if value.constant is not None and value.constant.scales is not None:
+            rolled = value.constant.scales.values.roll(1)
+            scales = replace(value.constant.scales, values=rolled, stored=XnnBytes.of(rolled))
+            value.constant = replace(value.constant, scales=scales)
+    return islands
 
 
-def other_sequence(writer: XnnWriter) -> None:
-    finish(writer)
-    writer._outputs.reverse()
+def other_sequence(graph: XnnGraph) -> Any:
+    islands = finish(graph)
+    graph.outputs.reverse()
+    return islands
 
 
 WRONG: dict[str, tuple[str, Node, str]] = {
@@ -119,7 +122,7 @@ WRONG: dict[str, tuple[str, Node, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_writer_that_is_wrong_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method, wrong, told = WRONG[name]
-    monkeypatch.setattr(XnnWriter, method, wrong)
+    monkeypatch.setattr(passes if method == "finish" else XnnBuilder, method, wrong)
     with pytest.raises(VerificationError, match=f"(?s){told}"):
         dimorder.lower(Net(), (X, Y), target="xnnpack")
     monkeypatch.setattr(exact, "_require_meant", lambda *each: None)

@@ -241,14 +241,15 @@ def test_a_constant_is_stored_once() -> None:
 
 
 def test_clamps_vanish_into_the_node_before() -> None:
-    from dimorder.targets.xnnpack.backend import XnnWriter
+    from dimorder.targets.xnnpack.builder import XnnBuilder
+    from dimorder.targets.xnnpack.passes import finish
 
-    writer = XnnWriter()
-    x = writer.input((3, 7))
-    y = writer.node("Add", (3, 7), input1_id=x.id, input2_id=x.id)
-    writer.output(writer.clamp(y, 0, 6))
-    writer.finish()
-    [node] = writer._nodes
+    builder = XnnBuilder()
+    x = builder.input((3, 7))
+    y = builder.node("Add", (3, 7), input1_id=x.id, input2_id=x.id)
+    builder.output(builder.clamp(y, 0, 6))
+    finish(builder.graph)
+    [node] = builder.graph.nodes
     assert (node.output_min_max.output_min, node.output_min_max.output_max) == (0, 6)
 
 

@@ -1,8 +1,8 @@
 """Run `.pte` files in the stock runtime, and declare target xnnpack.
 
 The target writes a physical program as XNNPACK delegates in a `.pte`. `emit.py` divides the program between
-the delegates and portable kernels. `ops.py` lists the operators that XNNPACK computes, and `backend.py`
-writes its graph. These need executorch. This module and `target.py` import it only when they are used.
+the delegates and portable kernels. `ops.py` lists the operators that XNNPACK computes, and `builder.py`
+builds its graph. These need executorch. This module and `target.py` import it only when they are used.
 """
 
 from __future__ import annotations

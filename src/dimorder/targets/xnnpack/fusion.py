@@ -1,4 +1,4 @@
-"""Fuse the nodes of a finished XNNPACK graph.
+"""Fuse the nodes of a finished XNNPACK graph: clamps, and converts to integers.
 
 A clamp becomes part of the node before it. A node between converts reads and writes integers, if XNNPACK
 computes it so. What stays in float32 between converts is a float island.
@@ -14,9 +14,17 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
 from torch.fx import Node
 
-from dimorder.graph.integer_type import IntegerType
-from dimorder.targets.xnnpack.graph import NONE_ID, XnnGraph, kind_of, passes_on, reads_of
+from dimorder.targets.xnnpack.builder import whole_range
+from dimorder.targets.xnnpack.graph import NONE_ID, XnnGraph, drop_unread, kind_of, passes_on, reads_of
 from dimorder.targets.xnnpack.integers import DYNAMIC, IN_FLOAT, IN_INT8, OPERANDS, READS, WEIGHTS
+from dimorder.targets.xnnpack.weights import (
+    XnnWeights,
+    add_integers,
+    integers_of,
+    type_of,
+    unfit_4_bits,
+    unfit_weight,
+)
 
 _CLAMPED_BY_NODE = (
     schema.XNNConv2d,
@@ -35,216 +43,213 @@ _CLAMPED_BY_XNNPACK = frozenset(
 )
 
 
-class XnnFusion(XnnGraph):
-    """A graph with passes that fuse its nodes after it is written."""
+def fuse(graph: XnnGraph) -> dict[Node, str]:
+    """Replace nodes by fewer ones that compute the same, and return the float islands.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._undone: dict[int, str] = {}  # why a node reads floats that were to be quantised, by result
+    These are the program's nodes that are computed in float32 in a quantised network, with the reasons. In a
+    network with only dynamic quantisation they are linears, matmuls and convolutions.
+    """
+    if any(value.half for value in graph.values):
+        drop_unread(graph)
+    _fuse_clamps(graph)
+    unfused = _fuse_dynamic(graph)
+    if graph.has_integer_types:
+        _fuse_integers(graph)
+        _keep_roundings(graph)
+    return _islands(graph, unfused)
 
-    def fuse(self) -> None:
-        """Replace nodes by fewer ones that compute the same."""
-        if self._wide:
-            self._drop_unread()
-        self._fuse_clamps()
-        self._fuse_dynamic()
-        if self._types:
-            self._fuse_integers()
-            self._keep_roundings()
 
-    def islands(self) -> dict[Node, str]:
-        """Return the program's nodes that are computed in float32, with the reasons.
+def _islands(graph: XnnGraph, unfused: dict[int, str]) -> dict[Node, str]:
+    found: dict[Node, list[tuple[str, str]]] = {}
+    readers, is_static = graph.readers(), graph.has_integer_types
+    for node in graph.nodes:
+        result = graph.values[node.xnode_union.output_id]
+        kind = kind_of(node)
+        if result.origin is None or result.integer_type or passes_on(node) or graph.is_dynamic(node):
+            continue
+        if not is_static and result.id not in unfused:
+            continue
+        reason = unfused.get(result.id) or _integer_operands(graph, node, readers)
+        assert isinstance(reason, str), f"{kind} was not fused"
+        found.setdefault(result.origin, []).append((kind, reason))
+    return {origin: _main_reason(reasons) for origin, reasons in found.items()}
 
-        In a network with only dynamic quantisation these are linears, matmuls and convolutions.
-        """
-        found: dict[Node, list[tuple[str, str]]] = {}
-        readers = self._readers()
-        for node in self._nodes:
-            result, origin = node.xnode_union.output_id, self._origins.get(node.xnode_union.output_id)
-            kind = kind_of(node)
-            if origin is None or result in self._types or passes_on(node) or self._is_dynamic(node):
+
+def _fuse_dynamic(graph: XnnGraph) -> dict[int, str]:
+    """Let linears and convolutions read dynamically quantised integers, and other nodes floats.
+
+    Returns the results of the nodes that read floats that were to be quantised, with the reasons.
+    """
+    integers: dict[tuple[int, int], int] = {}
+    weights, unfused, fused = XnnWeights(graph), dict[int, str](), []
+    for xnode in graph.nodes:
+        node, kind = xnode.xnode_union, kind_of(xnode)
+        for name in OPERANDS:
+            index = getattr(node, name, NONE_ID)
+            if index == NONE_ID or graph.values[index].tokens is None:
                 continue
-            if not self._types and result not in self._undone:
-                continue
-            reason = self._undone.get(result) or self._in_integers_by(node, readers)
-            assert isinstance(reason, str), f"{kind} was not fused"
-            found.setdefault(origin, []).append((kind, reason))
-        return {origin: _told(reasons) for origin, reasons in found.items()}
-
-    def _fuse_dynamic(self) -> None:
-        """Let linears and convolutions read dynamically quantised integers, and other nodes floats."""
-        integers: dict[tuple[int, int], int] = {}
-        fused = []
-        for xnode in self._nodes:
-            node, kind = xnode.xnode_union, kind_of(xnode)
-            for name in OPERANDS:
-                index = getattr(node, name, NONE_ID)
-                if index not in self._dynamic:
-                    continue
-                source, tokens = self._dynamic[index]
-                reason = self._not_dynamic(kind, node, tokens)
-                if reason is not None:
-                    setattr(node, name, source)
-                    self._undone[node.output_id] = reason
-                    continue
-                key = source, DYNAMIC[kind]
-                if key not in integers:
-                    integers[key] = self._dynamic_integers(*key)
-                    convert = schema.XNNConvert(input_id=source, output_id=integers[key], flags=0)
-                    fused.append(schema.XNode(convert, debug_handle=xnode.debug_handle))
-                in_4_bits = kind == "FullyConnected" and self._unfit_4_bits(node.filter_id) is None
-                weight = self._in_4_bits(node.filter_id) if in_4_bits else self._weight(node.filter_id, 0)
-                vars(node).update({name: integers[key], "filter_id": weight})
-            fused.append(xnode)
-        self._nodes = fused
-
-    def _not_dynamic(self, kind: str, node: Any, tokens: torch.Tensor) -> str | None:
-        """Return why a node cannot quantise dynamically by steps that are no larger than the tokens'."""
-        if kind not in DYNAMIC:
-            return f"XNNPACK has no {kind} that quantises dynamically"
-        rows = tokens.flatten(-DYNAMIC[kind])
-        if not bool((rows == rows[..., :1]).all()):
-            return "several scales within what XNNPACK quantises by one"
-        if kind == "FullyConnected" and self._unfit_4_bits(node.filter_id) is None:
-            return None
-        if node.filter_id not in self._integers:
-            return "a weight that is not quantised, or by several zero points"
-        return self._unfit_weight(node.filter_id, 0)
-
-    def _fuse_integers(self) -> None:
-        """Let nodes between converts read and write the integers, if XNNPACK computes them so."""
-        done: set[int] | None = None
-        while done is None or done:
-            self._drop_unread()
-            readers, done = self._readers(), set()
-            for node in self._nodes:
-                if node.xnode_union.output_id in self._types or kind_of(node) == "Convert":
-                    continue
-                operands = self._in_integers_by(node, readers)
-                if not isinstance(operands, str):
-                    (convert,) = readers[node.xnode_union.output_id]
-                    vars(node.xnode_union).update(operands, output_id=convert.output_id)
-                    done.add(id(convert))
-            self._nodes = [node for node in self._nodes if id(node.xnode_union) not in done]
-
-    def _keep_roundings(self) -> None:
-        """Split each clamp between two scales that XNNPACK would merge into the node before it.
-
-        The merge would round once, where the program rounds twice. Converts are safe, since XNNPACK makes a
-        table of them.
-        """
-        self.origin, readers, kept = None, self._readers(), list[Any]()
-        kinds: dict[int, str] = {}  # by result
-        for node in self._nodes:
-            before = reads_of(node.xnode_union)[0]
-            fused = kinds.get(before) in _CLAMPED_BY_XNNPACK and len(readers[before]) == 1
-            kept += self._apart(node, before) if fused and self._rescales(node, before) else [node]
-            kinds[node.xnode_union.output_id] = kind_of(kept[-1])
-        self._nodes = kept
-
-    def _rescales(self, node: Any, before: int) -> bool:
-        own, result = self._types.get(before), self._types.get(node.xnode_union.output_id)
-        return kind_of(node) == "Clamp" and own is not None and result is not None and own != result
-
-    def _apart(self, clamp: Any, before: int) -> list[Any]:
-        """Return a clamp between integers as converts and a clamp of floats.
-
-        A clamp whose bounds cut nothing is omitted.
-        """
-        result, bounds = clamp.xnode_union.output_id, clamp.output_min_max
-        real = self._value(self._values[before].dims)
-        made = [schema.XNode(schema.XNNConvert(before, real.id, 0), clamp.debug_handle)]
-        if bounds != whole_range(self._types[result]):
-            held = self._value(real.shape)
-            made.append(schema.XNode(schema.XNNClamp(real.id, held.id, 0), clamp.debug_handle, bounds))
-            real = held
-        return [*made, schema.XNode(schema.XNNConvert(real.id, result, 0), clamp.debug_handle)]
-
-    def _in_integers_by(self, xnode: Any, readers: dict[int, list[Any]]) -> dict[str, int] | str:
-        """Return the integers that a node may read in place of its operands, if its result is quantised next.
-
-        Otherwise return why the node computes in float32.
-        """
-        kind, node = kind_of(xnode), xnode.xnode_union
-        condition = IN_INT8.get(kind)
-        if condition is None:
-            return IN_FLOAT.get(kind, f"XNNPACK has no int8 {kind}")
-        read_by = readers.get(node.output_id, [])
-        result = self._types.get(read_by[0].output_id) if len(read_by) == 1 else None
-        if result is None or self._values[node.output_id].flags:
-            return _BETWEEN[0]
-        read = {name: getattr(node, name) for name in READS if getattr(node, name, NONE_ID) != NONE_ID}
-        weights = {n: index for n, index in read.items() if n in WEIGHTS and "filter_id" in read}
-        sources = {n: self._integers_of(index) for n, index in read.items() if n not in weights}
-        if None in sources.values():
-            return _BETWEEN[1]
-        for index in weights.values():
-            reason = self._unfit_weight(index, _outputs(kind, index == weights["filter_id"]))
+            source, tokens = graph.values[index].tokens
+            reason = _not_dynamic(graph, kind, node, tokens)
             if reason is not None:
-                return reason
-        scales = self._integers[weights["filter_id"]].scales if weights else None
-        types = [self._type_of(i) for i in sources.values() if i is not None]
-        if any(of.dtype == torch.uint8 for of in (*types, result)):
-            return "unsigned integers, which only the boundary has"
-        return condition(types, result, scales) or {
-            **{n: self._held(i) for n, i in sources.items() if i is not None},
-            **{n: self._weight(i, _outputs(kind, n == "filter_id")) for n, i in weights.items()},
-        }
-
-    def _readers(self) -> dict[int, list[Any]]:
-        readers: dict[int, list[Any]] = {}
-        for node in self._nodes:
-            for index in reads_of(node.xnode_union):
-                readers.setdefault(index, []).append(node.xnode_union)
-        return readers
-
-    def _drop_unread(self) -> None:
-        """Remove the converts and moves whose results nobody reads."""
-        read = set(self._outputs)
-        kept = []
-        for node in reversed(self._nodes):
-            if passes_on(node) and node.xnode_union.output_id not in read:
+                setattr(node, name, source.id)
+                unfused[node.output_id] = reason
                 continue
+            key = source.id, DYNAMIC[kind]
+            if key not in integers:
+                value = graph.add(source.shape)
+                value.datatype, value.nonbatch = schema.XNNDatatype.xnn_datatype_qdint8, DYNAMIC[kind]
+                integers[key] = value.id
+                convert = schema.XNNConvert(input_id=source.id, output_id=value.id, flags=0)
+                fused.append(schema.XNode(convert, debug_handle=xnode.debug_handle))
+            in_4_bits = kind == "FullyConnected" and unfit_4_bits(graph.values[node.filter_id]) is None
+            weight = weights.in_4_bits(node.filter_id) if in_4_bits else weights.in_8_bits(node.filter_id, 0)
+            vars(node).update({name: integers[key], "filter_id": weight})
+        fused.append(xnode)
+    graph.nodes = fused
+    return unfused
+
+
+def _not_dynamic(graph: XnnGraph, kind: str, node: Any, tokens: torch.Tensor) -> str | None:
+    """Return why a node cannot quantise dynamically by steps that are no larger than the tokens'."""
+    if kind not in DYNAMIC:
+        return f"XNNPACK has no {kind} that quantises dynamically"
+    rows = tokens.flatten(-DYNAMIC[kind])
+    if not bool((rows == rows[..., :1]).all()):
+        return "several scales within what XNNPACK quantises by one"
+    weight = graph.values[node.filter_id]
+    if kind == "FullyConnected" and unfit_4_bits(weight) is None:
+        return None
+    if weight.integers is None:
+        return "a weight that is not quantised, or by several zero points"
+    return unfit_weight(weight, 0)
+
+
+def _fuse_integers(graph: XnnGraph) -> None:
+    """Let nodes between converts read and write the integers, if XNNPACK computes them so."""
+    weights = XnnWeights(graph)
+    done: set[int] | None = None
+    while done is None or done:
+        drop_unread(graph)
+        readers, done = graph.readers(), set()
+        for node in graph.nodes:
+            result = graph.values[node.xnode_union.output_id]
+            if result.integer_type or kind_of(node) == "Convert":
+                continue
+            operands = _integer_operands(graph, node, readers)
+            if isinstance(operands, str):
+                continue
+            kind, ids = kind_of(node), dict[str, int]()
+            for name, integers in operands.items():
+                if isinstance(integers, int):
+                    ids[name] = weights.in_8_bits(integers, _outputs(kind, name == "filter_id"))
+                else:
+                    ids[name] = add_integers(graph, integers).id
+            (convert,) = readers[result.id]
+            vars(node.xnode_union).update(ids, output_id=convert.output_id)
+            done.add(id(convert))
+        graph.nodes = [node for node in graph.nodes if id(node.xnode_union) not in done]
+
+
+def _integer_operands(graph: XnnGraph, xnode: Any, readers: dict[int, list[Any]]) -> dict[str, Any] | str:
+    """Return the integers that a node may read in place of its operands, if its result is quantised next.
+
+    A weight or bias is given as the place of its floats. Otherwise return why the node computes in float32.
+    """
+    kind, node, values = kind_of(xnode), xnode.xnode_union, graph.values
+    condition = IN_INT8.get(kind)
+    if condition is None:
+        return IN_FLOAT.get(kind, f"XNNPACK has no int8 {kind}")
+    read_by = readers.get(node.output_id, [])
+    result = values[read_by[0].output_id].integer_type if len(read_by) == 1 else None
+    if result is None or values[node.output_id].is_external:
+        return _BETWEEN[0]
+    read = {name: getattr(node, name) for name in READS if getattr(node, name, NONE_ID) != NONE_ID}
+    weights = {n: index for n, index in read.items() if n in WEIGHTS and "filter_id" in read}
+    sources = {n: integers_of(values[index]) for n, index in read.items() if n not in weights}
+    if None in sources.values():
+        return _BETWEEN[1]
+    for name, index in weights.items():
+        reason = unfit_weight(values[index], _outputs(kind, name == "filter_id"))
+        if reason is not None:
+            return reason
+    filters = values[weights["filter_id"]].integers if weights else None
+    types = [type_of(integers) for integers in sources.values() if integers is not None]
+    if any(of.dtype == torch.uint8 for of in (*types, result)):
+        return "unsigned integers, which only the boundary has"
+    scales = None if filters is None else filters.scales
+    return condition(types, result, scales) or {**sources, **weights}
+
+
+def _keep_roundings(graph: XnnGraph) -> None:
+    """Split each clamp between two scales that XNNPACK would merge into the node before it.
+
+    The merge would round once, where the program rounds twice. Converts are safe, since XNNPACK makes a table
+    of them.
+    """
+    readers, kept = graph.readers(), list[Any]()
+    kinds: dict[int, str] = {}  # by result
+    for node in graph.nodes:
+        before = reads_of(node.xnode_union)[0]
+        fused = kinds.get(before) in _CLAMPED_BY_XNNPACK and len(readers[before]) == 1
+        kept += _split_clamp(graph, node, before) if fused and _rescales(graph, node, before) else [node]
+        kinds[node.xnode_union.output_id] = kind_of(kept[-1])
+    graph.nodes = kept
+
+
+def _rescales(graph: XnnGraph, node: Any, before: int) -> bool:
+    own = graph.values[before].integer_type
+    result = graph.values[node.xnode_union.output_id].integer_type
+    return kind_of(node) == "Clamp" and own is not None and result is not None and own != result
+
+
+def _split_clamp(graph: XnnGraph, clamp: Any, before: int) -> list[Any]:
+    """Return a clamp between integers as converts and a clamp of floats.
+
+    A clamp whose bounds cut nothing is omitted.
+    """
+    result, bounds = graph.values[clamp.xnode_union.output_id], clamp.output_min_max
+    real = graph.add(graph.values[before].shape)
+    nodes = [schema.XNode(schema.XNNConvert(before, real.id, 0), clamp.debug_handle)]
+    assert result.integer_type is not None
+    if bounds != whole_range(result.integer_type):
+        clamped = graph.add(real.shape)
+        nodes.append(schema.XNode(schema.XNNClamp(real.id, clamped.id, 0), clamp.debug_handle, bounds))
+        real = clamped
+    return [*nodes, schema.XNode(schema.XNNConvert(real.id, result.id, 0), clamp.debug_handle)]
+
+
+def _fuse_clamps(graph: XnnGraph) -> None:
+    """Merge the bounds of a clamp into the node before it, also through a cast.
+
+    Nothing else may read that node.
+    """
+    readers = Counter(index for node in graph.nodes for index in reads_of(node.xnode_union))
+    producers = graph.producers()
+
+    def alone(index: int) -> Any:
+        """Return the node whose result one node reads and that is no output."""
+        is_alone = readers[index] == 1 and not graph.values[index].is_external
+        return producers.get(index) if is_alone else None
+
+    kept = []
+    for node in graph.nodes:
+        clamp = node.xnode_union
+        last = alone(clamp.input_id) if isinstance(clamp, schema.XNNClamp) else None
+        source = last
+        if last is not None and kind_of(last) == "Convert" and graph.values[clamp.input_id].half is not None:
+            source = alone(last.xnode_union.input_id)
+        if (
+            last is None
+            or source is None
+            or not isinstance(source.xnode_union, _CLAMPED_BY_NODE)
+            or source.output_min_max is not None
+        ):
             kept.append(node)
-            read.update(reads_of(node.xnode_union))
-        self._nodes = kept[::-1]
-
-    def _fuse_clamps(self) -> None:
-        """Merge the bounds of a clamp into the node before it, also through a cast.
-
-        Nothing else may read that node.
-        """
-        readers = Counter(index for node in self._nodes for index in reads_of(node.xnode_union))
-        producers = {node.xnode_union.output_id: node for node in self._nodes}
-
-        def alone(index: int) -> Any:
-            """Return the node whose result one node reads and that is no output."""
-            return producers.get(index) if readers[index] == 1 and not self._values[index].flags else None
-
-        kept = []
-        for node in self._nodes:
-            clamp = node.xnode_union
-            last = alone(clamp.input_id) if isinstance(clamp, schema.XNNClamp) else None
-            source = last
-            if last is not None and kind_of(last) == "Convert" and self._half(clamp.input_id) is not None:
-                source = alone(last.xnode_union.input_id)
-            if (
-                last is None
-                or source is None
-                or not isinstance(source.xnode_union, _CLAMPED_BY_NODE)
-                or source.output_min_max is not None
-            ):
-                kept.append(node)
-                continue
-            source.output_min_max = node.output_min_max
-            last.xnode_union.output_id = clamp.output_id
-            producers[clamp.output_id] = last
-        self._nodes = kept
-
-
-def whole_range(of: IntegerType) -> Any:
-    """Return the bounds of a clamp that cuts none of these values."""
-    return schema.OutputMinMax(*((bound - of.zero_point) * of.scale for bound in (of.low, of.high)))
+            continue
+        source.output_min_max = node.output_min_max
+        last.xnode_union.output_id = clamp.output_id
+        producers[clamp.output_id] = last
+    graph.nodes = kept
 
 
 # For a node amid others; another node of the same operator may give a better reason.
@@ -256,7 +261,7 @@ def _outputs(kind: str, is_filter: bool) -> int:
     return 3 if is_filter and kind == "DepthwiseConv2d" else 0
 
 
-def _told(reasons: Sequence[tuple[str, str]]) -> str:
+def _main_reason(reasons: Sequence[tuple[str, str]]) -> str:
     """Return why an operator is in float32, from the kinds and the reasons of its nodes."""
     if len(reasons) == 1:
         return reasons[0][1]

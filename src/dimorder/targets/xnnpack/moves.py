@@ -12,7 +12,7 @@ from dimorder.targets.table import Arguments, Row, View, is_conversion, is_of_on
 from dimorder.targets.xnnpack.pointwise import pair
 
 if TYPE_CHECKING:
-    from dimorder.targets.xnnpack.backend import XnnWriter
+    from dimorder.targets.xnnpack.builder import XnnBuilder
     from dimorder.targets.xnnpack.graph import XnnValue
 
 aten = torch.ops.aten
@@ -20,21 +20,21 @@ aten = torch.ops.aten
 MAX_CONCATENATED = 5
 
 
-def _clone(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
+def _clone(w: XnnBuilder, a: Arguments) -> View[XnnValue] | XnnValue:
     return w.transposed(a.self) if is_conversion(a) else a.self
 
 
-def _permute(w: XnnWriter, a: Arguments) -> View[XnnValue]:
+def _permute(w: XnnBuilder, a: Arguments) -> View[XnnValue]:
     return a.self.permute([d % len(a.self.shape) for d in a.dims])  # type: ignore[no-any-return]
 
 
-def _view(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
+def _view(w: XnnBuilder, a: Arguments) -> View[XnnValue] | XnnValue:
     if tuple(a.self.shape) == a.shape:
         return a.self  # type: ignore[no-any-return]
     return w.reshape(w.dense(a.self), a.shape)
 
 
-def _expand(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
+def _expand(w: XnnBuilder, a: Arguments) -> View[XnnValue] | XnnValue:
     """Broadcast by a multiplication with ones in the dimensions that grow."""
     old = (1,) * (len(a.shape) - len(a.self.shape)) + tuple(a.self.shape)
     if old == a.shape:
@@ -43,7 +43,7 @@ def _expand(w: XnnWriter, a: Arguments) -> View[XnnValue] | XnnValue:
     return pair(w, "Multiply", w.reshape(w.dense(a.self), old), w.constant(torch.ones(ones)))
 
 
-def slice_(w: XnnWriter, x: XnnValue, offsets: Sequence[int], sizes: Sequence[int]) -> XnnValue:
+def slice_(w: XnnBuilder, x: XnnValue, offsets: Sequence[int], sizes: Sequence[int]) -> XnnValue:
     if tuple(sizes) == x.shape:
         return x
     return w.node(
@@ -56,13 +56,13 @@ def slice_(w: XnnWriter, x: XnnValue, offsets: Sequence[int], sizes: Sequence[in
     )
 
 
-def _cut(w: XnnWriter, x: XnnValue, dim: int, start: int, length: int) -> XnnValue:
+def _cut(w: XnnBuilder, x: XnnValue, dim: int, start: int, length: int) -> XnnValue:
     dim %= len(x.shape)
     offsets = [start if d == dim else 0 for d in range(len(x.shape))]
     return slice_(w, x, offsets, [length if d == dim else size for d, size in enumerate(x.shape)])
 
 
-def _slice_tensor(w: XnnWriter, a: Arguments) -> XnnValue:
+def _slice_tensor(w: XnnBuilder, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
     size = x.shape[a.dim]
     start = a.start or 0
@@ -74,7 +74,7 @@ def _check_slice(a: Arguments) -> str | None:
     return None if a.step == 1 else f"a slice of step {a.step}; XNNPACK has step 1"
 
 
-def _cat(w: XnnWriter, a: Arguments) -> XnnValue:
+def _cat(w: XnnBuilder, a: Arguments) -> XnnValue:
     values = [w.dense(operand) for operand in a.tensors]
     axis = a.dim % len(a.shape)
     while len(values) > 1:
@@ -85,7 +85,7 @@ def _cat(w: XnnWriter, a: Arguments) -> XnnValue:
     return values[0]
 
 
-def _concatenate(w: XnnWriter, values: Sequence[XnnValue], axis: int) -> XnnValue:
+def _concatenate(w: XnnBuilder, values: Sequence[XnnValue], axis: int) -> XnnValue:
     if len(values) == 1:
         return values[0]
     shape = list(values[0].shape)
@@ -95,7 +95,7 @@ def _concatenate(w: XnnWriter, values: Sequence[XnnValue], axis: int) -> XnnValu
     return w.node(f"Concatenate{len(values)}", shape, axis=axis, **inputs)
 
 
-def _constant_pad(w: XnnWriter, a: Arguments) -> XnnValue:
+def _constant_pad(w: XnnBuilder, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
     before, after = [0] * len(x.shape), [0] * len(x.shape)
     for i in range(len(a.pad) // 2):  # torch lists the last dimension first
@@ -105,7 +105,7 @@ def _constant_pad(w: XnnWriter, a: Arguments) -> XnnValue:
     return pad(w, x, [max(b, 0) for b in before], [max(c, 0) for c in after], float(a.value or 0))
 
 
-def pad(w: XnnWriter, x: XnnValue, before: Sequence[int], after: Sequence[int], value: float) -> XnnValue:
+def pad(w: XnnBuilder, x: XnnValue, before: Sequence[int], after: Sequence[int], value: float) -> XnnValue:
     if not any(before) and not any(after):
         return x
     return w.node(

@@ -16,14 +16,14 @@ from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
 
 if TYPE_CHECKING:
-    from dimorder.targets.xnnpack.backend import XnnWriter
+    from dimorder.targets.xnnpack.builder import XnnBuilder
     from dimorder.targets.xnnpack.graph import XnnValue
 
 aten = torch.ops.aten
 
 FLOAT16 = frozenset((torch.float16,))
 
-Build: TypeAlias = "Callable[[XnnWriter, Arguments], XnnValue | View[XnnValue]]"
+Build: TypeAlias = "Callable[[XnnBuilder, Arguments], XnnValue | View[XnnValue]]"
 
 
 def _unary(kind: str) -> Build:
@@ -44,11 +44,11 @@ def is_float16(a: Arguments) -> bool:
     return bool(a.floats == FLOAT16)
 
 
-def apply(w: XnnWriter, kind: str, x: XnnValue, **fields: Any) -> XnnValue:
+def apply(w: XnnBuilder, kind: str, x: XnnValue, **fields: Any) -> XnnValue:
     return w.node(kind, x.shape, input_id=x.id, **fields)
 
 
-def pair(w: XnnWriter, kind: str, x: XnnValue, y: XnnValue) -> XnnValue:
+def pair(w: XnnBuilder, kind: str, x: XnnValue, y: XnnValue) -> XnnValue:
     return w.node(kind, _broadcast(x.shape, y.shape), input1_id=x.id, input2_id=y.id)
 
 
@@ -58,16 +58,16 @@ def _broadcast(x: Sequence[int], y: Sequence[int]) -> list[int]:
     return [b if a == 1 else a for a, b in zip(*padded, strict=True)]
 
 
-def times(w: XnnWriter, x: XnnValue, factor: float) -> XnnValue:
+def times(w: XnnBuilder, x: XnnValue, factor: float) -> XnnValue:
     return x if factor == 1 else pair(w, "Multiply", x, w.dense(factor))
 
 
-def plus(w: XnnWriter, x: XnnValue, term: float) -> XnnValue:
+def plus(w: XnnBuilder, x: XnnValue, term: float) -> XnnValue:
     return pair(w, "Add", x, w.dense(term))
 
 
 def _binary(kind: str, *, reverse: bool = False) -> Row:
-    def build(w: XnnWriter, a: Arguments) -> XnnValue:
+    def build(w: XnnBuilder, a: Arguments) -> XnnValue:
         alpha = getattr(a, "alpha", 1)
         x, y = w.dense(a.self), w.dense(a.other)
         if reverse:
@@ -77,7 +77,7 @@ def _binary(kind: str, *, reverse: bool = False) -> Row:
     return Row(build, halves=lambda a: _has_its_numbers(a) and getattr(a, "alpha", 1) == 1)
 
 
-def _clamp(w: XnnWriter, a: Arguments) -> XnnValue:
+def _clamp(w: XnnBuilder, a: Arguments) -> XnnValue:
     low, high = getattr(a, "min", None), getattr(a, "max", None)
     return w.clamp(w.dense(a.self), -math.inf if low is None else low, math.inf if high is None else high)
 
@@ -99,16 +99,16 @@ def _keeps_bounds(a: Arguments) -> bool:
     return is_float16(a) and len({float(torch.tensor(b, dtype=a.dtype)) for b in bounds}) == len(bounds)
 
 
-def _hardsigmoid(w: XnnWriter, a: Arguments) -> XnnValue:
+def _hardsigmoid(w: XnnBuilder, a: Arguments) -> XnnValue:
     return w.clamp(plus(w, times(w, w.dense(a.self), 1 / 6), 0.5), 0, 1)
 
 
-def _silu(w: XnnWriter, a: Arguments) -> XnnValue:
+def _silu(w: XnnBuilder, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
     return pair(w, "Multiply", x, apply(w, "Sigmoid", x))
 
 
-def _gelu(w: XnnWriter, a: Arguments) -> XnnValue:
+def _gelu(w: XnnBuilder, a: Arguments) -> XnnValue:
     x = w.dense(a.self)
     if a.approximate == "none":
         return apply(w, "Gelu", x)
@@ -119,11 +119,11 @@ def _gelu(w: XnnWriter, a: Arguments) -> XnnValue:
     return pair(w, "Multiply", x, gate)
 
 
-def _quantize(w: XnnWriter, a: Arguments) -> XnnValue:
+def _quantize(w: XnnBuilder, a: Arguments) -> XnnValue:
     return apply(w, "Convert", w.dense(a.input), result_type=IntegerType(a.dtype, a.scale, a.zero_point))
 
 
-def _dequantize(w: XnnWriter, a: Arguments) -> XnnValue:
+def _dequantize(w: XnnBuilder, a: Arguments) -> XnnValue:
     return apply(w, "Convert", w.dense(a.input))
 
 
@@ -140,7 +140,7 @@ def _check_quantize(a: Arguments) -> str | None:
     return None
 
 
-def _fake_quantize_dynamic(w: XnnWriter, a: Arguments) -> XnnValue:
+def _fake_quantize_dynamic(w: XnnBuilder, a: Arguments) -> XnnValue:
     kept = [1 if d in a.dims else size for d, size in enumerate(a.shape)]
     tokens = torch.arange(math.prod(kept)).reshape(kept).expand(a.shape)
     return w.dynamic(w.dense(a.x), tokens)
@@ -153,7 +153,7 @@ def _check_dynamic(a: Arguments) -> str | None:
     return None
 
 
-def _elu(w: XnnWriter, a: Arguments) -> XnnValue:
+def _elu(w: XnnBuilder, a: Arguments) -> XnnValue:
     """Compute elu of k·x with k·alpha, divided by k, where x is scaled by k."""
     bent = apply(w, "ELU", times(w, w.dense(a.self), a.input_scale), alpha=float(a.alpha * a.input_scale))
     return times(w, bent, a.scale / a.input_scale)
@@ -164,11 +164,11 @@ def _check_elu(a: Arguments) -> str | None:
     return None if positive else "elu with an input scale or an alpha that is not positive"
 
 
-def _leaky_relu(w: XnnWriter, a: Arguments) -> XnnValue:
+def _leaky_relu(w: XnnBuilder, a: Arguments) -> XnnValue:
     return apply(w, "LeakyReLU", w.dense(a.self), negative_slope=float(a.negative_slope))
 
 
-def _softplus(w: XnnWriter, a: Arguments) -> XnnValue:
+def _softplus(w: XnnBuilder, a: Arguments) -> XnnValue:
     """Compute log(1 + exp(x)) as max(x, 0) + log(1 + e), where e = exp(-|x|) never overflows.
 
     The logarithm is 2 · (z + z³/3 + z⁵/5 …), where z = e / (e + 2) is at most a third. XNNPACK's own
@@ -184,7 +184,7 @@ def _softplus(w: XnnWriter, a: Arguments) -> XnnValue:
     return times(w, pair(w, "Add", w.clamp(x, 0, math.inf), logarithm), 1 / a.beta)
 
 
-def _mish(w: XnnWriter, a: Arguments) -> XnnValue:
+def _mish(w: XnnBuilder, a: Arguments) -> XnnValue:
     """Compute x · tanh(log(1 + e)) with e = exp(x) as x · n / (n + 2), where n = e · (e + 2).
 
     From 20 on it is x.
@@ -202,15 +202,15 @@ def _check_softplus(a: Arguments) -> str | None:
     return None
 
 
-def _prelu_last(w: XnnWriter, a: Arguments) -> XnnValue:
+def _prelu_last(w: XnnBuilder, a: Arguments) -> XnnValue:
     return pair(w, "PReLU", w.dense(a.x), w.dense(a.weight))
 
 
-def _reciprocal(w: XnnWriter, a: Arguments) -> XnnValue:
+def _reciprocal(w: XnnBuilder, a: Arguments) -> XnnValue:
     return pair(w, "Div", w.dense(1.0), w.dense(a.self))
 
 
-def _rsqrt(w: XnnWriter, a: Arguments) -> XnnValue:
+def _rsqrt(w: XnnBuilder, a: Arguments) -> XnnValue:
     """Compute a reciprocal root by a division.
 
     XNNPACK's node for it gives NaN for 0 instead of infinity.
@@ -220,7 +220,7 @@ def _rsqrt(w: XnnWriter, a: Arguments) -> XnnValue:
     return pair(w, "Div", w.dense(0.5), _half_root(w, w.dense(a.self)))
 
 
-def _half_root(w: XnnWriter, x: XnnValue) -> XnnValue:
+def _half_root(w: XnnBuilder, x: XnnValue) -> XnnValue:
     """Compute half of the root as the root of a fourth.
 
     From 2^126 on XNNPACK's own root is 1.5 times too large.
@@ -228,11 +228,11 @@ def _half_root(w: XnnWriter, x: XnnValue) -> XnnValue:
     return apply(w, "SquareRoot", times(w, x, 0.25))
 
 
-def _sqrt(w: XnnWriter, a: Arguments) -> XnnValue:
+def _sqrt(w: XnnBuilder, a: Arguments) -> XnnValue:
     return times(w, _half_root(w, w.dense(a.self)), 2)
 
 
-def _power(w: XnnWriter, a: Arguments) -> XnnValue:
+def _power(w: XnnBuilder, a: Arguments) -> XnnValue:
     """Compute whole exponents by squaring, half ones with a root, and negative ones with a division."""
     if a.exponent == 0:
         return w.constant(torch.ones(a.shape))

@@ -23,10 +23,12 @@ from dimorder.sizes.merge_specializations import FIX, GraphMerger, SizesError, b
 from dimorder.sizes.symbolic import SizeTable
 from dimorder.sizes.symbolic_program import dims_of
 from dimorder.targets.delegate import lowered
-from dimorder.targets.xnnpack.backend import BACKEND, XnnWriter
+from dimorder.targets.xnnpack.all_sizes import unify
+from dimorder.targets.xnnpack.graph import XnnGraph
+from dimorder.targets.xnnpack.serialize import separate_constants, serialize
 
 Parts = tuple[
-    Sequence[Tensor], Sequence[Tensor], XnnWriter
+    Sequence[Tensor], Sequence[Tensor], XnnGraph
 ]  # the tensors that a delegate reads, those that it returns, its graph
 
 
@@ -69,8 +71,9 @@ def for_ranges(outers: Sequence[Outer], contract: Contract, table: SizeTable) ->
 
 def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts], table: SizeTable) -> None:
     """Add a delegate for all sizes; `table` has the sizes of its results."""
-    reads, gives, writer = parts[0]
-    writer.unify([other for _, _, other in parts[1:]])
+    reads, gives, graph = parts[0]
+    unify([each for _, _, each in parts])
+    separate_constants(graph)
     columns = [
         sizes
         for each in zip(*(p[0] for p in parts), strict=True)
@@ -93,8 +96,8 @@ def _add(root: torch.nn.Module, name: str, parts: Sequence[Parts], table: SizeTa
         [d for d, sizes in enumerate(_sizes([x.shape for x in each])) if len(set(sizes)) > 1]
         for each in zip(*(p[0] for p in parts), strict=True)
     ]
-    blob = writer.serialise()
-    root.add_module(name, lowered(BACKEND, reads, gives, *blob, shapes=shapes, varying=varying))
+    blob = serialize(graph)
+    root.add_module(name, lowered("XnnpackBackend", reads, gives, *blob, shapes=shapes, varying=varying))
 
 
 def _sizes(shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

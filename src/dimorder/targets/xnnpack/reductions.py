@@ -15,13 +15,13 @@ from dimorder.targets.table import Arguments, Row, View, is_transposed
 from dimorder.targets.xnnpack.pointwise import Build, apply, is_float16, pair, times
 
 if TYPE_CHECKING:
-    from dimorder.targets.xnnpack.backend import XnnWriter
+    from dimorder.targets.xnnpack.builder import XnnBuilder
     from dimorder.targets.xnnpack.graph import XnnValue
 
 aten = torch.ops.aten
 
 
-def full(w: XnnWriter, x: XnnValue, weight: XnnValue, bias: XnnValue | None) -> XnnValue:
+def full(w: XnnBuilder, x: XnnValue, weight: XnnValue, bias: XnnValue | None) -> XnnValue:
     """Return x (…, I) times weight (O, I), plus bias (O)."""
     return w.node(
         "FullyConnected",
@@ -32,7 +32,7 @@ def full(w: XnnWriter, x: XnnValue, weight: XnnValue, bias: XnnValue | None) -> 
     )
 
 
-def _linear(w: XnnWriter, a: Arguments) -> XnnValue:
+def _linear(w: XnnBuilder, a: Arguments) -> XnnValue:
     return full(w, w.dense(a.input), w.dense(a.weight), optional(w, a.bias))
 
 
@@ -40,11 +40,11 @@ def _check_linear(a: Arguments) -> str | None:
     return None if a.is_constant(a.bias) else "a bias that is not constant"
 
 
-def optional(w: XnnWriter, operand: Any) -> XnnValue | None:
+def optional(w: XnnBuilder, operand: Any) -> XnnValue | None:
     return None if operand is None else w.dense(operand)
 
 
-def _matmul(w: XnnWriter, a: Arguments) -> XnnValue:
+def _matmul(w: XnnBuilder, a: Arguments) -> XnnValue:
     left, right = a.self, a.other
     if isinstance(right, Tensor) and right.ndim == 2:
         return full(w, w.dense(left), w.constant(right.t()), None)
@@ -75,7 +75,7 @@ def _check_matmul(a: Arguments) -> str | None:
     return None
 
 
-def _softmax(w: XnnWriter, a: Arguments) -> XnnValue:
+def _softmax(w: XnnBuilder, a: Arguments) -> XnnValue:
     return apply(w, "Softmax", w.dense(a.self))
 
 
@@ -86,7 +86,7 @@ def _check_softmax(a: Arguments) -> str | None:
     return None if a.dim % rank == rank - 1 else f"softmax over dimension {a.dim} of {rank}, not the last"
 
 
-def _layer_norm(w: XnnWriter, a: Arguments) -> XnnValue:
+def _layer_norm(w: XnnBuilder, a: Arguments) -> XnnValue:
     x = w.dense(a.input)
     size = math.prod(a.normalized_shape)
     x = w.reshape(x, (*x.shape[: len(x.shape) - len(a.normalized_shape)], size))
@@ -102,7 +102,7 @@ def _layer_norm(w: XnnWriter, a: Arguments) -> XnnValue:
 
 
 def _reduce(mean: bool) -> Build:
-    def build(w: XnnWriter, a: Arguments) -> XnnValue:
+    def build(w: XnnBuilder, a: Arguments) -> XnnValue:
         x = w.dense(a.self)
         reduced = {d % len(x.shape) for d in a.dim or range(len(x.shape)) if x.shape}
         return w.reshape(_reduced(w, x, reduced, mean), a.shape)
@@ -121,7 +121,7 @@ def _is_over_space(a: Arguments) -> bool:
 _MANY = 4096
 
 
-def _reduced(w: XnnWriter, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:
+def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:
     """Return the mean or the sum over `dims`, one run of adjacent dimensions at a time.
 
     The result may have any shape of the right order.
@@ -138,7 +138,7 @@ def _reduced(w: XnnWriter, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:
     outer, size, inner = (
         math.prod(x.shape[cut]) for cut in (slice(first), slice(first, last + 1), slice(last + 1, None))
     )
-    if inner == 1 and size > max(x.shape[last], _MANY) and not w.holds_integers(x):
+    if inner == 1 and size > max(x.shape[last], _MANY) and x.dequantized is None:
         y = mean_over_space(w, w.reshape(x, (outer, size // x.shape[last], 1, x.shape[last])))
         y = times(w, y, 1 if mean else size // x.shape[last])
         left = {d for d in dims if d < first} | {first}
@@ -158,7 +158,7 @@ def _reduced(w: XnnWriter, x: XnnValue, dims: set[int], mean: bool) -> XnnValue:
     return _reduced(w, y, rest, mean)
 
 
-def mean_over_space(w: XnnWriter, x: XnnValue) -> XnnValue:
+def mean_over_space(w: XnnBuilder, x: XnnValue) -> XnnValue:
     """Return the means over the rows and columns of NHWC, which both get size 1."""
     n, _, _, channels = x.shape
     return w.node("GlobalAvgPooling2d", (n, 1, 1, channels), flags=("KEEP_DIMS",), input_id=x.id)

@@ -9,18 +9,17 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.targets.table import Table, results, whole
-from dimorder.targets.xnnpack.backend import XnnWriter
-from dimorder.targets.xnnpack.graph import XnnValue
+from dimorder.targets.xnnpack.builder import XnnBuilder
+from dimorder.targets.xnnpack.graph import XnnBytes, XnnConstant, XnnValue
 from dimorder.targets.xnnpack.kernels import KernelRun
 
 
-class Sketch(XnnWriter):
+class Sketch(XnnBuilder):
     """A graph whose constants have a shape but no data."""
 
     def constant(self, tensor: Tensor) -> XnnValue:
-        value = self._value(tuple(tensor.shape) or (1,))
-        self._values[value.id].constant_buffer_idx = 1
-        return value
+        shape = tuple(tensor.shape) or (1,)
+        return self.graph.add(shape, constant=XnnConstant(tensor, XnnBytes("", b"")))
 
 
 def kernels(calls: Iterable[Node], operators: Table) -> list[KernelRun]:
@@ -46,4 +45,4 @@ def kernels(calls: Iterable[Node], operators: Table) -> list[KernelRun]:
             made[call] = results(call)[0]
         elif operators.supports(call, constants) is None:
             made[call] = operators.build(sketch, call, resolve)
-    return sketch.kernels()
+    return sketch.graph.kernels()

@@ -25,7 +25,7 @@ from dimorder.targets.xnnpack.pointwise import is_float16, pair, times
 from dimorder.targets.xnnpack.reductions import mean_over_space, optional
 
 if TYPE_CHECKING:
-    from dimorder.targets.xnnpack.backend import XnnWriter
+    from dimorder.targets.xnnpack.builder import XnnBuilder
     from dimorder.targets.xnnpack.graph import XnnValue
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ aten = torch.ops.aten
 PART_TAPS = 25
 
 
-def _conv2d(w: XnnWriter, a: Arguments) -> XnnValue:
+def _conv2d(w: XnnBuilder, a: Arguments) -> XnnValue:
     x, weight, bias = w.dense(a.x), a.weight_ohwi, a.bias
     if _is_depthwise(a.groups, weight.shape):
         return _depthwise(w, x, weight.permute(3, 1, 2, 0), bias, a.stride, a.padding, a.dilation, a.shape)
@@ -57,7 +57,7 @@ def _is_summed_in_float32(a: Arguments) -> bool:
 
 
 def _depthwise(
-    w: XnnWriter,
+    w: XnnBuilder,
     x: XnnValue,
     weight: Tensor,
     bias: Any,
@@ -71,7 +71,7 @@ def _depthwise(
     return _convolve(w, "DepthwiseConv2d", x, weight, bias, *arguments)
 
 
-def _conv_transpose2d(w: XnnWriter, a: Arguments) -> XnnValue:
+def _conv_transpose2d(w: XnnBuilder, a: Arguments) -> XnnValue:
     (vertical, horizontal), x = a.padding, w.dense(a.x)
     padding = (vertical, vertical, horizontal, horizontal)
     arguments = (x, a.weight_ohwi, a.bias, a.stride, padding, a.dilation, a.groups, a.shape)
@@ -97,7 +97,7 @@ def _check_conv2d(a: Arguments) -> str | None:
 
 
 def _convolve(
-    w: XnnWriter,
+    w: XnnBuilder,
     kind: str,
     x: XnnValue,
     weight: Tensor,
@@ -135,14 +135,14 @@ def _convolve(
     )
 
 
-def _max_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
+def _max_pool2d(w: XnnBuilder, a: Arguments) -> XnnValue:
     x = w.dense(a.x)
     if list(a.kernel_size) == [1, 1]:
         return _subsample(w, x, a.stride, a.shape)
     return _pool(w, "MaxPooling2d", x, a, a.padding, a.dilation)
 
 
-def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
+def _avg_pool2d(w: XnnBuilder, a: Arguments) -> XnnValue:
     x, padding, taps = w.dense(a.x), tuple(a.padding), math.prod(a.kernel_size)
     factor = 1.0 if a.divisor_override is None else taps / a.divisor_override
     if taps == 1:
@@ -150,7 +150,7 @@ def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
     if tuple(a.kernel_size) == x.shape[1:3] and not any(padding) and factor == 1:
         return mean_over_space(w, x)
     # XNNPACK has no int8 node for means
-    by_taps = taps in TAPS or (w.holds_integers(x) and taps <= PART_TAPS)
+    by_taps = taps in TAPS or (x.dequantized is not None and taps <= PART_TAPS)
     if by_taps and x.shape[3] > 1:
         return _avg_by_taps(w, a, x)
     # XNNPACK divides by the taps inside the input, so padding that counts is written out as part of the
@@ -165,7 +165,7 @@ def _avg_pool2d(w: XnnWriter, a: Arguments) -> XnnValue:
     return times(w, _pool(w, "AvgPooling2d", x, a, padding, (1, 1)), factor)
 
 
-def _avg_by_taps(w: XnnWriter, a: Arguments, x: XnnValue) -> XnnValue:
+def _avg_by_taps(w: XnnBuilder, a: Arguments, x: XnnValue) -> XnnValue:
     """Write a mean as a depthwise convolution, which keeps NaN.
 
     On x86 XNNPACK's node for means gives -inf instead.
@@ -189,7 +189,7 @@ def _avg_by_taps(w: XnnWriter, a: Arguments, x: XnnValue) -> XnnValue:
 
 
 def _pool(
-    w: XnnWriter, kind: str, x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Sequence[int]
+    w: XnnBuilder, kind: str, x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Sequence[int]
 ) -> XnnValue:
     below, beside = _overhang(x, a, padding, dilation)
     return w.node(
@@ -218,7 +218,7 @@ def _overhang(x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Seque
     ]
 
 
-def _subsample(w: XnnWriter, x: XnnValue, stride: Sequence[int], shape: Sequence[int]) -> XnnValue:
+def _subsample(w: XnnBuilder, x: XnnValue, stride: Sequence[int], shape: Sequence[int]) -> XnnValue:
     """Return every stride-th pixel, as the first pixel of each row of `stride` pixels.
 
     XNNPACK refuses to pool over one pixel. A depthwise convolution of one tap multiplies other pixels by
@@ -236,7 +236,7 @@ def _subsample(w: XnnWriter, x: XnnValue, stride: Sequence[int], shape: Sequence
     return x
 
 
-def _bilinear(w: XnnWriter, a: Arguments) -> XnnValue:
+def _bilinear(w: XnnBuilder, a: Arguments) -> XnnValue:
     height, width = a.output_size
     return w.node(
         "StaticResizeBilinear2D",
@@ -283,7 +283,7 @@ def _reads_alike(old: int, new: int, aligned: bool) -> bool:
     return True
 
 
-def _nearest(w: XnnWriter, a: Arguments) -> XnnValue:
+def _nearest(w: XnnBuilder, a: Arguments) -> XnnValue:
     """Resize by a whole multiple, as a multiplication with ones over two more dimensions."""
     x = w.dense(a.x)
     n, height, width, channels = x.shape

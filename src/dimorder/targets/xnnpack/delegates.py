@@ -1,0 +1,104 @@
+"""Write one delegate of a partition as an XNNPACK graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from dimorder.capture.integer_boundary import integer_type
+from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.quantized_constant import QUANTIZE
+from dimorder.targets.delegate import TO_NCHW, TO_NHWC
+from dimorder.targets.table import View, is_getitem, is_permute, whole
+from dimorder.targets.xnnpack.builder import XnnBuilder
+from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue
+from dimorder.targets.xnnpack.partition import Partition
+
+
+@dataclass(frozen=True)
+class Delegate:
+    """A group of operators as an XNNPACK graph.
+
+    Attributes:
+        reads: the nodes that it reads.
+        results: the nodes that it returns.
+        graph: the graph as it was built, before the passes.
+        integers: the values of the quantize nodes.
+    """
+
+    reads: list[Node]
+    results: list[Node]
+    graph: XnnGraph
+    integers: dict[Node, View[XnnValue]]
+
+
+def build_delegate(plan: Partition, group: Sequence[Node]) -> Delegate:
+    """Write the graph of the delegate that computes a group."""
+    members = set(group)
+    operands: dict[Node, Any] = dict(plan.constants)
+    builder, reads = XnnBuilder(), list[Node]()
+
+    def fetch(node: Node) -> None:
+        """Fetch an operand from outside the group. A permute is redone here, where it takes no memory."""
+        if node in operands or node in members:
+            return
+        if is_permute(node) and plan.is_computed(node):
+            fetch(node.all_input_nodes[0])
+            operands[node] = plan.operators.build(builder, node, operands.__getitem__)
+        else:
+            reads.append(node)
+            operands[node] = _read(builder, node, plan)
+
+    for node in group:
+        for operand in node.all_input_nodes:
+            fetch(operand)
+    results = [n for n in group if isinstance(n.meta["val"], Tensor) and _leaves(plan, n, members)]
+    for node in group:
+        builder.origin = node
+        if is_getitem(node):
+            operands[node] = operands[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
+        else:
+            operands[node] = plan.operators.build(builder, node, operands.__getitem__)
+    for node in results:
+        view = operands[node]
+        builder.output(builder.dense(view.permute(TO_NHWC) if plan.is_nhwc(node) else view))
+    integers = {node: operands[node] for node in group if node.target is QUANTIZE}
+    return Delegate(reads, results, builder.graph, integers)
+
+
+def _read(builder: XnnBuilder, node: Node, plan: Partition) -> View[XnnValue]:
+    value = node.meta["val"]
+    of: IntegerType | torch.dtype | None = value.dtype
+    rounded = node not in plan.inputs and value.is_floating_point()
+    if not value.is_floating_point():
+        of = integer_type(node)
+        assert of is not None, f"nothing says what the integers of {node} stand for"
+    if not plan.is_nhwc(node):
+        return whole(builder.input(value.shape, of, is_rounded=rounded))
+    shape = [value.shape[d] for d in TO_NHWC]
+    return whole(builder.input(shape, of, is_rounded=rounded)).permute(TO_NCHW)
+
+
+def _leaves(plan: Partition, node: Node, members: set[Node]) -> bool:
+    """Return whether anything outside reads a value as it is. Another delegate redoes a permute itself."""
+    for user in node.users:
+        if user in members:
+            if is_permute(user) and _is_fetched(plan, user, members):
+                return True
+        elif not (is_permute(node) and plan.is_computed(user)):
+            return True
+    return False
+
+
+def _is_fetched(plan: Partition, permute: Node, members: set[Node]) -> bool:
+    """Return whether another delegate redoes a permute, and so reads the permute's operand."""
+    return any(
+        _is_fetched(plan, user, members) if user in members and is_permute(user) else plan.is_computed(user)
+        for user in permute.users
+        if user not in members or is_permute(user)
+    )

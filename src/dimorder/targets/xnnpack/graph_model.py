@@ -1,0 +1,70 @@
+"""Describe a finished XNNPACK graph as a model, which computes in torch what its nodes compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.fx import Node
+
+from dimorder.graph.interpreter import GraphNode
+from dimorder.graph.source_lines import operator_name, where
+from dimorder.targets.xnnpack.graph import XnnGraph, constants_of, kind_of, passes_on, reads_of
+from dimorder.targets.xnnpack.model import XnnModel
+
+
+def model_of(graph: XnnGraph) -> XnnModel:
+    """Return the model of a finished graph."""
+    nodes = [
+        GraphNode(kind_of(node), tuple(reads_of(node.xnode_union)), node.xnode_union.output_id, node)
+        for node in graph.nodes
+    ]
+    values, producers = graph.values, graph.producers()
+    scaled = (value for value in values if value.constant is not None and value.constant.scales is not None)
+    return XnnModel(
+        nodes,
+        {value.id: value.shape for value in values},
+        {value.id: value.integer_type for value in values if value.integer_type is not None},
+        constants_of(values),
+        {value.id: value.constant.scales.values for value in scaled},  # type: ignore[union-attr]
+        {value.id: value.nonbatch for value in values if value.nonbatch is not None},
+        tuple(graph.inputs),
+        tuple(graph.outputs),
+        {index: _place(values[_computed(index, producers)].origin) for index in _rounded(graph)},
+        {value.id: value.half for value in values if value.half is not None},
+    )
+
+
+def _rounded(graph: XnnGraph) -> list[int]:
+    """Return the values that another way of computing may round differently.
+
+    These are the integers and outputs that floats were rounded to, the floats that are quantised dynamically,
+    and the linears and convolutions of these. A float that was dequantised or moved is not among them.
+    """
+    floats, found = {value.id for value in graph.values if value.is_rounded}, list[int]()
+    for node in graph.nodes:
+        result = graph.values[node.xnode_union.output_id]
+        reads = floats.intersection(reads_of(node.xnode_union))
+        if result.integer_type is not None:
+            found += [result.id] if reads else []
+        elif result.nonbatch is not None:
+            found += reads
+        elif graph.is_dynamic(node):
+            found.append(result.id)
+            floats.add(result.id)
+        elif reads or not passes_on(node):
+            floats.add(result.id)
+    return list(dict.fromkeys(found + [index for index in graph.outputs if index in floats]))
+
+
+def _computed(index: int, producers: Mapping[int, Any]) -> int:
+    """Return the value before a chain of converts and moves."""
+    node = producers.get(index)
+    while node is not None and passes_on(node):
+        index = reads_of(node.xnode_union)[0]
+        node = producers.get(index)
+    return index
+
+
+def _place(origin: Node | None) -> str:
+    return "a value" if origin is None else f"{operator_name(origin)} ({where(origin)})"
