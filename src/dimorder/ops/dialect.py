@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -85,7 +86,9 @@ def _written_out(graph: Graph, node: Node, body: Callable[..., Tensor], made: Ma
         args, kwargs = map_arg((node.args, node.kwargs), held.__getitem__)
         return body(*args, **kwargs)
 
-    with node.meta["val"].fake_mode, torch.no_grad():
+    mode = node.meta["val"].fake_mode
+    guards = nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards()
+    with mode, torch.no_grad(), guards:
         traced = make_fx(run, pre_dispatch=True)(*(each.meta["val"] for each in read)).graph
     inner: dict[Node, Node] = dict(
         zip(traced.find_nodes(op="placeholder"), map(made.__getitem__, read), strict=True)

@@ -115,10 +115,7 @@ class Checks:
 
 def emit_artifact(physical: PhysicalProgram, planned: NetworkPlan, target: Target) -> Artifact:
     """Return what the target makes of a physical program."""
-    if physical.specializations is None:
-        return target.emit(physical.program, planned.contract)
-    assert target.dynamic is not None
-    return target.dynamic.emit(*physical.specializations, planned.contract)
+    return target.emit(physical.program, planned.contract)
 
 
 def _forced(program: ExportedProgram, planned: NetworkPlan, choices: Choices | None) -> ExportedProgram:

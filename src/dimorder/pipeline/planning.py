@@ -15,6 +15,7 @@ from dimorder.layout.choose import choose
 from dimorder.layout.costs import Costs
 from dimorder.layout.problem import Extracted, extract
 from dimorder.layout.rewrite import constant_bytes, rewrite
+from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.pipeline.source import Request, Source
 from dimorder.pipeline.variants import Variant
 from dimorder.plans.network_plan import NetworkPlan
@@ -108,6 +109,8 @@ def write_physical(
             "the physical program",
             check_program.physical_faults(program, extracted, planned.layout_plan, contract, capabilities),
         )
+        if source.sizes is not None:
+            program = keep_unit_dims(program, source.sizes.varying(variant.point))
         programs.append(program)
     if source.sizes is None:
         return PhysicalProgram(programs[0])

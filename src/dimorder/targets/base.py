@@ -20,7 +20,6 @@ from dimorder.errors import ContractError, UsageError
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import Costs, counted
 from dimorder.plans.network_plan import Place
-from dimorder.sizes.symbolic import SizeTable
 from dimorder.targets.npu_report import NpuReport
 from dimorder.targets.target_info import TargetInfo
 from dimorder.verification.verify import Run
@@ -166,15 +165,13 @@ class TargetRuntime:
 
 @dataclass(frozen=True)
 class DynamicSizes:
-    """How a target serves ranges of sizes.
+    """That `emit` takes programs with dynamic sizes, and what a target can do with them.
 
     Attributes:
-        emit: writes one artifact for ranges of sizes, from physical programs at several points.
         capabilities: returns the capabilities for a captured graph in which the given sizes are dynamic. None
             means that they are the same.
     """
 
-    emit: Callable[[Sequence[ExportedProgram], SizeTable, Contract], Artifact]
     capabilities: Callable[[frozenset[int], Graph], Capabilities] | None = None
 
 

@@ -159,16 +159,24 @@ class Table:
                     return reason
         return row.check(arguments)
 
-    def build(self, writer: Any, node: Node, resolve: Callable[[Node], Any]) -> View[Any] | list[View[Any]]:
+    def build(
+        self,
+        writer: Any,
+        node: Node,
+        resolve: Callable[[Node], Any],
+        shapes: Sequence[Sequence[int]] | None = None,
+    ) -> View[Any] | list[View[Any]]:
         """Write the target's operators for `node`, and return its result or results.
+
+        `shapes` are the results' shapes, if these have dynamic sizes.
 
         For a call that is computed in float32, `writer.widened` casts the operands and `writer.narrowed` the
         results.
         """
-        row, arguments = self.rows[node.target], bind(node, resolve)
+        row, arguments = self.rows[node.target], bind(node, resolve, shapes)
         if not row.is_widened(arguments):
             return _viewed(writer, row.build(writer, arguments), arguments.shape)
-        wide = bind(node, lambda operand: writer.widened(resolve(operand)))
+        wide = bind(node, lambda operand: writer.widened(resolve(operand)), shapes)
         wide.dtype = _wide(wide.dtype)
         made = _viewed(writer, row.build(writer, wide), wide.shape)
         if not isinstance(made, list):
@@ -181,11 +189,16 @@ class Table:
         return is_getitem(node) or (row is not None and row.relabel)
 
 
-def bind(node: Node, resolve: Callable[[Node], Any]) -> Arguments:
-    """Return the arguments of `node` by name, with each node among them replaced by `resolve` of it."""
+def bind(
+    node: Node, resolve: Callable[[Node], Any], sized: Sequence[Sequence[int]] | None = None
+) -> Arguments:
+    """Return the arguments of `node` by name, with each node among them replaced by `resolve` of it.
+
+    `sized` are the results' shapes, if these have dynamic sizes.
+    """
     given = bound(node.target, node.args, node.kwargs)
     values = results(node)
-    shapes = [tuple(value.shape) for value in values]
+    shapes = [tuple(value.shape) for value in values] if sized is None else [*map(tuple, sized)]
     read = (value for operand in node.all_input_nodes for value in results(operand))
     tensors = (value for value in (*values, *read) if isinstance(value, Tensor))
     floats = frozenset(tensor.dtype for tensor in tensors if tensor.is_floating_point())

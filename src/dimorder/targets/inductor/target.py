@@ -23,7 +23,6 @@ from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
 from dimorder.ops.dialect import decompose
-from dimorder.sizes.symbolic import SizeTable, merge_programs
 from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.inductor import INFO
 from dimorder.verification.verify import Run
@@ -93,13 +92,6 @@ def emit(program: ExportedProgram, contract: Contract) -> CompiledArtifact:
     return _compiled(decompose(program), contract)
 
 
-def emit_ranges(
-    programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract
-) -> CompiledArtifact:
-    """Compile one program for all sizes, from programs at several sizes."""
-    return _compiled(merge_programs([decompose(program) for program in programs], sizes), contract)
-
-
 def _compiled(program: ExportedProgram, contract: Contract) -> CompiledArtifact:
     import torch._inductor
     from torch._inductor.exc import InvalidCxxCompiler
@@ -156,5 +148,5 @@ TARGET = Target(
     emit,
     files=TargetFiles(load),
     runtime=TargetRuntime(set_threads=torch.set_num_threads),
-    dynamic=DynamicSizes(emit_ranges),
+    dynamic=DynamicSizes(),
 )

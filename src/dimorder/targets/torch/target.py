@@ -19,7 +19,6 @@ from dimorder.contract_file import CONTRACT_METHOD
 from dimorder.errors import ContractError, UsageError
 from dimorder.graph.exported import ProgramRun
 from dimorder.ops.dialect import decompose
-from dimorder.sizes.symbolic import SizeTable, merge_programs
 from dimorder.targets.base import Artifact, DynamicSizes, Target, TargetFiles, TargetRuntime
 from dimorder.targets.torch import INFO
 from dimorder.verification.verify import Run
@@ -55,11 +54,6 @@ def emit(program: ExportedProgram, contract: Contract) -> TorchArtifact:
     return TorchArtifact(decompose(program), contract)
 
 
-def emit_ranges(programs: Sequence[ExportedProgram], sizes: SizeTable, contract: Contract) -> TorchArtifact:
-    """Return one program in ATen for all sizes, from programs at several sizes."""
-    return TorchArtifact(merge_programs([decompose(program) for program in programs], sizes), contract)
-
-
 def load(file: Path) -> tuple[Contract, Run]:
     """Return the contract inside one of our `.pt2` files, and the program as a function.
 
@@ -87,5 +81,5 @@ TARGET = Target(
     emit,
     files=TargetFiles(load),
     runtime=TargetRuntime(set_threads=torch.set_num_threads, has_state=True),
-    dynamic=DynamicSizes(emit_ranges),
+    dynamic=DynamicSizes(),
 )

@@ -1,4 +1,4 @@
-"""Turn a finished XNNPACK graph into one for all sizes.
+"""Let a finished XNNPACK graph compute at all sizes, though it was built at one.
 
 XNNPACK derives every shape from those of the inputs. It derives only one entry of a reshape, and the end of a
 slice only where the slice takes its whole dimension.
@@ -11,34 +11,51 @@ from typing import Any
 
 import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
-from torch import Tensor
 from torch.fx import Node
 
-from dimorder.sizes.merge_specializations import SizesError, broadcast_row
+from dimorder.sizes.merge_specializations import SizesError
+from dimorder.sizes.specialization import DynamicSize, is_fixed
 from dimorder.targets.xnnpack.builder import XnnBuilder
-from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue, constants_of, reads_of
+from dimorder.targets.xnnpack.graph import XnnBytes, XnnConstant, XnnGraph, XnnValue, reads_of
 from dimorder.targets.xnnpack.ranks import drop_unit_dims, may_multiply_unit_dims, multiply_unit_dims
 
+_INFERRED = 0  # in place of a size: what the other sizes leave for it, or the whole dimension
 
-def unify(graphs: Sequence[XnnGraph]) -> None:
-    """Turn the first of several finished graphs, of one program at several sizes, into one for all sizes.
 
-    Raises `UnsupportedError` for the first operator that needs more than XNNPACK derives.
+def derive_sizes(graph: XnnGraph) -> None:
+    """Leave to XNNPACK the sizes of a graph that are dynamic. Afterwards all its numbers are plain.
+
+    Raises `SizesError` for the first operator that needs more than XNNPACK derives.
     """
-    first = graphs[0]
-    for graph in graphs:
-        drop_unit_dims(graph)
-    if len({(len(graph.nodes), len(graph.values)) for graph in graphs}) > 1:
-        origin = next(value.origin for value in first.values if value.origin is not None)
-        raise SizesError(origin, "other XNNPACK nodes, by the sizes")
-    for row in zip(*(graph.nodes for graph in graphs), strict=True):
-        _unify_node([node.xnode_union for node in row], graphs)
-    for index in sorted({index for node in first.nodes for index in reads_of(node.xnode_union)}):
-        values = [graph.values[index] for graph in graphs]
-        constants = [value.constant for value in values if value.constant is not None]
-        names = {constant.stored.name for constant in constants}
-        if len(names) > 1 or (constants and len({value.shape for value in values}) > 1):
-            _repeat(index, graphs)
+    drop_unit_dims(graph)
+    for node in list(graph.nodes):
+        _derive(graph, node.xnode_union)
+    for index in sorted({index for node in graph.nodes for index in reads_of(node.xnode_union)}):
+        value = graph.values[index]
+        if value.constant is not None and not is_fixed(value.shape):
+            _repeat(graph, value)
+    for value in graph.values:
+        value.shape = tuple(map(int, value.shape))
+
+
+def _derive(graph: XnnGraph, node: Any) -> None:
+    """Leave the dynamic numbers of one node to XNNPACK."""
+    origin, kind = _origin(graph, node.output_id), type(node).__name__.removeprefix("XNN")
+    for name, field in vars(node).items():
+        numbers = field if isinstance(field, list) else [field]
+        dynamic = [d for d, size in enumerate(numbers) if isinstance(size, DynamicSize)]
+        if not dynamic:
+            continue
+        if name == "new_shape" and len(dynamic) == 1:
+            numbers[dynamic[0]] = _INFERRED
+        elif name == "new_shape" and may_multiply_unit_dims(graph, node):
+            multiply_unit_dims(graph, node, XnnBuilder(graph).constant(torch.ones([1] * len(field))))
+            return
+        elif name == "sizes" and _is_whole(graph, node, dynamic):
+            for d in dynamic:
+                numbers[d] = _INFERRED
+        else:
+            raise SizesError(origin, f"an XNNPACK {kind} whose {name} is {field}, by the sizes")
 
 
 def _origin(graph: XnnGraph, index: int) -> Node:
@@ -47,118 +64,72 @@ def _origin(graph: XnnGraph, index: int) -> Node:
     return origin
 
 
-def _unify_node(row: Sequence[Any], graphs: Sequence[XnnGraph]) -> None:
-    """Turn one node into a node for all sizes."""
-    first, kind = row[0], type(row[0]).__name__.removeprefix("XNN")
-    origin = _origin(graphs[0], first.output_id)
-    if len(set(map(type, row))) > 1:
-        raise SizesError(origin, "other XNNPACK nodes, by the sizes")
-    for name, value in vars(first).items():
-        values = [getattr(each, name) for each in row]
-        if all(each == value for each in values):
-            continue
-        varying = _varying(values)
-        if name == "new_shape" and len(varying) == 1:
-            value[varying[0]] = _INFERRED
-        elif name == "new_shape" and may_multiply_unit_dims(graphs[0], first):
-            for graph, node in zip(graphs, row, strict=True):
-                one = XnnBuilder(graph).constant(torch.ones([1] * len(node.new_shape)))
-                multiply_unit_dims(graph, node, one)
-        elif name == "sizes" and _is_whole(row, graphs, varying):
-            for d in varying:
-                value[d] = _INFERRED
-        else:
-            found = " or ".join(dict.fromkeys(map(str, values)))
-            raise SizesError(origin, f"an XNNPACK {kind} whose {name} is {found}, by the sizes")
+def _is_whole(graph: XnnGraph, node: Any, dims: Sequence[int]) -> bool:
+    """Return whether a slice takes some dimensions whole."""
+    shape = graph.values[node.input_id].shape
+    return all(node.offsets[d] == 0 and node.sizes[d] == shape[d] for d in dims)
 
 
-def _is_whole(slices: Sequence[Any], graphs: Sequence[XnnGraph], dims: Sequence[int]) -> bool:
-    """Return whether slices take some dimensions whole."""
-    read = [graph.values[node.input_id].shape for graph, node in zip(graphs, slices, strict=True)]
-    return all(
-        node.offsets[d] == 0 and node.sizes[d] == sizes[d]
-        for node, sizes in zip(slices, read, strict=True)
-        for d in dims
-    )
-
-
-def _repeat(index: int, graphs: Sequence[XnnGraph]) -> None:
+def _repeat(graph: XnnGraph, value: XnnValue) -> None:
     """Write a constant that is one row, repeated along dynamic dimensions, for all sizes.
 
     A reader with another operand of the result's sizes gets the single row. Other readers get the sum of the
     row and zeros of one dynamic size. The zeros come from a padded slice of an input.
     """
-    first, builder = graphs[0], XnnBuilder(graphs[0])
-    tensors: list[Tensor] = [constants_of([graph.values[index]])[index] for graph in graphs]
-    origin, row, constant = _origin(first, index), broadcast_row(tensors), first.values[index]
-    shapes = [graph.values[index].shape for graph in graphs]
-    varying = _varying([list(shape) for shape in shapes])
-    if row is not None and _is_broadcast(first, index):
-        first.read_instead(index, builder.constant(row).id)
+    assert value.constant is not None
+    data = value.constant.data
+    stored = XnnBytes.of(data if value.half is None else data.to(value.half))
+    row = graph.add(data.shape, value.half, constant=XnnConstant(data, stored))
+    if _is_broadcast(graph, value):
+        graph.read_instead(value.id, row.id)
         return
-    if row is None or len(varying) != 1:
-        raise SizesError(origin, "a constant that is another one for each size")
-    source = _input_of([shape[varying[0]] for shape in shapes], graphs)
+    builder, start = XnnBuilder(graph), len(graph.nodes)
+    varying = [d for d, size in enumerate(value.shape) if isinstance(size, DynamicSize)]
+    if len(varying) != 1:
+        raise SizesError(_origin(graph, value.id), "a constant of several dynamic sizes")
+    size = value.shape[varying[0]]
+    source = _input_of(graph, size)
     if source is None:
-        raise SizesError(origin, "a constant of a size that no input of the delegate has")
-    start, (x, dim) = len(first.nodes), source
-    size, rank = x.shape[dim], max(2, len(x.shape))
+        found = "a constant of a size that no input of the delegate has"
+        raise SizesError(_origin(graph, value.id), found)
+    x, dim = source
+    rank = max(2, len(x.shape))
     if len(x.shape) == 1:
-        x = _of_any_size(
-            builder, "StaticReshape", (size, 1), 0, num_dims=2, new_shape=[size, 1], input_id=x.id
-        )
+        x = builder.reshape(x, (size, 1))
     ones = [size if d == dim else 1 for d in range(rank)]
-    piece = {"num_dims": rank, "offsets": [0] * rank}
-    x = _of_any_size(builder, "StaticSlice", ones, dim, **piece, sizes=list(ones), input_id=x.id)
+    piece: dict[str, Any] = {"num_dims": rank, "offsets": [0] * rank}
+    x = builder.node("StaticSlice", ones, **piece, sizes=list(ones), input_id=x.id)
     before = [int(d == (0 if dim else 1)) for d in range(rank)]
     wide = [a + b for a, b in zip(ones, before, strict=True)]
     pads: dict[str, Any] = {"pre_paddings": before, "post_paddings": [0] * rank, "padding_value": 0.0}
     x = builder.node("StaticConstantPad", wide, **pads, input_id=x.id)
-    x = _of_any_size(builder, "StaticSlice", ones, dim, **piece, sizes=list(ones), input_id=x.id)
-    flat = [size if d == varying[0] else 1 for d in range(len(constant.shape))]
-    shaped = {"num_dims": len(flat), "new_shape": list(flat)}
-    x = _of_any_size(builder, "StaticReshape", flat, varying[0], **shaped, input_id=x.id)
-    total = builder.node("Add", constant.shape, input1_id=x.id, input2_id=builder.constant(row).id)
-    first.read_instead(index, total.id)
-    first.nodes[start:], first.nodes[:0] = [], first.nodes[start:]
+    x = builder.node("StaticSlice", ones, **piece, sizes=list(ones), input_id=x.id)
+    x = builder.reshape(x, [size if d == varying[0] else 1 for d in range(len(value.shape))])
+    total = builder.node("Add", value.shape, input1_id=x.id, input2_id=row.id)
+    graph.read_instead(value.id, total.id)
+    for node in graph.nodes[start:]:
+        for numbers in (getattr(node.xnode_union, name, []) for name in ("new_shape", "sizes")):
+            numbers[:] = [_INFERRED if isinstance(n, DynamicSize) else n for n in numbers]
+    graph.nodes[start:], graph.nodes[:0] = [], graph.nodes[start:]
 
 
-def _is_broadcast(graph: XnnGraph, index: int) -> bool:
+def _is_broadcast(graph: XnnGraph, value: XnnValue) -> bool:
     """Return whether every reader of a value has another operand with the sizes of its result."""
-    if graph.values[index].is_output:
+    if value.is_output:
         return False
-    for node in graph.readers().get(index, ()):
+    for node in graph.readers().get(value.id, ()):
         if not isinstance(node, schema.XNNNode2x1) or isinstance(node, schema.XNNBatchMatrixMultiply):
             return False
-        beside = node.input2_id if node.input1_id == index else node.input1_id
+        beside = node.input2_id if node.input1_id == value.id else node.input1_id
         if graph.values[beside].shape != graph.values[node.output_id].shape:
             return False
     return True
 
 
-def _of_any_size(builder: XnnBuilder, kind: str, shape: Sequence[int], dim: int, **fields: Any) -> XnnValue:
-    """Write a reshape or a slice that derives the size of dimension `dim`."""
-    made = builder.node(kind, shape, **fields)
-    node = builder.graph.nodes[-1].xnode_union
-    (node.new_shape if kind == "StaticReshape" else node.sizes)[dim] = _INFERRED
-    return made
-
-
-def _input_of(sizes: Sequence[int], graphs: Sequence[XnnGraph]) -> tuple[XnnValue, int] | None:
-    """Return an input of floats, and the dimension of it that has these sizes in each graph."""
-    first = graphs[0]
-    for index in first.inputs:
-        for d, found in enumerate(zip(*(graph.values[index].shape for graph in graphs), strict=True)):
-            if found == tuple(sizes) and first.values[index].integer_type is None:
-                return first.values[index], d
+def _input_of(graph: XnnGraph, size: int) -> tuple[XnnValue, int] | None:
+    """Return an input of floats, and the dimension of it that has this size."""
+    for value in (graph.values[index] for index in graph.inputs):
+        for d, found in enumerate(value.shape):
+            if found == size and value.integer_type is None:
+                return value, d
     return None
-
-
-def _varying(rows: Sequence[Any]) -> list[int]:
-    """Return the places at which lists of numbers differ."""
-    if not all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows):
-        return []
-    return [d for d, sizes in enumerate(zip(*rows, strict=True)) if len(set(sizes)) > 1]
-
-
-_INFERRED = 0  # in place of a size: what the other sizes leave for it, or the whole dimension

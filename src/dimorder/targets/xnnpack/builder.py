@@ -19,6 +19,7 @@ from torch.fx import Node
 
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import Scaled
+from dimorder.sizes.specialization import DynamicSize, DynamicSizeError, is_fixed
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnBytes, XnnConstant, XnnGraph, XnnValue, constants_of
 from dimorder.targets.xnnpack.integers import CHOOSES, MOVES, OPERANDS, READS
@@ -86,6 +87,24 @@ class XnnBuilder:
             self._constants[stored.name, shape] = value
         return self._constants[stored.name, shape]
 
+    def repeated(self, row: torch.Tensor, shape: Sequence[int]) -> XnnValue:
+        """Return a constant of a shape with dynamic sizes, which is `row` repeated along these."""
+        value = self.constant(row)
+        if tuple(shape) == value.shape:
+            return value
+        repeated = self._value(shape)
+        repeated.constant = value.constant
+        return repeated
+
+    def ones(self, shape: Sequence[int]) -> XnnValue:
+        """Return a constant of ones."""
+        return self.repeated(torch.ones([1 if isinstance(n, DynamicSize) else n for n in shape]), shape)
+
+    def require_fixed(self, sizes: Sequence[int], what: str) -> None:
+        """Refuse sizes that are dynamic; `what` needs them fixed."""
+        if not is_fixed(sizes):
+            raise DynamicSizeError(what)
+
     def node(
         self,
         kind: str,
@@ -149,7 +168,7 @@ class XnnBuilder:
             return index
         if (index, half) not in self._in_half:
             data = constants_of([self.graph.values[index]])[index].to(half)
-            value = self._value(data.shape, half)
+            value = self._value(self.graph.values[index].shape, half)
             value.constant = XnnConstant(data.float(), XnnBytes.of(data))
             self._in_half[index, half] = value.id
         return self._in_half[index, half]

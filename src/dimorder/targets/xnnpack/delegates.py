@@ -13,11 +13,15 @@ from torch.fx import Node
 from dimorder.capture.integer_boundary import integer_type
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import QUANTIZE
+from dimorder.sizes.merge_specializations import SizesError
+from dimorder.sizes.specialization import DynamicSizeError, is_fixed
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack.builder import XnnBuilder
 from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue
 from dimorder.targets.xnnpack.partition import Partition
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,27 @@ def build_delegate(plan: Partition, group: Sequence[Node]) -> Delegate:
     operands: dict[Node, Any] = dict(plan.constants)
     builder, reads = XnnBuilder(), list[Node]()
 
+    def resolve(node: Node) -> Any:
+        if plan.sizes is None or node not in plan.constants or not isinstance(operands[node], Tensor):
+            return operands[node]
+        (shape,) = plan.shapes(node)
+        if not is_fixed(shape):
+            operands[node] = whole(builder.repeated(row_of(node, operands[node], shape), shape))
+        return operands[node]
+
+    def build(node: Node) -> Any:
+        try:
+            return plan.operators.build(builder, node, resolve, plan.shapes(node))
+        except DynamicSizeError as error:
+            raise SizesError(node, f"{error}, by the sizes") from error
+
     def fetch(node: Node) -> None:
         """Fetch an operand from outside the group. A permute is redone here, where it takes no memory."""
         if node in operands or node in members:
             return
         if is_permute(node) and plan.is_computed(node):
             fetch(node.all_input_nodes[0])
-            operands[node] = plan.operators.build(builder, node, operands.__getitem__)
+            operands[node] = build(node)
         else:
             reads.append(node)
             operands[node] = _read(builder, node, plan)
@@ -63,7 +81,7 @@ def build_delegate(plan: Partition, group: Sequence[Node]) -> Delegate:
         if is_getitem(node):
             operands[node] = operands[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
         else:
-            operands[node] = plan.operators.build(builder, node, operands.__getitem__)
+            operands[node] = build(node)
     for node in results:
         view = operands[node]
         builder.output(builder.dense(view.permute(TO_NHWC) if plan.is_nhwc(node) else view))
@@ -78,10 +96,10 @@ def _read(builder: XnnBuilder, node: Node, plan: Partition) -> View[XnnValue]:
     if not value.is_floating_point():
         of = integer_type(node)
         assert of is not None, f"nothing says what the integers of {node} stand for"
+    (shape,) = plan.shapes(node)
     if not plan.is_nhwc(node):
-        return whole(builder.input(value.shape, of, is_rounded=rounded))
-    shape = [value.shape[d] for d in TO_NHWC]
-    return whole(builder.input(shape, of, is_rounded=rounded)).permute(TO_NCHW)
+        return whole(builder.input(shape, of, is_rounded=rounded))
+    return whole(builder.input([shape[d] for d in TO_NHWC], of, is_rounded=rounded)).permute(TO_NCHW)
 
 
 def _leaves(plan: Partition, node: Node, members: set[Node]) -> bool:
@@ -102,3 +120,21 @@ def _is_fetched(plan: Partition, permute: Node, members: set[Node]) -> bool:
         for user in permute.users
         if user not in members or is_permute(user)
     )
+
+
+def row_of(node: Node, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a constant that repeats along its dynamic dimensions, with a size of 1 there.
+
+    Raises `SizesError` if the constant may be another one for each size.
+    """
+    if node.op == "call_function" and node.target not in _MOVES:
+        raise SizesError(node, "a constant that is computed from one of a dynamic size")
+    row = tensor
+    for d, size in enumerate(shape):
+        row = row if is_fixed([size]) else row.narrow(d, 0, 1)
+    if not torch.equal(row.expand(tensor.shape), tensor):
+        raise SizesError(node, "a constant that is another one for each size")
+    return row
+
+
+_MOVES = (aten.expand.default, aten.view.default, aten.permute.default, aten.clone.default)

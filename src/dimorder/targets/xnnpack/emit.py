@@ -19,13 +19,12 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from dimorder.graph.source_lines import where
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import stateful
-from dimorder.physical.keep_unit_dims import keep_unit_dims
+from dimorder.graph.source_lines import where
 from dimorder.sizes.merge_specializations import SizesError
-from dimorder.sizes.symbolic import SizeTable
+from dimorder.sizes.specialization import specialize
 from dimorder.targets.delegate import EDGE, written
 from dimorder.targets.table import Table
 from dimorder.targets.xnnpack import run
@@ -33,8 +32,8 @@ from dimorder.targets.xnnpack.exact import exact_run
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.outer import build_outer
+from dimorder.targets.xnnpack.outer_sizes import symbols_of
 from dimorder.targets.xnnpack.partition import Partition, partition
-from dimorder.targets.xnnpack.ranges import Outer, for_ranges
 from dimorder.verification.verify import Run
 
 aten = torch.ops.aten
@@ -64,8 +63,7 @@ def emit(
     *,
     constant_methods: Mapping[str, str] | None = None,
     operators: Table = OPERATORS,
-    others: Sequence[ExportedProgram] = (),
-    ranges: tuple[Contract, SizeTable] | None = None,
+    contract: Contract | None = None,
 ) -> Emitted:
     """Return the `.pte` of a physical program; its inputs and outputs are the program's, flat and in order.
 
@@ -76,11 +74,10 @@ def emit(
     copy.
 
     `constant_methods` become methods that return the text. `operators` are those that the delegates compute.
-    `others` are programs of the same plan at other sizes. `ranges` are the file's contract, and the table of
-    sizes at these points.
+    `contract` is the file's contract, for a program with dynamic sizes.
 
-    Raises `UnsupportedError` for a write to an input, for an input or output that is not a tensor, and for a
-    dynamic size. It does so too for an operator that neither XNNPACK nor the runtime's portable kernels know.
+    Raises `UnsupportedError` for a write to an input, and for an input or output that is not a tensor. It
+    does so too for an operator that neither XNNPACK nor the runtime's portable kernels know.
 
     >>> class Double(torch.nn.Module):
     ...     def forward(self, x):
@@ -89,16 +86,14 @@ def emit(
     >>> emitted.delegates, emitted.outside, emitted.transposes
     (1, {}, 0)
     """
+    if program.range_constraints:
+        assert contract is not None, "the contract names the dynamic sizes"
+        return _emit_for_ranges(program, contract, constant_methods or {}, operators)
     plan = partition(program, operators)
     for node in plan.outside():
         reason = wrong_outside(node)
         if reason:
             raise _no_kernel(plan, [node], reason)
-    if ranges is not None:
-        contract, table = ranges
-        sizes = zip(*(key for key in table.known if len(set(key)) > 1), strict=True)
-        programs = [keep_unit_dims(*each) for each in zip([program, *others], map(set, sizes), strict=True)]
-        return _for_ranges(programs, contract, table, constant_methods or {}, operators)
     build = build_outer(plan)
     module = GraphModule(build.root, build.graph)
     pte = _file(plan, module, constant_methods or {})
@@ -115,34 +110,28 @@ def emit(
     return Emitted(pte, delegates, outside, build.transposes, exactly, islands, tuple(build.kernels))
 
 
-def _for_ranges(
-    programs: Sequence[ExportedProgram],
-    contract: Contract,
-    table: SizeTable,
-    texts: Mapping[str, str],
-    operators: Table,
+def _emit_for_ranges(
+    program: ExportedProgram, contract: Contract, texts: Mapping[str, str], operators: Table
 ) -> Emitted:
     """Return one file for all sizes.
 
-    An operator that XNNPACK cannot compute at all of them runs outside, if correct there.
+    A view that XNNPACK cannot compute at all of them runs outside.
     """
-    outside: set[str] = set()
+    specialization, outside = specialize(program), set[str]()
     while True:
-        plans = [partition(program, operators, outside) for program in programs]
-        builds = [build_outer(plan, bare=True) for plan in plans]
-        outers = [Outer(build.root, build.graph, build.values, build.delegates) for build in builds]
+        plan = partition(specialization.program, operators, outside, specialization.shapes)
         try:
-            module, symbols = for_ranges(outers, contract, table)
+            build = build_outer(plan, specialization)
             break
         except SizesError as error:
             node = error.node
-            if node.name in outside or node not in plans[0].stage or wrong_outside(node):
+            if node.name in outside or node not in plan.stage or wrong_outside(node):
                 raise
             outside.add(node.name)
-    pte = _file(plans[0], module, texts, symbols)
+    pte = _file(plan, GraphModule(build.root, build.graph), texts, symbols_of(contract))
     delegates, kernels = _calls(pte)
-    _require_kernels(kernels, plans[0])
-    return Emitted(pte, delegates, kernels, builds[0].transposes)
+    _require_kernels(kernels, plan)
+    return Emitted(pte, delegates, kernels, build.transposes)
 
 
 def _file(plan: Partition, module: GraphModule, texts: Mapping[str, str], symbols: Any = None) -> bytes:

@@ -40,7 +40,7 @@ def _expand(w: XnnBuilder, a: Arguments) -> View[XnnValue] | XnnValue:
     if old == a.shape:
         return _view(w, a)
     ones = [new if new != size else 1 for new, size in zip(a.shape, old, strict=True)]
-    return pair(w, "Multiply", w.reshape(w.dense(a.self), old), w.constant(torch.ones(ones)))
+    return pair(w, "Multiply", w.reshape(w.dense(a.self), old), w.ones(ones))
 
 
 def slice_(w: XnnBuilder, x: XnnValue, offsets: Sequence[int], sizes: Sequence[int]) -> XnnValue:

@@ -12,18 +12,19 @@ import torch
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
 
 from dimorder.graph.branches import Branches
 from dimorder.ops.dialect import SLICE_CONSTANT
+from dimorder.sizes.specialization import DynamicSize, Specialization, is_fixed
 from dimorder.targets.delegate import empty, lowered
 from dimorder.targets.table import is_getitem
 from dimorder.targets.xnnpack import passes
-from dimorder.targets.xnnpack.delegates import Delegate, build_delegate
+from dimorder.targets.xnnpack.delegates import Delegate, build_delegate, row_of
 from dimorder.targets.xnnpack.exact import Computed
-from dimorder.targets.xnnpack.fusion import fuse
-from dimorder.targets.xnnpack.graph import XnnGraph
 from dimorder.targets.xnnpack.graph_model import model_of
 from dimorder.targets.xnnpack.kernels import KernelRun
+from dimorder.targets.xnnpack.outer_sizes import SizeWriter, dynamic_dims, result_shapes
 from dimorder.targets.xnnpack.partition import Partition
 from dimorder.targets.xnnpack.serialize import serialize
 
@@ -51,11 +52,17 @@ _POSITIONS: Mapping[Any, int] = MappingProxyType(
 )
 
 
-def build_outer(plan: Partition, bare: bool = False) -> OuterBuilder:
-    """Return the program as calls of delegates and portable operators, and the facts about its delegates."""
+def build_outer(plan: Partition, specialization: Specialization | None = None) -> OuterBuilder:
+    """Return the program as calls of delegates and portable operators, and the facts about its delegates.
+
+    `specialization` is the partitioned program, if it has dynamic sizes.
+    """
     root, graph = torch.nn.Module(), Graph()
-    values: dict[Node, Node] = {node: graph.placeholder(node.name) for node in plan.inputs}
-    build = OuterBuilder(plan, root, graph, values, bare)
+    build = OuterBuilder(
+        plan, root, graph, None if specialization is None else SizeWriter(graph, specialization)
+    )
+    for node in plan.inputs:
+        build.keep(node, graph.placeholder(node.name))
     for stage in sorted(set(plan.stage.values())):
         group = [node for node, s in plan.stage.items() if s == stage]
         build.delegate(group) if stage % 2 == 0 else build.outside(group)
@@ -78,38 +85,55 @@ class OuterBuilder:
     plan: Partition
     root: torch.nn.Module
     graph: Graph
-    values: dict[Node, Node]
-    bare: bool = False  # without the content of its delegates
+    sizes: SizeWriter | None  # for dynamic sizes
+    values: dict[Node, Node] = field(default_factory=dict)
     transposes: int = 0
     kernels: list[KernelRun] = field(default_factory=list)
     is_quantised: bool = False
     computed: dict[str, Computed] = field(default_factory=dict)
-    delegates: dict[str, tuple[Sequence[Tensor], Sequence[Tensor], XnnGraph]] = field(default_factory=dict)
+    count: int = 0  # of the delegates so far
     float_islands: dict[Node, str] = field(default_factory=dict)
     long: dict[Node, Node] = field(default_factory=dict)
 
     def delegate(self, group: Sequence[Node]) -> None:
         delegate = build_delegate(self.plan, group)
         graph = delegate.graph
-        self.float_islands.update(fuse(graph) if self.bare else passes.finish(graph))
+        self.float_islands.update(passes.finish(graph))
         self.transposes += graph.transposes
-        self.kernels += graph.kernels() if graph.is_of_float32 else []
         self.is_quantised |= graph.is_quantised
-        name = f"delegate_{len(self.delegates)}"
-        reads, results = (
-            [empty(node.meta["val"], self.plan.is_nhwc(node)) for node in nodes]
-            for nodes in (delegate.reads, delegate.results)
-        )
-        self.delegates[name] = reads, results, graph
-        if not self.bare:
+        name = f"delegate_{self.count}"
+        self.count += 1
+        if self.sizes is None:
+            self.kernels += graph.kernels() if graph.is_of_float32 else []
             self._attach(name, delegate)
+        else:
+            self._attach_for_all_sizes(name, delegate, self.sizes.specialization)
         call = self.graph.call_module(name, tuple(self.values[node] for node in delegate.reads))
         for position, node in enumerate(delegate.results):
-            self.values[node] = self.graph.call_function(operator.getitem, (call, position))
+            self.keep(node, self.graph.call_function(operator.getitem, (call, position)))
+
+    def keep(self, node: Node, value: Node) -> None:
+        """Keep the value of a node of the physical program."""
+        self.values[node] = value
+        if self.sizes is not None and isinstance(node.meta["val"], Tensor):
+            self.sizes.add(value, self.plan.shapes(node)[0])
+
+    def _tensors(self, nodes: Sequence[Node]) -> list[Tensor]:
+        return [empty(node.meta["val"], self.plan.is_nhwc(node)) for node in nodes]
+
+    def _attach_for_all_sizes(self, name: str, delegate: Delegate, specialization: Specialization) -> None:
+        """Put the delegate of that name into a program with dynamic sizes."""
+        reads, results = (
+            [self.plan.shapes(node)[0] for node in nodes] for nodes in (delegate.reads, delegate.results)
+        )
+        shapes, dims = result_shapes(name, reads, results, specialization), dynamic_dims(reads)
+        tensors = self._tensors(delegate.reads), self._tensors(delegate.results)
+        blob = serialize(delegate.graph)
+        self.root.add_module(name, lowered(BACKEND, *tensors, *blob, shapes=shapes, varying=dims))
 
     def _attach(self, name: str, delegate: Delegate) -> None:
         """Put the delegate of that name into the program."""
-        reads, results, graph = self.delegates[name]
+        reads, results, graph = self._tensors(delegate.reads), self._tensors(delegate.results), delegate.graph
         self.root.add_module(name, lowered(BACKEND, reads, results, *serialize(graph)))
         model, outputs = model_of(graph), list(graph.outputs)
         more = [index for index in model.rounded if index not in outputs]
@@ -124,12 +148,12 @@ class OuterBuilder:
 
     def outside(self, group: Sequence[Node]) -> None:
         for node in group:
-            arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), self.value)
+            arguments, keywords = self._arguments(node)
             # A value that a call writes back at its end needs its own memory. So does the value that it
             # overwrites.
             is_own = bool(self.plan.state) and node in self.plan.outputs
             if node.target is aten.clone.default and not is_own:
-                self.values[node] = self.value(node.all_input_nodes[0])
+                self.keep(node, self.value(node.all_input_nodes[0]))
                 continue
             at = _POSITIONS.get(node.target)
             if at is not None:
@@ -139,7 +163,15 @@ class OuterBuilder:
             if is_getitem(node) and isinstance(node.all_input_nodes[0].target, Branches):
                 # The results of the next branches would overwrite the results of these branches.
                 value = self.graph.call_function(aten.clone.default, (value,))
-            self.values[node] = value
+            self.keep(node, value)
+
+    def _arguments(self, node: Node) -> Any:
+        """Return the arguments of a call outside the delegates."""
+        mapped = torch.fx.map_arg((node.args, node.kwargs), self.value)
+        if self.sizes is None:
+            return mapped
+        operands, writer = [self.values[read] for read in node.all_input_nodes], self.sizes
+        return pytree.tree_map_only(DynamicSize, lambda n: writer.number(n, node, operands), mapped)
 
     def _long(self, positions: Any) -> Node:
         """Return the same positions in 64 bits, converted once for all readers."""
@@ -161,8 +193,18 @@ class OuterBuilder:
 
     def result(self, node: Node) -> Node:
         if node not in self.values and node in self.plan.constants:
-            self.values[node] = self._constant(self.plan.constants[node])
+            self.keep(node, self._sized_constant(node))
         return self.values[node]
+
+    def _sized_constant(self, node: Node) -> Node:
+        """Return a constant. One with dynamic sizes is expanded from a size of 1."""
+        tensor, (shape,) = self.plan.constants[node], self.plan.shapes(node)
+        if self.sizes is None or is_fixed(shape):
+            return self._constant(tensor)
+        row = self._constant(row_of(node, tensor, shape))
+        sizes = [self.sizes.number(n, node, []) if isinstance(n, DynamicSize) else n for n in shape]
+        expand: Any = aten.expand.default
+        return self.graph.call_function(expand, (row, sizes))
 
     def _constant(self, value: Tensor) -> Node:
         name = f"constant_{len(list(self.root.buffers()))}"

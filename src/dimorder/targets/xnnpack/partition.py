@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,7 @@ from torch.fx import Node
 from dimorder.capture.integer_boundary import integer_type
 from dimorder.targets.delegate import empty, is_channels_last
 from dimorder.targets.program_io import read_signature
-from dimorder.targets.table import Table
+from dimorder.targets.table import Table, results
 
 aten = torch.ops.aten
 
@@ -30,6 +30,13 @@ class Partition:
     state: dict[str, Tensor]  # read by the first inputs, written by the first outputs
     # Even: a delegate; odd: outside. Later stages read earlier ones.
     stage: dict[Node, int] = field(default_factory=dict)
+    sizes: Mapping[str, Sequence[tuple[int, ...]]] | None = None  # by name, the shapes with dynamic sizes
+
+    def shapes(self, node: Node) -> Sequence[tuple[int, ...]]:
+        """Return the shapes of a node's results, with dynamic sizes."""
+        if self.sizes is not None:
+            return self.sizes[node.name]
+        return [tuple(value.shape) for value in results(node)]
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         return tuple(empty(node.meta["val"], self.is_nhwc(node)) for node in self.inputs)
@@ -51,7 +58,12 @@ class Partition:
             yield stage, [node for node, s in self.stage.items() if s == stage]
 
 
-def partition(program: ExportedProgram, operators: Table, beside: Collection[str] = ()) -> Partition:
+def partition(
+    program: ExportedProgram,
+    operators: Table,
+    beside: Collection[str] = (),
+    sizes: Mapping[str, Sequence[tuple[int, ...]]] | None = None,
+) -> Partition:
     """Assign each node of the program to a stage.
 
     A node's stage is the first of its kind (delegate or outside) that is not before the stages of its
@@ -60,7 +72,7 @@ def partition(program: ExportedProgram, operators: Table, beside: Collection[str
     """
     signature = read_signature(program)
     ends = signature.inputs, signature.outputs, signature.constants, signature.state
-    plan = Partition(program, operators, *ends)
+    plan = Partition(program, operators, *ends, sizes=sizes)
     called = [
         node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
     ]

@@ -235,7 +235,7 @@ def _sqrt(w: XnnBuilder, a: Arguments) -> XnnValue:
 def _power(w: XnnBuilder, a: Arguments) -> XnnValue:
     """Compute whole exponents by squaring, half ones with a root, and negative ones with a division."""
     if a.exponent == 0:
-        return w.constant(torch.ones(a.shape))
+        return w.ones(a.shape)
     x, exponent = w.dense(a.self), abs(a.exponent)
     whole, square, y = int(exponent), x, None
     if exponent != whole:

@@ -112,7 +112,7 @@ def _set_shapes(graph: XnnGraph, found: Mapping[int, _Sizes]) -> None:
 
 
 def _core(shape: Sequence[int]) -> _Sizes:
-    return tuple(itertools.dropwhile((1).__eq__, shape))
+    return tuple(itertools.dropwhile(lambda size: size == 1, shape))
 
 
 def _of_rank(rank: int, shape: Sequence[int]) -> _Sizes | None:

@@ -146,6 +146,7 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
     if inner == 1:
         if x.shape[-1] != size:
             x = w.reshape(x, (*x.shape[:first], size))
+        w.require_fixed([size], "a sum or mean over that many elements")
         ones = Scaled.of(torch.ones(1, size, dtype=torch.int8), torch.tensor(1 / size if mean else 1.0))
         y = full(w, x, w.constant(ones), None)
     else:

@@ -183,9 +183,10 @@ def _avg_by_taps(w: XnnBuilder, a: Arguments, x: XnnValue) -> XnnValue:
     inside = torch.nn.functional.pad(ones, (0, 0, left, left + beside, top, top + below))
     counted = OPS.avg_pool2d_nhwc(inside, a.kernel_size, a.stride, [0, 0], False, True, None)
     factors = OPS.avg_pool2d_nhwc(ones, *options) / counted
-    return (
-        y if torch.equal(factors, torch.ones_like(factors)) else pair(w, "Multiply", y, w.constant(factors))
-    )
+    if torch.equal(factors, torch.ones_like(factors)):
+        return y
+    w.require_fixed(x.shape[1:3], "means over windows that reach beyond a picture of that size")
+    return pair(w, "Multiply", y, w.constant(factors))
 
 
 def _pool(
@@ -289,7 +290,7 @@ def _nearest(w: XnnBuilder, a: Arguments) -> XnnValue:
     n, height, width, channels = x.shape
     down, across = a.output_size[0] // height, a.output_size[1] // width
     spread = w.reshape(x, (n, height, 1, width, 1, channels))
-    return pair(w, "Multiply", spread, w.constant(torch.ones(1, 1, down, 1, across, 1)))
+    return pair(w, "Multiply", spread, w.ones((1, 1, down, 1, across, 1)))
 
 
 def _check_nearest(a: Arguments) -> str | None:

@@ -24,7 +24,6 @@ from dimorder.ops.dialect import OPS
 from dimorder.ops.resize import RESIZED_BY_PRODUCTS
 from dimorder.ops.table import PLAIN
 from dimorder.plans.network_plan import Place
-from dimorder.sizes.symbolic import SizeTable
 from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack import INFO
@@ -65,14 +64,10 @@ def emit(
     program: ExportedProgram,
     contract: Contract,
     operators: Table = OPERATORS,
-    others: Sequence[ExportedProgram] = (),
-    sizes: SizeTable | None = None,
 ) -> Pte:
-    """Emit a `.pte`.
+    """Emit a `.pte`, for all sizes if the program has dynamic ones.
 
-    `others` are programs of the same plan at other sizes, if the contract has dynamic sizes.
-
-    Raises `UnsupportedError` for an operator without a kernel.
+    Raises `UnsupportedError` for an operator without a kernel, or without one for all sizes.
     """
     from dimorder.targets.xnnpack.emit import emit as emit_pte
 
@@ -80,8 +75,7 @@ def emit(
         program,
         constant_methods=constant_methods(contract),
         operators=operators,
-        others=others,
-        ranges=None if sizes is None else (contract, sizes),
+        contract=contract,
     )
     islands = tuple((Place.of(node), reason) for node, reason in emitted.float_islands)
     return Pte(
@@ -92,19 +86,6 @@ def emit(
         tuple(dict(islands).items()),
         emitted.kernels,
     )
-
-
-def emit_ranges(
-    programs: Sequence[ExportedProgram],
-    sizes: SizeTable,
-    contract: Contract,
-    operators: Table = OPERATORS,
-) -> Pte:
-    """Return one file for all sizes, from programs at several sizes.
-
-    Raises `UnsupportedError` for an operator without a kernel, or without one for all sizes.
-    """
-    return emit(programs[0], contract, operators, programs[1:], sizes)
 
 
 def check(path: str, data: bytes) -> FileSummary:
@@ -217,7 +198,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         recipes=RECIPES,
         files=TargetFiles(pte.load, check, channels_last=FLOATS),
         runtime=TargetRuntime("ExecuTorch", set_threads=pte.set_threads, has_state=True),
-        dynamic=DynamicSizes(partial(emit_ranges, operators=operators), partial(_sized, capabilities)),
+        dynamic=DynamicSizes(partial(_sized, capabilities)),
         with_options=partial(target, operators),
     )
 
