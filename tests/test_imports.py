@@ -82,6 +82,7 @@ MAY_IMPORT = {
         "graph",
         "ops",
         "capture",
+        "physical",
         "layout",
         "sizes",
         "plans",

@@ -169,7 +169,9 @@ def specialize(program: ExportedProgram) -> Specialization:
     )
     symbolic = SymbolicProgram(program, (), symbols, roots)
     points = symbolic.specialization_points()
-    sizes = _Sizes([{roots[name]: sympy.Integer(size) for name, size in point.items()} for point in points])
+    sizes = _SizesAtPoints(
+        [{roots[name]: sympy.Integer(size) for name, size in point.items()} for point in points]
+    )
     graph = Graph()
     graph.output(graph.graph_copy(program.graph, {}))
     keep_names(graph, program.graph)
@@ -193,7 +195,7 @@ def specialize(program: ExportedProgram) -> Specialization:
     return Specialization(fixed, shapes, symbolic.table(points), len(points))
 
 
-class _Sizes:
+class _SizesAtPoints:
     """The sizes of a program at several points, each computed once."""
 
     def __init__(self, points: Sequence[Mapping[Any, Any]]) -> None:

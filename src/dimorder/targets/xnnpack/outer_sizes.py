@@ -20,7 +20,7 @@ from dimorder.targets.delegate import SizeFormula
 
 aten = torch.ops.aten
 
-Shape = tuple[int, ...]
+SizedShape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SizeWriter:
     seen: list[_Dim] = field(default_factory=list)  # of all values so far
     sizes: dict[tuple[Node, int], Node] = field(default_factory=dict)
 
-    def add(self, node: Node, shape: Shape) -> None:
+    def add(self, node: Node, shape: SizedShape) -> None:
         """Add a value of the graph."""
         dims = [_Dim(node, d, size.values) for d, size in enumerate(shape) if isinstance(size, DynamicSize)]
         self.seen += dims
@@ -89,7 +89,7 @@ class _Reads:
 
 
 def result_shapes(
-    name: str, reads: Sequence[Shape], results: Sequence[Shape], specialization: Specialization
+    name: str, reads: Sequence[SizedShape], results: Sequence[SizedShape], specialization: Specialization
 ) -> list[list[int | SizeFormula]]:
     """Return the shapes of a delegate's results, by formulas of the sizes of its operands."""
     columns = list(_values([size for shape in reads for size in shape], specialization.count))
@@ -114,7 +114,7 @@ def _values(sizes: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
         yield size.values if isinstance(size, DynamicSize) else (size,) * count
 
 
-def dynamic_dims(shapes: Sequence[Shape]) -> list[list[int]]:
+def dynamic_dims(shapes: Sequence[SizedShape]) -> list[list[int]]:
     """Return the dimensions of each shape whose size is dynamic."""
     return [[d for d, size in enumerate(shape) if isinstance(size, DynamicSize)] for shape in shapes]
 

@@ -16,7 +16,7 @@ from dimorder.targets.xnnpack.graph import XnnGraph, XnnValue, reads_of
 
 # Their results have the rank of their operands, and depend only on the last dimensions.
 _OF_ANY_RANK = (schema.XNNNode1x1, schema.XNNFullyConnected, schema.XNNLeakyReLU, schema.XNNELU)
-_Sizes = tuple[int, ...]
+_DimsOfValue = tuple[int, ...]
 
 
 def drop_unit_dims(graph: XnnGraph) -> None:
@@ -59,7 +59,7 @@ def _changes_unit_dims(graph: XnnGraph, reshape: Any) -> bool:
     return _core(graph.values[reshape.input_id].shape) == _core(reshape.new_shape)
 
 
-def _with_shape(graph: XnnGraph, index: int, shape: _Sizes) -> dict[int, _Sizes] | None:
+def _with_shape(graph: XnnGraph, index: int, shape: _DimsOfValue) -> dict[int, _DimsOfValue] | None:
     """Return the new shapes of all values if one value gets this shape.
 
     None if that is impossible.
@@ -81,9 +81,9 @@ def _with_shape(graph: XnnGraph, index: int, shape: _Sizes) -> dict[int, _Sizes]
     return found
 
 
-def _result(graph: XnnGraph, node: Any, found: Mapping[int, _Sizes]) -> _Sizes | None:
+def _result(graph: XnnGraph, node: Any, found: Mapping[int, _DimsOfValue]) -> _DimsOfValue | None:
     """Return the shape of a node's result if its operands have the shapes in `found`."""
-    shape: _Sizes = graph.values[node.output_id].shape
+    shape: _DimsOfValue = graph.values[node.output_id].shape
     first, *others = reads_of(node)
     ranks = [len(found.get(index, graph.values[index].shape)) for index in (first, *others)]
     if isinstance(node, schema.XNNStaticReshape):
@@ -100,7 +100,7 @@ def _result(graph: XnnGraph, node: Any, found: Mapping[int, _Sizes]) -> _Sizes |
     return _of_rank(ranks[0], shape) if aligned else None
 
 
-def _set_shapes(graph: XnnGraph, found: Mapping[int, _Sizes]) -> None:
+def _set_shapes(graph: XnnGraph, found: Mapping[int, _DimsOfValue]) -> None:
     readers = graph.readers()
     for index, shape in found.items():
         graph.values[index].shape = shape
@@ -111,11 +111,11 @@ def _set_shapes(graph: XnnGraph, found: Mapping[int, _Sizes]) -> None:
                 node.perm, node.num_dims = perm, len(perm)
 
 
-def _core(shape: Sequence[int]) -> _Sizes:
+def _core(shape: Sequence[int]) -> _DimsOfValue:
     return tuple(itertools.dropwhile(lambda size: size == 1, shape))
 
 
-def _of_rank(rank: int, shape: Sequence[int]) -> _Sizes | None:
+def _of_rank(rank: int, shape: Sequence[int]) -> _DimsOfValue | None:
     """Return the shape with as many leading ones as that rank needs."""
     core = _core(shape)
     return None if len(core) > rank else (1,) * (rank - len(core)) + core
