@@ -122,6 +122,11 @@ class XnnValue:
         return _HALVES.get(self.datatype)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of the value's elements."""
+        return (self.half or torch.float32) if self.integer_type is None else self.integer_type.dtype
+
+    @property
     def is_external(self) -> bool:
         return self.is_input or self.is_output
 

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from dimorder.graph.interpreter import GraphNode
 from dimorder.graph.source_lines import operator_name, where
-from dimorder.targets.xnnpack.graph import XnnGraph, constants_of, kind_of, passes_on, reads_of
+from dimorder.targets.xnnpack.graph import XnnGraph, kind_of, passes_on, reads_of
 from dimorder.targets.xnnpack.model import XnnModel
 
 
@@ -19,20 +19,9 @@ def model_of(graph: XnnGraph) -> XnnModel:
         GraphNode(kind_of(node), tuple(reads_of(node.xnode_union)), node.xnode_union.output_id, node)
         for node in graph.nodes
     ]
-    values, producers = graph.values, graph.producers()
-    scaled = (value for value in values if value.constant is not None and value.constant.scales is not None)
-    return XnnModel(
-        nodes,
-        {value.id: value.shape for value in values},
-        {value.id: value.integer_type for value in values if value.integer_type is not None},
-        constants_of(values),
-        {value.id: value.constant.scales.values for value in scaled},  # type: ignore[union-attr]
-        {value.id: value.nonbatch for value in values if value.nonbatch is not None},
-        tuple(graph.inputs),
-        tuple(graph.outputs),
-        {index: _place(values[_computed(index, producers)].origin) for index in _rounded(graph)},
-        {value.id: value.half for value in values if value.half is not None},
-    )
+    producers = graph.producers()
+    rounded = {i: _place(graph.values[_computed(i, producers)].origin) for i in _rounded(graph)}
+    return XnnModel(nodes, graph.values, graph.inputs, graph.outputs, rounded)
 
 
 def _rounded(graph: XnnGraph) -> list[int]:

@@ -21,6 +21,7 @@ from dimorder.errors import VerificationError
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.interpreter import GraphNode, interpret
 from dimorder.ops.dialect import OPS
+from dimorder.targets.xnnpack.graph import XnnValue, constants_of
 from dimorder.targets.xnnpack.integers import MOVES, PACKING
 from dimorder.verification import arithmetic
 from dimorder.verification.differences import Differences, Origin
@@ -91,27 +92,16 @@ class _Int8Kernel:
 class XnnModel:
     """A graph of XNNPACK nodes as it was written.
 
-    The attributes of `nodes` are ExecuTorch's own. `types` are the types of integer values, and `shapes`
-    those of all values. `constants` are float32, or integers with the scales of their channels. `nonbatch`
-    says how many dimensions of a dynamically quantised value share a scale. `rounded` are the values that
-    floats were rounded to, the values that are quantised dynamically, and the linears and convolutions of
-    these. Each has the place in the network of its operator. `halves` are the types of half-precision values.
+    The attributes of `nodes` are ExecuTorch's own. `rounded` are the values that floats were rounded to, the
+    values that are quantised dynamically, and the linears and convolutions of these. Each has the place in
+    the network of its operator.
     """
 
     nodes: Sequence[GraphNode]
-    shapes: Mapping[int, tuple[int, ...]]
-    types: Mapping[int, IntegerType]
-    constants: Mapping[int, Tensor]
-    scales: Mapping[int, Tensor]
-    nonbatch: Mapping[int, int]
+    values: Sequence[XnnValue]
     inputs: Sequence[int]
     outputs: Sequence[int]
     rounded: Mapping[int, str]
-    halves: Mapping[int, torch.dtype]
-
-    def dtype(self, index: int) -> torch.dtype:
-        """Return the type of a value's elements."""
-        return self.types[index].dtype if index in self.types else self.halves.get(index, torch.float32)
 
     def run(
         self, inputs: Sequence[Tensor], rounded: Sequence[Tensor], kept: Collection[int]
@@ -121,18 +111,19 @@ class XnnModel:
         Raises `VerificationError` if one of these differs from the model's result for the values before it.
         """
         found = dict(zip(self.rounded, rounded, strict=True))
-        feed = {i: x.reshape(self.shapes[i]) for i, x in zip(self.inputs, inputs, strict=True)}
+        feed = {i: x.reshape(self.values[i].shape) for i, x in zip(self.inputs, inputs, strict=True)}
 
         def compute(node: GraphNode, operands: Sequence[Any]) -> Any:
             index, first = node.output, operands[0]
-            if index in self.nonbatch:
-                return DynamicIntegers.of(first, self.nonbatch[index])
+            value = self.values[index]
+            if value.nonbatch is not None:
+                return DynamicIntegers.of(first, value.nonbatch)
             if isinstance(first, DynamicIntegers):
                 return self._agreed_sum(node, operands, found[index])
-            result = self._result(node, operands).to(self.dtype(index))
+            result = self._result(node, operands).to(value.dtype)
             return result if index not in found else self._agreed(node, result, found[index], first)
 
-        return interpret(self.nodes, {**self.constants, **feed}, kept, compute)
+        return interpret(self.nodes, {**constants_of(self.values), **feed}, kept, compute)
 
     def _agreed_sum(self, node: GraphNode, operands: Sequence[Any], found: Tensor) -> Tensor:
         """Return the runtime's result for a linear or convolution of dynamically quantised integers.
@@ -141,7 +132,7 @@ class XnnModel:
         so a quantum of one operand is allowed besides.
         """
         read, values, *bias = operands
-        scales = self.scales[node.inputs[1]].double()
+        scales = self._scales(node).double()
         if scales.dim() < values.dim():
             scales = scales.reshape(-1, *[1] * (values.dim() - 1))
         weight = values.double() * scales
@@ -155,7 +146,7 @@ class XnnModel:
                 f"off by up to {float(off.max()):.2e} of {float(wanted.abs().max()):.2e}",
                 "report this network, and on which processor",
             )
-        return found.reshape(self.shapes[node.output])
+        return found.reshape(self.values[node.output].shape)
 
     def _agreed(self, node: GraphNode, result: Tensor, found: Tensor, read: Tensor) -> Tensor:
         """Return the runtime's result for what was computed in floats, if the model agrees."""
@@ -163,28 +154,35 @@ class XnnModel:
         if result.is_floating_point():
             require_near(found, result, what)
         else:
-            converts = node.kind == "Convert"
-            origin = Origin(read.double() / self.types[node.output].scale) if converts else None
+            of = self.values[node.output].integer_type
+            origin = Origin(read.double() / of.scale) if of is not None and node.kind == "Convert" else None
             Differences.between(result, found, origin).require_few(what)
         return found
 
     def _result(self, node: GraphNode, operands: Sequence[Tensor]) -> Tensor:
-        result, types = self.types.get(node.output), [self.types.get(i) for i in node.inputs]
+        sources, value = [self.values[i] for i in node.inputs], self.values[node.output]
+        types, result = [source.integer_type for source in sources], value.integer_type
         fields, bounds = _fields_and_bounds(node)
         if node.kind == "Convert":
             return _convert(operands[0], types[0], result)
-        read = [x.float() if i in self.halves else x for i, x in zip(node.inputs, operands, strict=True)]
-        shape = self.shapes[node.output]
+        read = [x.float() if of.half else x for of, x in zip(sources, operands, strict=True)]
         if result is None:
-            return _FLOAT[node.kind](fields, *read).clamp(*bounds).reshape(shape)
-        scales = self.scales[node.inputs[1]] if node.kind in PACKING else None
+            return _FLOAT[node.kind](fields, *read).clamp(*bounds).reshape(value.shape)
+        scales = self._scales(node) if node.kind in PACKING else None
         kernel = _Int8Kernel(node.kind, fields, read, types, result, scales)
         low, high = (
             round(min(max(bound / result.scale + result.zero_point, result.low), result.high))
             for bound in bounds
         )
         quanta = ROUNDINGS.get(node.kind, _table)(kernel)
-        return quanta.clamp(low, high).reshape(shape)
+        return quanta.clamp(low, high).reshape(value.shape)
+
+    def _scales(self, node: GraphNode) -> Tensor:
+        """Return the scales of a node's weight."""
+        constant = self.values[node.inputs[1]].constant
+        assert constant is not None and constant.scales is not None
+        scales: Tensor = constant.scales.values
+        return scales
 
 
 def _fields_and_bounds(node: GraphNode) -> tuple[_Fields, tuple[float, float]]:

@@ -139,7 +139,7 @@ class OuterBuilder:
         more = [index for index in model.rounded if index not in outputs]
 
         def with_roundings() -> LoweredBackendModule:
-            roundings = [torch.empty(model.shapes[index], dtype=model.dtype(index)) for index in more]
+            roundings = [torch.empty(graph.values[i].shape, dtype=graph.values[i].dtype) for i in more]
             return lowered(BACKEND, reads, [*results, *roundings], *serialize(graph, more))
 
         nhwc = [*map(self.plan.is_nhwc, delegate.reads)], [*map(self.plan.is_nhwc, delegate.results)]
