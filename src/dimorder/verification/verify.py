@@ -354,10 +354,7 @@ class Trial:
         return [next(feed) if isinstance(x, torch.Tensor) else x for x in self.program.examples * self.calls]
 
     def compare_program(self, physical: ExportedProgram, what: str, run: Run | None = None) -> float:
-        """Run a physical program in torch, and return its relative error; see `compare`.
-
-        `run` is the program as a function without state, if it has been made for another trial.
-        """
+        """Run a physical program in torch, or as the function that it is; see `compare`."""
         run = run or (ProgramRun(physical) if self.program.state else interpreted(physical))
         return self.compare(run, what, half_sums=False)
 
