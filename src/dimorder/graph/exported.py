@@ -28,6 +28,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.branches import Branches, has_branches
+from dimorder.graph.interpreter import GraphRun
 from dimorder.graph.nodes import copy_meta, replace_node
 
 
@@ -285,10 +286,5 @@ def interpreted(program: ExportedProgram) -> Callable[[Sequence[torch.Tensor]], 
     >>> interpreted(program)([torch.tensor([-1.0, 2.0])])
     [tensor([0., 2.])]
     """
-    interpreter = torch.fx.Interpreter(readable(program))
-
-    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.no_grad():
-            return list(interpreter.run(*inputs))
-
-    return run
+    run = GraphRun(readable(program))
+    return lambda inputs: list(run.run(*inputs))
