@@ -25,13 +25,15 @@ from dimorder.ops.table import OPERATORS, find
 from dimorder.physical.dry_run import physical_calls
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.targets.table import Table, is_getitem
+from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.ops import OPERATORS as TOSA_INT
 from dimorder.targets.tosa.ops import OPERATORS as TOSA
 from dimorder.targets.xnnpack.ops import OPERATORS as XNNPACK
 from dimorder.targets.xnnpack.target import target as xnnpack
-from tests.targets import test_tosa_integers, test_tosa_ops, test_xnnpack_ops
+from tests.targets import test_tosa_forms, test_tosa_integers, test_tosa_ops, test_xnnpack_ops
 from tests.targets.cases import Case, Net, aten, r
 from tests.targets.halves import halved
+from tests.targets.quantised import Product
 
 # Of which implementations from several operators compute what is in half precision in float32.
 IN_PARTS = (
@@ -96,6 +98,17 @@ def plans() -> tuple[NetworkPlan, ...]:
         *(module.lowered(name).plan for _, module in TABLES.values() for name in module.CASES),
         *(dimorder.plan(Net(f, constants), inputs) for f, inputs, constants in cases.values()),
         dimorder.plan(torch.nn.Linear(7, 3), (r(2, 7),), target=without_linear),
+        dimorder.plan(
+            Net(lambda x, w: F.conv3d(x, w, padding=(1, 0, 0)), (r(4, 3, 3, 2, 2),)),
+            (r(2, 3, 1, 6, 7),),
+            target="tosa",
+        ),
+        test_tosa_forms.lower(
+            Product(lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1), (6, 12, 3, 3), 1),
+            (r(2, 6, 5, 7),),
+            Forms(),
+            more=test_tosa_forms.IN_PHASES,
+        ).plan,
         dimorder.plan(
             Net(lambda x: x + torch.arange(x.shape[1]), ()),
             (r(2, 9),),
