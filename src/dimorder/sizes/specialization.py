@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.contract import Symbol
 from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.nodes import set_value
 from dimorder.sizes.symbolic import SizeTable
 from dimorder.sizes.symbolic_program import SymbolicProgram
 
@@ -184,7 +185,7 @@ def specialize(program: ExportedProgram) -> Specialization:
         elif value is not None:
             tensors = [each for each in pytree.tree_leaves(value) if isinstance(each, Tensor)]
             shapes[node.name] = [tuple(map(sizes.of, tensor.shape)) for tensor in tensors]
-            node.meta["val"] = pytree.tree_map_only(Tensor, sizes.tensor, value)
+            set_value(node, pytree.tree_map_only(Tensor, sizes.tensor, value))
     for node in reversed(graph.nodes):
         node.args, node.kwargs = (
             map_arg(each, lambda n: numbers.get(n, n)) for each in (node.args, node.kwargs)

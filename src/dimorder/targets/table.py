@@ -14,10 +14,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
 from dimorder.graph.schema import bound
 from dimorder.graph.tracing import HALVES
+from dimorder.sizes.specialization import DynamicSize
 
 aten = torch.ops.aten
 
@@ -194,9 +196,12 @@ def bind(
 ) -> Arguments:
     """Return the arguments of `node` by name, with each node among them replaced by `resolve` of it.
 
-    `sized` are the results' shapes, if these have dynamic sizes.
+    `sized` are the results' shapes, if these have dynamic sizes. Without them all numbers are those of one
+    point, as the shapes in the node's metadata are.
     """
     given = bound(node.target, node.args, node.kwargs)
+    if sized is None:
+        given = pytree.tree_map_only(DynamicSize, int, given)
     values = results(node)
     shapes = [tuple(value.shape) for value in values] if sized is None else [*map(tuple, sized)]
     read = (value for operand in node.all_input_nodes for value in results(operand))

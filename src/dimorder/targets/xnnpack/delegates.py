@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.capture.integer_boundary import integer_type
+from dimorder.graph.elements import Elements
 from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.quantized_constant import QUANTIZE
+from dimorder.ops.table import elements_of
 from dimorder.sizes.merge_specializations import SizesError
 from dimorder.sizes.specialization import DynamicSizeError, is_fixed
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
@@ -127,7 +129,8 @@ def row_of(node: Node, tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
     Raises `SizesError` if the constant may be another one for each size.
     """
-    if node.op == "call_function" and node.target not in _MOVES:
+    repeats = node.target is aten.expand.default or elements_of(node.target) is Elements.RELABELS
+    if node.op == "call_function" and not repeats:
         raise SizesError(node, "a constant that is computed from one of a dynamic size")
     row = tensor
     for d, size in enumerate(shape):
@@ -135,6 +138,3 @@ def row_of(node: Node, tensor: Tensor, shape: Sequence[int]) -> Tensor:
     if not torch.equal(row.expand(tensor.shape), tensor):
         raise SizesError(node, "a constant that is another one for each size")
     return row
-
-
-_MOVES = (aten.expand.default, aten.view.default, aten.permute.default, aten.clone.default)

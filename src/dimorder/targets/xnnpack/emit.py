@@ -74,10 +74,11 @@ def emit(
     copy.
 
     `constant_methods` become methods that return the text. `operators` are those that the delegates compute.
-    `contract` is the file's contract, for a program with dynamic sizes.
+    `contract` is the file's contract, which a program with dynamic sizes needs: it names them.
 
-    Raises `UnsupportedError` for a write to an input, and for an input or output that is not a tensor. It
-    does so too for an operator that neither XNNPACK nor the runtime's portable kernels know.
+    Raises `UnsupportedError` for a write to an input, for an input or output that is not a tensor, and for a
+    dynamic size that no contract names. It does so too for an operator that neither XNNPACK nor the runtime's
+    portable kernels know.
 
     >>> class Double(torch.nn.Module):
     ...     def forward(self, x):
@@ -86,8 +87,7 @@ def emit(
     >>> emitted.delegates, emitted.outside, emitted.transposes
     (1, {}, 0)
     """
-    if program.range_constraints:
-        assert contract is not None, "the contract names the dynamic sizes"
+    if program.range_constraints and contract is not None:
         return _emit_for_ranges(program, contract, constant_methods or {}, operators)
     plan = partition(program, operators)
     for node in plan.outside():

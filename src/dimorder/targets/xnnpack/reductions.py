@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.quantized_constant import Scaled
+from dimorder.sizes.specialization import is_fixed
 from dimorder.targets.table import Arguments, Row, View, is_transposed
 from dimorder.targets.xnnpack.pointwise import Build, apply, is_float16, pair, times
 
@@ -138,7 +139,7 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
     outer, size, inner = (
         math.prod(x.shape[cut]) for cut in (slice(first), slice(first, last + 1), slice(last + 1, None))
     )
-    if inner == 1 and size > max(x.shape[last], _MANY) and x.dequantized is None:
+    if inner == 1 and size != x.shape[last] and size > _MANY and x.dequantized is None:
         y = mean_over_space(w, w.reshape(x, (outer, size // x.shape[last], 1, x.shape[last])))
         y = times(w, y, 1 if mean else size // x.shape[last])
         left = {d for d in dims if d < first} | {first}
@@ -146,9 +147,7 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
     if inner == 1:
         if x.shape[-1] != size:
             x = w.reshape(x, (*x.shape[:first], size))
-        w.require_fixed([size], "a sum or mean over that many elements")
-        ones = Scaled.of(torch.ones(1, size, dtype=torch.int8), torch.tensor(1 / size if mean else 1.0))
-        y = full(w, x, w.constant(ones), None)
+        y = full(w, x, _shares(w, size, mean), None)
     else:
         y = mean_over_space(w, w.reshape(x, (outer, size, 1, inner)))
         y = times(w, y, 1 if mean else size)
@@ -157,6 +156,15 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
         return y
     y = w.reshape(y, (*x.shape[:first], inner))
     return _reduced(w, y, rest, mean)
+
+
+def _shares(w: XnnBuilder, size: int, mean: bool) -> XnnValue:
+    """Return the weight by which a linear gives the sum or the mean of that many elements."""
+    if not mean and not is_fixed([size]):
+        return w.ones((1, size))
+    w.require_fixed([size], "a mean over that many elements")
+    ones = torch.ones(1, size, dtype=torch.int8)
+    return w.constant(Scaled.of(ones, torch.tensor(1 / size if mean else 1.0)))
 
 
 def mean_over_space(w: XnnBuilder, x: XnnValue) -> XnnValue:
