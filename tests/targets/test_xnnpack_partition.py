@@ -1,0 +1,93 @@
+"""What is emitted is what was verified, and what runs outside the delegates is what the plan has outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+import dimorder
+from dimorder.contract import Contract
+from dimorder.errors import UnsupportedError, UsageError, VerificationError
+from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import origin_of
+from dimorder.lowered import Lowered
+from dimorder.ops.table import elements_of
+from dimorder.pipeline.checking import Checks
+from tests import fuzz
+
+pytest.importorskip("executorch")
+
+FAST, SLOW = range(30), range(1000, 3000)
+
+
+def lowered_as_verified(seed: int, monkeypatch: pytest.MonkeyPatch) -> Lowered | None:
+    """A random network, some operators of which the target refuses; None if the network is refused."""
+    case = fuzz.generate(seed, "xnnpack")
+    target = fuzz.refusing("xnnpack", case.refused)
+    verified, emitted = list[ExportedProgram](), list[ExportedProgram]()
+    compare = Checks.compare_program
+
+    def emit(program: ExportedProgram, contract: Contract) -> Any:
+        emitted.append(program)
+        return target.emit(program, contract)
+
+    def compare_program(checks: Checks, physical: Any, planned: Any) -> float:
+        verified.append(physical.program)
+        return compare(checks, physical, planned)
+
+    monkeypatch.setattr(Checks, "compare_program", compare_program)
+    inputs, outputs = case.orders()
+    options: dict[str, Any] = {"input_orders": inputs, "output_orders": outputs, "objective": case.objective}
+    try:
+        lowered = dimorder.lower(case.module(), case.args, target=replace(target, emit=emit), **options)
+    except (UnsupportedError, UsageError, VerificationError):
+        return None
+    finally:
+        monkeypatch.undo()
+    assert verified[0] is emitted[0] is lowered.physical
+    return lowered
+
+
+def operators_outside(lowered: Lowered, nodes: Iterable[Node]) -> set[Node]:
+    """The network's operators of which some call is among these nodes; views are of no operator's work."""
+    sites = lowered.plan.extracted.sites
+    computing = [node for node in nodes if elements_of(node.target) is not Elements.RELABELS]
+    return {sites[origin_of(node)["site"]].node for node in computing if "site" in origin_of(node)}
+
+
+def check(seed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    from dimorder.targets.xnnpack import emit
+
+    partitions, partition = [], emit.partition
+
+    def partitioned(*args: Any) -> Any:
+        partitions.append(partition(*args))
+        return partitions[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(emit, "partition", partitioned)
+        lowered = lowered_as_verified(seed, patch)
+    if lowered is None:
+        return False
+    plan = partitions[0]
+    found, planned = operators_outside(lowered, plan.outside()), set(lowered.plan.extracted.outside)
+    assert found <= planned, f"{found - planned} run outside, where the plan has them inside"
+    inside = operators_outside(lowered, [node for node in plan.stage if plan.is_computed(node)])
+    assert not planned & (inside - found), f"{planned & inside} run inside, where the plan has them outside"
+    assert bool(lowered.artifact.outside) >= bool(found)
+    return bool(planned)
+
+
+def test_random_networks_are_divided_as_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sum(check(seed, monkeypatch) for seed in FAST) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", SLOW[::100])
+def test_so_are_many_more(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sum(check(seed, monkeypatch) for seed in range(first, first + 100)) >= 15
