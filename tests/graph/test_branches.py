@@ -139,3 +139,8 @@ def test_it_has_fixed_sizes() -> None:
     dims = ({0: Dim("N", min=2, max=9)}, None)
     with pytest.raises(UnsupportedError, match="control flow with symbolic sizes"):
         dimorder.lower(Gated().eval(), given(5.0), dynamic_shapes=dims)
+
+
+def test_the_physical_program_shows_a_condition_with_its_operands() -> None:
+    lowered = dimorder.lower(Two(), (torch.randn(2, 3, 5),))
+    assert " cond(gt as scalar, x)" in lowered.text("physical")

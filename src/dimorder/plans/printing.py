@@ -20,6 +20,7 @@ from dimorder.algebra.dim_order import describe
 from dimorder.capture.captured import Captured
 from dimorder.capture.state import left_in_state
 from dimorder.contract import TensorSpec
+from dimorder.graph.branches import Branches
 from dimorder.graph.exported import state_of
 from dimorder.graph.nodes import origin_of
 from dimorder.graph.source_lines import where
@@ -255,6 +256,8 @@ def _short(node: Node) -> str:
 
 
 def _operator(node: Node) -> str:
+    if isinstance(node.target, Branches):
+        return str(node.target)
     return str(getattr(node.target, "_opname", getattr(node.target, "__name__", node.target)))
 
 
@@ -264,6 +267,8 @@ def _call(node: Node, texts: Mapping[Node, str]) -> str:
         x, dim, begin, end, *step = node.args
         stride = f":{step[0]}" if step and step[0] != 1 else ""
         return f"slice({texts[x]}, dim {dim}, {begin}:{end}{stride})"  # type: ignore[index]
+    if isinstance(node.target, Branches):
+        return f"{node.target}({', '.join(texts[operand] for operand in node.all_input_nodes)})"
     assert isinstance(node.target, torch._ops.OpOverload), f"{node} is no operator of torch"
     parts, parameters = [], node.target._schema.arguments
     given = [*node.args, *(node.kwargs.get(p.name, p.default_value) for p in parameters[len(node.args) :])]
