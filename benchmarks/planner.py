@@ -15,8 +15,10 @@ from itertools import permutations
 from pathlib import Path
 
 from benchmarks import record
-from dimorder.planning import Buffer, Config, LayoutPlan, LayoutProblem, Step, solve
 from dimorder.planning.greedy import greedy
+from dimorder.planning.plan import LayoutPlan
+from dimorder.planning.problem import Buffer, Config, LayoutProblem, Step
+from dimorder.planning.solve import solve
 
 ORDERS = tuple(permutations("HWC"))
 UNITS = ("bytes", "count")

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from itertools import permutations
 
-from dimorder.planning import Buffer, Config, Cost, LayoutProblem, Order, Step
+from dimorder.planning.problem import Buffer, Config, Cost, LayoutProblem, Order, Step
 
 ORDERS: tuple[Order, ...] = ("NCHW", "NHWC", "CHWN", "WHCN")
 

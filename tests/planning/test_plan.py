@@ -10,24 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dimorder.planning import (
+from dimorder.planning.elimination import FORBIDDEN, least_cost
+from dimorder.planning.plan import (
     Branch,
-    Buffer,
-    Config,
     Elimination,
-    InvalidChoice,
     InvalidProof,
     LayoutPlan,
-    LayoutProblem,
     Price,
     Prices,
-    Step,
-    exhaustive,
+    lower_bound,
     make_plan,
-    solve,
 )
-from dimorder.planning.elimination import FORBIDDEN, least_cost
-from dimorder.planning.plan import lower_bound
+from dimorder.planning.problem import Buffer, Config, InvalidChoice, LayoutProblem, Step
+from dimorder.planning.solve import solve
+from tests.planning.exhaustive import exhaustive
 from tests.planning.problems import KINDS, chain_with_skips, frustrated_triangle
 
 
@@ -139,7 +135,7 @@ def test_every_other_choice_is_found_out():
 
 def branch_example() -> tuple[LayoutProblem, LayoutPlan, Branch]:
     problem = frustrated_triangle()
-    with mock.patch("dimorder.planning.milp.least_cost", return_value=None):  # as if tables were too large
+    with mock.patch("dimorder.planning.solve.least_cost", return_value=None):  # as if tables were too large
         plan = solve(problem)
     proof = plan.certificate.proof
     assert isinstance(proof, Branch)

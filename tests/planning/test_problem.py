@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dimorder.planning import (
-    Buffer,
-    Config,
-    InvalidChoice,
-    LayoutProblem,
-    Step,
-    evaluate,
-)
-from dimorder.planning.problem import unit_gcd
+from dimorder.planning.problem import Buffer, Config, InvalidChoice, LayoutProblem, Step, evaluate, unit_gcd
 
 SOURCE = Step("input", (), (0,), (Config((), ("A",), (0, 1)),))
 SINK = Step("output", (0,), (), (Config(("A",), (), (0, 0)), Config(("B",), (), (2, 3))))

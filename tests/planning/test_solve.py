@@ -9,20 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dimorder.planning import (
-    Buffer,
-    Config,
-    InvalidChoice,
-    LayoutProblem,
-    Prices,
-    Step,
-    evaluate,
-    exhaustive,
-    forbid,
-    greedy,
-    solve,
-    solve_without,
-)
+from dimorder.planning.greedy import greedy
+from dimorder.planning.plan import Prices
+from dimorder.planning.problem import Buffer, Config, InvalidChoice, LayoutProblem, Step, evaluate
+from dimorder.planning.solve import forbid, solve, solve_without
+from tests.planning.exhaustive import exhaustive
 from tests.planning.problems import KINDS, carried, fan_out, frustrated_triangle, relabels
 
 SEEDS_PER_KIND = 667  # three kinds: 2,001 problems
@@ -167,7 +158,7 @@ def test_forbidding_a_conversion_costs_what_the_best_plan_without_it_costs():
             continue
         for conversion in plan.conversions:
             without = solve_without(problem, conversion)
-            other = forbid(problem, conversion.buffer, conversion.from_order, conversion.to_order)
+            other = forbid(problem, conversion)
             if without is None:
                 with pytest.raises(InvalidChoice):
                     exhaustive(other)

@@ -10,6 +10,7 @@ mention it and minimises over it. (Bertele and Brioschi, Nonserial Dynamic Progr
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -139,10 +140,7 @@ class _Tables:
     def _eliminate(self, variable: Hashable, around: list[Hashable], max_entries: int) -> bool:
         names = [*around, variable]
         shape = [self.sizes[name] for name in names]
-        entries = 1
-        for size in shape:
-            entries *= size
-        if entries > max_entries:
+        if math.prod(shape) > max_entries:
             return False
         total = np.zeros(shape, dtype=np.int64)
         for key in self.mentions.pop(variable):

@@ -1,7 +1,6 @@
-"""Plan without looking ahead.
+"""Plan without looking ahead: in program order, each step takes what is cheapest at that point.
 
-In program order, each step takes the configuration that is cheapest at that point. No plan that ships comes
-from here; `solve` is measured against it.
+`solve` begins with this plan, and is measured against it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from dimorder.planning.problem import Config, Cost, InvalidChoice, LayoutProblem
 def greedy(problem: LayoutProblem) -> LayoutPlan:
     """Return a plan that is made without looking ahead.
 
-    Raises:
-        InvalidChoice: if it runs into conversions that are not offered.
+    Raises `InvalidChoice` if it runs into conversions that are not offered.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))

@@ -136,22 +136,23 @@ class LayoutPlan:
 
     def __str__(self) -> str:
         certificate = self.certificate
-        cost = ", ".join(f"{value:,} {unit}" for value, unit in zip(self.cost, self.units, strict=True))
         verdict = "optimal" if certificate.optimal else "not proven optimal"
         seconds = f"{self.seconds:.2f} s" if self.seconds >= 0.01 else f"{self.seconds * 1e3:.1f} ms"
         lines = [
-            f"cost         {cost}",
+            f"cost         {_priced(self.cost, self.units)}",
             f"lower bound  {certificate.lower_bound:,} {self.units[0]}: {verdict} "
             f"over {certificate.candidates} candidates",
             f"solver       {certificate.solver}, {len(self.choice):,} steps, {seconds}",
             f"conversions  {len(self.conversions):,}",
         ]
         for conversion in self.conversions:
-            price = ", ".join(
-                f"{value:,} {unit}" for value, unit in zip(conversion.cost, self.units, strict=True)
-            )
+            price = _priced(conversion.cost, self.units)
             lines.append(f"  {conversion.name}: {conversion.from_order} -> {conversion.to_order}  {price}")
         return "\n".join(lines)
+
+
+def _priced(cost: Cost, units: Sequence[str]) -> str:
+    return ", ".join(f"{value:,} {unit}" for value, unit in zip(cost, units, strict=True))
 
 
 def make_plan(
@@ -163,19 +164,9 @@ def make_plan(
     bound: int | None = None,
     seconds: float = 0.0,
 ) -> LayoutPlan:
-    """Return the plan of a choice, with its certificate.
+    """Return the plan of a choice, with its certificate; `bound` is what `proof` proves, if that is known.
 
-    Args:
-        problem: the problem.
-        choice: the index of each step's configuration.
-        solver: the name of the solver that found the choice.
-        proof: a proof of a lower bound; the default has no shares.
-        bound: what the proof proves, if the caller has just computed it.
-        seconds: how long the search took.
-
-    Raises:
-        InvalidChoice: if the choice is not a plan.
-        InvalidProof: if the proof proves nothing.
+    Raises `InvalidChoice` if the choice is not a plan, and `InvalidProof` if the proof proves nothing.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
@@ -207,9 +198,6 @@ def lower_bound(problem: LayoutProblem, proof: Proof) -> int:
     """Return what the proof proves: no plan costs less of the first unit.
 
     All costs are multiples of their greatest common divisor, so the bound is rounded up to such a multiple.
-
-    Raises:
-        InvalidProof: if the proof proves nothing.
     """
     divisor = unit_gcd(problem, 0)
     if isinstance(proof, Elimination):
@@ -245,16 +233,7 @@ def _leaf_bounds(problem: LayoutProblem, proof: Proof) -> Iterator[Fraction]:
 def bound_of_prices(
     problem: LayoutProblem, prices: Prices, allowed: Mapping[int, Collection[int]]
 ) -> Fraction:
-    """Return the bound that prices prove, in the first unit.
-
-    Args:
-        problem: the problem.
-        prices: the shares.
-        allowed: the configurations left, by step; all configurations of the other steps.
-
-    Raises:
-        InvalidProof: if a price is negative, or is for a read that does not exist.
-    """
+    """Return the bound that prices prove; `allowed` are the configurations left to some of the steps."""
     if prices.denominator < 1:
         raise InvalidProof(f"denominator {prices.denominator}")
     charged: dict[tuple[int, int, Order], int] = defaultdict(int)  # to a read: (step, position, order)

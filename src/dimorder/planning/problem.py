@@ -22,10 +22,8 @@ class InvalidChoice(ValueError):
 class Buffer:
     """One piece of memory that has one order when produced and may be converted to others.
 
-    Attributes:
-        name: the name of the buffer.
-        conversion_cost: what one conversion costs, except the pairs in `exceptions`.
-        exceptions: the cost of a conversion by (from, to); None means that it is not offered.
+    A conversion costs `conversion_cost`, except the pairs (from, to) in `exceptions`, where None means that
+    it is not offered.
 
     >>> buffer = Buffer("x", (8,), {("NCHW", "CHWN"): (9,), ("CHWN", "NCHW"): None})
     >>> buffer.cost("NCHW", "NHWC"), buffer.cost("NCHW", "CHWN"), buffer.cost("CHWN", "NCHW")
@@ -59,16 +57,10 @@ class Config:
 
 @dataclass(frozen=True)
 class Step:
-    """A step with its buffers and its configurations.
+    """A step, the indices of the buffers that it reads and writes, and its configurations, the default first.
 
-    Inputs and constants are steps without reads, outputs are steps without writes.
-
-    Attributes:
-        name: the name of the step.
-        reads: the indices of the buffers that it reads; one buffer may be read twice.
-        writes: the indices of the buffers that it writes.
-        configs: the ways to run it; the first is the default.
-        carries: whether it reads what later steps write, and writes that for the next run of all steps.
+    Inputs and constants are steps without reads, outputs are steps without writes. A step that `carries`
+    reads what later steps write, and writes that for the next run of all steps.
     """
 
     name: str
@@ -82,16 +74,8 @@ class Step:
 class LayoutProblem:
     """Steps over buffers, in topological order; exactly one step writes each buffer.
 
-    Steps that carry may read what later steps write.
-
-    Attributes:
-        units: the units of costs, the most important first.
-        buffers: the buffers.
-        steps: the steps.
-        candidates: "complete" if the configurations are all there are, "truncated" if a cap cut them.
-
-    Raises:
-        ValueError: if the problem is inconsistent.
+    `units` are those of costs, the most important first. `candidates` is "complete" if the configurations are
+    all there are, "truncated" if a cap cut them. Raises `ValueError` if the problem is inconsistent.
 
     >>> row, col = (0, 1), (1, 0)
     >>> LayoutProblem(
@@ -158,8 +142,7 @@ class Evaluation:
 def evaluate(problem: LayoutProblem, choice: Sequence[int]) -> Evaluation:
     """Return the cost and the conversions of choosing configuration `choice[i]` for each step i.
 
-    Raises:
-        InvalidChoice: if the choice is not a plan.
+    Raises `InvalidChoice` if the choice is not a plan.
 
     >>> row, col = (0, 1), (1, 0)
     >>> source = Step("input", (), (0,), (Config((), (row,), (0,)),))
@@ -200,11 +183,7 @@ def add_costs(costs: Iterable[Cost], units: int) -> Cost:
     >>> add_costs([(1, 2), (3, 4)], 2)
     (4, 6)
     """
-    total = [0] * units
-    for cost in costs:
-        for unit, value in enumerate(cost):
-            total[unit] += value
-    return tuple(total)
+    return tuple(map(sum, zip((0,) * units, *costs, strict=True)))
 
 
 def unit_gcd(problem: LayoutProblem, unit: int) -> int:

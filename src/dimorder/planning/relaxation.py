@@ -301,12 +301,7 @@ def prices(
     """Return the dual values of the first unit as exact prices, and the bound that they prove.
 
     Rounding keeps prices at or above 0, so that they are prices whatever the solver's errors. The errors only
-    cost some of the bound.
-
-    Args:
-        model: the linear programme.
-        relaxed: a vertex with its dual values.
-        allowed: the configurations left, by step; all configurations of the other steps.
+    cost some of the bound. `allowed` are the configurations left to some of the steps.
     """
     best: tuple[Prices, Fraction] | None = None
     for denominator in _DENOMINATORS:

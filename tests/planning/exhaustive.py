@@ -1,7 +1,4 @@
-"""Enumerate every choice of a small problem, and keep the cheapest.
-
-The other solvers must agree with this one, which shares nothing with them.
-"""
+"""Solve a small problem by trying every choice; `solve` must agree, and shares no code with this."""
 
 from __future__ import annotations
 
@@ -21,14 +18,6 @@ def exhaustive(problem: LayoutProblem) -> LayoutPlan:
     The search goes in program order, and leaves a branch once it costs more than the best plan (costs never
     shrink). It is exponential: for at most some ten steps.
 
-    Raises:
-        InvalidChoice: if there is no plan.
-
-    >>> from dimorder.planning.problem import Buffer, Config, Step
-    >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
-    >>> sink = Step("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
-    >>> exhaustive(LayoutProblem(("bytes",), (Buffer("x", (8,)),), (source, sink), "complete")).choice
-    (0, 1)
     """
     started = time.perf_counter()
     best: tuple[Cost, tuple[int, ...]] | None = None
