@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dimorder.capture.captured import capture
 from dimorder.capture.rewrite_linears import rewrite_linears
-from dimorder.graph.quantized_constant import Scaled
+from dimorder.graph.quantized import Scaled
 from tests.capture.linears import aten, batch_norm, heads, norm, operators, rewritten, values
 from tests.small_networks import Net
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from tests.fuzz.contracted import CONTRACTED
 from tests.fuzz.operators import OPERATORS
 from tests.fuzz.rows import Draw, Drawn, Operator, plain

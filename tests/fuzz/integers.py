@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dimorder.errors import VerificationError
-from dimorder.graph.quantized_constant import DEQUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE
 from dimorder.layout.rewrite import at_boundary, from_boundary
 from dimorder.verification.differences import Differences
 from dimorder.verification.numerics import Float64Run, record_quantized

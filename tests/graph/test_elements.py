@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.elements import MOVERS, Elements, function_moves
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.ops.dialect import ELEMENTS, OPS
 from dimorder.ops.operator import Operator, spelt
 from dimorder.ops.table import OPERATORS, elements_of

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dimorder.graph.nodes import add_origin
-from dimorder.graph.quantized_constant import QUANTIZE
+from dimorder.graph.quantized import QUANTIZE
 from dimorder.ops.dialect import OPS
 from dimorder.physical.quantize_before_join import quantize_before_join
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from tests.targets.quantised import quantised
 
 

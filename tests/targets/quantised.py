@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.xnnpack.target import TARGET as XNNPACK
 
 # What the plan of a quantised network is held to: integers have no products with a matrix for each head.

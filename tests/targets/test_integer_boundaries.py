@@ -23,7 +23,7 @@ from dimorder.errors import ContractError, UnsupportedError, UsageError
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from tests.targets.quantised import INT8, UINT8
 
 PHOTO = (1 / 128, -1)  # in int8, of a byte b that stands for (b - 127) / 128

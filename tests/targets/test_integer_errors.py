@@ -20,7 +20,7 @@ from dimorder.errors import ContractError, UnsupportedError
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from tests.fuzz.integer_operators import requantised
 
 quantized = torch.ops.quantized_decomposed

@@ -16,7 +16,7 @@ pytest.importorskip("tosa_reference_model")
 pytest.importorskip("torchao")
 
 import dimorder
-from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.tosa.graph import TosaSummary, inspect_tosa
 from tests.targets.quantised import by_arm
 from tests.targets.test_tosa_partitioner import computed

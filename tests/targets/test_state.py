@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 import dimorder
 from dimorder import report
 from dimorder.errors import UnsupportedError, VerificationError
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.verification.verify import relative_error
 from tests.small_networks import OneInput
 from tests.zoo import perturb, stateful

@@ -20,7 +20,7 @@ from dimorder.verification.numerics import Float64Run
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.targets.xnnpack import exact, passes
 from dimorder.targets.xnnpack.builder import XnnBuilder
 from dimorder.targets.xnnpack.graph import XnnBytes, XnnGraph

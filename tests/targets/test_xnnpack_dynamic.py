@@ -30,7 +30,7 @@ from torchao.quantization import (
 )
 from torchao.quantization.granularity import PerAxis, PerGroup
 
-from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.ops.dialect import OPS, dynamic_type
 from dimorder.targets.xnnpack import model as xnn_model
 from tests.targets.quantised import by_torchao, by_xnnpack_dynamically

@@ -14,7 +14,7 @@ import dimorder
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from tests.targets.int8_cases import Between, X, Y
 from tests.targets.quantised import INT8, quantised
 

@@ -18,7 +18,7 @@ import dimorder
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
 
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from tests.targets.int8_cases import IN_INT8, PRODUCTS, Between, Weighted, X, Y
 from tests.targets.quantised import INT8, UINT8, Net, by_xnnpack, quantised
 

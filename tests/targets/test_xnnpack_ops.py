@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("executorch")
 
-from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.lowered import Lowered
 from tests.targets.cases import IMAGE, PHYSICAL, SHARED, Case, D, Net, X, Y, aten, dense, r
 from tests.targets.xnnpack_runs import compare, compare_lowered

@@ -28,8 +28,8 @@ from dimorder.capture.state import (
 )
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.branches import COND, branches, is_static
+from dimorder.graph.nodes import operator_name, where
 from dimorder.graph.passes import run_passes
-from dimorder.graph.source_lines import operator_name, where
 from dimorder.graph.tracing import Tracer, Value
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.table import SPELLINGS, find

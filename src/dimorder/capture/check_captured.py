@@ -12,10 +12,9 @@ from torch.utils import _pytree as pytree
 
 from dimorder.capture.captured import Captured
 from dimorder.graph.branches import Branches
-from dimorder.graph.source_lines import operator_name
+from dimorder.graph.nodes import operator_name, results
 from dimorder.graph.tracing import Tracer
 from dimorder.ops.dialect import SLICE_CONSTANT
-from dimorder.ops.operator import results
 from dimorder.ops.table import SPELLINGS, find
 
 

@@ -23,8 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dimorder.capture.integer_products import as_linear, name_of
 from dimorder.graph.exported import copy_graph, remade
-from dimorder.graph.nodes import call_before, copy_meta, replace_node
-from dimorder.graph.schema import bound
+from dimorder.graph.nodes import bound, call_before, copy_meta, replace_node
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
 
 # What a call says that chooses scales: the dimensions of a token, the smallest and the largest integer, the

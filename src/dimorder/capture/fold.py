@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node, map_arg
 
 from dimorder.graph.exported import own_module, state_of
-from dimorder.graph.quantized_constant import evaluate
+from dimorder.graph.quantized import evaluate
 from dimorder.graph.tracing import is_random
 from dimorder.ops.dialect import SLICE_CONSTANT
 

@@ -19,8 +19,7 @@ from torch.fx import Node
 from dimorder.capture.captured import Captured
 from dimorder.graph.branches import COND, Branches
 from dimorder.graph.exported import keep_names, remade
-from dimorder.graph.modules import graph_module
-from dimorder.graph.nodes import EXPORTED, call_before, copy_meta
+from dimorder.graph.nodes import EXPORTED, call_before, copy_meta, graph_module
 
 Choices = Mapping[str, bool]  # by the name of a `torch.cond` in the exported program
 

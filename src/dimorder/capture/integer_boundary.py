@@ -16,10 +16,8 @@ from torch.fx import Node
 
 from dimorder.capture.captured import Captured
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.graph.integer_type import IntegerType
-from dimorder.graph.nodes import call_after, replace_node, set_value
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
-from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.nodes import call_after, operator_name, replace_node, set_value, where
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.table import elements_of, moved_operands
 
 TYPES = ("float32", "int8", "uint8", "int16")

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from dimorder.graph.nodes import call_before
-from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 
 aten = torch.ops.aten
 

@@ -23,10 +23,17 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import EXPORTED, call_after, call_before, copy_meta, replace_node, set_meta
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE, Scaled
-from dimorder.graph.schema import bound
-from dimorder.ops.operator import args_of
+from dimorder.graph.nodes import (
+    EXPORTED,
+    args_of,
+    bound,
+    call_after,
+    call_before,
+    copy_meta,
+    replace_node,
+    set_meta,
+)
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, Scaled
 from dimorder.ops.quantization import is_quantised, remove_noop_quantize
 from dimorder.ops.table import elements_of, moved_operands
 

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import add_constant, call_before
-from dimorder.graph.quantized_constant import Scaled
+from dimorder.graph.nodes import add_constant, args_of, call_before
+from dimorder.graph.quantized import Scaled
 from dimorder.graph.tracing import shape_of
-from dimorder.ops.operator import args_of
 from dimorder.ops.table import elements_of
 
 aten = torch.ops.aten

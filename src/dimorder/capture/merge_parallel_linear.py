@@ -22,9 +22,9 @@ from dimorder.capture.linears import (
     of_features,
     with_constant,
 )
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.normalization import scaled_features
-from dimorder.ops.operator import args_of
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.nodes import operator_name, where
 from dimorder.graph.tracing import is_random
 
 _EXPORTABLE = "make the module exportable, and check --input shapes"

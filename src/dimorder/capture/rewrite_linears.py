@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule
 from dimorder.capture.captured import Captured
 from dimorder.capture.passes import linear_passes
 from dimorder.capture.split_attention_heads import HeadLimits
-from dimorder.graph.modules import graph_module
+from dimorder.graph.nodes import graph_module
 from dimorder.graph.passes import run_passes
 from dimorder.ops.quantization import is_quantised
 

@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dimorder.capture.linears import Linear, constant, is_relabel, linear_before, scaled_inputs
-from dimorder.graph.nodes import add_call, replace_node
+from dimorder.graph.nodes import add_call, args_of, replace_node
 from dimorder.graph.tracing import shape_of
-from dimorder.ops.operator import args_of
 
 aten = torch.ops.aten
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dimorder.capture.linears import Linear, is_relabel
-from dimorder.graph.nodes import copy_meta
+from dimorder.graph.nodes import args_of, copy_meta
 from dimorder.graph.tracing import shape_of
-from dimorder.ops.operator import args_of
 from dimorder.ops.table import elements_of
 
 aten = torch.ops.aten

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -14,6 +13,7 @@ from dimorder.executorch.lowering_paths import (
     PteRun,
     read_calls,
 )
+from dimorder.graph.nodes import tensors_in
 from dimorder.runtime.kernels import (
     KernelCall,
     KernelVerdict,
@@ -83,12 +83,6 @@ def attempt_in_halves(
         return
     for half in (group[: len(group) // 2], group[len(group) // 2 :]):
         yield from attempt_in_halves(half, run)
-
-
-def tensors_in(result: Any) -> list[torch.Tensor]:
-    from torch.utils import _pytree as pytree
-
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def _in_short(error: Exception) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from dimorder.executorch.attempt import Outcome, attempt, attempt_in_halves, tensors_in
+from dimorder.executorch.attempt import Outcome, attempt, attempt_in_halves
 from dimorder.executorch.cases import Case, cases
 from dimorder.executorch.lowering_paths import (
     BACKENDS,
@@ -23,6 +23,7 @@ from dimorder.executorch.lowering_paths import (
     run_guarded,
 )
 from dimorder.executorch.probe_workers import Route, Workers
+from dimorder.graph.nodes import tensors_in
 from dimorder.runtime.kernels import (
     CONTIGUOUS,
     LOWER,

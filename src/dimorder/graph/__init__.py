@@ -1,8 +1,7 @@
-"""Read, write and run fx graphs: operator schemas, tracing of nodes, exported programs.
+"""Read, write and run fx graphs: nodes and their metadata, tracing, exported programs.
 
-`schema` names a call's arguments. `nodes` inserts and replaces nodes, and writes their metadata. `tracing`
-writes a graph operator by operator. `exported` builds and edits exported programs. `interpreter` runs graphs,
-also those that a target wrote. `branches` calls the graphs of a `torch.cond`. `quantized_constant` and
-`integer_type` say which numbers quantized integers stand for, and `elements` which operators move them. No
-other knowledge of operators is here.
+`nodes` reads, inserts and replaces nodes. `tracing` writes a graph operator by operator. `exported` builds
+and edits exported programs. `interpreter` runs graphs, also those that a target wrote. `branches` calls the
+graphs of a `torch.cond`. `quantized` says which numbers integers stand for, and `elements` which operators
+move them. No other knowledge of operators is here.
 """

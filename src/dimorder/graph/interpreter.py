@@ -15,7 +15,8 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.nn import Module
-from torch.utils._pytree import tree_leaves
+
+from dimorder.graph.nodes import tensors_in
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class GraphRun:
 
     def tensors(self, *inputs: Any) -> list[torch.Tensor]:
         """Return the tensors among the graph's outputs."""
-        return [x for x in tree_leaves(self.run(*inputs)) if isinstance(x, torch.Tensor)]
+        return tensors_in(self.run(*inputs))
 
     def _computed(self, node: GraphNode, read: Sequence[Any]) -> Any:
         if node.output.op == "get_attr":

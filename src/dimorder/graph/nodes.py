@@ -1,4 +1,4 @@
-"""Insert, replace and annotate nodes of fx graphs.
+"""Read, insert, replace and annotate nodes of fx graphs.
 
 A node's `meta` holds what the keys below say, and keys of other tools. Only this module writes it.
 """
@@ -6,10 +6,13 @@ A node's `meta` holds what the keys below say, and keys of other tools. Only thi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils import _pytree as pytree
 
 VALUE = "val"  # the results of a call, as tensors without data; torch.export's key
 SOURCE = ("stack_trace", "nn_module_stack")  # where in the user's source a node is; torch.export's keys
@@ -17,6 +20,61 @@ EXPORTED = "exported"  # the name of the exported program's node that a node was
 MAX_SHAPE = "max_shape"  # the shape of a value at the largest dynamic sizes
 CUSTOM = "custom"  # what torch.export keeps: by the name of a tool, what that tool notes
 _ORIGIN = "dimorder"  # in CUSTOM: see `origin_of`
+
+
+# -- reading
+
+
+def args_of(node: Node) -> Any:
+    """Return a node's arguments as `Any`; torch types them as everything that an argument could be."""
+    return node.args
+
+
+def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by the names in the operator's schema, defaults included.
+
+    >>> bound(torch.ops.aten.softmax.int, ("x", 1), {})
+    {'self': 'x', 'dim': 1, 'dtype': None}
+    """
+    names = [argument.name for argument in target._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in target._schema.arguments}
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+
+
+def results(node: Node) -> list[torch.Tensor]:
+    """Return the results of a call, without data."""
+    value = node.meta[VALUE]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def tensor_arguments(node: Node) -> list[Node]:
+    """Return every node that a call takes, in argument order."""
+    return [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, Node)]
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors among the leaves of a tree, such as the result of a network."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def where(node: Node) -> str:
+    """Return where in the user's source an operator comes from: `file.py:12, in features.0`."""
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    module = str(modules[-1][0]) if modules else ""
+    for line in reversed((node.meta.get("stack_trace") or "").splitlines()):
+        line = line.strip()
+        is_users = line.startswith('File "') and not line.startswith('File "<')  # torch's code has no file
+        if is_users and "/torch/nn/modules/" not in line:
+            path, number = line.split('"')[1], line.split("line ")[1].split(",")[0]
+            return f"{Path(path).name}:{number}" + (f", in {module}" if module else "")
+    return module or node.name
+
+
+def operator_name(node: Node) -> str:
+    """Return an operator's name for readers: `aten.convolution`, `placeholder x`, `output output`."""
+    if node.op != "call_function":
+        return f"{node.op} {node.name}"
+    return str(node.target).removesuffix(".default")
 
 
 def source_of(node: Node, *others: str) -> dict[str, Any]:
@@ -31,6 +89,9 @@ def origin_of(node: Node) -> dict[str, Any]:
     a buffer in an order also has `buffer` and `order`.
     """
     return dict(node.meta.get(CUSTOM, {}).get(_ORIGIN, {}))
+
+
+# -- writing
 
 
 def with_origin(source: Mapping[str, Any], **origin: Any) -> dict[str, Any]:
@@ -94,15 +155,9 @@ def add_call(
 
 
 def call_before(
-    place: Node,
-    target: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    like: Node | None = None,
-    value: Any = None,
+    place: Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **how: Any
 ) -> Node:
-    """Write a call before a node, with that node's metadata by default; see `add_call`.
+    """Write a call before a node, with that node's metadata unless `like` names another; see `add_call`.
 
     >>> graph = Graph()
     >>> x = set_value(graph.placeholder("x"), torch.ones(3))
@@ -112,21 +167,15 @@ def call_before(
     (['x', 'abs_1', 'relu'], torch.Size([3]))
     """
     with place.graph.inserting_before(place):
-        return add_call(place.graph, target, args, kwargs, like=like or place, value=value)
+        return add_call(place.graph, target, args, kwargs, **{"like": place, **how})
 
 
 def call_after(
-    place: Node,
-    target: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    like: Node | None = None,
-    value: Any = None,
+    place: Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **how: Any
 ) -> Node:
-    """Write a call after a node, with that node's metadata by default; see `add_call`."""
+    """Write a call after a node, with that node's metadata unless `like` names another; see `add_call`."""
     with place.graph.inserting_after(place):
-        return add_call(place.graph, target, args, kwargs, like=like or place, value=value)
+        return add_call(place.graph, target, args, kwargs, **{"like": place, **how})
 
 
 def add_constant(graph: Graph, name: str, tensor: torch.Tensor) -> Node:
@@ -139,3 +188,17 @@ def replace_node(node: Node, other: Node) -> None:
     """Let all readers of a node read another one, and erase the node."""
     node.replace_all_uses_with(other)
     node.graph.erase_node(node)
+
+
+def graph_module(root: torch.nn.Module, graph: Graph) -> GraphModule:
+    """Return a module of a graph, which writes and compiles its Python code only if it is called.
+
+    Like `GraphModule`, it has those attributes of `root` that the graph reads. Most graphs are only read,
+    rewritten and interpreted. Their code would take as long as a pass over them.
+
+    >>> graph = Graph()
+    >>> _ = graph.output(graph.call_function(torch.relu, (graph.placeholder("x"),)))
+    >>> graph_module(torch.nn.Module(), graph)(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+    return _LazyGraphModule(root, graph)

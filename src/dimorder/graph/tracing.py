@@ -18,10 +18,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.modules import graph_module
-from dimorder.graph.nodes import EXPORTED, MAX_SHAPE, add_constant, add_meta, set_value, source_of
-from dimorder.graph.quantized_constant import evaluate
-from dimorder.graph.schema import bound
+from dimorder.graph.nodes import (
+    EXPORTED,
+    MAX_SHAPE,
+    add_constant,
+    add_meta,
+    bound,
+    graph_module,
+    set_value,
+    source_of,
+)
+from dimorder.graph.quantized import evaluate
 
 Value = Any  # a graph node, a constant tensor, or a plain Python argument
 HALVES = frozenset((torch.float16, torch.bfloat16))  # half-precision types

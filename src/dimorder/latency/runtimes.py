@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dimorder.cpu import family
+from dimorder.graph.nodes import tensors_in
 from dimorder.latency.timing import Invocation
 from dimorder.targets import find, info
 from dimorder.targets.xnnpack.times import KernelTime, by_name, measured_times
@@ -32,8 +33,7 @@ class Given:
     @property
     def tensors(self) -> list[Tensor]:
         """The inputs, in the sequence of a flat signature."""
-        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
-        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return tensors_in((self.args, dict(self.kwargs)))
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,7 @@ def _open_executorch(given: Given, path: Path) -> Invocation:
 def _flat(model: Any, given: Given) -> Invocation:
     def call() -> Sequence[Tensor]:
         with torch.no_grad():
-            return [
-                x for x in pytree.tree_leaves(model(*given.args, **given.kwargs)) if isinstance(x, Tensor)
-            ]
+            return tensors_in(model(*given.args, **given.kwargs))
 
     return call
 

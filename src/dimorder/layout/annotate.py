@@ -15,7 +15,8 @@ import torch
 
 from dimorder.algebra.axis import Factors
 from dimorder.capture.captured import Captured
-from dimorder.ops.operator import Dims, Relation, results
+from dimorder.graph.nodes import results
+from dimorder.ops.operator import Dims, Relation
 from dimorder.ops.table import opaque, operands, relate
 from dimorder.ops.tokens import AxedTensor
 

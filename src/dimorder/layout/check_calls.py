@@ -13,9 +13,8 @@ from torch.fx import GraphModule, Node
 from dimorder.errors import StageError
 from dimorder.graph.exported import state_of
 from dimorder.graph.interpreter import GraphRun
-from dimorder.graph.nodes import origin_of
+from dimorder.graph.nodes import operator_name, origin_of
 from dimorder.graph.passes import FIX
-from dimorder.graph.source_lines import operator_name
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.problem import Extracted
 from dimorder.ops.dialect import SLICE_CONSTANT

@@ -18,9 +18,8 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import own_module
-from dimorder.graph.nodes import origin_of
-from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS
-from dimorder.graph.source_lines import operator_name
+from dimorder.graph.nodes import operator_name, origin_of, results
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.graph.tracing import shape_of
 from dimorder.layout.annotate import Annotated, is_result, results_of
 from dimorder.layout.candidate_orders import default_tokens, formed
@@ -28,7 +27,7 @@ from dimorder.layout.capabilities import Capabilities, Verdicts
 from dimorder.layout.check_calls import left_faults, misread, refused_calls, run_densely
 from dimorder.layout.problem import Extracted
 from dimorder.layout.rewrite import at_boundary
-from dimorder.ops.operator import Relation, results
+from dimorder.ops.operator import Relation
 from dimorder.ops.problem_map import Arrangement, Site, layout_of
 from dimorder.ops.table import elements_of, operands
 from dimorder.ops.tokens import AxedTensor, AxisOrder

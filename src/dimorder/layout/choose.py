@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.nodes import operator_name, where
 from dimorder.layout.problem import Extracted
 from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.problem import InvalidChoice

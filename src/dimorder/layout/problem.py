@@ -12,12 +12,12 @@ import torch
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError
-from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.nodes import operator_name, results, where
 from dimorder.layout.annotate import Annotated, annotate, results_of
 from dimorder.layout.candidate_orders import Closure, Proposal, TooManyCandidates
 from dimorder.layout.capabilities import Capabilities, Verdicts
 from dimorder.layout.costs import Costs, transpose_rank
-from dimorder.ops.operator import Implementation, Relation, results
+from dimorder.ops.operator import Implementation, Relation
 from dimorder.ops.problem_map import Arrangement, BufferInfo, BufferView, Site, layout_of
 from dimorder.ops.table import implementations, operands
 from dimorder.ops.tokens import AxedTensor, AxisOrder, Token, token_axes

@@ -14,8 +14,7 @@ from torch.export import ExportedProgram
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract, TensorSpec
 from dimorder.graph.exported import exported, state_of, stateful
-from dimorder.graph.modules import graph_module
-from dimorder.graph.nodes import source_of, with_origin
+from dimorder.graph.nodes import graph_module, source_of, with_origin
 from dimorder.graph.tracing import shape_of
 from dimorder.layout.problem import Extracted
 from dimorder.ops.builder import AxisGroup, Builder

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dimorder.graph.nodes import add_meta, add_origin, origin_of
-from dimorder.graph.quantized_constant import DEQUANTIZE_CHANNELS, Scaled
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, Scaled
 from dimorder.ops.problem_map import BufferInfo, BufferView, common_runs
 from dimorder.ops.tokens import AxisOrder
 

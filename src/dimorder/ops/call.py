@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import HALVES, shape_of
 from dimorder.ops.builder import AxisGroup, Builder
-from dimorder.ops.operator import args_of
 from dimorder.ops.problem_map import Arrangement, Site, layout_of
 from dimorder.ops.tokens import AxedTensor, Token, is_named, token_axes
 

@@ -11,21 +11,12 @@ from collections.abc import Callable
 import torch
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import args_of, tensor_arguments
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import permute, view
-from dimorder.ops.operator import (
-    Dims,
-    Implementation,
-    Operator,
-    Relation,
-    args_of,
-    dims_of,
-    operands,
-    spelt,
-    tensor_arguments,
-)
+from dimorder.ops.operator import Dims, Implementation, Operator, Relation, dims_of, ordered_operands, spelt
 from dimorder.ops.tokens import Token
 
 aten = torch.ops.aten
@@ -121,7 +112,7 @@ def _outer(n: Tracer, a: Value, b: Value) -> Value:
 
 
 def _relate_linear(node: torch.fx.Node) -> Relation | str:
-    if len(operands(node, _WEIGHTS)) != 1:
+    if len(ordered_operands(node, _WEIGHTS)) != 1:
         return "a weight or a bias that is computed"
     reads, writes = (
         dims_of([*((f"d.{i}", size) for i, size in enumerate(shape[:-1])), ("k", shape[-1])])

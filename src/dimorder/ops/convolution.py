@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.convolution_call import Convolution
@@ -33,10 +34,9 @@ from dimorder.ops.operator import (
     Implementation,
     Operator,
     Relation,
-    args_of,
     dims_of,
     filled,
-    operands,
+    ordered_operands,
     several,
     spelt,
 )
@@ -104,7 +104,7 @@ def _named_padding(
 
 def _relate_convolution(node: torch.fx.Node) -> Relation | str:
     x, weight, _, stride, padding, _, transposed, _, groups = args_of(node)
-    if len(operands(node, _WEIGHTS)) != 1:
+    if len(ordered_operands(node, _WEIGHTS)) != 1:
         return "a weight or a bias that is computed"
     source, out = shape_of(x), shape_of(node)
     spatial = [f"s.{i}" for i in range(len(source) - 2)]

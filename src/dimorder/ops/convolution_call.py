@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from dimorder.graph.nodes import args_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
-from dimorder.ops.operator import args_of
 from dimorder.ops.tokens import Token
 
 

@@ -8,12 +8,12 @@ from itertools import groupby
 
 import torch
 
-from dimorder.graph.quantized_constant import Scaled
+from dimorder.graph.nodes import args_of
+from dimorder.graph.quantized import Scaled
 from dimorder.graph.tracing import max_shape_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.convolution_call import Convolution
 from dimorder.ops.dialect import OPS
-from dimorder.ops.operator import args_of
 
 aten = torch.ops.aten
 

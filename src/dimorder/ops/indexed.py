@@ -14,18 +14,11 @@ from collections.abc import Sequence
 import torch
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.moves import squeeze, unsqueeze, view
-from dimorder.ops.operator import (
-    Implementation,
-    Operator,
-    Relation,
-    args_of,
-    dims_of,
-    dims_with_cut,
-    spelt,
-)
+from dimorder.ops.operator import Implementation, Operator, Relation, dims_of, dims_with_cut, spelt
 from dimorder.ops.tokens import Token, is_named
 
 aten = torch.ops.aten

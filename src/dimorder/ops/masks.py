@@ -15,9 +15,9 @@ import torch
 from torch.fx import Node
 
 from dimorder.graph.elements import MOVERS
-from dimorder.graph.schema import bound
+from dimorder.graph.nodes import args_of, bound
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
-from dimorder.ops.operator import args_of, spelt
+from dimorder.ops.operator import spelt
 from dimorder.ops.pointwise import pointwise
 
 aten = torch.ops.aten

@@ -12,17 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from dimorder.errors import UnsupportedError
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
-from dimorder.ops.operator import (
-    Dims,
-    Implementation,
-    Operator,
-    Relation,
-    args_of,
-    dims_of,
-    spelt,
-)
+from dimorder.ops.operator import Dims, Implementation, Operator, Relation, dims_of, spelt
 
 aten = torch.ops.aten
 

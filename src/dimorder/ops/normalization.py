@@ -10,19 +10,11 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import add_meta, source_of
+from dimorder.graph.nodes import add_meta, args_of, source_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.moves import view
-from dimorder.ops.operator import (
-    Implementation,
-    Operator,
-    Relation,
-    args_of,
-    dims_of,
-    operands,
-    spelt,
-)
+from dimorder.ops.operator import Implementation, Operator, Relation, dims_of, ordered_operands, spelt
 
 aten = torch.ops.aten
 
@@ -165,7 +157,7 @@ def _instance_norm(
 
 def _relate_layer_norm(node: torch.fx.Node) -> Relation | str:
     """Relate layer_norm: the innermost dimensions are normalized, and all labels are shared."""
-    if len(operands(node, _AFFINE)) != 1:
+    if len(ordered_operands(node, _AFFINE)) != 1:
         return "a weight or a bias that is computed"
     shape, count = shape_of(args_of(node)[0]), len(args_of(node)[1])
     names = [f"d.{i}" if i < len(shape) - count else f"k.{i}" for i in range(len(shape))]

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
-import torch.utils._pytree as pytree
 
 from dimorder.graph.elements import MOVERS, Elements
-from dimorder.graph.schema import bound
+from dimorder.graph.nodes import args_of, bound, tensor_arguments
 
 aten = torch.ops.aten
 
@@ -169,23 +168,7 @@ def spelt(function: Spell, *names: Any, fresh: bool = False) -> Operator:
 # -- calls of the captured program
 
 
-def args_of(node: torch.fx.Node) -> Any:
-    """Return a node's arguments as `Any`; torch types them as everything that an argument could be."""
-    return node.args
-
-
-def results(node: torch.fx.Node) -> list[torch.Tensor]:
-    value = node.meta["val"]
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def tensor_arguments(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return every node that a call takes, in argument order."""
-    leaves = pytree.tree_leaves((args_of(node), node.kwargs))
-    return [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
-
-
-def operands(node: torch.fx.Node, weights: tuple[str, ...] = ()) -> list[torch.fx.Node]:
+def ordered_operands(node: torch.fx.Node, weights: tuple[str, ...] = ()) -> list[torch.fx.Node]:
     """Return the tensor operands whose order matters, in argument order.
 
     Operands named in `weights` are left out if all of them are constants.

@@ -13,20 +13,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import args_of, tensor_arguments
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import view
-from dimorder.ops.operator import (
-    Implementation,
-    Operator,
-    Relation,
-    Spell,
-    args_of,
-    dims_of,
-    spelt,
-    tensor_arguments,
-)
+from dimorder.ops.operator import Implementation, Operator, Relation, Spell, dims_of, spelt
 from dimorder.ops.tokens import token_axes
 
 aten = torch.ops.aten

@@ -13,20 +13,12 @@ from typing import Any
 import torch
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import squeeze, unsqueeze
-from dimorder.ops.operator import (
-    Implementation,
-    Operator,
-    Relation,
-    args_of,
-    dims_of,
-    filled,
-    several,
-    spelt,
-)
+from dimorder.ops.operator import Implementation, Operator, Relation, dims_of, filled, several, spelt
 from dimorder.ops.positions import MAX_WINDOWS, windows_of
 
 aten = torch.ops.aten

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dimorder.graph.nodes import replace_node
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.graph.nodes import args_of, replace_node
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import ELEMENTS, OPS
 from dimorder.ops.masks import constant_of
-from dimorder.ops.operator import Implementation, Operator, Relation, args_of, dims_of
+from dimorder.ops.operator import Implementation, Operator, Relation, dims_of
 from dimorder.ops.pointwise import pointwise
 
 quantized = torch.ops.quantized_decomposed

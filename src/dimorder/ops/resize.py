@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import HALVES, Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import view
-from dimorder.ops.operator import Implementation, Operator, args_of, spelt
+from dimorder.ops.operator import Implementation, Operator, spelt
 from dimorder.ops.pooling import FORM, give_in_planes, relate_spatial
 
 aten = torch.ops.aten

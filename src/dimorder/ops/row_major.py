@@ -13,17 +13,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import args_of, results
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.call import Call
-from dimorder.ops.operator import (
-    Implementation,
-    Operator,
-    Relation,
-    Spell,
-    args_of,
-    dims_of,
-    results,
-)
+from dimorder.ops.operator import Implementation, Operator, Relation, Spell, dims_of
 
 aten = torch.ops.aten
 

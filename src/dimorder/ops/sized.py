@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import ELEMENTS, SLICE_CONSTANT
-from dimorder.ops.operator import Implementation, Operator, Relation, args_of, dims_with_cut
+from dimorder.ops.operator import Implementation, Operator, Relation, dims_with_cut
 
 
 def _relate(node: torch.fx.Node) -> Relation:

@@ -9,19 +9,12 @@ from typing import Any
 import torch
 
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.masks import bounded
 from dimorder.ops.moves import view
-from dimorder.ops.operator import (
-    Implementation,
-    Operator,
-    Relation,
-    Spell,
-    args_of,
-    dims_of,
-    spelt,
-)
+from dimorder.ops.operator import Implementation, Operator, Relation, Spell, dims_of, spelt
 from dimorder.ops.reduction import apart, halved, is_floating
 from dimorder.ops.tokens import Token
 

@@ -12,6 +12,7 @@ import torch
 
 from dimorder.graph.branches import Branches
 from dimorder.graph.elements import Elements
+from dimorder.graph.nodes import results
 from dimorder.ops import (
     attention,
     contraction,
@@ -36,9 +37,8 @@ from dimorder.ops import (
     sized,
     softmax,
 )
-from dimorder.ops import operator as _operator
 from dimorder.ops.dialect import ELEMENTS
-from dimorder.ops.operator import Implementation, Operator, Relation, Spell
+from dimorder.ops.operator import Implementation, Operator, Relation, Spell, ordered_operands
 
 aten = torch.ops.aten
 
@@ -138,7 +138,7 @@ def operands(node: torch.fx.Node) -> list[torch.fx.Node]:
     Constant weights of contractions are not among them.
     """
     known = find(node.target)
-    return _operator.operands(node, known.weights if known else ())
+    return ordered_operands(node, known.weights if known else ())
 
 
 def relate(node: torch.fx.Node) -> Relation:
@@ -146,7 +146,7 @@ def relate(node: torch.fx.Node) -> Relation:
     known = find(node.target)
     if isinstance(node.target, Branches):
         return opaque(node, "data decide which of two branches runs")
-    if known is None or known.relate is None or len(_operator.results(node)) != 1:
+    if known is None or known.relate is None or len(results(node)) != 1:
         return opaque(node, "no rule knows this operator")
     relation = known.relate(node)
     if isinstance(relation, str):

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from dimorder.graph.nodes import replace_node
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.ops.dialect import OPS
 from dimorder.ops.quantization import remove_noop_quantize
 

@@ -16,9 +16,8 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from dimorder.graph.exported import copy_graph, remade
-from dimorder.graph.nodes import call_before, copy_meta
+from dimorder.graph.nodes import args_of, call_before, copy_meta
 from dimorder.graph.tracing import shape_of
-from dimorder.ops.operator import args_of
 from dimorder.ops.table import elements_of
 
 aten = torch.ops.aten

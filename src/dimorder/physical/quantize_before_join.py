@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import origin_of
-from dimorder.graph.quantized_constant import QUANTIZE
+from dimorder.graph.quantized import QUANTIZE
 from dimorder.ops.dialect import OPS
 from dimorder.ops.table import elements_of
 

@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node, map_arg
 from dimorder.capture.fold import fold_constants
 from dimorder.graph.exported import own_module
 from dimorder.graph.nodes import CUSTOM, add_call, call_after, replace_node, set_meta, set_value
-from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE
 from dimorder.ops.table import elements_of
 from dimorder.physical.wasted_levels import clamp_range
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
-from dimorder.graph.schema import bound
+from dimorder.graph.nodes import bound
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import out_of_place
 from dimorder.ops.pointwise import CLAMP_BOUNDS
 

@@ -17,7 +17,7 @@ from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
-from dimorder.graph.source_lines import where
+from dimorder.graph.nodes import where
 from dimorder.layout.costs import Costs
 from dimorder.ops.quantization import is_quantised
 from dimorder.pipeline.source import Request, Source, layout_costs

@@ -13,7 +13,7 @@ from typing import Any
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.contract import Contract
 from dimorder.errors import UsageError
-from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.nodes import operator_name, where
 from dimorder.layout.problem import Extracted
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.planning.plan import Certificate, LayoutPlan

@@ -22,10 +22,8 @@ from dimorder.capture.state import left_in_state
 from dimorder.contract import TensorSpec
 from dimorder.graph.branches import Branches
 from dimorder.graph.exported import state_of
-from dimorder.graph.nodes import origin_of
-from dimorder.graph.source_lines import where
+from dimorder.graph.nodes import origin_of, results, where
 from dimorder.layout.annotate import is_result
-from dimorder.ops.operator import results
 from dimorder.plans.network_plan import NetworkPlan, order_name
 
 aten = torch.ops.aten

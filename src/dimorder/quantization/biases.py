@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.interpreter import GraphRun
-from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS
+from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS
 
 aten = torch.ops.aten
 

@@ -12,7 +12,8 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from dimorder.capture.export import arguments
-from dimorder.graph.quantized_constant import DEQUANTIZE
+from dimorder.graph.nodes import tensors_in
+from dimorder.graph.quantized import DEQUANTIZE
 from dimorder.lowered import Lowered
 from dimorder.quantization.calibration import CalibrationCall
 
@@ -69,7 +70,7 @@ def fidelity(
     rows = []
     with torch.no_grad():
         for call in examples:
-            both = [_tensors(run(*call.args, **call.kwargs)) for run in (original, module)]
+            both = [tensors_in(run(*call.args, **call.kwargs)) for run in (original, module)]
             rows.append((*both, _run(lowered, call)))
     told = []
     for i, spec in enumerate(lowered.contract.outputs):
@@ -92,12 +93,8 @@ def _run(lowered: Lowered, call: CalibrationCall) -> Sequence[Tensor]:
         for leaf in arguments(exported, call.args, call.kwargs)
     ]
     args, kwargs = pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
-    outputs = _tensors(lowered.run(*args, **kwargs))
+    outputs = tensors_in(lowered.run(*args, **kwargs))
     return [spec.real(x) for spec, x in zip(lowered.contract.outputs, outputs, strict=True)]
-
-
-def _tensors(result: Any) -> Sequence[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 def _snr_db(got: Tensor, wanted: Tensor) -> float | None:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.nodes import operator_name, where
 from dimorder.lowered import Lowered
 from dimorder.ops.problem_map import BufferInfo, layout_of
 from dimorder.ops.tokens import AxisOrder

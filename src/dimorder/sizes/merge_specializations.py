@@ -18,8 +18,7 @@ from torch.fx.proxy import GraphAppendingTracer
 from torch.utils import _pytree as pytree
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.nodes import VALUE, copy_meta, drop_meta
-from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.nodes import VALUE, copy_meta, drop_meta, operator_name, where
 from dimorder.sizes.affine import fit_formula
 
 aten = torch.ops.aten

@@ -21,7 +21,7 @@ import torch
 
 from dimorder.contract import Symbol
 from dimorder.errors import UnsupportedError
-from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.nodes import operator_name, where
 from dimorder.layout.choose import choose
 from dimorder.layout.costs import Costs
 from dimorder.layout.problem import Extracted, priced

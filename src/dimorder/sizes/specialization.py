@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.contract import Symbol
 from dimorder.graph.exported import keep_names, remade
-from dimorder.graph.nodes import set_value
+from dimorder.graph.nodes import set_value, tensors_in
 from dimorder.sizes.symbolic import SizeTable
 from dimorder.sizes.symbolic_program import SymbolicProgram
 
@@ -183,8 +183,7 @@ def specialize(program: ExportedProgram) -> Specialization:
         if isinstance(value, SymInt):
             numbers[node] = sizes.of(value)
         elif value is not None:
-            tensors = [each for each in pytree.tree_leaves(value) if isinstance(each, Tensor)]
-            shapes[node.name] = [tuple(map(sizes.of, tensor.shape)) for tensor in tensors]
+            shapes[node.name] = [tuple(map(sizes.of, tensor.shape)) for tensor in tensors_in(value)]
             set_value(node, pytree.tree_map_only(Tensor, sizes.tensor, value))
     for node in reversed(graph.nodes):
         node.args, node.kwargs = (

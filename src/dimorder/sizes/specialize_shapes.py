@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import copy_graph, remade
-from dimorder.graph.nodes import VALUE, drop_meta, set_value
-from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.nodes import VALUE, drop_meta, operator_name, set_value, where
 
 
 def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:

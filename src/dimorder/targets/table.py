@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
-from dimorder.graph.schema import bound
+from dimorder.graph.nodes import bound
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import HALVES
 from dimorder.sizes.specialization import DynamicSize
 

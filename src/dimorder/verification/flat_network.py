@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from dimorder.capture.captured import Captured
 from dimorder.capture.export import eval_mode
 from dimorder.capture.state import restored
+from dimorder.graph.nodes import tensors_in
 
 
 def takes_floats(exported: ExportedProgram) -> list[bool]:
@@ -35,8 +36,7 @@ def flat_network(model: Any, program: Captured, calls: int) -> Callable[..., lis
             for _ in range(calls):
                 leaves = [next(feed) if isinstance(x, torch.Tensor) else x for x in program.examples]
                 args, kwargs = pytree.tree_unflatten(leaves, program.exported.call_spec.in_spec)
-                result = pytree.tree_leaves(reference(*args, **kwargs))
-                tensors = [leaf for leaf in result if isinstance(leaf, torch.Tensor)]
+                tensors = tensors_in(reference(*args, **kwargs))
                 results += [tensor.clone() for tensor in tensors] if program.state else tensors
         return results
 

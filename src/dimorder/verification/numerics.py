@@ -24,11 +24,9 @@ from dimorder.capture.integers import KEEPS_SCALE
 from dimorder.capture.state import left_in_state
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import readable
-from dimorder.graph.integer_type import in_float32
 from dimorder.graph.interpreter import GraphRun, arguments
-from dimorder.graph.nodes import EXPORTED
-from dimorder.graph.quantized_constant import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled
-from dimorder.graph.schema import bound
+from dimorder.graph.nodes import EXPORTED, bound
+from dimorder.graph.quantized import DEQUANTIZE, DEQUANTIZE_CHANNELS, QUANTIZE, Scaled, in_float32
 from dimorder.ops.dialect import dynamic_type
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.ops.table import OPERATORS, elements_of, moved_operands

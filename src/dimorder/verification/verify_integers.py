@@ -27,7 +27,7 @@ from dimorder.capture.captured import Captured
 from dimorder.contract import Contract
 from dimorder.errors import VerificationError
 from dimorder.graph.exported import readable
-from dimorder.graph.quantized_constant import DEQUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE
 from dimorder.ops.quantization import is_dynamic, is_quantised
 from dimorder.verification.differences import Differences
 from dimorder.verification.numerics import Float64Run, record_quantized

@@ -17,7 +17,7 @@ from torch.fx import Node
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.elements import Elements
-from dimorder.graph.quantized_constant import QUANTIZE
+from dimorder.graph.quantized import QUANTIZE
 from dimorder.layout.capabilities import Capabilities
 from dimorder.ops.table import elements_of
 from dimorder.plans.network_plan import Place

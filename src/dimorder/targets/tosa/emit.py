@@ -12,8 +12,8 @@ from torch.fx import Node
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.graph.quantized_constant import QUANTIZE
-from dimorder.graph.source_lines import where
+from dimorder.graph.nodes import where
+from dimorder.graph.quantized import QUANTIZE
 from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import Table, View, is_getitem, whole
 from dimorder.targets.tosa.dtypes import DTYPES

@@ -17,8 +17,7 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as sc
 from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch.fx import Node
 
-from dimorder.graph.integer_type import IntegerType
-from dimorder.graph.quantized_constant import Scaled
+from dimorder.graph.quantized import IntegerType, Scaled
 from dimorder.sizes.specialization import DynamicSize, DynamicSizeError, is_fixed
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnBytes, XnnConstant, XnnGraph, XnnValue, constants_of

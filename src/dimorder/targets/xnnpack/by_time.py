@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from dimorder.cpu import family as this_family
 from dimorder.errors import UsageError
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import HALVES
 from dimorder.layout.costs import Costs
 from dimorder.ops.problem_map import BufferInfo

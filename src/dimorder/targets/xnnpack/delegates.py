@@ -12,8 +12,7 @@ from torch.fx import Node
 
 from dimorder.capture.integer_boundary import integer_type
 from dimorder.graph.elements import Elements
-from dimorder.graph.integer_type import IntegerType
-from dimorder.graph.quantized_constant import QUANTIZE
+from dimorder.graph.quantized import QUANTIZE, IntegerType
 from dimorder.ops.table import elements_of
 from dimorder.sizes.merge_specializations import SizesError
 from dimorder.sizes.specialization import DynamicSizeError, is_fixed

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import stateful
-from dimorder.graph.source_lines import where
+from dimorder.graph.nodes import where
 from dimorder.sizes.merge_specializations import SizesError
 from dimorder.sizes.specialization import specialize
 from dimorder.targets.delegate import EDGE, written

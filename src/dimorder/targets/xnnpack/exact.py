@@ -25,7 +25,7 @@ from torch.nn import Module
 
 from dimorder.graph.exported import Readable, readable
 from dimorder.graph.interpreter import GraphRun
-from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.nodes import operator_name, where
 from dimorder.ops.quantization import is_dynamic
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View

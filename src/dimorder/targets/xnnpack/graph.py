@@ -16,8 +16,7 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as sc
 from executorch.backends.xnnpack.utils.xnnpack_constants import XNN_INVALID_VALUE_ID
 from torch.fx import Node
 
-from dimorder.graph.integer_type import IntegerType
-from dimorder.graph.quantized_constant import Integers
+from dimorder.graph.quantized import Integers, IntegerType
 from dimorder.targets.xnnpack.integers import MOVES, PACKING, READS, WEIGHTS
 from dimorder.targets.xnnpack.kernels import KernelRun, kernels_of
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import Node
 
 from dimorder.graph.interpreter import GraphNode
-from dimorder.graph.source_lines import operator_name, where
+from dimorder.graph.nodes import operator_name, where
 from dimorder.targets.xnnpack.graph import XnnGraph, kind_of, passes_on, reads_of
 from dimorder.targets.xnnpack.model import XnnModel
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from dimorder.graph.integer_type import IntegerType
+from dimorder.graph.quantized import IntegerType
 
 # Takes the types of the operands that are no weights, the type of the result, and the scales of the weights.
 # Returns None if the node computes them in int8, else why not.

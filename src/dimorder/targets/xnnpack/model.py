@@ -18,8 +18,8 @@ from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch import Tensor
 
 from dimorder.errors import VerificationError
-from dimorder.graph.integer_type import IntegerType
 from dimorder.graph.interpreter import GraphNode, interpret
+from dimorder.graph.quantized import IntegerType
 from dimorder.ops.dialect import OPS
 from dimorder.targets.xnnpack.graph import XnnValue, constants_of
 from dimorder.targets.xnnpack.integers import MOVES, PACKING

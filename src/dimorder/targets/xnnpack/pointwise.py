@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from dimorder.graph.integer_type import IntegerType
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.dialect import OPS
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dimorder.graph.quantized_constant import Scaled
+from dimorder.graph.quantized import Scaled
 from dimorder.sizes.specialization import is_fixed
 from dimorder.targets.table import Arguments, Row, View, is_transposed
 from dimorder.targets.xnnpack.pointwise import Build, apply, is_float16, pair, times

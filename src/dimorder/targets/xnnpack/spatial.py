@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dimorder.graph.quantized_constant import Scaled
+from dimorder.graph.quantized import Scaled
 from dimorder.ops.dialect import OPS
 from dimorder.ops.resize import resized_by
 from dimorder.targets.table import Arguments, Row

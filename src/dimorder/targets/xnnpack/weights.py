@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
 
-from dimorder.graph.integer_type import IntegerType
-from dimorder.graph.quantized_constant import Integers
+from dimorder.graph.quantized import Integers, IntegerType
 from dimorder.targets.xnnpack.graph import XnnBytes, XnnConstant, XnnGraph, XnnScales, XnnValue
 
 

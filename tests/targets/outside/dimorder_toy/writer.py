@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE, Scaled
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, Scaled
 from dimorder.targets.table import Row, Table, View, is_conversion
 
 Value = namedtuple("Value", "index shape")  # a dense array of the file, by its number

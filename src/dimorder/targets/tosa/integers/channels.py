@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dimorder.graph.integer_type import IntegerType, in_float32
+from dimorder.graph.quantized import IntegerType, in_float32
 from dimorder.targets.tosa import spatial
 from dimorder.targets.tosa.integers.lookups import as_integers, has_integers
 from dimorder.targets.tosa.integers.numbers import BITS, Accumulator, IntegerWriter, Lookup, Operand, largest

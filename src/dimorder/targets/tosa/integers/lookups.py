@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.integer_type import IntegerType, in_float32
+from dimorder.graph.quantized import IntegerType, in_float32
 from dimorder.targets.tosa.dtypes import DTYPES, WIDEST
 from dimorder.targets.tosa.integers.model import interpolated
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, Operand

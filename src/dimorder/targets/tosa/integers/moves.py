@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.integer_type import in_float32
+from dimorder.graph.quantized import in_float32
 from dimorder.ops.table import elements_of
 from dimorder.targets.table import Arguments, Row, View
 from dimorder.targets.tosa import moves

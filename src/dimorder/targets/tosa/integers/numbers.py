@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.integer_type import IntegerType, in_float32
+from dimorder.graph.quantized import IntegerType, in_float32
 from dimorder.targets.table import View
 from dimorder.targets.tosa.integers.forms import Forms
 from dimorder.targets.tosa.integers.permutation import permute_channels

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.graph.integer_type import IntegerType
-from dimorder.graph.quantized_constant import DEQUANTIZE, QUANTIZE
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.targets.table import Arguments, Row, Table, View
 from dimorder.targets.tosa.integers import moves, pointwise, products, reductions
 from dimorder.targets.tosa.integers.numbers import IntegerWriter, Lookup, numbers

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.graph.integer_type import IntegerType
-from dimorder.graph.quantized_constant import Scaled
+from dimorder.graph.quantized import IntegerType, Scaled
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.ops.pointwise import CLAMP_BOUNDS
 from dimorder.targets.table import Arguments, Row, View

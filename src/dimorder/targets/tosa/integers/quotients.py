@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.integer_type import IntegerType, in_float32
+from dimorder.graph.quantized import IntegerType, in_float32
 from dimorder.targets.tosa.integers.lookups import as_bytes
 from dimorder.targets.tosa.integers.numbers import Accumulator, IntegerWriter, Lookup, times
 from dimorder.targets.tosa.integers.sums import add, in_16_bits, multiply

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.graph.integer_type import IntegerType, in_float32
+from dimorder.graph.quantized import IntegerType, in_float32
 from dimorder.ops.dialect import OPS as dimorder
 from dimorder.targets.table import Arguments, Row, whole
 from dimorder.targets.tosa import reductions, resize, spatial

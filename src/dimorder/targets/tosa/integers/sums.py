@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.integer_type import IntegerType, in_float32
+from dimorder.graph.quantized import IntegerType, in_float32
 from dimorder.targets.tosa.dtypes import DTYPES
 from dimorder.targets.tosa.integers.lookups import (
     Interpolated,
