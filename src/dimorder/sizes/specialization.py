@@ -144,19 +144,33 @@ def is_fixed(sizes: Iterable[Any]) -> bool:
 
 
 @dataclass(frozen=True)
+class DynamicCall:
+    """The numbers of a node at all sizes: those that depend on dynamic sizes are `DynamicSize`s.
+
+    Attributes:
+        args: the node's arguments.
+        kwargs: the node's arguments by name.
+        shapes: the shapes of its results.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    shapes: Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
 class Specialization:
     """A program with dynamic sizes at one point of their ranges.
 
     Attributes:
-        program: the program with fixed sizes and the names of the original. A number among its arguments that
-            depends on dynamic sizes is a `DynamicSize`.
-        shapes: the shapes of each node's results, with dynamic sizes, by the node's name.
+        program: the program with fixed sizes and the names of the original.
+        calls: the numbers of each node at all sizes.
         table: the sizes of the program by their values at the points.
         count: the number of points.
     """
 
     program: ExportedProgram
-    shapes: Mapping[str, Sequence[tuple[int, ...]]]
+    calls: Mapping[Node, DynamicCall]
     table: SizeTable
     count: int
 
@@ -176,23 +190,25 @@ def specialize(program: ExportedProgram) -> Specialization:
     graph = Graph()
     graph.output(graph.graph_copy(program.graph, {}))
     keep_names(graph, program.graph)
-    shapes: dict[str, Sequence[tuple[int, ...]]] = {}
+    shapes: dict[Node, Sequence[tuple[int, ...]]] = {}
     numbers: dict[Node, int] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, SymInt):
             numbers[node] = sizes.of(value)
         elif value is not None:
-            shapes[node.name] = [tuple(map(sizes.of, tensor.shape)) for tensor in tensors_in(value)]
+            shapes[node] = [tuple(map(sizes.of, tensor.shape)) for tensor in tensors_in(value)]
             set_value(node, pytree.tree_map_only(Tensor, sizes.tensor, value))
+    calls: dict[Node, DynamicCall] = {}
     for node in reversed(graph.nodes):
-        node.args, node.kwargs = (
-            map_arg(each, lambda n: numbers.get(n, n)) for each in (node.args, node.kwargs)
-        )
         if node in numbers:
             graph.erase_node(node)
+            continue
+        args, kwargs = (map_arg(each, lambda n: numbers.get(n, n)) for each in (node.args, node.kwargs))
+        calls[node] = DynamicCall(args, kwargs, shapes.get(node, ()))
+        node.args, node.kwargs = pytree.tree_map_only(DynamicSize, int.__int__, (args, kwargs))
     fixed = remade(program, root=torch.nn.Module(), graph=graph, range_constraints={})
-    return Specialization(fixed, shapes, symbolic.table(points), len(points))
+    return Specialization(fixed, calls, symbolic.table(points), len(points))
 
 
 class _SizesAtPoints:

@@ -14,12 +14,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from dimorder.graph.nodes import bound
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import HALVES
-from dimorder.sizes.specialization import DynamicSize
+from dimorder.sizes.specialization import DynamicCall
 
 aten = torch.ops.aten
 
@@ -166,19 +165,19 @@ class Table:
         writer: Any,
         node: Node,
         resolve: Callable[[Node], Any],
-        shapes: Sequence[Sequence[int]] | None = None,
+        dynamic: DynamicCall | None = None,
     ) -> View[Any] | list[View[Any]]:
         """Write the target's operators for `node`, and return its result or results.
 
-        `shapes` are the results' shapes, if these have dynamic sizes.
+        `dynamic` has the numbers of `node`, if they depend on dynamic sizes.
 
         For a call that is computed in float32, `writer.widened` casts the operands and `writer.narrowed` the
         results.
         """
-        row, arguments = self.rows[node.target], bind(node, resolve, shapes)
+        row, arguments = self.rows[node.target], bind(node, resolve, dynamic)
         if not row.is_widened(arguments):
             return _viewed(writer, row.build(writer, arguments), arguments.shape)
-        wide = bind(node, lambda operand: writer.widened(resolve(operand)), shapes)
+        wide = bind(node, lambda operand: writer.widened(resolve(operand)), dynamic)
         wide.dtype = _wide(wide.dtype)
         made = _viewed(writer, row.build(writer, wide), wide.shape)
         if not isinstance(made, list):
@@ -191,19 +190,14 @@ class Table:
         return is_getitem(node) or (row is not None and row.relabel)
 
 
-def bind(
-    node: Node, resolve: Callable[[Node], Any], sized: Sequence[Sequence[int]] | None = None
-) -> Arguments:
+def bind(node: Node, resolve: Callable[[Node], Any], dynamic: DynamicCall | None = None) -> Arguments:
     """Return the arguments of `node` by name, with each node among them replaced by `resolve` of it.
 
-    `sized` are the results' shapes, if these have dynamic sizes. Without them all numbers are those of one
-    point, as the shapes in the node's metadata are.
+    `dynamic` has the numbers of `node`, if they depend on dynamic sizes.
     """
-    given = bound(node.target, node.args, node.kwargs)
-    if sized is None:
-        given = pytree.tree_map_only(DynamicSize, int, given)
     values = results(node)
-    shapes = [tuple(value.shape) for value in values] if sized is None else [*map(tuple, sized)]
+    call = dynamic or DynamicCall(node.args, node.kwargs, [tuple(value.shape) for value in values])
+    given, shapes = bound(node.target, call.args, call.kwargs), call.shapes
     read = (value for operand in node.all_input_nodes for value in results(operand))
     tensors = (value for value in (*values, *read) if isinstance(value, Tensor))
     floats = frozenset(tensor.dtype for tensor in tensors if tensor.is_floating_point())

@@ -49,16 +49,15 @@ def build_delegate(plan: Partition, group: Sequence[Node]) -> Delegate:
     builder, reads = XnnBuilder(), list[Node]()
 
     def resolve(node: Node) -> Any:
-        if plan.sizes is None or node not in plan.constants or not isinstance(operands[node], Tensor):
-            return operands[node]
-        (shape,) = plan.shapes(node)
-        if not is_fixed(shape):
-            operands[node] = whole(builder.repeated(row_of(node, operands[node], shape), shape))
+        if node in plan.dynamic and node in plan.constants and isinstance(operands[node], Tensor):
+            (shape,) = plan.shapes(node)
+            if not is_fixed(shape):
+                operands[node] = whole(builder.repeated(row_of(node, operands[node], shape), shape))
         return operands[node]
 
     def build(node: Node) -> Any:
         try:
-            return plan.operators.build(builder, node, resolve, plan.shapes(node))
+            return plan.operators.build(builder, node, resolve, plan.dynamic.get(node))
         except DynamicSizeError as error:
             raise SizesError(node, f"{error}, by the sizes") from error
 

@@ -119,7 +119,7 @@ def _emit_for_ranges(
     """
     specialization, outside = specialize(program), set[str]()
     while True:
-        plan = partition(specialization.program, operators, outside, specialization.shapes)
+        plan = partition(specialization.program, operators, outside, specialization.calls)
         try:
             build = build_outer(plan, specialization)
             break

@@ -167,10 +167,11 @@ class OuterBuilder:
 
     def _arguments(self, node: Node) -> Any:
         """Return the arguments of a call outside the delegates."""
-        mapped = torch.fx.map_arg((node.args, node.kwargs), self.value)
         if self.sizes is None:
-            return mapped
-        operands, writer = [self.values[read] for read in node.all_input_nodes], self.sizes
+            return torch.fx.map_arg((node.args, node.kwargs), self.value)
+        call, writer = self.plan.dynamic[node], self.sizes
+        mapped = torch.fx.map_arg((call.args, call.kwargs), self.value)
+        operands = [self.values[read] for read in node.all_input_nodes]
         return pytree.tree_map_only(DynamicSize, lambda n: writer.number(n, node, operands), mapped)
 
     def _long(self, positions: Any) -> Node:

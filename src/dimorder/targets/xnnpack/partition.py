@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from dimorder.capture.integer_boundary import integer_type
+from dimorder.sizes.specialization import DynamicCall
 from dimorder.targets.delegate import empty, is_channels_last
 from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import Table, results
@@ -30,12 +32,12 @@ class Partition:
     state: dict[str, Tensor]  # read by the first inputs, written by the first outputs
     # Even: a delegate; odd: outside. Later stages read earlier ones.
     stage: dict[Node, int] = field(default_factory=dict)
-    sizes: Mapping[str, Sequence[tuple[int, ...]]] | None = None  # by name, the shapes with dynamic sizes
+    dynamic: Mapping[Node, DynamicCall] = field(default_factory=dict)  # for a program with dynamic sizes
 
     def shapes(self, node: Node) -> Sequence[tuple[int, ...]]:
         """Return the shapes of a node's results, with dynamic sizes."""
-        if self.sizes is not None:
-            return self.sizes[node.name]
+        if node in self.dynamic:
+            return self.dynamic[node].shapes
         return [tuple(value.shape) for value in results(node)]
 
     def example_inputs(self) -> tuple[Tensor, ...]:
@@ -62,17 +64,17 @@ def partition(
     program: ExportedProgram,
     operators: Table,
     beside: Collection[str] = (),
-    sizes: Mapping[str, Sequence[tuple[int, ...]]] | None = None,
+    dynamic: Mapping[Node, DynamicCall] = MappingProxyType({}),
 ) -> Partition:
     """Assign each node of the program to a stage.
 
     A node's stage is the first of its kind (delegate or outside) that is not before the stages of its
     operands. A delegate without waiting operators outside becomes part of the next one. The nodes named in
-    `beside` run outside.
+    `beside` run outside. `dynamic` has the numbers of each node of a program with dynamic sizes.
     """
     signature = read_signature(program)
     ends = signature.inputs, signature.outputs, signature.constants, signature.state
-    plan = Partition(program, operators, *ends, sizes=sizes)
+    plan = Partition(program, operators, *ends, dynamic=dynamic)
     called = [
         node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
     ]
