@@ -196,7 +196,7 @@ def load(
     program's `reset` restores its initial state.
 
     Args:
-        path: any `.pte`, or a `.tosa` or `.pt2` that dimorder wrote.
+        path: any `.pte`, or a `.tflite`, `.tosa` or `.pt2` that dimorder wrote.
         on_mismatch: what happens to an input in another order than promised: "adapt" copies it, "warn" copies
             it with a warning, and "error" refuses it.
         target: the target that reads the file; the default is the target that writes such files.

@@ -80,7 +80,7 @@ def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Declare:
 
 @pytest.mark.usefixtures("toy")
 def test_it_is_found_beside_ours() -> None:
-    assert targets.names() == ["inductor", "torch", "tosa", "xnnpack", *ACCELERATORS, "toy"]
+    assert targets.names() == ["inductor", "torch", "litert", "tosa", "xnnpack", *ACCELERATORS, "toy"]
     assert targets.find("toy").suffix == ".toy"
 
 

@@ -49,7 +49,8 @@ def add_options(parser: CommandParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="the program: a .pte for xnnpack, a .pt2 for torch, a .tosa for tosa (its contract beside it)",
+        help="the program: a .pte for xnnpack, a .pt2 for torch, a .tflite for litert, a .tosa for tosa "
+        "(its contract beside it)",
     )
     parser.add_argument(
         "--run",

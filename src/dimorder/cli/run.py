@@ -32,7 +32,8 @@ def add_options(parser: CommandParser) -> None:
     parser.add_argument(
         "program",
         metavar="PROGRAM",
-        help="a .pte, which has a guard even if dimorder did not write it, or a .tosa or .pt2 of dimorder's",
+        help="a .pte, which has a guard even if dimorder did not write it, or a .tflite, .tosa or .pt2 of "
+        "dimorder's",
     )
     parser.add_argument(
         *("--input", "-i"),
@@ -94,4 +95,6 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return DONE
 
 
-COMMAND = Command("run", "run a .pte, .tosa or .pt2, with its contract checked", EXAMPLES, add_options, run)
+COMMAND = Command(
+    "run", "run a .pte, .tflite, .tosa or .pt2, with its contract checked", EXAMPLES, add_options, run
+)

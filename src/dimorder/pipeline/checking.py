@@ -84,6 +84,9 @@ class Checks:
             if run is not None:
                 what = f"the {target.suffix} that was emitted{check.at}"
                 errors.append(check.trial.compare(run, what, emitted.reference_run if runs else None))
+            for name, other in (emitted.other_runs if runs else {}).items():
+                what = f"the {target.suffix} that was emitted{check.at}, run by {name}"
+                errors.append(check.trial.compare_once(other, what))
         return max(errors)
 
     def verified(self, error: float, runs: bool) -> Verified:

@@ -30,6 +30,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         # before torch: it recognises its files by their content
         "inductor": "dimorder.targets.inductor:INFO",
         "torch": "dimorder.targets.torch:INFO",
+        "litert": "dimorder.targets.litert:INFO",
         "tosa": "dimorder.targets.tosa:INFO",
         "xnnpack": "dimorder.targets.xnnpack:INFO",
         **{
@@ -45,8 +46,8 @@ _READS_THE_REST = "xnnpack"
 def names() -> list[str]:
     """Return the names of all targets, ours first, without any import.
 
-    >>> names()[:4]
-    ['inductor', 'torch', 'tosa', 'xnnpack']
+    >>> names()[:5]
+    ['inductor', 'torch', 'litert', 'tosa', 'xnnpack']
     """
     return list(_entries())
 

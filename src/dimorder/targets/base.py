@@ -26,7 +26,15 @@ from dimorder.verification.verify import Run
 
 # What an artifact has that says nothing else.
 _NOTHING: Mapping[str, Any] = MappingProxyType(
-    {"companions": {}, "delegates": 0, "outside": {}, "float_islands": (), "reference_run": None, "npu": None}
+    {
+        "companions": {},
+        "delegates": 0,
+        "outside": {},
+        "float_islands": (),
+        "reference_run": None,
+        "other_runs": {},
+        "npu": None,
+    }
 )
 
 
@@ -42,6 +50,7 @@ class Artifact:
         outside: the calls of each operator that runs in portable kernels outside the delegates.
         float_islands: the operators of a quantised network that run in float32, each with the reason.
         reference_run: a second way to compute the bits that `run` gives, for programs in integers.
+        other_runs: other kernels that may run the file, by name; they are compared with the network too.
         npu: the estimates of an NPU's compiler, if one compiled the program.
     """
 
@@ -59,6 +68,8 @@ class Artifact:
         def float_islands(self) -> Sequence[tuple[Place, str]]: ...
         @property
         def reference_run(self) -> Run | None: ...
+        @property
+        def other_runs(self) -> Mapping[str, Run]: ...
         @property
         def npu(self) -> NpuReport | None: ...
     else:

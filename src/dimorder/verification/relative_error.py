@@ -73,3 +73,9 @@ def rounding_error(output: torch.Tensor) -> float:
 def error_in_float64(got: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the `relative_error` against floats in float64; other types are compared as they are."""
     return relative_error(got.to(exact.dtype) if got.is_floating_point() else got, exact)
+
+
+def all_nan(outputs: Sequence[torch.Tensor]) -> str:
+    """Return which output shows nothing because it is NaN throughout."""
+    void = (i for i, output in enumerate(outputs) if output.numel() and output.isnan().all())
+    return next((f"every element of output {i} is NaN" for i in void), "")

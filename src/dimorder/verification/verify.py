@@ -43,6 +43,7 @@ from dimorder.verification.random_inputs import (
 )
 from dimorder.verification.relative_error import (
     TOLERANCE,
+    all_nan,
     differ,
     error_in_float64,
     finite_error,
@@ -150,7 +151,7 @@ class Trial:
         for like in (random_like, uniform_like, near_like, copies):
             inputs, network_inputs = self._drawn(like, seed=0)
             expected = self._outputs(network_inputs)
-            why = expected if isinstance(expected, str) else _all_nan(expected)
+            why = expected if isinstance(expected, str) else all_nan(expected)
             if not isinstance(expected, str) and not why:
                 return inputs, network_inputs, expected, like
         fix = "give example inputs of which it makes numbers"
@@ -199,16 +200,21 @@ class Trial:
         Raises:
             VerificationError: if an output is farther off than rounding explains.
         """
-        got = self._logical(run, self.inputs)
-        errors = [relative_error(*pair) for pair in zip(got, self.expected, strict=True)]
-        for i in outputs_above(TOLERANCE, errors, self.expected):
-            self._require_as_exact(i, got[i], errors[i], what, half_sums)
+        error = self.compare_once(run, what, half_sums)
         if any(map(torch.is_floating_point, self.inputs)):
             # A number that is rounded to either side of a step differs once.
             first = self._steep_faults(run, 2)
             if first and self._steep_faults(run, 3):
                 found = f"{first[0]} on inputs of many magnitudes"
                 raise VerificationError(what, found, "report this network: a rule, or the target, is wrong")
+        return error
+
+    def compare_once(self, run: Run, what: str, half_sums: bool = True) -> float:
+        """Run a program on the trial's first inputs alone, and return its relative error; see `compare`."""
+        got = self._logical(run, self.inputs)
+        errors = [relative_error(*pair) for pair in zip(got, self.expected, strict=True)]
+        for i in outputs_above(TOLERANCE, errors, self.expected):
+            self._require_as_exact(i, got[i], errors[i], what, half_sums)
         return max(errors, default=0.0)
 
     def _require_as_exact(self, i: int, got: torch.Tensor, error: float, what: str, half_sums: bool) -> None:
@@ -361,12 +367,6 @@ class Trial:
 
 def _is_finite(output: torch.Tensor) -> bool:
     return bool(torch.isfinite(output).all())
-
-
-def _all_nan(outputs: Outputs) -> str:
-    """Return which output shows nothing because it is NaN throughout."""
-    void = (i for i, output in enumerate(outputs) if output.numel() and output.isnan().all())
-    return next((f"every element of output {i} is NaN" for i in void), "")
 
 
 def verify(

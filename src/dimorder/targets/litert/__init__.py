@@ -1,0 +1,16 @@
+"""Declare target litert: physical programs as `.tflite` files, which ai-edge-litert runs.
+
+Writing, running and reading a file need ai-edge-litert, and import it when called.
+"""
+
+from __future__ import annotations
+
+from dimorder.targets.target_info import TargetInfo
+
+INFO = TargetInfo(
+    ".tflite",
+    "a .tflite for LiteRT on phones, its contract inside",
+    "pip install 'dimorder[litert]'",
+    "dimorder.targets.litert.target:TARGET",
+    options={"kernels": "what runs a file here: xnnpack (default), builtin or reference"},
+)

@@ -1,0 +1,177 @@
+"""Write the operators and tensors of a graph as a `.tflite` flatbuffer. Needs ai-edge-litert."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from dimorder.errors import UnsupportedError
+
+SIGNATURE = "serving_default"
+ALIGNMENT = 16  # the schema's force_align of buffers, which the object API ignores
+MAX_BYTES = (1 << 31) - (1 << 20)  # a flatbuffer has offsets of 31 bits; the rest is for its tables
+
+# torch's types, by the names that the schema's TensorType has for them
+DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
+    {
+        torch.float32: "FLOAT32",
+        torch.int64: "INT64",
+        torch.int32: "INT32",
+        torch.bool: "BOOL",
+    }
+)
+# The options of the operators whose class in the schema is not the operator's name in camel case.
+_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "CONV_2D": "Conv2D",
+        "DEPTHWISE_CONV_2D": "DepthwiseConv2D",
+        "CONV_3D": "Conv3D",
+        "MAX_POOL_2D": "Pool2D",
+        "AVERAGE_POOL_2D": "Pool2D",
+        "BATCH_MATMUL": "BatchMatMul",
+        "TOPK_V2": "TopKV2",
+        **dict.fromkeys(
+            ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE_ANY", "REDUCE_ALL"), "Reducer"
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class TfLiteTensor:
+    """A tensor of a file, dense in its shape; `data` if it is constant."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    data: np.ndarray[Any, Any] | None = None
+
+
+@dataclass(frozen=True)
+class TfLiteNode:
+    """An operator of a file, by the schema's name. Operands and results are names of tensors.
+
+    An operand may be None if it is optional. `options` are fields of the operator's options in the schema.
+    """
+
+    kind: str
+    inputs: tuple[str | None, ...]
+    outputs: tuple[str, ...]
+    options: Mapping[str, Any]
+
+
+def serialize(
+    tensors: Mapping[str, TfLiteTensor],
+    nodes: Sequence[TfLiteNode],
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
+    metadata: Mapping[str, bytes],
+) -> bytes:
+    """Return the bytes of a file with one subgraph, without the tensors that no operator uses.
+
+    `inputs` and `outputs` map the names of the signature to tensors, in sequence.
+    """
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+
+    names = dict.fromkeys([*inputs.values(), *outputs.values()])
+    names |= dict.fromkeys(name for node in nodes for name in (*node.inputs, *node.outputs) if name)
+    index: dict[str | None, int] = {None: -1, **{name: i for i, name in enumerate(names)}}
+    size = sum(tensor.data.nbytes for name in names if (tensor := tensors[name]).data is not None)
+    if size > MAX_BYTES:
+        found = f"{size:,} bytes of constants, where a .tflite has at most {MAX_BYTES:,}"
+        raise UnsupportedError("the constants of the network", found, "make it smaller, or split it")
+    model, graph = schema.ModelT(), schema.SubGraphT()
+    model.version, model.description = 3, "dimorder"
+    model.buffers = [schema.BufferT()]  # that of the tensors without data
+    model.operatorCodes, model.metadata, codes = [], [], dict[str, int]()
+    graph.name, graph.tensors, graph.operators = "main", [], []
+    for name in names:
+        graph.tensors.append(_tensor(schema, name, tensors[name], model.buffers))
+    for node in nodes:
+        if node.kind not in codes:
+            codes[node.kind] = len(codes)
+            model.operatorCodes.append(_code(schema, node.kind))
+        graph.operators.append(_operator(schema, node, codes[node.kind], index))
+    graph.inputs = [index[name] for name in inputs.values()]
+    graph.outputs = [index[name] for name in outputs.values()]
+    model.subgraphs, model.signatureDefs = [graph], [_signature(schema, inputs, outputs, index)]
+    for name, content in metadata.items():
+        entry = schema.MetadataT()
+        entry.name, entry.buffer = name, len(model.buffers)
+        model.metadata.append(entry)
+        model.buffers.append(_buffer(schema, np.frombuffer(content, np.uint8)))
+    builder = flatbuffers.Builder(size + (1 << 16))
+    builder.Finish(model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def _tensor(schema: Any, name: str, tensor: TfLiteTensor, buffers: list[Any]) -> Any:
+    made = schema.TensorT()
+    made.name, made.shape, made.hasRank = name, list(tensor.shape), True
+    made.type = getattr(schema.TensorType, DTYPES[tensor.dtype])
+    made.buffer = 0
+    if tensor.data is not None:
+        made.buffer = len(buffers)
+        buffers.append(_buffer(schema, np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8)))
+    return made
+
+
+def _buffer(schema: Any, data: np.ndarray[Any, Any]) -> Any:
+    class Aligned(schema.BufferT):  # type: ignore[misc]  # the schema has no types
+        def Pack(self, builder: Any) -> Any:
+            builder.StartVector(1, data.size, ALIGNMENT)
+            builder.head = builder.Head() - data.size
+            builder.Bytes[builder.Head() : builder.Head() + data.size] = data.tobytes()
+            builder.vectorNumElems = data.size
+            vector = builder.EndVector()
+            schema.BufferStart(builder)
+            schema.BufferAddData(builder, vector)
+            return schema.BufferEnd(builder)
+
+    return Aligned()
+
+
+def _code(schema: Any, kind: str) -> Any:
+    made = schema.OperatorCodeT()
+    made.builtinCode = getattr(schema.BuiltinOperator, kind)
+    made.deprecatedBuiltinCode = min(made.builtinCode, 127)
+    made.version = 1
+    return made
+
+
+def _operator(schema: Any, node: TfLiteNode, code: int, index: Mapping[str | None, int]) -> Any:
+    made = schema.OperatorT()
+    made.opcodeIndex = code
+    made.inputs = [index[name] for name in node.inputs]
+    made.outputs = [index[name] for name in node.outputs]
+    camel = "".join(part.capitalize() for part in node.kind.split("_"))
+    name = _OPTIONS.get(node.kind, camel) + "Options"
+    if hasattr(schema, name + "T"):
+        made.builtinOptionsType = getattr(schema.BuiltinOptions, name)
+        made.builtinOptions = getattr(schema, name + "T")()
+        for field, value in node.options.items():
+            assert hasattr(made.builtinOptions, field), (node.kind, field)
+            setattr(made.builtinOptions, field, value)
+    else:
+        assert not node.options, node
+    return made
+
+
+def _signature(schema: Any, inputs: Mapping[str, str], outputs: Mapping[str, str], index: Any) -> Any:
+    def named(tensors: Mapping[str, str]) -> list[Any]:
+        entries = []
+        for name, tensor in tensors.items():
+            entry = schema.TensorMapT()
+            entry.name, entry.tensorIndex = name, index[tensor]
+            entries.append(entry)
+        return entries
+
+    made = schema.SignatureDefT()
+    made.signatureKey, made.subgraphIndex = SIGNATURE, 0
+    made.inputs, made.outputs = named(inputs), named(outputs)
+    return made

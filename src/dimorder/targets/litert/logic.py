@@ -1,0 +1,193 @@
+"""Write comparisons, truth values, selections by them, and whole quotients as LiteRT operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.targets.litert.pointwise import (
+    BOOL,
+    F32,
+    I32,
+    I64,
+    absolute,
+    both,
+    cast,
+    check_float,
+    check_number,
+    select,
+    truncate,
+    value,
+)
+from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
+from dimorder.targets.table import Arguments, Row, View
+
+aten = torch.ops.aten
+
+
+def _dtype_of(operand: Any) -> torch.dtype:
+    if isinstance(operand, View):
+        return operand.value.dtype  # type: ignore[no-any-return]
+    if isinstance(operand, Tensor):
+        return operand.dtype
+    return F32 if isinstance(operand, float) else BOOL if isinstance(operand, bool) else I64
+
+
+def _compare(kind: str) -> Row:
+    def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+        # a number takes the tensor's type if it can; LiteRT orders no truth values
+        types = [_dtype_of(operand) for operand in (a.self, a.other)]
+        dtype = next((dtype for dtype in (F32, torch.float64, I64, I32) if dtype in types), I32)
+        dtype = F32 if dtype == torch.float64 else dtype
+        x, y = (value(w, operand, dtype) for operand in (a.self, a.other))
+        return w.elementwise(kind, x, y, dtype=BOOL)
+
+    return Row(build)
+
+
+def _isnan(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x = w.dense(a.self)
+    return w.elementwise("NOT_EQUAL", x, x, dtype=BOOL)
+
+
+def _with_magnitude(kind: str, number: float) -> Row:
+    """Return the row of a comparison of |x| with a number."""
+
+    def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+        return w.elementwise(kind, w.elementwise("ABS", w.dense(a.self)), number, dtype=BOOL)
+
+    return Row(build, lambda a: None if F32 in a.floats else "whole numbers, which are all finite")
+
+
+def _hardshrink(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x = w.dense(a.self)
+    near = w.elementwise("LESS_EQUAL", w.elementwise("ABS", x), float(a.lambd), dtype=BOOL)
+    return select(w, near, 0.0, x)
+
+
+def _nan_to_num(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x, most = w.dense(a.self), torch.finfo(F32).max
+    high, low = most if a.posinf is None else a.posinf, -most if a.neginf is None else a.neginf
+    y = select(w, w.elementwise("EQUAL", x, math.inf, dtype=BOOL), float(high), x)
+    y = select(w, w.elementwise("EQUAL", x, -math.inf, dtype=BOOL), float(low), y)
+    return select(w, w.elementwise("NOT_EQUAL", x, x, dtype=BOOL), float(a.nan or 0), y)
+
+
+def _logical_not(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    return w.elementwise("LOGICAL_NOT", value(w, a.self, BOOL))
+
+
+def _logical(kind: str) -> Row:
+    return Row(lambda w, a: w.elementwise(kind, value(w, a.self, BOOL), value(w, a.other, BOOL), dtype=BOOL))
+
+
+def _check_bool(a: Arguments) -> str | None:
+    return None if a.dtype == BOOL else f"bits of {a.dtype}"
+
+
+def _where(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x, y = (value(w, operand, a.dtype) for operand in (a.self, a.other))
+    return select(w, value(w, a.condition, BOOL), x, y)
+
+
+def _masked_fill(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x, fill = (value(w, operand, a.dtype) for operand in (a.self, a.value))
+    return select(w, value(w, a.mask, BOOL), fill, x)
+
+
+# -- quotients rounded to whole numbers, and remainders ----------------------------------------------------
+
+
+def _floor(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
+    """Divide and round down. FLOOR_DIV ends the model at a divisor of 0, of which torch makes infinity."""
+    if x.dtype != F32:
+        return _divided("FLOOR_DIV")(w, x, y)
+    rest = _fmod(w, x, y)
+    whole = w.elementwise("DIV", w.elementwise("SUB", x, rest), y)
+    whole = w.elementwise("FLOOR", w.elementwise("ADD", whole, 0.5))  # to the nearest
+    signs = (w.elementwise("LESS", each, 0.0, dtype=BOOL) for each in (rest, y))
+    across = w.elementwise("NOT_EQUAL", *signs, dtype=BOOL)
+    across = w.elementwise("LOGICAL_AND", across, w.elementwise("NOT_EQUAL", rest, 0.0, dtype=BOOL))
+    floor = select(w, across, w.elementwise("SUB", whole, 1.0), whole)
+    return select(w, w.elementwise("EQUAL", y, 0.0, dtype=BOOL), w.elementwise("DIV", x, y), floor)
+
+
+def _divided(kind: str) -> Callable[[LiteRtWriter, LiteRtValue, LiteRtValue], LiteRtValue]:
+    """Return the quotient by an operator, which LiteRT has for 32 bits alone."""
+
+    def divide(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
+        if x.dtype != I64:
+            return w.elementwise(kind, x, y)
+        return cast(w, w.elementwise(kind, cast(w, x, I32), cast(w, y, I32)), I64)
+
+    return divide
+
+
+def _towards_zero(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
+    quotient = _divided("DIV")(w, x, y)
+    return truncate(w, quotient) if x.dtype == F32 else quotient
+
+
+def _remainder(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
+    return w.elementwise("FLOOR_MOD", x, y)
+
+
+def _fmod(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
+    rest = w.elementwise("FLOOR_MOD", absolute(w, x), absolute(w, y))
+    is_below = w.elementwise("LESS", x, 0, dtype=BOOL)
+    return select(w, is_below, w.elementwise("NEG", rest), rest)
+
+
+def _quotient(function: Callable[..., LiteRtValue]) -> Row:
+    return Row(lambda w, a: function(w, *both(w, a)), check_number)
+
+
+_BY_MODE = {None: _divided("DIV"), "floor": _floor, "trunc": _towards_zero}
+_mode_row = Row(lambda w, a: _BY_MODE[a.rounding_mode](w, *both(w, a)), check_number)
+
+_COMPARISONS = {
+    aten.eq: _compare("EQUAL"),
+    aten.ne: _compare("NOT_EQUAL"),
+    aten.gt: _compare("GREATER"),
+    aten.lt: _compare("LESS"),
+    aten.ge: _compare("GREATER_EQUAL"),
+    aten.le: _compare("LESS_EQUAL"),
+}
+_SELECTIONS = {
+    _where: (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar),
+    _masked_fill: (aten.masked_fill.Scalar, aten.masked_fill.Tensor),
+}
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        **{overloads.Tensor: row for overloads, row in _COMPARISONS.items()},
+        **{overloads.Scalar: row for overloads, row in _COMPARISONS.items()},
+        aten.isnan.default: Row(_isnan),
+        aten.isinf.default: _with_magnitude("EQUAL", math.inf),
+        aten.isfinite.default: _with_magnitude("LESS", math.inf),
+        aten.hardshrink.default: Row(_hardshrink, check_float),
+        aten.nan_to_num.default: Row(_nan_to_num, check_float),
+        aten.logical_and.default: _logical("LOGICAL_AND"),
+        aten.logical_or.default: _logical("LOGICAL_OR"),
+        aten.logical_xor.default: _logical("NOT_EQUAL"),
+        aten.logical_not.default: Row(_logical_not),
+        aten.bitwise_and.Tensor: Row(_logical("LOGICAL_AND").build, _check_bool),
+        aten.bitwise_or.Tensor: Row(_logical("LOGICAL_OR").build, _check_bool),
+        aten.bitwise_xor.Tensor: Row(_logical("NOT_EQUAL").build, _check_bool),
+        aten.bitwise_not.default: Row(_logical_not, _check_bool),
+        **{target: Row(build) for build, targets in _SELECTIONS.items() for target in targets},
+        aten.div.Tensor_mode: _mode_row,
+        aten.div.Scalar_mode: _mode_row,
+        aten.floor_divide.default: _quotient(_floor),
+        aten.floor_divide.Scalar: _quotient(_floor),
+        aten.fmod.Tensor: _quotient(_fmod),
+        aten.fmod.Scalar: _quotient(_fmod),
+        aten.remainder.Tensor: _quotient(_remainder),
+        aten.remainder.Scalar: _quotient(_remainder),
+    }
+)

@@ -1,0 +1,198 @@
+"""Write the operators that move, repeat or rename elements as LiteRT operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from dimorder.targets.litert.pointwise import BOOL, F32, cast
+from dimorder.targets.litert.writer import MAX_RANK, LiteRtValue, LiteRtWriter
+from dimorder.targets.table import Arguments, Row, View, is_conversion, whole
+
+aten = torch.ops.aten
+
+MAX_CONCATENATED = 5  # operands of one concatenation in XNNPACK's delegate
+MAX_PADDED = 5  # dimensions of PADV2, and of PAD by LiteRT's own kernels
+
+
+# -- parts: values to values -------------------------------------------------------------------------------
+
+
+def slice_(w: LiteRtWriter, x: LiteRtValue, dim: int, start: int, length: int, step: int = 1) -> LiteRtValue:
+    """Return `length` elements from `start` on of one dimension."""
+    if length == x.shape[dim] and step == 1:
+        return x
+    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+    if step != 1:
+        ends = [*x.shape[:dim], start + (length - 1) * step + 1, *x.shape[dim + 1 :]]
+        starts, steps = ([other] * len(ends) for other in (0, 1))
+        starts[dim], steps[dim] = start, step
+        return w.op("STRIDED_SLICE", [x, w.sizes(starts), w.sizes(ends), w.sizes(steps)], shape)
+    x, dim, inner = around(w, x, dim, len(x.shape) > MAX_RANK)
+    starts, sizes = [0] * len(x.shape), list(x.shape)
+    starts[dim], sizes[dim] = start * inner, length * inner
+    return w.reshape(w.op("SLICE", [x, w.sizes(starts), w.sizes(sizes)], sizes), shape)
+
+
+def around(w: LiteRtWriter, x: LiteRtValue, dim: int, in_rows: bool) -> tuple[LiteRtValue, int, int]:
+    """Return `x` or rows of it, the dimension that contains `dim`, and its elements per element of `dim`."""
+    if not in_rows:
+        return x, dim, 1
+    rows, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+    return w.reshape(x, (rows, x.shape[dim] * inner)), 1, inner
+
+
+def pad(
+    w: LiteRtWriter, x: LiteRtValue, before: Sequence[int], after: Sequence[int], fill: float = 0
+) -> LiteRtValue:
+    """Add elements of `fill` on both sides, or remove elements for a negative number."""
+    for d, (low, high) in enumerate(zip(before, after, strict=True)):
+        cut = max(-low, 0), max(-high, 0)
+        x = slice_(w, x, d, cut[0], x.shape[d] - sum(cut))
+    added = [(max(low, 0), max(high, 0)) for low, high in zip(before, after, strict=True)]
+    if not any(map(any, added)):
+        return x
+    shape = [low + size + high for (low, high), size in zip(added, x.shape, strict=True)]
+    if x.dtype == BOOL:  # LiteRT pads no truth values
+        return cast(w, pad(w, cast(w, x, torch.int32), before, after, fill), BOOL)
+    runs = _padded_runs(added) if len(added) > 4 else [[d] for d in range(len(added))]
+    x = w.reshape(x, [math.prod(x.shape[d] for d in run) for run in runs])
+    added = [added[run[0]] for run in runs]
+    sizes = [low + size + high for (low, high), size in zip(added, x.shape, strict=True)]
+    amounts = w.constant(torch.tensor(added, dtype=torch.int32))
+    if fill == 0:
+        return w.reshape(w.op("PAD", [x, amounts], sizes), shape)
+    return w.reshape(w.op("PADV2", [x, amounts, w.number(fill, x.dtype)], sizes), shape)
+
+
+def _padded_runs(added: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Return the dimensions that are padded, and adjacent ones that are not as one."""
+    runs: list[list[int]] = []
+    for d, amounts in enumerate(added):
+        if runs and not any(amounts) and not any(added[runs[-1][-1]]):
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    return runs
+
+
+def concat(w: LiteRtWriter, values: Sequence[LiteRtValue], dim: int) -> LiteRtValue:
+    """Concatenate along one dimension; many operands are concatenated in several steps."""
+    values = list(values)
+    while len(values) > 1:
+        values = [
+            _concatenated(w, values[i : i + MAX_CONCATENATED], dim)
+            for i in range(0, len(values), MAX_CONCATENATED)
+        ]
+    return values[0]
+
+
+def _concatenated(w: LiteRtWriter, values: Sequence[LiteRtValue], dim: int) -> LiteRtValue:
+    if len(values) == 1:
+        return values[0]
+    total = sum(value.shape[dim] for value in values)
+    in_rows = len(values[0].shape) > MAX_RANK
+    first, axis, inner = around(w, values[0], dim, in_rows)
+    parts = [first, *(around(w, value, dim, in_rows)[0] for value in values[1:])]
+    out = [*first.shape[:axis], total * inner, *first.shape[axis + 1 :]]
+    joined = w.op("CONCATENATION", parts, out, axis=axis)
+    return w.reshape(joined, (*values[0].shape[:dim], total, *values[0].shape[dim + 1 :]))
+
+
+# -- rows --------------------------------------------------------------------------------------------------
+
+
+def _clone(w: LiteRtWriter, a: Arguments) -> View[LiteRtValue] | LiteRtValue:
+    return w.transposed(a.self) if is_conversion(a) else a.self
+
+
+def _permute(w: LiteRtWriter, a: Arguments) -> View[LiteRtValue]:
+    source = a.self if isinstance(a.self, View) else whole(w.dense(a.self))
+    return source.permute([d % len(source.order) for d in a.dims])
+
+
+def _view(w: LiteRtWriter, a: Arguments) -> View[LiteRtValue] | LiteRtValue:
+    return a.self if tuple(a.self.shape) == a.shape else w.reshape(w.dense(a.self), a.shape)
+
+
+def _cat(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    values = [cast(w, w.dense(operand), a.dtype) for operand in a.tensors]
+    return concat(w, values, a.dim % len(a.shape))
+
+
+def _slice(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x = w.dense(a.self)
+    dim, size = a.dim % len(x.shape), x.shape[a.dim]
+    start = a.start or 0
+    start = min(max(start + size if start < 0 else start, 0), size)
+    return slice_(w, x, dim, start, a.shape[dim], a.step)
+
+
+def _check_slice(a: Arguments) -> str | None:
+    """Leave slices of floats with steps to views, which stay in XNNPACK's delegate."""
+    if a.step == 1 or (a.dtype != F32 and len(a.shape) <= 5):
+        return None
+    return f"a slice of step {a.step}; XNNPACK has step 1"
+
+
+def _constant_pad(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x = w.dense(a.self)
+    before, after = [0] * len(x.shape), [0] * len(x.shape)
+    for i in range(len(a.pad) // 2):  # torch lists the last dimension first
+        before[-1 - i], after[-1 - i] = a.pad[2 * i], a.pad[2 * i + 1]
+    return pad(w, x, before, after, getattr(a, "value", None) or 0)
+
+
+def _check_pad(a: Arguments) -> str | None:
+    pairs = list(zip(a.pad[::2], a.pad[1::2], strict=True))[::-1]
+    runs = _padded_runs([(0, 0)] * (len(a.shape) - len(pairs)) + pairs)
+    return None if len(runs) <= MAX_PADDED else f"padding in {len(runs)} dimensions; LiteRT has {MAX_PADDED}"
+
+
+def _moved(target: Any) -> Row:
+    """Return the row of a move that is read element by element, by a GATHER of constant places."""
+    names = [argument.name for argument in target._schema.arguments]
+
+    def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+        x = w.dense(a.self)
+        given = {name: getattr(a, name) for name in names if name != "self"}
+        at = target(torch.arange(x.size, dtype=torch.int32).reshape(x.shape), **given).reshape(-1)
+        y = w.op("GATHER", [w.reshape(x, (x.size,)), w.constant(at)], (at.numel(),), axis=0, batchDims=0)
+        return w.reshape(y, a.shape)
+
+    return Row(build)
+
+
+def _flip(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x = w.dense(a.self)
+    for dim in (dim % len(a.shape) for dim in a.dims):
+        sizes = (math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :]))
+        y = w.reshape(x, sizes)
+        x = w.reshape(w.op("REVERSE_V2", [y, w.sizes([1])], sizes), a.shape)
+    return x
+
+
+def _check_flip(a: Arguments) -> str | None:
+    return "a flip of floats, which slices write in XNNPACK's delegate" if a.dtype == F32 else None
+
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        aten.cat.default: Row(_cat),
+        aten.slice.Tensor: Row(_slice, _check_slice),
+        aten.constant_pad_nd.default: Row(_constant_pad, _check_pad),
+        aten.expand.default: Row(lambda w, a: w.expanded(w.dense(a.self), a.shape)),
+        aten.flip.default: Row(_flip, _check_flip),
+        **{target: _moved(target) for target in (aten.diagonal.default, aten.unfold.default)},
+        aten.full_like.default: Row(
+            lambda w, a: w.constant(torch.full(a.shape, a.fill_value, dtype=a.dtype))
+        ),
+        aten.permute.default: Row(_permute, relabel=True),
+        aten.view.default: Row(_view, relabel=True),
+        aten.clone.default: Row(_clone, relabel=True),
+    }
+)

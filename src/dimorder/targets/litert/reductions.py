@@ -1,0 +1,251 @@
+"""Write linears, matmuls, reductions and normalisations as LiteRT operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.targets.litert.pointwise import BOOL, F32, I32, I64, add, cast, check_float, mul
+from dimorder.targets.litert.writer import MAX_RANK, LiteRtValue, LiteRtWriter
+from dimorder.targets.table import Arguments, Row, View, is_transposed
+
+aten = torch.ops.aten
+
+
+# -- contractions ------------------------------------------------------------------------------------------
+
+
+def linear(w: LiteRtWriter, x: LiteRtValue, weight: Tensor, bias: LiteRtValue | None) -> LiteRtValue:
+    """Return x (…, I) times a constant weight (O, I), plus bias (O)."""
+    shape = (*x.shape[:-1], weight.shape[0])
+    operands = [x, w.constant(weight)] + ([] if bias is None else [bias])
+    return w.op("FULLY_CONNECTED", operands, shape, keepNumDims=True)
+
+
+def _linear(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    bias = None if a.bias is None else w.dense(a.bias)
+    if isinstance(a.weight, Tensor):
+        return linear(w, w.dense(a.input), a.weight, bias)
+    x, weight = w.dense(a.input), w.dense(a.weight)
+    y = matmul(
+        w, w.reshape(x, (1, x.size // x.shape[-1], x.shape[-1])), w.reshape(weight, (1, *weight.shape)), True
+    )
+    y = w.reshape(y, a.shape)
+    return y if bias is None else add(w, y, bias)
+
+
+def matmul(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue, is_transposed: bool = False) -> LiteRtValue:
+    """Multiply matrices x (…, M, K) by y (…, K, N), or by y (…, N, K) if that is transposed.
+
+    If `y` lacks a batch, the batch of `x` becomes rows. Other batches are repeated.
+    """
+    rank = max(len(x.shape), len(y.shape))
+    x, y = (w.reshape(v, (1,) * (rank - len(v.shape)) + v.shape) for v in (x, y))
+    batch = [max(pair) for pair in zip(x.shape[:-2], y.shape[:-2], strict=True)]
+    columns = y.shape[-2] if is_transposed else y.shape[-1]
+    shape = (*batch, x.shape[-2], columns)
+    if math.prod(y.shape[:-2]) == 1:
+        x = w.reshape(x, (1, x.size // x.shape[-1], x.shape[-1]))
+    else:
+        x, y = (w.expanded(v, (*batch, *v.shape[-2:])) for v in (x, y))
+    if len(x.shape) > 4 or len(x.shape) != len(y.shape):
+        x, y = (w.reshape(v, (math.prod(v.shape[:-2]), *v.shape[-2:])) for v in (x, y))
+    out = (*x.shape[:-1], columns)
+    return w.reshape(w.op("BATCH_MATMUL", [x, y], out, adjX=False, adjY=is_transposed), shape)
+
+
+def _matmul(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    left, right = w.dense(a.self), a.other
+    if isinstance(right, Tensor) and math.prod(right.shape[:-2]) == 1:
+        y = linear(w, left, right.reshape(right.shape[-2:]).t(), None)
+        return w.reshape(y, a.shape)
+    if isinstance(right, View) and not right.is_dense and _lies_transposed(right):
+        return matmul(w, left, right.value, True)
+    return matmul(w, left, w.dense(right))
+
+
+def _lies_transposed(view: View[LiteRtValue]) -> bool:
+    rank = len(view.order)
+    return view.order == (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _check_matmul(a: Arguments) -> str | None:
+    if min(len(operand.meta["val"].shape) for operand in (a.self, a.other)) < 2:
+        return "a product with a vector"
+    if is_transposed(a.self):
+        return "a product whose left operand lies transposed"
+    return check_float(a)
+
+
+# -- reductions --------------------------------------------------------------------------------------------
+
+
+def reduce(w: LiteRtWriter, kind: str, x: LiteRtValue, dims: Collection[int]) -> LiteRtValue:
+    """Reduce over `dims`, which become 1, in one operator."""
+    kept = [1 if d in dims else size for d, size in enumerate(x.shape)]
+    if len(x.shape) > MAX_RANK:
+        x, dims = _merged(w, x, dims)
+    dims = [d for d in sorted(dims) if x.shape[d] != 1]
+    if not dims:
+        return w.reshape(x, kept)
+    shape = [1 if d in dims else size for d, size in enumerate(x.shape)]
+    return w.reshape(w.op(kind, [x, w.sizes(dims)], shape, keepDims=True), kept)
+
+
+def _merged(w: LiteRtWriter, x: LiteRtValue, dims: Collection[int]) -> tuple[LiteRtValue, set[int]]:
+    """Return a value with adjacent dimensions merged that are reduced alike, and those that are reduced."""
+    runs: list[list[int]] = []
+    for d, size in enumerate(x.shape):
+        if size == 1:
+            continue
+        if runs and (d in dims) == (runs[-1][-1] in dims):
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    sizes = [math.prod(x.shape[d] for d in run) for run in runs]
+    return w.reshape(x, sizes), {i for i, run in enumerate(runs) if run[0] in dims}
+
+
+def reduced_dims(a: Arguments) -> set[int]:
+    """Return the dimensions that a call reduces: all if it names none, and none for a scalar."""
+    rank, given = len(a.self.shape), getattr(a, "dim", None)
+    given = [given] if isinstance(given, int) else given
+    return {d % rank for d in given} if given and rank else set(range(rank))
+
+
+def _reduction(
+    kind: str, dtype: torch.dtype | None = None
+) -> Callable[[LiteRtWriter, Arguments], LiteRtValue]:
+    """Return the build of a reduction of values in the result's type, or in `dtype`."""
+
+    def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+        x = cast(w, w.dense(a.self), dtype or a.dtype)
+        return w.reshape(reduce(w, kind, x, reduced_dims(a)), a.shape)
+
+    return build
+
+
+def _extremum(kind: str, of_truth: str) -> Row:
+    """Return the row of a maximum or minimum; that of truth values is another reduction."""
+    of_numbers, of_bool = _reduction(kind), _reduction(of_truth)
+    return Row(lambda w, a: (of_bool if a.dtype == BOOL else of_numbers)(w, a))
+
+
+def _topk(w: LiteRtWriter, x: LiteRtValue, count: int, largest: bool, shapes: Any) -> list[LiteRtValue]:
+    """Return the largest or smallest numbers of each row in order, and their places; the first of equals."""
+    y = x if largest else w.elementwise("NEG", x)
+    y = w.reshape(y, (x.size // x.shape[-1], x.shape[-1]))
+    shape = (y.shape[0], count)
+    operands = [y, w.number(count, I32)]
+    numbers, places = w.ops("TOPK_V2", operands, [(shape, x.dtype), (shape, I32)])
+    numbers = numbers if largest else w.elementwise("NEG", numbers)
+    return [w.reshape(each, to) for each, to in zip((numbers, cast(w, places, I64)), shapes, strict=True)]
+
+
+def _check_last(a: Arguments) -> str | None:
+    rank, dtype = len(a.shape), a.self.meta["val"].dtype
+    if rank and a.dim % rank != rank - 1:
+        return f"an order along dimension {a.dim} of {rank}; LiteRT has it along the last"
+    return None if rank and dtype == F32 else f"an order of {dtype}"
+
+
+def _arg(largest: bool) -> Callable[[LiteRtWriter, Arguments], LiteRtValue]:
+    kind = "ARG_MAX" if largest else "ARG_MIN"
+
+    def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+        x = w.dense(a.self)
+        x = w.reshape(x, x.shape or (1,))
+        dim = (a.dim or 0) % len(x.shape)
+        outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+        rows = w.reshape(x, (outer, x.shape[dim], inner))
+        y = w.op(kind, [rows, w.sizes([1])], (outer, inner), I64, outputType=_INT64)
+        return w.reshape(y, a.shape)
+
+    return build
+
+
+_INT64 = 4  # TensorType of the schema
+
+
+def _check_arg(a: Arguments) -> str | None:
+    dtype = a.self.meta["val"].dtype
+    return None if dtype in (F32, I32) else f"argmax of {dtype}, which LiteRT has for torch.float32"
+
+
+# -- softmax and normalisations ----------------------------------------------------------------------------
+
+
+def _softmax(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x = w.dense(a.self)
+    x = x if len(x.shape) <= 4 else w.reshape(x, (x.size // x.shape[-1], x.shape[-1]))
+    return w.reshape(w.op("SOFTMAX", [x], x.shape, beta=1.0), a.shape)
+
+
+def _check_softmax(a: Arguments) -> str | None:
+    rank = a.self.meta["val"].ndim
+    if not rank:
+        return "softmax of a number"
+    if a.dim % rank != rank - 1:
+        return f"softmax over dimension {a.dim} of {rank}, not the last"
+    return check_float(a)
+
+
+def _log_softmax(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x = w.dense(a.self)
+    rows = w.reshape(x, (x.size // x.shape[-1], x.shape[-1]))
+    return w.reshape(w.op("LOG_SOFTMAX", [rows], rows.shape), a.shape)
+
+
+def _layer_norm(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x, size = w.dense(a.input), math.prod(a.normalized_shape)
+    x = w.reshape(x, (*x.shape[: len(x.shape) - len(a.normalized_shape)], size))
+    last = {len(x.shape) - 1}
+    centred = w.elementwise("SUB", x, reduce(w, "MEAN", x, last))
+    variance = reduce(w, "MEAN", mul(w, centred, centred), last)
+    y = mul(w, centred, w.elementwise("RSQRT", add(w, variance, a.eps)))
+    y = y if a.weight is None else mul(w, y, w.reshape(w.dense(a.weight), (size,)))
+    return y if a.bias is None else add(w, y, w.reshape(w.dense(a.bias), (size,)))
+
+
+def _cumsum(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    x = cast(w, w.dense(a.self), a.dtype)
+    if not x.shape:
+        return x
+    dim = a.dim % len(x.shape)
+    rows = (math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :]))
+    return w.reshape(w.op("CUMSUM", [w.reshape(x, rows), w.sizes([1])], rows), a.shape)
+
+
+_OF_TRUTH = "a sum of truth values as truth"
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        aten.linear.default: Row(_linear, check_float),
+        aten.matmul.default: Row(_matmul, _check_matmul),
+        aten.sum.dim_IntList: Row(_reduction("SUM"), lambda a: _OF_TRUTH if a.dtype == BOOL else None),
+        aten.mean.dim: Row(_reduction("MEAN"), check_float),
+        aten.amax.default: _extremum("REDUCE_MAX", "REDUCE_ANY"),
+        aten.amin.default: _extremum("REDUCE_MIN", "REDUCE_ALL"),
+        aten.topk.default: Row(lambda w, a: _topk(w, w.dense(a.self), a.k, a.largest, a.shapes), _check_last),
+        **{
+            name: Row(
+                lambda w, a: _topk(w, w.dense(a.self), a.shape[-1], a.descending, a.shapes), _check_last
+            )
+            for name in (aten.sort.default, aten.sort.stable)
+        },
+        aten.any.dims: Row(_reduction("REDUCE_ANY", BOOL)),
+        aten.all.dims: Row(_reduction("REDUCE_ALL", BOOL)),
+        aten.prod.dim_int: Row(_reduction("REDUCE_PROD")),
+        aten.argmax.default: Row(_arg(largest=True), _check_arg),
+        aten.argmin.default: Row(_arg(largest=False), _check_arg),
+        aten.softmax.int: Row(_softmax, _check_softmax),
+        aten.log_softmax.int: Row(_log_softmax, _check_softmax),
+        aten.layer_norm.default: Row(_layer_norm, check_float),
+        aten.cumsum.default: Row(_cumsum),
+    }
+)

@@ -1,0 +1,85 @@
+"""Run a `.tflite` in this process. Needs ai-edge-litert."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from dimorder.contract import Contract
+from dimorder.targets.litert.file import read_contract
+
+# The kernels that may run a file, by the names of ai-edge-litert's resolvers.
+KERNELS: Mapping[str, str] = MappingProxyType(
+    {"xnnpack": "BUILTIN", "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "reference": "BUILTIN_REF"}
+)
+DEFAULT_KERNELS = "xnnpack"
+NO_REFERENCE = frozenset({"CEIL", "ELU", "ROUND"})  # the operators that LiteRT has no reference kernels for
+_THREADS: ContextVar[int | None] = ContextVar("threads", default=None)
+
+
+class LiteRtProgram:
+    """A `.tflite` as a function of tensors, in the shapes of the program's own signature."""
+
+    def __init__(self, data: bytes, kernels: str = DEFAULT_KERNELS) -> None:
+        from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+        self._interpreter: Any = Interpreter(
+            model_content=data,
+            num_threads=_THREADS.get(),
+            experimental_op_resolver_type=getattr(OpResolverType, KERNELS[kernels]),
+        )
+        self._interpreter.allocate_tensors()
+        self._inputs = [each["index"] for each in self._interpreter.get_input_details()]
+        self._outputs = [each["index"] for each in self._interpreter.get_output_details()]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        for index, tensor in zip(self._inputs, inputs, strict=True):
+            self._interpreter.set_tensor(index, tensor.detach().cpu().contiguous().numpy())
+        self._interpreter.invoke()
+        results = map(self._interpreter.get_tensor, self._outputs)  # a number, if it has no dimensions
+        return [torch.from_numpy(np.asarray(result)) for result in results]
+
+    def partitions(self) -> tuple[int, Counter[str]]:
+        """Return how many parts delegates compute, and how often each operator runs beside them."""
+        operators = {
+            index: each for each in self._interpreter._get_ops_details() for index in each["outputs"]
+        }
+        delegates, beside = set[int](), dict[int, str]()
+        wanted, seen = list(self._outputs), set[int]()
+        while wanted:  # a delegate's node is listed last, and so replaces those that it computes
+            index = wanted.pop()
+            if index in seen or index not in operators:
+                continue
+            seen.add(index)
+            operator = operators[index]
+            if operator["op_name"] == "DELEGATE":
+                delegates.add(operator["index"])
+            else:
+                beside[operator["index"]] = operator["op_name"]
+            wanted.extend(operator["inputs"])
+        return len(delegates), Counter(beside.values())
+
+
+def run_by_reference(data: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a file by LiteRT's reference kernels, whose arithmetic makes the largest float of an infinity."""
+    results = LiteRtProgram(data, "reference")(inputs)
+    largest = torch.finfo(torch.float32).max
+    return [torch.where(y.abs() == largest, y * 2, y) if y.is_floating_point() else y for y in results]
+
+
+def set_threads(count: int) -> None:
+    """Set the number of threads for each program that is loaded from now on."""
+    _THREADS.set(count)
+
+
+def load(file: Path, kernels: str = DEFAULT_KERNELS) -> tuple[Contract, LiteRtProgram]:
+    """Return the contract of a saved file, and the file as a function."""
+    data = file.read_bytes()
+    return read_contract(data), LiteRtProgram(data, kernels)

@@ -1,0 +1,293 @@
+"""Write convolutions, pools and resizes as LiteRT operators, NHWC.
+
+LiteRT pads as TensorFlow does: not at all (VALID), or as much as makes the result as large as the input over
+the stride (SAME). Other padding is a PAD, which XNNPACK makes part of the convolution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.ops.dialect import OPS as dimorder
+from dimorder.targets.litert.moves import concat, pad, slice_
+from dimorder.targets.litert.pointwise import check_float, mul
+from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
+from dimorder.targets.table import Arguments, Row, View
+
+SAME, VALID = 0, 1
+# A depthwise kernel of more taps has no fast XNNPACK kernel: 7 x 7 as a whole takes 1.6 times as long as its
+# parts at 56 x 56 x 96.
+PART_TAPS = 25
+
+# -- convolution -------------------------------------------------------------------------------------------
+
+
+def _conv2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    weight = a.weight_ohwi
+    window = [d * (k - 1) + 1 for d, k in zip(a.dilation, weight.shape[1:3], strict=True)]
+    scheme, x = _padded(w, w.dense(a.x), window, a.stride, a.padding, a.shape)
+    options = {
+        "padding": scheme,
+        "strideH": a.stride[0],
+        "strideW": a.stride[1],
+        "dilationHFactor": a.dilation[0],
+        "dilationWFactor": a.dilation[1],
+    }
+    if _is_depthwise(a.groups, weight.shape):
+        taps = w.constant(weight.permute(3, 1, 2, 0))
+        multiplier = weight.shape[0] // a.groups
+        operands = [x, taps, _bias(w, a)]
+        return w.op("DEPTHWISE_CONV_2D", operands, a.shape, depthMultiplier=multiplier, **options)
+    return w.op("CONV_2D", [x, w.dense(weight), _bias(w, a)], a.shape, **options)
+
+
+def _is_depthwise(groups: int, weight_ohwi: Sequence[int]) -> bool:
+    return groups > 1 and weight_ohwi[3] == 1
+
+
+def _bias(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    """Return the bias, which CONV_2D needs."""
+    return w.constant(torch.zeros(a.shape[-1])) if a.bias is None else w.dense(a.bias)
+
+
+def _padded(
+    w: LiteRtWriter,
+    x: LiteRtValue,
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    shape: Sequence[int],
+) -> tuple[int, LiteRtValue]:
+    """Return LiteRT's scheme for paddings (before and after each dimension), and the input it applies to."""
+    if not any(padding):
+        return VALID, x
+    if _is_same(x.shape[1:-1], window, stride, padding, shape[1:-1]):
+        return SAME, x
+    return VALID, pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0))
+
+
+def _is_same(
+    sizes: Sequence[int], window: Sequence[int], stride: Sequence[int], padding: Sequence[int], out: Any
+) -> bool:
+    for d, (size, extent, step) in enumerate(zip(sizes, window, stride, strict=True)):
+        needed = max((out[d] - 1) * step + extent - size, 0)
+        if out[d] != -(-size // step) or padding[2 * d] != needed // 2:
+            return False  # what lies behind the last window does not count
+    return True
+
+
+def _check_conv2d(a: Arguments) -> str | None:
+    weight = tuple(a.weight_ohwi.meta["val"].shape)
+    taps = math.prod(weight[1:3])
+    if _is_depthwise(a.groups, weight):
+        if taps > PART_TAPS:
+            return f"a depthwise kernel of {taps} taps; XNNPACK is fast up to {PART_TAPS}"
+        if not a.is_constant(a.weight_ohwi):
+            return "a depthwise kernel that is computed"
+    return check_float(a)
+
+
+def _conv3d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    weight = a.weight_odhwi
+    window = [d * (k - 1) + 1 for d, k in zip(a.dilation, weight.shape[1:4], strict=True)]
+    scheme, x = _padded(w, w.dense(a.x), window, a.stride, a.padding, a.shape)
+    options = {"padding": scheme, **dict(zip(("strideD", "strideH", "strideW"), a.stride, strict=True))}
+    names = ("dilationDFactor", "dilationHFactor", "dilationWFactor")
+    options |= dict(zip(names, a.dilation, strict=True))
+    taps = w.constant(weight.permute(1, 2, 3, 4, 0))
+    return w.op("CONV_3D", [x, taps, _bias(w, a)], a.shape, **options)
+
+
+def _check_conv3d(a: Arguments) -> str | None:
+    if a.groups != 1:
+        return f"a CONV_3D of {a.groups} groups"
+    return check_float(a) if a.is_constant(a.weight_odhwi) else "a kernel that is computed"
+
+
+def _conv_transpose2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    """Write a transposed convolution without padding, of which padding then cuts the edge."""
+    x, weight = w.dense(a.x), _dilated(a.weight_ohwi, a.dilation)
+    whole = [
+        (size - 1) * step + kernel
+        for size, step, kernel in zip(x.shape[1:3], a.stride, weight.shape[1:3], strict=True)
+    ]
+
+    def write(part: LiteRtValue, taps: Tensor, bias: Tensor | None, channels: int) -> LiteRtValue:
+        shape = (x.shape[0], *whole, channels)
+        operands = [w.sizes(shape), w.constant(taps), part]
+        operands += [] if bias is None else [w.constant(bias)]
+        stride = {"strideH": a.stride[0], "strideW": a.stride[1]}
+        return w.op("TRANSPOSE_CONV", operands, shape, x.dtype, padding=VALID, **stride)
+
+    y = _in_groups(w, x, weight, a, write)
+    before = (0, *(-p for p in a.padding), 0)
+    after = (0, *(o - s + p for o, s, p in zip(a.shape[1:3], whole, a.padding, strict=True)), 0)
+    if max(after) > 0 and a.bias is not None:
+        y = _with_bias_beyond(w, y, a.bias, after)
+        after = tuple(min(amount, 0) for amount in after)
+    return pad(w, y, before, after)
+
+
+def _with_bias_beyond(w: LiteRtWriter, y: LiteRtValue, bias: Tensor, after: Sequence[int]) -> LiteRtValue:
+    """Extend a result by the bias, which is all that output padding beyond the last tap has."""
+    for d, more in enumerate(after):
+        if more > 0:
+            rows = (*y.shape[:d], more, *y.shape[d + 1 :])
+            y = concat(w, [y, w.constant(bias.expand(rows))], d)
+    return y
+
+
+def _dilated(weight: Tensor, dilation: Sequence[int]) -> Tensor:
+    """Return a kernel with zeros between its taps."""
+    o, height, width, i = weight.shape
+    down, across = dilation
+    stuffed = weight.new_zeros(o, (height - 1) * down + 1, (width - 1) * across + 1, i)
+    stuffed[:, ::down, ::across] = weight
+    return stuffed
+
+
+def _in_groups(
+    w: LiteRtWriter, x: LiteRtValue, weight: Tensor, a: Arguments, write: Callable[..., LiteRtValue]
+) -> LiteRtValue:
+    """Write one convolution per group of channels, and concatenate their results."""
+    axis, inputs, outputs = len(a.shape) - 1, x.shape[-1] // a.groups, a.shape[-1] // a.groups
+    parts = []
+    for g in range(a.groups):
+        rows = slice(g * outputs, (g + 1) * outputs)
+        part = slice_(w, x, axis, g * inputs, inputs)
+        parts.append(write(part, weight[rows], None if a.bias is None else a.bias[rows], outputs))
+    return concat(w, parts, axis)
+
+
+def _check_transposed(a: Arguments) -> str | None:
+    constant = a.is_constant(a.weight_ohwi) and a.is_constant(a.bias)
+    return check_float(a) if constant else "a weight or a bias that is not constant"
+
+
+# -- pooling -----------------------------------------------------------------------------------------------
+
+
+def _max_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    """Write a maximum over windows. Padding repeats the edge, which adds no number to any window."""
+    x = w.dense(a.x)
+    padding = _whole_padding(x, a)
+    if not _is_same(x.shape[1:3], a.kernel_size, a.stride, padding, a.shape[1:3]):
+        for d, (before, after) in enumerate(zip(padding[::2], padding[1::2], strict=True), start=1):
+            edge = slice_(w, x, d, 0, 1), slice_(w, x, d, x.shape[d] - 1, 1)
+            x = concat(w, [edge[0]] * before + [x] + [edge[1]] * after, d)
+        padding = (0, 0, 0, 0)
+    return _pool(w, "MAX_POOL_2D", x, a, SAME if any(padding) else VALID)
+
+
+def _check_max_pool(a: Arguments) -> str | None:
+    pair = a.dilation if isinstance(a.dilation, (list, tuple)) else [a.dilation]
+    return check_float(a) if set(pair) <= {1} else f"dilation {a.dilation}; MAX_POOL_2D has none"
+
+
+def _avg_pool2d(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    """Write a mean over windows of the padded input; other divisors are factors."""
+    x = w.dense(a.x)
+    padding = _whole_padding(x, a)
+    y = pad(w, x, (0, *padding[::2], 0), (0, *padding[1::2], 0))
+    y = _pool(w, "AVERAGE_POOL_2D", y, a, VALID)
+    if not any(padding) and a.divisor_override is None:
+        return y
+    # The divisor may differ from place to place. The mean of ones gives it.
+    ones = torch.ones(1, *x.shape[1:3], 1)
+    window = (a.kernel_size, a.stride, a.padding, a.ceil_mode, a.count_include_pad, a.divisor_override)
+    inside = torch.nn.functional.pad(ones, (0, 0, *padding[2:], *padding[:2]))
+    counted = dimorder.avg_pool2d_nhwc(inside, a.kernel_size, a.stride, [0, 0], False, True, None)
+    factors = dimorder.avg_pool2d_nhwc(ones, *window) / counted
+    if torch.equal(factors, torch.ones_like(factors)):
+        return y
+    first = factors.reshape(-1)[0]
+    return mul(w, y, float(first) if bool((factors == first).all()) else w.constant(factors))
+
+
+def _whole_padding(x: LiteRtValue, a: Arguments) -> tuple[int, ...]:
+    """Return the padding before and after each dimension with which the last window ends inside."""
+    padding = []
+    for size, kernel, step, before, out in zip(
+        x.shape[1:3], a.kernel_size, a.stride, a.padding, a.shape[1:3], strict=True
+    ):
+        padding += [before, max((out - 1) * step + kernel - size - before, 0)]
+    return tuple(padding)
+
+
+def _pool(w: LiteRtWriter, kind: str, x: LiteRtValue, a: Arguments, scheme: int) -> LiteRtValue:
+    (height, width), (down, across) = a.kernel_size, a.stride
+    options = {"filterHeight": height, "filterWidth": width, "strideH": down, "strideW": across}
+    return w.op(kind, [x], a.shape, padding=scheme, **options)
+
+
+# -- resizes -----------------------------------------------------------------------------------------------
+
+
+def _bilinear(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    centred = not a.align_corners
+    operands = [w.dense(a.x), w.sizes(a.output_size)]
+    return w.op("RESIZE_BILINEAR", operands, a.shape, alignCorners=a.align_corners, halfPixelCenters=centred)
+
+
+def _check_bilinear(a: Arguments) -> str | None:
+    sizes = zip(a.output_size, a.x.meta["val"].shape[1:3], (a.scales_h, a.scales_w), strict=True)
+    for new, old, scale in sizes:
+        if scale is not None and not a.align_corners and new != old * scale:
+            return f"the scale {scale} from {old} to {new}; LiteRT takes the ratio of the sizes"
+    return check_float(a)
+
+
+def _nearest(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    """Resize by a whole multiple, as a multiplication with ones over two more dimensions.
+
+    Other sizes are read row by row and column by column, by GATHER.
+    """
+    x = w.dense(a.x)
+    n, height, width, channels = x.shape
+    if not _is_multiple(a):
+        for d, indices in enumerate(_nearest_reads(a), start=1):
+            shape = (*x.shape[:d], len(indices), *x.shape[d + 1 :])
+            x = w.op("GATHER", [x, w.sizes(indices)], shape, axis=d, batchDims=0)
+        return x
+    down, across = a.output_size[0] // height, a.output_size[1] // width
+    spread = w.reshape(x, (n * height, 1, width, 1, channels))
+    ones = w.constant(torch.ones(1, down, 1, across, 1))
+    return w.op("MUL", [spread, ones], (n * height, down, width, across, channels))
+
+
+def _is_multiple(a: Arguments) -> bool:
+    sizes = list(_resized(a))
+    return all(new % old == 0 and scale in (None, new / old) for old, new, scale in sizes)
+
+
+def _resized(a: Arguments) -> Any:
+    shape = a.x.shape if isinstance(a.x, View) else a.x.meta["val"].shape
+    return zip(shape[1:3], a.output_size, (a.scales_h, a.scales_w), strict=True)
+
+
+def _nearest_reads(a: Arguments) -> list[list[int]]:
+    """Return the rows and columns that torch's kernel reads, which computes in float32 (UpSample.h)."""
+    reads = []
+    for old, new, scale in _resized(a):
+        step = torch.tensor(old / new if scale is None else 1 / scale, dtype=torch.float32)
+        reads.append((torch.arange(new) * step).floor().long().clamp(max=old - 1).tolist())
+    return reads
+
+
+ROWS: Mapping[Any, Row] = MappingProxyType(
+    {
+        dimorder.conv2d_nhwc.default: Row(_conv2d, _check_conv2d),
+        dimorder.conv3d_ndhwc.default: Row(_conv3d, _check_conv3d),
+        dimorder.conv_transpose2d_nhwc.default: Row(_conv_transpose2d, _check_transposed),
+        dimorder.max_pool2d_nhwc.default: Row(_max_pool2d, _check_max_pool),
+        dimorder.avg_pool2d_nhwc.default: Row(_avg_pool2d, check_float),
+        dimorder.upsample_bilinear2d_nhwc.default: Row(_bilinear, _check_bilinear),
+        dimorder.upsample_nearest2d_nhwc.default: Row(_nearest, check_float),
+    }
+)

@@ -1,0 +1,126 @@
+"""Define target litert: its capabilities, costs and files. Its import needs no ai-edge-litert."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch.export import ExportedProgram
+
+from dimorder.capture.split_attention_heads import HeadLimits
+from dimorder.contract import Contract
+from dimorder.errors import UsageError
+from dimorder.layout.capabilities import Capabilities
+from dimorder.layout.costs import counted
+from dimorder.ops.convolution import depthwise_in_parts
+from dimorder.ops.table import PLAIN
+from dimorder.targets.base import Artifact, Target, TargetFiles, TargetRuntime
+from dimorder.targets.litert import INFO
+from dimorder.targets.litert.emit import write
+from dimorder.targets.litert.file import operators
+from dimorder.targets.litert.ops import OPERATORS
+from dimorder.targets.litert.runtime import (
+    DEFAULT_KERNELS,
+    KERNELS,
+    NO_REFERENCE,
+    LiteRtProgram,
+    load,
+    run_by_reference,
+    set_threads,
+)
+from dimorder.targets.litert.spatial import PART_TAPS
+from dimorder.targets.litert.writer import MAX_RANK
+from dimorder.targets.table import Table
+from dimorder.verification.verify import Run
+
+
+@dataclass(frozen=True)
+class TfLite(Artifact):
+    """A sealed `.tflite` with its contract inside, and the kernels that run it here."""
+
+    data: bytes
+    kernels: str = DEFAULT_KERNELS
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return self._program(inputs)
+
+    @cached_property
+    def _program(self) -> LiteRtProgram:
+        return LiteRtProgram(self.data, self.kernels)
+
+    @cached_property
+    def delegates(self) -> int:
+        return self._program.partitions()[0]
+
+    @cached_property
+    def outside(self) -> Mapping[str, int]:
+        return dict(self._program.partitions()[1])
+
+    @property
+    def other_runs(self) -> Mapping[str, Run]:
+        """Return the reference kernels, which an operator may lack."""
+        if self.kernels != DEFAULT_KERNELS or NO_REFERENCE & set(operators(self.data)):
+            return {}
+        return {"LiteRT's reference kernels": partial(run_by_reference, self.data)}
+
+
+def emit(program: ExportedProgram, contract: Contract, table: Table, kernels: str) -> TfLite:
+    """Emit a `.tflite`. Raises `UnsupportedError` for an operator that LiteRT lacks."""
+    return TfLite(write(program, contract, table), kernels)
+
+
+# As for XNNPACK, which computes most of a file.
+_SPLIT_CHANNELS = 16
+_MIN_RUN = 8
+_HEADS = HeadLimits(channels=32, most_joined=32)
+_NOT_WORTH_IT = frozenset({"aten.linear/features first", "aten.layer_norm/any", "aten.matmul/transposed"})
+_IMPLEMENTATIONS = (PLAIN - _NOT_WORTH_IT) | {
+    "aten.convolution/without outer taps",
+    "aten.convolution/transposed in phases",
+    "aten.convolution/depth tap by tap",
+    "aten.convolution/transposed depth tap by tap",
+    "aten.max_pool2d/tap by tap",
+    "aten.max_pool3d/tap by tap",
+    "aten.slice.Tensor/step by view",
+    "aten.flip/digit by digit",
+    "aten.log_softmax.int/by halves",
+    "aten.cumprod/by doubling",
+    "aten.upsample_bilinear2d.vec/by products",
+    "aten.upsample_bicubic2d.vec/by products",
+    "aten._upsample_bilinear2d_aa.vec/by products",
+    "aten._upsample_bicubic2d_aa.vec/by products",
+}
+
+
+def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Target:
+    """Return the target whose files have these operators: all that LiteRT has, or fewer.
+
+    `kernels` run its files in this process: "xnnpack", "builtin" or "reference".
+    """
+    if kernels not in KERNELS:
+        raise UsageError(
+            f"kernels {kernels!r}", "no kernels of LiteRT", f"choose one of {', '.join(KERNELS)}"
+        )
+    return Target(
+        "litert",
+        INFO,
+        partial(emit, table=table, kernels=kernels),
+        Capabilities(
+            table.supports,
+            implementations=(_IMPLEMENTATIONS,),
+            max_rank=MAX_RANK,
+            takes=lambda value: table.unfit(value, False),
+            own_implementations={"aten.convolution": (depthwise_in_parts(PART_TAPS),)},
+            split_channels=_SPLIT_CHANNELS,
+            heads=_HEADS,
+        ),
+        counted(min_run=_MIN_RUN),
+        files=TargetFiles(partial(load, kernels=kernels), channels_last=()),
+        runtime=TargetRuntime("LiteRT", set_threads=set_threads),
+        with_options=partial(target, table),
+    )
+
+
+TARGET = target()

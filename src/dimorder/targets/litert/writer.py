@@ -1,0 +1,326 @@
+"""Write one LiteRT graph: its tensors, constants and operators.
+
+A RESHAPE is written late, once, and only if an operator reads it. Nothing is transposed unless the plan asks
+for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from dimorder.errors import UnsupportedError
+from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor, serialize
+from dimorder.targets.table import View
+
+MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
+BROADCAST_RANK = 4  # LiteRT's own kernels compare, select and divide in up to 4 dimensions
+
+# The operators that XNNPACK computes with a clamp, each with the option that names the clamp.
+_CLAMPED = frozenset(
+    ("ADD", "SUB", "MUL", "DIV", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "CONV_3D")
+)
+_CLAMPS: Mapping[str, int] = MappingProxyType({"RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3})
+
+
+@dataclass(frozen=True)
+class LiteRtValue:
+    """The dense tensor of that name, seen in `shape`.
+
+    Only the writer knows the shape in which it was written.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class LiteRtWriter:
+    """Builds one graph; `finish` returns its bytes. Operators that no output needs are left out.
+
+    `hint` is the name of the next operators' results.
+    """
+
+    def __init__(self) -> None:
+        self.hint = "tensor"
+        self._tensors: dict[str, TfLiteTensor] = {}
+        self._nodes: list[TfLiteNode] = []
+        self._inputs: dict[str, str] = {}
+        self._outputs: dict[str, str] = {}
+        self._constants: dict[tuple[torch.dtype, tuple[int, ...], bytes], str] = {}
+        self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._transposed: dict[View[LiteRtValue], LiteRtValue] = {}
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    def input(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> LiteRtValue:
+        """Add the next input of the graph, dense in `shape`."""
+        value = self._tensor(name, shape, dtype)
+        self._inputs[name] = value.tensor
+        return value
+
+    def output(self, name: str, value: LiteRtValue) -> None:
+        """Make `value` the next output, in its shape.
+
+        An input, a constant or an existing output is copied first.
+        """
+        tensor = self._named(value)
+        taken = {*self._inputs.values(), *self._outputs.values()}
+        if tensor in taken or self._tensors[tensor].data is not None:
+            tensor = self._reshape(replace(value, tensor=tensor), value.shape).tensor
+        self._outputs[name] = tensor
+
+    def constant(self, data: torch.Tensor | np.ndarray[Any, Any]) -> LiteRtValue:
+        """Return a constant, stored once per distinct data and shape."""
+        tensor = torch.as_tensor(data).detach().cpu().contiguous()
+        _require_shape(tuple(tensor.shape))
+        array = tensor.numpy()
+        key = (tensor.dtype, tuple(tensor.shape), array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self._unique("constant")
+            self._tensors[self._constants[key]] = TfLiteTensor(key[1], tensor.dtype, array)
+        return LiteRtValue(self._constants[key], key[1], tensor.dtype)
+
+    def number(self, number: float, dtype: torch.dtype) -> LiteRtValue:
+        """Return a constant without dimensions."""
+        return self.constant(torch.tensor(number, dtype=dtype))
+
+    def sizes(self, sizes: Sequence[int]) -> LiteRtValue:
+        """Return a constant of int32: sizes, starts, paddings or dimensions."""
+        return self.constant(torch.tensor(list(sizes), dtype=torch.int32))
+
+    def data(self, value: LiteRtValue) -> torch.Tensor | None:
+        """Return the data of `value` if it is a constant, else None."""
+        data = self._tensors[value.tensor].data
+        return None if data is None else torch.from_numpy(data).reshape(value.shape)
+
+    def reshape(self, value: LiteRtValue, shape: Sequence[int]) -> LiteRtValue:
+        """Return the same elements in `shape`. A RESHAPE is written only when an operator reads them so."""
+        shape = tuple(int(size) for size in shape)
+        assert math.prod(shape) == value.size, (value.shape, shape)
+        return LiteRtValue(value.tensor, shape, value.dtype)
+
+    def dense(self, operand: View[LiteRtValue] | torch.Tensor) -> LiteRtValue:
+        """Return `operand` dense in its own dimension order: a constant, or a value in that order already.
+
+        Only `transposed` writes a TRANSPOSE, for a conversion of the plan.
+        """
+        if isinstance(operand, torch.Tensor):
+            return self.constant(operand)
+        assert operand in self._transposed or operand.is_dense, (
+            "the plan has no conversion for this transpose"
+        )
+        return self._transposed.get(operand) or self.reshape(operand.value, operand.shape)
+
+    def transposed(self, view: View[LiteRtValue]) -> LiteRtValue:
+        """Return `view` dense in its own dimension order.
+
+        Write a TRANSPOSE if needed, once per value and order.
+        """
+        if view.is_dense:
+            return self.reshape(view.value, view.shape)
+        if view not in self._transposed:
+            value, order = (view.value, view.order) if len(view.order) <= MAX_RANK else _coalesced(view)
+            shape = [value.shape[i] for i in order]
+            self._transposed[view] = self.reshape(
+                self.op("TRANSPOSE", [value, self.sizes(order)], shape), view.shape
+            )
+        return self._transposed[view]
+
+    # -- operators -----------------------------------------------------------------------------------------
+
+    def op(
+        self,
+        kind: str,
+        inputs: Sequence[LiteRtValue | None],
+        shape: Sequence[int],
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> LiteRtValue:
+        """Write operator `kind` on `inputs` in their shapes.
+
+        Its result has the type of the first by default. `options` have the schema's names.
+        """
+        first = inputs[0]
+        assert first is not None
+        return self.ops(kind, inputs, [(shape, dtype or first.dtype)], **options)[0]
+
+    def ops(
+        self,
+        kind: str,
+        inputs: Sequence[LiteRtValue | None],
+        results: Sequence[tuple[Sequence[int], torch.dtype]],
+        **options: Any,
+    ) -> list[LiteRtValue]:
+        """Write an operator with several results, of these shapes and types."""
+        operands = tuple(None if value is None else self._named(value) for value in inputs)
+        made = [self._tensor(self._unique(self.hint), *result) for result in results]
+        self._nodes.append(TfLiteNode(kind, operands, tuple(value.tensor for value in made), options))
+        return made
+
+    def elementwise(
+        self, kind: str, *operands: LiteRtValue | float, dtype: torch.dtype | None = None, **options: Any
+    ) -> LiteRtValue:
+        """Write an operator on each element.
+
+        Operands broadcast as in torch, numbers take the last value's type. Values of one shape are read in
+        the shape in which the first one was written, so that no RESHAPE interrupts a chain of such operators.
+        """
+        like = [operand for operand in operands if isinstance(operand, LiteRtValue)][-1].dtype
+        values = [o if isinstance(o, LiteRtValue) else self.number(o, like) for o in operands]
+        shape = tuple(np.broadcast_shapes(*(value.shape for value in values)))
+        count = math.prod(shape)
+        full = [value for value in values if value.size == count]
+        if all(value.size in (1, count) for value in values):
+            written = next((v for v in full if self.data(v) is None), full[0])
+            to = self._tensors[written.tensor].shape
+            taken = [self.reshape(value, to if value in full else ()) for value in values]
+        else:
+            taken = self._broadcast(values, shape)
+        out = np.broadcast_shapes(*(value.shape for value in taken))
+        return self.reshape(self.op(kind, taken, out, dtype or like, **options), shape)
+
+    def _broadcast(self, values: Sequence[LiteRtValue], shape: tuple[int, ...]) -> list[LiteRtValue]:
+        """Return operands that broadcast in at most `BROADCAST_RANK` dimensions.
+
+        Adjacent dimensions merge if every operand has both or lacks both. If that is not enough, each operand
+        is repeated.
+        """
+        if len(shape) <= BROADCAST_RANK:
+            return list(values)
+        merged = _merged([value.shape for value in values], shape)
+        if len(merged[0]) <= BROADCAST_RANK:
+            return [self.reshape(value, to) for value, to in zip(values, merged, strict=True)]
+        return [self.reshape(self.expanded(value, shape), (math.prod(shape),)) for value in values]
+
+    def expanded(self, value: LiteRtValue, shape: Sequence[int]) -> LiteRtValue:
+        """Repeat a value in the dimensions in which it has size 1, or none, and `shape` has not."""
+        shape = tuple(shape)
+        if value.shape == shape or value.size == math.prod(shape):
+            return self.reshape(value, shape)
+        constant = self.data(value)
+        if constant is not None:
+            return self.constant(constant.expand(shape))
+        old, new = _merged([value.shape, shape], shape)
+        if len(new) > MAX_RANK:  # first repeat the last such dimension, which then merges with its neighbours
+            padded = (1,) * (len(shape) - len(value.shape)) + value.shape
+            last = max(d for d, (a, b) in enumerate(zip(padded, shape, strict=True)) if a != b)
+            return self.expanded(self.expanded(value, (*padded[:last], *shape[last:])), shape)
+        if value.dtype.is_floating_point and len(new) <= MAX_RANK:  # XNNPACK's: BROADCAST_TO is not
+            ones = torch.ones([1 if a == b else b for a, b in zip(old, new, strict=True)], dtype=value.dtype)
+            return self.reshape(self.op("MUL", [self.reshape(value, old), self.constant(ones)], new), shape)
+        dims = [self.reshape(value, old), self.sizes(new)]
+        return self.reshape(self.op("BROADCAST_TO", dims, new), shape)
+
+    # -- the file ------------------------------------------------------------------------------------------
+
+    def finish(self, metadata: Mapping[str, bytes]) -> bytes:
+        """Return the bytes of the file. Needs ai-edge-litert."""
+        nodes = _with_clamps(self._needed(), self._outputs.values())
+        return serialize(self._tensors, nodes, self._inputs, self._outputs, metadata)
+
+    def _needed(self) -> list[TfLiteNode]:
+        wanted, kept = set(self._outputs.values()), []
+        for node in reversed(self._nodes):
+            if wanted.intersection(node.outputs):
+                wanted.update(name for name in node.inputs if name)
+                kept.append(node)
+        return kept[::-1]
+
+    # -- helpers -------------------------------------------------------------------------------------------
+
+    def _tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> LiteRtValue:
+        shape = tuple(int(size) for size in shape)
+        _require_shape(shape)
+        self._tensors[name] = TfLiteTensor(shape, dtype)
+        return LiteRtValue(name, shape, dtype)
+
+    def _unique(self, stem: str) -> str:
+        """Return a name that no tensor has; the first one is the stem itself."""
+        return stem if stem not in self._tensors else f"{stem}.{len(self._tensors)}"
+
+    def _reshape(self, value: LiteRtValue, shape: Sequence[int]) -> LiteRtValue:
+        return self.op("RESHAPE", [value, self.sizes(shape)], shape, newShape=list(shape))
+
+    def _named(self, value: LiteRtValue) -> str:
+        """Return the tensor that holds `value` in its shape."""
+        tensor = self._tensors[value.tensor]
+        if value.shape == tensor.shape:
+            return value.tensor
+        key = (value.tensor, value.shape)
+        if key not in self._reshaped:
+            if tensor.data is not None:
+                self._reshaped[key] = self.constant(tensor.data.reshape(value.shape)).tensor
+            else:
+                source = LiteRtValue(value.tensor, tensor.shape, tensor.dtype)
+                self._reshaped[key] = self._reshape(source, value.shape).tensor
+        return self._reshaped[key]
+
+
+def _require_shape(shape: tuple[int, ...]) -> None:
+    if len(shape) > MAX_RANK:
+        found = f"{len(shape)} dimensions {shape}, where LiteRT's delegate has at most {MAX_RANK}"
+        raise UnsupportedError("a tensor of a LiteRT graph", found, "merge dimensions before it")
+
+
+def _merged(shapes: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return shapes that broadcast to `shape`, with adjacent dimensions merged as far as possible."""
+    padded = [(1,) * (len(shape) - len(s)) + s for s in shapes]
+    groups: list[list[int]] = []
+    held: list[list[bool]] = []
+    for d, size in enumerate(shape):
+        if size == 1:
+            continue
+        having = [s[d] == size for s in padded]
+        if held and having == held[-1]:
+            groups[-1].append(d)
+        else:
+            groups.append([d])
+            held.append(having)
+    return [tuple(math.prod(s[d] for d in group) for group in groups) for s in padded]
+
+
+def _coalesced(view: View[LiteRtValue]) -> tuple[LiteRtValue, tuple[int, ...]]:
+    """Return the same transpose without dimensions of 1, and with dimensions merged that stay adjacent."""
+    sizes, order = view.value.shape, [i for i in view.order if view.value.shape[i] != 1]
+    rank = {dim: position for position, dim in enumerate(sorted(order))}
+    runs: list[list[int]] = []
+    for dim in order:
+        if runs and rank[dim] == rank[runs[-1][-1]] + 1:
+            runs[-1].append(dim)
+        else:
+            runs.append([dim])
+    ordered = sorted(runs)
+    shape = tuple(math.prod(sizes[d] for d in run) for run in ordered)
+    return replace(view.value, shape=shape), tuple(ordered.index(run) for run in runs)
+
+
+def _with_clamps(nodes: Sequence[TfLiteNode], outputs: Collection[str]) -> list[TfLiteNode]:
+    """Return nodes in which a clamp that alone reads an operator's result is part of that operator."""
+    readers = Counter(name for node in nodes for name in node.inputs if name)
+    readers.update(outputs)
+    clamps = {
+        node.inputs[0]: node for node in nodes if node.kind in _CLAMPS and readers[node.inputs[0] or ""] == 1
+    }
+    kept, left_out = [], set[str]()
+    for node in nodes:
+        clamp = clamps.get(node.outputs[0]) if node.kind in _CLAMPED else None
+        if clamp is not None:
+            options = {**node.options, "fusedActivationFunction": _CLAMPS[clamp.kind]}
+            node = replace(node, outputs=clamp.outputs, options=options)
+            left_out.update(clamp.outputs)
+            kept.append(node)
+        elif not (node.kind in _CLAMPS and left_out.issuperset(node.outputs)):
+            kept.append(node)
+    return kept

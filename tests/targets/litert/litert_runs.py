@@ -1,0 +1,55 @@
+"""Emit a network for LiteRT, run the file by each of its kernels, and compare with torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import dimorder
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.contract import Contract, TensorSpec
+from dimorder.lowered import Lowered
+from dimorder.targets.litert.file import operators
+from dimorder.targets.litert.ops import OPERATORS
+from dimorder.targets.litert.runtime import KERNELS, NO_REFERENCE, LiteRtProgram
+from dimorder.targets.litert.target import TfLite, emit
+from tests.targets.cases import Net
+from tests.targets.tosa_runs import assert_close
+
+
+def emitted(module: Net, inputs: tuple[Tensor, ...]) -> TfLite:
+    """The artifact of a physical program with a contiguous boundary."""
+
+    def specs(name: str, tensors: object) -> tuple[TensorSpec, ...]:
+        return tuple(
+            TensorSpec(f"{name}{i}", tuple(x.shape), str(x.dtype), DimOrder.contiguous(x.dim()))
+            for i, x in enumerate(pytree.tree_leaves(tensors))
+        )
+
+    contract = Contract(specs("input", inputs), specs("output", module(*inputs)))
+    return emit(torch.export.export(module, inputs), contract, OPERATORS, "xnnpack")
+
+
+def compare(module: Net, inputs: tuple[Tensor, ...]) -> TfLite:
+    """Emit, run by each of LiteRT's kernels, and hold outputs' errors against their largest values."""
+    artifact = emitted(module, inputs)
+    _assert_right(artifact.data, inputs, module(*inputs))
+    return artifact
+
+
+def compare_lowered(module: Net, inputs: tuple[Tensor, ...]) -> Lowered:
+    """Lower, run, compare as above; the file's TRANSPOSEs are the plan's conversions."""
+    lowered = dimorder.lower(module, inputs, target="litert")
+    expected = module(*inputs)
+    assert_close(lowered.run(*inputs), expected)
+    assert operators(lowered.artifact.data)["TRANSPOSE"] == len(lowered.plan.conversions)
+    if not lowered.plan.conversions and all(spec.boundary == "logical" for spec in lowered.contract.inputs):
+        _assert_right(lowered.artifact.data, inputs, expected)
+    return lowered
+
+
+def _assert_right(data: bytes, inputs: tuple[Tensor, ...], expected: object) -> None:
+    for kernels in KERNELS:
+        if kernels != "reference" or not NO_REFERENCE & set(operators(data)):
+            assert_close(LiteRtProgram(data, kernels)(list(inputs)), pytree.tree_leaves(expected))
