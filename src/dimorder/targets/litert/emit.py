@@ -12,7 +12,7 @@ from torch.fx import Node
 from dimorder.contract import Contract, TensorSpec
 from dimorder.contract_file import CONTRACT_METHOD, SEAL_METHOD, constant_methods, seal
 from dimorder.errors import UnsupportedError
-from dimorder.graph.source_lines import where
+from dimorder.graph.nodes import where
 from dimorder.targets.litert.ops import unsupported_value
 from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
 from dimorder.targets.program_io import read_signature
