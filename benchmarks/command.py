@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import keep, rows_kept
+from dimorder.cpu import machine
 from dimorder.latency.bench import ROUNDS
-from dimorder.latency.machine import machine
 
 Row = dict[str, Any]
 

@@ -131,7 +131,7 @@ int main(int count, char** arguments) {
     const dimorder_tensor& promised = guarded.input(i);
     require(promised.dtype == DIMORDER_FLOAT32 && !promised.is_physical, "inputs that this does not feed");
     int held[DIMORDER_MAX_RANK];
-    dimorder_held_order(&promised, held);
+    dimorder_memory_order(&promised, held);
     tensors.push_back(dimorder::Tensor::in_order(
         nullptr, dimorder::ScalarType::Float, promised.sizes, held, promised.rank));
     memory[i].assign(tensors[i].numel(), 0.5f);

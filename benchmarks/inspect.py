@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks import record
-from dimorder.eager.inspection import inspect
-from dimorder.eager.inspection.inspection import running_in
+from dimorder.eager.inspection.inspection import inspect, running_in
 from tests.eager.inspection.networks import NETWORKS, build
 
 RUNS = 5

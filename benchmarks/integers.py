@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 import dimorder
 from benchmarks.record import failed, record_lines, rows_kept
+from dimorder.cpu import machine
 from dimorder.files import write_whole
-from dimorder.latency.machine import machine
 from dimorder.latency.timing import Invocation, geometric_mean, interleaved, ratio
 from tests import zoo
 from tests.targets.quantised import by_xnnpack, stock_pte

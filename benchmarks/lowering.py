@@ -31,8 +31,8 @@ from torch.utils import _pytree as pytree
 
 import dimorder
 from benchmarks.record import failed, record_lines, rows_kept
+from dimorder.cpu import machine
 from dimorder.files import write_whole
-from dimorder.latency.machine import machine
 from dimorder.latency.timing import geometric_mean
 from tests import zoo
 

@@ -32,8 +32,8 @@ from torch.export import ExportedProgram
 
 import dimorder
 from benchmarks.record import failed, record_kept, record_lines
+from dimorder.cpu import machine
 from dimorder.files import write_whole
-from dimorder.latency.machine import machine
 from dimorder.latency.timing import geometric_mean
 from dimorder.plans.network_plan import Place
 from tests import zoo

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dimorder.cpu import describe_machine, machine
 from dimorder.files import write_whole
-from dimorder.latency.machine import described, machine
 
 
 def rows_kept(path: Path, environment: Mapping[str, object]) -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ def failed(error: Exception) -> dict[str, str]:
 
 def record_lines(record: Mapping[str, Any]) -> list[str]:
     """What stands above the table of a record: the command that measured it, and on what."""
-    return [f"    {record['command']}", "", described(record["environment"]) + ".", ""]
+    return [f"    {record['command']}", "", describe_machine(record["environment"]) + ".", ""]
 
 
 def keep(

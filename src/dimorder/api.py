@@ -1,7 +1,6 @@
 """Run the pipeline: capture, annotate, extract, solve, rewrite, verify, emit, run.
 
-This is the page to read first. `lower` is the whole pipeline, `plan` stops before anything is written, and
-`load` reads a saved program.
+This is the page to read first: `lower` is the whole pipeline, and `load` reads a saved program.
 """
 
 from __future__ import annotations
@@ -50,18 +49,8 @@ def plan(
     """Return the proven plan of a network for a target and a contract, without emitting anything.
 
     Args:
-        model: the network, as for `lower`.
-        args: example positional inputs, as for `lower`.
-        kwargs: example keyword inputs, as for `lower`.
-        target: the target's name, or the target.
-        input_orders: the order that the contract promises for inputs, as for `lower`.
-        output_orders: the order that the contract promises for outputs, as for `lower`.
-        input_types: the integer types of inputs, as for `lower`.
-        output_types: the integer types of outputs, as for `lower`.
-        objective: what the plan minimises, as for `lower`, except "cycles", which only `lower` can compare.
-        dynamic_shapes: the dynamic sizes, as in torch.export.
-        cost_at: the sizes at which costs are reported, as for `lower`.
-        progress: called with the name of each step as the step begins.
+        model, args, kwargs: the network and its example inputs. They and all options are as for `lower`,
+            except the objective "cycles", which only `lower` can compare.
 
     Returns:
         The plan. `print(plan)` shows it, and `plan.explain(i)` gives the reason for conversion `i`.
@@ -147,7 +136,7 @@ def lower(
     >>> len(lowered.plan.conversions), lowered.max_rel_error < 1e-5
     (0, True)
     """
-    clock, made = Clock(progress), dict[object, Lowered]()
+    clock, lowered = Clock(progress), dict[object, Lowered]()
     orders, types = (input_orders, output_orders), (input_types, output_types)
     asked = find(target)
     request = Request(asked, objective or asked.objectives[0], orders, types, cost_at)
@@ -161,7 +150,7 @@ def lower(
         problems = clock.step("extract", extract_problems, annotated, variants, costs)
         planned = clock.step("solve", solve_layout, problems, variants, costs, source, request)
         key = (chosen.capabilities.implementations, planned.layout_plan.choice)
-        if key in made:  # another contender has the same plan
+        if key in lowered:  # another contender has the same plan
             continue
         physical = clock.step("rewrite", write_physical, planned, problems, variants, source)
         error = clock.step("verify", checks.compare_program, physical, planned)
@@ -169,7 +158,7 @@ def lower(
             artifact = clock.step("emit", emit_artifact, physical, planned, chosen)
             runs = not chosen.runtime.is_slow if run_artifact is None else run_artifact
             ran = clock.step("run", checks.compare_artifact, artifact, physical, planned, chosen, runs)
-        made[key] = Lowered(
+        lowered[key] = Lowered(
             plan=replace(planned, float_islands=tuple(artifact.float_islands)),
             physical=physical.program,
             artifact=artifact,
@@ -180,7 +169,7 @@ def lower(
             seconds=clock.seconds,
             specializations=physical.specializations,
         )
-    return min(made.values(), key=lambda one: 0 if one.artifact.npu is None else one.artifact.npu.cycles)
+    return min(lowered.values(), key=lambda one: 0 if one.artifact.npu is None else one.artifact.npu.cycles)
 
 
 def load(

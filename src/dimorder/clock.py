@@ -12,9 +12,7 @@ Result = TypeVar("Result")
 
 
 class Clock:
-    """The seconds of each step; the parts of a step that runs several times are added up.
-
-    `progress` is called with the name of each step as the step begins.
+    """The seconds of each step, added up if it runs several times; `progress` is called as a step begins.
 
     >>> clock = Clock(print)
     >>> clock.step("compare", max, 2, 3)

@@ -14,14 +14,7 @@ PACKAGE = CPP / "cmake"
 
 
 def executorch_package() -> Path:
-    """Return the folder of ExecuTorch's CMake package, without importing ExecuTorch.
-
-    Returns:
-        The folder with `executorch-config.cmake`.
-
-    Raises:
-        UnsupportedError: if ExecuTorch is not installed.
-    """
+    """Return the folder of ExecuTorch's CMake package, without importing ExecuTorch."""
     spec = importlib.util.find_spec("executorch")
     places = [] if spec is None else [Path(p) for p in spec.submodule_search_locations or ()]
     for place in places:

@@ -15,6 +15,7 @@ import torch
 
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.errors import ContractError, UsageError
+from dimorder.text import columns, shape_text
 
 Size = int | str
 Boundary = Literal["logical", "physical"]
@@ -26,15 +27,13 @@ _INTEGERS = ("int8", "uint8", "int16")  # types that may stand for real numbers
 
 
 def range_of(dtype: torch.dtype) -> tuple[int, int]:
-    """Return the least and the largest integer of a type that may stand for numbers.
-
-    A 16-bit type has as many integers below 0 as above.
+    """Return the least and the largest integer of a type that may stand for numbers, for int16 symmetric.
 
     >>> range_of(torch.int8), range_of(torch.int16)
     ((-128, 127), (-32767, 32767))
     """
-    held = torch.iinfo(dtype)
-    return held.min + (dtype == torch.int16), held.max
+    limits = torch.iinfo(dtype)
+    return limits.min + (dtype == torch.int16), limits.max
 
 
 @dataclass(frozen=True)
@@ -112,9 +111,7 @@ class TensorSpec:
         return range_of(getattr(torch, self.dtype))
 
     def quantized(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of numbers as the integers that stand for them here.
-
-        Without a scale the tensor is returned unchanged.
+        """Return a tensor of numbers as the integers that stand for them; unchanged if there is no scale.
 
         >>> spec = TensorSpec("x", (2,), "uint8", DimOrder(0), scale=0.5, zero_point=127)
         >>> spec.quantized(torch.tensor([1.0, -90.0])), spec.real(spec.quantized(torch.tensor([1.0, -90.0])))
@@ -151,19 +148,16 @@ class TensorSpec:
 
     @cached_property
     def memory(self) -> Memory | None:
-        """Return the type, shape and strides of the tensor that the program reads, in logical dimensions.
-
-        None if a size is dynamic.
-        """
+        """Return the type, shape and strides that the program reads; None if a size is dynamic."""
         sizes = tuple(size for size in self.shape if isinstance(size, int))
         return None if len(sizes) < len(self.shape) else self.memory_of(sizes)
 
     def memory_of(self, sizes: tuple[int, ...]) -> Memory:
         """Return the type, shape and strides of the tensor that the program reads, for these sizes."""
-        return getattr(torch, self.dtype), sizes, self.held_order.strides(sizes)
+        return getattr(torch, self.dtype), sizes, self.memory_order.strides(sizes)
 
     @property
-    def held_order(self) -> DimOrder:
+    def memory_order(self) -> DimOrder:
         """Return the order of the dense tensor at the boundary, over the logical dimensions."""
         return self.dim_order if self.boundary == "physical" else self.boundary_order
 
@@ -245,14 +239,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One buffer that a program keeps from call to call; no caller passes it.
-
-    Attributes:
-        name: the name of the buffer.
-        shape: its logical sizes.
-        dtype: the name of a torch dtype.
-        order: how the buffer lies in memory between two calls, in words.
-    """
+    """One buffer that a program keeps from call to call, with its order between two calls, in words."""
 
     name: str
     shape: tuple[int, ...]
@@ -324,19 +311,13 @@ class Contract:
 
     @staticmethod
     def from_json(text: str) -> Contract:
-        """Return the contract that `to_json` wrote.
-
-        Raises:
-            ContractError: if `to_json` cannot have written the text.
-        """
-        where = "the contract of a program"
+        """Return the contract that `to_json` wrote; raises `ContractError` for any other text."""
+        where, fix = "the contract of a program", "lower the program again"
         try:
             data = json.loads(text)
             kind, version = data["format"], data["version"]
         except (ValueError, TypeError, KeyError) as error:
-            raise ContractError(
-                where, f"no JSON of the format {FORMAT} ({error!r})", "lower the program again"
-            ) from error
+            raise ContractError(where, f"no JSON of the format {FORMAT} ({error!r})", fix) from error
         if kind != FORMAT or version != VERSION:
             raise ContractError(
                 where,
@@ -347,47 +328,38 @@ class Contract:
             return Contract(
                 tuple(_spec(item) for item in data["inputs"]),
                 tuple(_spec(item) for item in data["outputs"]),
-                tuple(_symbol(item) for item in data["symbols"]),
-                tuple(_state(item) for item in data.get("state", ())),
+                tuple(
+                    Symbol(item["name"], item["minimum"], item["maximum"], item.get("step", 1))
+                    for item in data["symbols"]
+                ),
+                tuple(
+                    StateSpec(item["name"], tuple(item["shape"]), item["dtype"], item["order"])
+                    for item in data.get("state", ())
+                ),
             )
         except UsageError as error:
-            raise ContractError(where, f"{error.where}: {error.found}", "lower the program again") from error
+            raise ContractError(where, f"{error.where}: {error.found}", fix) from error
         except (TypeError, KeyError, AttributeError) as error:
-            raise ContractError(
-                where, f"an entry that is missing or of a wrong type ({error!r})", "lower the program again"
-            ) from error
+            found = f"an entry that is missing or of a wrong type ({error!r})"
+            raise ContractError(where, found, fix) from error
 
     def rows(self, times: str = " x ") -> list[tuple[str, str, str, str, str]]:
         """Return the kind, name, shape, type and order of each input, output and buffer, for a table."""
         sides = [("input", spec) for spec in self.inputs] + [("output", spec) for spec in self.outputs]
-
-        def sizes(spec: TensorSpec | StateSpec) -> str:
-            return times.join(map(str, spec.shape)) or "scalar"
-
+        rows = [(kind, x, x.type_name, describe(x.dim_order)) for kind, x in sides]
         return [
-            *((kind, x.name, sizes(x), x.type_name, describe(x.dim_order)) for kind, x in sides),
-            *(("state", x.name, sizes(x), x.dtype, x.order) for x in self.state),
+            *((kind, x.name, shape_text(x.shape, times), dtype, order) for kind, x, dtype, order in rows),
+            *(("state", x.name, shape_text(x.shape, times), x.dtype, x.order) for x in self.state),
         ]
 
     def __str__(self) -> str:
-        cells = self.rows()
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells)
-        return "\n".join("  ".join(row).rstrip() for row in padded)
+        return "\n".join(columns(self.rows()))
 
 
 def _spec(item: dict[str, Any]) -> TensorSpec:
     order = DimOrder(*item["dim_order"])
     quantised = item.get("scale"), item.get("zero_point", 0)
     return TensorSpec(item["name"], tuple(item["shape"]), item["dtype"], order, item["boundary"], *quantised)
-
-
-def _state(item: dict[str, Any]) -> StateSpec:
-    return StateSpec(item["name"], tuple(item["shape"]), item["dtype"], item["order"])
-
-
-def _symbol(item: dict[str, Any]) -> Symbol:
-    return Symbol(item["name"], item["minimum"], item["maximum"], item.get("step", 1))
 
 
 def _require(holds: bool, where: str, found: str, fix: str) -> None:

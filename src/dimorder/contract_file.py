@@ -1,8 +1,4 @@
-"""Write a contract into a .pte: as JSON, as lines of words for C, and with a seal over the file.
-
-C reads the lines without a JSON parser (cpp/include/dimorder/contract.h). Each text is a constant method of
-the .pte.
-"""
+"""Write a contract into a .pte: as JSON, as lines for C (cpp/include/dimorder/contract.h), with a seal."""
 
 from __future__ import annotations
 
@@ -24,10 +20,7 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 
 
 def constant_methods(contract: Contract) -> dict[str, str]:
-    """Return the constant methods that carry a contract in a .pte: the contract twice, and room for `seal`.
-
-    ExecuTorch takes them as `constant_methods=`.
-    """
+    """Return what carries a contract in a .pte, for ExecuTorch's `constant_methods`; `seal` fills one."""
     return {
         CONTRACT_METHOD: contract.to_json(),
         LINES_METHOD: contract_lines(contract),
@@ -38,14 +31,9 @@ def constant_methods(contract: Contract) -> dict[str, str]:
 def seal(pte: bytes) -> bytes:
     """Return a .pte with the SHA-256 of its bytes written into it.
 
-    The digest is computed with zeros in its own place. ExecuTorch checks the lengths in a file but not its
-    content: a damaged file may crash the process or return wrong numbers.
-
-    Args:
-        pte: the bytes of the file, with the room that `constant_methods` makes.
-
-    Raises:
-        UsageError: if the bytes have no room for the seal, or are sealed already.
+    The digest is computed with zeros in its own place, for which `constant_methods` makes room. ExecuTorch
+    checks the lengths in a file but not its content: a damaged file may crash the process or return wrong
+    numbers.
     """
     places = [match.end() for match in re.finditer(re.escape(_SEAL), pte)]
     if len(places) != 1 or pte[places[0] : places[0] + 64] != _UNSEALED:
@@ -75,13 +63,7 @@ def contract_lines(contract: Contract) -> str:
 
     A size is a number, `$K` for dynamic size K, or `=TEXT` if it is computed from dynamic sizes. A scale is
     written as the bits of its double in hexadecimal, its zero point, and the scale as messages show it:
-    exact, short.
-
-    Args:
-        contract: what the program promises.
-
-    Returns:
-        The lines. The first line counts the others, and the last line is `end`.
+    exact, short. The first line counts the others, and the last line is `end`.
 
     >>> from dimorder.algebra.dim_order import DimOrder
     >>> from dimorder.contract import Symbol, TensorSpec

@@ -1,12 +1,12 @@
-"""Name the kind of this machine's CPU.
-
-A measurement on one CPU counts for all CPUs of its kind.
-"""
+"""Describe this machine: the kind of its CPU, for all of which a measurement counts, and its software."""
 
 from __future__ import annotations
 
 import functools
+import os
 import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -16,22 +16,14 @@ _MAKERS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
 
 @functools.cache
 def family() -> str:
-    """Return the kind of CPU, which is a key of the tables of measurements.
-
-    The kind is the architecture, torch's name for the CPU's capability, and the vendor if it is known, such
-    as `x86_64 AVX512 AMD`.
+    """Return the kind of CPU, a key of the tables of measurements: such as `x86_64 AVX512 AMD`.
 
     >>> " " in family()
     True
     """
-    words = platform.machine(), torch.backends.cpu.get_cpu_capability(), maker()
-    return " ".join(word for word in words if word)
-
-
-def maker() -> str:
-    """Return the vendor of an x86 CPU, or an empty text."""
-    told = linux_says("vendor_id") or platform.processor()  # other systems say `..., GenuineIntel`
-    return next((name for vendor, name in _MAKERS.items() if vendor in told), "")
+    vendor = linux_says("vendor_id") or platform.processor()  # other systems say `..., GenuineIntel`
+    maker = [name for word, name in _MAKERS.items() if word in vendor]
+    return " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *maker])
 
 
 def linux_says(field: str) -> str:
@@ -41,3 +33,25 @@ def linux_says(field: str) -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
+
+
+def machine(packages: Sequence[str]) -> dict[str, object]:
+    """Return the machine, and the versions of these packages."""
+    of_torch = {"capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+    return {
+        "machine": platform.platform(),
+        "processor": linux_says("model name") or platform.processor(),
+        "processors": os.cpu_count(),
+        **(of_torch if "torch" in packages else {}),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def describe_machine(machine: Mapping[str, object]) -> str:
+    """Return the machine in one line.
+
+    >>> describe_machine({"processors": 2, "python": "3.12.1"})
+    'processors 2; python 3.12.1'
+    """
+    return "; ".join(f"{key} {value}" for key, value in machine.items())

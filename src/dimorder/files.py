@@ -11,19 +11,10 @@ from dimorder.errors import UsageError
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes, beside: Mapping[str, bytes] | None = None) -> Path:
-    """Write a file under a temporary name and rename it, so that no partial file is ever left.
+    """Write a file under a temporary name and rename it, so that no partial file is left; return its path.
 
-    Args:
-        path: the file to write.
-        data: its content.
-        beside: the contents of further files, by the suffix that follows the whole name of `path`. All files
-            are written, or none.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        UsageError: if a file cannot be written. Files that were replaced get their old content back.
+    `beside` has the contents of further files, by the suffix that follows the whole name of `path`. All files
+    are written, or none: if one cannot be written, those that were replaced get their old content back.
     """
     path = Path(path)
     contents = {path.with_name(path.name + suffix): content for suffix, content in (beside or {}).items()}

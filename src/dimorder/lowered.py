@@ -148,8 +148,8 @@ class Lowered:
         return merge_programs([decompose(each) for each in folded], sizes)
 
     def __repr__(self) -> str:
-        told = f"{len(self.artifact.data):,} bytes, max_rel_error={self.max_rel_error:.1e}"
-        return f"Lowered for {self.plan.target}, {told}\n{self.plan}"
+        size, error = f"{len(self.artifact.data):,} bytes", f"max_rel_error={self.max_rel_error:.1e}"
+        return f"Lowered for {self.plan.target}, {size}, {error}\n{self.plan}"
 
     def __call__(self, *args: Any, on_mismatch: OnMismatch = "adapt", **kwargs: Any) -> Any:
         """Run the artifact like the network, guarded by the contract; a `Program` is called in the same way.
@@ -219,8 +219,7 @@ class Lowered:
             "delegates": self.artifact.delegates,
             "outside": dict(self.artifact.outside),
             "float_islands": [
-                {"operator": place.operator, "source": place.source, "reason": reason}
-                for place, reason in self.artifact.float_islands
+                {**asdict(place), "reason": reason} for place, reason in self.artifact.float_islands
             ],
             "npu": None if self.artifact.npu is None else self.artifact.npu.to_dict(),
             "verify": asdict(self.verified),

@@ -11,6 +11,7 @@ import torch
 
 from dimorder.contract import TensorSpec
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.text import shape_text
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,7 @@ def is_array(file: str) -> bool:
 
 
 def read_array(file: str, where: str) -> torch.Tensor:
-    """Return the array of a .npy file.
-
-    Args:
-        file: the path of the file.
-        where: the name of the file in errors.
-
-    Raises:
-        UsageError: if the file cannot be read, or holds several arrays.
-    """
+    """Return the array of a .npy file; `where` names the file in errors."""
     arrays = read_arrays(file, where)
     if list(arrays) != [""]:
         raise UsageError(where, "a .npz archive", "give one .npy file per input, as NAME=FILE")
@@ -46,18 +39,10 @@ def read_array(file: str, where: str) -> torch.Tensor:
 
 
 def read_arrays(file: str, where: str) -> dict[str, torch.Tensor]:
-    """Return the arrays of a .npz file by name, or the array of a .npy file under the name "".
-
-    Args:
-        file: the path of the file.
-        where: the name of the file in errors.
-
-    Raises:
-        UsageError: if the file cannot be read.
-    """
+    """Return the arrays of a .npz file by name, or the array of a .npy file under the name ""."""
     try:
-        held = np.load(file, allow_pickle=False)
-        arrays = {"": held} if isinstance(held, np.ndarray) else dict(held)
+        content = np.load(file, allow_pickle=False)
+        arrays = {"": content} if isinstance(content, np.ndarray) else dict(content)
     except OSError as error:
         raise UsageError(where, str(error.strerror or error), "give the path of a .npy file") from error
     except (ValueError, EOFError, BadZipFile) as error:
@@ -77,26 +62,13 @@ def _tensor(array: np.ndarray[Any, Any], where: str) -> torch.Tensor:
 def read_image(file: str, spec: TensorSpec, normalization: Normalization | None, where: str) -> torch.Tensor:
     """Return an image as an input with 1 or 3 channels, resized to the input's height and width.
 
-    A dynamic height or width is that of the image.
-
-    Args:
-        file: the path of the image.
-        spec: the input, of shape 1 × 1 × H × W or 1 × 3 × H × W.
-        normalization: how float or quantised values are normalised; None means x / 255 for floats, and raw
-            pixels for uint8.
-        where: the name of the image in errors.
-
-    Returns:
-        A tensor of shape (1, C, H, W) that lies channels-last in memory.
-
-    Raises:
-        UsageError: if the input has another shape or type, or the file is not an image.
-        UnsupportedError: if Pillow is not installed.
+    It lies channels-last in memory. A dynamic height or width is that of the image. Without `normalization`
+    floats are x / 255, and uint8 has raw pixels.
     """
     if len(spec.shape) != 4 or spec.shape[0] != 1 or spec.shape[1] not in (1, 3):
         raise UsageError(
             where,
-            f"an image, for input {spec.name!r} of shape {' x '.join(map(str, spec.shape))}",
+            f"an image, for input {spec.name!r} of shape {shape_text(spec.shape, ' x ')}",
             "give a .npy file; an image fits 1 x 3 x H x W and 1 x 1 x H x W",
         )
     try:

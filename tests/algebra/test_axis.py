@@ -112,7 +112,10 @@ def test_pieces_that_are_identified_with_factors_are_those(case: tuple[int, list
     factors = Factors()
     whole, others = factors.new(size), [factors.new(piece) for piece in cut]
     assert factors.cut(whole, cut)
-    assert factors.identify_pieces(whole, cut, others)
+    pieces = factors.pieces(whole, cut)
+    assert all(
+        factors.identify(piece, factors.leaves(other)) for piece, other in zip(pieces, others, strict=True)
+    )
     assert factors.leaves(whole) == tuple(leaf for other in others for leaf in factors.leaves(other))
 
 

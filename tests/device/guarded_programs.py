@@ -165,7 +165,9 @@ def right_inputs(contract: Contract, size: int = 0) -> list[Tensor]:
             for s in spec.shape
         ]
         own = typed(shape, spec.dtype)
-        tensors.append(torch.empty_strided(shape, spec.held_order.strides(shape), dtype=own.dtype).copy_(own))
+        tensors.append(
+            torch.empty_strided(shape, spec.memory_order.strides(shape), dtype=own.dtype).copy_(own)
+        )
     return tensors
 
 

@@ -128,10 +128,10 @@ class NativeContract:
         status = self._library.contract_check(text, _size(text), views(tensors), count, why, _size(why.raw))
         return status, why.value.decode()
 
-    def held_order(self, contract: Contract, index: int) -> tuple[int, ...]:
+    def memory_order(self, contract: Contract, index: int) -> tuple[int, ...]:
         """Return the order of the dense tensor that the program reads."""
         text, order = _encoded(contract_lines(contract)), (ctypes.c_int * _RANK)()
-        self._library.contract_held_order(text, _size(text), index, order)
+        self._library.contract_memory_order(text, _size(text), index, order)
         return tuple(order[: len(contract.inputs[index].shape)])
 
     def quantize(self, contract: Contract, numbers: torch.Tensor) -> torch.Tensor:

@@ -112,7 +112,7 @@ def fed(draw: st.DrawFn, spec: TensorSpec, sizes: dict[str, int]) -> torch.Tenso
         shape = shape[1:]
     orders = [DimOrder(*draw(st.permutations(range(len(shape)))))]
     if len(shape) == len(spec.shape):
-        orders = [spec.held_order, *orders, spec.dim_order, DimOrder.channels_last(len(shape))]
+        orders = [spec.memory_order, *orders, spec.dim_order, DimOrder.channels_last(len(shape))]
     order = draw(st.sampled_from(orders))
     strides = list(order.strides(shape))
     room = 1 + sum(max(0, size - 1) * stride for size, stride in zip(shape, strides, strict=True))
@@ -200,7 +200,7 @@ def test_what_has_another_order_alone_is_adapted_by_python(native, call):
 def test_every_contract_is_read_and_held_in_the_same_order(native, contract):
     assert native.parse(contract_lines(contract)) == (OK, "")
     for index, spec in enumerate(contract.inputs):
-        assert native.held_order(contract, index) == spec.held_order.dims
+        assert native.memory_order(contract, index) == spec.memory_order.dims
 
 
 @settings(max_examples=500, deadline=None)

@@ -18,11 +18,9 @@ from dimorder.eager.channels_last import (
     collate,
     empty,
     is_channels_last,
-    is_contiguous_channels_last_1d,
-    laid,
     to_channels_last,
-    to_channels_last_1d,
     to_contiguous,
+    weights_in_order,
 )
 from dimorder.eager.conversion import convert
 from dimorder.errors import UsageError
@@ -105,8 +103,8 @@ def test_one_channel_with_gaps_is_copied_right():
     """Intel's extension returned wrong values here: C = 1 out of a wider tensor."""
     wide = torch.arange(2 * 4 * 5).float().view(2, 4, 5)
     x = wide[:, 1:2]
-    y = to_channels_last_1d(x)
-    assert torch.equal(y, x) and y.stride() == (5, 1, 1) and is_contiguous_channels_last_1d(y)
+    y = to_channels_last(x)
+    assert torch.equal(y, x) and y.stride() == (5, 1, 1) and is_channels_last(y)
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 4, 6), (2, 1, 4, 6), (2, 3, 1, 1), (1, 1, 1, 5), (1, 3, 1, 6)])
@@ -239,7 +237,7 @@ def test_laid_leaves_ties_and_gradients_as_they_were():
     module.register_buffer("alias", module.weight.detach())
     module(torch.ones(1, 3, 5, 6)).sum().backward()
     grad = module.weight.grad
-    with laid(module, DimOrder.channels_last):
+    with weights_in_order(module, DimOrder.channels_last):
         assert is_channels_last(module.alias)
     with torch.no_grad():
         module.weight.add_(1)
@@ -248,7 +246,7 @@ def test_laid_leaves_ties_and_gradients_as_they_were():
 
 def test_laid_leaves_the_module_as_it_was():
     module = nn.Sequential(nn.Conv1d(3, 4, 2), nn.Conv1d(4, 5, 2))
-    with pytest.raises(RuntimeError), laid(module, DimOrder.channels_last):
+    with pytest.raises(RuntimeError), weights_in_order(module, DimOrder.channels_last):
         assert is_channels_last(module[0].weight)
         module(torch.zeros(1, 2))
     assert type(module) is nn.Sequential and module[0].weight.is_contiguous()

@@ -132,7 +132,7 @@ def test_strictly_it_is_right_or_names_the_input_and_both_orders(files, name, fe
         found = load(path, "error").run(x)
     except ContractError as error:
         reading = strides.read(shape, x.stride())
-        other = isinstance(reading, strides.NotDense) or not reading.order.equivalent(order, shape)
+        other = isinstance(reading, strides.NotDense) or not reading.equivalent(order, shape)
         assert other, "what was promised is refused"
         where, text, fix = str(error).splitlines()
         assert where == f"input 'input0', promised in {describe(order)}"

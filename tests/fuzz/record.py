@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dimorder.cpu import machine
 from dimorder.files import write_whole
-from dimorder.latency.machine import machine
 
 PACKAGES = ("dimorder", "torch", "executorch", "tosa-tools")
 

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import dimorder
-from dimorder import latency
 from dimorder.cli import main
 from dimorder.cpu import family
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.latency import limit, profile, runtimes
+from dimorder.latency import bench, limit, profile, runtimes
 from dimorder.targets.xnnpack import passes
 from dimorder.targets.xnnpack.emit import emit
 from dimorder.targets.xnnpack.kernels import KernelRun
@@ -34,7 +33,7 @@ def network() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def test_ours_and_executorchs_programs_are_checked_timed_and_weighed():
-    found = latency.measure(*network(), against=("executorch", "eager-channels-last"), rounds=5)
+    found = bench.measure(*network(), against=("executorch", "eager-channels-last"), rounds=5)
     ours, stock, eager = found.rows
     assert [row.name for row in found.rows] == ["xnnpack", "executorch", "eager-channels-last"]
     assert all(len(row.ms) == 5 and min(row.ms) > 0 and row.error is None for row in found.rows)
@@ -58,7 +57,7 @@ def test_wrong_numbers_and_failures_have_no_times(monkeypatch):
         name: replace(peers["eager"], name=name, open=o) for name, o in (("wrong", wrong), ("no", failing))
     }
     monkeypatch.setattr("dimorder.latency.bench.PEERS", peers)
-    found = latency.measure(*network(), targets=("torch",), rounds=5)
+    found = bench.measure(*network(), targets=("torch",), rounds=5)
     told = {row.name: row for row in found.rows}
     assert told["eager"].ms and told["torch"].ms
     assert not told["wrong"].ms and "wrong by" in told["wrong"].error
@@ -70,18 +69,18 @@ def test_what_the_table_of_times_foretells_stands_beside_what_was_measured(monke
     told = Times(family(), 1, 2.0, 8.0, 100.0, ((KernelRun("Abs", (64,), 0, 512), 200.0),))
     monkeypatch.setattr(runtimes, "measured_times", lambda: {family(): told})
     model, args = network()
-    found = latency.measure(model, args, against=("eager",), rounds=5, threads=1)
+    found = bench.measure(model, args, against=("eager",), rounds=5, threads=1)
     ours, eager = found.rows
     assert [(each.name, each.count) for each in ours.kernels[:2]] == [("convolution", 1), ("transpose", 2)]
     products = 2 * 7 * 9 * 8 * 27
     assert ours.kernels[0].ms == pytest.approx((100 + products) / 1e6) == ours.kernels[0].least_ms
-    assert ours.foretold_ms == sum(each.ms for each in ours.kernels) and eager.foretold_ms is None
-    assert f"of the {ours.foretold_ms:,.3f} ms that the table of times foretells, of which 1 x conv" in str(
+    assert ours.predicted_ms == sum(each.ms for each in ours.kernels) and eager.predicted_ms is None
+    assert f"of the {ours.predicted_ms:,.3f} ms that the table of times predicts, of which 1 x conv" in str(
         found
     )
     written = found.to_dict()["runtimes"]
     assert written[0]["kernels"][1]["name"] == "transpose" and written[1]["kernels"] is None
-    more_threads = latency.measure(model, args, against=(), rounds=5, threads=2)
+    more_threads = bench.measure(model, args, against=(), rounds=5, threads=2)
     assert more_threads.rows[0].kernels is None  # those of the table have one
 
 
@@ -94,14 +93,14 @@ def test_wrong_use_is_told():
         ({"against": ("none",)}, "no runtime 'none'"),
     ):
         with pytest.raises(UsageError, match=text):
-            latency.measure(model, args, **options)
+            bench.measure(model, args, **options)
 
 
 def test_a_runtime_that_is_not_installed_says_what_installs_it(monkeypatch):
     lacking = replace(runtimes.PEERS["openvino"], needs=("no_such_package",))
     monkeypatch.setattr("dimorder.latency.bench.PEERS", {"openvino": lacking})
     with pytest.raises(UnsupportedError, match=r"no_such_package\n  fix: pip install 'dimorder\[peers\]'"):
-        latency.measure(*network(), against=("openvino",))
+        bench.measure(*network(), against=("openvino",))
 
 
 def test_the_command_writes_json_and_prints_a_table(tmp_path, capfd):
@@ -223,19 +222,17 @@ def test_the_command_profiles(capfd):
 
 @pytest.mark.slow
 def test_no_program_is_faster_than_the_limit():
-    found = latency.measure(*network(), against=(), rounds=5, limit=True)
+    found = bench.measure(*network(), against=(), rounds=5, limit=True)
     assert found.limit_ms and found.rows[0].median > found.limit_ms
 
 
 def test_a_chart_has_a_bar_for_each_runtime():
     pytest.importorskip("matplotlib")
-    from dimorder.latency.chart import png
-
-    found = latency.measure(*network(), targets=("torch",), against=("eager",), rounds=5)
-    assert png(found).startswith(b"\x89PNG")
+    found = bench.measure(*network(), targets=("torch",), against=("eager",), rounds=5)
+    assert bench.png(found).startswith(b"\x89PNG")
 
 
 def test_the_runtimes_that_help_names_are_those_there_are():
-    from dimorder.cli import bench
+    from dimorder.cli.bench import _RUNTIMES
 
-    assert tuple(runtimes.PEERS) == bench._RUNTIMES
+    assert tuple(runtimes.PEERS) == _RUNTIMES

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from dimorder import report
 from dimorder.cli import main
 from dimorder.latency.bench import Bench, Timed
 from dimorder.latency.profile import OperatorTime
 from dimorder.plans.network_plan import Place
+from dimorder.report.bench_page import bench_page
 from dimorder.targets.xnnpack.times import KernelTime
-from tests.report.test_report import Page
+from tests.report.test_plan_page import Page
 
 OURS = Timed(
     *("xnnpack", "dimorder, xnnpack", (2.0, 2.0, 2.0), (KernelTime("conv", 3, 1.5, 0.75),)),
@@ -39,29 +39,29 @@ def widths(page: str) -> list[float]:
 
 
 def test_every_runtime_has_a_bar_by_its_time():
-    page = report.render_bench(BENCH)
+    page = bench_page(BENCH)
     read = Page(page)
     assert not re.search(r"https?:|<script|<link|<img|@import|url\(", page)
     assert widths(page) == [12.5, 25, 100, 100, 100]  # the limit, ours, PyTorch; a kernel; an operator
-    for text in ("2.000 ms", "8.000 ms", "1.000 ms", "0.25 (0.25 to 0.25)", "5 MB", "13 MB", "2e-06"):
+    for text in ("2.000 ms", "8.000 ms", "1.000 ms", "0.25 (0.25 to 0.25)", "5.0 MB", "13.0 MB", "2e-06"):
         assert text in read.text
     assert read.classes.count("ours") == 1
 
 
 def test_what_failed_is_there_with_the_reason():
-    page = report.render_bench(BENCH)
+    page = bench_page(BENCH)
     assert "RuntimeError: no &lt;kernel&gt;" in page and "Net &lt;b&gt;" in page
 
 
 def test_kernels_and_operators_stand_beside_what_they_take_at_least():
-    text = Page(report.render_bench(BENCH)).text
+    text = Page(bench_page(BENCH)).text
     assert "1.500 ms0.750 ms3" in text
     assert "aten.linear (net.py:7)0.500 ms0.125 ms42 × 11" in text
 
 
 @pytest.mark.parametrize("rows", [(replace(OURS, ms=(), kernels=None, error="no"),), (OURS,)])
 def test_a_bench_of_ours_alone_has_a_page(rows):
-    Page(report.render_bench(replace(BENCH, rows=rows, operators=None)))
+    Page(bench_page(replace(BENCH, rows=rows, operators=None)))
 
 
 def test_the_command_writes_the_page(tmp_path):

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import dimorder
-from dimorder import report
 from dimorder.errors import UnsupportedError, VerificationError
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
+from dimorder.report.plan_page import plan_page
 from dimorder.verification.verify import relative_error
 from tests.small_networks import OneInput
 from tests.zoo import perturb, stateful
@@ -245,7 +245,7 @@ def test_a_quantised_network_with_state_is_refused() -> None:
 
 def test_the_page_shows_the_state() -> None:
     plan = dimorder.plan(perturb(stateful.StreamingConv2d()).eval(), (torch.randn(1, 3, 2, 9),))
-    page = report.render(plan)
+    page = plan_page(plan)
     assert page.count("<td>state</td>") == 2
     assert "the last call" in page
 

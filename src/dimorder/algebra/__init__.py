@@ -1,5 +1,4 @@
 """Represent orders of dimensions and axes as values with algebraic laws, without torch.
 
-A `dim_order` is a permutation of dimensions, a `layout` one of axes, into which dimensions are divided
-(`axis`). `strides` reads an order from a tensor's strides.
+`dim_order` has whole dimensions, `axis` divides them, `layout` has blocks, and `strides` reads an order.
 """

@@ -1,7 +1,6 @@
-"""Cut dimensions into axes: a store of factors that are split and identified consistently.
+"""Cut dimensions into axes: factors that are split and identified consistently.
 
-A factor is a dimension or a piece of one. A cut of a factor applies everywhere that the factor occurs. The
-cuts of a factor form a divisibility chain.
+A cut of a factor applies everywhere that it occurs. The cuts of a factor form a divisibility chain.
 """
 
 from __future__ import annotations
@@ -12,15 +11,11 @@ from collections.abc import Iterable, Sequence
 
 
 class Factors:
-    """A growing set of factors.
-
-    `cut` and `identify` return False, and refuse, if cuts conflict.
+    """A growing set of factors; `cut` and `identify` return False, and refuse, if cuts conflict.
 
     >>> factors = Factors()
-    >>> c, two, rest = factors.new(96), factors.new(2), factors.new(48)
-    >>> factors.cut(c, [2, 48])
-    True
-    >>> factors.identify_pieces(c, [2, 48], [two, rest])
+    >>> c, rest = factors.new(96), factors.new(48)
+    >>> factors.cut(c, [2, 48]) and factors.identify(factors.leaves(c)[1:], factors.leaves(rest))
     True
     >>> factors.cut(rest, [3, 16]) and factors.sizes(c)
     (2, 3, 16)
@@ -54,11 +49,7 @@ class Factors:
         return tuple(self._size[leaf] for leaf in self.leaves(factor))
 
     def cut(self, factor: int, sizes: Sequence[int]) -> bool:
-        """Cut a factor into pieces of these sizes, outer first.
-
-        Returns:
-            False, without any change, if an older cut conflicts.
-        """
+        """Cut a factor into pieces of these sizes, outer first; False, and no change, if cuts conflict."""
         wanted = _boundaries(sizes)
         if not _is_chain(wanted | _boundaries(self.sizes(factor))):
             return False
@@ -76,33 +67,16 @@ class Factors:
             groups.append(tuple(group))
         return groups
 
-    def identify_pieces(self, factor: int, sizes: Sequence[int], others: Sequence[int]) -> bool:
-        """Identify each piece of a cut factor with another factor of its size."""
-        return all(
-            self.identify(piece, self.leaves(other))
-            for piece, other in zip(self.pieces(factor, sizes), others, strict=True)
-        )
-
     def identify(self, first: Sequence[int], second: Sequence[int]) -> bool:
-        """Make two sequences of leaves the same factors, refining both.
-
-        Returns:
-            False, without any change, if cuts conflict.
-        """
+        """Make two sequences of leaves the same, refining both; False, and no change, if cuts conflict."""
         sizes = [[self._size[leaf] for leaf in leaves] for leaves in (first, second)]
         boundaries = _boundaries(sizes[0]) | _boundaries(sizes[1])
         if not _is_chain(boundaries):
             return False
         while True:
             a, b = ([leaf for f in side for leaf in self.leaves(f)] for side in (first, second))
-            mismatch = next(
-                (
-                    pair
-                    for pair in zip(reversed(a), reversed(b), strict=False)
-                    if self._size[pair[0]] != self._size[pair[1]]
-                ),
-                None,
-            )
+            pairs = zip(reversed(a), reversed(b), strict=False)
+            mismatch = next((pair for pair in pairs if self._size[pair[0]] != self._size[pair[1]]), None)
             if mismatch is None:
                 break
             small, large = sorted(mismatch, key=lambda leaf: self._size[leaf])

@@ -70,11 +70,8 @@ class DimOrder:
         try:
             dims = tuple(operator.index(dim) for dim in self.dims)
         except TypeError:
-            raise UsageError(
-                where,
-                "a dim that is not an int",
-                "write DimOrder(0, 2, 3, 1) or DimOrder.parse('NHWC', 4)",
-            ) from None
+            fix = "write DimOrder(0, 2, 3, 1) or DimOrder.parse('NHWC', 4)"
+            raise UsageError(where, "a dim that is not an int", fix) from None
         if sorted(dims) != list(range(len(dims))):
             raise UsageError(
                 where,
@@ -163,9 +160,6 @@ class DimOrder:
 
     def compose(self, then: DimOrder) -> DimOrder:
         """Return this order followed by `then`, as `x.permute(p).permute(q)`.
-
-        `p.compose(q).apply(s) == q.apply(p.apply(s))`.
-
 
         >>> DimOrder(0, 2, 3, 1).compose(DimOrder(0, 3, 1, 2))
         DimOrder(0, 1, 2, 3)

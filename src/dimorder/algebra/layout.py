@@ -1,8 +1,4 @@
-"""Define blocked layouts: how they are written, and which physical shape and offsets they mean.
-
-A blocked layout is a dim order with pieces of some dims moved to the inside. nChw16c has its channels in
-blocks of 16 after W.
-"""
+"""Define blocked layouts, such as nChw16c: a dim order with pieces of some dims moved to the inside."""
 
 from __future__ import annotations
 
@@ -105,9 +101,7 @@ class Layout:
         return tuple(-(-size // self._block(dim)) * self._block(dim) for dim, size in enumerate(shape))
 
     def split_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the sizes of all pieces in logical order.
-
-        Each dim's outer piece comes first, then its blocks, then the next dim.
+        """Return the sizes of all pieces in logical order: each dim's outer piece, then its blocks.
 
         A padded tensor viewed in this shape, and permuted by `pieces`, has the physical shape.
 

@@ -1,50 +1,15 @@
-"""Read the dim order from a shape and strides: certain, ambiguous or not dense, and never a guess.
+"""Read the dim order from a shape and strides.
 
 `DimOrder.strides` is the inverse: it returns the canonical strides of an order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UsageError
-
-
-@dataclass(frozen=True)
-class Certain:
-    """A reading of dense strides that only one order fits."""
-
-    order: DimOrder
-
-    def __str__(self) -> str:
-        return self.order.name
-
-
-@dataclass(frozen=True)
-class Ambiguous:
-    """A reading of dense strides that several orders fit: all those equivalent to `order`.
-
-    `order` is the least of them. `free` are the dims of size 1, or every dim of a tensor without elements.
-
-    >>> reading = read((2, 1, 3), (3, 3, 1))
-    >>> reading.order, reading.free, [order.name for order in reading.orders()]
-    (DimOrder(0, 1, 2), (1,), ['NCL', 'NLC', '(1, 0, 2)'])
-    """
-
-    order: DimOrder
-    free: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    def orders(self) -> Iterator[DimOrder]:
-        """Yield every order that fits, least first; a tensor without elements has rank! of them."""
-        every = (DimOrder(*dims) for dims in permutations(range(len(self.shape))))
-        return (order for order in every if order.equivalent(self.order, self.shape))
-
-    def __str__(self) -> str:
-        return f"{self.order.name}, dims {', '.join(map(str, self.free))} free"
 
 
 @dataclass(frozen=True)
@@ -57,26 +22,13 @@ class NotDense:
         return f"not dense: {self.why}"
 
 
-Reading = Certain | Ambiguous | NotDense
+def read(shape: Sequence[int], strides: Sequence[int]) -> DimOrder | NotDense:
+    """Return the order that the strides of a dense tensor have, the least of those that fit.
 
+    Strides of dims of size 1 are ignored. Raises `UsageError` for a size that is not an int.
 
-def read(shape: Sequence[int], strides: Sequence[int]) -> Reading:
-    """Return what the strides of a tensor say about its order.
-
-    The strides of dims of size 1 carry no information and are ignored.
-
-    Args:
-        shape: the sizes, from dimension 0 on.
-        strides: the strides in elements, from dimension 0 on.
-
-    Raises:
-        UsageError: if the lengths differ, or if a size is not an int: a dynamic size has no strides to
-            compare.
-
-    >>> read((2, 3, 5, 7), (105, 1, 21, 3))
-    Certain(order=DimOrder(0, 2, 3, 1))
-    >>> read((1, 1, 5, 7), (35, 1, 7, 1)).order
-    DimOrder(0, 1, 2, 3)
+    >>> read((2, 3, 5, 7), (105, 1, 21, 3)), read((1, 1, 5, 7), (35, 1, 7, 1))
+    (DimOrder(0, 2, 3, 1), DimOrder(0, 1, 2, 3))
     >>> print(read((2, 3, 5, 7), (210, 1, 42, 6)))
     not dense: dim 3 steps over 6 elements where dim 1 holds 3 (a slice of dim 1, or a step in dim 3)
     """
@@ -88,7 +40,7 @@ def read(shape: Sequence[int], strides: Sequence[int]) -> Reading:
             "pass one int size and one int stride per dimension",
         )
     if 0 in shape:
-        return _dense(DimOrder.contiguous(len(shape)), tuple(range(len(shape))), shape)
+        return DimOrder.contiguous(len(shape))
 
     ones = tuple(dim for dim, size in enumerate(shape) if size == 1)
     counted = (dim for dim, size in enumerate(shape) if size != 1)
@@ -99,11 +51,7 @@ def read(shape: Sequence[int], strides: Sequence[int]) -> Reading:
         if strides[dim] != step:
             return NotDense(_why(dim, inner, shape, strides, step))
         step, inner = step * shape[dim], dim
-    return _dense(DimOrder(*ones, *reversed(inner_first)).canonical(shape), ones, shape)
-
-
-def _dense(order: DimOrder, free: tuple[int, ...], shape: tuple[int, ...]) -> Certain | Ambiguous:
-    return Ambiguous(order, free, shape) if free and len(shape) > 1 else Certain(order)
+    return DimOrder(*ones, *reversed(inner_first)).canonical(shape)
 
 
 def _why(dim: int, inner: int | None, shape: tuple[int, ...], strides: tuple[int, ...], step: int) -> str:

@@ -10,8 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dimorder.cli import bench, check, explain, export_runner, inspect, lower, ops, plan, run
+from dimorder.cli.answer import (
+    DONE,
+    INTERRUPTED,
+    NO,
+    USAGE,
+    check_outputs,
+    output_paths,
+    print_answer,
+    write_files,
+)
 from dimorder.cli.console import Console, open_console
-from dimorder.cli.options import DONE, INTERRUPTED, NO, USAGE, Command, CommandParser
+from dimorder.cli.options import Command, CommandParser
 from dimorder.errors import DimorderError, UsageError
 
 __all__ = ["COMMANDS", "EXAMPLES", "main"]
@@ -38,10 +48,7 @@ exit codes: 0 done, 1 the answer is no, 2 wrong usage, 130 interrupted"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, and return its exit code.
-
-    Errors are three lines on stderr; `--debug` adds tracebacks.
-    """
+    """Run one command, with errors as three lines on stderr, and return its exit code."""
     try:
         options = parser().parse_args(argv)
     except UsageError as error:
@@ -57,10 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _finish(options: argparse.Namespace, console: Console) -> int:
-    """Run the command, and return its exit code."""
+    """Run the command, write its files, print its text, and return its exit code."""
     try:
-        command: Callable[[argparse.Namespace, Console], int] = options.command
-        return command(options, console)
+        check_outputs(output_paths(options))
+        with console.progress() as progress:
+            command: Command = options.command
+            answer = command.run(options, progress)
+            console.check_interrupt()
+            write_files(answer, options)
+        print_answer(answer, options, console)
+        return answer.code
     except BrokenPipeError:  # the reader of stdout has closed it
         return DONE
     except (KeyboardInterrupt, Exception) as error:
@@ -86,7 +99,7 @@ def _fail(error: Exception, console: Console, debug: bool) -> int:
 
 
 def parser() -> CommandParser:
-    """Return the parser of all commands; the parsed options have the command's function as `command`."""
+    """Return the parser of all commands; the parsed options have the command as `command`."""
     parser = _command_parser(CommandParser, EXAMPLES, prog="dimorder", description=_DESCRIPTION)
     parser.lists_targets = True
     parser.add_argument("--version", action="version", version=_version())
@@ -102,7 +115,7 @@ def parser() -> CommandParser:
         of_command.add_argument(
             "--debug", action="store_true", help="show tracebacks, and what libraries print"
         )
-        of_command.set_defaults(command=command.run)
+        of_command.set_defaults(command=command)
         command.add_options(of_command)
     return parser
 

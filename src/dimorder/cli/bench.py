@@ -10,19 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dimorder.cli import models
-from dimorder.cli.console import Console
-from dimorder.cli.options import (
-    DONE,
-    NO,
-    Command,
-    CommandParser,
-    check_outputs,
-    json_option,
-    model_options,
-    read_json,
-    report_option,
-    write_json,
-)
+from dimorder.cli.answer import DONE, NO, Answer, read_json
+from dimorder.cli.console import ProgressLine
+from dimorder.cli.options import Command, CommandParser, json_option, model_options, report_option
 from dimorder.errors import UsageError
 
 EXAMPLES = """\
@@ -53,7 +43,7 @@ def add_options(parser: CommandParser) -> None:
         action="append",
         metavar="TARGET[:OBJECTIVE]",
         help="what dimorder lowers it to: xnnpack (the default), torch or inductor, and by which objective; "
-        "the first is what others are compared with",
+        "others are compared with the first",
     )
     parser.add_argument(
         "--against",
@@ -70,29 +60,27 @@ def add_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--limit",
         action="store_true",
-        help="measure also what this machine could do at most, and how far from it each is",
+        help="also measure the most that this machine can do, and how far each runtime is from it",
     )
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="time also each operator of the program for xnnpack alone, beside what the machine takes at "
-        "least for it: those first that are farthest above",
+        help="also time each operator of the program for xnnpack alone, and compute its least time on this "
+        "machine; operators farthest above that come first",
     )
     parser.add_argument("--chart", metavar="FILE", help="the medians as a bar chart (.png)")
     report_option(parser, "the times as bars, and with --profile each operator's")
     json_option(parser, "every round of each runtime")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="of `bench convert` and `bench ops`: the table to add to"
+        "-o", "--output", metavar="FILE", help="the table to add to, for `bench convert` and `bench ops`"
     )
 
 
-def run(options: argparse.Namespace, console: Console) -> int:
-    written = {"--json": options.json, "--chart": options.chart, "--report": options.report}
-    check_outputs({"-o": options.output, **written})
+def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     if options.model == _CONVERT:
-        return _convert(options, console)
+        return _convert(options, progress)
     if options.model == _OPS:
-        return _ops(options, console)
+        return _ops(options, progress)
     if options.output:
         raise UsageError(
             f"-o {options.output}",
@@ -101,91 +89,77 @@ def run(options: argparse.Namespace, console: Console) -> int:
         )
     if options.chart and Path(options.chart).suffix != ".png":
         raise UsageError(f"--chart {options.chart}", "no .png", "name it so")
-    with console.progress() as progress:
-        progress("loading torch")
-        from dimorder import files, latency
+    progress("loading torch")
+    from dimorder.latency.bench import measure, png
+    from dimorder.report.bench_page import bench_page
 
-        progress(f"loading {options.model}")
-        model = models.runnable(models.load_model(options.model, dict(options.arg)))
-        args, kwargs = models.example_inputs(model, options.input)
-        models.check_runs(model, args, kwargs)
-        found = latency.measure(
-            model,
-            args,
-            kwargs,
-            targets=options.target or ("xnnpack",),
-            against=options.against,
-            rounds=options.rounds,
-            threads=options.threads,
-            limit=options.limit,
-            operators=options.profile,
-            progress=progress,
-        )
-        console.check_interrupt()
-        if options.chart:
-            from dimorder.latency.chart import png
-
-            files.write_whole(options.chart, png(found))
-        if options.report:
-            from dimorder import report
-
-            files.write_whole(options.report, report.render_bench(found, options.model).encode())
-    write_json(options.json, found.to_dict(), console)
-    if options.json != "-":
-        console.print(found)
-    return DONE if found.rows[0].ms else NO
+    progress(f"loading {options.model}")
+    model = models.runnable(models.load_model(options.model, dict(options.arg)))
+    args, kwargs = models.example_inputs(model, options.input)
+    models.check_runs(model, args, kwargs)
+    found = measure(
+        model,
+        args,
+        kwargs,
+        targets=options.target or ("xnnpack",),
+        against=options.against,
+        rounds=options.rounds,
+        threads=options.threads,
+        limit=options.limit,
+        operators=options.profile,
+        progress=progress,
+    )
+    files = [(options.chart, png(found))] if options.chart else []
+    if options.report:
+        files.append((options.report, bench_page(found, options.model).encode()))
+    return Answer(found, found.to_dict(), files, DONE if found.rows[0].ms else NO)
 
 
-def _convert(options: argparse.Namespace, console: Console) -> int:
-    with console.progress() as progress:
-        progress("loading torch")
-        from dimorder.cpu import family
-        from dimorder.eager import transposition
+def _convert(options: argparse.Namespace, progress: ProgressLine) -> Answer:
+    progress("loading torch")
+    from dimorder.cpu import family
+    from dimorder.eager import transposition
 
-        table = transposition.measure(progress=progress)
-        console.check_interrupt()
-    _add_to_table(options.output, family(), table)
-    console.print(f"{family()}, one thread, over torch's copy; elsewhere torch's copy is taken")
+    table = transposition.measure(progress=progress)
+    lines = [f"{family()}, one thread, over torch's copy; elsewhere torch's copy is taken"]
     for itemsize, cells in table.items():
         for cell, gains in cells.items():
             ways = ", ".join(f"{way} {gain:.2f}×" for way, gain in gains.items())
-            console.print(f"  {itemsize} bytes  {cell:10}  {ways}")
-    return DONE
+            lines.append(f"  {itemsize} bytes  {cell:10}  {ways}")
+    return Answer("\n".join(lines), files=_with_table(options.output, family(), table))
 
 
-def _ops(options: argparse.Namespace, console: Console) -> int:
+def _ops(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     if options.target not in (None, ["xnnpack"]):
         raise UsageError(f"--target {options.target[0]}", "no target whose kernels are timed", "take xnnpack")
-    with console.progress() as progress:
-        progress("loading torch")
-        import torch
+    progress("loading torch")
+    import torch
 
-        from dimorder.cpu import family
-        from dimorder.latency import kernel_times
+    from dimorder.cpu import family
+    from dimorder.latency import kernel_times
 
-        threads = torch.get_num_threads() if options.threads is None else options.threads
-        found = kernel_times.measure(family(), threads, progress=progress)
-        console.check_interrupt()
-    _add_to_table(options.output, found.family, found.to_dict())
-    console.print(f"{found.family}, {threads} threads: {len(found.measured)} kernels of XNNPACK")
-    console.print(f"at most {found.flops:,.0f} products and sums, and {found.bandwidth:,.0f} bytes in a ns")
+    threads = torch.get_num_threads() if options.threads is None else options.threads
+    found = kernel_times.measure(family(), threads, progress=progress)
     slower: dict[str, list[float]] = {}
     for kernel, ns in found.measured:
         slower.setdefault(kernel.name, []).append(ns / found.least(kernel))
+    lines = [
+        f"{found.family}, {threads} threads: {len(found.measured)} kernels of XNNPACK",
+        f"at most {found.flops:,.0f} products and sums, and {found.bandwidth:,.0f} bytes in a ns",
+    ]
     for name, times in slower.items():
-        console.print(f"  {name:24} {min(times):6.1f} to {max(times):6.1f} times what that takes")
-    return DONE
+        lines.append(f"  {name:24} {min(times):6.1f} to {max(times):6.1f} times what that takes")
+    return Answer("\n".join(lines), files=_with_table(options.output, found.family, found.to_dict()))
 
 
-def _add_to_table(path: str | None, family: str, table: Mapping[str, Any]) -> None:
-    """Add the measurements of a family of CPUs to a file that has others."""
-    from dimorder import files
-
-    if path:
-        old = read_json(path) if Path(path).exists() else {}
-        told = json.dumps({**old, family: table}, indent=1)
-        told = re.sub(r"\[[\d\s,.]+\]", lambda row: " ".join(row[0].split()), told)  # a row in a line
-        files.write_whole(path, f"{told}\n".encode())
+def _with_table(path: str | None, family: str, table: Mapping[str, Any]) -> list[tuple[str, bytes]]:
+    """Return a file of measurements to which those of one family of CPUs are added."""
+    if not path:
+        return []
+    old = read_json(path) if Path(path).exists() else {}
+    text = json.dumps({**old, family: table}, indent=1)
+    text = re.sub(r"\[[\d\s,.]+\]", lambda row: " ".join(row[0].split()), text)  # a row in a line
+    return [(path, f"{text}\n".encode())]
 
 
 COMMAND = Command(

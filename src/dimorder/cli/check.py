@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dimorder import targets
 from dimorder.cli import models
-from dimorder.cli.console import Console
-from dimorder.cli.options import (
-    DONE,
-    NO,
-    Command,
-    CommandParser,
-    check_outputs,
-    json_option,
-    model_options,
-    write_json,
-)
+from dimorder.cli.answer import DONE, NO, Answer
+from dimorder.cli.console import ProgressLine
+from dimorder.cli.options import Command, CommandParser, json_option, model_options
 from dimorder.errors import UsageError
 from dimorder.targets.target_info import installed
 
@@ -34,44 +25,34 @@ EXAMPLES = """\
   dimorder check anybodys.pte
   dimorder check mypackage.nets:unet --input 1x3x64x96 --input-order NHWC
 
-For ExecuTorch each operator has a verdict on the orders it gets: right, refused, wrong (silently) or unknown;
-the exit code is 1 where one is wrong or refused. Conversions of layout in a .pte are counted, with the bytes
-that they move: transposes inside XNNPACK delegates, permutes and copies into another order outside of them.
+For ExecuTorch each operator has a verdict on the orders it gets: right, refused, wrong (silently) or unknown.
+The exit code is 1 if one is wrong or refused. The layout conversions in a .pte are counted, with the bytes
+that they move: transposes inside XNNPACK delegates, and permutes and copies into another order outside.
 
-Operators of a .tosa file are counted in all of its regions, constants left out. A TRANSPOSE moves the bytes
-of its input; one that moves dimensions of size 1 alone moves none."""
+The operators of a .tosa file are counted in all regions, without constants. A TRANSPOSE moves the bytes of
+its input, or none if it only moves dimensions of size 1."""
 
 
 def add_options(parser: CommandParser) -> None:
     model_options(parser)
     parser.add_argument(
-        "--input-order", metavar="ORDER", help="how a network's inputs lie (default contiguous)"
+        "--input-order", metavar="ORDER", help="the order of a network's inputs (default contiguous)"
     )
-    json_option(parser, "what it holds")
+    json_option(parser, "the content of the file, or the verdicts")
 
 
-def run(options: argparse.Namespace, console: Console) -> int:
-    check_outputs({"--json": options.json})
-    with console.progress() as progress:
-        progress(f"reading {options.model}")
-        found = _checked(options, progress)
-        console.check_interrupt()
-    write_json(options.json, found.to_dict(), console)
-    if options.json != "-":
-        console.print(found)
-    return DONE if getattr(found, "is_safe", True) else NO
-
-
-def _checked(options: argparse.Namespace, progress: Callable[[str], None]) -> Any:
-    """Return the content of a .tosa or .pte file, or what ExecuTorch would make of a network."""
+def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
+    progress(f"reading {options.model}")
     if not options.model.endswith(".pt2") and (":" not in options.model or Path(options.model).exists()):
-        return _check_file(options.model)
-    from dimorder import executorch
+        found: Any = _check_file(options.model)
+    else:
+        from dimorder import executorch
 
-    model = models.load_model(options.model, dict(options.arg))
-    args, kwargs = models.example_inputs(model, options.input)
-    progress("exporting")
-    return executorch.check_program(_exported(model, args, kwargs, options.input_order))
+        model = models.load_model(options.model, dict(options.arg))
+        args, kwargs = models.example_inputs(model, options.input)
+        progress("exporting")
+        found = executorch.check_program(_exported(model, args, kwargs, options.input_order))
+    return Answer(found, found.to_dict(), code=DONE if getattr(found, "is_safe", True) else NO)
 
 
 def _check_file(path: str) -> FileSummary:
@@ -83,9 +64,9 @@ def _check_file(path: str) -> FileSummary:
         raise UsageError(
             where, str(error.strerror or error), "give the path of a .tosa or .pte file"
         ) from error
-    name = next((name for name, told in targets.infos() if told.is_file(path, data)), None)
+    name = next((name for name, info in targets.infos() if info.is_file(path, data)), None)
     if name is None:
-        kinds = " or ".join(told.kind for _, told in targets.infos() if told.kind)
+        kinds = " or ".join(info.kind for _, info in targets.infos() if info.kind)
         raise UsageError(where, f"{len(data)} bytes that do not begin as {kinds} does", f"give {kinds}")
     target = targets.find(name)
     assert target.files.check is not None, "find refuses a target that lists a kind of file and checks none"

@@ -57,13 +57,10 @@ class Console:
 
 
 class ProgressLine:
-    """A progress display, called with each step, which it shows after two seconds.
-
-    A terminal shows one line; elsewhere each step has its own line.
-    """
+    """A display of the step, after two seconds: one line in a terminal, elsewhere a line for each step."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self.console = console
         self._start = time.monotonic()
         self._step = self._shown = ""
         self._done = threading.Event()
@@ -71,13 +68,13 @@ class ProgressLine:
         self._thread.start()
 
     def __call__(self, step: str) -> None:
-        self._console.check_interrupt()
+        self.console.check_interrupt()
         self._step = step
 
     def close(self) -> None:
         self._done.set()
         self._thread.join()
-        if self._shown and self._console.err.isatty():
+        if self._shown and self.console.err.isatty():
             self._write("\r\x1b[2K")
 
     def _watch(self) -> None:
@@ -85,7 +82,7 @@ class ProgressLine:
             passed, step = time.monotonic() - self._start, self._step
             if passed < PATIENCE_S or not step:
                 continue
-            if self._console.err.isatty():
+            if self.console.err.isatty():
                 self._write(f"\r\x1b[2Kdimorder: {step} ({passed:.0f} s)")
             elif step != self._shown:
                 self._write(f"dimorder: {step} ({passed:.0f} s)\n")
@@ -94,16 +91,13 @@ class ProgressLine:
     def _write(self, text: str) -> None:
         # A terminal that has gone away must not end the work.
         with contextlib.suppress(OSError, ValueError):
-            self._console.err.write(text)
-            self._console.err.flush()
+            self.console.err.write(text)
+            self.console.err.flush()
 
 
 @contextlib.contextmanager
 def open_console(debug: bool) -> Iterator[Console]:
-    """Open the console of one command.
-
-    Ctrl-C raises KeyboardInterrupt, and is remembered if a library swallows it.
-    """
+    """Open the console of one command; Ctrl-C is remembered if a library swallows its exception."""
     with contextlib.ExitStack() as stack:
         if debug:
             console = Console(sys.stdout, sys.stderr)

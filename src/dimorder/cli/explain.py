@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from dimorder.cli.console import Console
-from dimorder.cli.options import (
-    DONE,
-    Command,
-    CommandParser,
-    check_outputs,
-    json_option,
-    network_options,
-    plan_network,
-    write_json,
-)
+from dimorder.cli.answer import Answer
+from dimorder.cli.console import ProgressLine
+from dimorder.cli.options import Command, CommandParser, json_option, network_options, plan_network
 from dimorder.errors import UsageError
 
 EXAMPLES = """\
@@ -28,11 +20,10 @@ def add_options(parser: CommandParser) -> None:
     json_option(parser, "the reasons")
 
 
-def run(options: argparse.Namespace, console: Console) -> int:
+def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     from dimorder.plans.state_plan import explain_state
 
-    check_outputs({"--json": options.json})
-    found = plan_network(options, console)
+    found = plan_network(options, progress)
     count = len(found.conversions)
     if options.conversion is not None and not 0 <= options.conversion < count:
         raise UsageError(
@@ -40,24 +31,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
             f"a plan of {count or 'no'} conversions",
             f"give 0 to {count - 1}" if count else "leave --conversion out: there is nothing to explain",
         )
-    chosen = range(count) if options.conversion is None else [options.conversion]
-    with console.progress() as progress:
-        reasons = []
-        for index in chosen:
-            progress(f"explaining conversion {index}")
-            reasons.append(found.explain(index))
-        state = explain_state(found) if options.conversion is None else []
-    told = [*(reason.to_dict() for reason in reasons), *(each.to_dict() for each in state)]
-    write_json(options.json, told, console)
-    if options.json == "-":
-        return DONE
+    reasons = {}
+    for index in range(count) if options.conversion is None else [options.conversion]:
+        progress(f"explaining conversion {index}")
+        reasons[index] = found.explain(index)
+    state = explain_state(found) if options.conversion is None else []
+    lines = [f"{index}  {reason}" for index, reason in reasons.items()] + list(map(str, state))
     if not count:
-        console.print("no conversions" if state else "no conversions: nothing to explain")
-    for index, reason in zip(chosen, reasons, strict=True):
-        console.print(f"{index}  {reason}")
-    for each in state:
-        console.print(each)
-    return DONE
+        lines.insert(0, "no conversions" if state else "no conversions: nothing to explain")
+    data = [reason.to_dict() for reason in reasons.values()] + [each.to_dict() for each in state]
+    return Answer("\n".join(lines), data)
 
 
 COMMAND = Command(

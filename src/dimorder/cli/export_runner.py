@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from dimorder.cli.console import Console
-from dimorder.cli.options import DONE, Command, CommandParser, normalization, normalization_options
+from dimorder.cli.answer import Answer
+from dimorder.cli.console import ProgressLine
+from dimorder.cli.options import Command, CommandParser, file_input_options, normalization
 
 EXAMPLES = """\
   dimorder export-runner net.pte -o check-net
@@ -14,41 +15,36 @@ EXAMPLES = """\
   cmake -B build -Dexecutorch_DIR=$(python -m dimorder.cmake --executorch) && cmake --build build
   ./check.sh build/dimorder/runner/dimorder-run
 
-The project holds the program, its inputs, what it gives for them here, and the sources of dimorder-run.
+The project has the program, its inputs, the outputs on this machine, and the sources of dimorder-run.
 Its README.md says how to build it for Arm and Android."""
 
 
 def add_options(parser: CommandParser) -> None:
     parser.add_argument("program", metavar="PROGRAM.pte", help="a program of dimorder's, or of another tool")
+    file_input_options(parser, " (default: random numbers)")
     parser.add_argument(
-        *("--input", "-i"),
-        action="append",
-        default=[],
-        metavar="[NAME=]FILE",
-        help="a .npy or an image, one per input (default: random numbers)",
+        *("-o", "--output"),
+        dest="folder",
+        required=True,
+        metavar="DIR",
+        help="the folder to write; new or empty",
     )
-    parser.add_argument(
-        "-o", "--output", required=True, metavar="DIR", help="the folder to write; new or empty"
-    )
-    normalization_options(parser)
 
 
-def run(options: argparse.Namespace, console: Console) -> int:
-    with console.progress() as progress:
-        progress("loading ExecuTorch")
-        from dimorder.cli import tensors
-        from dimorder.executorch import pte
-        from dimorder.executorch.runner_project import export_runner
+def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
+    progress("loading ExecuTorch")
+    from dimorder.cli import tensors
+    from dimorder.executorch import pte
+    from dimorder.executorch.runner_project import export_runner
 
-        inputs = None
-        if options.input:
-            progress("reading inputs")
-            contract = pte.read_contract(options.program)
-            inputs = tensors.read_inputs(contract, options.input, normalization(options))
-        progress("running the program")
-        folder = export_runner(options.program, options.output, inputs)
-    console.print(f"{folder}: cd there, then see README.md")
-    return DONE
+    inputs = None
+    if options.input:
+        progress("reading inputs")
+        contract = pte.read_contract(options.program)
+        inputs = tensors.read_inputs(contract, options.input, normalization(options))
+    progress("running the program")
+    folder = export_runner(options.program, options.folder, inputs)
+    return Answer(f"{folder}: cd there, then see README.md")
 
 
 COMMAND = Command(

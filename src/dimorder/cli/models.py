@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dimorder.errors import DimorderError, UsageError
+from dimorder.text import shape_text
 
 if TYPE_CHECKING:
     import torch
@@ -69,10 +70,7 @@ class InputOption:
         return InputOption(match["name"], shape, dtype)
 
     def tensor(self, seed: int, sizes: Mapping[str, int]) -> torch.Tensor:
-        """Return standard normal numbers, or zeros and ones: an index or a mask that every network takes.
-
-        `sizes` are those of dynamic sizes.
-        """
+        """Return standard normal numbers, or zeros and ones: an index or a mask that every network takes."""
         import torch
 
         dtype: torch.dtype = getattr(torch, self.dtype)
@@ -91,7 +89,7 @@ class InputOption:
 
     def __str__(self) -> str:
         name = f"{self.name}=" if self.name else ""
-        return f"{name}{'x'.join(map(str, self.shape)) or 'scalar'}:{self.dtype}"
+        return f"{name}{shape_text(self.shape, 'x')}:{self.dtype}"
 
 
 def parse_argument(text: str) -> tuple[str, Any]:
@@ -110,11 +108,7 @@ def parse_argument(text: str) -> tuple[str, Any]:
 
 
 def load_model(spec: str, arguments: Mapping[str, Any]) -> Model:
-    """Return the network that MODEL names, in eval mode.
-
-    Raises `UsageError` if the file, module or factory does not exist, or the factory takes other arguments.
-    Raises `DimorderError` if the factory fails.
-    """
+    """Return the network that MODEL names, in eval mode; raises `UsageError` if there is none."""
     if spec.endswith(".pt2") or (":" not in spec and Path(spec).exists()):
         if arguments:
             raise UsageError(
@@ -139,10 +133,7 @@ def load_model(spec: str, arguments: Mapping[str, Any]) -> Model:
 def example_inputs(
     model: Model, options: Sequence[InputOption], sizes: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    """Return tensors for the options: positional, then named; `sizes` has a size for each letter.
-
-    Raises `UsageError` if the network takes other inputs.
-    """
+    """Return tensors for the options: positional, then named; `sizes` has a size for each letter."""
     import torch
 
     letters = [size for option in options for size in option.shape if isinstance(size, str)]
@@ -193,7 +184,7 @@ def check_runs(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
             model(*args, **kwargs)
     except Exception as error:
         given = [*args, *kwargs.values()]
-        shapes = ", ".join("x".join(map(str, x.shape)) or "scalar" for x in given) or "nothing"
+        shapes = ", ".join(shape_text(x.shape, "x") for x in given) or "nothing"
         raise UsageError(
             f"--input, for {type(model).__name__}",
             f"{shapes}, on which it raises {_one_line(error)}",
@@ -225,7 +216,7 @@ def _check_exported_inputs(program: ExportedProgram, options: Sequence[InputOpti
     own = [(tuple(x.shape), str(x.dtype)) for x in leaves if isinstance(x, torch.Tensor)]
     given = [(option.shape, f"torch.{option.dtype}") for option in options]
     if given and given != own:
-        shapes = ", ".join(f"{'x'.join(map(str, shape)) or 'scalar'}:{dtype[6:]}" for shape, dtype in own)
+        shapes = ", ".join(f"{shape_text(shape, 'x')}:{dtype[6:]}" for shape, dtype in own)
         raise UsageError(
             "--input, for an exported program",
             f"{', '.join(map(str, options))}, where it was exported for {shapes}",
@@ -238,18 +229,18 @@ def _build(spec: str, arguments: Mapping[str, Any]) -> torch.nn.Module:
 
     module_name, _, path = spec.partition(":")
     torch.manual_seed(0)
-    made = _attribute(spec, _import(spec, module_name), path)
-    if not isinstance(made, torch.nn.Module):
-        made = _call(spec, made, arguments)
+    model = _attribute(spec, _import(spec, module_name), path)
+    if not isinstance(model, torch.nn.Module):
+        model = _call(spec, model, arguments)
     elif arguments:
         raise UsageError(f"--arg {next(iter(arguments))}", f"{spec} is a network already", "leave --arg out")
-    if not isinstance(made, torch.nn.Module):
+    if not isinstance(model, torch.nn.Module):
         raise UsageError(
             f"MODEL {spec}",
-            f"it gives a {type(made).__name__}",
+            f"it gives a {type(model).__name__}",
             "name a factory that returns a torch.nn.Module",
         )
-    return made.eval()
+    return model.eval()
 
 
 def _import(spec: str, name: str) -> Any:
@@ -331,10 +322,7 @@ def _lacks_torchvision_operators(error: BaseException) -> bool:
 
 @functools.cache
 def _define_torchvision_operators() -> torch.library.Library:
-    """Define two schemas that torchvision 0.28 needs for its import if its compiled part is missing.
-
-    They have no kernels, so a network that calls them still fails. The library lives as long as the cache.
-    """
+    """Define two schemas, without kernels, that torchvision 0.28 needs if its compiled part is missing."""
     import torch
 
     library = torch.library.Library("torchvision", "DEF")

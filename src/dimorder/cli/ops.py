@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
-from dimorder.cli.console import Console
-from dimorder.cli.options import (
-    DONE,
-    NO,
-    Command,
-    CommandParser,
-    check_outputs,
-    json_option,
-    read_json,
-    write_json,
-)
+from dimorder.cli.answer import DONE, NO, Answer, read_json
+from dimorder.cli.console import ProgressLine
+from dimorder.cli.options import Command, CommandParser, json_option
 from dimorder.errors import UsageError
 
 _SHIPPED = "the shipped table"
@@ -26,7 +19,7 @@ EXAMPLES = """\
   dimorder ops --runtime executorch
   dimorder ops --runtime executorch --regenerate --diff
 
-Operators are probed by running them, on tensors of 3, 4 and 5 dims. With --diff the exit code is 1 where
+Operators are probed by running them, on tensors of 3, 4 and 5 dims. With --diff the exit code is 1 if
 something changed."""
 
 
@@ -54,64 +47,43 @@ def add_options(parser: CommandParser) -> None:
     json_option(parser, "the table")
 
 
-def run(options: argparse.Namespace, console: Console) -> int:
-    check_outputs({"--json": options.json})
+def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
     if options.runtime == "executorch":
-        return _kernels(options, console)
+        return _kernels(options, progress)
     if options.regenerate or options.diff == _SHIPPED:
         raise UsageError(
             "dimorder ops", "--regenerate, or --diff without a file", "these need --runtime executorch"
         )
     old = read_json(options.diff) if options.diff else None
-    with console.progress() as progress:
-        progress("loading torch")
-        from dimorder.eager import inspection
+    progress("loading torch")
+    from dimorder.eager.inspection.probe import operators
 
-        table = inspection.operators(options.device, progress)
-        console.check_interrupt()
-    changes = table.diff(old) if old is not None else ()
-    write_json(options.json, table.to_dict(), console)
-    if options.json == "-":
-        return NO if changes else DONE
+    table = operators(options.device, progress)
     if old is None:
-        console.print(table.markdown() if options.markdown else table)
-        return DONE
-    for change in changes:
-        console.print(change)
-    if not changes:
-        console.print(f"nothing changed in {len(table.cells)} operators")
-    return NO if changes else DONE
+        return Answer(table.markdown() if options.markdown else table, table.to_dict())
+    return _changes(table.diff(old), len(table.cells), table.to_dict())
 
 
-def _kernels(options: argparse.Namespace, console: Console) -> int:
-    """Print the truth table of ExecuTorch's kernels: as shipped, or probed again."""
-    with console.progress() as progress:
-        progress("loading torch")
-        from dimorder import executorch
-        from dimorder.runtime.kernels import KernelTable
+def _kernels(options: argparse.Namespace, progress: ProgressLine) -> Answer:
+    """Return the truth table of ExecuTorch's kernels: as shipped, or probed again."""
+    progress("loading torch")
+    from dimorder import executorch
+    from dimorder.runtime.kernels import KernelTable
 
-        shipped = old = KernelTable.shipped()
-        if options.diff not in (None, _SHIPPED):
-            old = KernelTable.from_dict(read_json(options.diff))
-        table = executorch.probe(progress=progress) if options.regenerate else shipped
-        console.check_interrupt()
-    changes = old.differences(table) if options.diff else []
-    if options.json == "-":
-        console.print(table.to_json().rstrip())
-        return NO if changes else DONE
-    if options.json:
-        from dimorder import files
-
-        files.write_whole(options.json, table.to_json().encode())
+    shipped = old = KernelTable.shipped()
+    if options.diff not in (None, _SHIPPED):
+        old = KernelTable.from_dict(read_json(options.diff))
+    table = executorch.probe(progress=progress) if options.regenerate else shipped
     if not options.diff:
-        console.print(table)
-    for change in changes:
-        console.print(change)
-    if options.diff and not changes:
-        console.print(f"nothing changed in {sum(map(len, table.rows.values()))} operators")
-    return NO if changes else DONE
+        return Answer(table, table.to_json())
+    return _changes(old.differences(table), sum(map(len, table.rows.values())), table.to_json())
+
+
+def _changes(changes: Sequence[object], operators: int, data: object) -> Answer:
+    lines = [*map(str, changes)] or [f"nothing changed in {operators} operators"]
+    return Answer("\n".join(lines), data, code=NO if changes else DONE)
 
 
 COMMAND = Command(
-    "ops", "say what each operator of this torch does with channels-last", EXAMPLES, add_options, run
+    "ops", "show what each operator of this torch does with channels-last", EXAMPLES, add_options, run
 )

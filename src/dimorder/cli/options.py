@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dimorder.cli import models, sizes
-from dimorder.cli.console import Console
+from dimorder.cli.answer import Answer
+from dimorder.cli.console import ProgressLine
 from dimorder.errors import UnsupportedError, UsageError
+from dimorder.text import columns
 
 if TYPE_CHECKING:
     from dimorder.plans.network_plan import NetworkPlan
     from dimorder.reading import Normalization
     from dimorder.targets.base import Target
-
-# NO means that a check failed, or that a tensor or a network was refused.
-DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _MODEL_HELP = (
     "a .pt2 file, or package.module:factory (a callable that returns a torch.nn.Module, or a Module)"
@@ -32,8 +29,6 @@ _MODEL_HELP = (
 class Command:
     """One command: its name, its line of help, its examples, its options, and its function.
 
-    The function returns an exit code.
-
     Only `run` imports heavy modules, since `dimorder --help` must not wait for torch.
     """
 
@@ -41,14 +36,11 @@ class Command:
     summary: str
     examples: str
     add_options: Callable[[CommandParser], None]
-    run: Callable[[argparse.Namespace, Console], int]
+    run: Callable[[argparse.Namespace, ProgressLine], Answer]
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that raises `UsageError`, and ends its help with the targets and what they offer.
-
-    `offers` are pairs of an option and what `targets.choices` lists for it.
-    """
+    """A parser that raises `UsageError`, and ends its help with the targets and what they offer."""
 
     lists_targets = False
     offers: Sequence[tuple[str, str]] = ()
@@ -96,7 +88,7 @@ def network_options(parser: CommandParser) -> None:
         default=[],
         type=sizes.parse_size,
         metavar="LETTER=SIZE",
-        help="the size at which costs are told, and at which the plan is the best where none is for the "
+        help="the size at which costs are reported, and at which the plan is the best if none is for the "
         "whole range (default: the middle)",
     )
     _tensor_options(
@@ -127,7 +119,7 @@ def network_options(parser: CommandParser) -> None:
     normalization_options(parser)
 
 
-def _tensor_options(parser: argparse.ArgumentParser, what: str, told: str) -> None:
+def _tensor_options(parser: argparse.ArgumentParser, what: str, text: str) -> None:
     """Add --input-WHAT and --output-WHAT, which `_one_or_each` reads."""
     for kind, verb in (("input", "takes"), ("output", "gives")):
         parser.add_argument(
@@ -135,8 +127,20 @@ def _tensor_options(parser: argparse.ArgumentParser, what: str, told: str) -> No
             action="append",
             default=[],
             metavar=what.upper(),
-            help=f"{told.format(kind=kind, verb=verb)}; once for all, or once per {kind}",
+            help=f"{text.format(kind=kind, verb=verb)}; once for all, or once per {kind}",
         )
+
+
+def file_input_options(parser: argparse.ArgumentParser, default: str = "") -> None:
+    """Add --input for the inputs of a program, and the options for an image's normalization."""
+    parser.add_argument(
+        *("--input", "-i"),
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE",
+        help=f"a .npy or an image, one per input{default}",
+    )
+    normalization_options(parser)
 
 
 def normalization_options(parser: argparse.ArgumentParser) -> None:
@@ -198,10 +202,9 @@ def _choices_text(option: str, kind: str) -> str:
     """Return a line for each name that `option` takes, with the targets that have it."""
     from dimorder import targets
 
-    rows = targets.choices(kind)
-    width = max((len(name) for name, _, _ in rows), default=0)
-    lines = [f"  {name:{width}}  {line}{f' ({owners})' if owners else ''}\n" for name, line, owners in rows]
-    return f"{kind} ({option}):\n" + "".join(lines)
+    choices = targets.choices(kind)
+    rows = [(name, f"{line}{f' ({owners})' if owners else ''}") for name, line, owners in choices]
+    return f"{kind} ({option}):\n" + _indented(rows)
 
 
 def _targets_text() -> str:
@@ -215,22 +218,22 @@ def _targets_text() -> str:
             rows.append((name, info.suffix, info.summary))
         except UsageError as error:
             rows.append((name, "", error.found))
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    lines = [f"  {name:{widths[0]}}  {suffix:{widths[1]}}  {summary}\n" for name, suffix, summary in rows]
-    return "targets:\n" + "".join(lines)
+    return "targets:\n" + _indented(rows)
+
+
+def _indented(rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"  {line}\n" for line in columns(rows))
 
 
 # The networks and plans of the options
 
 
-def plan_network(options: argparse.Namespace, console: Console) -> NetworkPlan:
+def plan_network(options: argparse.Namespace, progress: ProgressLine) -> NetworkPlan:
     """Return the plan that the options ask for."""
-    with console.progress() as progress:
-        progress("loading torch")
-        from dimorder import api
+    progress("loading torch")
+    from dimorder import api
 
-        found: NetworkPlan = pipeline(api.plan, network(options, progress), options, progress)
-        console.check_interrupt()
+    found: NetworkPlan = pipeline(api.plan, network(options, progress), options, progress)
     return found
 
 
@@ -303,10 +306,7 @@ def pipeline(
 
 
 def target_of(options: argparse.Namespace) -> Target:
-    """Return the target of --target or of the file of -o, with the options of --option.
-
-    Raises `UsageError` for an objective or an option that it has not.
-    """
+    """Return the target of --target or of the file of -o, with the options of --option."""
     from dimorder import targets
 
     written = Path(getattr(options, "output", None) or "")
@@ -332,53 +332,12 @@ def _one_or_each(given: Sequence[str]) -> Any:
     return (given[0] if len(given) == 1 else list(given)) if given else None
 
 
-# The outputs
-
-
-def check_outputs(paths: Mapping[str, str | None]) -> None:
-    """Raise `UsageError` for a path that cannot be written, before the long work begins."""
-    files = {option: Path(path) for option, path in paths.items() if path and path != "-"}
-    for option, path in files.items():
-        where = f"{option} {path}"
-        if path.is_dir() or (path.exists() and not path.is_file()):
-            raise UsageError(where, "a folder or a device", "name a file")
-        if list(files.values()).count(path) > 1:
-            raise UsageError(where, "given for two files", "give each its own name")
-        probe = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            fix = "name a file in a folder that exists and that you can write to"
-            raise UsageError(where, f"cannot be written: {error.strerror or error}", fix) from error
-
-
-def write_json(path: str | None, data: object, console: Console) -> None:
-    """Write the output of `--json`: to a file, to stdout, or nowhere."""
-    if path is None:
-        return
-    text = json.dumps(data, indent=2, ensure_ascii=False)
-    if path == "-":
-        console.print(text)
-        return
-    from dimorder import files
-
-    files.write_whole(path, f"{text}\n".encode())
-
-
-def read_json(path: str) -> Any:
-    """Read a file from `write_json`. Raises `UsageError` for a file that is missing or no JSON."""
-    try:
-        return json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        found = getattr(error, "strerror", None) or f"no JSON: {error}"
-        raise UsageError(path, found, "give a file that --json wrote") from error
-
-
-def report_page(options: argparse.Namespace, result: Any, progress: Callable[[str], None]) -> bytes:
+def report_files(
+    options: argparse.Namespace, result: Any, progress: Callable[[str], None]
+) -> list[tuple[str, bytes]]:
     """Return the page of a plan or a lowered network, if `--report` asks for one."""
     if not options.report:
-        return b""
-    from dimorder import report
+        return []
+    from dimorder.report.plan_page import plan_page
 
-    return report.render(result, options.model, progress).encode()
+    return [(options.report, plan_page(result, options.model, progress).encode())]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from dimorder.cli.console import Console
+from dimorder.cli.answer import Answer
+from dimorder.cli.console import ProgressLine
 from dimorder.cli.options import (
-    DONE,
     Command,
     CommandParser,
-    check_outputs,
     json_option,
     network_options,
     plan_network,
+    report_files,
     report_option,
-    report_page,
-    write_json,
 )
 
 EXAMPLES = """\
@@ -30,20 +28,9 @@ def add_options(parser: CommandParser) -> None:
     report_option(parser)
 
 
-def run(options: argparse.Namespace, console: Console) -> int:
-    check_outputs({"--json": options.json, "--report": options.report})
-    found = plan_network(options, console)
-    if options.report:
-        from dimorder import files
-
-        with console.progress() as progress:
-            report = report_page(options, found, progress)
-        console.check_interrupt()
-        files.write_whole(options.report, report)
-    write_json(options.json, found.to_dict(), console)
-    if options.json != "-":
-        console.print(found)
-    return DONE
+def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
+    found = plan_network(options, progress)
+    return Answer(found, found.to_dict(), report_files(options, found, progress))
 
 
 COMMAND = Command(

@@ -44,10 +44,7 @@ def parse_size(text: str) -> tuple[str, int]:
 
 
 def symbols(inputs: Sequence[models.InputOption], ranges: Sequence[Symbol]) -> dict[str, Symbol]:
-    """Return the dynamic sizes in the shapes of inputs, by letter, with their ranges.
-
-    A first dimension without a range gets 1 to 16. Raises `UsageError` for a letter without a range, and for
-    a range without a letter.
+    """Return the dynamic sizes in the shapes of inputs, by letter; a first dimension may be 1 to 16.
 
     >>> print(*symbols([models.InputOption.parse("Nx3x224x224")], []).values())
     N = 1 … 16
@@ -72,10 +69,7 @@ def symbols(inputs: Sequence[models.InputOption], ranges: Sequence[Symbol]) -> d
 
 
 def example_sizes(known: Mapping[str, Symbol]) -> dict[str, int]:
-    """Return a size of each letter to export with, but not the least.
-
-    torch would fix a size of 1 forever.
-    """
+    """Return a size of each letter to export with, but not the least: torch would fix a size of 1 forever."""
     sizes = {}
     for symbol in known.values():
         assert symbol.maximum is not None
@@ -99,13 +93,13 @@ def dynamic_shapes(
 
     dims = dims_of(known.values())
     positional_first = sorted(inputs, key=lambda option: option.name is not None)
-    told = {
+    dims_of_tensor = {
         id(tensor): {d: dims[size] for d, size in enumerate(option.shape) if isinstance(size, str)}
         for tensor, option in zip([*args, *kwargs.values()], positional_first, strict=True)
     }
     bound = inspect.signature(models.runnable(model).forward).bind(*args, **kwargs).arguments
 
     def shapes(value: Any) -> Any:
-        return told[id(value)] if isinstance(value, torch.Tensor) else tuple(map(shapes, value))
+        return dims_of_tensor[id(value)] if isinstance(value, torch.Tensor) else tuple(map(shapes, value))
 
     return {name: shapes(value) for name, value in bound.items()}

@@ -18,6 +18,7 @@ from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UsageError
 from dimorder.reading import Normalization, is_array, read_array, read_image
 from dimorder.runtime.program import Program
+from dimorder.text import shape_text
 
 TOP = 5  # the number of an output's largest values that are shown
 
@@ -25,32 +26,21 @@ TOP = 5  # the number of an output's largest values that are shown
 def read_inputs(
     contract: Contract, files: Sequence[str], normalization: Normalization | None
 ) -> list[torch.Tensor]:
-    """Return one tensor per input of the contract, from `[NAME=]FILE` each.
-
-    numpy has no bfloat16, so a float32 array serves for it. Raises `UsageError` for unreadable files, for
-    names that are not in the contract, and for missing inputs.
-    """
+    """Return a tensor for each input, from `[NAME=]FILE`; numpy has no bfloat16, so float32 serves for it."""
     chosen = _assign([spec.name for spec in contract.inputs], files)
     if normalization is not None and all(is_array(file) for file in chosen.values()):
         raise UsageError("--mean and --std", "inputs that are no images", "leave them out")
-    return [
-        _as_promised(read_array(chosen[spec.name], f"--input {chosen[spec.name]}"), spec)
-        if is_array(chosen[spec.name])
-        else read_image(chosen[spec.name], spec, normalization, f"--input {chosen[spec.name]}")
-        for spec in contract.inputs
-    ]
-
-
-def _as_promised(array: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    is_stand_in = spec.dtype == "bfloat16" and array.dtype == torch.float32
-    return array.to(torch.bfloat16) if is_stand_in else array
+    inputs = []
+    for spec in contract.inputs:
+        file, where = chosen[spec.name], f"--input {chosen[spec.name]}"
+        x = read_array(file, where) if is_array(file) else read_image(file, spec, normalization, where)
+        is_stand_in = spec.dtype == "bfloat16" and x.dtype == torch.float32
+        inputs.append(x.to(torch.bfloat16) if is_stand_in else x)
+    return inputs
 
 
 def encode_outputs(path: str, contract: Contract, outputs: Sequence[torch.Tensor]) -> bytes:
-    """Return a .npy of the one output, or a .npz of all by name.
-
-    Bfloat16, which numpy lacks, becomes float32.
-    """
+    """Return a .npy of the one output, or a .npz of all by name; bfloat16 becomes float32."""
     arrays = [(x.float() if x.dtype == torch.bfloat16 else x).numpy() for x in outputs]
     buffer = io.BytesIO()
     if path.endswith(".npz"):
@@ -71,12 +61,7 @@ def check_output_name(path: str, contract: Contract | None = None) -> None:
 
 
 def statistics(tensor: torch.Tensor) -> dict[str, Any]:
-    """Compute the range, the mean and the largest of an output's finite values.
-
-    Returns:
-        `minimum`, `maximum` and `mean`, which are None if no value is finite. `not_finite` counts the other
-            values. `largest` has at most 5 values with their places; among equal values the first ones are
-            listed.
+    """Return the range, the mean, and the largest finite values of an output with their places.
 
     >>> statistics(torch.tensor([[0.5, 2.0, -1.0]]))["largest"][0]
     {'place': [0, 1], 'value': 2.0}
@@ -102,10 +87,7 @@ def statistics(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _largest(values: torch.Tensor, count: int) -> list[int]:
-    """Return the places of the largest values, largest first.
-
-    Among equal ones topk chooses any, this the first.
-    """
+    """Return the places of the largest values; among equal ones topk chooses any, this the first."""
     if not count:
         return []
     least = torch.topk(values, count).values[-1]
@@ -124,8 +106,7 @@ def summary(spec: TensorSpec, tensor: torch.Tensor) -> str:
       largest  [0, 1] 2   [0, 0] 0.5   [0, 2] -1
       from -1 to 2, mean 0.5
     """
-    shape = " x ".join(map(str, tensor.shape)) or "scalar"
-    lines = [f"{spec.name}  {shape}  {spec.type_name}  {describe(spec.dim_order)}"]
+    lines = [f"{spec.name}  {shape_text(tensor.shape, ' x ')}  {spec.type_name}  {describe(spec.dim_order)}"]
     found = statistics(tensor)
     if found["largest"]:
         shown = (f"{each['place']} {each['value']:.6g}" for each in found["largest"])

@@ -1,7 +1,6 @@
 """Put tensors and modules into channels-last order, in 1, 2 and 3 dimensions, and keep them in it.
 
-A result always has the requested order: dense, with canonical strides, also where a size is 1. Nothing is
-guessed.
+A result always has the requested order: dense, with canonical strides, also where a size is 1.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch.utils.data._utils.collate import collate as _collate
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.algebra.strides import NotDense, read
+from dimorder.algebra.strides import read
 from dimorder.eager.conversion import convert
 from dimorder.eager.lifting import lift, unlift
 from dimorder.errors import UsageError
@@ -112,10 +111,9 @@ def is_channels_last(tensor: Tensor) -> bool:
     """
     if tensor.dim() not in RANKS or tensor.layout != torch.strided:
         return False
-    reading = read(tuple(tensor.shape), tensor.stride())
-    if isinstance(reading, NotDense):
-        return False
-    return reading.order.equivalent(DimOrder.channels_last(tensor.dim()), tensor.shape)
+    order = read(tuple(tensor.shape), tensor.stride())
+    last = DimOrder.channels_last(tensor.dim())
+    return isinstance(order, DimOrder) and order.equivalent(last, tensor.shape)
 
 
 def empty(shape: Sequence[int], *, order: object = "channels_last", **options: Any) -> Tensor:
@@ -139,24 +137,6 @@ def empty(shape: Sequence[int], *, order: object = "channels_last", **options: A
     return torch.empty_strided(shape, DimOrder.parse(order, len(shape)).strides(shape), **options)
 
 
-def to_channels_last_1d(value: Any) -> Any:
-    """Return `to_channels_last` of the value, under the name from Intel's extension.
-
-    >>> to_channels_last_1d(torch.zeros(2, 3, 5)).stride()
-    (15, 1, 3)
-    """
-    return to_channels_last(value)
-
-
-def is_contiguous_channels_last_1d(tensor: Tensor) -> bool:
-    """Return `is_channels_last` of an (N, C, L) tensor, under the name from Intel's extension.
-
-    >>> is_contiguous_channels_last_1d(torch.zeros(2, 5, 3).transpose(1, 2))
-    True
-    """
-    return tensor.dim() == 3 and is_channels_last(tensor)
-
-
 def collate(batch: Sequence[Any]) -> Any:
     """Collate as `torch.utils.data.default_collate` does, but keep the common order of the samples.
 
@@ -176,10 +156,9 @@ def collate(batch: Sequence[Any]) -> Any:
 
 
 def _stack(batch: Sequence[Tensor], *, collate_fn_map: Any = None) -> Tensor:
-    first, *others = (read(tuple(x.shape), x.stride()) if x.layout == torch.strided else None for x in batch)
-    if first is None or isinstance(first, NotDense) or any(other != first for other in others):
+    order, *others = (read(tuple(x.shape), x.stride()) if x.layout == torch.strided else None for x in batch)
+    if not isinstance(order, DimOrder) or any(other != order for other in others):
         return _stacked(batch, collate_fn_map)
-    order = first.order
     stacked = _stacked([x.permute(order.dims) for x in batch], collate_fn_map)
     return stacked.permute(0, *(dim + 1 for dim in order.inverse))
 
@@ -205,11 +184,11 @@ def _check_rank(rank: int) -> None:
 
 
 @contextmanager
-def laid(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> Iterator[nn.Module]:
-    """Convert the weights of a module's convolutions for the duration of the block, then restore them.
+def weights_in_order(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> Iterator[nn.Module]:
+    """Convert the weights of a module's convolutions while the block runs, then restore them.
 
     >>> conv = nn.Conv2d(3, 4, 2)
-    >>> with laid(conv, DimOrder.channels_last):
+    >>> with weights_in_order(conv, DimOrder.channels_last):
     ...     conv.weight.stride()
     (12, 1, 6, 3)
     >>> conv.weight.stride()
@@ -230,11 +209,7 @@ def laid(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> Iterato
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
-    """Return the weights of all convolutions that are parameters.
-
-    A weight that is computed at each call, by a parametrisation or a hook, is not among them. The computation
-    decides its order.
-    """
+    """Return the weights of all convolutions that are parameters, not those computed at each call."""
     found: dict[int, Tensor] = {}
     for conv in module.modules():
         if isinstance(conv, torch.jit.ScriptModule):

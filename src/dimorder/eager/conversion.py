@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.algebra.layout import Layout
-from dimorder.algebra.strides import NotDense, read
+from dimorder.algebra.strides import read
 from dimorder.eager.transposition import ChosenWay, choose, fast_copy
 from dimorder.errors import UsageError
+from dimorder.text import shape_text
 
 
 def convert(tensor: Tensor, order: object) -> Tensor:
@@ -83,8 +84,8 @@ def unblock(physical: Tensor, layout: Layout, shape: Sequence[int], order: objec
     if physical.shape != expected:
         raise UsageError(
             f"a physical tensor of {layout}",
-            f"shape {'×'.join(map(str, physical.shape))}",
-            f"{'×'.join(map(str, shape))} has the physical shape {'×'.join(map(str, expected))}",
+            f"shape {shape_text(physical.shape)}",
+            f"{shape_text(shape)} has the physical shape {shape_text(expected)}",
         )
     padded = physical.permute(layout.pieces.inverse.dims).reshape(layout.padded_shape(shape))
     return convert(padded[tuple(map(slice, shape))], order)
@@ -123,14 +124,14 @@ def _conversion(
     wanted = DimOrder.parse(spec, len(shape))
     if strides == wanted.strides(shape):
         return None
-    reading = read(shape, strides)
-    held = None if isinstance(reading, NotDense) else reading.order
+    found = read(shape, strides)
+    order = found if isinstance(found, DimOrder) else None
     return _Planned(
         wanted,
         wanted.strides(shape),
         wanted.inverse.dims,
-        held is not None and held.equivalent(wanted, shape),
-        None if held is None else choose(shape, itemsize, held, wanted, threads),
+        order is not None and order.equivalent(wanted, shape),
+        None if order is None else choose(shape, itemsize, order, wanted, threads),
         _FORMATS.get(wanted),
     )
 
@@ -153,10 +154,7 @@ def _traced(tensor: Tensor, wanted: DimOrder) -> Tensor:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is plain memory on the CPU, and nobody watches the operators.
-
-    It has no gradient of either mode, no subclass, and no lazy conjugate.
-    """
+    """Return whether a tensor is plain memory on the CPU, without gradient, and nobody watches operators."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and torch._C._dispatch_keys(tensor) in _PLAIN_KEYS

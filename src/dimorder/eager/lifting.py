@@ -38,10 +38,7 @@ class Lifted:
 
 
 def lift(module: nn.Module) -> None:
-    """Let a module with 1-D convolutions compute them channels-last, in calls of the module itself.
-
-    A `torch.fx.GraphModule`, which changes its own class, stays as it is.
-    """
+    """Let a module compute 1-D convolutions channels-last, unless it is a `torch.fx.GraphModule`."""
     convolves = any(
         isinstance(part, nn.modules.conv._ConvNd) and len(part.kernel_size) == 1 for part in module.modules()
     )
@@ -149,15 +146,12 @@ def _conv1d(
     is_depthwise = 1 < groups == channels
     if left != right or (is_depthwise and spread > 1 and left > _MOST_DEPTHWISE_PADDING):
         x, left = F.pad(x, (left, right)), 0
-    made = torch.conv2d(x, weight.unsqueeze(2), bias, (1, step), (0, left), (1, spread), groups)
-    return made.squeeze(2)
+    result = torch.conv2d(x, weight.unsqueeze(2), bias, (1, step), (0, left), (1, spread), groups)
+    return result.squeeze(2)
 
 
 def _row(stride: Any, padding: Any, dilation: Any, size: int) -> tuple[int, int, int, int] | None:
-    """Return stride, padding before and after, and dilation.
-
-    None for bad arguments, about which torch raises.
-    """
+    """Return stride, padding before and after, and dilation; None for arguments about which torch raises."""
     ones = _ones(stride, 0 if padding in ("same", "valid") else padding, dilation)
     if ones is None or (padding == "same" and ones[0] != 1):
         return None
@@ -181,8 +175,8 @@ def _conv_transpose1d(
         return torch.conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)
     step, pad, more, spread = ones
     x, row = _nlc(input).unsqueeze(2), weight.unsqueeze(2)
-    made = torch.conv_transpose2d(x, row, bias, (1, step), (0, pad), (0, more), groups, (1, spread))
-    return made.squeeze(2)
+    result = torch.conv_transpose2d(x, row, bias, (1, step), (0, pad), (0, more), groups, (1, spread))
+    return result.squeeze(2)
 
 
 def _of_input(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -248,10 +242,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def _of_pair(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function of two operands that converts one if the other is channels-last.
-
-    torch gives the result the first one's order.
-    """
+    """Return a function of two operands that makes both channels-last if one of them is."""
 
     def lifted(*args: Any, **kwargs: Any) -> Tensor:
         pair = args[:2]

@@ -1,7 +1,6 @@
-"""Choose the kernel with which a CPU copies memory from one order into another, and run it.
+"""Choose the kernel with which a CPU copies memory into another order, and run it.
 
-The table, conversion.json, is measured per family of CPUs by `dimorder bench convert`. torch's own copy
-serves the cases that the table lacks.
+`dimorder bench convert` measures the table by family of CPUs; torch's copy serves what the table lacks.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Transposition:
     columns: int
 
     @staticmethod
-    def between(shape: Sequence[int], held: DimOrder, wanted: DimOrder) -> Transposition | None:
+    def between(shape: Sequence[int], present: DimOrder, wanted: DimOrder) -> Transposition | None:
         """Return the transposition from one order to another; None if there is none, or nothing moves.
 
         >>> nchw, nhwc = DimOrder(0, 1, 2, 3), DimOrder(0, 2, 3, 1)
@@ -58,7 +57,7 @@ class Transposition:
         >>> Transposition.between((2, 3, 5, 7), nchw, DimOrder(3, 2, 1, 0)) is None
         True
         """
-        before, after = ([dim for dim in order if shape[dim] != 1] for order in (held, wanted))
+        before, after = ([dim for dim in order if shape[dim] != 1] for order in (present, wanted))
         same = next((i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b), len(before))
         batch, left, right = before[:same], before[same:], after[same:]
         if not left:
@@ -80,13 +79,10 @@ class ChosenWay:
 
 
 def choose(
-    shape: tuple[int, ...], itemsize: int, held: DimOrder, wanted: DimOrder, threads: int = 1
+    shape: tuple[int, ...], itemsize: int, present: DimOrder, wanted: DimOrder, threads: int = 1
 ) -> ChosenWay | None:
-    """Return the best way in the table for elements of `itemsize` bytes.
-
-    Returns None if torch's own copy, which is split among all threads, is as good.
-    """
-    moved = Transposition.between(shape, held, wanted)
+    """Return the best way in the table; None if torch's own copy, which all threads share, is as good."""
+    moved = Transposition.between(shape, present, wanted)
     if moved is None or itemsize not in CARRIERS or math.prod(shape) < LEAST_ELEMENTS:
         return None
     found = _table().get(str(itemsize), {}).get(f"{_floor(moved.rows)}x{_floor(moved.columns)}", {})
@@ -100,9 +96,7 @@ def choose(
 
 
 def fast_copy(tensor: Tensor, choice: ChosenWay, strides: Sequence[int]) -> Tensor:
-    """Copy a dense tensor into other strides, in the chosen way.
-
-    Only for plain CPU tensors. Gradients do not pass.
+    """Copy a dense plain CPU tensor into other strides, in the chosen way, without gradients.
 
     >>> x = torch.randn(1, 64, 56, 56)
     >>> y = fast_copy(x, ChosenWay("shuffle", 4.0, Transposition(1, 64, 3136)), (200704, 1, 3584, 64))
@@ -114,31 +108,31 @@ def fast_copy(tensor: Tensor, choice: ChosenWay, strides: Sequence[int]) -> Tens
 
 def _by_tiles(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
     """Copy by transpose.c, which was compiled when dimorder was installed."""
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
+    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
     threads = max(1, min(torch.get_num_threads(), tensor.nbytes // _THREAD_BYTES))
     _library().dimorder_transpose(
-        *(tensor.data_ptr(), made.data_ptr(), tensor.element_size()),
+        *(tensor.data_ptr(), result.data_ptr(), tensor.element_size()),
         *(moved.batch, moved.rows, moved.columns, threads),
     )
-    return made
+    return result
 
 
 def _by_shuffle(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
     """Copy by a channel shuffle, with each block as the channels of one pixel; torch has SIMD for that."""
     size = moved.rows * moved.columns
     pixels = _carried(tensor).as_strided((moved.batch, size, 1, 1), (size, 1, size, size))
-    made = torch.native_channel_shuffle(pixels, moved.rows)
-    return made.view(tensor.dtype).as_strided(tensor.shape, strides)
+    result = torch.native_channel_shuffle(pixels, moved.rows)
+    return result.view(tensor.dtype).as_strided(tensor.shape, strides)
 
 
 def _by_block(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
     """Copy block by block: torch tiles the copy of a transposed matrix, but only of a single one."""
     size = moved.rows * moved.columns
     blocks = _carried(tensor).as_strided((moved.batch, moved.rows, moved.columns), (size, moved.columns, 1))
-    made = blocks.new_empty((moved.batch, moved.columns, moved.rows))
-    for source, target in zip(blocks, made, strict=True):
+    result = blocks.new_empty((moved.batch, moved.columns, moved.rows))
+    for source, target in zip(blocks, result, strict=True):
         target.copy_(source.t())
-    return made.view(tensor.dtype).as_strided(tensor.shape, strides)
+    return result.view(tensor.dtype).as_strided(tensor.shape, strides)
 
 
 def _carried(tensor: Tensor) -> Tensor:
@@ -229,10 +223,7 @@ def _cells(
 
 
 def _gains(itemsize: int, rows: int, columns: int) -> dict[str, float]:
-    """Return the factor by which each way is faster than torch's copy at one point.
-
-    Empty for an omitted point.
-    """
+    """Return how much faster each way is than torch's copy at one point; empty for an omitted point."""
     nbytes = rows * columns * itemsize
     if nbytes > _GRID_BYTES or rows * columns < LEAST_ELEMENTS // 4:
         return {}

@@ -1,8 +1,6 @@
 """Guard, check and convert dimension orders in ExecuTorch programs, with any delegate or none.
 
-A delegate author writes a `DelegateLayout` and wraps a partitioner with `guarded`. `canonicalize` and the
-passes work without a delegate. `probe` and `sweep` find the operators that are right, refused or silently
-wrong in an order.
+A delegate author writes a `DelegateLayout`, and wraps a partitioner with `guarded`; `sweep` tests it.
 """
 
 from __future__ import annotations
@@ -61,9 +59,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
-            value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-            globals()[name] = value
-            return value
+            globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

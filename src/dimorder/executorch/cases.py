@@ -70,12 +70,19 @@ _SCALAR = (
     "add.Scalar sub.Scalar mul.Scalar div.Scalar eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar "
     "fmod.Scalar remainder.Scalar rsub.Scalar"
 )
-_REDUCTIONS = "mean.dim sum.dim_IntList amax amin var.correction std.correction any.dims logsumexp norm.dim"
-_ARG_REDUCTIONS = "argmax argmin max.dim min.dim prod.dim_int any.dim all.dim"
+
+
+def _convolution(
+    weight: str, stride: int, padding: int, transposed: bool = False, groups: str = "1"
+) -> tuple[str, str, str]:
+    sizes = [f"[{size}] * (r - 2)" for size in (stride, padding, 1, int(transposed))]
+    return "convolution", f"x, {weight}, {', '.join(sizes[:3])}, {transposed}, {sizes[3]}, {groups}", "345"
+
 
 # Operator, arguments in terms of the operands above (r is the rank), and the ranks that it accepts.
 _CALLS: tuple[tuple[str, str, str], ...] = (
     *((name, "x", "345") for name in _UNARY.split()),
+    *((name, "x", "345") for name in ("zeros_like", "ones_like", "clone", "alias", "detach", "contiguous")),
     *((name, "p", "345") for name in _POSITIVE.split()),
     ("acosh", "p + 1", "345"),
     *((name, "x, y", "345") for name in _BINARY.split()),
@@ -150,13 +157,7 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
     ("triu", "x, -1", "345"),
     ("unfold", "x, -1, 3, 2", "345"),
     ("full_like", "x, 3.0", "345"),
-    ("zeros_like", "x", "345"),
-    ("ones_like", "x", "345"),
-    ("clone", "x", "345"),
-    ("alias", "x", "345"),
-    ("detach", "x", "345"),
     ("_to_copy", "x, dtype=float64", "345"),
-    ("contiguous", "x", "345"),
     ("permute", "x, [0] + list(range(2, r)) + [1]", "345"),
     ("permute", "x, [0, r - 1] + list(range(1, r - 1))", "345"),
     ("transpose.int", "x, 1, 2", "345"),
@@ -169,31 +170,16 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
     ("constant_pad_nd", "x, [1, 2], 0.5", "345"),
     ("constant_pad_nd", "x, [1, 2, 2, 1], 0.5", "345"),
     ("constant_pad_nd", "x, [0, 0] * (r - 2) + [1, 2], 0.5", "345"),
+    *((f"{kind}_pad1d", "x, [1, 2]", "3") for kind in ("reflection", "replication")),
+    *((f"{kind}_pad2d", "x, [1, 2, 2, 1]", "4") for kind in ("reflection", "replication")),
+    *((f"{kind}_pad3d", "x, [1, 2, 2, 1, 1, 2]", "5") for kind in ("reflection", "replication")),
     ("channel_shuffle", "x, 2", "345"),
     ("pixel_shuffle", "x, 2", "4"),
     ("pixel_unshuffle", "x, 2", "4"),
-    ("reflection_pad1d", "x, [1, 2]", "3"),
-    ("reflection_pad2d", "x, [1, 2, 2, 1]", "4"),
-    ("reflection_pad3d", "x, [1, 2, 2, 1, 1, 2]", "5"),
-    ("replication_pad1d", "x, [1, 2]", "3"),
-    ("replication_pad2d", "x, [1, 2, 2, 1]", "4"),
-    ("replication_pad3d", "x, [1, 2, 2, 1, 1, 2]", "5"),
-    ("convolution", "x, W, G, [1] * (r - 2), [1] * (r - 2), [1] * (r - 2), False, [0] * (r - 2), 1", "345"),
-    (
-        "convolution",
-        "x, O, None, [1] * (r - 2), [0] * (r - 2), [1] * (r - 2), False, [0] * (r - 2), 1",
-        "345",
-    ),
-    (
-        "convolution",
-        "x, D, None, [2] * (r - 2), [1] * (r - 2), [1] * (r - 2), False, [0] * (r - 2), x.shape[1]",
-        "345",
-    ),
-    (
-        "convolution",
-        "x, T, None, [2] * (r - 2), [1] * (r - 2), [1] * (r - 2), True, [1] * (r - 2), 1",
-        "345",
-    ),
+    _convolution("W, G", stride=1, padding=1),
+    _convolution("O, None", stride=1, padding=0),
+    _convolution("D, None", stride=2, padding=1, groups="x.shape[1]"),
+    _convolution("T, None", stride=2, padding=1, transposed=True),
     ("linear", "x, L, M", "345"),
     ("matmul", "x, t", "345"),
     ("bmm", "x, t", "3"),
@@ -238,9 +224,7 @@ _CALLS: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an ATen operator with the arguments `call`, for a shape and an order of its operands.
-
-    `shape` is a key of `SHAPES`, and `order` is one of `ORDERS`.
+    """One call of an ATen operator, for a shape of `SHAPES` and an order of `ORDERS` of its operands.
 
     >>> case = Case("mul.Tensor", "x, b", "4", "channels_last")
     >>> case.module()(*case.inputs()).shape, [tuple(x.shape) for x in case.inputs()]
@@ -336,10 +320,7 @@ class Together(torch.nn.Module):
 
 
 class _CaseModule(torch.nn.Module):
-    """The call of a case as a module.
-
-    Its inputs are the module's inputs, its parameters the module's parameters.
-    """
+    """The call of a case as a module, with its inputs and parameters."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()

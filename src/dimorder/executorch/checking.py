@@ -1,12 +1,13 @@
 """Check a program for `dimorder check`: its accepted orders, its operators, and its conversions.
 
-The verdicts on operators come from the truth table of kernels. Inside delegates only XNNPACK's transposes are
-read. They are counted, not judged.
+Operators are judged by the truth table of kernels. Inside delegates XNNPACK's transposes are counted.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +19,7 @@ from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.contract import Contract, TensorSpec
 from dimorder.errors import UsageError
 from dimorder.executorch.file_conversions import FileConversions, conversions_of
-from dimorder.executorch.pte import read_contract
+from dimorder.executorch.pte import forward_plan, read_contract, read_tables
 from dimorder.runtime.kernels import KernelTable, KernelVerdict, kernel_calls
 
 _CONVERSION_KEYS = ("conversion_count", "bytes", "delegates", "outside")  # null for a network
@@ -36,12 +37,7 @@ class CheckedCall:
 
 @dataclass(frozen=True)
 class Check:
-    """A program's boundary, operators and conversions.
-
-    The conversions are None for a network that is no file.
-
-    `is_safe` says that no operator is known to be wrong or refused.
-    """
+    """A program's boundary, operators and conversions; None for a network, which is no file."""
 
     contract: Contract | None
     rows: tuple[CheckedCall, ...]
@@ -49,6 +45,7 @@ class Check:
 
     @property
     def is_safe(self) -> bool:
+        """Whether no operator is known to be wrong or refused."""
         return all(row.verdict not in ("wrong", "refused") for row in self.rows)
 
     @property
@@ -107,18 +104,29 @@ def check_file(path: str | os.PathLike[str]) -> Check:
 
     Raises:
         UsageError, ContractError, UnsupportedError: as in `dimorder.load`.
-    """
-    from executorch.exir._serialize._program import deserialize_pte_binary
 
-    contract = read_contract(path)
-    program = deserialize_pte_binary(Path(path).read_bytes()).program
-    table = KernelTable.shipped(metadata.version("executorch"))
-    counts: dict[CheckedCall, int] = {}
-    for call in kernel_calls(program):
-        verdict = "delegate" if call.delegate else table.verdict_of(call) or "unknown"
-        row = CheckedCall(call.operator or call.delegate, f"rank {call.rank} {call.signature}", verdict)
-        counts[row] = counts.get(row, 0) + 1
-    return Check(contract, _sorted(counts), conversions_of(program, f"loading {path}"))
+    >>> import tempfile, torch
+    >>> from executorch.exir import to_edge
+    >>> program = to_edge(torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3, 5),))).to_executorch()
+    >>> path = Path(tempfile.mkdtemp(), "relu.pte")
+    >>> _ = path.write_bytes(program.buffer)
+    >>> print(check_file(path))
+    input   input0   2 x 3 x 5  float32  NCL (0, 1, 2)
+    output  output0  2 x 3 x 5  float32  NCL (0, 1, 2)
+    fed      input0: NCL (0, 1, 2) right, NLC (0, 2, 1) refused; by dimorder.load: right
+    right    aten::relu.out rank 3 CC x1
+    conversions  none
+    verdict  safe
+    """
+    where, contract = f"loading {path}", read_contract(path)
+    tables = read_tables(Path(path).read_bytes(), where)
+    verdicts = KernelTable.shipped(metadata.version("executorch"))
+    rows = []
+    for call in kernel_calls(forward_plan(tables, where)):
+        verdict = "delegate" if call.delegate else verdicts.verdict_of(call) or "unknown"
+        orders = f"rank {call.rank} {call.signature}"
+        rows.append(CheckedCall(call.operator or call.delegate, orders, verdict))
+    return Check(contract, _counted(rows), conversions_of(tables, where))
 
 
 def check_program(program: ExportedProgram) -> Check:
@@ -146,15 +154,15 @@ def check_program(program: ExportedProgram) -> Check:
     if not isinstance(program, ExportedProgram):
         raise UsageError("check", f"a {type(program).__name__}", "give an exported program or a .pte file")
     decomposed = program.run_decompositions({}).run_decompositions(_default_decomposition_table())
-    counts: dict[CheckedCall, int] = {}
+    rows = []
     for fault in faults(decomposed):
         place = f" at {fault.where}" if fault.where else ""
-        row = CheckedCall(fault.operator, f"{fault.found}{place}", fault.kind)
-        counts[row] = counts.get(row, 0) + 1
-    return Check(None, _sorted(counts))
+        rows.append(CheckedCall(fault.operator, f"{fault.found}{place}", fault.kind))
+    return Check(None, _counted(rows))
 
 
-def _sorted(counts: dict[CheckedCall, int]) -> tuple[CheckedCall, ...]:
+def _counted(calls: Iterable[CheckedCall]) -> tuple[CheckedCall, ...]:
+    counts = Counter(calls)
     severity = ("wrong", "refused", "unknown", "delegate", "right")
     rows = sorted(counts, key=lambda row: (severity.index(row.verdict), row.operator, row.orders))
-    return tuple(CheckedCall(row.operator, row.orders, row.verdict, counts[row]) for row in rows)
+    return tuple(replace(row, count=counts[row]) for row in rows)

@@ -1,21 +1,21 @@
 """Count the layout conversions in a .pte of any tool, and the bytes that they move.
 
-Every transpose inside an XNNPACK delegate counts. Outside delegates every permute counts, and every copy into
-another order.
+These are the transposes in XNNPACK delegates, and outside the permutes and copies into another order.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from dimorder.errors import UnsupportedError, UsageError
-from dimorder.executorch.pte import damaged
+from dimorder.errors import UsageError
+from dimorder.executorch.pte import damaged, forward_plan, read_tables
 from dimorder.executorch.xnn_blob import moves, read_xnn_blob
+from dimorder.runtime.kernels import instructions, kernel_of
 
 BACKEND_ID = "XnnpackBackend"  # the name that the stock runtime registers
 
@@ -48,23 +48,12 @@ _DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, 
 
 @dataclass(frozen=True)
 class DelegateConversions:
-    """One call of a delegate.
-
-    `nodes`, `transposes` and `bytes` are None for a backend other than XNNPACK, whose format is unknown here.
-    """
+    """One call of a delegate; None for a backend other than XNNPACK, whose format is unknown here."""
 
     backend: str
     nodes: int | None = None
     transposes: int | None = None
     bytes: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "backend": self.backend,
-            "nodes": self.nodes,
-            "transposes": self.transposes,
-            "bytes": self.bytes,
-        }
 
 
 @dataclass(frozen=True)
@@ -85,6 +74,10 @@ class FileConversions:
         outside: the conversions of each operator outside the delegates.
         bytes: the size of the tensors that they move, each counted once. A conversion that only moves
             dimensions of 1 counts nothing.
+
+    >>> print(FileConversions((), (OutsideConversions("aten::permute_copy.out", 2, 840),)))
+    moved    aten::permute_copy.out x2, 840 bytes
+    conversions  2, 840 bytes moved
     """
 
     delegates: tuple[DelegateConversions, ...]
@@ -108,7 +101,7 @@ class FileConversions:
         return {
             "conversion_count": self.conversion_count,
             "bytes": self.bytes,
-            "delegates": [delegate.to_dict() for delegate in self.delegates],
+            "delegates": [asdict(delegate) for delegate in self.delegates],
             "outside": {o.operator: {"count": o.count, "bytes": o.bytes} for o in self.outside},
         }
 
@@ -153,67 +146,44 @@ def conversions_in(pte: bytes, where: str = "a .pte file") -> FileConversions:
     moved    aten::permute_copy.out x1, 120 bytes
     conversions  1, 120 bytes moved
     """
-    from executorch.exir._serialize._program import deserialize_pte_binary
-
-    try:
-        program = deserialize_pte_binary(pte).program
-    # For damaged bytes that parser may raise anything: struct.error, IndexError, AssertionError ...
-    except Exception as error:
-        raise damaged(where, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
-    return conversions_of(program, where)
+    return conversions_of(read_tables(pte, where), where)
 
 
-def conversions_of(program: Any, where: str = "a .pte file", method: str = "forward") -> FileConversions:
-    """Return the conversions of one method of a deserialised .pte (executorch.exir.schema.Program).
+def conversions_of(tables: Any, where: str = "a .pte file") -> FileConversions:
+    """Return the conversions of a .pte whose tables are read (executorch.exir.schema.Program).
 
-    Every instruction counts once, although a loop runs it more often. A dynamic size counts as its upper
-    bound.
-
-    Raises `ContractError` for damaged tables and delegates, and `UnsupportedError` if there is no such
-    method.
+    Every instruction counts once, although a loop runs it more often; a dynamic size is its upper bound.
     """
-    plans = {plan.name: plan for plan in program.execution_plan or ()}
-    if method not in plans:
-        raise UnsupportedError(
-            where, f"the methods {sorted(map(str, plans))}", f"export a program with the method {method!r}"
-        )
+    plan = forward_plan(tables, where)
     try:
-        return _found(program, plans[method], where)
+        return _found(tables, plan, where)
     except _DAMAGE as error:
         said = error.found if isinstance(error, UsageError) else error
         raise damaged(where, f"tables that contradict each other ({type(error).__name__}: {said})") from error
 
 
-def _found(program: Any, plan: Any, where: str) -> FileConversions:
+def _found(tables: Any, plan: Any, where: str) -> FileConversions:
     delegates = []
     counts: Counter[str] = Counter()
     moved: Counter[str] = Counter()
-    for call in _calls(plan):
-        if type(call).__name__ == "DelegateCall":
-            delegates.append(_delegate(program, plan, call.delegate_index, where))
+    for call in instructions(plan):
+        kernel = kernel_of(plan, call)
+        if not kernel:
+            delegates.append(_delegate(tables, plan, call.delegate_index, where))
             continue
-        operator = plan.operators[call.op_index]
-        count_bytes = _converted(plan, operator.name.rpartition("::")[2], call.args)
+        count_bytes = _converted(plan, plan.operators[call.op_index].name.rpartition("::")[2], call.args)
         if count_bytes is not None:
-            name = f"{operator.name}.{operator.overload}" if operator.overload else operator.name
-            counts[name] += 1
-            moved[name] += count_bytes
+            counts[kernel] += 1
+            moved[kernel] += count_bytes
     outside = tuple(OutsideConversions(name, counts[name], moved[name]) for name in sorted(counts))
     return FileConversions(tuple(delegates), outside)
 
 
-def _calls(plan: Any) -> Iterator[Any]:
-    for chain in plan.chains:
-        for instruction in chain.instructions:
-            if type(instruction.instr_args).__name__ in ("KernelCall", "DelegateCall"):
-                yield instruction.instr_args
-
-
-def _delegate(program: Any, plan: Any, index: int, where: str) -> DelegateConversions:
+def _delegate(tables: Any, plan: Any, index: int, where: str) -> DelegateConversions:
     delegate = plan.delegates[index]
     if delegate.id != BACKEND_ID:
         return DelegateConversions(delegate.id)
-    blob = bytes(program.backend_delegate_data[delegate.processed.index].data)
+    blob = bytes(tables.backend_delegate_data[delegate.processed.index].data)
     found = read_xnn_blob(blob, f"{where}, delegate {index} ({delegate.id})")
     return DelegateConversions(delegate.id, found.nodes, found.transposes, found.bytes)
 

@@ -1,7 +1,6 @@
 """Wrap any ExecuTorch partitioner in one that checks and converts orders by a `DelegateLayout`.
 
-Orders are fixed before decomposition, the only point at which a partitioner may change a program. Nodes that
-the delegate cannot take stay outside its partitions. Then every boundary and weight is checked.
+Orders are fixed before decomposition. Then partitions are reduced to what the delegate can take, and checked.
 """
 
 from __future__ import annotations
@@ -104,10 +103,7 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
         return remade(planned, _Decomposed)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the partitions without nodes that the delegate cannot take.
-
-        Check their boundaries and weights.
-        """
+        """Return the partitions, checked, without nodes that the delegate cannot take."""
         result = self.partitioner.partition(exported_program)
         program = result.tagged_exported_program
         own = {node for node in program.graph.nodes if node.meta.get(TAG) in result.partition_tags}
@@ -202,10 +198,7 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
 
 
 class _Decomposed(ExportedProgram):
-    """A decomposed program, which skips three further decompositions.
-
-    ExecuTorch would retrace it in each of these.
-    """
+    """A decomposed program, which skips three further decompositions, each a retrace."""
 
     def run_decompositions(self, decomp_table: Any = None, *options: Any, **named: Any) -> ExportedProgram:
         """Return the program itself if it calls nothing that would be decomposed or made functional."""

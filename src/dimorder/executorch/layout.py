@@ -102,10 +102,7 @@ def _xnnpack_ranks() -> Mapping[str, tuple[int, ...]]:
 
 
 def _says_last(key: str) -> bool:
-    """Return whether a signature has a channels-last 4-D tensor, and none that sizes of 1 make ambiguous.
-
-    For an ambiguous tensor XNNPACK refuses the label at its boundary, not the operator.
-    """
+    """Return whether a signature has a channels-last 4-D tensor, and none that sizes of 1 make ambiguous."""
     rank, letters = key.split(" ")
     return SAME not in letters and (LAST in letters if rank == "4" else {LAST, OTHER} & {*letters} == {OTHER})
 

@@ -1,13 +1,11 @@
-"""Choose the order of every tensor in an exported program.
+"""Choose the order of every tensor in an exported program, so that each operator handles its orders right.
 
-Each operator then gets orders that it handles right.
-
-The truth table of kernels or the delegate's layout says which orders an operator handles right. The planner
-chooses the places of the conversions: the fewest bytes, proven.
+The truth table or the delegate's layout says which these are; the planner finds the fewest bytes.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +20,7 @@ from torch.fx import Node
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch.layout import NHWC, PORTABLE, DelegateLayout
-from dimorder.executorch.passes import (
-    label,
-    mode_of,
-    restride,
-    tensors,
-)
+from dimorder.executorch.passes import label, mode_of, restride, tensors
 from dimorder.executorch.rewriting import (
     copied,
     insert_conversion,
@@ -79,10 +72,7 @@ legalize = Legalize()
 def legalized(
     program: ExportedProgram, layout: DelegateLayout = PORTABLE, chosen: Callable[[Node], bool] | None = None
 ) -> ExportedProgram:
-    """Return the program with the conversions that it needs, or itself if it needs none. See `Legalize`.
-
-    `chosen` says which nodes the delegate takes, by default those that `layout` lists.
-    """
+    """Return the program with the conversions it needs; `chosen` are the nodes that the delegate takes."""
     program = without_strided_copies(program)
     if not faults(program, layout, chosen):
         return program
@@ -184,9 +174,7 @@ class _Problem:
                 yield letters
 
     def _buffer(self, node: Node, value: torch.Tensor) -> None:
-        bytes_moved = int(value.element_size())
-        for size in value.shape:
-            bytes_moved *= size_hint(size)
+        bytes_moved = value.element_size() * math.prod(map(size_hint, value.shape))
         self.buffer_of[node] = len(self.buffers)
         self.buffers.append(Buffer(node.name, (bytes_moved, 1)))
 
@@ -194,14 +182,8 @@ class _Problem:
         self, node: Node, reads: Sequence[Node], writes: Sequence[Node], configs: list[Config]
     ) -> None:
         self.rows.append(node)
-        self.steps.append(
-            Step(
-                node.name,
-                tuple(self.buffer_of[a] for a in reads),
-                tuple(self.buffer_of[a] for a in writes),
-                tuple(configs),
-            )
-        )
+        read, written = (tuple(self.buffer_of[a] for a in nodes) for nodes in (reads, writes))
+        self.steps.append(Step(node.name, read, written, tuple(configs)))
 
     def _result_nodes(self, node: Node) -> list[tuple[int, Node]]:
         """Return (position among the tensors, node) for each result that others read."""
@@ -223,16 +205,13 @@ class _Problem:
     ) -> None:
         """Give a constant the order that the plan chose."""
         order = NHWC if letter == LAST else DimOrder.contiguous(4)
-        spec = next(s for s in program.graph_signature.input_specs if s.arg.name == old.name)
-        store = program.state_dict if spec.target in program.state_dict else program.constants
-        tensor = store[spec.target]
+        target, tensor = _constant(program, old)
         if label(tensor) == order and label(node.meta["val"]) == order:
             return
         fresh = torch.empty_strided(tensor.shape, order.strides(tensor.shape), dtype=tensor.dtype)
         fresh.copy_(tensor.detach())
-        replaced[spec.target] = (
-            torch.nn.Parameter(fresh, False) if isinstance(tensor, torch.nn.Parameter) else fresh
-        )
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        replaced[target] = torch.nn.Parameter(fresh, False) if is_parameter else fresh
         set_value(node, restride(node.meta["val"], order))
 
 
@@ -287,10 +266,11 @@ def _sibling(program: ExportedProgram, node: Node) -> _Sibling | None:
         return None
     number, dropped = node.args[1], None
     if isinstance(number, Node):
-        value = number.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.dim() or not _real_constant(program, number):
+        value, (_, constant) = number.meta.get("val"), _constant(program, number)
+        is_real = constant is not None and not isinstance(constant, torch._subclasses.FakeTensor)
+        if not isinstance(value, torch.Tensor) or value.dim() or not is_real:
             return None
-        dropped, number = number, _real_constant(program, number)[0].item()
+        dropped, number = number, constant.item()
     if not isinstance(number, (int, float)) or not isinstance(node.args[0], Node):
         return None
     if isinstance(number, float) and not node.args[0].meta["val"].dtype.is_floating_point:
@@ -300,12 +280,11 @@ def _sibling(program: ExportedProgram, node: Node) -> _Sibling | None:
     return _Sibling(packet.Scalar, number, dropped)
 
 
-def _real_constant(program: ExportedProgram, node: Node) -> list[torch.Tensor]:
-    spec = next((s for s in program.graph_signature.input_specs if s.arg.name == node.name), None)
-    store = {**program.state_dict, **program.constants}
-    tensor = store.get(spec.target) if spec is not None and spec.target else None
-    is_real = isinstance(tensor, torch.Tensor) and not isinstance(tensor, torch._subclasses.FakeTensor)
-    return [tensor] if is_real and isinstance(tensor, torch.Tensor) else []
+def _constant(program: ExportedProgram, node: Node) -> tuple[str, Any]:
+    """Return the name and the value of the constant that a node stands for; None as value if it is none."""
+    specs = program.graph_signature.input_specs
+    target = next((spec.target for spec in specs if spec.arg.name == node.name), None) or ""
+    return target, program.state_dict.get(target, program.constants.get(target))
 
 
 def _letter(value: torch.Tensor) -> str:

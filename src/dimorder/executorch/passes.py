@@ -1,14 +1,9 @@
-"""Define passes over ExecuTorch programs, each of which is usable alone.
-
-`canonicalize` runs before lowering. The others insert, revert and annotate dim-order operators in the edge
-dialect.
-"""
+"""Define passes over ExecuTorch programs: `canonicalize`, and those that write dim-order operators."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,8 +15,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from dimorder.algebra import strides
 from dimorder.algebra.dim_order import DimOrder
+from dimorder.algebra.strides import read
 from dimorder.executorch.layout import NHWC
 from dimorder.graph.exported import keep_names, remade
 from dimorder.graph.nodes import set_meta, set_value
@@ -60,8 +55,8 @@ def canonicalize(program: ExportedProgram) -> ExportedProgram:
         if isinstance(node.meta.get("val"), torch.Tensor)
     }
     constants = {**program.state_dict, **program.constants}
-    stale = {
-        name: tensor
+    fresh = {
+        name: _row_major(tensor)
         for name, tensor in constants.items()
         if isinstance(tensor, torch.Tensor) and not _is_row_major(tensor)
     }
@@ -69,16 +64,17 @@ def canonicalize(program: ExportedProgram) -> ExportedProgram:
         node for node in inputs if node.name in moved and not _lies(node.meta["val"], moved[node.name])
     ]
     formats = [node for node in program.graph.nodes if _odd_format(node)]
-    if not (stale or odd_inputs or formats):
+    if not (fresh or odd_inputs or formats):
         return program
-    graph = copy.deepcopy(program.graph_module)
-    keep_names(graph.graph, program.graph)
+    graph = copied_graph(program)
     for old, node in zip(program.graph.nodes, graph.graph.nodes, strict=True):
         if old.name in moved:
             set_value(node, restride(old.meta["val"], moved[old.name]))
         if _odd_format(old):
-            node.args, node.kwargs = pytree.tree_map(_contiguous_format, (node.args, node.kwargs))
-    fresh = {name: _row_major(tensor) for name, tensor in stale.items()}
+            arguments = (node.args, node.kwargs)
+            node.args, node.kwargs = pytree.tree_map_only(
+                torch.memory_format, lambda _: torch.contiguous_format, arguments
+            )
     return remade(
         program,
         root=graph,
@@ -88,7 +84,6 @@ def canonicalize(program: ExportedProgram) -> ExportedProgram:
     )
 
 
-@dataclass
 class InsertDimOrderOperators(ExportPass):  # type: ignore[misc]
     """A pass that replaces operators with a torch memory format by dim-order operators, at any rank.
 
@@ -101,13 +96,10 @@ class InsertDimOrderOperators(ExportPass):  # type: ignore[misc]
     ...         return x.to(memory_format=torch.channels_last)
     >>> program = torch.export.export(Copy(), (torch.ones(1, 3, 5, 7),))
     >>> edge = to_edge(program, compile_config=EdgeCompileConfig(_skip_dim_order=True))
-    >>> made = InsertDimOrderOperators()(edge.exported_program().graph_module).graph_module
-    >>> [node.target.__name__ for node in made.graph.nodes if node.op == "call_function"]
+    >>> module = InsertDimOrderOperators()(edge.exported_program().graph_module).graph_module
+    >>> [node.target.__name__ for node in module.graph.nodes if node.op == "call_function"]
     ['dim_order_ops._to_dim_order_copy.default']
     """
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     def call_operator(self, op: Any, args: Any, kwargs: Any, meta: NodeMetadata) -> Any:
         if not isinstance(op, EdgeOpOverload) or op not in DimOrderOpsMap:
@@ -117,7 +109,6 @@ class InsertDimOrderOperators(ExportPass):  # type: ignore[misc]
         return super().call_operator(DimOrderOpsMap[op], args, {**rest, "dim_order": list(order)}, meta)
 
 
-@dataclass
 class RevertDimOrderOperators(ExportPass):  # type: ignore[misc]
     """A pass that replaces dim-order operators by torch's operators with a memory format.
 
@@ -129,13 +120,10 @@ class RevertDimOrderOperators(ExportPass):  # type: ignore[misc]
     ...     def forward(self, x):
     ...         return x.to(memory_format=torch.channels_last)
     >>> edge = to_edge(torch.export.export(Copy(), (torch.ones(1, 3, 5, 7),)))
-    >>> made = RevertDimOrderOperators()(edge.exported_program().graph_module).graph_module
-    >>> [node.target.__name__ for node in made.graph.nodes if node.op == "call_function"]
+    >>> module = RevertDimOrderOperators()(edge.exported_program().graph_module).graph_module
+    >>> [node.target.__name__ for node in module.graph.nodes if node.op == "call_function"]
     ['aten._to_copy.default']
     """
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     def call_operator(self, op: Any, args: Any, kwargs: Any, meta: NodeMetadata) -> Any:
         if not isinstance(op, EdgeOpOverload) or op not in MemoryFormatOpsMap:
@@ -146,18 +134,14 @@ class RevertDimOrderOperators(ExportPass):  # type: ignore[misc]
         return super().call_operator(MemoryFormatOpsMap[op], args, {**rest, "memory_format": form}, meta)
 
 
-@dataclass
 class Annotate(ExportPass):  # type: ignore[misc]
     """A pass that writes `node.meta["dim_order"]`: the order in ExecuTorch's label, or None.
 
     >>> x = torch.ones(1, 3, 5, 7).to(memory_format=torch.channels_last)
-    >>> made = Annotate()(torch.export.export(torch.nn.ReLU(), (x,)).graph_module).graph_module
-    >>> [node.meta["dim_order"] for node in made.graph.nodes if node.op == "call_function"]
+    >>> module = Annotate()(torch.export.export(torch.nn.ReLU(), (x,)).graph_module).graph_module
+    >>> [node.meta["dim_order"] for node in module.graph.nodes if node.op == "call_function"]
     [DimOrder(0, 2, 3, 1)]
     """
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     def call(self, graph_module: torch.fx.GraphModule) -> Any:
         from torch.fx.passes.infra.pass_base import PassResult
@@ -166,6 +150,12 @@ class Annotate(ExportPass):  # type: ignore[misc]
             value = node.meta.get("val")
             set_meta(node, "dim_order", label(value) if isinstance(value, torch.Tensor) else None)
         return PassResult(graph_module, True)
+
+
+def copied_graph(program: ExportedProgram) -> torch.fx.GraphModule:
+    graph: torch.fx.GraphModule = copy.deepcopy(program.graph_module)
+    keep_names(graph.graph, program.graph)
+    return graph
 
 
 def label(value: torch.Tensor) -> DimOrder:
@@ -181,7 +171,8 @@ def label(value: torch.Tensor) -> DimOrder:
 def restride(value: torch.Tensor, order: DimOrder) -> torch.Tensor:
     """Return an empty (fake) tensor like `value`, dense in `order`."""
     sizes = list(value.shape)
-    with torch._subclasses.fake_tensor.unset_fake_temporarily() if _is_real(value) else mode_of(value):
+    is_fake = isinstance(value, torch._subclasses.FakeTensor)
+    with mode_of(value) if is_fake else torch._subclasses.fake_tensor.unset_fake_temporarily():
         return torch.empty_strided(sizes, order.strides(sizes), dtype=value.dtype, device=value.device)
 
 
@@ -192,11 +183,9 @@ def format_of(order: DimOrder) -> torch.memory_format:
 
 def _canonical_order(value: torch.Tensor, is_input: bool) -> DimOrder:
     """Return the order that a placeholder should have."""
-    if is_input and value.dim() == 4 and all(isinstance(size, int) for size in value.shape):
-        reading = strides.read(tuple(value.shape), tuple(value.stride()))
-        if not isinstance(reading, strides.NotDense) and reading.order == NHWC:
-            return NHWC
-    return DimOrder.contiguous(value.dim())
+    if not is_input or value.dim() != 4 or not all(isinstance(size, int) for size in value.shape):
+        return DimOrder.contiguous(value.dim())
+    return NHWC if read(tuple(value.shape), tuple(value.stride())) == NHWC else DimOrder.contiguous(4)
 
 
 def _lies(value: torch.Tensor, order: DimOrder) -> bool:
@@ -232,10 +221,6 @@ def _odd_format(node: torch.fx.Node) -> bool:
     )
 
 
-def _contiguous_format(argument: Any) -> Any:
-    return torch.contiguous_format if isinstance(argument, torch.memory_format) else argument
-
-
 def _wanted_order(source: Any, form: torch.memory_format | None) -> DimOrder:
     value = source.to_tensor() if isinstance(source, ProxyValue) else source
     rank = value.dim() if isinstance(value, torch.Tensor) else len(value)
@@ -244,10 +229,6 @@ def _wanted_order(source: Any, form: torch.memory_format | None) -> DimOrder:
     if form in (None, torch.preserve_format) and isinstance(value, torch.Tensor) and label(value) == NHWC:
         return NHWC
     return DimOrder.contiguous(rank)
-
-
-def _is_real(value: torch.Tensor) -> bool:
-    return not isinstance(value, torch._subclasses.FakeTensor)
 
 
 def mode_of(value: Any) -> Any:

@@ -10,19 +10,15 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from types import MappingProxyType
 from typing import Any
 
 from torch.export import ExportedProgram
 
-from dimorder.executorch.attempt import Outcome, attempt, attempt_in_halves
+from dimorder.executorch.attempt import Outcome, Route, Workers, attempt, attempt_in_halves
 from dimorder.executorch.cases import Case, cases
-from dimorder.executorch.lowering_paths import (
-    BACKENDS,
-    lower_legally,
-    run_guarded,
-)
-from dimorder.executorch.probe_workers import Route, Workers
+from dimorder.executorch.lowering_paths import BACKENDS, lower_legally, run_guarded
 from dimorder.graph.nodes import tensors_in
 from dimorder.runtime.kernels import (
     CONTIGUOUS,
@@ -57,6 +53,9 @@ def probe(
 
     Returns:
         The table of verdicts.
+
+    >>> probe(("portable",), itertools.islice(cases("abs"), 1), workers=1).rows["portable"]
+    {'aten::abs.out': {'3 CC': 'right'}}
     """
     chosen = list(cases() if chosen is None else chosen)
     groups = [(backend, (case,)) for backend in backends for case in chosen if _is_taken(backend, case)]
@@ -71,8 +70,7 @@ def outcomes(
 ) -> Iterator[tuple[str, Case, Outcome]]:
     """Run groups of cases, each with its backend, in worker processes; return their outcomes in that order.
 
-    `path` says how they are lowered and run. The cases of a group are one program (`grouped` makes such
-    groups). A group that is not right is split, so that a fault always belongs to a single case.
+    The cases of a group are one program. A group that is not right is split, until a fault is of one case.
     """
     with Workers(path, workers or os.cpu_count() or 1) as pool:
         for done, (backend, found) in enumerate(pool.run(groups)):
@@ -100,27 +98,14 @@ def tabulate(
     outcomes: Iterable[tuple[str, Case, Outcome]], backends: Sequence[str] = BACKENDS
 ) -> KernelTable:
     """Return the table of (backend, case, outcome) triples: for each signature its worst verdict."""
-    from importlib import metadata
-
-    rows: dict[str, dict[str, dict[str, KernelVerdict]]] = {
-        backend: defaultdict(dict) for backend in backends
-    }
+    rows: dict[str, dict[str, dict[str, KernelVerdict]]] = {each: defaultdict(dict) for each in backends}
     for backend, case, outcome in outcomes:
         for call in _subjects(case, backend, outcome):
             found = rows[backend][call.operator]
             key = f"{call.rank} {call.signature}"
-            found[key] = worst(found.get(key, "right"), outcome.verdict or "right")
+            found[key] = max(found.get(key, "right"), outcome.verdict or "right", key=VERDICTS.index)
     frozen = {backend: MappingProxyType(dict(found)) for backend, found in rows.items()}
     return KernelTable(metadata.version("executorch"), MappingProxyType(frozen))
-
-
-def worst(*verdicts: KernelVerdict) -> KernelVerdict:
-    """Return the worst of some verdicts.
-
-    >>> worst("right", "wrong", "refused")
-    'wrong'
-    """
-    return max(verdicts, key=VERDICTS.index)
 
 
 @dataclass(frozen=True)
@@ -157,6 +142,9 @@ def sweep(
 
     Returns:
         The cases that are wrong or refused.
+
+    >>> sweep(None, itertools.islice(cases("abs"), 2))
+    []
     """
     lower = lower or lower_legally
 
@@ -185,7 +173,9 @@ def _subjects(case: Case, backend: str, outcome: Outcome) -> Iterator[KernelCall
     if outcome.verdict is None:
         return
     right, trusts = outcome.verdict == "right", case.order != "contiguous"
-    suspects = [call for call in outcome.calls if right or not (trusts and _is_contiguous(call))]
+    suspects = [
+        call for call in outcome.calls if right or not (trusts and {*call.signature} <= {CONTIGUOUS, LOWER})
+    ]
     kernels = [call for call in suspects if call.operator and not call.operator.startswith(_COPIES)]
     delegates = [call for call in outcome.calls if call.delegate]
     if backend == "portable":
@@ -199,10 +189,6 @@ def _subjects(case: Case, backend: str, outcome: Outcome) -> Iterator[KernelCall
         tensors = [*case.inputs(), *tensors_in(case.module()(*case.inputs()))]
         pairs = [(tuple(tensor.shape), range(tensor.dim())) for tensor in tensors]
         yield KernelCall(f"aten::{case.operator}", backend, *signature(pairs))
-
-
-def _is_contiguous(call: KernelCall) -> bool:
-    return {*call.signature} <= {CONTIGUOUS, LOWER}
 
 
 def _is_taken(backend: str, case: Case) -> bool:

@@ -1,7 +1,6 @@
 """Load a .pte of any tool, after checking the file as far as its bytes allow.
 
-The contract is the one inside a file that dimorder lowered. For other files it follows from the file's own
-tensor table.
+Its contract is the one inside the file, or else follows from the file's own tensor table.
 """
 
 from __future__ import annotations
@@ -77,10 +76,7 @@ def _copied(dense: torch.Tensor) -> torch.Tensor:
 def method_of(data: bytes) -> PteMethod:
     """Return one of our programs as a function of tensors, with its own state.
 
-    The tensors have the shapes of the program's own signature.
-
-    It is opened from a file, as on a device. ExecuTorch frees data that it read from a file, but never frees
-    bytes in memory.
+    It is opened from a file, as on a device: ExecuTorch never frees data that it read from memory.
     """
     with tempfile.TemporaryDirectory(prefix="dimorder-") as folder:
         path = Path(folder, "program.pte")
@@ -97,14 +93,11 @@ def method_of_file(path: Path) -> PteMethod:
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Contract, PteMethod]:
-    """Return the contract of a .pte, and its program as a function of tensors.
+    """Return the contract of a .pte, and its program as a function of tensors in its own shapes.
 
-    The tensors have the shapes of the program's own signature.
-
-    Raises `UsageError` if the file does not exist. Raises `ContractError` if it is damaged, cut off or no
-    .pte. Raises `UnsupportedError` if the runtime is not installed or lacks something that the program needs.
-    It does so too if another tool's program calls a kernel that returns wrong numbers for its orders
-    (`runtime.kernels`).
+    Raises `UsageError` if the file does not exist, `ContractError` if it is damaged, cut off or no .pte, and
+    `UnsupportedError` if the runtime is not installed or lacks something that the program needs, or if
+    another tool's program calls a kernel that returns wrong numbers for its orders (`runtime.kernels`).
     """
     file, native = _open(path)
     contract, tables = _contract(file, native)
@@ -128,23 +121,21 @@ def _require_backends(file: Path) -> None:
     """Refuse a program with a delegate whose backend this build of the runtime lacks."""
     from executorch.extension.pybindings import _C
 
-    plans = _tables(file).execution_plan
-    called = {delegate.id for plan in plans if plan.name == _METHOD for delegate in plan.delegates}
+    where = f"loading {file}"
+    called = {
+        delegate.id for delegate in forward_plan(read_tables(file.read_bytes(), where), where).delegates
+    }
     missing = sorted(called - set(_C._get_registered_backend_names()))
     if missing:
         raise UnsupportedError(
-            f"loading {file}",
+            where,
             f"it calls {', '.join(missing)}, which this build of ExecuTorch's runtime has not",
             "run it on the device it was lowered for; `dimorder check` reads it anywhere",
         )
 
 
 def set_threads(count: int) -> None:
-    """Set the number of threads for the programs of this process, which share one pool of ExecuTorch's.
-
-    Raises `UsageError` if loaded programs run with another number, since they use the pool that would be
-    replaced.
-    """
+    """Set the number of threads of ExecuTorch's one pool, if no loaded program uses it with another."""
     from executorch.extension.pybindings import _C
 
     found = _C._threadpool_get_thread_count()
@@ -191,10 +182,7 @@ def _open(path: str | os.PathLike[str]) -> tuple[Path, Any]:
 
 
 def _check_bytes(file: Path, data: bytes | mmap) -> None:
-    """Refuse a file whose damage shows without the runtime.
-
-    The header of a .pte is read as executorch.exir._serialize._program._ExtendedHeader writes it.
-    """
+    """Refuse a file whose damage shows without the runtime; exir's _ExtendedHeader defines the header."""
     if not re.fullmatch(rb"ET\d\d", data[4:8]):
         raise damaged(
             f"loading {file}", f"{len(data)} bytes that do not begin as a .pte does (ET12 at byte 4)"
@@ -218,7 +206,7 @@ def damaged(where: str, found: str) -> ContractError:
 def _contract(file: Path, native: Any) -> tuple[Contract, Any]:
     """Return the contract of a program, and the tables of the file if another tool wrote it."""
     if CONTRACT_METHOD not in [native.get_method_name(i) for i in range(native.num_methods())]:
-        tables = _tables(file)
+        tables = read_tables(file.read_bytes(), f"loading {file}")
         return _foreign_contract(file, tables), tables
     (text,) = native.load_method(CONTRACT_METHOD)([])
     return Contract.from_json(text), None
@@ -226,12 +214,7 @@ def _contract(file: Path, native: Any) -> tuple[Contract, Any]:
 
 def _foreign_contract(file: Path, tables: Any) -> Contract:
     """Return the contract in the tensor table of a .pte: ExecuTorch stores orders, unchecked."""
-    plans = {plan.name: plan for plan in tables.execution_plan}
-    if _METHOD not in plans:
-        raise UnsupportedError(
-            f"loading {file}", f"the methods {sorted(plans)}", "export a program with the method 'forward'"
-        )
-    plan = plans[_METHOD]
+    plan = forward_plan(tables, f"loading {file}")
     symbols: list[Symbol] = []
     inputs = tuple(_spec(file, f"input{i}", plan.values[v].val, symbols) for i, v in enumerate(plan.inputs))
     outputs = tuple(_spec(file, f"output{i}", plan.values[v].val, []) for i, v in enumerate(plan.outputs))
@@ -239,13 +222,10 @@ def _foreign_contract(file: Path, tables: Any) -> Contract:
 
 
 def _refuse_dangers(file: Path, tables: Any) -> None:
-    """Refuse a program that calls kernels in wrong orders.
-
-    A guard at the inputs cannot repair these calls.
-    """
+    """Refuse a program that calls kernels in wrong orders, which no guard at the inputs can repair."""
     from importlib import metadata
 
-    found = dangers(tables, metadata.version("executorch"), _METHOD)
+    found = dangers(forward_plan(tables, f"loading {file}"), metadata.version("executorch"))
     if found:
         first, more = found[0], f" (and {len(found) - 1} more such calls)" if len(found) > 1 else ""
         raise UnsupportedError(
@@ -256,15 +236,24 @@ def _refuse_dangers(file: Path, tables: Any) -> None:
         )
 
 
-def _tables(file: Path) -> Any:
-    """Return a .pte as the tables of executorch.exir.schema.Program."""
+def read_tables(data: bytes, where: str) -> Any:
+    """Return the bytes of a .pte as the tables of executorch.exir.schema.Program."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
     try:
-        return deserialize_pte_binary(file.read_bytes()).program
+        return deserialize_pte_binary(data).program
     # For damaged bytes that parser may raise anything: struct.error, IndexError, AssertionError ...
     except Exception as error:
-        raise damaged(f"loading {file}", f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
+        raise damaged(where, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
+
+
+def forward_plan(tables: Any, where: str) -> Any:
+    """Return the plan of the method `forward`, by which a program is called."""
+    plans = {plan.name: plan for plan in tables.execution_plan or ()}
+    if _METHOD not in plans:
+        fix = f"export a program with the method {_METHOD!r}"
+        raise UnsupportedError(where, f"the methods {sorted(map(str, plans))}", fix)
+    return plans[_METHOD]
 
 
 def _spec(file: Path, name: str, value: Any, symbols: list[Symbol]) -> TensorSpec:

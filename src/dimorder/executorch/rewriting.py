@@ -16,6 +16,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch.layout import NHWC
 from dimorder.executorch.passes import (
     TO_DIM_ORDER,
+    copied_graph,
     format_of,
     label,
     mode_of,
@@ -23,7 +24,7 @@ from dimorder.executorch.passes import (
     tensors,
 )
 from dimorder.executorch.rules import functional_of, overload_of
-from dimorder.graph.exported import keep_names, remade
+from dimorder.graph.exported import remade
 from dimorder.graph.nodes import copy_meta, replace_node, set_value
 
 _COPY_STRIDED = torch.ops.prims.copy_strided.default
@@ -38,8 +39,7 @@ def size_hint(size: Any) -> int:
 
 
 def copied(program: ExportedProgram) -> ExportedProgram:
-    graph = copy.deepcopy(program.graph_module)
-    keep_names(graph.graph, program.graph)
+    graph = copied_graph(program)
     return remade(
         program,
         root=graph,
@@ -79,19 +79,15 @@ def retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) -> 
 
 
 def without_strided_copies(program: ExportedProgram) -> ExportedProgram:
-    """Return the program with conversions instead of `prims.copy_strided`, which some decompositions leave.
-
-    It has no kernel, and only states an order.
-    """
+    """Return the program with conversions instead of `prims.copy_strided`, which has no kernel."""
     if not any(overload_of(node.target) == _COPY_STRIDED for node in program.graph.nodes):
         return program
     program = copied(program)
     for node in [node for node in program.graph.nodes if overload_of(node.target) == _COPY_STRIDED]:
         order = label(node.meta["val"])
+        order = order if order == NHWC else DimOrder.contiguous(len(order))
         with program.graph.inserting_before(node):
-            fresh = insert_conversion(
-                program, node.args[0], order if order == NHWC else DimOrder.contiguous(len(order))
-            )
+            fresh = insert_conversion(program, node.args[0], order)
         replace_node(node, fresh)
     return retraced(program, {})
 

@@ -49,10 +49,7 @@ class Fault:
 def faults(
     program: ExportedProgram, layout: DelegateLayout = PORTABLE, chosen: Callable[[Node], bool] | None = None
 ) -> list[Fault]:
-    """Return the calls of a program in orders that are not handled right, in program order.
-
-    `chosen` says which nodes the delegate takes, by default those that `layout` lists.
-    """
+    """Return the calls in orders that are not handled right; `chosen` are nodes of the delegate."""
     rules = Rules(program, layout, chosen)
     found = []
     for node in program.graph.nodes:
@@ -169,10 +166,7 @@ def rank_of(node: Node) -> int:
 
 @functools.cache
 def kernel_name(target: Any) -> str | None:
-    """Return the portable kernel of an operator by its name in a .pte, "aten::add.out".
-
-    None if there is none.
-    """
+    """Return the portable kernel of an operator by its name in a .pte, "aten::add.out", or None."""
     try:
         found, _ = to_out_variant(functional_of(target))
     except (RuntimeError, TypeError, KeyError, AssertionError):

@@ -43,10 +43,22 @@ def export_runner(
         UsageError: if the folder is not empty, or cannot be written, or an input must be passed.
         ContractError: if a tensor does not keep the contract, or the file is damaged.
         UnsupportedError: if the program cannot be loaded here, or has bfloat16, which .npy files lack.
+
+    >>> from executorch.exir import to_edge
+    >>> program = to_edge(torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3),))).to_executorch()
+    >>> path = Path(tempfile.mkdtemp(), "relu.pte")
+    >>> _ = path.write_bytes(program.buffer)
+    >>> sorted(file.name for file in export_runner(path, path.with_suffix("")).iterdir())
+    ['CMakeLists.txt', 'README.md', 'check.sh', 'dimorder', 'expected', 'inputs', 'network.pte']
     """
     path, target = Path(program), Path(folder)
     contract, method = pte.load(path)
-    _require_writable(contract, path)
+    for spec in (*contract.inputs, *contract.outputs):
+        if spec.dtype == "bfloat16":
+            fix = "lower it with float32 or float16 inputs and outputs"
+            raise UnsupportedError(
+                f"{path}, tensor {spec.name!r}", "bfloat16, which .npy files have not", fix
+            )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(str(target), "a folder that is not empty", "name a new folder")
     given = _drawn(contract) if inputs is None else list(inputs)
@@ -93,21 +105,8 @@ def _write(
     (folder / "check.sh").chmod(0o755)
 
 
-def _require_writable(contract: Contract, path: Path) -> None:
-    for spec in (*contract.inputs, *contract.outputs):
-        if spec.dtype == "bfloat16":
-            raise UnsupportedError(
-                f"{path}, tensor {spec.name!r}",
-                "bfloat16, which .npy files have not",
-                "lower it with float32 or float16 inputs and outputs",
-            )
-
-
 def _drawn(contract: Contract) -> list[Tensor]:
-    """Return an example of each input.
-
-    A dynamic size gets its least value, but not 1 if a larger one is allowed.
-    """
+    """Return an example of each input, with the least dynamic sizes, but not 1 if a larger one is allowed."""
     generator = torch.Generator().manual_seed(0)
     symbols = {symbol.name: _size(symbol) for symbol in contract.symbols}
     return [_example(spec, symbols, generator) for spec in contract.inputs]

@@ -1,7 +1,6 @@
 """Count the nodes and the bytes of transposes in an XNNPACK delegate of any tool.
 
-The bytes are a header, a flatbuffer and constants. `schema.fbs` and `XNNHeader` in
-`executorch/backends/xnnpack/serialization` define them. Every offset is checked before it is followed.
+`schema.fbs` and `XNNHeader` in `executorch/backends/xnnpack/serialization` define the format.
 """
 
 from __future__ import annotations
@@ -11,6 +10,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
+
+from flatbuffers.number_types import Int16Flags, Uint8Flags, Uint32Flags
+from flatbuffers.table import Table
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import ContractError, UsageError
@@ -39,78 +42,46 @@ _BITS: Mapping[int, int] = MappingProxyType(
 _HEADER = struct.Struct("<4x4sHIIIQ")  # magic, its own size, flatbuffer at, size, constants at, size
 _MAGIC = b"XH00"
 _IDENTIFIERS = (b"XN00", b"XN01")  # of the flatbuffer; the runtime reads both by one schema
-_DAMAGE = (struct.error, LookupError, ValueError, UsageError)
+_DAMAGE = (struct.error, LookupError, TypeError, ValueError, UsageError)
 
 
 @dataclass(frozen=True)
 class XnnBlob:
-    """The nodes and transposes of an XNNPACK delegate.
-
-    `bytes` counts each transposed tensor once, and nothing for a transpose that only moves dimensions of 1.
-    """
+    """The nodes and transposes of a delegate; one that only moves dimensions of 1 has no bytes."""
 
     nodes: int
     transposes: int
     bytes: int
 
 
-@dataclass(frozen=True)
-class FlatRecord:
-    """One record of a flatbuffer, which calls it a table.
+class FlatRecord(Table):  # type: ignore[misc]
+    """A table of a flatbuffer, with fields by their positions in the schema; absent ones are 0 or nothing."""
 
-    A field is identified by its position in the schema. A field that is not stored has its default: zero or
-    nothing. Raises `ValueError` for an offset outside `data`.
-    """
-
-    data: bytes
-    at: int
-
-    @staticmethod
-    def root(data: bytes) -> FlatRecord:
-        return FlatRecord(data, _unsigned(data, 0))
-
-    def number(self, place: int, form: str = "<I") -> int:
-        at = self._field(place)
-        return 0 if at is None else _read(self.data, at, form)
+    def number(self, place: int, form: Any = Uint32Flags) -> int:
+        return int(self.GetSlot(4 + 2 * place, 0, form))
 
     def table(self, place: int) -> FlatRecord:
-        at = self._field(place)
-        if at is None:
-            raise ValueError(f"no field {place} in the table at byte {self.at}")
-        return FlatRecord(self.data, at + _unsigned(self.data, at))
+        at = self.Offset(4 + 2 * place)
+        if not at:
+            raise ValueError(f"no field {place} in the table at byte {self.Pos}")
+        return FlatRecord(self.Bytes, self.Indirect(self.Pos + at))
 
     def numbers(self, place: int) -> tuple[int, ...]:
         start, count = self._vector(place)
-        return struct.unpack_from(f"<{count}I", self.data, start)
+        return struct.unpack_from(f"<{count}I", self.Bytes, start)
 
     def tables(self, place: int) -> list[FlatRecord]:
-        start, _ = self._vector(place)
-        return [FlatRecord(self.data, start + 4 * i + offset) for i, offset in enumerate(self.numbers(place))]
+        start, count = self._vector(place)
+        return [FlatRecord(self.Bytes, self.Indirect(start + 4 * i)) for i in range(count)]
 
     def _vector(self, place: int) -> tuple[int, int]:
-        """Return the start of a vector's entries, and the number of its entries of four bytes."""
-        at = self._field(place)
-        if at is None:
-            return 0, 0
-        start = at + _unsigned(self.data, at)
-        count = _unsigned(self.data, start)
-        if start + 4 + 4 * count > len(self.data):
-            raise ValueError(f"a vector of {count} entries in {len(self.data)} bytes")
-        return start + 4, count
-
-    def _field(self, place: int) -> int | None:
-        fields = self.at - _read(self.data, self.at, "<i")
-        entry = 4 + 2 * place
-        if entry + 2 > _read(self.data, fields, "<H"):
-            return None
-        offset = _read(self.data, fields + entry, "<H")
-        return self.at + offset if offset else None
+        """Return the start of a vector's entries, and their number."""
+        at = self.Offset(4 + 2 * place)
+        return (self.Vector(at), self.VectorLen(at)) if at else (0, 0)
 
 
 def read_xnn_blob(blob: bytes, where: str = "an XNNPACK delegate") -> XnnBlob:
-    """Count the nodes and the transposes of a delegate. A dynamic size counts as its upper bound.
-
-    Raises `ContractError` for bytes that are no XNNPACK delegate, or a damaged one.
+    """Count the nodes and the transposes of a delegate; a dynamic size counts as its upper bound.
 
     >>> read_xnn_blob(b"no such thing")
     Traceback (most recent call last):
@@ -136,10 +107,7 @@ def moves(shape: Sequence[int], order: Sequence[int], to: Sequence[int]) -> bool
 
 
 def _flatbuffer(blob: bytes) -> bytes:
-    """Return the graph's bytes.
-
-    A delegate of an older ExecuTorch has no header and is a flatbuffer itself.
-    """
+    """Return the graph's bytes: all of them in a delegate of an older ExecuTorch, which has no header."""
     if blob[4:8] == _MAGIC:
         _, _, at, size, constants_at, constants = _HEADER.unpack_from(blob)
         if max(at + size, constants_at + constants) > len(blob):
@@ -151,16 +119,16 @@ def _flatbuffer(blob: bytes) -> bytes:
 
 
 def _counted(flatbuffer: bytes) -> XnnBlob:
-    graph = FlatRecord.root(flatbuffer)
+    graph = FlatRecord(flatbuffer, Uint32Flags.packer_type.unpack_from(flatbuffer)[0])
     nodes = graph.tables(_GRAPH_NODES)
-    kinds = [node.number(_NODE_KIND, "<B") for node in nodes]
+    kinds = [node.number(_NODE_KIND, Uint8Flags) for node in nodes]
     found = [node.table(_NODE) for node, kind in zip(nodes, kinds, strict=True) if kind == _STATIC_TRANSPOSE]
     tensors = {tensor.number(_TENSOR_ID): tensor for tensor in map(_tensor, graph.tables(_GRAPH_VALUES))}
     return XnnBlob(len(nodes), len(found), sum(_moved(one, tensors) for one in found))
 
 
 def _tensor(value: FlatRecord) -> FlatRecord:
-    kind = value.number(_VALUE_KIND, "<B")
+    kind = value.number(_VALUE_KIND, Uint8Flags)
     if kind not in (_PLAIN, _QUANTIZED):
         raise ValueError(f"a value of kind {kind}")
     table = value.table(_VALUE)
@@ -174,15 +142,4 @@ def _moved(transpose: FlatRecord, tensors: Mapping[int, FlatRecord]) -> int:
         raise ValueError(f"a transpose of {len(perm)} dims on a tensor of {len(shape)}")
     if not moves(shape, range(len(shape)), perm):
         return 0
-    return math.prod(shape) * _BITS[tensor.number(_TENSOR_DATATYPE, "<h")] // 8
-
-
-def _unsigned(data: bytes, at: int) -> int:
-    return _read(data, at, "<I")
-
-
-def _read(data: bytes, at: int, form: str) -> int:
-    if not 0 <= at <= len(data) - struct.calcsize(form):
-        raise ValueError(f"an offset to byte {at} of {len(data)}")
-    number: int = struct.unpack_from(form, data, at)[0]
-    return number
+    return math.prod(shape) * _BITS[tensor.number(_TENSOR_DATATYPE, Int16Flags)] // 8

@@ -5,6 +5,7 @@ A program with wrong numbers gets no times.
 
 from __future__ import annotations
 
+import io
 import statistics
 import tempfile
 import time
@@ -19,14 +20,15 @@ import torch
 from torch import nn
 
 from dimorder.clock import Progress
+from dimorder.cpu import describe_machine, machine
 from dimorder.errors import DimorderError, UnsupportedError, UsageError
 from dimorder.latency.limit import least_seconds, measure_limit
-from dimorder.latency.machine import described, machine
 from dimorder.latency.peak import peak_bytes
 from dimorder.latency.profile import OperatorTime, profile
 from dimorder.latency.runtimes import PEERS, Given, Runtime, ours
 from dimorder.latency.timing import Invocation, interleaved, ratio
 from dimorder.targets.xnnpack.times import KernelTime
+from dimorder.text import columns, shape_text
 from dimorder.verification.relative_error import relative_errors
 
 T = TypeVar("T")
@@ -39,19 +41,7 @@ TOLERANCE = 1e-3  # of an output's largest value: runtimes round at other points
 
 @dataclass(frozen=True)
 class Timed:
-    """A network in one runtime, with its times, or an `error` that says why there are none.
-
-    Attributes:
-        name: the name of the runtime.
-        title: its name for readers.
-        ms: the milliseconds of each round.
-        kernels: the predictions of the table of times, for our XNNPACK program.
-        seconds: the time that building the program took.
-        file_bytes: the size of its file, or None if it has none.
-        peak_bytes: the memory that it takes, or None if it has no file.
-        max_rel_error: its largest error against eager.
-        error: why there are no times.
-    """
+    """A network in one runtime: the milliseconds of each round, or why there are none."""
 
     name: str
     title: str
@@ -72,17 +62,13 @@ class Timed:
         return self.name not in PEERS
 
     @property
-    def foretold_ms(self) -> float | None:
+    def predicted_ms(self) -> float | None:
         return None if self.kernels is None else sum(each.ms for each in self.kernels)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A network in several runtimes, of which the first is ours.
-
-    `limit_ms` is the least time possible on this machine (see `limit`). `operators` are those of our program
-    for XNNPACK (see `profile`). Both are None unless requested.
-    """
+    """A network in several runtimes, the first of which is ours; limit and operators are optional."""
 
     network: str
     inputs: tuple[tuple[int, ...], ...]
@@ -99,10 +85,7 @@ class Bench:
         return f"{rounds} rounds in turn, {self.threads} thread{'s' * (self.threads != 1)}"
 
     def ratio(self, row: Timed) -> tuple[float, float, float] | None:
-        """Return our time over that of a row, and the interval of 95 %.
-
-        None if one of the two was not timed.
-        """
+        """Return our time over that of a row, with the interval of 95 %; None if one was not timed."""
         first = self.rows[0]
         return ratio(first.ms, row.ms) if first.ms and row.ms and row is not first else None
 
@@ -117,79 +100,65 @@ class Bench:
             "operators": None if self.operators is None else [each.to_dict() for each in self.operators],
             "runtimes": [
                 {
-                    "name": row.name,
-                    "title": row.title,
+                    **vars(row),
                     "median_ms": row.median,
-                    "ms": list(row.ms),
                     "ratio": self.ratio(row),
-                    "foretold_ms": row.foretold_ms,
+                    "foretold_ms": row.predicted_ms,
                     "kernels": None if row.kernels is None else [each.to_dict() for each in row.kernels],
-                    "seconds": row.seconds,
-                    "file_bytes": row.file_bytes,
-                    "peak_bytes": row.peak_bytes,
-                    "max_rel_error": row.max_rel_error,
-                    "error": row.error,
                 }
                 for row in self.rows
             ],
         }
 
     def __str__(self) -> str:
-        shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.inputs)
+        shapes = ", ".join(shape_text(shape, "x") for shape in self.inputs)
         head = ("", "ms", "ours / this (95 %)", "made in", "file", "memory", "error")
-        cells = [head, *map(self._cells, self.rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [
-            "  ".join(
-                [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
-            )
-            for row in cells
-        ]
         return "\n".join(
             [
                 f"{self.network}  {shapes}  {self.run}",
-                *(line.rstrip() for line in lines),
+                *columns([head, *map(self.cells, self.rows)], numbers=True),
                 *(f"{row.title}: {row.error}" for row in self.rows if row.error),
-                *self._foretold(),
-                *self._told_limit(),
-                *self._told_operators(),
-                described(self.environment),
+                *self._predicted_lines(),
+                *self._limit_lines(),
+                *self._operator_lines(),
+                describe_machine(self.environment),
             ]
         )
 
-    def _foretold(self) -> list[str]:
+    def _predicted_lines(self) -> list[str]:
         lines = []
         for row in self.rows:
-            if row.median is not None and row.foretold_ms:
+            if row.median is not None and row.predicted_ms:
                 most = [f"{each.count} x {each.name} {each.ms:,.3f}" for each in (row.kernels or ())[:_NAMED]]
                 lines += [
-                    f"{row.title} takes {row.median / row.foretold_ms:.2f} of the {row.foretold_ms:,.3f} ms "
-                    f"that the table of times foretells, of which {', '.join(most)}"
+                    f"{row.title} takes {row.median / row.predicted_ms:.2f} of the "
+                    f"{row.predicted_ms:,.3f} ms that the table of times predicts, of which {', '.join(most)}"
                 ]
         return lines
 
-    def _told_limit(self) -> list[str]:
+    def _limit_lines(self) -> list[str]:
         if self.limit_ms is None:
             return []
         ours = self.rows[0].median
         times = "" if ours is None else f", {ours / self.limit_ms:.2f} times as much is {self.rows[0].title}"
         return [f"the machine's limit is {self.limit_ms:,.3f} ms{times}"]
 
-    def _told_operators(self) -> list[str]:
+    def _operator_lines(self) -> list[str]:
         if self.operators is None:
             return []
         ms, shown = sum(each.ms for each in self.operators), self.operators[:_SHOWN]
-        told = f"operators one by one, {ms:,.3f} ms in all, by the time above the limit"
+        title = f"operators one by one, {ms:,.3f} ms in all, by the time above the limit"
         lines = [
             f"{each.ms:9,.3f}  {each.limit_ms:8,.3f}  {each.count:4}  {each.place}, "
-            + "x".join(map(str, each.shape))
+            + shape_text(each.shape, "x")
             for each in shown
         ]
         left = len(self.operators) - len(shown)
         more = [f"  and {left} more, in --json"] if left else []
-        return [told, "       ms  at least  runs  operator, and its result", *lines, *more]
+        return [title, "       ms  at least  runs  operator, and its result", *lines, *more]
 
-    def _cells(self, row: Timed) -> tuple[str, ...]:
+    def cells(self, row: Timed) -> tuple[str, ...]:
+        """Return a row as texts: its title, ms, ratio, seconds, file, memory and error."""
         found = self.ratio(row)
 
         def megabytes(count: int | None) -> str:
@@ -221,16 +190,10 @@ def measure(
 ) -> Bench:
     """Time a network lowered to `targets` and in the runtimes `against` (by default all that are installed).
 
-    The programs run in turn, in a random sequence for each of `rounds`. Each timed call comes after a pause
-    and calls that are not timed. All have the same number of threads, by default torch's. Each runtime's
-    outputs are first compared with eager. A program that fails, or is wrong by more than 1e-3 of an output's
-    largest value, has an error in place of times.
-
-    With `limit` the machine's arithmetic rate and its bandwidth are measured too. They give a time that no
-    program of this network can beat. With `operators` each operator of our program for XNNPACK is timed.
-
-    Raises `UsageError` for unknown runtimes and for fewer than 5 rounds. Raises `UnsupportedError` for a
-    requested runtime that is not installed.
+    The programs run in turn, in a random sequence for each of `rounds`, with the same number of threads.
+    Each timed call comes after a pause and calls that are not timed. A program that fails, or is wrong by
+    more than 1e-3 of an output's largest value, has an error in place of times. `limit` asks for the time
+    that no program of this network can beat, and `operators` for that of each operator for XNNPACK.
 
     >>> conv = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
     >>> found = measure(conv, (torch.randn(1, 3, 9, 11),), targets=("torch",), against=("eager",), rounds=5)
@@ -244,7 +207,7 @@ def measure(
     chosen = [*map(ours, dict.fromkeys(targets)), *_peers(against)]
     threads = torch.get_num_threads() if threads is None else threads
     given = Given(model, tuple(args), dict(kwargs or {}), threads)
-    limit_ms, told = None, None
+    limit_ms, profiled = None, None
     if limit or operators:
         progress("measuring the machine's limit")
         found = measure_limit(threads)
@@ -254,9 +217,9 @@ def measure(
         from dimorder.api import lower
 
         lowered = lower(model, given.args, given.kwargs, target="xnnpack")
-        told = tuple(profile(lowered.physical, found, rounds, progress))
+        profiled = tuple(profile(lowered.physical, found, rounds, progress))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        rows, calls = _made(chosen, given, Path(folder), progress)
+        rows, calls = _prepare_all(chosen, given, Path(folder), progress)
         progress(f"running {rounds} rounds")
         for name, times in interleaved(calls, rounds).items():
             rows[name]["ms"] = tuple(round(each, 4) for each in times)
@@ -267,7 +230,7 @@ def measure(
         threads,
         machine(("torch",)),
         limit_ms,
-        told,
+        profiled,
     )
 
 
@@ -283,7 +246,7 @@ def _peers(names: Sequence[str] | None) -> list[Runtime]:
     return [PEERS[name] for name in dict.fromkeys(names)]
 
 
-def _made(
+def _prepare_all(
     chosen: Sequence[Runtime], given: Given, folder: Path, progress: Progress
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Invocation]]:
     """Return the facts about each runtime's program before timing, and the programs that can be timed."""
@@ -297,7 +260,7 @@ def _made(
         row = rows[each.name] = {}
         path = folder / f"{each.name}{each.suffix}"
         try:
-            (call, row["kernels"]), row["seconds"] = _timed(partial(_prepared, each, given, path))
+            (call, row["kernels"]), row["seconds"] = _timed(partial(_prepare, each, given, path))
             errors = relative_errors(call(), wanted)
             row["max_rel_error"] = max(errors, default=0.0)
             if not row["max_rel_error"] <= TOLERANCE:
@@ -314,12 +277,35 @@ def _made(
     return rows, calls
 
 
-def _prepared(chosen: Runtime, given: Given, path: Path) -> tuple[Invocation, tuple[KernelTime, ...] | None]:
+def _prepare(chosen: Runtime, given: Given, path: Path) -> tuple[Invocation, tuple[KernelTime, ...] | None]:
     kernels = chosen.write(given, path) if chosen.write else None
     return chosen.open(given, path), kernels
 
 
 def _timed(make: Callable[[], T]) -> tuple[T, float]:
     start = time.perf_counter()
-    made = make()
-    return made, time.perf_counter() - start
+    return make(), time.perf_counter() - start
+
+
+def png(bench: Bench) -> bytes:
+    """Return the medians as a bar chart; raises `UnsupportedError` if matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedError("a chart", str(error), "pip install 'dimorder[peers]'") from error
+    timed = sorted((row for row in bench.rows if row.ms), key=lambda row: -(row.median or 0.0))
+    figure = Figure(figsize=(8, 0.8 + 0.45 * len(timed)), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh(
+        [row.title for row in timed],
+        [row.median or 0.0 for row in timed],
+        color=["#2b6cb0" if row.is_ours else "#a0aec0" for row in timed],
+    )
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.set_xlabel(f"ms, medians of {bench.run}")
+    axes.set_title(bench.network)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.12)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=120)
+    return image.getvalue()

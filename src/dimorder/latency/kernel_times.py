@@ -1,8 +1,6 @@
-"""Measure XNNPACK's kernels for the table of times that prices plans.
+"""Measure XNNPACK's kernels for the table of times that prices plans (`targets.xnnpack.times`).
 
-Each kernel is a program of its own. It computes the kernel several times, on values that were just written,
-and returns one element of each result. The time of a call that does only the rest is subtracted. Sizes
-between those here are fitted (see `targets.xnnpack.times`).
+A program computes a kernel several times and returns one element of each result; all else is subtracted.
 """
 
 from __future__ import annotations
@@ -82,30 +80,19 @@ def _convolutions() -> Iterator[_Sample]:
         yield _conv(kernel, 1, count), [(1, side, side, count)], [(count, kernel, kernel, 1)]
         yield _conv(kernel, 2, count), [(1, 2 * side, 2 * side, count)], [(count, kernel, kernel, 1)]
     for taps, length, count in itertools.product((3, 4), (128, 2048), (32, 256)):
-        yield _conv_in_a_row(count), [(1, 1, length, count)], [(count, 1, taps, 1)]
+        yield _conv_padded(1, [0, 0, 1, 1], count), [(1, 1, length, count)], [(count, 1, taps, 1)]
 
 
-def _conv(kernel: int, stride: int, groups: int = 1) -> Callable[..., Tensor]:
-    padding = [kernel // 2 if stride < kernel else 0] * 4
-
-    def conv(x: Tensor, weight: Tensor) -> Tensor:
-        made: Tensor = OPS.conv2d_nhwc(x, weight, None, [stride] * 2, padding, [1, 1], groups)
-        return made
-
-    return conv
+def _conv(kernel: int, stride: int, groups: int = 1) -> Callable[..., Any]:
+    return _conv_padded(stride, [kernel // 2 if stride < kernel else 0] * 4, groups)
 
 
-def _conv_in_a_row(groups: int) -> Callable[..., Tensor]:
-    def conv(x: Tensor, weight: Tensor) -> Tensor:
-        made: Tensor = OPS.conv2d_nhwc(x, weight, None, [1, 1], [0, 0, 1, 1], [1, 1], groups)
-        return made
-
-    return conv
+def _conv_padded(stride: int, padding: Sequence[int], groups: int) -> Callable[..., Any]:
+    return lambda x, weight: OPS.conv2d_nhwc(x, weight, None, [stride] * 2, padding, [1, 1], groups)
 
 
-def _conv_transposed(x: Tensor, weight: Tensor) -> Tensor:
-    made: Tensor = OPS.conv_transpose2d_nhwc(x, weight, None, [2, 2], [0, 0], [0, 0], [1, 1], 1)
-    return made
+def _conv_transposed(x: Tensor, weight: Tensor) -> Any:
+    return OPS.conv_transpose2d_nhwc(x, weight, None, [2, 2], [0, 0], [0, 0], [1, 1], 1)
 
 
 def _windows() -> Iterator[_Sample]:
@@ -116,13 +103,11 @@ def _windows() -> Iterator[_Sample]:
     def mean(x: Tensor) -> Tensor:
         return x.mean((1, 2), keepdim=True)
 
-    def average(x: Tensor) -> Tensor:
-        made: Tensor = OPS.avg_pool2d_nhwc(x, [4, 4], [4, 4], [0, 0], False, True, None)
-        return made
+    def average(x: Tensor) -> Any:
+        return OPS.avg_pool2d_nhwc(x, [4, 4], [4, 4], [0, 0], False, True, None)
 
-    def resize(x: Tensor) -> Tensor:
-        made: Tensor = OPS.upsample_bilinear2d_nhwc(x, [2 * x.shape[1], 2 * x.shape[2]], False, None, None)
-        return made
+    def resize(x: Tensor) -> Any:
+        return OPS.upsample_bilinear2d_nhwc(x, [2 * x.shape[1], 2 * x.shape[2]], False, None, None)
 
     for side, count in itertools.product((8, 28, 56, 112), (16, 64, 256)):
         shape = [(1, side, side, count)]
@@ -188,10 +173,7 @@ def _pointwise() -> Iterator[_Sample]:
 
 
 class _Repeated(nn.Module):
-    """A function of inputs and constants, computed `times` times, with one element of each result.
-
-    It reads values that were just computed, as in a network, and not the caller's.
-    """
+    """A function computed `times` times on values just computed, with one element of each result."""
 
     def __init__(self, function: Callable[..., Tensor], times: int, constants: Sequence[Tensor]) -> None:
         super().__init__()
@@ -211,10 +193,7 @@ def _first(x: Tensor) -> Tensor:
 
 
 def program(sample: _Sample, times: int) -> tuple[tuple[KernelRun, ...], Callable[[], Any]]:
-    """Return the kernels of a sample that is computed `times` times, and a call.
-
-    The kernels before and after the sample are not included.
-    """
+    """Return the kernels of a sample that is computed `times` times, without those around it, and a call."""
     from dimorder.executorch import pte
     from dimorder.targets.xnnpack.emit import emit
 

@@ -1,8 +1,6 @@
 """Bound a network's speed: arithmetic at the machine's rate, memory at its bandwidth.
 
-Both are measured in XNNPACK programs that do nothing else. Linears, matmuls, convolutions, reductions,
-windows and norms count. Each counts the larger of its arithmetic and the memory that it must move. Pointwise
-operators and moves count nothing: a perfect runtime would compute them in passing.
+Operators count the larger of both. Pointwise ones and moves are free: a perfect runtime fuses them.
 """
 
 from __future__ import annotations
@@ -43,11 +41,7 @@ _TIMED_S = 0.5  # at least, of timed calls
 
 @dataclass(frozen=True)
 class Limit:
-    """A machine's limits with so many threads.
-
-    `flops` is operations a second. `bandwidth` is bytes a second by the bytes that an operator moves, in
-    ascending order.
-    """
+    """A machine's operations a second, and bytes a second by the bytes that an operator moves, ascending."""
 
     threads: int
     flops: float
@@ -86,8 +80,8 @@ def work(program: ExportedProgram) -> Iterator[tuple[str, int, int]]:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
         packet = getattr(node.target, "overloadpacket", None)
-        made = node.meta.get("val")  # an assertion has none
-        first = made[0] if isinstance(made, (tuple, list)) else made
+        result = node.meta.get("val")  # an assertion has none
+        first = result[0] if isinstance(result, (tuple, list)) else result
         if not isinstance(first, Tensor) or packet is None:
             continue
         elements = elements_of(node.target)
@@ -97,28 +91,24 @@ def work(program: ExportedProgram) -> Iterator[tuple[str, int, int]]:
         moved = sum(x.numel() * x.element_size() for x in (*read, first) if isinstance(x, Tensor))
         formula: Any = flop_registry.get(packet)
         values = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-        flops = formula(*values[0], **values[1], out_val=made) if formula else 0
+        flops = formula(*values[0], **values[1], out_val=result) if formula else 0
         if packet is torch.ops.aten.convolution:
-            unread = _unread(made, *values[0])
+            unread = _unread(result, *values[0])
             flops, moved = flops * (1 - unread), moved - unread * values[0][1].nbytes
         yield str(node.target), int(flops), int(moved)
 
 
-def _unread(made: Tensor, x: Tensor, weight: Tensor, *options: Any) -> float:
+def _unread(result: Tensor, x: Tensor, weight: Tensor, *options: Any) -> float:
     """Return the share of a convolution's taps that read only padding."""
     _, stride, padding, dilation, transposed, *_ = options
     if transposed:
         return 0.0
-    read = read_taps(x.shape[2:], made.shape[2:], weight.shape[2:], stride, padding, dilation)
+    read = read_taps(x.shape[2:], result.shape[2:], weight.shape[2:], stride, padding, dilation)
     return 1.0 - math.prod(map(len, read)) / math.prod(int(count) for count in weight.shape[2:])
 
 
 def least_seconds(limit: Limit, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """Return the least seconds of any program of a network.
-
-    It is the less of two: the network as exported, and the network with all foldable operators folded into
-    weights.
-    """
+    """Return the least seconds of any program of a network, as exported or with operators folded."""
     exported = torch.export.export(model, tuple(args), dict(kwargs))
     found = [limit.seconds(exported)]
     with suppress(DimorderError):

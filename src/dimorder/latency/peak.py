@@ -2,8 +2,7 @@
 
     python -m dimorder.latency.peak RUNTIME FILE INPUTS THREADS
 
-INPUTS is a file from torch.save with the call's tensors. The command prints how many bytes the peak memory of
-the process grew after all imports, with no file open before.
+INPUTS is a file from torch.save. The command prints how many bytes the peak memory grew after all imports.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ RUNS = 3
 
 
 def peak_bytes(runtime: str, file: Path, inputs: Path, threads: int) -> int:
-    """Return the bytes of resident memory for opening a file and running it, the file's own included.
-
-    Raises `DimorderError` if the other process fails, as it does on other systems than Linux.
-    """
+    """Return the bytes of memory for opening a file and running it; `DimorderError` unless on Linux."""
     command = [sys.executable, "-m", "dimorder.latency.peak", runtime, str(file), str(inputs), str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,8 +1,6 @@
 """Time each operator of a program for XNNPACK, and compute its least possible time.
 
-The runtime reports no times inside a delegate. So each operator becomes a program of its own, which computes
-it several times on tensors of the network's shapes and types. The time of a call that computes nothing is
-subtracted. Its operands are in the caches more often than in the network.
+The runtime reports no times inside a delegate, so each operator becomes a program that repeats it.
 """
 
 from __future__ import annotations
@@ -10,8 +8,7 @@ from __future__ import annotations
 import operator
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -23,7 +20,7 @@ from dimorder.clock import Progress
 from dimorder.errors import UnsupportedError
 from dimorder.latency.limit import Limit
 from dimorder.latency.timing import interleaved
-from dimorder.ops.dialect import decomposition_table
+from dimorder.ops.dialect import decompose
 from dimorder.ops.quantization import is_quantised
 from dimorder.physical.wasted_levels import clamp_range
 from dimorder.plans.network_plan import Place
@@ -40,15 +37,7 @@ _TIMES = 8  # computations of the operator in a program: threads take time to st
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """An operator of a program, or several equal ones, with their times.
-
-    Attributes:
-        place: the place of the first of them.
-        shape: the shape of its result.
-        count: how often it runs.
-        ms: the measured milliseconds of all its runs.
-        limit_ms: their least milliseconds (see `Limit`), 0 for moves and pointwise operators.
-    """
+    """An operator of a program, or several equal ones, with the place of the first and the time of all."""
 
     place: Place
     shape: tuple[int, ...]
@@ -62,8 +51,8 @@ class OperatorTime:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of `dimorder bench --json`; the keys are stable."""
-        told = {"operator": self.place.operator, "source": self.place.source, "shape": list(self.shape)}
-        return {**told, "count": self.count, "ms": round(self.ms, 5), "limit_ms": round(self.limit_ms, 5)}
+        times = {"ms": round(self.ms, 5), "limit_ms": round(self.limit_ms, 5)}
+        return {**asdict(self.place), "shape": list(self.shape), "count": self.count, **times}
 
 
 def profile(
@@ -71,8 +60,7 @@ def profile(
 ) -> list[OperatorTime]:
     """Return the operators of a physical program for XNNPACK, those farthest above their limit first.
 
-    An operator counts with the clamp after it, which XNNPACK computes in passing. `limit` has the number of
-    threads. Raises `UnsupportedError` for a quantised network.
+    An operator counts with the clamp after it, which XNNPACK computes in passing.
 
     >>> from dimorder import lower
     >>> conv = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
@@ -101,12 +89,12 @@ def profile(
         times = {name: statistics.median(ms) for name, ms in interleaved(calls, rounds).items()}
         idle_ms = times.pop("idle")
         medians += [max(ms - idle_ms, 0.0) / _TIMES for ms in times.values()]
-    told = []
+    found = []
     for group, ms in zip(groups, medians, strict=True):
-        least = 1e3 * limit.seconds(group[0].exported(decomposition_table()))
+        least = 1e3 * limit.seconds(decompose(group[0].exported()))
         shape, count = group[0].shape, len(group)
-        told.append(OperatorTime(group[0].place, shape, count, count * ms, count * least))
-    return sorted(told, key=lambda each: -each.above_ms)
+        found.append(OperatorTime(group[0].place, shape, count, count * ms, count * least))
+    return sorted(found, key=lambda each: -each.above_ms)
 
 
 class _Idle(torch.nn.Module):
@@ -131,34 +119,26 @@ class _Alone:
     module: GraphModule
     inputs: tuple[Tensor, ...]
 
-    def exported(
-        self, bodies: Mapping[Any, Callable[..., Any]] = MappingProxyType({}), times: int = 1
-    ) -> ExportedProgram:
-        """Return a program that computes it `times` times, each on other inputs.
-
-        `bodies` replaces operators by functions that compute them.
-        """
-        graph, constants, results = Graph(), dict[Node, Node](), list[Node]()
-        inputs = self.module.graph.find_nodes(op="placeholder")
-        given = [{node: graph.placeholder(f"{node.name}_{i}") for node in inputs} for i in range(times)]
-        for own in given:
-            made = {**constants, **own}
-            for node in self.module.graph.nodes:
-                if node.op == "output":
-                    results += [made[result] for result in node.all_input_nodes]
-                elif node not in made:
-                    made[node] = graph.node_copy(node, made.__getitem__)
-                    made[node].target = bodies.get(node.target, made[node].target)
-            constants = {node: copied for node, copied in made.items() if node.op == "get_attr"}
-        graph.output(tuple(results))
-        return torch.export.export(GraphModule(self.module, graph), self.fed(times))
+    def exported(self, times: int = 1) -> ExportedProgram:
+        """Return a program that computes it `times` times."""
+        return torch.export.export(RepeatedModule(self.module, times), self.fed(times))
 
     def fed(self, times: int) -> tuple[Tensor, ...]:
-        """Return inputs for that many computations, each a tensor of its own.
-
-        torch.export would merge inputs that are the same tensor.
-        """
+        """Return inputs for each computation, apart, for torch.export would merge equal ones."""
         return tuple(x.clone() for _ in range(times) for x in self.inputs)
+
+
+class RepeatedModule(torch.nn.Module):
+    """A module that is computed several times, each on inputs of its own."""
+
+    def __init__(self, module: torch.nn.Module, times: int) -> None:
+        super().__init__()
+        self.module, self.times = module, times
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        count = len(inputs) // self.times
+        calls = (self.module(*inputs[i * count : (i + 1) * count]) for i in range(self.times))
+        return tuple(result for results in calls for result in results)
 
 
 def _alone(physical: ExportedProgram) -> Iterator[_Alone]:
@@ -206,9 +186,9 @@ def _program(chain: Sequence[Node], constants: Mapping[Node, Tensor]) -> _Alone:
             inputs.append(_drawn(each.meta["val"]))
         return calls[each]
 
-    result, made = called(chain[-1]), chain[-1].meta["val"]
-    if not isinstance(made, Tensor):
-        made, result = made[0], graph.call_function(operator.getitem, (result, 0))
+    result, value = called(chain[-1]), chain[-1].meta["val"]
+    if not isinstance(value, Tensor):
+        value, result = value[0], graph.call_function(operator.getitem, (result, 0))
     graph.output((result,))
     places = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
     calls_alike = [
@@ -218,10 +198,10 @@ def _program(chain: Sequence[Node], constants: Mapping[Node, Tensor]) -> _Alone:
     ]
     tensors = [(x.shape, x.stride(), x.dtype) for x in (*inputs, *root.buffers())]
     module = GraphModule(root, graph)
-    return _Alone(Place.of(chain[0]), tuple(made.shape), str((calls_alike, tensors)), module, tuple(inputs))
+    return _Alone(Place.of(chain[0]), tuple(value.shape), str((calls_alike, tensors)), module, tuple(inputs))
 
 
 def _drawn(like: Any) -> Tensor:
     """Return a tensor with the same strides; integers are zeros, which may be read as indices."""
-    held = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
-    return held.uniform_(0.1, 1.0) if like.is_floating_point() else held.zero_()
+    tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    return tensor.uniform_(0.1, 1.0) if like.is_floating_point() else tensor.zero_()

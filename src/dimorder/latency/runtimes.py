@@ -89,15 +89,15 @@ def ours(chosen: str) -> Runtime:
     def open_(given: Given, path: Path) -> Invocation:
         from dimorder.api import load
 
-        held = find(target)
-        program = load(path, target=held, threads=given.threads if held.runtime.set_threads else None)
+        found = find(target)
+        program = load(path, target=found, threads=given.threads if found.runtime.set_threads else None)
         return lambda: program.run(*given.tensors)
 
-    told = info(target)
-    imports = ("dimorder.api", told.target.partition(":")[0], "executorch.extension.pybindings._C")
-    kept = imports if told.suffix == ".pte" else imports[:2]
+    about = info(target)
+    imports = ("dimorder.api", about.target.partition(":")[0], "executorch.extension.pybindings._C")
+    needed = imports if about.suffix == ".pte" else imports[:2]
     title = f"dimorder, {target} by {objective}" if objective else f"dimorder, {target}"
-    return Runtime(chosen, title, open_, write, told.suffix, kept)
+    return Runtime(chosen, title, open_, write, about.suffix, needed)
 
 
 # -- ExecuTorch
@@ -113,10 +113,7 @@ def _write_executorch(given: Given, path: Path) -> None:
 
 
 def _open_executorch(given: Given, path: Path) -> Invocation:
-    """Open a program of ExecuTorch's; its outputs are copied as ours are.
-
-    PyTorch's own copy would make the next call of a small network slower.
-    """
+    """Open a program of ExecuTorch's; its outputs are copied as ours are, not by PyTorch, which is slower."""
     import executorch.kernels.quantized  # noqa: F401  the kernels of what a quantised network leaves outside
 
     from dimorder.executorch import pte
@@ -130,6 +127,8 @@ def _open_executorch(given: Given, path: Path) -> Invocation:
 
 
 def _flat(model: Any, given: Given) -> Invocation:
+    torch.set_num_threads(given.threads)
+
     def call() -> Sequence[Tensor]:
         with torch.no_grad():
             return tensors_in(model(*given.args, **given.kwargs))
@@ -138,37 +137,29 @@ def _flat(model: Any, given: Given) -> Invocation:
 
 
 def _open_eager(given: Given, path: Path) -> Invocation:
-    torch.set_num_threads(given.threads)
     return _flat(given.model, given)
 
 
 def _open_channels_last(given: Given, path: Path) -> Invocation:
-    torch.set_num_threads(given.threads)
     model = copy.deepcopy(given.model).to(memory_format=torch.channels_last)
-    args, kwargs = pytree.tree_map_only(Tensor, _channels_last, (given.args, dict(given.kwargs)))
+
+    def channels_last(x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+    args, kwargs = pytree.tree_map_only(Tensor, channels_last, (given.args, dict(given.kwargs)))
     return _flat(model, Given(model, args, kwargs, given.threads))
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
 def _open_compiled(given: Given, path: Path) -> Invocation:
-    torch.set_num_threads(given.threads)
-    return _compiled(given)
-
-
-def _open_frozen(given: Given, path: Path) -> Invocation:
-    torch.set_num_threads(given.threads)
-    with torch._inductor.config.patch(freezing=True):
-        return _compiled(given)
-
-
-def _compiled(given: Given) -> Invocation:
     torch.compiler.reset()
     call = _flat(torch.compile(given.model), given)
     call()  # the first call compiles
     return call
+
+
+def _open_frozen(given: Given, path: Path) -> Invocation:
+    with torch._inductor.config.patch(freezing=True):
+        return _open_compiled(given, path)
 
 
 # -- ONNX

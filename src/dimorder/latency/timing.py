@@ -18,10 +18,7 @@ Invocation = Callable[[], Any]  # runs a program once, on its own inputs, and re
 def interleaved(
     ways: Mapping[str, Invocation], rounds: int, limit_s: float = 120.0
 ) -> dict[str, list[float]]:
-    """Return the milliseconds of each way, one per round. After `limit_s` no round follows, but 5 always run.
-
-    The sequence of the ways is random in each round.
-    """
+    """Return the milliseconds of each way, one per round, in random sequence; 5 rounds or up to `limit_s`."""
     draw = random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in ways}
     begun = time.perf_counter()

@@ -188,7 +188,7 @@ class _At:
 
 
 def _input(b: Builder, at: _At, spec: TensorSpec) -> None:
-    node, order = b.graph.placeholder(at.site.node.name), spec.held_order
+    node, order = b.graph.placeholder(at.site.node.name), spec.memory_order
     if spec.boundary == "logical" and not order.is_contiguous:
         node = b.call(aten.permute.default, node, list(order))
     b.store(at.buffer, at.layout, node, tuple(at.runs(b, order)))
@@ -209,16 +209,16 @@ def _left(b: Builder, node: torch.fx.Node, carried: Carried) -> torch.fx.Node:
 
 def _output(b: Builder, at: _At, spec: TensorSpec) -> torch.fx.Node:
     dense = b.fetch(at.buffer, at.layout)
-    return _as_signed(b, b.shaped(at.buffer, dense, at.runs(b, spec.held_order)), spec)
+    return _as_signed(b, b.shaped(at.buffer, dense, at.runs(b, spec.memory_order)), spec)
 
 
 def _constant_output(b: Builder, node: torch.fx.Node, spec: TensorSpec) -> torch.fx.Node:
-    value = b.value_of(node).permute(tuple(spec.held_order))
+    value = b.value_of(node).permute(tuple(spec.memory_order))
     return _as_signed(b, b.constant(f"output_{node.name}", value), spec)
 
 
 def _as_signed(b: Builder, dense: torch.fx.Node, spec: TensorSpec) -> torch.fx.Node:
     """Return a dense result as the program's signature shows it."""
-    if spec.boundary == "physical" or spec.held_order.is_contiguous:
+    if spec.boundary == "physical" or spec.memory_order.is_contiguous:
         return dense
-    return b.call(aten.permute.default, dense, list(spec.held_order.inverse))
+    return b.call(aten.permute.default, dense, list(spec.memory_order.inverse))

@@ -30,8 +30,6 @@ FORBIDDEN = 1 << 50
 def least_cost(problem: LayoutProblem, max_entries: int = MAX_ENTRIES) -> int | None:
     """Return the least first-unit cost of any plan; None if that needs a table of more than `max_entries`.
 
-    A problem without a plan costs `FORBIDDEN` or more.
-
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
     >>> sink = Step("output", (0,), (), (Config(("NCHW",), (), (9,)), Config(("NHWC",), (), (0,))))
@@ -70,8 +68,8 @@ class _Ends:
             return
         for order in dict.fromkeys(target for (_, target), cost in price.items() if cost):
             exists = (index, order)
-            made = [[0, price[source, order]] for source in produced]
-            network.add([step, exists], np.array(made, dtype=np.int64))
+            prices = [[0, price[source, order]] for source in produced]
+            network.add([step, exists], np.array(prices, dtype=np.int64))
             for reader, wanted in self.reads:
                 missing = [[FORBIDDEN if order == b else 0, 0] for b in wanted]
                 network.add([reader, exists], np.array(missing, dtype=np.int64))
@@ -144,13 +142,13 @@ class _Tables:
             return False
         total = np.zeros(shape, dtype=np.int64)
         for key in self.mentions.pop(variable):
-            held, table = self.tables.pop(key)
-            order = sorted(range(len(held)), key=lambda axis: names.index(held[axis]))
+            variables, table = self.tables.pop(key)
+            order = sorted(range(len(variables)), key=lambda axis: names.index(variables[axis]))
             placed: list[Any] = [1] * len(names)
             for axis in order:
-                placed[names.index(held[axis])] = table.shape[axis]
+                placed[names.index(variables[axis])] = table.shape[axis]
             total += table.transpose(order).reshape(placed)
-            for name in held:
+            for name in variables:
                 if name != variable:
                     self.mentions[name].discard(key)
         self.add(around, np.minimum(total.min(axis=-1), FORBIDDEN))

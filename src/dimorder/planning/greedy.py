@@ -12,9 +12,7 @@ from dimorder.planning.problem import Config, Cost, InvalidChoice, LayoutProblem
 
 
 def greedy(problem: LayoutProblem) -> LayoutPlan:
-    """Return a plan that is made without looking ahead.
-
-    Raises `InvalidChoice` if it runs into conversions that are not offered.
+    """Return a plan that is made without looking ahead; raises `InvalidChoice` if none is reached so.
 
     >>> from dimorder.planning.problem import Buffer, Config, Step
     >>> source = Step("input", (), (0,), (Config((), ("NCHW",), (0,)),))
@@ -44,10 +42,7 @@ def greedy(problem: LayoutProblem) -> LayoutPlan:
 
 
 def _price(problem: LayoutProblem, step: Step, config: Config, present: list[list[Order]]) -> Cost | None:
-    """Return what a configuration costs beyond what is present, or None if a conversion is not offered.
-
-    Buffers that a later step writes are ignored.
-    """
+    """Return what a configuration costs beyond what is present, or None if a conversion is not offered."""
     needed = {
         (buffer, order)
         for buffer, order in zip(step.reads, config.reads, strict=True)

@@ -48,10 +48,7 @@ from dimorder.planning.problem import (
 
 @dataclass(frozen=True)
 class Price:
-    """What read number `position` of step `step` is charged if it wants `order`.
-
-    `value` is in 1/denominator of the first unit.
-    """
+    """What read `position` of step `step` is charged if it wants `order`, in 1/denominator of a unit."""
 
     step: int
     position: int
@@ -61,10 +58,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Prices:
-    """A proof without case distinction: the shares λ, all over one denominator.
-
-    An empty set of shares proves that the cost is at least the sum of the cheapest configurations.
-    """
+    """A proof without case distinction: the shares λ, over one denominator; no shares prove a bound too."""
 
     denominator: int = 1
     shares: tuple[Price, ...] = ()
@@ -115,10 +109,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """A configuration per step, and the conversions that they need, by buffer, then first consumer.
-
-    `seconds` is how long the search took; two plans that differ only in that are equal.
-    """
+    """A configuration per step, and the conversions that they need, by buffer, then first consumer."""
 
     choice: tuple[int, ...]
     conversions: tuple[Conversion, ...]
@@ -128,10 +119,7 @@ class LayoutPlan:
     seconds: float = field(default=0.0, compare=False)
 
     def check(self, problem: LayoutProblem) -> tuple[str, ...]:
-        """Return the faults of this plan, none if it is right.
-
-        Validity, conversions, cost and bound are recomputed.
-        """
+        """Return the faults of this plan, none if it is right; all that it states is recomputed."""
         return tuple(_faults(self, problem))
 
     def __str__(self) -> str:
@@ -195,10 +183,7 @@ def make_plan(
 
 
 def lower_bound(problem: LayoutProblem, proof: Proof) -> int:
-    """Return what the proof proves: no plan costs less of the first unit.
-
-    All costs are multiples of their greatest common divisor, so the bound is rounded up to such a multiple.
-    """
+    """Return what the proof proves: no plan costs less, rounded up to the divisor of all costs."""
     divisor = unit_gcd(problem, 0)
     if isinstance(proof, Elimination):
         least = least_cost(problem, proof.max_entries)

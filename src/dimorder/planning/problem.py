@@ -20,10 +20,7 @@ class InvalidChoice(ValueError):
 
 @dataclass(frozen=True)
 class Buffer:
-    """One piece of memory that has one order when produced and may be converted to others.
-
-    A conversion costs `conversion_cost`, except the pairs (from, to) in `exceptions`, where None means that
-    it is not offered.
+    """Memory that has one order when produced, and may be converted; an exception of None is not offered.
 
     >>> buffer = Buffer("x", (8,), {("NCHW", "CHWN"): (9,), ("CHWN", "NCHW"): None})
     >>> buffer.cost("NCHW", "NHWC"), buffer.cost("NCHW", "CHWN"), buffer.cost("CHWN", "NCHW")
@@ -117,10 +114,7 @@ class LayoutProblem:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Buffer `buffer` (called `name`) converted once from the order that `producer` writes to another order.
-
-    `producer` and `consumers` are step indices; the consumers, in program order, share the conversion.
-    """
+    """A buffer converted from the order that step `producer` writes; the steps `consumers` share it."""
 
     buffer: int
     name: str

@@ -115,11 +115,7 @@ class Relaxed:
 
 
 def build(problem: LayoutProblem) -> Relaxation:
-    """Return the linear programme of a problem.
-
-    Costs are divided by the greatest common divisor of their unit. If all units tie, taking a configuration
-    costs its index.
-    """
+    """Return the linear programme of a problem, its costs divided by their greatest common divisors."""
     divisors = tuple(unit_gcd(problem, unit) for unit in range(len(problem.units)))
     starts = np.cumsum([0, *(len(step.configs) for step in problem.steps)])
     configs = int(starts[-1])
@@ -146,13 +142,13 @@ def build(problem: LayoutProblem) -> Relaxation:
                         found = levels_of(problem.buffers[buffer], order, produced[buffer])
                         alike[buffer][order] = found
                     for inside, cost in alike[buffer][order]:
-                        made = [column for source in inside for column in produced[buffer][source]]
-                        levels[buffer, order].append((configs + len(costs), made))
+                        producing = [column for source in inside for column in produced[buffer][source]]
+                        levels[buffer, order].append((configs + len(costs), producing))
                         costs.append(cost)
-                for level, made in levels[buffer, order]:
+                for level, producing in levels[buffer, order]:
                     row = len(demand_of)
                     entries.extend((row, column, 1) for column in columns)
-                    entries.extend((row, column, -1) for column in (*made, level))
+                    entries.extend((row, column, -1) for column in (*producing, level))
                     demand_of.append(len(demands))
                 demands.append(Demand(index, position, order))
     width = configs + len(costs)
@@ -185,11 +181,7 @@ def build(problem: LayoutProblem) -> Relaxation:
 def _levels_of_alike(
     problem: LayoutProblem, produced: Sequence[Collection[Order]]
 ) -> list[dict[Order, list[_Level]]]:
-    """Return for each buffer the dict that keeps its levels.
-
-    Buffers that share their costs and are produced in the same orders share one dict, as most buffers of a
-    large problem do.
-    """
+    """Return for each buffer the dict of its levels, which buffers of equal costs and producers share."""
     places: dict[object, dict[Order, list[_Level]]] = {}
     return [
         places.setdefault((id(buffer.exceptions), buffer.conversion_cost, tuple(orders)), {})

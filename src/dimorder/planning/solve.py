@@ -119,10 +119,7 @@ class _Search:
                 self.best, self.solver = found, solver
 
     def value(self, model: Relaxation, unit: int) -> int | None:
-        """Return what the best plan costs in one unit, in that unit's divisor.
-
-        The last unit is the tie-break.
-        """
+        """Return what the best plan costs in one unit of the model; the last one is the tie-break."""
         if self.best is None:
             return None
         cost, ranks, _ = self.best
@@ -169,10 +166,7 @@ def _minimise(model: Relaxation, unit: int, face: Face, relaxed: Relaxed | None,
 
 
 def _within(face: Face, relaxed: Relaxed, gap: float) -> Face:
-    """Return the part of a face with all plans at most `gap` above its relaxation.
-
-    At 0 it holds these plans alone.
-    """
+    """Return the part of a face with all plans at most `gap` above its relaxation; at 0, these alone."""
     upper = np.where(relaxed.reduced > max(0.0, gap) + TOLERANCE, 0.0, face.upper)
     tight = face.tight if gap > 0 else face.tight | (relaxed.duals > TOLERANCE)
     return replace(face, upper=upper, tight=tight)
@@ -210,10 +204,7 @@ class _OpenCase:
 
 
 def _prove(model: Relaxation, relaxed: Relaxed | None, search: _Search) -> tuple[Proof, int]:
-    """Prove a bound by prices, else by elimination, else by branching until half the time is out.
-
-    Branching takes the weakest case first.
-    """
+    """Prove a bound by prices, else by elimination, else by branching for half of the time left."""
     if relaxed is None:
         return Prices(), _round_up(bound_of_prices(model.problem, Prices(), {}), model.divisors[0])
     reserve = search.left / 2
@@ -239,10 +230,7 @@ def _prove(model: Relaxation, relaxed: Relaxed | None, search: _Search) -> tuple
 
 
 def _split(model: Relaxation, relaxed: Relaxed, allowed: Allowed) -> tuple[int, list[tuple[int, ...]]]:
-    """Return the most divided step, and its parts.
-
-    Each configuration that the vertex takes in part is a part by itself; the rest is one more part.
-    """
+    """Return the most divided step, and its parts: each configuration taken in part, and the rest."""
     starts = model.starts.tolist()
     segments = [relaxed.columns[a:b] for a, b in pairwise(starts)]
     step = min(range(len(segments)), key=lambda index: round(float(segments[index].max()), 6))

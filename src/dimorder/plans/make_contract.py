@@ -32,16 +32,9 @@ def make_contract(
 ) -> Contract:
     """Return the contract of a program; it is contiguous for a tensor without an order.
 
-    Args:
-        program: the network in normal form.
-        input_orders: None, one order for all, or one per tensor. One order for all applies to the tensors of
-            its rank; the others are contiguous.
-        output_orders: the same for outputs.
-        channels_last: the types for which the target's files can show a channels-last tensor in its logical
-            shape (None: all types). A tensor of another type is shown in its physical shape.
-
-    Raises:
-        UsageError: if there are too few or too many orders, or if an order fits none of the tensors.
+    `channels_last` are the types for which the target's files can show a channels-last tensor in its logical
+    shape (None: all types). A tensor of another type is shown in its physical shape. Raises `UsageError` if
+    there are too few or too many orders, or if an order fits none of the tensors.
 
     >>> from dimorder.capture.captured import capture
     >>> print(make_contract(capture(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),)), "NHWC", None))
@@ -52,12 +45,12 @@ def make_contract(
     inputs = _specs(program.input_names, program.inputs, input_orders, "input")
     outputs = _specs(names, program.outputs, output_orders, "output")
     return Contract(
-        tuple(_held(spec, channels_last) for spec in inputs),
-        tuple(_held(spec, channels_last) for spec in outputs),
+        tuple(_with_boundary(spec, channels_last) for spec in inputs),
+        tuple(_with_boundary(spec, channels_last) for spec in outputs),
     )
 
 
-def _held(spec: TensorSpec, channels_last: Collection[torch.dtype] | None) -> TensorSpec:
+def _with_boundary(spec: TensorSpec, channels_last: Collection[torch.dtype] | None) -> TensorSpec:
     """Return the spec of a tensor with a boundary that the target's files can express."""
     settled = spec.boundary == "physical" or spec.boundary_order.is_contiguous
     if settled or channels_last is None or getattr(torch, spec.dtype) in channels_last:
@@ -68,10 +61,7 @@ def _held(spec: TensorSpec, channels_last: Collection[torch.dtype] | None) -> Te
 def _specs(
     names: Sequence[str], nodes: Sequence[torch.fx.Node], orders: Orders, kind: str
 ) -> tuple[TensorSpec, ...]:
-    """Return the spec of each tensor.
-
-    One order for all applies to the tensors of its rank; the others are contiguous.
-    """
+    """Return the spec of each tensor; one order for all applies to those of its rank."""
     each = orders if isinstance(orders, (list, tuple)) else None
     if each is not None and len(each) != len(nodes):
         raise UsageError(

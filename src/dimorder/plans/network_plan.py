@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dimorder.algebra.dim_order import DimOrder, describe
@@ -21,6 +21,7 @@ from dimorder.planning.problem import Conversion
 from dimorder.planning.solve import solve_without
 from dimorder.sizes.ranges import RangeProof
 from dimorder.sizes.symbolic_program import format_point
+from dimorder.text import counted, shape_text
 
 _LETTERS = {3: "NCL", 4: "NCHW", 5: "NCDHW"}
 
@@ -58,8 +59,8 @@ class PlannedConversion:
     consumers: tuple[Place, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        def told(place: Place) -> Any:
-            return "contract" if place.is_contract else {"operator": place.operator, "source": place.source}
+        def place_dict(place: Place) -> Any:
+            return "contract" if place.is_contract else asdict(place)
 
         return {
             "value": self.value,
@@ -67,8 +68,8 @@ class PlannedConversion:
             "from": self.from_order,
             "to": self.to_order,
             "bytes": self.bytes,
-            "producer": told(self.producer),
-            "consumers": [told(place) for place in self.consumers],
+            "producer": place_dict(self.producer),
+            "consumers": [place_dict(place) for place in self.consumers],
         }
 
     def __str__(self) -> str:
@@ -77,7 +78,7 @@ class PlannedConversion:
         source, _, cuts = self.from_order.partition(", where")
         source = source if self.to_order.endswith(cuts) else self.from_order
         return (
-            f"{self.value} {'×'.join(map(str, self.shape))}: "
+            f"{self.value} {shape_text(self.shape)}: "
             f"{source} → {self.to_order}: {self.bytes:,} bytes\n"
             f"    from {self.producer}\n    for {consumers}{more}"
         )
@@ -97,7 +98,7 @@ class Explanation:
     """
 
     conversion: PlannedConversion
-    share: float  # of the bytes that all conversions move
+    share: float
     cost: int
     cost_without: int | None
     unit: str
@@ -182,17 +183,11 @@ class NetworkPlan:
 
     @property
     def blocks(self) -> tuple[Place, ...]:
-        """Return the operators that keep dimensions together because cuts conflict.
-
-        A network with other sizes could avoid them.
-        """
+        """Return the operators that keep dimensions together because their cuts conflict."""
         return tuple(Place.of(node) for node in self.extracted.annotated.blocked)
 
     def check(self) -> tuple[str, ...]:
-        """Return the faults of the plan, none if it is right.
-
-        Validity, cost and bound are recomputed without the solver.
-        """
+        """Return the faults of the plan, none if it is right, recomputed without the solver."""
         return self.layout_plan.check(self.extracted.problem)
 
     def explain(self, index: int) -> Explanation:
@@ -240,13 +235,9 @@ class NetworkPlan:
             "optimal": certificate.optimal,
             "candidates": certificate.candidates,
             "solver": certificate.solver,
-            "opaque": [
-                {"operator": p.operator, "source": p.source, "reason": reason} for p, reason in self.opaque
-            ],
-            "outside_calls": [
-                {"operator": p.operator, "source": p.source, "reason": reason} for p, reason in self.outside
-            ],
-            "blocks": [{"operator": p.operator, "source": p.source} for p in self.blocks],
+            "opaque": [{**asdict(place), "reason": reason} for place, reason in self.opaque],
+            "outside_calls": [{**asdict(place), "reason": reason} for place, reason in self.outside],
+            "blocks": [asdict(place) for place in self.blocks],
             "ranges": None if self.ranges is None else self.ranges.to_dict(),
         }
 
@@ -256,9 +247,9 @@ class NetworkPlan:
     def __str__(self) -> str:
         certificate, problem = self.certificate, self.extracted.problem
         operators, configs = problem.size
-        cost = ", ".join(map(_counted, self.cost, self.units))
+        cost = ", ".join(map(counted, self.cost, self.units))
         verdict = "optimal" if certificate.optimal else "not proven optimal"
-        bound = _counted(certificate.lower_bound, self.units[0])
+        bound = counted(certificate.lower_bound, self.units[0])
         lines = [
             *str(self.contract).splitlines(),
             f"target  {self.target}: {operators} operators, {configs} configurations",
@@ -271,18 +262,14 @@ class NetworkPlan:
         ]
         for number, conversion in enumerate(self.conversions):
             lines += [f"  {number}  {conversion}".replace("\n", "\n   ")]
-        if self.opaque:
-            lines.append("row-major for want of a rule or a kernel")
-            lines += [f"  {place}: {reason}" for place, reason in self.opaque]
-        if self.outside:
-            lines.append(f"outside of what {self.target} computes")
-            lines += [f"  {place}: {reason}" for place, reason in self.outside]
-        if self.float_islands:
-            lines.append("in float32, not in integers")
-            lines += [f"  {place}: {reason}" for place, reason in self.float_islands]
-        if self.blocks:
-            lines.append("cut across each other's dimensions, so kept in blocks")
-            lines += [f"  {place}" for place in self.blocks]
+        notes = {
+            "row-major for want of a rule or a kernel": [f"{place}: {why}" for place, why in self.opaque],
+            f"outside of what {self.target} computes": [f"{place}: {why}" for place, why in self.outside],
+            "in float32, not in integers": [f"{place}: {why}" for place, why in self.float_islands],
+            "cut across each other's dimensions, so kept in blocks": self.blocks,
+        }
+        for title, places in notes.items():
+            lines += [title, *(f"  {place}" for place in places)] if places else []
         return "\n".join(lines)
 
     # -- printing
@@ -305,8 +292,8 @@ class NetworkPlan:
         name = site.node.name
         if site.kind == "state":  # these sites come first, in the program's own sequence
             return Place("state", self.extracted.annotated.program.state[index].name)
-        told = {"input": Place("contract", name), "output": Place("contract", f"output {name}")}
-        return told.get(site.kind) or Place.of(site.node)
+        ends = {"input": Place("contract", name), "output": Place("contract", f"output {name}")}
+        return ends.get(site.kind) or Place.of(site.node)
 
     def _advice(self, conversion: Conversion, planned: PlannedConversion) -> str:
         """Return what forces the conversion: the nearest operators that do not accept any order."""
@@ -341,10 +328,7 @@ class NetworkPlan:
         )
 
     def _pinned(self, index: int, forward: bool) -> int:
-        """Return the nearest site to `index` that does not accept any order, up to the next conversion.
-
-        It may be `index` itself. If there is none, `index` is returned.
-        """
+        """Return the nearest site before a conversion that does not accept every order, else `index`."""
         sites, seen = self.extracted.sites, [index]
         for at in seen:
             site = sites[at]
@@ -388,8 +372,3 @@ def order_name(info: BufferInfo, order: Sequence[int]) -> str:
         if len(axes_) > 1
     )
     return f"{' '.join(axes)}, where {', '.join(cuts)}"
-
-
-def _counted(value: int, unit: str) -> str:
-    """Return a cost with its unit, in the plural or the singular."""
-    return f"{value:,} {unit.removesuffix('s') if value == 1 else unit}"

@@ -6,7 +6,7 @@ Views are free, and so are copies that make an operator's result dense. They hav
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from dimorder.graph.exported import state_of
 from dimorder.graph.nodes import origin_of, results, where
 from dimorder.layout.annotate import is_result
 from dimorder.plans.network_plan import NetworkPlan, order_name
+from dimorder.text import columns, shape_text
 
 aten = torch.ops.aten
 
@@ -50,12 +51,12 @@ _LETTERS = {2: "NC", 3: "NCL", 4: "NCHW", 5: "NCDHW"}
 
 @dataclass(frozen=True)
 class _Line:
-    """A value: its name, its shape, its order if it is known, and what computes it."""
+    """A value: its name, its shape, its order if it is known, and the text of what computes it."""
 
     name: str
     shape: str
     order: str
-    told: str
+    text: str
 
 
 def captured_text(program: Captured) -> str:
@@ -69,14 +70,14 @@ def captured_text(program: Captured) -> str:
     names = _Names()
     texts: dict[Node, str] = {}
     lines: list[_Line] = []
-    told = {node: (name, "input") for node, name in zip(program.inputs, program.input_names, strict=True)}
+    given = {node: (name, "input") for node, name in zip(program.inputs, program.input_names, strict=True)}
     for (node, _), buffer in zip(program.carried, program.state, strict=True):
-        told[node] = buffer.name, "state"
+        given[node] = buffer.name, "state"
     for node in program.nodes:
         if node.op == "get_attr":
             texts[node] = f"{node.target}[{_shape(node)}]"
         elif node.op == "placeholder":
-            name, kind = told[node]
+            name, kind = given[node]
             texts[node] = names.new(name)
             lines.append(_Line(texts[node], _shape(node), "", kind))
         elif is_result(node):
@@ -117,27 +118,27 @@ class _PhysicalText:
         self.given = [s.arg.name for s in specs if s.kind is InputKind.USER_INPUT]
         self.state = state_of(program)
         constant = (s for s in specs if s.kind is not InputKind.USER_INPUT and s.arg.name not in self.state)
-        self.held = {s.arg.name: str(s.target) for s in constant}
+        self.constants = {s.arg.name: str(s.target) for s in constant}
         self.symbols = _symbols(program, dict(zip(self.given, plan.contract.inputs, strict=True)))
 
     def lines(self) -> Iterator[_Line]:
         contract = self.plan.contract
         promised = dict(zip(self.given, contract.inputs, strict=True))
         for node in self.program.graph.nodes:
-            if node.name in self.held:
+            if node.name in self.constants:
                 # A second order of one weight is weight__1; the first needs no number.
-                name = self.held[node.name].removesuffix("__0")
-                self._tell(node, f"{name}[{self._shape(node)}]")
+                name = self.constants[node.name].removesuffix("__0")
+                self._set_text(node, f"{name}[{self._shape(node)}]")
             elif node.name in self.state:
-                self._tell(node, self.names.new(self.state[node.name]))
+                self._set_text(node, self.names.new(self.state[node.name]))
                 yield _Line(self.texts[node], self._shape(node), self._order(node), "state")
             elif node.op == "placeholder":
                 spec = promised[node.name]
-                self._tell(node, self.names.new(spec.name))
+                self._set_text(node, self.names.new(spec.name))
                 shape = spec.dim_order.physical_shape(spec.shape)
-                yield _Line(self.texts[node], _sizes(shape), _letters(describe(spec.dim_order)), "input")
+                yield _Line(self.texts[node], shape_text(shape), _letters(describe(spec.dim_order)), "input")
             elif node.op == "call_function" and isinstance(node.meta["val"], torch.SymInt):
-                self._tell(node, self._size(node.meta["val"]))
+                self._set_text(node, self._size(node.meta["val"]))
             elif node.op == "call_function":
                 yield from self._call(node)
         for name, node in left_in_state(self.program).items():
@@ -145,26 +146,26 @@ class _PhysicalText:
         outputs: Any = self.program.graph.output_node().args[0]
         for node, spec in zip(outputs[len(self.state) :], contract.outputs, strict=True):
             shape = spec.dim_order.physical_shape(spec.shape)
-            yield _Line(spec.name, _sizes(shape), _letters(describe(spec.dim_order)), self.values[node])
+            yield _Line(spec.name, shape_text(shape), _letters(describe(spec.dim_order)), self.values[node])
 
     def _call(self, node: Node) -> Iterator[_Line]:
         source: Any = node.args[0] if node.args else None
         converts = bool(origin_of(node).get("converts"))
         if node.target is aten.view.default:
-            self._tell(node, f"{self.values[source]} as {self._shape(node)}", self.values[source])
+            self._set_text(node, f"{self.values[source]} as {self._shape(node)}", self.values[source])
         elif node.target is aten.permute.default:
-            self._tell(node, self._permuted(node, source, converts), self.values[source])
+            self._set_text(node, self._permuted(node, source, converts), self.values[source])
         elif node.target is aten.clone.default and not converts:
             if not is_result(source):
-                self._tell(node, self.texts[source], self.values[source])
+                self._set_text(node, self.texts[source], self.values[source])
                 return
-            self._tell(node, self.values[source])
+            self._set_text(node, self.values[source])
         elif is_result(node):
-            self._tell(node, f"{self.values[source]}.{node.args[1]}")
+            self._set_text(node, f"{self.values[source]}.{node.args[1]}")
         elif converts:
             yield self._converted(node, source)
         else:
-            self._tell(node, self.names.new(_short(node)))
+            self._set_text(node, self.names.new(_short(node)))
             outside = "outside: " if self._is_outside(node) else ""
             yield _Line(
                 self.texts[node], self._shape(node), self._order(node), f"{outside}{_call(node, self.texts)}"
@@ -185,20 +186,20 @@ class _PhysicalText:
         source = self.values[permuted]
         order = self._order(node)
         name = self.names.new(f"{source.split('.')[0]}.{order.replace(' ', '')}")
-        self._tell(node, name)
+        self._set_text(node, name)
         value = node.meta["val"]
         moved = value.numel() * value.element_size()
-        told = f"{moved:,}" if isinstance(moved, int) else self._size(moved)
-        return _Line(name, self._shape(node), order, f"convert {source}, {told} bytes")
+        count = f"{moved:,}" if isinstance(moved, int) else self._size(moved)
+        return _Line(name, self._shape(node), order, f"convert {source}, {count} bytes")
 
     def _shape(self, node: Node) -> str:
-        return ", ".join(_sizes([self._size(size) for size in value.shape]) for value in results(node))
+        return ", ".join(shape_text([self._size(size) for size in value.shape]) for value in results(node))
 
     def _size(self, size: Any) -> str:
         """Return a size as text, a dynamic size by its name in the contract."""
         return str(size) if isinstance(size, int) else str(size.node.expr.xreplace(self.symbols))
 
-    def _tell(self, node: Node, text: str, value: str | None = None) -> None:
+    def _set_text(self, node: Node, text: str, value: str | None = None) -> None:
         self.texts[node], self.values[node] = text, text if value is None else value
 
     def _order(self, node: Node) -> str:
@@ -273,16 +274,16 @@ def _call(node: Node, texts: Mapping[Node, str]) -> str:
     for parameter, argument in zip(parameters, given, strict=True):
         if _holds_tensor(argument):
             parts.append(_value(argument, texts))
-        elif _is_told(parameter, argument):
+        elif _is_shown(parameter, argument):
             alone = parameter.name in ("self", "other")
-            told = _sized(argument) if parameter.name in _SIZES else _value(argument, texts)
-            parts.append(told if alone else f"{parameter.name} {told}")
+            value = _sized(argument) if parameter.name in _SIZES else _value(argument, texts)
+            parts.append(value if alone else f"{parameter.name} {value}")
     return f"{_operator(node)}({', '.join(parts)})"
 
 
 def _sized(argument: Any) -> str:
     sizes = argument if isinstance(argument, (list, tuple)) else [argument]
-    return str(sizes[0]) if len(set(sizes)) == 1 else _sizes(sizes)
+    return str(sizes[0]) if len(set(sizes)) == 1 else shape_text(sizes)
 
 
 def _holds_tensor(argument: Any) -> bool:
@@ -291,7 +292,7 @@ def _holds_tensor(argument: Any) -> bool:
     )
 
 
-def _is_told(parameter: Any, argument: Any) -> bool:
+def _is_shown(parameter: Any, argument: Any) -> bool:
     if parameter.name in _IN_THE_SHAPE:
         return False
     if parameter.has_default_value() and argument == parameter.default_value:
@@ -311,11 +312,7 @@ def _value(argument: Any, texts: Mapping[Node, str]) -> str:
 
 
 def _shape(node: Node) -> str:
-    return ", ".join(_sizes(value.shape) for value in results(node))
-
-
-def _sizes(shape: Sequence[Any]) -> str:
-    return "×".join(map(str, shape)) or "scalar"
+    return ", ".join(shape_text(value.shape) for value in results(node))
 
 
 def _letters(order: str) -> str:
@@ -329,14 +326,6 @@ def _letters(order: str) -> str:
 
 
 def _table(lines: Iterable[_Line]) -> str:
-    rows = list(lines)
-    widths = [
-        max((len(text) for text in column), default=0)
-        for column in zip(*((row.name, row.shape, row.order) for row in rows), strict=True)
-    ]
-    texts = []
-    for row in rows:
-        cells = zip((row.name, row.shape, row.order), widths, strict=True)
-        columns = [f"{text:{width}}" for text, width in cells if width]
-        texts.append("  ".join([*columns, row.told]).rstrip())
-    return "\n".join(texts)
+    rows = [(line.name, line.shape, line.order, line.text) for line in lines]
+    kept = [column for column in zip(*rows, strict=True) if any(column)]
+    return "\n".join(columns(zip(*kept, strict=True)))

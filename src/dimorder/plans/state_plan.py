@@ -16,10 +16,7 @@ from dimorder.plans.network_plan import NetworkPlan, order_name
 
 @dataclass(frozen=True)
 class StateExplanation:
-    """Why a buffer of the state has its order.
-
-    `cost_otherwise` is the best plan's cost if the buffer had any other order, None if there is no such plan.
-    """
+    """Why a buffer of the state has its order: the cost of the best plan in any other, None without one."""
 
     state: StateSpec
     cost: int

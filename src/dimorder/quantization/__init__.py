@@ -1,5 +1,4 @@
 """Quantize a float network by torchao's PT2E, with the target's own quantizer.
 
-`recipes` are the ways, `calibration` reads example inputs, `quantize` runs PT2E, `clamps` and `biases` make
-its result better, and `fidelity` compares it with the float network.
+`quantize` runs PT2E on a `calibration`, `clamps` and `biases` improve it, and `fidelity` measures it.
 """

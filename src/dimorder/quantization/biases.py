@@ -35,22 +35,17 @@ _NORMS = (aten.batch_norm.default, aten._native_batch_norm_legit_no_training.def
 def correct_biases(quantised: GraphModule, original: GraphModule, examples: Sequence[Sequence[Any]]) -> None:
     """Change the biases of a quantised network so that each convolution and linear keeps its float means.
 
-    The network runs operator by operator on all examples. Each convolution or linear is corrected after those
-    before it. One without a bias of its own is left unchanged.
-
-    Args:
-        quantised: the quantised network, which is changed.
-        original: the float network that it was made from.
-        examples: flat inputs, one sequence per call.
+    The network runs operator by operator on all examples, each of them flat inputs. Each convolution or
+    linear is corrected after those before it. One without a bias of its own is left unchanged.
     """
     products = {node.name: node for node in quantised.graph.nodes if _own_bias(node) is not None}
-    told = {node.name: node for node in original.graph.nodes}
+    originals = {node.name: node for node in original.graph.nodes}
     wanted: dict[str, Tensor] = {}
-    of = {_result(told[name]): name for name in products if name in told}
+    of = {_result(originals[name]): name for name in products if name in originals}
 
-    def tell(node: Node, values: _Each) -> _Each:
+    def record(node: Node, values: _Each) -> _Each:
         if node in of:
-            wanted[of[node]] = _mean(values, _CHANNELS[told[of[node]].target])
+            wanted[of[node]] = _mean(values, _CHANNELS[originals[of[node]].target])
         return values
 
     def correct(node: Node, values: _Each) -> _Each:
@@ -63,7 +58,7 @@ def correct_biases(quantised: GraphModule, original: GraphModule, examples: Sequ
         shape[dim] = -1
         return _Each(value + added.reshape(shape) for value in values)
 
-    _OverExamples(original, tell).over(examples)
+    _OverExamples(original, record).over(examples)
     _OverExamples(quantised, correct).over(examples)
 
 
@@ -125,25 +120,22 @@ def _mean(values: _Each, dim: int) -> Tensor:
 
 
 def _add_to_bias(module: GraphModule, product: Node, change: Tensor) -> Tensor:
-    """Give a convolution or linear another bias, and return what was added, which may be rounded to integers.
-
-    The old tensor is left unchanged: it belongs to the float network.
-    """
+    """Give a linear or convolution another bias, and return what was added, rounded if it is of integers."""
     bias = _own_bias(product)
     assert bias is not None
     *path, name = str(bias.target).split(".")
     owner = module.get_submodule(".".join(path))
-    held: Tensor = getattr(owner, name)
-    if held.is_floating_point():
-        new = held.detach() + change.to(held.dtype)
-        added = new - held
+    old: Tensor = getattr(owner, name)
+    if old.is_floating_point():
+        new = old.detach() + change.to(old.dtype)
+        added = new - old
     else:
         (dequantize,) = bias.users
         scale: Any = dequantize.args[1]
         if isinstance(scale, Node):
             scale = operator.attrgetter(str(scale.target))(module)
         steps = (change / scale).round()
-        new, added = held + steps.to(held.dtype), (steps * scale).float()
-    is_parameter = isinstance(held, torch.nn.Parameter)
+        new, added = old + steps.to(old.dtype), (steps * scale).float()
+    is_parameter = isinstance(old, torch.nn.Parameter)
     setattr(owner, name, torch.nn.Parameter(new, requires_grad=False) if is_parameter else new)
     return added

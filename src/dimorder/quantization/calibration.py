@@ -32,10 +32,7 @@ class CalibrationCall:
 
 
 def as_call(item: Any) -> CalibrationCall:
-    """Return one item of a calibration as a call.
-
-    Args:
-        item: a tensor, a sequence of arguments, or a dict of keyword arguments.
+    """Return a tensor, a sequence of arguments or a dict of keyword arguments as a call.
 
     >>> as_call({"x": 3}), as_call((1, 2))
     (CalibrationCall(args=(), kwargs={'x': 3}), CalibrationCall(args=(1, 2), kwargs={}))
@@ -50,16 +47,7 @@ def calls(
     exported: ExportedProgram,
     normalization: Normalization | None = None,
 ) -> Iterator[CalibrationCall]:
-    """Yield the calls of a calibration, each checked against the network's inputs.
-
-    Args:
-        calibration: items as for `as_call`, or the path of a file or a folder.
-        exported: the network.
-        normalization: how the values of images are normalised.
-
-    Raises:
-        UsageError: if an item has another structure, shape or type, or if there is no item.
-    """
+    """Yield the calls of a calibration, items as for `as_call` or files, each checked against the inputs."""
     if isinstance(calibration, (str, os.PathLike)):
         where, given = f"calibration {calibration}", _read(Path(calibration), exported, normalization)
     else:

@@ -44,10 +44,10 @@ class OutputFidelity:
         ours, theirs = (
             "no noise" if db is None else f"{db:.1f} dB" for db in (self.snr_db, self.pt2e_snr_db)
         )
-        told = f"{self.name}: {ours} against the float network, where PT2E has {theirs}"
+        text = f"{self.name}: {ours} against the float network, where PT2E has {theirs}"
         if self.quanta is None or self.off is None:
-            return told
-        return f"{told}; {self.quanta} quanta from PT2E at most, {self.off:.2%} of elements off"
+            return text
+        return f"{text}; {self.quanta} quanta from PT2E at most, {self.off:.2%} of elements off"
 
 
 def fidelity(
@@ -56,23 +56,13 @@ def fidelity(
     lowered: Lowered,
     examples: Iterable[CalibrationCall],
 ) -> tuple[OutputFidelity, ...]:
-    """Compare each output of a lowered program with those of the float network and of PT2E's network.
-
-    Args:
-        original: the float network.
-        module: the network that PT2E made.
-        lowered: the lowered program of `module`.
-        examples: the calls on which they are compared.
-
-    Returns:
-        One row per output.
-    """
+    """Compare each output of the lowered `module` with those of the float network and of `module` itself."""
     rows = []
     with torch.no_grad():
         for call in examples:
             both = [tensors_in(run(*call.args, **call.kwargs)) for run in (original, module)]
             rows.append((*both, _run(lowered, call)))
-    told = []
+    found = []
     for i, spec in enumerate(lowered.contract.outputs):
         real, reference, got = (torch.stack([row[which][i].double() for row in rows]) for which in range(3))
         node: Any = lowered.program.outputs[i]
@@ -81,8 +71,8 @@ def fidelity(
         if scale is not None:
             steps = ((got - reference) / scale).round().abs()
             quanta, off = int(steps.max()), float((steps > 0).double().mean())
-        told.append(OutputFidelity(spec.name, _snr_db(got, real), _snr_db(reference, real), quanta, off))
-    return tuple(told)
+        found.append(OutputFidelity(spec.name, _snr_db(got, real), _snr_db(reference, real), quanta, off))
+    return tuple(found)
 
 
 def _run(lowered: Lowered, call: CalibrationCall) -> Sequence[Tensor]:

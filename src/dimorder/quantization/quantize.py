@@ -20,13 +20,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.quantization.biases import correct_biases
-from dimorder.quantization.calibration import (
-    Calibration,
-    CalibrationCall,
-    as_call,
-    calls,
-    no_example,
-)
+from dimorder.quantization.calibration import Calibration, CalibrationCall, as_call, calls, no_example
 from dimorder.quantization.fidelity import OutputFidelity, fidelity
 from dimorder.reading import Normalization
 from dimorder.targets import choices, find
@@ -46,8 +40,8 @@ class QuantizedNetwork:
         examples: the first calls of the calibration.
         wasted: the levels that a clamp beside a value never lets through.
 
-    >>> made = quantize(torch.nn.Conv2d(3, 8, 3), [torch.randn(1, 3, 5, 7) for _ in range(4)])
-    >>> type(made).__name__, len(made.examples), made.module(torch.randn(1, 3, 5, 7)).shape
+    >>> quantised = quantize(torch.nn.Conv2d(3, 8, 3), [torch.randn(1, 3, 5, 7) for _ in range(4)])
+    >>> type(quantised).__name__, len(quantised.examples), quantised.module(torch.randn(1, 3, 5, 7)).shape
     ('QuantizedNetwork', 4, torch.Size([1, 8, 3, 5]))
     """
 
@@ -106,8 +100,8 @@ def quantize(
         DimorderError: if the network cannot be quantised; the error says what to do.
 
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU6()).eval()
-    >>> made = quantize(net, [torch.randn(1, 3, 5, 7) for _ in range(4)])
-    >>> made.module(torch.randn(1, 3, 5, 7)).shape, [each.wasted for each in made.wasted]
+    >>> quantised = quantize(net, [torch.randn(1, 3, 5, 7) for _ in range(4)])
+    >>> quantised.module(torch.randn(1, 3, 5, 7)).shape, [each.wasted for each in quantised.wasted]
     (torch.Size([1, 8, 3, 5]), [0])
     """
     recipe, chosen = _recipe(recipe, find(target))

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from html import escape
 
+from dimorder.cpu import describe_machine
 from dimorder.latency.bench import Bench, Timed
-from dimorder.latency.machine import described
 from dimorder.report import parts
-from dimorder.report.parts import bar, grid, row, section, size
+from dimorder.report.parts import bar, grid, row, section
+from dimorder.text import shape_text
 
 _STYLE = """
-.ours td{font-weight:600}td .bar{min-width:12rem;margin-top:.45rem}
+.ours td{font-weight:600}
 .ours .bar i{background:var(--accent)}
 """
 
 
 def bench_page(found: Bench, title: str = "") -> str:
-    """Return the whole page."""
+    """Return the page of a bench, in self-contained HTML."""
     name = title or found.network
     sections = [
         _head(found, name),
         _runtimes(found),
         *(_kernels(each) for each in found.rows if each.kernels),
         _operators(found),
-        f"<footer><p>{escape(described(found.environment))}</p></footer>",
+        f"<footer><p>{escape(describe_machine(found.environment))}</p></footer>",
     ]
     return parts.document(f"{name} · dimorder bench", sections, _STYLE)
 
@@ -35,13 +36,13 @@ def _head(found: Bench, name: str) -> str:
         others = [each for each in found.rows[1:] if each.median is not None]
         if others:
             best = min(others, key=lambda each: each.median or 0.0)
-            told = found.ratio(best)
-            assert told is not None, "both are timed"
-            mood = "good" if told[2] < 1 else "bad" if told[1] > 1 else ""
-            tiles.append((f"{told[0]:.2f}", f"of {best.title}, the fastest other", mood))
+            ratio = found.ratio(best)
+            assert ratio is not None, "both are timed"
+            mood = "good" if ratio[2] < 1 else "bad" if ratio[1] > 1 else ""
+            tiles.append((f"{ratio[0]:.2f}", f"of {best.title}, the fastest other", mood))
         if found.limit_ms:
             tiles.append((f"{first.median / found.limit_ms:.2f}", "times the machine's limit", ""))
-    shapes = ", ".join(" × ".join(map(str, shape)) or "scalar" for shape in found.inputs)
+    shapes = ", ".join(shape_text(shape, " × ") for shape in found.inputs)
     text = f"{shapes or 'no tensors'}, {found.run}, timed by dimorder."
     return parts.head(name, text, tiles)
 
@@ -63,32 +64,24 @@ def _runtimes(found: Bench) -> str:
 
 
 def _runtime(found: Bench, timed: Timed, most: float) -> str:
-    told = found.ratio(timed)
-    cells = [
-        escape(timed.title),
-        bar((timed.median or 0.0) / most),
-        _ms(timed.median or 0.0),
-        "" if told is None else f"{told[0]:.2f} ({told[1]:.2f} to {told[2]:.2f})",
-        "" if timed.seconds is None else f"{timed.seconds:,.1f} s",
-        "" if timed.file_bytes is None else size(timed.file_bytes),
-        "" if timed.peak_bytes is None else size(timed.peak_bytes),
-        "" if timed.max_rel_error is None else f"{timed.max_rel_error:.0e}",
-    ]
-    return row(cells, "ours" if timed.is_ours else "")
+    title, _, *others = found.cells(timed)
+    median = timed.median or 0.0
+    cells = [escape(title), bar(median / most), _ms(median), *others]
+    return row(cells, 'class="ours"' if timed.is_ours else "")
 
 
 def _kernels(timed: Timed) -> str:
     kernels = timed.kernels or ()
     most = max(each.ms for each in kernels) or 1.0
     text = (
-        f"What the table of times foretells for {timed.title}, {_ms(timed.foretold_ms or 0.0)} in all, by "
+        f"What the table of times predicts for {timed.title}, {_ms(timed.predicted_ms or 0.0)} in all, by "
         "kind of kernel; and what the machine takes at least."
     )
     rows = (
         row([escape(each.name), bar(each.ms / most), _ms(each.ms), _ms(each.least_ms), str(each.count)])
         for each in kernels
     )
-    return section("Kernels", text, grid(rows, ("kernel", "", "foretold", "at least", "runs")))
+    return section("Kernels", text, grid(rows, ("kernel", "", "predicted", "at least", "runs")))
 
 
 def _operators(found: Bench) -> str:
@@ -99,19 +92,10 @@ def _operators(found: Bench) -> str:
         "Each operator of the program for XNNPACK, measured alone, those first that are farthest above what "
         "the machine takes at least."
     )
-    rows = [
-        row(
-            [
-                escape(str(each.place)),
-                bar(each.ms / most),
-                _ms(each.ms),
-                _ms(each.limit_ms),
-                str(each.count),
-                " × ".join(map(str, each.shape)),
-            ]
-        )
-        for each in found.operators
-    ]
+    rows = []
+    for each in found.operators:
+        times = [bar(each.ms / most), _ms(each.ms), _ms(each.limit_ms)]
+        rows.append(row([escape(str(each.place)), *times, str(each.count), shape_text(each.shape, " × ")]))
     return section("Operators", text, grid(rows, ("", "", "measured", "at least", "runs", "result")))
 
 

@@ -10,18 +10,15 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from dimorder.eager.inspection import COSTLY, Comparison, Finding, FindingGroup, Inspection, TracedCall
+from dimorder.eager.inspection.compare import Comparison
+from dimorder.eager.inspection.findings import COSTLY, Finding
+from dimorder.eager.inspection.inspection import FindingGroup, Inspection
+from dimorder.eager.inspection.traced import TracedCall
 from dimorder.report import parts
 from dimorder.report.parts import section, size, strip, table
+from dimorder.text import shape_text
 
-_FAMILY = {
-    "row-major": "row-major",
-    "channels-last": "channels-last",
-    "permuted": "permuted",
-    "ambiguous": "ambiguous",
-    "overlapping": "permuted",
-}
-_TOLD = {
+_FAMILIES = {
     "channels-last": "dimension 1 fastest",
     "row-major": "as the shape is written",
     "permuted": "dimensions in another order",
@@ -53,7 +50,7 @@ box.addEventListener('input', () => {
 
 
 def inspection_page(found: Inspection, title: str = "", comparison: Comparison | None = None) -> str:
-    """Return the whole page.
+    """Return the page of an inspection, in self-contained HTML.
 
     >>> import torch, dimorder
     >>> found = dimorder.inspect(torch.nn.Conv2d(3, 8, 3), torch.randn(2, 3, 5, 7))
@@ -78,7 +75,7 @@ def _head(found: Inspection, name: str) -> str:
         (f"{found.model_us / 1000:,.1f} ms", f"{len(found.calls)} operators", ""),
     ]
     order = {"channels_last": "channels-last", "contiguous": "row-major", None: "the order it came in"}
-    shapes = ", ".join(" × ".join(map(str, shape)) for shape in found.inputs) or "no tensors"
+    shapes = ", ".join(shape_text(shape, " × ") for shape in found.inputs) or "no tensors"
     text = f"{shapes}, run in <b>{order[found.order]}</b>, inspected by dimorder."
     return parts.head(name, text, tiles)
 
@@ -108,26 +105,26 @@ def _strip(found: Inspection) -> str:
         "not shown."
     )
     cells = [
-        (call.module or "(top)", _FAMILY[call.results[0].kind], _cell(call, by_call.get(call.index, [])))
+        (call.module or "(top)", _family(call.results[0].kind), _cell(call, by_call.get(call.index, [])))
         for call in calls
     ]
-    return section("Operators", text, strip(cells, _TOLD))
+    return section("Operators", text, strip(cells, _FAMILIES))
 
 
 def _cell(call: TracedCall, findings: Sequence[Finding]) -> str:
     costly = any(f.verdict in COSTLY for f in findings)
     result = call.results[0]
     lines = [
-        f"<b>{escape(call.operator)}</b> {' × '.join(map(str, result.shape))}",
+        f"<b>{escape(call.operator)}</b> {shape_text(result.shape, ' × ')}",
         escape(f"{call.module}, {Path(call.source).name}"),
         f"<em>writes</em> {escape(result.order_name)}, <em>in</em> {call.time_us:,.0f} µs",
         *(escape(f"{f.verdict}: {f.before} → {f.after}") for f in findings),
     ]
-    tip = "".join(f"<span>{line}</span>" for line in lines)
-    return (
-        f'<i class="cell {_FAMILY[result.kind]}{" found" if costly else ""}" tabindex="0">'
-        f'<span class="tip">{tip}</span></i>'
-    )
+    return parts.cell(f"{_family(result.kind)}{' found' if costly else ''}", lines)
+
+
+def _family(kind: str) -> str:
+    return "permuted" if kind == "overlapping" else kind
 
 
 def _findings(found: Inspection) -> str:
@@ -160,12 +157,12 @@ def _card(place: FindingGroup, most_bytes: int, most_us: float) -> str:
             ("time", place.time_us / most_us, f"{place.time_us:,.0f} µs"),
         )
     )
+    shape = f" <small>{shape_text(found.shape, ' × ')}</small>"
     function = f" <small>by {escape(found.function)}</small>" if found.function else ""
     return (
         f'<article class="card"><h3><span class="verdict{costly}">{found.verdict}</span>{times} '
         f"<code>{escape(found.operator)}</code>{function}</h3>"
-        f'<p class="orders"><span>{escape(found.before)}</span> → <span>{escape(found.after)}</span> '
-        f"<small>{' × '.join(map(str, found.shape))}</small></p>"
+        f"{parts.orders(found.before, found.after, shape)}"
         f'<div class="bars">{bars}</div>'
         f"<dl><dt>at</dt><dd>{escape(found.place)}</dd><dt>in</dt><dd>{escape(modules or '(top)')}</dd></dl>"
         f"<p>{escape(found.what_to_do)}</p></article>"

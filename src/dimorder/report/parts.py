@@ -28,10 +28,7 @@ def document(title: str, sections: Iterable[str], style: str = "", script: str =
 
 
 def head(title: str, text: str, tiles: Iterable[tuple[str, str, str]]) -> str:
-    """Return the beginning of a page.
-
-    `text` is HTML; a tile is a value, its label, and good, bad or neither.
-    """
+    """Return the head of a page: `text` is HTML; a tile is a value, its label, and good, bad or neither."""
     shown = "".join(
         f'<div class="tile {mood}"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
         for value, label, mood in tiles
@@ -45,17 +42,11 @@ def section(title: str, text: str, content: str = "") -> str:
 
 
 def strip(cells: Sequence[tuple[str, str, str]], families: Mapping[str, str], more: str = "") -> str:
-    """Return cells in rows by module, with a legend.
-
-    Args:
-        cells: the module, the family and the HTML of each cell.
-        families: what the legend tells of each family.
-        more: HTML at the legend's end.
-    """
+    """Return cells (module, family, HTML) in rows by module, with a legend that `more` ends."""
     counts = Counter(family for _, family, _ in cells)
     legend = "".join(
-        f'<li><i class="cell {name}"></i>{name} <small>{counts[name]} · {told}</small></li>'
-        for name, told in families.items()
+        f'<li><i class="cell {name}"></i>{name} <small>{counts[name]} · {meaning}</small></li>'
+        for name, meaning in families.items()
         if counts[name]
     )
     runs = _runs_of_modules(cells, 2)
@@ -64,6 +55,12 @@ def strip(cells: Sequence[tuple[str, str, str]], families: Mapping[str, str], mo
         for label, html in (runs if len(runs) <= _MAX_ROWS else _runs_of_modules(cells, 1))
     )
     return f'<ul class="legend">{legend}{more}</ul><div class="strip">{rows}</div>'
+
+
+def cell(classes: str, lines: Iterable[str]) -> str:
+    """Return a cell of a strip, with lines of HTML that show on hover."""
+    tip = "".join(f"<span>{line}</span>" for line in lines if line)
+    return f'<i class="cell {classes}" tabindex="0"><span class="tip">{tip}</span></i>'
 
 
 def _runs_of_modules(cells: Sequence[tuple[str, str, str]], levels: int) -> list[tuple[str, str]]:
@@ -82,10 +79,15 @@ def grid(rows: Iterable[str], titles: Sequence[str]) -> str:
     return f'<div class="scroll"><table><tr>{top}</tr>{"".join(rows)}</table></div>'
 
 
-def row(cells: Iterable[str], kind: str = "") -> str:
-    """Return a row of cells in HTML; `kind` is a class of the page's CSS."""
-    marked = f' class="{kind}"' if kind else ""
-    return f"<tr{marked}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+def row(cells: Iterable[str], attributes: str = "") -> str:
+    """Return a row of cells in HTML, with attributes such as a class of the page's CSS."""
+    attributes = f" {attributes}" if attributes else ""
+    return f"<tr{attributes}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def orders(before: str, after: str, shape: str = "") -> str:
+    """Return the orders before and after a conversion."""
+    return f'<p class="orders"><span>{escape(before)}</span> → <span>{escape(after)}</span>{shape}</p>'
 
 
 def bar(share: float) -> str:

@@ -1,7 +1,6 @@
 """Check a caller's tensors against a contract, and convert each to the tensor that the runtime reads.
 
-ExecuTorch checks types and sizes, but never the order of dimensions: a wrong order silently gives wrong
-numbers.
+ExecuTorch never checks the order of dimensions: a wrong order silently gives wrong numbers.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Literal, get_args
 
 import torch
 
-from dimorder.algebra import strides
 from dimorder.algebra.dim_order import DimOrder, describe
+from dimorder.algebra.strides import NotDense, read
 from dimorder.contract import Contract, Symbol, TensorSpec
 from dimorder.errors import ContractError, UsageError
 
@@ -55,21 +54,10 @@ def check(
 ) -> Checked:
     """Return the inputs as the program's own signature has them: canonical strides, and the boundary's shape.
 
-    A tensor of an equivalent order is never copied.
-
-    Args:
-        contract: what the program promises.
-        tensors: the inputs, in their logical shapes.
-        on_mismatch: what happens to a tensor that has another order or is not dense: "adapt" copies it,
-            "warn" copies it with a warning, and "error" refuses it.
-        device: the type of the device that the program runs on, such as "cpu"; None means any.
-
-    Returns:
-        The tensors, and the conversions that they needed.
-
-    Raises:
-        ContractError: if the number of tensors, a type, a size or a device is wrong. With "error" also if an
-            order is.
+    A tensor of an equivalent order is never copied. One that has another order or is not dense is copied
+    ("adapt"), copied with a warning ("warn"), or refused ("error"). `device` is the type of the device that
+    the program runs on, None for any. Raises `ContractError` if the number of tensors, a type, a size or a
+    device is wrong.
 
     >>> x = TensorSpec("x", (2, 3, 5, 7), "float32", DimOrder(0, 2, 3, 1))
     >>> guarded = check(Contract((x,), ()), [torch.zeros(2, 3, 5, 7)])
@@ -90,14 +78,7 @@ def check(
 def restore(
     contract: Contract, tensors: Sequence[torch.Tensor], on_mismatch: OnMismatch = "adapt"
 ) -> Checked:
-    """Return the program's outputs as logical tensors in the order that the contract promises.
-
-    A program that keeps its promise needs no copy here. The conversions are those of a program that does not.
-
-    Args:
-        contract: what the program promises.
-        tensors: the outputs, as the program's own signature has them.
-        on_mismatch: what happens to an output in another order, as for `check`.
+    """Return the outputs as logical tensors in the promised order, which needs a copy only if it is broken.
 
     >>> y = TensorSpec("y", (2, 3, 5), "float32", DimOrder(0, 2, 1))
     >>> guarded = restore(Contract((), (y,)), [torch.zeros(2, 5, 3)])
@@ -113,11 +94,7 @@ def restore(
 
 
 def require_choice(on_mismatch: str) -> None:
-    """Check that `on_mismatch` is "adapt", "error" or "warn".
-
-    Raises:
-        UsageError: if it is another text.
-    """
+    """Raise `UsageError` unless `on_mismatch` is "adapt", "error" or "warn"."""
     if on_mismatch not in _CHOICES:
         raise UsageError("on_mismatch", repr(on_mismatch), f"say one of {', '.join(_CHOICES)}")
 
@@ -137,12 +114,21 @@ def _conform(
     result = []
     for spec, given in zip(specs, tensors, strict=True):
         tensor = given.detach()
-        canonical = spec.held_order.strides(tensor.shape)
+        canonical = spec.memory_order.strides(tensor.shape)
         found = _mismatch(spec, tensor, canonical)
         if found is None:
             tensor = tensor.as_strided(tensor.shape, canonical)
         else:
-            error = _order_error(kind, spec, tensor, found)
+            fix = (
+                _order_fix(spec, tensor)
+                if kind == "input"
+                else "lower the program again, or load it to adapt"
+            )
+            error = ContractError(
+                f"{kind} {spec.name!r}, promised in {describe(spec.dim_order)}",
+                f"{found}, shape {tuple(tensor.shape)}, strides {tensor.stride()}",
+                fix,
+            )
             if on_mismatch == "error":
                 raise error
             if on_mismatch == "warn":
@@ -163,23 +149,13 @@ def _mismatch(spec: TensorSpec, tensor: torch.Tensor, canonical: tuple[int, ...]
         return "lazily negated or conjugated"
     if tensor.stride() == canonical:
         return None
-    reading = strides.read(tensor.shape, tensor.stride())
-    if isinstance(reading, strides.NotDense):
-        return str(reading)
-    if reading.order == spec.dim_order.canonical(tensor.shape):
+    found = read(tensor.shape, tensor.stride())
+    if isinstance(found, NotDense):
+        return str(found)
+    if found == spec.dim_order.canonical(tensor.shape):
         return None
-    rank = tensor.dim()
-    named = (DimOrder.contiguous(rank), DimOrder.channels_last(rank))
-    familiar = (order for order in named if order.equivalent(reading.order, tensor.shape))
-    return describe(next(familiar, reading.order))
-
-
-def _order_error(kind: str, spec: TensorSpec, tensor: torch.Tensor, found: str) -> ContractError:
-    return ContractError(
-        f"{kind} {spec.name!r}, promised in {describe(spec.dim_order)}",
-        f"{found}, shape {tuple(tensor.shape)}, strides {tensor.stride()}",
-        _order_fix(spec, tensor) if kind == "input" else "lower the program again, or load it to adapt",
-    )
+    named = (DimOrder.contiguous(tensor.dim()), DimOrder.channels_last(tensor.dim()))
+    return describe(next((order for order in named if order.equivalent(found, tensor.shape)), found))
 
 
 def _order_fix(spec: TensorSpec, tensor: torch.Tensor) -> str:
@@ -230,9 +206,9 @@ def _check_kind(spec: TensorSpec, tensor: object, device: str | None) -> None:
 def _type_fix(spec: TensorSpec, tensor: torch.Tensor) -> str:
     """Return the line of code that brings a tensor to the promised type."""
     name, dtype = _variable(spec), getattr(torch, spec.dtype)
-    if spec.scale is None or not tensor.is_floating_point():
-        return f"{name} = {name}.to({dtype})" if spec.scale is None else _quantising(spec, f"{name}.float()")
-    return _quantising(spec, name)
+    if spec.scale is None:
+        return f"{name} = {name}.to({dtype})"
+    return _quantising(spec, name if tensor.is_floating_point() else f"{name}.float()")
 
 
 def _quantising(spec: TensorSpec, value: str) -> str:

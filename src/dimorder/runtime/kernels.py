@@ -1,7 +1,6 @@
 """List the kernels that a .pte calls, and look up which orders they compute right.
 
-The table of verdicts is measured (`dimorder ops --runtime executorch --regenerate`) and shipped per version
-of ExecuTorch.
+The tables are measured for each version of ExecuTorch, by `dimorder ops --runtime executorch --regenerate`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -50,11 +49,7 @@ class KernelTable:
     @staticmethod
     @functools.cache
     def shipped(version: str = TABLE_VERSION) -> KernelTable:
-        """Return the table of a version of ExecuTorch.
-
-        Raises:
-            UnsupportedError: if no table is shipped for it.
-        """
+        """Return the table of a version of ExecuTorch; raises `UnsupportedError` if there is none."""
         path = _TABLES / f"kernels-{version}.json"
         if not path.exists():
             raise UnsupportedError(
@@ -68,17 +63,10 @@ class KernelTable:
         return self.rows.get(backend, {}).get(operator, {}).get(f"{rank} {signature}")
 
     def verdict_of(self, call: KernelCall) -> KernelVerdict | None:
-        """Return the verdict of a call of a kernel.
-
-        A view reads memory row by row, so that it is right for contiguous tensors alone.
-        """
+        """Return the verdict of a call; a view, which reads row by row, is right for contiguous tensors."""
         if call.operator == VIEW:
             return "right" if set(call.signature) <= {CONTIGUOUS, LOWER, SAME} else "wrong"
         return self.verdict("portable", call.operator, call.rank, call.signature)
-
-    def accepts(self, backend: str, operator: str, rank: int, signature: str) -> bool:
-        """Return whether the operator was measured to be right for these orders."""
-        return self.verdict(backend, operator, rank, signature) == "right"
 
     def to_json(self) -> str:
         """Return the table as JSON with one line per operator: its signatures by verdict."""
@@ -114,11 +102,7 @@ class KernelTable:
 
     @staticmethod
     def from_dict(data: Any) -> KernelTable:
-        """Return the table that `to_json` wrote, from its parsed JSON.
-
-        Raises:
-            UsageError: if the data is anything else.
-        """
+        """Return the table that `to_json` wrote, from its parsed JSON; raises `UsageError` for any other."""
         try:
             version = str(data["executorch"])
             rows = {
@@ -158,13 +142,9 @@ class KernelTable:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One call in a .pte: an operator's kernel, or a delegate.
+    """One call in a .pte: of an operator's kernel or of a delegate; the name of the other is empty.
 
-    Attributes:
-        operator: the operator's name, empty for a delegate.
-        delegate: the delegate's name, empty for a kernel.
-        rank: the highest rank of the call's tensors.
-        signature: the letters of their orders.
+    `rank` is the highest rank of the call's tensors, and `signature` has the letters of their orders.
     """
 
     operator: str
@@ -209,9 +189,7 @@ def letter(shape: Sequence[int], order: Sequence[int], rank: int) -> str:
 
 
 def signature(operands: Iterable[Any]) -> tuple[int, str]:
-    """Return the highest rank of (shape, order) pairs, and their letters.
-
-    A list of pairs has each letter once.
+    """Return the highest rank of (shape, order) pairs, and their letters; a list has each letter once.
 
     >>> x, y = ((2, 3, 5, 7), (0, 2, 3, 1)), ((2, 3, 5, 7), (0, 1, 2, 3))
     >>> signature([x, y]), signature([[x, x, y], x])
@@ -227,56 +205,55 @@ def signature(operands: Iterable[Any]) -> tuple[int, str]:
     return rank, "".join(letters)
 
 
-def kernel_calls(program: Any, method: str = "forward") -> list[KernelCall]:
-    """Return the calls of one method of a .pte, in program order.
+def instructions(plan: Any) -> Iterator[Any]:
+    """Yield the calls of kernels and delegates of a method (executorch.exir.schema.ExecutionPlan)."""
+    for chain in plan.chains:
+        for instruction in chain.instructions:
+            if type(instruction.instr_args).__name__ in ("KernelCall", "DelegateCall"):
+                yield instruction.instr_args
+
+
+def kernel_of(plan: Any, call: Any) -> str:
+    """Return the name of the kernel that a call runs, as "aten::add.out"; empty for a delegate's call."""
+    if type(call).__name__ != "KernelCall":
+        return ""
+    operator = plan.operators[call.op_index]
+    return f"{operator.name}.{operator.overload}" if operator.overload else str(operator.name)
+
+
+def kernel_calls(plan: Any) -> list[KernelCall]:
+    """Return the calls of a method (executorch.exir.schema.ExecutionPlan), in program order.
 
     A view that memory planning removed is listed too. It is a tensor that no call writes, in the memory of
     another tensor.
-
-    Args:
-        program: the deserialised .pte (executorch.exir.schema.Program).
-        method: the name of the method.
     """
-    plan = next(plan for plan in program.execution_plan if plan.name == method)
     known = dict.fromkeys(plan.inputs)  # the tensors written so far, the latest last: memory is reused
     calls = []
-    for chain in plan.chains:
-        for instruction in chain.instructions:
-            call = instruction.instr_args
-            kind = type(call).__name__
-            if kind not in ("KernelCall", "DelegateCall"):
-                continue
-            items = [item for index in call.args for item in _items(plan, index)]
-            # A delegate's call does not say which of its tensors it writes: none of them counts as a view.
-            written = _items(plan, call.args[-1]) if kind == "KernelCall" and call.args else items
-            for index in dict.fromkeys(items):
-                source = None if index in written else _seen_through(plan, index, known)
-                if source is not None:
-                    pairs = [_pair(plan.values[source].val), _pair(plan.values[index].val)]
-                    calls.append(KernelCall(VIEW, "", *signature(pairs)))
-            for index in written:
-                known.pop(index, None)
-                known[index] = None
-            if kind == "KernelCall":
-                operator = plan.operators[call.op_index]
-                name = f"{operator.name}.{operator.overload}" if operator.overload else operator.name
-                calls.append(KernelCall(name, "", *signature(_tensors(plan, call.args))))
-            else:
-                delegate = plan.delegates[call.delegate_index].id
-                calls.append(KernelCall("", delegate, *signature(_tensors(plan, call.args))))
+    for call in instructions(plan):
+        kernel = kernel_of(plan, call)
+        items = [item for index in call.args for item in _items(plan, index)]
+        # A delegate's call does not say which of its tensors it writes: none of them counts as a view.
+        written = _items(plan, call.args[-1]) if kernel and call.args else items
+        for index in dict.fromkeys(items):
+            source = None if index in written else _seen_through(plan, index, known)
+            if source is not None:
+                pairs = [_pair(plan.values[source].val), _pair(plan.values[index].val)]
+                calls.append(KernelCall(VIEW, "", *signature(pairs)))
+        for index in written:
+            known.pop(index, None)
+            known[index] = None
+        delegate = "" if kernel else plan.delegates[call.delegate_index].id
+        calls.append(KernelCall(kernel, delegate, *signature(_operands(plan, call.args))))
     return calls
 
 
-def dangers(program: Any, version: str, method: str = "forward") -> list[KernelCall]:
-    """Return the calls of a .pte that are known to give wrong numbers silently for their orders.
-
-    The list is empty if no table is shipped for the version of ExecuTorch.
-    """
+def dangers(plan: Any, version: str) -> list[KernelCall]:
+    """Return the calls that are known to give wrong numbers silently; none if no table is shipped."""
     try:
         table = KernelTable.shipped(version)
     except UnsupportedError:
         return []
-    return [call for call in kernel_calls(program, method) if table.verdict_of(call) == "wrong"]
+    return [call for call in kernel_calls(plan) if table.verdict_of(call) == "wrong"]
 
 
 def _seen_through(plan: Any, index: int, known: Mapping[int, None]) -> int | None:
@@ -313,23 +290,12 @@ def _pair(value: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(value.sizes), tuple(value.dim_order)
 
 
-def _tensors(plan: Any, args: Sequence[int]) -> list[Any]:
-    """Return the tensors among a call's arguments as (shape, order).
-
-    A .pte lists a result twice; the result appears here once.
-    """
-    found: list[Any] = []
-    seen = set()
+def _operands(plan: Any, args: Sequence[int]) -> list[Any]:
+    """Return the (shape, order) of each operand, in lists; a result, which a .pte lists twice, only once."""
+    operands, seen = [], set()
     for position, index in enumerate(args):
-        value = plan.values[index].val
-        if index in seen and position >= len(args) - len(args) // 2:
-            continue
-        kind = type(value).__name__
-        if kind == "Tensor":
-            found.append(_pair(value))
+        items = _items(plan, index)
+        if items and not (index in seen and position >= len(args) - len(args) // 2):
+            operands.append([_pair(plan.values[item].val) for item in items])
             seen.add(index)
-        elif kind in ("TensorList", "OptionalTensorList"):
-            items = [plan.values[item].val for item in value.items if item >= 0]
-            found.append([_pair(item) for item in items])
-            seen.add(index)
-    return found
+    return operands

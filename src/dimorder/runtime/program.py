@@ -39,10 +39,7 @@ class Stats:
 def bind_inputs(
     contract: Contract, args: Sequence[torch.Tensor], kwargs: Mapping[str, torch.Tensor], where: str
 ) -> list[torch.Tensor]:
-    """Return inputs by position and by name in the sequence of the contract.
-
-    Raises `UsageError` if an input is unknown, missing or passed twice.
-    """
+    """Return inputs by position and by name in the sequence of the contract, each exactly once."""
     names = [spec.name for spec in contract.inputs]
     open_names = names[len(args) :]
     odd = sorted(set(kwargs) - set(open_names)) or sorted(set(open_names) - set(kwargs))

@@ -19,11 +19,10 @@ _REMEMBERED = 64  # sets of dynamic sizes
 
 
 def quick_check(contract: Contract) -> _Quick:
-    """Return a fast `check` on the CPU, for inputs that lie exactly as the program reads them.
+    """Return a fast `check` on the CPU, for inputs that lie as the program reads them; None for all others.
 
-    It returns None for all other inputs, which are rare. The network before it has emptied the processor's
-    caches, so that all data comes from memory. So this check reads no more than it must. Dynamic sizes that
-    an earlier call had are not compared with their ranges again.
+    The network has emptied the processor's caches, so it reads no more than it must. Dynamic sizes that an
+    earlier call had are not compared with their ranges again.
     """
 
     def expected(shapes: Sequence[tuple[int, ...]]) -> list[_Expected]:
@@ -68,10 +67,7 @@ def _of_sizes(
     expected: Callable[[Sequence[tuple[int, ...]]], list[_Expected]],
     require: Callable[[Sequence[torch.Tensor]], None],
 ) -> _Quick:
-    """Return a quick check of tensors with these shapes.
-
-    Dynamic sizes may have all values that `require` accepts.
-    """
+    """Return a quick check of tensors with these shapes; `require` accepts values of dynamic sizes."""
     fixed = [tuple(size for size in shape if isinstance(size, int)) for shape in shapes]
     ranks = [len(shape) for shape in shapes]
     if [len(shape) for shape in fixed] == ranks:

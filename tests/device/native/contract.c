@@ -40,9 +40,9 @@ static dimorder_tensor input_of(const char *text, size_t length, int index) {
     return dimorder_input(&contract, index);
 }
 
-void contract_held_order(const char *text, size_t length, int index, int *order) {
+void contract_memory_order(const char *text, size_t length, int index, int *order) {
     dimorder_tensor tensor = input_of(text, length, index);
-    dimorder_held_order(&tensor, order);
+    dimorder_memory_order(&tensor, order);
 }
 
 void contract_quantize(const char *text, size_t length, int index, const float *from, size_t count, void *to) {

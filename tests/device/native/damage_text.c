@@ -87,7 +87,7 @@ static void check(const dimorder_contract *contract) {
             sizes[i][dim] = dim < tensor.rank ? draw_size(&tensor, dim) : 3;
             strides[i][dim] = (int64_t)draw(40) - 3;
         }
-        dimorder_held_order(&tensor, held);
+        dimorder_memory_order(&tensor, held);
         if (!draw_flaw(3)) {
             int is_small = 1;
             for (int dim = 0; dim < tensor.rank; dim++) is_small &= sizes[i][dim] < 10;

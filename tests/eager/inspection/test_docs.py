@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dimorder
-from dimorder.eager.inspection import operators
+from dimorder.eager.inspection.probe import operators
 
 DOCS = Path(__file__).parents[3] / "docs"
 

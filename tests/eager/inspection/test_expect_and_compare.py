@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import dimorder
-from dimorder.eager.inspection import OrderError, Ratio, compare
-from dimorder.eager.inspection.compare import Comparison
+from dimorder.eager.inspection.compare import Comparison, Ratio, compare
+from dimorder.eager.inspection.inspection import OrderError
 from dimorder.errors import UsageError
-from dimorder.report import render_inspection
+from dimorder.report.inspection_page import inspection_page
 
 
 def _lossy():
@@ -69,7 +69,7 @@ def test_a_recommendation_needs_more_than_noise():
 
 def test_the_page_stands_alone_and_holds_the_findings():
     found = dimorder.inspect(_lossy(), X)
-    page = render_inspection(found, "a <lossy> net", compare(_lossy(), X, rounds=3))
+    page = inspection_page(found, "a <lossy> net", compare(_lossy(), X, rounds=3))
     assert "a &lt;lossy&gt; net" in page and "<lossy>" not in page
     assert "http" not in page and "src=" not in page and "@import" not in page
     assert page.count('<article class="card">') == len(found.places)

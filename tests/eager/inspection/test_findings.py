@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 import dimorder
 from dimorder.eager.channels_last import to_channels_last
-from dimorder.eager.inspection import COSTLY, TracedValue, inspect, watching
-from dimorder.eager.inspection.inspection import running_in
-from dimorder.eager.inspection.trace import COPIES
+from dimorder.eager.inspection.findings import COSTLY
+from dimorder.eager.inspection.inspection import inspect, running_in
+from dimorder.eager.inspection.trace import COPIES, watching
+from dimorder.eager.inspection.traced import TracedValue
 from dimorder.errors import UsageError
 from tests.eager.inspection import oracle
 from tests.eager.inspection.networks import NETWORKS, build

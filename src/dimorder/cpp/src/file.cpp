@@ -31,7 +31,7 @@ std::string difference(const et::TensorInfo& own, const dimorder_contract& contr
   if (sizes.size() != rank || order.size() != rank) return "another number of dimensions";
   int own_order[DIMORDER_MAX_RANK], held[DIMORDER_MAX_RANK], wanted[DIMORDER_MAX_RANK];
   int64_t own_sizes[DIMORDER_MAX_RANK];
-  dimorder_held_order(&promised, held);
+  dimorder_memory_order(&promised, held);
   for (size_t i = 0; i < rank; i++) {
     const size_t dim = promised.is_physical ? static_cast<size_t>(promised.order[i]) : i;
     const int64_t size = promised.sizes[dim];

@@ -289,7 +289,7 @@ Error Program::State::make_tensors() {
   fed.resize(inputs.size());
   for (size_t i = 0; i < inputs.size(); i++) {
     fed[i].promised = inputs[i];
-    dimorder_held_order(&inputs[i], fed[i].held);
+    dimorder_memory_order(&inputs[i], fed[i].held);
   }
   conversions.reserve(inputs.size() + promised_outputs.size());
   converted_outputs.resize(promised_outputs.size());
@@ -433,7 +433,7 @@ Error Program::State::collect_outputs() {
     if (dimorder_check_order("output", &promised, &view, &message) == DIMORDER_OK) continue;
     Error error = treat_mismatch();
     int held[DIMORDER_MAX_RANK];
-    dimorder_held_order(&promised, held);
+    dimorder_memory_order(&promised, held);
     if (error == Error::Ok) error = convert_to(false, i, Tensor(result), held, converted_outputs[i], &result);
     if (error != Error::Ok) return error;
   }

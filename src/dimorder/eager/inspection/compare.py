@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dimorder.eager.inspection.inspection import ORDERS, running_in
+from dimorder.eager.inspection.inspection import ORDERS, evaluating, running_in
 from dimorder.eager.inspection.trace import synchronize
 from dimorder.errors import UsageError
 
@@ -55,10 +54,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The times of a model in both orders.
-
-    `regions` are its modules that take time, with their row-major µs.
-    """
+    """The times of a model in both orders; `regions` are its modules that take time, with row-major µs."""
 
     name: str
     whole: Ratio
@@ -95,13 +91,13 @@ class Comparison:
 
     def __str__(self) -> str:
         wide = max((len(name) for name in self.regions), default=0)
-        told = {"channels_last": "channels-last", "contiguous": "contiguous", None: "either"}
+        words = {"channels_last": "channels-last", "contiguous": "contiguous", None: "either"}
         return "\n".join(
             [
                 f"compare   {self.contiguous_us / 1000:,.1f} ms row-major, "
                 f"{self.channels_last_us / 1000:,.1f} ms channels-last, {self.rounds} rounds in turn",
                 *(
-                    f"  {name:{wide}}  {us / 1000:8,.2f} ms  {ratio!s:>15}  {told[ratio.order]}"
+                    f"  {name:{wide}}  {us / 1000:8,.2f} ms  {ratio!s:>15}  {words[ratio.order]}"
                     for name, (ratio, us) in self.regions.items()
                 ),
                 f"advice    {self.recommendation}",
@@ -121,17 +117,7 @@ def compare(
     Regions are its direct submodules. A Sequential or a list is replaced by its own submodules. The model
     runs in eval mode without gradients and is restored afterwards.
 
-    Args:
-        model: the network.
-        args: example positional inputs, or a tensor.
-        kwargs: example keyword inputs.
-        rounds: how often both orders are timed.
-
-    Returns:
-        The ratio of times for the whole and for each region.
-
-    Raises:
-        UsageError: for fewer than 3 rounds.
+    Raises `UsageError` for fewer than 3 rounds.
 
     >>> found = compare(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.randn(1, 3, 9, 9), rounds=3)
     >>> found.rounds, set(found.regions) <= {"0", "1"}
@@ -171,23 +157,19 @@ def _regions(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
 
 @contextmanager
 def _prepared(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[], float]]:
-    """Return a function that runs the model once in an order, and returns its µs.
-
-    Weights are converted once, here. A run only puts them in place.
-    """
+    """Return a function that runs the model in an order and returns its µs; weights are converted here."""
     with running_in(model, given, order) as (args, kwargs):
         state = [(tensor, tensor.data) for tensor in model.parameters()]
         cls: Any = type(model)
 
     def run() -> float:
         before = [(tensor, tensor.data) for tensor, _ in state]
-        plain, modes = type(model), [(module, module.training) for module in model.modules()]
+        plain = type(model)
         try:
             for tensor, data in state:
                 tensor.data = data
             model.__class__ = cls
-            model.eval()
-            with torch.no_grad():
+            with evaluating(model):
                 start = time.perf_counter()
                 model(*args, **kwargs)
                 synchronize(pytree.tree_leaves(given))
@@ -196,8 +178,6 @@ def _prepared(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[],
             for tensor, data in before:
                 tensor.data = data
             model.__class__ = plain
-            for module, training in modes:
-                module.training = training
 
     yield run
 

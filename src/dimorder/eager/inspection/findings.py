@@ -235,7 +235,7 @@ def _finding(
 ) -> Finding:
     befores = [before] if isinstance(before, TracedValue) else before
     names = Counter(x.order_name for x in befores)
-    told = " and ".join(f"{n} {name}" if n > 1 and len(names) > 1 else name for name, n in names.items())
+    orders = " and ".join(f"{n} {name}" if n > 1 and len(names) > 1 else name for name, n in names.items())
     advice = _ADVICE[verdict]
     what_to_do = advice.get(call.function) or advice.get(call.operator) or advice[""]
     return Finding(
@@ -245,7 +245,7 @@ def _finding(
         call.module,
         call.source,
         after.shape,
-        told,
+        orders,
         after.order_name,
         bytes_,
         time_us,

@@ -1,12 +1,13 @@
-"""Run a model, and report where the order of its values changes."""
+"""Run a model, and report or assert where the order of its values changes."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -16,14 +17,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dimorder.algebra.dim_order import DimOrder
-from dimorder.eager.channels_last import laid
+from dimorder.eager.channels_last import weights_in_order
 from dimorder.eager.conversion import convert
 from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, FindingVerdict, judge
 from dimorder.eager.inspection.trace import watching
 from dimorder.eager.inspection.traced import TracedCall
-from dimorder.errors import UsageError
+from dimorder.errors import DimorderError, UsageError
+from dimorder.text import shape_text
 
 ORDERS = ("channels_last", "contiguous")
+SHOWN = 8  # places in a failure
 _KINDS = {"channels_last": "channels-last", "contiguous": "row-major", None: "channels-last"}
 _COLOURS: Mapping[str, int] = MappingProxyType(
     {"lost": 31, "hidden copy": 33, "mixed operands": 35, "ambiguous": 36, "free view": 32}
@@ -119,7 +122,7 @@ class Inspection:
 
     def _lines(self, colour: bool) -> Iterator[str]:
         counts = Counter(found.verdict for found in self.findings)
-        shapes = ", ".join(" x ".join(map(str, shape)) for shape in self.inputs) or "no tensors"
+        shapes = ", ".join(shape_text(shape, " x ") for shape in self.inputs) or "no tensors"
         yield f"network   {self.name}: {shapes}, {_IN_ORDER[self.order]}"
         yield f"operators {len(self.calls)} in {self.model_us / 1000:,.1f} ms"
         yield "orders    " + ", ".join(f"{counts[v]} {_plural(v, counts[v])}" for v in VERDICTS)
@@ -128,7 +131,7 @@ class Inspection:
         elif not any(place.findings[0].verdict in COSTLY for place in self.places):
             yield "moved     nothing: the order is kept throughout"
         for number, place in enumerate(self.places):
-            yield from told(number, place, colour)
+            yield from format_group(number, place, colour)
 
 
 _IN_ORDER = {"channels_last": "in channels-last", "contiguous": "row-major", None: "as it is"}
@@ -180,7 +183,6 @@ def inspect(
 @contextmanager
 def running_in(model: nn.Module, inputs: Any, order: str | None) -> Iterator[Any]:
     """Yield the inputs in an order; meanwhile the weights have it too, in eval mode without gradients."""
-    modes = [(module, module.training) for module in model.modules()]
     of_rank = DimOrder.contiguous if order == "contiguous" else DimOrder.channels_last
     if order is not None:
         ranks = {2 + len(m.kernel_size) for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
@@ -190,20 +192,24 @@ def running_in(model: nn.Module, inputs: Any, order: str | None) -> Iterator[Any
             lambda x: convert(x, of_rank(x.dim())) if x.dim() in image_ranks and x.is_floating_point() else x,
             inputs,
         )
+    with evaluating(model), nullcontext() if order is None else weights_in_order(model, of_rank):
+        yield inputs
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval mode, without gradients, while the block runs."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
-            if order is None:
-                yield inputs
-            else:
-                with laid(model, of_rank):
-                    yield inputs
+            yield
     finally:
         for module, training in modes:
             module.training = training
 
 
-def told(number: int, place: FindingGroup, colour: bool = False) -> Iterator[str]:
+def format_group(number: int, place: FindingGroup, colour: bool = False) -> Iterator[str]:
     """Return the lines for a place, two or three."""
     found, count = place.findings[0], len(place.findings)
     verdict = f"\x1b[{_COLOURS[found.verdict]}m{found.verdict}\x1b[0m" if colour else found.verdict
@@ -211,7 +217,7 @@ def told(number: int, place: FindingGroup, colour: bool = False) -> Iterator[str
     where = ", ".join(filter(None, [found.place, f"in {_listed(place.modules)}" if found.module else ""]))
     times = f" ×{count}" if count > 1 else ""
     yield f"  {number}  {verdict}{times}  {found.operator}{called} ({where})"
-    shapes = _listed(["×".join(map(str, f.shape)) for f in place.findings], most=2)
+    shapes = _listed([shape_text(f.shape) for f in place.findings], most=2)
     cost = f", {place.bytes:,} bytes" if place.bytes else ""
     yield f"       {shapes}: {found.before} → {found.after}{cost}, {place.time_us:,.0f} µs"
     if found.verdict != "free view":
@@ -228,3 +234,69 @@ def _plural(verdict: str, count: int) -> str:
     if count == 1 or verdict in ("lost", "ambiguous", "mixed operands"):
         return verdict
     return {"hidden copy": "hidden copies", "free view": "free views"}[verdict]
+
+
+# Tests of an order
+
+
+class OrderError(DimorderError, AssertionError):
+    """A model that does not keep channels-last. `inspection` holds all findings."""
+
+    def __init__(self, inspection: Inspection, places: Sequence[FindingGroup]) -> None:
+        count, name = len(places), inspection.name
+        super().__init__(
+            f"{name} in channels-last",
+            f"{count} place{'s' * (count != 1)} where the order is lost or memory is moved",
+            "mend them, or allow=[operator, function, module or file:line, with * for anything]",
+        )
+        self.inspection = inspection
+        self.places = tuple(places)
+
+    def __str__(self) -> str:
+        shown = [
+            line for number, place in enumerate(self.places[:SHOWN]) for line in format_group(number, place)
+        ]
+        more = len(self.places) - SHOWN
+        return "\n".join([super().__str__(), *shown, *([f"  and {more} more"] if more > 0 else [])])
+
+
+def expect_channels_last(
+    model: nn.Module,
+    args: Sequence[Any] | Tensor,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    allow: Sequence[str] = (),
+) -> Inspection:
+    """Assert that a model in channels-last loses, copies and mixes no order.
+
+    Args:
+        model: the network.
+        args: example positional inputs, or a tensor.
+        kwargs: example keyword inputs.
+        allow: patterns, with `*` for anything, of allowed places: an operator ("aten.cat"), a function
+            ("softmax"), a module's path ("head.*"), or a line ("net.py:12").
+
+    Returns:
+        The inspection.
+
+    Raises:
+        OrderError: an AssertionError that shows the places.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1))
+    >>> expect_channels_last(net, torch.randn(2, 3, 5, 7), allow=["softmax"]).keeps
+    False
+    """
+    found = inspect(model, args, kwargs)
+    places = [
+        place
+        for place in found.places
+        if place.findings[0].verdict in COSTLY and not all(_allowed(f, allow) for f in place.findings)
+    ]
+    if places:
+        raise OrderError(found, places)
+    return found
+
+
+def _allowed(found: Finding, allow: Sequence[str]) -> bool:
+    names = (found.operator, found.function, found.module, found.place)
+    return any(fnmatchcase(name, pattern) for pattern in allow for name in names)

@@ -35,11 +35,7 @@ _MARKS = {"keeps": "keeps", "copies inside": "copies", "drops": "drops", "wrong"
 
 @dataclass(frozen=True)
 class Cell:
-    """The behaviour of an operator at one rank.
-
-    `predicted` is the kind of order that torch's exporter expects of the result, if the real one differs,
-    else None.
-    """
+    """An operator's behaviour at one rank; `predicted` is the order that torch.export expects, if another."""
 
     support: Support
     predicted: Kind | None = None
@@ -63,20 +59,14 @@ class Change:
 
 @dataclass(frozen=True)
 class OperatorTable:
-    """The behaviour of a torch build's operators with channels-last.
-
-    None for a rank at which one is not defined.
-    """
+    """The behaviour of a torch build's operators with channels-last; None for a rank without one."""
 
     torch: str
     device: str
     cells: Mapping[str, Mapping[int, Cell | None]]
 
     def diff(self, old: Mapping[str, Any]) -> tuple[Change, ...]:
-        """Return the changes since an older table's `to_dict`, including operators that came or went.
-
-        Raises `UsageError` for a dictionary that is no such table.
-        """
+        """Return the changes since an older table's `to_dict`, including operators that came or went."""
         try:
             before = {name: {int(r): c for r, c in row.items()} for name, row in old["operators"].items()}
         except (KeyError, AttributeError, ValueError, TypeError) as error:
@@ -85,7 +75,7 @@ class OperatorTable:
             ) from error
         now = self.to_dict()["operators"]
         return tuple(
-            Change(name, rank, _told(a), _told(b))
+            Change(name, rank, _cell_text(a), _cell_text(b))
             for name in dict.fromkeys((*before, *now))
             for rank in RANKS
             for a, b in [(before.get(name, {}).get(rank), now.get(name, {}).get(str(rank)))]
@@ -146,17 +136,7 @@ class OperatorTable:
 
 
 def operators(device: str = "cpu", progress: Callable[[str], None] = lambda step: None) -> OperatorTable:
-    """Probe every operator of the table at 3, 4 and 5 dims on a device. Takes seconds.
-
-    Args:
-        device: the device to run on.
-        progress: is called with a line of text at each operator.
-
-    Returns:
-        The table.
-
-    Raises:
-        UsageError: for a device that this torch does not have.
+    """Probe every operator of the table at 3, 4 and 5 dims on a device, in seconds.
 
     >>> probe("relu", 4).support, probe("softmax C", 4).support, probe("grid_sample", 3)
     ('keeps', 'drops', None)
@@ -190,11 +170,11 @@ def probe(name: str, rank: int, device: str = "cpu") -> Cell | None:
         predicted = _predicted(function, x)
         with watching(nn.Identity(), x) as calls:  # a run of its own: max_pool1d checks whether it is watched
             function(x)
-    made = _seen(result)
-    if made.shape != tuple(expected.shape) or not _close(result, expected):
+    value = _seen(result)
+    if value.shape != tuple(expected.shape) or not _close(result, expected):
         return Cell("wrong")
-    differs = None if predicted in (None, made.kind) else predicted
-    if made.kind not in ("channels-last", "ambiguous"):
+    differs = None if predicted in (None, value.kind) else predicted
+    if value.kind not in ("channels-last", "ambiguous"):
         return Cell("drops", differs)
     moved = any(found.verdict in COSTLY for found in judge(calls))
     return Cell("copies inside" if moved else "keeps", differs)
@@ -237,11 +217,11 @@ def _check_device(device: str) -> None:
         raise UsageError(f"--device {device}", first, "give a device that this build of torch has") from error
 
 
-def _told(cell: Mapping[str, Any] | None) -> str:
+def _cell_text(cell: Mapping[str, Any] | None) -> str:
     if cell is None:
         return "not defined"
-    told: str = cell["support"] + (f", predicted {cell['predicted']}" if cell["predicted"] else "")
-    return told
+    text: str = cell["support"] + (f", predicted {cell['predicted']}" if cell["predicted"] else "")
+    return text
 
 
 def _summed(counts: list[str]) -> str:

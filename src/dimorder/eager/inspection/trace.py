@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import itertools
+import linecache
 import operator
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +22,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dimorder.eager.inspection.call_site import call_site
 from dimorder.eager.inspection.traced import Copy, TracedCall, TracedValue
 
 # They only move memory, whoever calls them.
@@ -31,6 +35,18 @@ _MAY_COPY = frozenset(
         *("aten._autocast_to_full_precision", "aten._autocast_to_reduced_precision"),
     )
 )
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+# Files whose frames are between the program's own frame and an operator.
+_BETWEEN = (
+    _HERE,
+    "<",
+    *(_TORCH + path for path in ("_compile.py", "_dynamo", "_ops.py", "_tensor.py", "utils")),
+)
+_FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")
 
 
 @contextmanager
@@ -95,10 +111,10 @@ class _Operators(TorchDispatchMode):
         finally:
             copies, self.inside = tuple(self.inside.copies), None
         time_us = (time.perf_counter() - start) * 1e6
-        made = _tensors(result)
-        for tensor in made:
+        outputs = _tensors(result)
+        for tensor in outputs:
             self.known[tensor] = True
-        results = tuple(_value(x, True) for x in made)
+        results = tuple(_value(x, True) for x in outputs)
         shared = {x.storage for x in operands} & {x.storage for x in results} - {0}
         function, source = call_site(sys._getframe(1))
         self.calls.append(
@@ -228,3 +244,51 @@ def synchronize(values: Sequence[Any]) -> None:
     device = next((x.device for x in values if isinstance(x, Tensor) and x.device.type != "cpu"), None)
     if device is not None and device.type != "meta":
         torch.accelerator.synchronize(device)
+
+
+# The line that called an operator
+
+
+def call_site(frame: FrameType | None) -> tuple[str, str]:
+    """Return the function that was called, such as `softmax`, and the line outside of torch.
+
+    Only functions of torch.nn.functional have a frame; Python 3.11 reads others from the expression.
+    """
+    function = ""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == _FUNCTIONAL:
+            function = code.co_name
+        elif not code.co_filename.startswith(_BETWEEN):
+            function = function or _expression(code, frame.f_lasti)
+            if not code.co_filename.startswith(_TORCH):
+                return function, f"{code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return function, ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _expression(code: CodeType, instruction: int) -> str:
+    """Return the name that an instruction calls, or an operator such as `+`; "" if it is unknown."""
+    if not hasattr(code, "co_positions"):
+        return ""
+    first, last, start, end = next(itertools.islice(code.co_positions(), instruction // 2, None))
+    lines = [line.encode() for line in linecache.getlines(code.co_filename)[(first or 1) - 1 : last]]
+    if not lines:
+        return ""
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    try:
+        parsed = ast.parse(b"".join(lines), mode="eval").body
+    except SyntaxError:
+        return ""
+    if isinstance(parsed, ast.Call):
+        return parsed.func.attr if isinstance(parsed.func, ast.Attribute) else ast.unparse(parsed.func)
+    if isinstance(parsed, ast.BinOp):
+        return _SYMBOLS.get(type(parsed.op), "")
+    return "[]" if isinstance(parsed, ast.Subscript) else ""
+
+
+_SYMBOLS = MappingProxyType(
+    {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.Pow: "**"}
+)

@@ -33,16 +33,19 @@ class TracedValue:
         >>> TracedValue((2, 3, 5, 7), (210, 1, 42, 6), 840, 0, 0).order
         DimOrder(0, 2, 3, 1)
         """
-        return _order(self.shape, self.strides)
+        return _placement(self.shape, self.strides).order
 
     @property
     def is_dense(self) -> bool:
-        return _is_dense(self.shape, self.strides)
+        return _placement(self.shape, self.strides).is_dense
 
     @property
     def kind(self) -> Kind:
-        """The kind of its order. A value that fits both kinds, or is too small to have one, is ambiguous."""
-        return _kind(self.shape, self.order)
+        return _placement(self.shape, self.strides).kind
+
+    @property
+    def order_name(self) -> str:
+        return _placement(self.shape, self.strides).name
 
     def lies_like(self, other: TracedValue) -> bool:
         """Return whether the dims larger than 1 in both have the same sequence in both.
@@ -61,18 +64,10 @@ class TracedValue:
         )
         return own == its
 
-    @property
-    def order_name(self) -> str:
-        """Its order by the name that fits its kind: `canonical` may call (2, 3, 1, 7) channels-last NHCW."""
-        return _order_name(self.shape, self.strides)
-
 
 @dataclass(frozen=True)
 class Copy:
-    """Memory moved inside an operator, by another operator that it calls.
-
-    `operand` is the index of the copied operand, or None for an intermediate value.
-    """
+    """Memory moved inside an operator, by another; `operand` is the index of the copied one, if it is one."""
 
     operator: str
     before: TracedValue
@@ -101,7 +96,6 @@ class TracedCall:
     time_us: float
 
 
-@functools.lru_cache(maxsize=4096)
 def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> DimOrder | None:
     if 0 in shape:
         return DimOrder.contiguous(len(shape))
@@ -115,28 +109,29 @@ def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> DimOrder | None:
     return DimOrder(*ones, *reversed(inner_first)).canonical(shape)
 
 
+@dataclass(frozen=True)
+class _Placement:
+    """How a tensor lies in memory.
+
+    A value that fits both kinds, or is too small to have one, is ambiguous. The name fits the kind:
+    `DimOrder.canonical` may call (2, 3, 1, 7) channels-last NHCW.
+    """
+
+    order: DimOrder | None
+    is_dense: bool
+    kind: Kind
+    name: str
+
+
 @functools.lru_cache(maxsize=4096)
-def _kind(shape: tuple[int, ...], order: DimOrder | None) -> Kind:
+def _placement(shape: tuple[int, ...], strides: tuple[int, ...]) -> _Placement:
+    is_dense, order = not isinstance(read(shape, strides), NotDense), _order(shape, strides)
     if order is None:
-        return "overlapping"
-    last = order.equivalent(DimOrder.channels_last(len(shape)), shape)
-    first = order.equivalent(DimOrder.contiguous(len(shape)), shape)
-    if last and first:
-        return "ambiguous"
-    return "channels-last" if last else "row-major" if first else "permuted"
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    return not isinstance(read(shape, strides), NotDense)
-
-
-@functools.lru_cache(maxsize=4096)
-def _order_name(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
-    order = _order(shape, strides)
-    kind = _kind(shape, order)
-    if order is None:
-        return kind
-    last, first = DimOrder.channels_last(len(shape)).name, DimOrder.contiguous(len(shape)).name
-    names = {"channels-last": last, "row-major": first, "ambiguous": f"{first} or {last}"}
-    return names.get(kind, order.name) + ("" if _is_dense(shape, strides) else " with gaps")
+        return _Placement(None, is_dense, "overlapping", "overlapping")
+    first, last = DimOrder.contiguous(len(shape)), DimOrder.channels_last(len(shape))
+    is_first, is_last = order.equivalent(first, shape), order.equivalent(last, shape)
+    kind: Kind = "channels-last" if is_last else "row-major" if is_first else "permuted"
+    name = last.name if is_last else first.name if is_first else order.name
+    if is_first and is_last:
+        kind, name = "ambiguous", f"{first.name} or {last.name}"
+    return _Placement(order, is_dense, kind, name if is_dense else f"{name} with gaps")

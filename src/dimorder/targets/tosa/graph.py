@@ -13,6 +13,7 @@ from typing import Any
 
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.targets.tosa import INFO
+from dimorder.text import columns, shape_text
 
 # Bits of an element by TOSA's name of its type. For other types the bytes are unknown.
 _BITS: Mapping[str, int] = {
@@ -77,12 +78,9 @@ class TosaSummary:
     def __str__(self) -> str:
         sides = [("input", self.inputs), ("output", self.outputs)]
         rows = [
-            (kind, t.name, " x ".join(map(str, t.shape)) or "scalar", t.dtype)
-            for kind, tensors in sides
-            for t in tensors
+            (kind, t.name, shape_text(t.shape, " x "), t.dtype) for kind, tensors in sides for t in tensors
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        lines = columns(rows)
         lines += [f"TOSA {'.'.join(map(str, self.version))}: {sum(self.operators.values()):,} operators"]
         lines += [f"  {count:6,}  {kind}" for kind, count in sorted(self.operators.items())]
         moved = f"{self.transposes:,}, {self.transpose_bytes:,} bytes moved" if self.transposes else "none"

@@ -930,7 +930,7 @@ DIMORDER_FN dimorder_status dimorder_check_kind(
 
 /* The order of the dense tensor that the program reads, over the logical dimensions: the contract's, or what is
  * the same memory and has a name, which is all that ExecuTorch's loaders know. */
-DIMORDER_FN void dimorder_held_order(const dimorder_tensor *promised, int *order) {
+DIMORDER_FN void dimorder_memory_order(const dimorder_tensor *promised, int *order) {
     int contiguous[DIMORDER_MAX_RANK];
     int64_t sizes[DIMORDER_MAX_RANK]; /* a dynamic size is never taken for 1 */
     for (int i = 0; i < promised->rank; i++) {
@@ -967,7 +967,7 @@ DIMORDER_FN dimorder_status dimorder_check_order(
     int held[DIMORDER_MAX_RANK], found[DIMORDER_MAX_RANK], wanted[DIMORDER_MAX_RANK], last[DIMORDER_MAX_RANK];
     int64_t canonical[DIMORDER_MAX_RANK], dims[DIMORDER_MAX_RANK], back[DIMORDER_MAX_RANK];
     int rank = promised->rank;
-    dimorder_held_order(promised, held);
+    dimorder_memory_order(promised, held);
     dimorder_strides(held, rank, given->sizes, canonical);
     int is_to_the_letter = 1;
     for (int i = 0; i < rank; i++) is_to_the_letter &= canonical[i] == given->strides[i];

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 import dimorder
-from dimorder import report
-from dimorder.errors import UsageError
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.tokens import AxedTensor
-from dimorder.report import model
+from dimorder.report import plan_page as module
+from dimorder.report.plan_page import build, plan_page
 
 VOID = {"meta", "br"}
 
@@ -68,7 +67,7 @@ def lowered():
 
 @pytest.fixture(scope="module")
 def page(lowered):
-    return report.render(lowered, "a <net> & more")
+    return plan_page(lowered, "a <net> & more")
 
 
 def test_the_page_is_whole_and_needs_nothing_from_elsewhere(page):
@@ -95,7 +94,7 @@ def test_every_conversion_is_there_with_its_reason(lowered, page):
 
 
 def test_every_operator_has_a_cell_with_its_source_line(lowered, page):
-    built = report.build(lowered)
+    built = build(lowered)
     assert len(built.operators) == len(lowered.plan.extracted.sites)
     assert Page(page).classes.count("cell") == len(built.operators) + len(
         {row.family for row in built.operators}
@@ -103,11 +102,11 @@ def test_every_operator_has_a_cell_with_its_source_line(lowered, page):
     families = {row.operator: row.family for row in built.operators}
     assert families["input x"] == "row-major" and families["aten.convolution"] == "channels-last"
     (inverse,) = (row for row in built.operators if "linalg_inv" in row.operator)
-    assert inverse.family == "row-major" and inverse.note and inverse.source.startswith("test_report.py:")
+    assert inverse.family == "row-major" and inverse.note and inverse.source.startswith("test_plan_page.py:")
 
 
 def test_what_a_conversion_is_made_for_carries_its_mark(lowered):
-    built = report.build(lowered)
+    built = build(lowered)
     marked = {number: row for row in built.operators for number in row.conversions}
     for number, conversion in enumerate(lowered.plan.conversions):
         consumer = conversion.consumers[0]
@@ -117,22 +116,22 @@ def test_what_a_conversion_is_made_for_carries_its_mark(lowered):
 
 def test_a_lowered_network_shows_its_error_and_seconds_and_a_plan_does_not(lowered, page):
     assert f"{lowered.max_rel_error:.1e}" in page and "<h2>Time</h2>" in page
-    alone = report.render(lowered.plan)
+    alone = plan_page(lowered.plan)
     assert "<h2>Time</h2>" not in alone and "<h2>Conversions</h2>" in alone
 
 
 def test_beyond_the_largest_conversions_only_the_facts_are_given(lowered, monkeypatch):
-    monkeypatch.setattr(model, "EXPLAINED", 1)
-    read = Page(report.render(lowered))
+    monkeypatch.setattr(module, "EXPLAINED", 1)
+    read = Page(plan_page(lowered))
     assert {f"conversion-{number}" for number in range(4)} <= set(read.ids)
-    (explained,) = (row for row in report.build(lowered).conversions if row.explanation)
+    (explained,) = (row for row in build(lowered).conversions if row.explanation)
     assert explained.conversion.bytes == max(made.bytes for made in lowered.plan.conversions)
 
 
 def test_a_plan_without_conversions_says_so():
     conv = nn.Conv2d(3, 4, 3)
     plan = dimorder.plan(conv, (torch.randn(2, 3, 5, 7),), input_orders="NHWC", output_orders="NHWC")
-    assert "no value is ever copied" in Page(report.render(plan)).text
+    assert "no value is ever copied" in Page(plan_page(plan)).text
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_a_plan_without_conversions_says_so():
 )
 def test_families_of_orders(shape, order, family):
     plan = dimorder.plan(nn.ReLU(), (torch.randn(shape),), input_orders=order, output_orders=order)
-    assert {row.family for row in report.build(plan).operators} == {family}
+    assert {row.family for row in build(plan).operators} == {family}
 
 
 @pytest.mark.parametrize(
@@ -164,12 +163,4 @@ def test_families_where_a_dimension_is_cut(order, family):
     root = torch.fx.Graph().placeholder("x")
     root.meta["val"] = torch.empty(2, 6, 5, 7)
     tensor = AxedTensor((2, 2, 3, 5, 7), (0, 1, 1, 2, 3), {})
-    assert model._family(BufferInfo(0, root, tensor, root.meta["val"]), order) == family
-
-
-def test_write_leaves_the_whole_page_or_none(lowered, tmp_path):
-    file = report.write(lowered, tmp_path / "page.html", "net")
-    assert file.read_text() == report.render(lowered, "net")
-    with pytest.raises(UsageError):
-        report.write(lowered, tmp_path / "missing" / "page.html")
-    assert [found.name for found in tmp_path.iterdir()] == ["page.html"]
+    assert module._family(BufferInfo(0, root, tensor, root.meta["val"]), order) == family

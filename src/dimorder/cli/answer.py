@@ -1,0 +1,90 @@
+"""Write what a command found: files, JSON and text, and its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dimorder.cli.console import Console
+from dimorder.errors import UsageError
+
+# NO means that a check failed, or that a tensor or a network was refused.
+DONE, NO, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found.
+
+    Attributes:
+        text: what is printed, unless the JSON goes to stdout.
+        data: what `--json` writes; a str is JSON already, and None is nothing.
+        files: for each file, the arguments of `files.write_whole`.
+        code: the exit code.
+    """
+
+    text: object
+    data: object = None
+    files: Sequence[tuple[Any, ...]] = ()
+    code: int = DONE
+
+
+def output_paths(options: argparse.Namespace) -> dict[str, str | None]:
+    """Return the paths of the files that the options ask for, by option."""
+    names = {"-o": "output", "--json": "json", "--chart": "chart", "--report": "report"}
+    return {option: getattr(options, name, None) for option, name in names.items()}
+
+
+def check_outputs(paths: Mapping[str, str | None]) -> None:
+    """Raise `UsageError` for a path that cannot be written, before the long work begins."""
+    files = {option: Path(path) for option, path in paths.items() if path and path != "-"}
+    for option, path in files.items():
+        where = f"{option} {path}"
+        if path.is_dir() or (path.exists() and not path.is_file()):
+            raise UsageError(where, "a folder or a device", "name a file")
+        if list(files.values()).count(path) > 1:
+            raise UsageError(where, "given for two files", "give each its own name")
+        probe = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            fix = "name a file in a folder that exists and that you can write to"
+            raise UsageError(where, f"cannot be written: {error.strerror or error}", fix) from error
+
+
+def write_files(answer: Answer, options: argparse.Namespace) -> None:
+    """Write the files of an answer, and its JSON if `--json` names a file."""
+    from dimorder import files
+
+    for file in answer.files:
+        files.write_whole(*file)
+    path = getattr(options, "json", None)
+    if path not in (None, "-") and answer.data is not None:
+        files.write_whole(path, f"{_json(answer.data)}\n".encode())
+
+
+def print_answer(answer: Answer, options: argparse.Namespace, console: Console) -> None:
+    """Print the JSON of an answer if it goes to stdout, else its text."""
+    if getattr(options, "json", None) == "-" and answer.data is not None:
+        console.print(_json(answer.data))
+    elif text := str(answer.text):
+        console.print(text)
+
+
+def _json(data: object) -> str:
+    return data.rstrip() if isinstance(data, str) else json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def read_json(path: str) -> Any:
+    """Read a file that `--json` wrote. Raises `UsageError` for a file that is missing or no JSON."""
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or f"no JSON: {error}"
+        raise UsageError(path, found, "give a file that --json wrote") from error

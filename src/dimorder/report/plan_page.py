@@ -1,0 +1,363 @@
+"""Render a plan as a page without a script: its conversions with their reasons, and every operator's order.
+
+Nothing is measured or decided here: `build` collects the plan's own words, and the rest shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import Any, Literal
+
+from dimorder.algebra.dim_order import DimOrder
+from dimorder.graph.nodes import operator_name, where
+from dimorder.lowered import Lowered
+from dimorder.ops.problem_map import BufferInfo, layout_of
+from dimorder.ops.tokens import AxisOrder
+from dimorder.plans.network_plan import Explanation, NetworkPlan, PlannedConversion, order_name
+from dimorder.report import parts
+from dimorder.report.parts import bar, grid, row, section, size, strip, table
+from dimorder.targets.npu_report import NpuReport
+from dimorder.text import counted, shape_text
+
+Family = Literal["row-major", "channels-last", "permuted", "cut"]
+
+EXPLAINED = 12  # conversions with reasons, largest first: each reason solves a plan anew
+_FAMILIES = {
+    "row-major": "as the shape is written",
+    "channels-last": "dimension 1 fastest",
+    "permuted": "whole dimensions in another order",
+    "cut": "dimensions cut, their pieces apart",
+}
+
+
+def plan_page(
+    result: Lowered | NetworkPlan, title: str = "", progress: Callable[[str], None] = lambda step: None
+) -> str:
+    """Return the page of a plan, in self-contained HTML. The plan is solved anew for each reason on it.
+
+    >>> import torch, dimorder
+    >>> plan = dimorder.plan(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),))
+    >>> plan_page(plan, title="a convolution").startswith("<!doctype html>")
+    True
+    """
+    report = build(result, title, progress)
+    sections = [
+        _head(report),
+        _contract(report),
+        _strip(report),
+        _conversions(report),
+        *_left_over(report),
+        _npu(report.lowered.artifact.npu) if report.lowered and report.lowered.artifact.npu else "",
+        _seconds(report.lowered) if report.lowered else "",
+        _proof(report),
+    ]
+    return parts.document(f"{report.title} · dimorder", sections)
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator: the orders that it reads and writes, and the conversions that its operands need first."""
+
+    operator: str
+    source: str
+    module: str
+    shape: tuple[int, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    family: Family
+    conversions: tuple[int, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class ConversionRow:
+    """A conversion; `explanation` is None for those beyond the `EXPLAINED` largest."""
+
+    number: int
+    conversion: PlannedConversion
+    share: float
+    explanation: Explanation | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything on the page; `lowered` is None for a plan alone."""
+
+    title: str
+    plan: NetworkPlan
+    conversions: tuple[ConversionRow, ...]
+    operators: tuple[OperatorRow, ...]
+    lowered: Lowered | None
+
+    @property
+    def relabels(self) -> int:
+        """The number of views and permutes, which cost nothing and have no row."""
+        rows = sum(row.module != "contract" for row in self.operators)
+        return len(self.plan.extracted.annotated.calls) - rows
+
+    @property
+    def converted_bytes(self) -> int:
+        return sum(row.conversion.bytes for row in self.conversions)
+
+
+def build(
+    result: Lowered | NetworkPlan, title: str = "", progress: Callable[[str], None] = lambda step: None
+) -> Report:
+    """Return the content of the page of a lowered network, or of a plan alone."""
+    lowered = result if isinstance(result, Lowered) else None
+    plan = lowered.plan if lowered else result
+    assert isinstance(plan, NetworkPlan)
+    conversions, operators = tuple(_conversion_rows(plan, progress)), tuple(_operator_rows(plan))
+    return Report(title or "network", plan, conversions, operators, lowered)
+
+
+def _conversion_rows(plan: NetworkPlan, progress: Callable[[str], None]) -> Iterator[ConversionRow]:
+    conversions = plan.conversions
+    total = sum(conversion.bytes for conversion in conversions)
+    largest = sorted(range(len(conversions)), key=lambda i: -conversions[i].bytes)[:EXPLAINED]
+    for number, conversion in enumerate(conversions):
+        if number in largest:
+            progress(f"explaining conversion {number} of {len(conversions)}")
+        explanation = plan.explain(number) if number in largest else None
+        yield ConversionRow(number, conversion, conversion.bytes / total, explanation)
+
+
+def _operator_rows(plan: NetworkPlan) -> Iterator[OperatorRow]:
+    extracted, choice = plan.extracted, plan.layout_plan.choice
+    first_consumer: dict[int, list[int]] = {}
+    for number, conversion in enumerate(plan.layout_plan.conversions):
+        first_consumer.setdefault(min(conversion.consumers), []).append(number)
+    relations, blocked = extracted.annotated.relations, extracted.annotated.blocked
+    module = ""
+    for index, site in enumerate(extracted.sites):
+        arrangement = extracted.arrangements[index][choice[index]]
+        orders = [layout_of(i, site, arrangement) for i in range(len(site.views))]
+        buffers = [extracted.buffers[view.buffer] for view in site.views]
+        named = [order_name(*pair) for pair in zip(buffers, orders, strict=True)]
+        contract = site.kind in ("input", "output", "state")
+        module = "contract" if contract else _module(site.node) or module
+        relation = relations.get(site.node)
+        note = f"row-major: {relation.reason}" if relation and relation.kind == "opaque" else ""
+        yield OperatorRow(
+            operator=f"{site.kind} {site.node.name}" if contract else operator_name(site.node),
+            source="the last call"
+            if site.kind == "state"
+            else "the caller"
+            if contract
+            else where(site.node),
+            module=module,
+            shape=_shape(site.node),
+            reads=tuple(named[: len(site.reads)]),
+            writes=tuple(named[len(site.reads) :]),
+            # An operator whose results are no tensors writes no order, so its last operand's order counts.
+            family=_family(buffers[-1], orders[-1]) if orders else "row-major",
+            conversions=tuple(first_consumer.get(index, ())),
+            note=note
+            or ("its cut dimensions stay together" if site.node in blocked and not contract else ""),
+        )
+
+
+def _family(info: BufferInfo, order: AxisOrder) -> Family:
+    """Return the kind of an order, for the value's own shape: the first kind that fits."""
+    shape = _shape(info.root)
+    if list(order) == sorted(order):
+        return "row-major"
+    owners = [info.tensor.dims[axis] for axis in order]
+    runs = [dim for i, dim in enumerate(owners) if i == 0 or owners[i - 1] != dim]
+    split = any(a > b for a, b in pairwise(order) if info.tensor.dims[a] == info.tensor.dims[b])
+    if split or len(set(runs)) < len(runs):
+        return "cut"
+    ones = [dim for dim, size in enumerate(shape) if size == 1]
+    last = DimOrder.channels_last(len(shape))
+    return "channels-last" if DimOrder(*ones, *runs).equivalent(last, shape) else "permuted"
+
+
+def _module(node: Any) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    value = node.meta["val"]
+    first = value[0] if isinstance(value, (list, tuple)) else value
+    return tuple(int(size) for size in first.shape)
+
+
+# The sections of the page
+
+
+def _head(report: Report) -> str:
+    count = len(report.conversions)
+    certificate = report.plan.certificate
+    proven = "proven least" if certificate.optimal else "not proven least"
+    bound = counted(certificate.lower_bound, report.plan.units[0])
+    tiles = [
+        (str(count), "conversion" if count == 1 else "conversions", ""),
+        (size(report.converted_bytes), "moved by them", ""),
+        (proven, f"no plan costs less than {bound}", "good" if certificate.optimal else "bad"),
+    ]
+    if report.lowered:
+        outside, count = sum(report.lowered.artifact.outside.values()), report.lowered.artifact.delegates
+        delegates = f"{count} delegate{'s' * (count != 1)}"
+        tiles += [
+            (f"{report.lowered.max_rel_error:.1e}", "largest relative error", ""),
+            (delegates, f"{outside or 'no'} operator{'s' * (outside != 1)} outside", ""),
+        ]
+    text = f"Memory orders for target <b>{escape(report.plan.target)}</b>, planned by dimorder."
+    return parts.head(report.title, text, tiles)
+
+
+def _contract(report: Report) -> str:
+    return section(
+        "Contract",
+        "What the program promises, and checks on every call.",
+        table(report.plan.contract.rows(" × "), ["", "name", "shape", "type", "order"]),
+    )
+
+
+def _conversions(report: Report) -> str:
+    if not report.conversions:
+        return section("Conversions", "None: no value is ever copied into another order.", "")
+    explained = [row for row in report.conversions if row.explanation]
+    others = [row for row in report.conversions if not row.explanation]
+    note = f" The {len(explained)} largest with their reasons, then the others." if others else ""
+    text = f"Copies of a value into another order. All else about order is free, or done ahead of time.{note}"
+    cards = "\n".join(map(_card, explained))
+    return section(
+        "Conversions", text, f'<div class="cards">{cards}</div>{_smaller(others) if others else ""}'
+    )
+
+
+def _smaller(rows: Sequence[ConversionRow]) -> str:
+    lines = []
+    for each in rows:
+        conversion, number = each.conversion, each.number
+        orders = f"{escape(conversion.from_order)}<br>→ {escape(conversion.to_order)}"
+        cells = [
+            f'<i class="number">{number}</i>',
+            escape(conversion.value),
+            f'<span class="whole">{orders}</span>',
+            f"{conversion.bytes:,}",
+            escape(str(conversion.producer)),
+            "<br>".join(escape(str(place)) for place in conversion.consumers),
+        ]
+        lines.append(row(cells, f'id="conversion-{number}"'))
+    return grid(lines, ("", "value", "orders", "bytes", "from", "for"))
+
+
+def _card(row: ConversionRow) -> str:
+    conversion, found = row.conversion, row.explanation
+    consumers = "<br>".join(escape(str(place)) for place in conversion.consumers[:3])
+    more = f"<br>and {len(conversion.consumers) - 3} more" if len(conversion.consumers) > 3 else ""
+    reason = f"<p>{escape(_without(found))}</p><p>{escape(found.advice)}</p>" if found else ""
+    return (
+        f'<article class="card" id="conversion-{row.number}"><h3><i class="number">{row.number}</i>'
+        f"<code>{escape(conversion.value)}</code> <small>{shape_text(conversion.shape, ' × ')}</small></h3>"
+        f"{parts.orders(conversion.from_order, conversion.to_order)}{bar(row.share)}"
+        f"<p><b>{conversion.bytes:,} bytes</b>, {row.share:.0%} of all that is converted</p>"
+        f"<dl><dt>from</dt><dd>{escape(str(conversion.producer))}</dd><dt>for</dt><dd>{consumers}{more}</dd></dl>"
+        f"{reason}</article>"
+    )
+
+
+def _without(found: Explanation) -> str:
+    if found.cost_without is None:
+        return "no plan does without it"
+    if found.cost_without == found.cost:
+        return "a plan without it costs the same"
+    return f"a plan without it costs {counted(found.cost_without, found.unit)}, not {found.cost:,}"
+
+
+def _strip(report: Report) -> str:
+    mark = '<li><i class="mark">0</i>conversion</li>' if report.conversions else ""
+    text = (
+        f"{len(report.operators)} operators in program order, coloured by the order that they write. "
+        f"Hover for more. Views, permutes and reshapes ({report.relabels}) are free and not shown. An order "
+        "is named by the shape that a value was made with: channels-last of N × C × H × W and row-major of "
+        "N × H × W × C are the same memory."
+    )
+    cells = [(row.module, row.family, _cell(row)) for row in report.operators]
+    return section("Operators", text, strip(cells, _FAMILIES, mark))
+
+
+def _cell(row: OperatorRow) -> str:
+    marks = "".join(
+        f'<a class="mark" href="#conversion-{number}" title="conversion {number}">{number}</a>'
+        for number in row.conversions
+    )
+    reads = "; ".join(row.reads) if len(set(row.reads)) > 1 else row.reads[0] if row.reads else ""
+    writes = "; ".join(dict.fromkeys(row.writes))
+    lines = [
+        f"<b>{escape(row.operator)}</b> {shape_text(row.shape, ' × ')}",
+        escape(row.source),
+        f"<em>reads</em> {escape(reads)}" if reads else "",
+        f"<em>writes</em> {escape(writes)}" if writes else "",
+        escape(row.note),
+    ]
+    return marks + parts.cell(f"{row.family}{' noted' if row.note else ''}", lines)
+
+
+def _left_over(report: Report) -> Iterator[str]:
+    outside = report.lowered.artifact.outside if report.lowered else {}
+    rows = [(name, str(count)) for name, count in outside.items()]
+    text = "Run by the runtime's portable kernels, row-major."
+    yield section("Outside of the delegates", text, table(rows, ("operator", "calls"))) if rows else ""
+    reasons = [(place.operator, place.source, reason) for place, reason in report.plan.opaque]
+    text = "They read and write their shape row-major; the conversions beside them are theirs."
+    title = "Row-major for want of a rule or a kernel"
+    yield section(title, text, table(reasons, ("operator", "source", "why"))) if reasons else ""
+    places = [(place.operator, place.source) for place in dict.fromkeys(report.plan.blocks)]
+    text = (
+        "They cut dimensions where another operator does not, so the pieces stay together. "
+        "Other sizes would avoid it."
+    )
+    yield section("Kept in blocks", text, table(places, ("operator", "source"))) if places else ""
+
+
+def _npu(npu: NpuReport) -> str:
+    found = npu.by_place()
+    most = max((count for _, count in found), default=1) or 1
+    rows = (
+        row([escape(place.operator), escape(place.source), f"{count:,}", bar(count / most)])
+        for place, count in found
+    )
+    memory = ", ".join(f"{size(count)} of {name}" for name, count in npu.memories.items())
+    text = (
+        f"Vela {npu.vela} estimates {npu.cycles:,} cycles ({npu.milliseconds:.3g} ms) and {memory} for "
+        f"{npu.accelerator} ({npu.system_config}, {npu.memory_mode}); {npu.cpu_operators or 'no'} operators "
+        "are left to the CPU. Cycles by operator, which overlap:"
+    )
+    return section("NPU", text, grid(rows, ("operator", "source", "cycles", "")))
+
+
+def _seconds(lowered: Lowered) -> str:
+    total = sum(lowered.seconds.values()) or 1.0
+    rows = [
+        row([escape(step), f"{seconds:.2f} s", bar(seconds / total)])
+        for step, seconds in lowered.seconds.items()
+    ]
+    rows.append(row(["<b>total</b>", f"<b>{total:.2f} s</b>", ""]))
+    added = f"{lowered.constant_bytes_added:,} bytes of constants were added"
+    facts = f"The program has {len(lowered.artifact.data):,} bytes; {added}."
+    return section("Time", facts, grid(rows, ("step", "", "")))
+
+
+def _proof(report: Report) -> str:
+    plan, certificate = report.plan, report.plan.certificate
+    costs = ", ".join(map(counted, plan.cost, plan.units))
+    verdict = (
+        "The two meet: this plan is proven to be the cheapest"
+        if certificate.optimal
+        else "The two differ: a cheaper plan may exist"
+    )
+    truncated = (
+        "" if certificate.candidates == "complete" else " Some candidates were left out for their number."
+    )
+    return (
+        f"<footer><p>The plan costs {costs}. The bound is {counted(certificate.lower_bound, plan.units[0])}. "
+        f"{verdict} over {certificate.candidates} candidates ({escape(certificate.solver)})."
+        f"{truncated}</p></footer>"
+    )
