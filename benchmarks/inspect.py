@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from benchmarks import record
-from dimorder.eager.inspection.inspection import inspect, running_in
+from dimorder.eager.inspection.inspection import in_order, inspect
 from tests.eager.inspection.networks import NETWORKS, build
 
 RUNS = 5
@@ -25,7 +25,7 @@ def measure(name: str) -> dict[str, float]:
     """
     model, x = build(name)
     own = []
-    with running_in(model, ((x,), {}), "channels_last") as (args, _):
+    with in_order(model, ((x,), {}), "channels_last") as (args, _):
         for _ in range(RUNS + 1):
             start = time.perf_counter()
             model(*args)

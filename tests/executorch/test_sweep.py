@@ -12,7 +12,7 @@ from dimorder.executorch import XNNPACK, guarded, sweep
 from dimorder.executorch.attempt import Outcome, attempt
 from dimorder.executorch.cases import Case, cases
 from dimorder.executorch.lowering_paths import BACKENDS, run_bare, stock
-from dimorder.executorch.probe import TOGETHER, grouped, outcomes, tabulate
+from dimorder.executorch.probe import TOGETHER, group_cases, outcomes, tabulate
 from dimorder.runtime.kernels import KernelCall
 
 RANKS = ("3", "4", "5")
@@ -106,7 +106,7 @@ def test_of_all_operators_none_is_wrong_and_none_refused_that_executorch_has(bac
     chosen = [case for case in cases() if case.shape == rank]
     present = [case for case in chosen if not is_absent(case)]
     assert len({case.operator for case in present}) >= 150
-    groups = [(backend, group) for group in grouped(present, TOGETHER)]
+    groups = [(backend, group) for group in group_cases(present, TOGETHER)]
     bad = [
         f"{found.verdict}: {case}: {found.why}"
         for _, case, found in outcomes(groups)

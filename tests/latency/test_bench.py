@@ -181,7 +181,7 @@ def test_each_time_is_a_node_of_its_own_in_the_file(monkeypatch):
 
     monkeypatch.setattr(passes, "finish", counting)
     told = {}
-    for each in profile._alone(physical):
+    for each in profile._single_operators(physical):
         emit(each.exported(times=4))
         told[each.place.operator] = counted[-1]
     assert told == {

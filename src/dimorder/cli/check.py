@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, progress: ProgressLine) -> Answer:
         model = models.load_model(options.model, dict(options.arg))
         args, kwargs = models.example_inputs(model, options.input)
         progress("exporting")
-        found = executorch.check_program(_exported(model, args, kwargs, options.input_order))
+        found = executorch.check_program(_export(model, args, kwargs, options.input_order))
     return Answer(found, found.to_dict(), code=DONE if getattr(found, "is_safe", True) else NO)
 
 
@@ -77,7 +77,7 @@ def _check_file(path: str) -> FileSummary:
         raise UsageError(where, error.found, error.fix) from error
 
 
-def _exported(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedProgram:
+def _export(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedProgram:
     """Return a network as an exported program; its inputs of the order's rank have that order."""
     import torch
 

@@ -103,7 +103,7 @@ def open_console(debug: bool) -> Iterator[Console]:
             console = Console(sys.stdout, sys.stderr)
         else:
             log = stack.enter_context(tempfile.TemporaryFile())
-            out, err = (stack.enter_context(_kept(descriptor, log)) for descriptor in (1, 2))
+            out, err = (stack.enter_context(_redirected(descriptor, log)) for descriptor in (1, 2))
             console = Console(out, err, log)
             text = stack.enter_context(open(log.fileno(), "w", errors="replace", closefd=False))
             stack.enter_context(contextlib.redirect_stdout(text))
@@ -113,7 +113,7 @@ def open_console(debug: bool) -> Iterator[Console]:
 
 
 @contextlib.contextmanager
-def _kept(descriptor: int, log: IO[bytes]) -> Iterator[TextIO]:
+def _redirected(descriptor: int, log: IO[bytes]) -> Iterator[TextIO]:
     """Yield a stream to the target of a descriptor; meanwhile the descriptor itself leads to the log."""
     stream = sys.stdout if descriptor == 1 else sys.stderr
     if stream is not None:

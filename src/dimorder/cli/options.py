@@ -204,7 +204,7 @@ def _choices_text(option: str, kind: str) -> str:
 
     choices = targets.choices(kind)
     rows = [(name, f"{line}{f' ({owners})' if owners else ''}") for name, line, owners in choices]
-    return f"{kind} ({option}):\n" + _indented(rows)
+    return f"{kind} ({option}):\n" + _indent(rows)
 
 
 def _targets_text() -> str:
@@ -218,10 +218,10 @@ def _targets_text() -> str:
             rows.append((name, info.suffix, info.summary))
         except UsageError as error:
             rows.append((name, "", error.found))
-    return "targets:\n" + _indented(rows)
+    return "targets:\n" + _indent(rows)
 
 
-def _indented(rows: Sequence[Sequence[str]]) -> str:
+def _indent(rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"  {line}\n" for line in columns(rows))
 
 

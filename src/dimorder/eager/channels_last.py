@@ -158,12 +158,12 @@ def collate(batch: Sequence[Any]) -> Any:
 def _stack(batch: Sequence[Tensor], *, collate_fn_map: Any = None) -> Tensor:
     order, *others = (read(tuple(x.shape), x.stride()) if x.layout == torch.strided else None for x in batch)
     if not isinstance(order, DimOrder) or any(other != order for other in others):
-        return _stacked(batch, collate_fn_map)
-    stacked = _stacked([x.permute(order.dims) for x in batch], collate_fn_map)
+        return _collate_stack(batch, collate_fn_map)
+    stacked = _collate_stack([x.permute(order.dims) for x in batch], collate_fn_map)
     return stacked.permute(0, *(dim + 1 for dim in order.inverse))
 
 
-def _stacked(batch: Sequence[Tensor], collate_fn_map: Any) -> Tensor:
+def _collate_stack(batch: Sequence[Tensor], collate_fn_map: Any) -> Tensor:
     stacked: Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
     return stacked
 
@@ -194,7 +194,7 @@ def weights_in_order(module: nn.Module, order_of_rank: Callable[[int], DimOrder]
     >>> conv.weight.stride()
     (12, 4, 2, 1)
     """
-    before = [(tensor, tensor.data, tensor.grad) for tensor in _strided(module)]
+    before = [(tensor, tensor.data, tensor.grad) for tensor in _strided_tensors(module)]
     plain = type(module)
     try:
         _lay_weights(module, order_of_rank)
@@ -224,7 +224,7 @@ def _weights(module: nn.Module) -> list[Tensor]:
     return list(found.values())
 
 
-def _strided(module: nn.Module) -> list[Tensor]:
+def _strided_tensors(module: nn.Module) -> list[Tensor]:
     """Return each parameter and buffer that has memory and strides, once."""
     tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}.values()
     lazy = (nn.UninitializedParameter, nn.UninitializedBuffer)
@@ -234,7 +234,7 @@ def _strided(module: nn.Module) -> list[Tensor]:
 def _lay_weights(module: nn.Module, order_of_rank: Callable[[int], DimOrder]) -> None:
     """Convert weights in place, once for all tensors with the same memory, so that they stay tied."""
     sharing: dict[int, list[Tensor]] = {}
-    for tensor in _strided(module):
+    for tensor in _strided_tensors(module):
         sharing.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
     for weight in _weights(module):
         tied = sharing[weight.untyped_storage()._cdata]

@@ -47,7 +47,7 @@ def convert(tensor: Tensor, order: object) -> Tensor:
     if type(order).__hash__ is None:  # a list, for example
         order = tuple(order)  # type: ignore[arg-type]
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return _traced(tensor, DimOrder.parse(order, tensor.dim()))
+        return _convert_traced(tensor, DimOrder.parse(order, tensor.dim()))
     # This path leads to a copy of 80 µs, so everything that can be cached is cached.
     plan = _conversion(tensor.shape, tensor.stride(), tensor.element_size(), order, torch.get_num_threads())
     if plan is None:
@@ -145,7 +145,7 @@ _FORMATS: Mapping[DimOrder, torch.memory_format] = MappingProxyType(
 )
 
 
-def _traced(tensor: Tensor, wanted: DimOrder) -> Tensor:
+def _convert_traced(tensor: Tensor, wanted: DimOrder) -> Tensor:
     """Convert with plain operators, which a tracer can record."""
     if tensor.stride() == wanted.strides(tensor.shape):
         return tensor

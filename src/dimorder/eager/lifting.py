@@ -34,7 +34,7 @@ class Lifted:
         make, args, *rest = reduced
         if make is not copyreg.__newobj__:  # type: ignore[attr-defined]
             return reduced  # the module has its own way
-        return _renew, (self._plain, *args[1:]), *rest
+        return _new_lifted, (self._plain, *args[1:]), *rest
 
 
 def lift(module: nn.Module) -> None:
@@ -44,7 +44,7 @@ def lift(module: nn.Module) -> None:
     )
     if convolves and not isinstance(module, (Lifted, torch.fx.GraphModule)):
         plain: Any = type(module)
-        module.__class__ = _lifted(plain)
+        module.__class__ = _lifted_class(plain)
 
 
 def unlift(module: nn.Module) -> None:
@@ -70,7 +70,7 @@ def unlift(module: nn.Module) -> None:
 
 
 @functools.cache
-def _lifted(plain: Any) -> Any:
+def _lifted_class(plain: Any) -> Any:
     @functools.wraps(plain.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _Lifting():
@@ -80,8 +80,8 @@ def _lifted(plain: Any) -> Any:
     return type(plain.__name__, (Lifted, plain), members)
 
 
-def _renew(plain: Any, *args: Any) -> nn.Module:
-    cls = _lifted(plain)
+def _new_lifted(plain: Any, *args: Any) -> nn.Module:
+    cls = _lifted_class(plain)
     module: nn.Module = cls.__new__(cls, *args)
     return module
 

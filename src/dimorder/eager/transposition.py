@@ -120,7 +120,7 @@ def _by_tiles(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> T
 def _by_shuffle(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
     """Copy by a channel shuffle, with each block as the channels of one pixel; torch has SIMD for that."""
     size = moved.rows * moved.columns
-    pixels = _carried(tensor).as_strided((moved.batch, size, 1, 1), (size, 1, size, size))
+    pixels = _as_carrier(tensor).as_strided((moved.batch, size, 1, 1), (size, 1, size, size))
     result = torch.native_channel_shuffle(pixels, moved.rows)
     return result.view(tensor.dtype).as_strided(tensor.shape, strides)
 
@@ -128,14 +128,16 @@ def _by_shuffle(tensor: Tensor, moved: Transposition, strides: Sequence[int]) ->
 def _by_block(tensor: Tensor, moved: Transposition, strides: Sequence[int]) -> Tensor:
     """Copy block by block: torch tiles the copy of a transposed matrix, but only of a single one."""
     size = moved.rows * moved.columns
-    blocks = _carried(tensor).as_strided((moved.batch, moved.rows, moved.columns), (size, moved.columns, 1))
+    blocks = _as_carrier(tensor).as_strided(
+        (moved.batch, moved.rows, moved.columns), (size, moved.columns, 1)
+    )
     result = blocks.new_empty((moved.batch, moved.columns, moved.rows))
     for source, target in zip(blocks, result, strict=True):
         target.copy_(source.t())
     return result.view(tensor.dtype).as_strided(tensor.shape, strides)
 
 
-def _carried(tensor: Tensor) -> Tensor:
+def _as_carrier(tensor: Tensor) -> Tensor:
     return tensor.view(CARRIERS[tensor.element_size()])
 
 
@@ -229,11 +231,11 @@ def _gains(itemsize: int, rows: int, columns: int) -> dict[str, float]:
         return {}
     # In the cache, and out of it, where new memory costs page faults.
     batches = {max(1, total // nbytes) for total in (_CACHED_BYTES, _GRID_BYTES // 4)}
-    measured = [_timed(itemsize, Transposition(batch, rows, columns)) for batch in batches]
+    measured = [_time_ways(itemsize, Transposition(batch, rows, columns)) for batch in batches]
     return {way: min(gains[way] for gains in measured) for way in measured[0]}
 
 
-def _timed(itemsize: int, moved: Transposition) -> dict[str, float]:
+def _time_ways(itemsize: int, moved: Transposition) -> dict[str, float]:
     shape = (moved.batch, moved.rows, moved.columns)
     tensor = torch.arange(math.prod(shape)).remainder(100).to(CARRIERS[itemsize]).view(shape)
     plain = tensor.transpose(1, 2)

@@ -245,7 +245,10 @@ class Case:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return every operand, with values seeded by its name, in the order of the case."""
-        return {name: _placed(_operand(name, SHAPES[self.shape]), self._is_last(name)) for name in self.names}
+        return {
+            name: _with_channels_last(_operand(name, SHAPES[self.shape]), self._is_last(name))
+            for name in self.names
+        }
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
         return tuple(tensor for name, tensor in self.tensors().items() if not name.isupper())
@@ -357,7 +360,7 @@ def _operand(name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.randn(size(shape), generator=generator)
 
 
-def _placed(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
+def _with_channels_last(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
     """Return the tensor with channels last, if it has channels, with the strides that torch uses."""
     if not channels_last or tensor.dim() < 3:
         return tensor

@@ -126,7 +126,7 @@ def check_file(path: str | os.PathLike[str]) -> Check:
         verdict = "delegate" if call.delegate else verdicts.verdict_of(call) or "unknown"
         orders = f"rank {call.rank} {call.signature}"
         rows.append(CheckedCall(call.operator or call.delegate, orders, verdict))
-    return Check(contract, _counted(rows), conversions_of(tables, where))
+    return Check(contract, _count_calls(rows), conversions_of(tables, where))
 
 
 def check_program(program: ExportedProgram) -> Check:
@@ -158,10 +158,10 @@ def check_program(program: ExportedProgram) -> Check:
     for fault in faults(decomposed):
         place = f" at {fault.where}" if fault.where else ""
         rows.append(CheckedCall(fault.operator, f"{fault.found}{place}", fault.kind))
-    return Check(None, _counted(rows))
+    return Check(None, _count_calls(rows))
 
 
-def _counted(calls: Iterable[CheckedCall]) -> tuple[CheckedCall, ...]:
+def _count_calls(calls: Iterable[CheckedCall]) -> tuple[CheckedCall, ...]:
     counts = Counter(calls)
     severity = ("wrong", "refused", "unknown", "delegate", "right")
     rows = sorted(counts, key=lambda row: (severity.index(row.verdict), row.operator, row.orders))

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dimorder.errors import UsageError
-from dimorder.executorch.pte import damaged, forward_plan, read_tables
+from dimorder.executorch.pte import damage_error, forward_plan, read_tables
 from dimorder.executorch.xnn_blob import moves, read_xnn_blob
 from dimorder.runtime.kernels import instructions, kernel_of
 
@@ -156,13 +156,15 @@ def conversions_of(tables: Any, where: str = "a .pte file") -> FileConversions:
     """
     plan = forward_plan(tables, where)
     try:
-        return _found(tables, plan, where)
+        return _count(tables, plan, where)
     except _DAMAGE as error:
         said = error.found if isinstance(error, UsageError) else error
-        raise damaged(where, f"tables that contradict each other ({type(error).__name__}: {said})") from error
+        raise damage_error(
+            where, f"tables that contradict each other ({type(error).__name__}: {said})"
+        ) from error
 
 
-def _found(tables: Any, plan: Any, where: str) -> FileConversions:
+def _count(tables: Any, plan: Any, where: str) -> FileConversions:
     delegates = []
     counts: Counter[str] = Counter()
     moved: Counter[str] = Counter()
@@ -171,7 +173,9 @@ def _found(tables: Any, plan: Any, where: str) -> FileConversions:
         if not kernel:
             delegates.append(_delegate(tables, plan, call.delegate_index, where))
             continue
-        count_bytes = _converted(plan, plan.operators[call.op_index].name.rpartition("::")[2], call.args)
+        count_bytes = _converted_bytes(
+            plan, plan.operators[call.op_index].name.rpartition("::")[2], call.args
+        )
         if count_bytes is not None:
             counts[kernel] += 1
             moved[kernel] += count_bytes
@@ -188,7 +192,7 @@ def _delegate(tables: Any, plan: Any, index: int, where: str) -> DelegateConvers
     return DelegateConversions(delegate.id, found.nodes, found.transposes, found.bytes)
 
 
-def _converted(plan: Any, kernel: str, args: list[int]) -> int | None:
+def _converted_bytes(plan: Any, kernel: str, args: list[int]) -> int | None:
     """Return the bytes that a kernel call moves into another order, or None if it is no conversion."""
     if kernel not in _PERMUTES and kernel not in _COPIES:
         return None

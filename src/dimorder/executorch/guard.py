@@ -18,9 +18,9 @@ from torch.fx import Node
 from dimorder.algebra.dim_order import DimOrder, describe
 from dimorder.errors import UnsupportedError
 from dimorder.executorch.layout import DelegateLayout
-from dimorder.executorch.legalization import legalized
+from dimorder.executorch.legalization import legalize_program
 from dimorder.executorch.passes import DIM_ORDER_OPERATORS, label
-from dimorder.executorch.rewriting import copied
+from dimorder.executorch.rewriting import copy_program
 from dimorder.executorch.rules import faults, has_orders, name_of, rank_of, source_line
 from dimorder.graph.exported import remade
 from dimorder.graph.nodes import drop_meta, set_meta
@@ -94,12 +94,12 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
         # partitioner takes.
         listed = {node.name for node in program.graph.nodes if name_of(node) in self.layout.operators}
         own = listed if self.layout.operators else self._taken(program)
-        planned = legalized(program, self.layout, lambda node: node.name in own)
+        planned = legalize_program(program, self.layout, lambda node: node.name in own)
         # If a listed operator would be wrong on its portable kernel, it matters whether the partitioner takes
         # it.
         alone = {fault.node for fault in faults(planned, self.layout, lambda node: False)}
         if listed & alone and not listed & alone <= (own := listed & self._taken(planned)):
-            planned = legalized(program, self.layout, lambda node: node.name in own)
+            planned = legalize_program(program, self.layout, lambda node: node.name in own)
         return remade(planned, _Decomposed)
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
@@ -134,7 +134,7 @@ class GuardedPartitioner(Partitioner):  # type: ignore[misc]
         from executorch.exir import EdgeCompileConfig
         from executorch.exir.program._program import _generate_edge_program
 
-        trial = copied(program)
+        trial = copy_program(program)
         for node, twin in zip(program.graph.nodes, trial.graph.nodes, strict=True):
             set_meta(twin, _MARK, node.name)
         edge = _generate_edge_program(EdgeCompileConfig(_check_ir_validity=False), trial)

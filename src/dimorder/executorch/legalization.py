@@ -22,13 +22,13 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch.layout import NHWC, PORTABLE, DelegateLayout
 from dimorder.executorch.passes import label, mode_of, restride, tensors
 from dimorder.executorch.rewriting import (
-    copied,
+    copy_program,
     insert_conversion,
     label_of,
     last_placeholder,
-    retraced,
+    replace_strided_copies,
+    retrace,
     size_hint,
-    without_strided_copies,
 )
 from dimorder.executorch.rules import Rules, faults, functional_of, name_of, results_of
 from dimorder.graph.nodes import set_value
@@ -62,18 +62,18 @@ class Legalize(ExportedProgramPassBase):  # type: ignore[misc]
     layout: DelegateLayout = PORTABLE
 
     def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
-        program = legalized(exported_program, self.layout)
+        program = legalize_program(exported_program, self.layout)
         return ExportedProgramPassResult(program, program is not exported_program)
 
 
 legalize = Legalize()
 
 
-def legalized(
+def legalize_program(
     program: ExportedProgram, layout: DelegateLayout = PORTABLE, chosen: Callable[[Node], bool] | None = None
 ) -> ExportedProgram:
     """Return the program with the conversions it needs; `chosen` are the nodes that the delegate takes."""
-    program = without_strided_copies(program)
+    program = replace_strided_copies(program)
     if not faults(program, layout, chosen):
         return program
     return _Problem(program, layout, chosen).rewritten()
@@ -99,7 +99,7 @@ class _Problem:
     def rewritten(self) -> ExportedProgram:
         problem = LayoutProblem(("bytes", "conversions"), tuple(self.buffers), tuple(self.steps), "complete")
         plan = solve(problem)
-        program = copied(self.program)
+        program = copy_program(self.program)
         twin = dict(zip(self.program.graph.nodes, program.graph.nodes, strict=True))
         sources = [twin[node] for node in self.buffer_of]
         orders: dict[tuple[int, Any], Node] = {}  # each buffer, in each order in which it is needed
@@ -117,7 +117,7 @@ class _Problem:
             orders |= {(b, one): sources[b] for b, one in zip(op.writes, config.writes, strict=True)}
         program.graph.eliminate_dead_code()
         program.graph_module.recompile()
-        return retraced(program, replaced)
+        return retrace(program, replaced)
 
     def _add(self, node: Node) -> None:
         if node.op == "output":

@@ -66,7 +66,7 @@ def canonicalize(program: ExportedProgram) -> ExportedProgram:
     formats = [node for node in program.graph.nodes if _odd_format(node)]
     if not (fresh or odd_inputs or formats):
         return program
-    graph = copied_graph(program)
+    graph = copy_graph_module(program)
     for old, node in zip(program.graph.nodes, graph.graph.nodes, strict=True):
         if old.name in moved:
             set_value(node, restride(old.meta["val"], moved[old.name]))
@@ -152,7 +152,7 @@ class Annotate(ExportPass):  # type: ignore[misc]
         return PassResult(graph_module, True)
 
 
-def copied_graph(program: ExportedProgram) -> torch.fx.GraphModule:
+def copy_graph_module(program: ExportedProgram) -> torch.fx.GraphModule:
     graph: torch.fx.GraphModule = copy.deepcopy(program.graph_module)
     keep_names(graph.graph, program.graph)
     return graph

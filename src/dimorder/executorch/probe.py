@@ -58,7 +58,7 @@ def probe(
     {'aten::abs.out': {'3 CC': 'right'}}
     """
     chosen = list(cases() if chosen is None else chosen)
-    groups = [(backend, (case,)) for backend in backends for case in chosen if _is_taken(backend, case)]
+    groups = [(backend, (case,)) for backend in backends for case in chosen if _may_take(backend, case)]
     return tabulate(outcomes(groups, "stock", progress, workers), backends)
 
 
@@ -79,10 +79,10 @@ def outcomes(
             yield from ((backend, case, outcome) for case, outcome in found)
 
 
-def grouped(chosen: Iterable[Case], size: int = TOGETHER) -> Iterator[tuple[Case, ...]]:
+def group_cases(chosen: Iterable[Case], size: int = TOGETHER) -> Iterator[tuple[Case, ...]]:
     """Return cases in groups of at most `size`, each with one shape; contiguous cases have their own groups.
 
-    >>> [len(group) for group in grouped((case for case in cases("cat") if case.shape == "4"), 5)]
+    >>> [len(group) for group in group_cases((case for case in cases("cat") if case.shape == "4"), 5)]
     [4, 5, 5, 2]
     """
 
@@ -153,7 +153,7 @@ def sweep(
         return attempt(group, lambda exported: lower(exported, partitioner), run_guarded)
 
     chosen = cases() if chosen is None else chosen
-    found = [pair for group in grouped(chosen) for pair in attempt_in_halves(group, run)]
+    found = [pair for group in group_cases(chosen) for pair in attempt_in_halves(group, run)]
     unsupported = {
         case.row for case, outcome in found if case.order == "contiguous" and outcome.verdict == "refused"
     }
@@ -191,7 +191,7 @@ def _subjects(case: Case, backend: str, outcome: Outcome) -> Iterator[KernelCall
         yield KernelCall(f"aten::{case.operator}", backend, *signature(pairs))
 
 
-def _is_taken(backend: str, case: Case) -> bool:
+def _may_take(backend: str, case: Case) -> bool:
     """Return whether the backend may take the operator, by its name."""
     if backend == "portable":
         return True

@@ -54,7 +54,7 @@ class PteMethod:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with self._lock:
-            return [_copied(x) for x in self.method(list(inputs), clone_outputs=False)]
+            return [_copy(x) for x in self.method(list(inputs), clone_outputs=False)]
 
     def reset(self) -> None:
         """Reset the state to the one in the file, which is not read again."""
@@ -62,7 +62,7 @@ class PteMethod:
             self.method = self.program.load_method(_METHOD)
 
 
-def _copied(dense: torch.Tensor) -> torch.Tensor:
+def _copy(dense: torch.Tensor) -> torch.Tensor:
     """Return a copy, written by this thread alone.
 
     PyTorch copies a large tensor with its own threads. They wait for more work in a loop and so occupy a core
@@ -178,27 +178,29 @@ def _open(path: str | os.PathLike[str]) -> tuple[Path, Any]:
         verified = _C.Verification.InternalConsistency  # an inconsistent file may crash the runtime
         return file, _C._load_program(str(file), program_verification=verified)
     except (RuntimeError, UnicodeDecodeError, MemoryError) as error:
-        raise damaged(f"loading {file}", f"ExecuTorch: {error}") from error
+        raise damage_error(f"loading {file}", f"ExecuTorch: {error}") from error
 
 
 def _check_bytes(file: Path, data: bytes | mmap) -> None:
     """Refuse a file whose damage shows without the runtime; exir's _ExtendedHeader defines the header."""
     if not re.fullmatch(rb"ET\d\d", data[4:8]):
-        raise damaged(
+        raise damage_error(
             f"loading {file}", f"{len(data)} bytes that do not begin as a .pte does (ET12 at byte 4)"
         )
     if data[8:12] == b"eh00":
         program, segments_at, segments = (int.from_bytes(data[at : at + 8], "little") for at in (16, 24, 32))
         if len(data) < 40 or len(data) < max(program, segments_at + segments):
-            raise damaged(
+            raise damage_error(
                 f"loading {file}",
                 f"{len(data)} bytes of {max(program, segments_at + segments)}: it is cut off",
             )
     if is_intact(data) is False:
-        raise damaged(f"loading {file}", "bytes other than those that were written (their SHA-256 differs)")
+        raise damage_error(
+            f"loading {file}", "bytes other than those that were written (their SHA-256 differs)"
+        )
 
 
-def damaged(where: str, found: str) -> ContractError:
+def damage_error(where: str, found: str) -> ContractError:
     """Return the error for a file whose bytes are not those that were written."""
     return ContractError(where, found, "lower the program again, or copy the file again")
 
@@ -244,7 +246,7 @@ def read_tables(data: bytes, where: str) -> Any:
         return deserialize_pte_binary(data).program
     # For damaged bytes that parser may raise anything: struct.error, IndexError, AssertionError ...
     except Exception as error:
-        raise damaged(where, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
+        raise damage_error(where, f"ExecuTorch's reader: {type(error).__name__}: {error}") from error
 
 
 def forward_plan(tables: Any, where: str) -> Any:

@@ -16,7 +16,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.executorch.layout import NHWC
 from dimorder.executorch.passes import (
     TO_DIM_ORDER,
-    copied_graph,
+    copy_graph_module,
     format_of,
     label,
     mode_of,
@@ -38,8 +38,8 @@ def size_hint(size: Any) -> int:
     return size if isinstance(size, int) else int(size.node.hint or 1)
 
 
-def copied(program: ExportedProgram) -> ExportedProgram:
-    graph = copied_graph(program)
+def copy_program(program: ExportedProgram) -> ExportedProgram:
+    graph = copy_graph_module(program)
     return remade(
         program,
         root=graph,
@@ -51,7 +51,7 @@ def copied(program: ExportedProgram) -> ExportedProgram:
     )
 
 
-def retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) -> ExportedProgram:
+def retrace(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) -> ExportedProgram:
     """Return the program with its new constants, and with the strides that every value has now."""
     for node in program.graph.nodes:
         if node.op != "call_function":
@@ -78,18 +78,18 @@ def retraced(program: ExportedProgram, replaced: Mapping[str, torch.Tensor]) -> 
     )
 
 
-def without_strided_copies(program: ExportedProgram) -> ExportedProgram:
+def replace_strided_copies(program: ExportedProgram) -> ExportedProgram:
     """Return the program with conversions instead of `prims.copy_strided`, which has no kernel."""
     if not any(overload_of(node.target) == _COPY_STRIDED for node in program.graph.nodes):
         return program
-    program = copied(program)
+    program = copy_program(program)
     for node in [node for node in program.graph.nodes if overload_of(node.target) == _COPY_STRIDED]:
         order = label(node.meta["val"])
         order = order if order == NHWC else DimOrder.contiguous(len(order))
         with program.graph.inserting_before(node):
             fresh = insert_conversion(program, node.args[0], order)
         replace_node(node, fresh)
-    return retraced(program, {})
+    return retrace(program, {})
 
 
 def insert_conversion(program: ExportedProgram, source: Node, order: DimOrder) -> Node:

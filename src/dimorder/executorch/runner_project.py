@@ -61,7 +61,7 @@ def export_runner(
             )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(str(target), "a folder that is not empty", "name a new folder")
-    given = _drawn(contract) if inputs is None else list(inputs)
+    given = _draw_inputs(contract) if inputs is None else list(inputs)
     outputs = Program(path, contract, method, "adapt", "ExecuTorch").run(*given)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def _write(
     (folder / "check.sh").chmod(0o755)
 
 
-def _drawn(contract: Contract) -> list[Tensor]:
+def _draw_inputs(contract: Contract) -> list[Tensor]:
     """Return an example of each input, with the least dynamic sizes, but not 1 if a larger one is allowed."""
     generator = torch.Generator().manual_seed(0)
     symbols = {symbol.name: _size(symbol) for symbol in contract.symbols}

@@ -90,7 +90,7 @@ def read_xnn_blob(blob: bytes, where: str = "an XNNPACK delegate") -> XnnBlob:
       fix: lower the program again, or copy the file again
     """
     try:
-        return _counted(_flatbuffer(blob))
+        return _count(_flatbuffer(blob))
     except _DAMAGE as error:
         said = error.found if isinstance(error, UsageError) else error
         found = f"{len(blob)} bytes that cannot be read ({type(error).__name__}: {said})"
@@ -118,13 +118,13 @@ def _flatbuffer(blob: bytes) -> bytes:
     return blob
 
 
-def _counted(flatbuffer: bytes) -> XnnBlob:
+def _count(flatbuffer: bytes) -> XnnBlob:
     graph = FlatRecord(flatbuffer, Uint32Flags.packer_type.unpack_from(flatbuffer)[0])
     nodes = graph.tables(_GRAPH_NODES)
     kinds = [node.number(_NODE_KIND, Uint8Flags) for node in nodes]
     found = [node.table(_NODE) for node, kind in zip(nodes, kinds, strict=True) if kind == _STATIC_TRANSPOSE]
     tensors = {tensor.number(_TENSOR_ID): tensor for tensor in map(_tensor, graph.tables(_GRAPH_VALUES))}
-    return XnnBlob(len(nodes), len(found), sum(_moved(one, tensors) for one in found))
+    return XnnBlob(len(nodes), len(found), sum(_moved_bytes(one, tensors) for one in found))
 
 
 def _tensor(value: FlatRecord) -> FlatRecord:
@@ -135,7 +135,7 @@ def _tensor(value: FlatRecord) -> FlatRecord:
     return table.table(_QUANTIZED_TENSOR) if kind == _QUANTIZED else table
 
 
-def _moved(transpose: FlatRecord, tensors: Mapping[int, FlatRecord]) -> int:
+def _moved_bytes(transpose: FlatRecord, tensors: Mapping[int, FlatRecord]) -> int:
     tensor = tensors[transpose.number(_TRANSPOSE_INPUT)]
     shape, perm = tensor.numbers(_TENSOR_DIMS), transpose.numbers(_TRANSPOSE_PERM)
     if len(shape) != len(perm):

@@ -260,7 +260,7 @@ def _prepare_all(
         row = rows[each.name] = {}
         path = folder / f"{each.name}{each.suffix}"
         try:
-            (call, row["kernels"]), row["seconds"] = _timed(partial(_prepare, each, given, path))
+            (call, row["kernels"]), row["seconds"] = _time(partial(_prepare, each, given, path))
             errors = relative_errors(call(), wanted)
             row["max_rel_error"] = max(errors, default=0.0)
             if not row["max_rel_error"] <= TOLERANCE:
@@ -282,7 +282,7 @@ def _prepare(chosen: Runtime, given: Given, path: Path) -> tuple[Invocation, tup
     return chosen.open(given, path), kernels
 
 
-def _timed(make: Callable[[], T]) -> tuple[T, float]:
+def _time(make: Callable[[], T]) -> tuple[T, float]:
     start = time.perf_counter()
     return make(), time.perf_counter() - start
 

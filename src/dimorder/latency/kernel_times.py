@@ -122,32 +122,32 @@ def _windows() -> Iterator[_Sample]:
 def _moves() -> Iterator[_Sample]:
     for rows, columns in itertools.product((2, 3, 16, 29, 64, 256, 768), (49, 196, 784, 3136, 50176)):
         for batch in (1, 8):
-            yield _transposed(0, 2, 1), [(batch, rows, columns)], []
-            yield _transposed(0, 2, 1), [(batch, columns, rows)], []
+            yield _transpose(0, 2, 1), [(batch, rows, columns)], []
+            yield _transpose(0, 2, 1), [(batch, columns, rows)], []
     for shape, order in (
         *(((49, 29, 2, 2), (0, 2, 3, 1)), ((784, 2, 2, 29), (0, 3, 1, 2)), ((196, 4, 2, 29), (0, 3, 2, 1))),
         *(((8, 128, 8, 64), (0, 2, 3, 1)), ((4, 197, 3, 64), (0, 2, 3, 1)), ((16, 49, 4, 32), (2, 0, 3, 1))),
     ):
-        yield _transposed(*order), [shape], []
+        yield _transpose(*order), [shape], []
     for run, elements in itertools.product(_RUNS, (1 << 12, 1 << 15, 1 << 18, 1 << 20)):
         rows = elements // run
         for split in (2, 8, 64):
             if rows >= 2 * split:
-                yield _transposed(1, 0, 2), [(split, rows // split, run)], []
+                yield _transpose(1, 0, 2), [(split, rows // split, run)], []
         if rows >= 64:
-            yield _transposed(0, 2, 1, 3), [(rows // 64, 8, 8, run)], []
+            yield _transpose(0, 2, 1, 3), [(rows // 64, 8, 8, run)], []
         if rows >= 2:
             yield lambda x: x[:, : x.shape[1] // 2], [(rows, 2 * run)], []
             yield lambda x, y: torch.cat([x, y], 1), [(rows, run), (rows, run)], []
-            yield _padded(1, 0), [(rows, run)], []
-            yield _padded(0, 0, 1, 1), [(2, rows // 2, run)], []
+            yield _pad(1, 0), [(rows, run)], []
+            yield _pad(0, 0, 1, 1), [(2, rows // 2, run)], []
 
 
-def _transposed(*order: int) -> Callable[..., Tensor]:
+def _transpose(*order: int) -> Callable[..., Tensor]:
     return lambda x: x.permute(order).clone(memory_format=torch.contiguous_format)
 
 
-def _padded(*amounts: int) -> Callable[..., Tensor]:
+def _pad(*amounts: int) -> Callable[..., Tensor]:
     return lambda x: torch.constant_pad_nd(x, amounts)
 
 

@@ -75,17 +75,17 @@ def profile(
     from dimorder.targets.xnnpack.emit import emit
 
     pte.set_threads(limit.threads)
-    alike: dict[str, list[_Alone]] = {}
-    for each in _alone(physical):
+    alike: dict[str, list[_SingleOperator]] = {}
+    for each in _single_operators(physical):
         alike.setdefault(each.key, []).append(each)
     groups = list(alike.values())
-    idle = _opened(emit(torch.export.export(_Idle(), (torch.ones(1),))).pte, [torch.ones(1)])
+    idle = _open_program(emit(torch.export.export(_Idle(), (torch.ones(1),))).pte, [torch.ones(1)])
     medians: list[float] = []
     for first in range(0, len(groups), _AT_ONCE):
         progress(f"timing operators {first + 1} to {min(first + _AT_ONCE, len(groups))} of {len(groups)}")
         calls = {"idle": idle}
         for i, (each, *_) in enumerate(groups[first : first + _AT_ONCE]):
-            calls[str(i)] = _opened(emit(each.exported(times=_TIMES)).pte, each.fed(_TIMES))
+            calls[str(i)] = _open_program(emit(each.exported(times=_TIMES)).pte, each.fed(_TIMES))
         times = {name: statistics.median(ms) for name, ms in interleaved(calls, rounds).items()}
         idle_ms = times.pop("idle")
         medians += [max(ms - idle_ms, 0.0) / _TIMES for ms in times.values()]
@@ -102,7 +102,7 @@ class _Idle(torch.nn.Module):
         return -x
 
 
-def _opened(data: bytes, inputs: Sequence[Tensor]) -> Callable[[], Any]:
+def _open_program(data: bytes, inputs: Sequence[Tensor]) -> Callable[[], Any]:
     from dimorder.executorch import pte
 
     method = pte.method_of(data)
@@ -110,7 +110,7 @@ def _opened(data: bytes, inputs: Sequence[Tensor]) -> Callable[[], Any]:
 
 
 @dataclass(frozen=True)
-class _Alone:
+class _SingleOperator:
     """An operator as a program. Operators with one `key` take the same time."""
 
     place: Place
@@ -141,7 +141,7 @@ class RepeatedModule(torch.nn.Module):
         return tuple(result for results in calls for result in results)
 
 
-def _alone(physical: ExportedProgram) -> Iterator[_Alone]:
+def _single_operators(physical: ExportedProgram) -> Iterator[_SingleOperator]:
     constants, passed = read_signature(physical).constants, set[Node]()
     for node in physical.graph.nodes:
         if node.op != "call_function" or node in constants or node in passed or _is_view(node):
@@ -167,7 +167,7 @@ def _is_view(node: Node) -> bool:
     return is_permute(node) or is_getitem(node) or node.target is aten.view.default
 
 
-def _program(chain: Sequence[Node], constants: Mapping[Node, Tensor]) -> _Alone:
+def _program(chain: Sequence[Node], constants: Mapping[Node, Tensor]) -> _SingleOperator:
     root, graph, calls, inputs = torch.nn.Module(), Graph(), dict[Node, Node](), list[Tensor]()
 
     def called(each: Node) -> Node:
@@ -183,7 +183,7 @@ def _program(chain: Sequence[Node], constants: Mapping[Node, Tensor]) -> _Alone:
             calls[each] = graph.node_copy(each, called)
         else:
             calls[each] = graph.placeholder(each.name)
-            inputs.append(_drawn(each.meta["val"]))
+            inputs.append(_random_like(each.meta["val"]))
         return calls[each]
 
     result, value = called(chain[-1]), chain[-1].meta["val"]
@@ -198,10 +198,12 @@ def _program(chain: Sequence[Node], constants: Mapping[Node, Tensor]) -> _Alone:
     ]
     tensors = [(x.shape, x.stride(), x.dtype) for x in (*inputs, *root.buffers())]
     module = GraphModule(root, graph)
-    return _Alone(Place.of(chain[0]), tuple(value.shape), str((calls_alike, tensors)), module, tuple(inputs))
+    return _SingleOperator(
+        Place.of(chain[0]), tuple(value.shape), str((calls_alike, tensors)), module, tuple(inputs)
+    )
 
 
-def _drawn(like: Any) -> Tensor:
+def _random_like(like: Any) -> Tensor:
     """Return a tensor with the same strides; integers are zeros, which may be read as indices."""
     tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
     return tensor.uniform_(0.1, 1.0) if like.is_floating_point() else tensor.zero_()

@@ -164,7 +164,7 @@ class NetworkPlan:
 
     @property
     def conversions(self) -> tuple[PlannedConversion, ...]:
-        return tuple(self._planned(conversion) for conversion in self.layout_plan.conversions)
+        return tuple(self._plan_conversion(conversion) for conversion in self.layout_plan.conversions)
 
     @property
     def opaque(self) -> tuple[tuple[Place, str], ...]:
@@ -206,7 +206,7 @@ class NetworkPlan:
                 f"give 0 to {len(self.layout_plan.conversions) - 1}",
             )
         conversion = self.layout_plan.conversions[index]
-        planned = self._planned(conversion)
+        planned = self._plan_conversion(conversion)
         total = sum(self.extracted.buffers[c.buffer].nbytes for c in self.layout_plan.conversions)
         without = solve_without(self.extracted.problem, conversion)
         return Explanation(
@@ -274,7 +274,7 @@ class NetworkPlan:
 
     # -- printing
 
-    def _planned(self, conversion: Conversion) -> PlannedConversion:
+    def _plan_conversion(self, conversion: Conversion) -> PlannedConversion:
         info = self.extracted.buffers[conversion.buffer]
         consumers = dict.fromkeys(self._site_place(i) for i in conversion.consumers)
         return PlannedConversion(

@@ -154,7 +154,7 @@ class _PhysicalText:
         if node.target is aten.view.default:
             self._set_text(node, f"{self.values[source]} as {self._shape(node)}", self.values[source])
         elif node.target is aten.permute.default:
-            self._set_text(node, self._permuted(node, source, converts), self.values[source])
+            self._set_text(node, self._permute_text(node, source, converts), self.values[source])
         elif node.target is aten.clone.default and not converts:
             if not is_result(source):
                 self._set_text(node, self.texts[source], self.values[source])
@@ -163,7 +163,7 @@ class _PhysicalText:
         elif is_result(node):
             self._set_text(node, f"{self.values[source]}.{node.args[1]}")
         elif converts:
-            yield self._converted(node, source)
+            yield self._conversion_line(node, source)
         else:
             self._set_text(node, self.names.new(_short(node)))
             outside = "outside: " if self._is_outside(node) else ""
@@ -171,7 +171,7 @@ class _PhysicalText:
                 self.texts[node], self._shape(node), self._order(node), f"{outside}{_call(node, self.texts)}"
             )
 
-    def _permuted(self, node: Node, source: Node, converts: bool) -> str:
+    def _permute_text(self, node: Node, source: Node, converts: bool) -> str:
         """Return the text of a permute; at the contract's side it is the text of the memory that it views."""
         dims: Any = node.args[1]
         at_boundary = source.op == "placeholder" or all(user.op == "output" for user in node.users)
@@ -182,7 +182,7 @@ class _PhysicalText:
             return f"({text})ᵀ" if " " in text else f"{text}ᵀ"
         return f"{self.texts[source]} permuted {','.join(map(str, dims))}"
 
-    def _converted(self, node: Node, permuted: Node) -> _Line:
+    def _conversion_line(self, node: Node, permuted: Node) -> _Line:
         source = self.values[permuted]
         order = self._order(node)
         name = self.names.new(f"{source.split('.')[0]}.{order.replace(' ', '')}")
@@ -276,12 +276,12 @@ def _call(node: Node, texts: Mapping[Node, str]) -> str:
             parts.append(_value(argument, texts))
         elif _is_shown(parameter, argument):
             alone = parameter.name in ("self", "other")
-            value = _sized(argument) if parameter.name in _SIZES else _value(argument, texts)
+            value = _size_text(argument) if parameter.name in _SIZES else _value(argument, texts)
             parts.append(value if alone else f"{parameter.name} {value}")
     return f"{_operator(node)}({', '.join(parts)})"
 
 
-def _sized(argument: Any) -> str:
+def _size_text(argument: Any) -> str:
     sizes = argument if isinstance(argument, (list, tuple)) else [argument]
     return str(sizes[0]) if len(set(sizes)) == 1 else shape_text(sizes)
 

@@ -101,7 +101,7 @@ def _read(
     for file in files:
         where = f"calibration {file}"
         if is_array(str(file)):
-            yield from _stacked(read_arrays(str(file), where), specs, exported, where)
+            yield from _split_examples(read_arrays(str(file), where), specs, exported, where)
         elif len(specs) == 1:
             yield _call([read_image(str(file), specs[0], normalization, where)], exported)
         else:
@@ -110,7 +110,7 @@ def _read(
             )
 
 
-def _stacked(
+def _split_examples(
     arrays: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec], exported: ExportedProgram, where: str
 ) -> Iterator[CalibrationCall]:
     """Yield the examples in arrays that stack several of them along the first dimension."""

@@ -139,7 +139,7 @@ def quantize(
         prepared = prepare_pt2e(observed, BehindClamps(chosen.quantizer()))
     progress("calibrating")
     examples: list[CalibrationCall] = []
-    given = _own(exported) if calibration is None else calls(calibration, exported, normalization)
+    given = _exported_call(exported) if calibration is None else calls(calibration, exported, normalization)
     with torch.no_grad():
         for call in given:
             prepared(*call.args, **call.kwargs)
@@ -166,7 +166,7 @@ def _recipe(name: str | None, target: Target) -> tuple[str, Recipe]:
     raise UsageError(f"quantising to {known}", found, f"there is {others}")
 
 
-def _own(exported: ExportedProgram) -> list[CalibrationCall]:
+def _exported_call(exported: ExportedProgram) -> list[CalibrationCall]:
     """Return the call that a network was exported with."""
     if exported.example_inputs is None:
         raise UsageError("the exported program", "no example inputs in it", "give args=(x,)")

@@ -49,7 +49,7 @@ def plan_page(
         _contract(report),
         _strip(report),
         _conversions(report),
-        *_left_over(report),
+        *_leftovers(report),
         _npu(report.lowered.artifact.npu) if report.lowered and report.lowered.artifact.npu else "",
         _seconds(report.lowered) if report.lowered else "",
         _proof(report),
@@ -252,7 +252,7 @@ def _card(row: ConversionRow) -> str:
     conversion, found = row.conversion, row.explanation
     consumers = "<br>".join(escape(str(place)) for place in conversion.consumers[:3])
     more = f"<br>and {len(conversion.consumers) - 3} more" if len(conversion.consumers) > 3 else ""
-    reason = f"<p>{escape(_without(found))}</p><p>{escape(found.advice)}</p>" if found else ""
+    reason = f"<p>{escape(_alternative(found))}</p><p>{escape(found.advice)}</p>" if found else ""
     return (
         f'<article class="card" id="conversion-{row.number}"><h3><i class="number">{row.number}</i>'
         f"<code>{escape(conversion.value)}</code> <small>{shape_text(conversion.shape, ' × ')}</small></h3>"
@@ -263,7 +263,7 @@ def _card(row: ConversionRow) -> str:
     )
 
 
-def _without(found: Explanation) -> str:
+def _alternative(found: Explanation) -> str:
     if found.cost_without is None:
         return "no plan does without it"
     if found.cost_without == found.cost:
@@ -300,7 +300,7 @@ def _cell(row: OperatorRow) -> str:
     return marks + parts.cell(f"{row.family}{' noted' if row.note else ''}", lines)
 
 
-def _left_over(report: Report) -> Iterator[str]:
+def _leftovers(report: Report) -> Iterator[str]:
     outside = report.lowered.artifact.outside if report.lowered else {}
     rows = [(name, str(count)) for name, count in outside.items()]
     text = "Run by the runtime's portable kernels, row-major."

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 import dimorder
 from dimorder.eager.channels_last import to_channels_last
 from dimorder.eager.inspection.findings import COSTLY
-from dimorder.eager.inspection.inspection import inspect, running_in
-from dimorder.eager.inspection.trace import COPIES, watching
+from dimorder.eager.inspection.inspection import in_order, inspect
+from dimorder.eager.inspection.trace import COPIES, record_calls
 from dimorder.eager.inspection.traced import TracedValue
 from dimorder.errors import UsageError
 from tests.eager.inspection import oracle
@@ -31,7 +31,7 @@ SPARING = ("resnet18", "densenet121", "efficientnet_b0", "convnext_tiny", "swin_
 def test_the_findings_are_the_oracles(name):
     model, x = build(name)
     found = inspect(model, x)
-    with running_in(model, ((x,), {}), "channels_last") as (args, _):
+    with in_order(model, ((x,), {}), "channels_last") as (args, _):
         judged = oracle.outcomes(model, args)
         copied = oracle.copies_inside(model, args, set(judged.operators))
     assert [call.operator for call in found.calls] == judged.operators
@@ -178,7 +178,7 @@ def test_values_are_those_of_an_unwatched_run():
     model, x = build("shufflenet_v2_x1_0")
     with torch.no_grad():
         expected = model(x)
-        with watching(model, x):
+        with record_calls(model, x):
             torch.testing.assert_close(model(x), expected)
 
 
@@ -187,7 +187,7 @@ def test_a_copy_is_seen_also_after_calls_of_the_same_sizes_that_copied_nothing()
     x = torch.randn(2, 6, 5, 7)
     last = to_channels_last(x)
     weight = to_channels_last(torch.randn(4, 6, 3, 3))
-    with torch.no_grad(), watching(nn.Identity(), x) as calls:
+    with torch.no_grad(), record_calls(nn.Identity(), x) as calls:
         for value in (last, x, x, last, x):
             F.conv2d(value, weight)
     assert [bool(call.copies) for call in calls] == [False, True, True, False, True]

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dimorder.eager.inspection.inspection import ORDERS, evaluating, running_in
+from dimorder.eager.inspection.inspection import ORDERS, evaluating, in_order
 from dimorder.eager.inspection.trace import synchronize
 from dimorder.errors import UsageError
 
@@ -129,11 +129,11 @@ def compare(
     parts = dict(_regions(model))
     times: dict[str, dict[str, list[float]]] = {order: defaultdict(list) for order in ORDERS}
     with ExitStack() as stack:
-        runs = {order: stack.enter_context(_prepared(model, given, order)) for order in ORDERS}
+        runs = {order: stack.enter_context(_prepare(model, given, order)) for order in ORDERS}
         for round_ in range(rounds + 1):
             for order in ORDERS if round_ % 2 else ORDERS[::-1]:
                 seen: dict[str, float] = defaultdict(float)
-                with _timed(parts, seen):
+                with _time_parts(parts, seen):
                     seen[""] = runs[order]()
                 for name, us in seen.items() if round_ else ():  # the first round warms up
                     times[order][name].append(us)
@@ -156,9 +156,9 @@ def _regions(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
 
 
 @contextmanager
-def _prepared(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[], float]]:
+def _prepare(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[], float]]:
     """Return a function that runs the model in an order and returns its µs; weights are converted here."""
-    with running_in(model, given, order) as (args, kwargs):
+    with in_order(model, given, order) as (args, kwargs):
         state = [(tensor, tensor.data) for tensor in model.parameters()]
         cls: Any = type(model)
 
@@ -183,7 +183,7 @@ def _prepared(model: nn.Module, given: Any, order: str) -> Iterator[Callable[[],
 
 
 @contextmanager
-def _timed(parts: Mapping[str, nn.Module], seen: dict[str, float]) -> Iterator[None]:
+def _time_parts(parts: Mapping[str, nn.Module], seen: dict[str, float]) -> Iterator[None]:
     """Add up the µs of each part while the block runs."""
     with ExitStack() as stack:
         for name, part in parts.items():

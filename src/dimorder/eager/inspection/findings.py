@@ -154,14 +154,14 @@ def judge(calls: Sequence[TracedCall], asked: str = "channels-last") -> tuple[Fi
 def _judge(calls: Sequence[TracedCall], asked: str) -> Iterator[Finding]:
     last: dict[tuple[int, ...], TracedValue] = {}
     for call in calls:
-        yield from _lost_outside(call, last, asked)
+        yield from _find_lost_outside(call, last, asked)
         yield from _outcome(call, asked)
         yield from _copies_inside(call)
         for value in (*call.operands, *call.results):
             last[value.shape] = value
 
 
-def _lost_outside(
+def _find_lost_outside(
     call: TracedCall, last: Mapping[tuple[int, ...], TracedValue], asked: str
 ) -> Iterator[Finding]:
     for value in call.operands:

@@ -20,7 +20,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.eager.channels_last import weights_in_order
 from dimorder.eager.conversion import convert
 from dimorder.eager.inspection.findings import COSTLY, VERDICTS, Finding, FindingVerdict, judge
-from dimorder.eager.inspection.trace import watching
+from dimorder.eager.inspection.trace import record_calls
 from dimorder.eager.inspection.traced import TracedCall
 from dimorder.errors import DimorderError, UsageError
 from dimorder.text import shape_text
@@ -169,11 +169,11 @@ def inspect(
     if order not in (*ORDERS, None):
         raise UsageError(f"order {order!r}", "no order to inspect in", f"give {' or '.join(ORDERS)}, or None")
     args = (args,) if isinstance(args, Tensor) else tuple(args)
-    with running_in(model, (args, dict(kwargs or {})), order) as (args, keywords):
+    with in_order(model, (args, dict(kwargs or {})), order) as (args, keywords):
         start = time.perf_counter()
         model(*args, **keywords)
         model_us = (time.perf_counter() - start) * 1e6
-        with watching(model, (args, keywords)) as calls:
+        with record_calls(model, (args, keywords)) as calls:
             model(*args, **keywords)
     shapes = tuple(tuple(x.shape) for x in pytree.tree_leaves((args, keywords)) if isinstance(x, Tensor))
     findings = judge(calls, _KINDS[order])
@@ -181,7 +181,7 @@ def inspect(
 
 
 @contextmanager
-def running_in(model: nn.Module, inputs: Any, order: str | None) -> Iterator[Any]:
+def in_order(model: nn.Module, inputs: Any, order: str | None) -> Iterator[Any]:
     """Yield the inputs in an order; meanwhile the weights have it too, in eval mode without gradients."""
     of_rank = DimOrder.contiguous if order == "contiguous" else DimOrder.channels_last
     if order is not None:
@@ -214,17 +214,17 @@ def format_group(number: int, place: FindingGroup, colour: bool = False) -> Iter
     found, count = place.findings[0], len(place.findings)
     verdict = f"\x1b[{_COLOURS[found.verdict]}m{found.verdict}\x1b[0m" if colour else found.verdict
     called = f" by {found.function}" if found.function else ""
-    where = ", ".join(filter(None, [found.place, f"in {_listed(place.modules)}" if found.module else ""]))
+    where = ", ".join(filter(None, [found.place, f"in {_join_names(place.modules)}" if found.module else ""]))
     times = f" ×{count}" if count > 1 else ""
     yield f"  {number}  {verdict}{times}  {found.operator}{called} ({where})"
-    shapes = _listed([shape_text(f.shape) for f in place.findings], most=2)
+    shapes = _join_names([shape_text(f.shape) for f in place.findings], most=2)
     cost = f", {place.bytes:,} bytes" if place.bytes else ""
     yield f"       {shapes}: {found.before} → {found.after}{cost}, {place.time_us:,.0f} µs"
     if found.verdict != "free view":
         yield f"       {found.what_to_do}"
 
 
-def _listed(names: Sequence[str], most: int = 3) -> str:
+def _join_names(names: Sequence[str], most: int = 3) -> str:
     different = list(dict.fromkeys(names))
     more = f" and {len(different) - most} more" if len(different) > most else ""
     return ", ".join(different[:most]) + more

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from dimorder.eager.channels_last import RANKS, to_channels_last
 from dimorder.eager.inspection.findings import COSTLY, judge
 from dimorder.eager.inspection.probes import PROBES
-from dimorder.eager.inspection.trace import watching
+from dimorder.eager.inspection.trace import record_calls
 from dimorder.eager.inspection.traced import Kind, TracedValue
 from dimorder.errors import UsageError
 
@@ -121,7 +121,7 @@ class OperatorTable:
             f"torch {self.torch} on {self.device}: {len(self.cells)} operators, channels-last in",
             f"{'operator':{wide}}  {'3 dims':8} {'4 dims':8} {'5 dims':8}",
             *(f"{name:{wide}}  " + " ".join(f"{c:8}" for c in cells) for name, cells in self._rows()),
-            *(f"{rank} dims: {_summed(self._counts(rank))}" for rank in RANKS),
+            *(f"{rank} dims: {_counts_text(self._counts(rank))}" for rank in RANKS),
             "* torch.export predicts another order for the result than it has",
         ]
         return "\n".join(line.rstrip() for line in lines)
@@ -167,10 +167,12 @@ def probe(name: str, rank: int, device: str = "cpu") -> Cell | None:
             return None  # an operator that torch refuses for a row-major tensor is not defined at this rank
         x = to_channels_last(plain.clone())
         result = _first(function(x.clone()))
-        predicted = _predicted(function, x)
-        with watching(nn.Identity(), x) as calls:  # a run of its own: max_pool1d checks whether it is watched
+        predicted = _predict_kind(function, x)
+        with record_calls(
+            nn.Identity(), x
+        ) as calls:  # a run of its own: max_pool1d checks whether it is watched
             function(x)
-    value = _seen(result)
+    value = _traced_value(result)
     if value.shape != tuple(expected.shape) or not _close(result, expected):
         return Cell("wrong")
     differs = None if predicted in (None, value.kind) else predicted
@@ -180,12 +182,12 @@ def probe(name: str, rank: int, device: str = "cpu") -> Cell | None:
     return Cell("copies inside" if moved else "keeps", differs)
 
 
-def _predicted(function: Callable[[Tensor], Any], x: Tensor) -> Kind | None:
+def _predict_kind(function: Callable[[Tensor], Any], x: Tensor) -> Kind | None:
     """Return the kind of order of the fake tensors on which torch.export traces; None if tracing fails."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with mode:
-            return _seen(_first(function(mode.from_tensor(x)))).kind
+            return _traced_value(_first(function(mode.from_tensor(x)))).kind
     except Exception:  # a fake tensor may refuse in any way: then nothing is predicted
         return None
 
@@ -199,7 +201,7 @@ def _first(result: Any) -> Tensor:
     return next(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
 
 
-def _seen(x: Tensor) -> TracedValue:
+def _traced_value(x: Tensor) -> TracedValue:
     return TracedValue(tuple(x.shape), x.stride(), x.numel() * x.element_size(), 0, 0)
 
 
@@ -224,5 +226,5 @@ def _cell_text(cell: Mapping[str, Any] | None) -> str:
     return text
 
 
-def _summed(counts: list[str]) -> str:
+def _counts_text(counts: list[str]) -> str:
     return ", ".join(f"{count} {_MARKS[s]}" for count, s in zip(counts, SUPPORTS, strict=True))

@@ -50,7 +50,7 @@ _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")
 
 
 @contextmanager
-def watching(model: nn.Module, inputs: Any) -> Iterator[list[TracedCall]]:
+def record_calls(model: nn.Module, inputs: Any) -> Iterator[list[TracedCall]]:
     """Record the operators that run in the block, in sequence; the list is complete when the block ends."""
     calls: list[TracedCall] = []
     known = WeakIdKeyDictionary()
