@@ -16,6 +16,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -279,19 +280,13 @@ def _call(spec: str, factory: Any, arguments: Mapping[str, Any]) -> Any:
             f"a {type(factory).__name__}",
             "name a torch.nn.Module, or a callable that returns one",
         )
-    try:
-        signature: inspect.Signature | None = inspect.signature(factory)
-    except ValueError:
-        signature = None
-    if signature is not None:
+    with suppress(ValueError):  # some callables have no signature
+        signature = inspect.signature(factory)
         try:
             signature.bind(**arguments)
         except TypeError as error:
-            raise UsageError(
-                f"MODEL {spec}",
-                f"{error}",
-                f"give --arg key=value as {factory.__name__}{signature} takes them",
-            ) from None
+            fix = f"give --arg key=value as {factory.__name__}{signature} takes them"
+            raise UsageError(f"MODEL {spec}", f"{error}", fix) from None
     try:
         return factory(**arguments)
     except Exception as error:

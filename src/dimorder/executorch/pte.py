@@ -189,11 +189,9 @@ def _check_bytes(file: Path, data: bytes | mmap) -> None:
         )
     if data[8:12] == b"eh00":
         program, segments_at, segments = (int.from_bytes(data[at : at + 8], "little") for at in (16, 24, 32))
-        if len(data) < 40 or len(data) < max(program, segments_at + segments):
-            raise damage_error(
-                f"loading {file}",
-                f"{len(data)} bytes of {max(program, segments_at + segments)}: it is cut off",
-            )
+        whole = max(40, program, segments_at + segments)
+        if len(data) < whole:
+            raise damage_error(f"loading {file}", f"{len(data)} bytes of {whole}: it is cut off")
     if is_intact(data) is False:
         raise damage_error(
             f"loading {file}", "bytes other than those that were written (their SHA-256 differs)"

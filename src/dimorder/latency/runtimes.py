@@ -38,18 +38,10 @@ class Given:
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime in which a network can be timed.
+    """A runtime in which a network can be timed, with its packages and the command that installs them.
 
-    Attributes:
-        name: its name on the command line.
-        title: its name for readers.
-        open: returns a function that runs the network once, from the file if `write` made one. It imports
-            only `imports`.
-        write: writes a file of the network, and returns its kernels if their times are known, else None.
-        suffix: the suffix of that file.
-        imports: the modules that `open` imports.
-        needs: the packages that it needs.
-        install: the command that installs them.
+    `open` returns a function that runs the network once, from the file if `write` made one, and imports only
+    `imports`. `write` returns the kernels of the file if their times are known, else None.
     """
 
     name: str

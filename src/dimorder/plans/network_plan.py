@@ -86,15 +86,10 @@ class PlannedConversion:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a conversion is in the plan.
+    """Why a conversion is in the plan, and what the user could change.
 
-    Attributes:
-        conversion: the conversion.
-        share: its share of the bytes that all conversions move.
-        cost: the plan's cost.
-        cost_without: the best plan's cost if the conversion were forbidden, None if there is no such plan.
-        unit: the unit of both costs.
-        advice: what the user could change.
+    `share` is its share of the bytes that all conversions move. `cost_without` is the best plan's cost if the
+    conversion were forbidden, None if there is no such plan.
     """
 
     conversion: PlannedConversion

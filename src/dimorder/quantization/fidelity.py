@@ -22,13 +22,9 @@ from dimorder.quantization.calibration import CalibrationCall
 class OutputFidelity:
     """One output of a lowered program, over the examples of a calibration.
 
-    Attributes:
-        name: the name of the output.
-        snr_db: its signal-to-noise ratio against the float network in dB; None if nothing differs.
-        pt2e_snr_db: the ratio of PT2E's own network against the float network; None if nothing differs.
-        quanta: the largest distance from PT2E's output, in steps of the output's scale. None if the output is
-            not a quantised value.
-        off: the share of elements that are off by a step or more; None as for `quanta`.
+    The signal-to-noise ratios in dB, of the program and of PT2E's own network, are against the float network;
+    None if nothing differs. If the output is a quantised value, `quanta` is the largest distance from PT2E's
+    output, in steps of the output's scale, and `off` the share of elements that are off by a step or more.
     """
 
     name: str

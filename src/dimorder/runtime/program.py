@@ -16,14 +16,7 @@ from dimorder.runtime.quick_guard import quick_check, quick_restore
 
 @dataclass(frozen=True)
 class Stats:
-    """What a program's guard has done since the program was loaded.
-
-    Attributes:
-        calls: the number of calls.
-        conversions: the number of tensors that were copied into another order.
-        cost_bytes: the bytes of these tensors.
-        last: the conversions of the latest call.
-    """
+    """What a program's guard has done since it was loaded: its copies, and those of the latest call."""
 
     calls: int = 0
     conversions: int = 0

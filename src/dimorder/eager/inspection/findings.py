@@ -91,21 +91,11 @@ _ADVICE: Mapping[FindingVerdict, Mapping[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Finding:
-    """A place at which the order changed.
+    """A place at which the order changed, from that of the operands to that of the result.
 
-    Attributes:
-        verdict: the kind of change, by the rules at `judge`.
-        operator: the operator that ran.
-        function: the function that the program called.
-        module: the path of the module in which it ran.
-        source: file and line.
-        shape: the shape of the result.
-        before: the order of the operands.
-        after: the order of the result.
-        bytes: the bytes of the values in another order than the result.
-        time_us: the measured time: of the copies for a hidden copy, else of the operator.
-        call: the index of the call in the run.
-        what_to_do: the advice.
+    `function` is what the program called. `bytes` are those of the values in another order than the result.
+    `time_us` was measured: for a hidden copy of the copies, else of the operator. `call` is the index of the
+    call in the run.
     """
 
     verdict: FindingVerdict
