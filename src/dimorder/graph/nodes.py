@@ -155,9 +155,15 @@ def add_call(
 
 
 def call_before(
-    place: Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **how: Any
+    place: Node,
+    target: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    like: Node | None = None,
+    value: Any = None,
 ) -> Node:
-    """Write a call before a node, with that node's metadata unless `like` names another; see `add_call`.
+    """Write a call before a node, with that node's metadata unless there is a `like`; see `add_call`.
 
     >>> graph = Graph()
     >>> x = set_value(graph.placeholder("x"), torch.ones(3))
@@ -167,15 +173,21 @@ def call_before(
     (['x', 'abs_1', 'relu'], torch.Size([3]))
     """
     with place.graph.inserting_before(place):
-        return add_call(place.graph, target, args, kwargs, **{"like": place, **how})
+        return add_call(place.graph, target, args, kwargs, like=like or place, value=value)
 
 
 def call_after(
-    place: Node, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **how: Any
+    place: Node,
+    target: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    like: Node | None = None,
+    value: Any = None,
 ) -> Node:
-    """Write a call after a node, with that node's metadata unless `like` names another; see `add_call`."""
+    """Write a call after a node, with that node's metadata unless there is a `like`; see `add_call`."""
     with place.graph.inserting_after(place):
-        return add_call(place.graph, target, args, kwargs, **{"like": place, **how})
+        return add_call(place.graph, target, args, kwargs, like=like or place, value=value)
 
 
 def add_constant(graph: Graph, name: str, tensor: torch.Tensor) -> Node:
