@@ -199,3 +199,14 @@ def test_what_is_repeated_in_more_dimensions_than_xnnpack_has() -> None:
     """Outside, an expanded value is copied, for nothing can view it in fewer dimensions."""
     lowered = compare_lowered(Net(lambda x: x.repeat(2, 3, 4, 2)), (r(2, 3, 2, 5),))
     assert "aten::expand_copy.out" in lowered.artifact.outside
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda i: i[:, 1:4], lambda i: i[:, ::2], lambda i: i.unfold(1, 3, 2), lambda i: i.unbind(1)[2]],
+    ids=["slice", "slice with a step", "unfold", "unbind"],
+)
+def test_a_view_of_integers_is_copied_before_it_is_reshaped(view: Callable[[Tensor], Tensor]) -> None:
+    table = r(11, 6)
+    indices = torch.arange(21).reshape(3, 7) % 11
+    compare_lowered(Net(lambda i: F.embedding(view(i).reshape(-1), table) * 2), (indices,))

@@ -32,15 +32,6 @@ aten = torch.ops.aten
 
 BACKEND = "XnnpackBackend"  # the name that the stock runtime registers
 
-# For views whose results are not dense.
-_COPIES: Mapping[Any, Any] = MappingProxyType(
-    {
-        aten.permute.default: aten.permute_copy.default,
-        aten.expand.default: aten.expand_copy.default,
-        SLICE_CONSTANT: aten.slice_copy.Tensor,
-    }
-)
-
 # Portable kernels that read only 64-bit positions, and the operand that holds these.
 _POSITIONS: Mapping[Any, int] = MappingProxyType(
     {
@@ -50,6 +41,20 @@ _POSITIONS: Mapping[Any, int] = MappingProxyType(
         aten.scatter_add.default: 2,
     }
 )
+
+
+def dense_operator(target: Any) -> Any:
+    """Return the operator that writes into dense memory what `target` returns as a view of its operand.
+
+    >>> dense_operator(torch.ops.aten.slice.Tensor)
+    <OpOverload(op='aten.slice_copy', overload='Tensor')>
+    >>> dense_operator(torch.ops.aten.add.Tensor)
+    <OpOverload(op='aten.add', overload='Tensor')>
+    """
+    if target is SLICE_CONSTANT:
+        return aten.slice_copy.Tensor
+    copy = getattr(aten, f"{target._opname}_copy", None) if getattr(target, "is_view", False) else None
+    return target if copy is None else getattr(copy, target._overloadname)
 
 
 def build_outer(plan: Partition, specialization: Specialization | None = None) -> OuterBuilder:
@@ -78,8 +83,7 @@ def build_outer(plan: Partition, specialization: Specialization | None = None) -
 class OuterBuilder:
     """Writes the calls of delegates, and one call for each node that runs outside, on dense tensors.
 
-    Edge dialect has copies instead of views. A permute is a copy there, so a clone that makes a view dense
-    has nothing left to do.
+    Edge dialect has copies instead of views, so a clone that makes a view dense has nothing left to do.
     """
 
     plan: Partition
@@ -158,8 +162,7 @@ class OuterBuilder:
             at = _POSITIONS.get(node.target)
             if at is not None:
                 arguments = (*arguments[:at], self._long(node.args[at]), *arguments[at + 1 :])
-            target = _COPIES.get(node.target, node.target)
-            value = self.graph.call_function(target, arguments, keywords)
+            value = self.graph.call_function(dense_operator(node.target), arguments, keywords)
             if is_getitem(node) and isinstance(node.all_input_nodes[0].target, Branches):
                 # The results of the next branches would overwrite the results of these branches.
                 value = self.graph.call_function(aten.clone.default, (value,))
