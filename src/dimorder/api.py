@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,13 @@ from dimorder.clock import Clock, Progress
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.lowered import Lowered
 from dimorder.pipeline.checking import Checks, emit_artifact
-from dimorder.pipeline.planning import annotate_variants, extract_problems, solve_layout, write_physical
+from dimorder.pipeline.planning import (
+    annotate_variants,
+    extract_problems,
+    plan_float_islands,
+    solve_layout,
+    write_physical,
+)
 from dimorder.pipeline.source import Network, Request, layout_costs, read_source
 from dimorder.pipeline.variants import capture_variants, contenders, specialize
 from dimorder.plans.make_contract import Orders
@@ -153,13 +158,14 @@ def lower(
         if key in lowered:  # another contender has the same plan
             continue
         physical = clock.step("rewrite", write_physical, planned, problems, variants, source)
+        planned = plan_float_islands(planned, physical, chosen)
         error = clock.step("verify", checks.compare_program, physical, planned)
         with installed(chosen.name, chosen.install):
             artifact = clock.step("emit", emit_artifact, physical, planned, chosen)
             runs = not chosen.runtime.is_slow if run_artifact is None else run_artifact
             ran = clock.step("run", checks.compare_artifact, artifact, physical, planned, chosen, runs)
         lowered[key] = Lowered(
-            plan=replace(planned, float_islands=tuple(artifact.float_islands)),
+            plan=planned,
             physical=physical.program,
             artifact=artifact,
             program=source.as_called(variants[0].program),

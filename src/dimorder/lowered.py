@@ -219,7 +219,7 @@ class Lowered:
             "delegates": self.artifact.delegates,
             "outside": dict(self.artifact.outside),
             "float_islands": [
-                {**asdict(place), "reason": reason} for place, reason in self.artifact.float_islands
+                {**asdict(place), "reason": reason} for place, reason in self.plan.float_islands
             ],
             "npu": None if self.artifact.npu is None else self.artifact.npu.to_dict(),
             "verify": asdict(self.verified),

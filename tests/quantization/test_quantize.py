@@ -103,7 +103,7 @@ def test_a_dynamic_recipe_needs_example_inputs_alone() -> None:
     net, x = nn.Sequential(nn.Linear(13, 7), nn.GELU(), nn.Linear(7, 5)).eval(), torch.randn(3, 13)
     made = dimorder.quantize(net, recipe="int8-dynamic", args=(x,))
     lowered = dimorder.lower(made, target="xnnpack")
-    assert (lowered.artifact.delegates, lowered.artifact.float_islands, made.wasted) == (1, (), ())
+    assert (lowered.artifact.delegates, lowered.plan.float_islands, made.wasted) == (1, (), ())
     (compared,) = made.compare(lowered)
     assert compared.snr_db is not None and compared.snr_db > 30
     with pytest.raises(dimorder.DimorderError, match="a network that is quantised already"):

@@ -50,7 +50,7 @@ BY_XNNPACK: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "resnet18": (PHOTO, {}),
     "resnet50": (PHOTO, {}),
     "swin_t": (SQUARE, {"aten.layer_norm": 29, "aten.matmul": 12, "aten.softmax.int": 12}),
-    "densenet121": (PHOTO, {"aten.mul.Tensor": 62, "aten.relu": 62, "aten.mean.dim": 1}),
+    "densenet121": (PHOTO, {"aten.mul.Tensor": 62, "aten.add.Tensor": 62, "aten.mean.dim": 1}),
     "squeezenet1_1": (PHOTO, {}),
     "mobilenet_v2": (PHOTO, {}),
     "mobilenet_v3_small": (PHOTO, {"aten.hardsigmoid": 9}),

@@ -90,7 +90,7 @@ def test_a_linear_layer_rounds_each_row(shape: tuple[int, ...], bias: bool, data
     net, x = seeded(nn.Linear, 13, 7, bias=bias), r(*shape)
     quantised = by_xnnpack_dynamically(net, x)
     made = lowered(quantised, x)
-    assert (datatypes["qdint8"], datatypes["qcint8"], made.artifact.float_islands) == (1, 1, ())
+    assert (datatypes["qdint8"], datatypes["qcint8"], made.plan.float_islands) == (1, 1, ())
     weight, got = by_channel(net.weight), made.run(x)
     added = net.bias.detach().double() if bias else None
     assert near(got, F.linear(by_rows(x, 1).double(), weight.double(), added).float())
@@ -109,7 +109,7 @@ def test_four_bits_for_each_output(inputs: int, datatypes: Counter[str]) -> None
     quantised = by_torchao(net, INT4(weight_granularity=PerAxis(0)))
     made = lowered(quantised, x)
     assert datatypes["qdint8"] == datatypes["qcint8" if inputs % 2 else "qcint4"] == 1
-    assert near(made.run(x), quantised(x)) and made.artifact.float_islands == ()
+    assert near(made.run(x), quantised(x)) and made.plan.float_islands == ()
 
 
 def test_four_bits_for_groups_of_inputs(datatypes: Counter[str]) -> None:
@@ -117,7 +117,7 @@ def test_four_bits_for_groups_of_inputs(datatypes: Counter[str]) -> None:
     net, x = seeded(nn.Linear, 96, 11, bias=False), r(3, 5, 96)
     quantised = by_torchao(net, INT4(weight_granularity=PerGroup(32)))
     made = lowered(quantised, x)
-    assert (datatypes["qdint8"], datatypes["qbint4"], made.artifact.float_islands) == (1, 1, ())
+    assert (datatypes["qdint8"], datatypes["qbint4"], made.plan.float_islands) == (1, 1, ())
     held = quantised.weight
     scales = held.scale.to(torch.bfloat16).float().repeat_interleave(32, 1)
     assert near(made.run(x), F.linear(by_rows(x, 1), held.qdata * scales))
@@ -131,7 +131,7 @@ def test_products_of_integers(shape: tuple[int, ...], datatypes: Counter[str]) -
     net, x = seeded(nn.Linear, 64, 11), r(*shape)
     quantised = by_torchao(net, Int8DynamicActivationInt8WeightConfig())
     made = lowered(quantised, x)
-    assert (datatypes["qdint8"], datatypes["qcint8"], made.artifact.float_islands) == (1, 1, ())
+    assert (datatypes["qdint8"], datatypes["qcint8"], made.plan.float_islands) == (1, 1, ())
     steps, _ = dynamic_type(x, [x.dim() - 1], *LEVELS, 1e-38, "symmetric")
     allowed = 2 * F.linear(steps.expand(x.shape), quantised.weight.dequantize().abs())
     assert bool(((made.run(x) - quantised(x)).abs() <= allowed).all())
@@ -165,7 +165,7 @@ def test_a_convolution_rounds_each_image(name: str, order: str, datatypes: Count
     net, x = Convolved(CONVOLUTIONS[name]()), r(2, 6, 9, 11)
     made = lowered(by_xnnpack_dynamically(net, x), x, input_orders=order)
     assert len(made.plan.conversions) == (order == "NCHW")
-    assert (datatypes["qdint8"], datatypes["qcint8"], made.artifact.float_islands) == (1, 1, ())
+    assert (datatypes["qdint8"], datatypes["qcint8"], made.plan.float_islands) == (1, 1, ())
     layer = CONVOLUTIONS[name]()
     layer.weight.data = by_channel(layer.weight, dim=int(name == "transposed"))
     with torch.no_grad():
@@ -211,7 +211,7 @@ MOVES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 def test_moves_in_between_move_the_floats(name: str, datatypes: Counter[str]) -> None:
     move, width = MOVES[name]
     net, x = Rounded([2], r(7, width), F.linear, move), r(2, 5, 13)
-    assert lowered(net, x).artifact.float_islands == ()
+    assert lowered(net, x).plan.float_islands == ()
     assert (datatypes["qdint8"], datatypes["qcint8"]) == (1, 1)
 
 
@@ -268,7 +268,7 @@ ISLANDS: dict[str, tuple[nn.Module, Tensor, str]] = {
 def test_the_rest_is_a_float_island(name: str, datatypes: Counter[str]) -> None:
     net, x, reason = ISLANDS[name]
     made = lowered(net, x)
-    assert [told for _, told in made.artifact.float_islands] == [reason]
+    assert [told for _, told in made.plan.float_islands] == [reason]
     assert datatypes["qdint8"] == 0 and reason in str(made.plan)
 
 

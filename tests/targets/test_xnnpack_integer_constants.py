@@ -73,7 +73,7 @@ def test_scales_that_are_constants_are_known_however_they_are_given(name: str) -
     torch.manual_seed(0)
     model = Convolution().eval()
     lowered = dimorder.lower(model, (X,), target="xnnpack")
-    assert (lowered.artifact.delegates, lowered.artifact.outside, lowered.artifact.float_islands) == (
+    assert (lowered.artifact.delegates, lowered.artifact.outside, lowered.plan.float_islands) == (
         1,
         {},
         (),

@@ -18,10 +18,11 @@ from dimorder.layout.rewrite import constant_bytes, rewrite
 from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.pipeline.source import Request, Source
 from dimorder.pipeline.variants import Variant
-from dimorder.plans.network_plan import NetworkPlan
+from dimorder.plans.network_plan import NetworkPlan, Place
 from dimorder.plans.state_plan import state_specs
 from dimorder.sizes.ranges import plan_ranges
 from dimorder.sizes.symbolic import SizeTable, merge_programs
+from dimorder.targets.base import Target
 
 
 @dataclass(frozen=True)
@@ -116,3 +117,14 @@ def write_physical(
         return PhysicalProgram(programs[0])
     table = source.sizes.table([variant.point for variant in variants])
     return PhysicalProgram(merge_programs(programs, table), (programs, table))
+
+
+def plan_float_islands(planned: NetworkPlan, physical: PhysicalProgram, target: Target) -> NetworkPlan:
+    """Return the plan with the operators of a quantized network that the target computes in float32."""
+    if target.fused is None:
+        return planned
+    islands = target.fused(physical.program).float_islands
+    return replace(
+        planned,
+        float_islands=tuple({Place.of(node): reason for node, reason in islands.items()}.items()),
+    )

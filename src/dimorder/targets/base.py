@@ -19,7 +19,7 @@ from dimorder.contract import Contract
 from dimorder.errors import ContractError, UsageError
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import Costs, counted
-from dimorder.plans.network_plan import Place
+from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.targets.npu_report import NpuReport
 from dimorder.targets.target_info import TargetInfo
 from dimorder.verification.verify import Run
@@ -30,7 +30,6 @@ _NOTHING: Mapping[str, Any] = MappingProxyType(
         "companions": {},
         "delegates": 0,
         "outside": {},
-        "float_islands": (),
         "reference_run": None,
         "other_runs": {},
         "npu": None,
@@ -48,7 +47,6 @@ class Artifact:
         companions: the content of each companion file, by the suffix that it adds to the name of the file.
         delegates: the number of delegates in the file.
         outside: the calls of each operator that runs in portable kernels outside the delegates.
-        float_islands: the operators of a quantised network that run in float32, each with the reason.
         reference_run: a second way to compute the bits that `run` gives, for programs in integers.
         other_runs: other kernels that may run the file, by name; they are compared with the network too.
         npu: the estimates of an NPU's compiler, if one compiled the program.
@@ -64,8 +62,6 @@ class Artifact:
         def delegates(self) -> int: ...
         @property
         def outside(self) -> Mapping[str, int]: ...
-        @property
-        def float_islands(self) -> Sequence[tuple[Place, str]]: ...
         @property
         def reference_run(self) -> Run | None: ...
         @property
@@ -219,6 +215,8 @@ class Target:
         dynamic: how it serves ranges of sizes. None means that dynamic sizes are refused.
         quantized: the target that replaces this one for quantised networks. It reads and returns integers.
         with_options: returns this target with other options, which are keywords with string values.
+        fused: returns what a physical program computes in integers, by `fuse_quantized`. None means that the
+            target has no float islands to report.
     """
 
     name: str
@@ -233,6 +231,7 @@ class Target:
     dynamic: DynamicSizes | None = None
     quantized: Target | None = None
     with_options: Callable[..., Target] | None = None
+    fused: Callable[[ExportedProgram], FusedProgram] | None = None
 
     @property
     def suffix(self) -> str:

@@ -18,6 +18,7 @@ from torch.fx import Node
 from dimorder.graph.nodes import bound
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import HALVES
+from dimorder.physical.fuse_quantized import KernelRule
 from dimorder.sizes.specialization import DynamicCall
 
 aten = torch.ops.aten
@@ -95,6 +96,7 @@ class Row:
         integers: whether the operator takes int8 and uint8 besides the target's own types.
         halves: returns whether `build` computes a half-precision call in half precision. Other calls are
             written in float32, and the table adds the casts before and after them.
+        kernel: how the target computes the operator between quantized values, if it computes in integers.
     """
 
     build: Callable[[Any, Arguments], Any]
@@ -102,6 +104,7 @@ class Row:
     relabel: bool = False
     integers: bool = False
     halves: Callable[[Arguments], bool] = lambda arguments: False
+    kernel: KernelRule = None
 
     def is_widened(self, arguments: Arguments) -> bool:
         """Return whether a half-precision call is computed in float32."""

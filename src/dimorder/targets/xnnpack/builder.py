@@ -1,15 +1,13 @@
 """Build an XNNPACK graph, value by value and node by node.
 
-Nothing is transposed unless the plan asks for it. A move of dequantised values becomes a move of the
-integers.
+Nothing is transposed unless the plan asks for it. A dequantised value stays integers, which are converted for
+a node that computes in floats.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,27 +15,34 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as sc
 from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch.fx import Node
 
-from dimorder.graph.quantized import IntegerType, Scaled
+from dimorder.graph.quantized import IntegerType
+from dimorder.physical.fuse_quantized import Annotation, How
 from dimorder.sizes.specialization import DynamicSize, DynamicSizeError, is_fixed
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnBytes, XnnConstant, XnnGraph, XnnValue, constants_of
-from dimorder.targets.xnnpack.integers import CHOOSES, MOVES, OPERANDS, READS
-from dimorder.targets.xnnpack.model import move
+from dimorder.targets.xnnpack.integer_kernels import integers_of, unfit_4_bits
+from dimorder.targets.xnnpack.integers import CHOOSES, DYNAMIC, MOVES, OPERANDS, READS, WEIGHTS
+from dimorder.targets.xnnpack.weights import XnnWeights
 
 
 class XnnBuilder:
     """Adds values and nodes to an XNNPACK graph.
 
-    `origin` is the program's node for which the next ones are written.
+    `origin` is the program's node for which the next ones are written, and `in_integers` how its one node
+    that computes reads integers: to give integers, or to give floats.
     """
 
     def __init__(self, graph: XnnGraph | None = None) -> None:
         self.graph = XnnGraph() if graph is None else graph
         self.origin: Node | None = None
-        self._constants: dict[tuple[str, tuple[int, ...]], XnnValue] = {}
+        self.in_integers: Annotation | None = None
+        self._weights = XnnWeights(self.graph)
+        self._dynamic: dict[tuple[int, int], int] = {}  # by floats and dimensions that share a scale
+        self._constants: dict[tuple[object, ...], XnnValue] = {}
         self._transposed: dict[View[XnnValue], XnnValue] = {}
         # by constant and half-precision type: the same in that type
         self._in_half: dict[tuple[int, torch.dtype], int] = {}
+        self._floats: dict[XnnValue, XnnValue] = {}  # by integers: what they stand for
         self._wide: dict[XnnValue, XnnValue] = {}  # by half-precision value: the same in float32
 
     def _value(self, shape: Sequence[int], of: IntegerType | torch.dtype | None = None) -> XnnValue:
@@ -65,7 +70,6 @@ class XnnBuilder:
 
         An input, a constant or an existing output is copied first.
         """
-        value = value.tokens[0] if value.tokens else value
         if value.is_external or value.constant is not None:
             value = self.node("Copy", value.shape, input_id=value.id)
         value.is_output = True
@@ -78,13 +82,14 @@ class XnnBuilder:
         `node`).
         """
         data = tensor.detach().as_subclass(torch.Tensor).to("cpu", torch.float32)
-        shape, stored = tuple(tensor.shape) or (1,), XnnBytes.of(data)
-        if (stored.name, shape) not in self._constants:
-            integers = tensor.integers if isinstance(tensor, Scaled) else None
-            value = self._value(shape)
-            value.constant = XnnConstant(data.reshape(shape), stored, integers)
-            self._constants[stored.name, shape] = value
-        return self._constants[stored.name, shape]
+        shape, stored, integers = tuple(tensor.shape) or (1,), XnnBytes.of(data), integers_of(tensor)
+        # constants of the same numbers may be made of other integers, or of none
+        made_of = None if integers is None else (integers.zero_point, XnnBytes.of(integers.scales).name)
+        key = stored.name, shape, made_of
+        if key not in self._constants:
+            self._constants[key] = self._value(shape)
+            self._constants[key].constant = XnnConstant(data.reshape(shape), stored, integers)
+        return self._constants[key]
 
     def repeated(self, row: torch.Tensor, shape: Sequence[int]) -> XnnValue:
         """Return a constant of a shape with dynamic sizes, which is `row` repeated along these."""
@@ -116,43 +121,60 @@ class XnnBuilder:
         """Add a node of the schema's class `XNN{kind}`, with one result of `shape`. An id may be None.
 
         The result has `result_type` if that is given. Otherwise it has the floating type of the operands, or
-        float32 if these are integers. A move keeps the type of its operand.
+        float32 if these are integers, which are then converted first. A move keeps the type of its operands.
         """
-        if kind in MOVES or kind in CHOOSES:
-            operands = self._values(fields, OPERANDS)
-            sources = {name: value.dequantized for name, value in operands.items()}
-            types = {None if source is None else source.integer_type for source in sources.values()}
-            if len(types) == 1 and None not in types:  # move the integers, and dequantise them afterwards
-                ids = {name: source.id for name, source in sources.items() if source is not None}
-                moved_integers = self.node(kind, shape, flags=flags, **{**fields, **ids})
-                return self.node("Convert", shape, input_id=moved_integers.id)
-            floats = [value.tokens for value in operands.values() if value.tokens is not None]
-            if len(floats) == len(operands):  # move the floats, and quantise them afterwards
-                ids = {name: source.id for name, (source, _) in zip(operands, floats, strict=True)}
-                moved_floats = self.node(kind, shape, flags=flags, **{**fields, **ids})
-                return self.dynamic(moved_floats, _moved(kind, shape, fields, [each for _, each in floats]))
-            result_type = next(iter(operands.values())).integer_type
-        if kind == "Convert" and isinstance(result_type, IntegerType):
-            operand = self.graph.values[fields["input_id"]]
-            if operand.dequantized is not None:
-                return self._requantised(operand.dequantized, shape, result_type)
-            if operand.reshaped is not None:  # reshape the integers, so that the node before can write them
-                source = operand.reshaped
-                converted = self.node(kind, source.shape, result_type=result_type, input_id=source.id)
-                return self.reshape(converted, shape)
+        if self.in_integers is not None and kind not in MOVES:
+            return self._integer_node(kind, shape, flags, fields)
+        operands = self._values(fields, OPERANDS)
+        types = {value.integer_type for value in operands.values()}
+        if kind in MOVES or (kind in CHOOSES and len(types) == 1):
+            (result_type,) = types
+        elif kind != "Convert" and result_type is None:
+            fields = {**fields, **{name: self.floats(value).id for name, value in operands.items()}}
         half = None if kind == "Convert" else self._reads_half(fields)
         if half is not None:
             result_type = half
             fields = {name: self._as_half(name, value, half) for name, value in fields.items()}
-        result = self._value(shape, result_type)
-        if kind == "Convert" and result_type is None:
-            source = self.graph.values[fields["input_id"]]
-            result.dequantized = source if source.integer_type is not None else None
+        return self._write(kind, flags, fields, self._value(shape, result_type))
+
+    def _write(
+        self, kind: str, flags: Sequence[str], fields: Mapping[str, Any], result: XnnValue, bounds: Any = None
+    ) -> XnnValue:
         ids = {name: NONE_ID for name, value in fields.items() if value is None}
         bits = sum(getattr(xnnpack_constants, f"XNN_FLAG_{flag}") for flag in flags)
         node = getattr(schema, f"XNN{kind}")(**{**fields, **ids}, output_id=result.id, flags=bits)
-        self.graph.nodes.append(schema.XNode(node, debug_handle=len(self.graph.nodes)))
+        self.graph.nodes.append(schema.XNode(node, len(self.graph.nodes), bounds))
         return result
+
+    def _integer_node(
+        self, kind: str, shape: Sequence[int], flags: Sequence[str], fields: Mapping[str, Any]
+    ) -> XnnValue:
+        """Add the node of a call that computes in integers, with their types and its clamp."""
+        annotation, self.in_integers = self.in_integers, None
+        assert annotation is not None
+        operands, read = self._values(fields, OPERANDS), self._values(fields, WEIGHTS)
+        if annotation.how is How.KERNEL:
+            ids = {name: self._weights.operand(value).id for name, value in operands.items()}
+            for name, value in read.items():
+                outputs = 3 if name == "filter_id" and kind == "DepthwiseConv2d" else 0
+                ids[name] = self._weights.in_8_bits(value.id, outputs)
+            low, high = _number(annotation.low), _number(annotation.high)
+            bounds = schema.OutputMinMax(low, high) if annotation.is_clamped else None
+            return self._write(kind, flags, {**fields, **ids}, self._value(shape, annotation.type), bounds)
+        ids = {name: self._quantized(self.floats(x), DYNAMIC[kind]) for name, x in operands.items()}
+        weight = read["filter_id"]
+        in_4_bits = kind == "FullyConnected" and unfit_4_bits(weight.integers) is None
+        weights = self._weights
+        ids["filter_id"] = weights.in_4_bits(weight.id) if in_4_bits else weights.in_8_bits(weight.id, 0)
+        return self._write(kind, flags, {**fields, **ids}, self._value(shape))
+
+    def _quantized(self, value: XnnValue, nonbatch: int) -> int:
+        """Return dynamically quantised integers, with one scale over the last `nonbatch` dimensions."""
+        if (value.id, nonbatch) not in self._dynamic:
+            result = self._value(value.shape)
+            result.datatype, result.nonbatch = schema.XNNDatatype.xnn_datatype_qdint8, nonbatch
+            self._dynamic[value.id, nonbatch] = self._write("Convert", (), {"input_id": value.id}, result).id
+        return self._dynamic[value.id, nonbatch]
 
     def _reads_half(self, fields: Mapping[str, Any]) -> torch.dtype | None:
         """Return the half-precision type of the operands that are not constants, or None."""
@@ -197,20 +219,10 @@ class XnnBuilder:
 
     def cast(self, view: View[XnnValue], dtype: torch.dtype) -> View[XnnValue]:
         """Convert floats to `dtype`; between two half-precision types the conversion goes through float32."""
-        value = view.value
+        value = self.floats(view.value)
         for to in (torch.float32, dtype) if value.half and dtype != torch.float32 else (dtype,):
             value = self.node("Convert", value.shape, input_id=value.id, result_type=to)
         return View(value, view.order)
-
-    def dynamic(self, value: XnnValue, tokens: torch.Tensor) -> XnnValue:
-        """Mark floats that a linear or convolution may read as dynamically quantised integers.
-
-        All other nodes read the floats. `tokens` has the value's shape, and elements with one number share a
-        scale.
-        """
-        result = self._value(value.shape)
-        result.tokens = value, tokens
-        return result
 
     def clamp(self, value: XnnValue, low: float, high: float) -> XnnValue:
         """Return min(max(value, low), high). An infinity stands for a missing bound."""
@@ -218,22 +230,30 @@ class XnnBuilder:
         self.graph.nodes[-1].output_min_max = schema.OutputMinMax(_number(low), _number(high))
         return result
 
-    def _requantised(self, source: XnnValue, shape: Sequence[int], of: IntegerType) -> XnnValue:
-        """Convert integers to another scale by a clamp.
+    def quantize(self, source: XnnValue, of: IntegerType) -> XnnValue:
+        """Convert floats to integers, or integers to another scale by a clamp.
 
-        A convert between two scales is sometimes off by 1.
-
-        A convert between signed and unsigned integers of one scale is exact, and no clamp exists for it.
+        A convert between two scales is sometimes off by 1. A convert between signed and unsigned integers of
+        one scale is exact, and no clamp exists for it.
         """
-        own = source.integer_type
-        assert own is not None
+        own, shape = source.integer_type, source.shape
+        if own is None:
+            return self.node("Convert", shape, input_id=source.id, result_type=of)
         if own.dtype != of.dtype:
             same = own.as_type(of.dtype)
             converted = self.node("Convert", shape, input_id=source.id, result_type=same)
-            return converted if same == of else self._requantised(converted, shape, of)
+            return converted if same == of else self.quantize(converted, of)
         value = self.node("Clamp", shape, input_id=source.id, result_type=of)
         self.graph.nodes[-1].output_min_max = whole_range(of)
         return value
+
+    def floats(self, value: XnnValue) -> XnnValue:
+        """Return the numbers that integers stand for, converted once; or floats as they are."""
+        if value.integer_type is None:
+            return value
+        if value not in self._floats:
+            self._floats[value] = self.node("Convert", value.shape, input_id=value.id)
+        return self._floats[value]
 
     def dense(self, operand: View[XnnValue] | torch.Tensor | float) -> XnnValue:
         """Return `operand` dense in its own dimension order: a constant, or a value in that order already.
@@ -282,15 +302,6 @@ class XnnBuilder:
 def whole_range(of: IntegerType) -> Any:
     """Return the bounds of a clamp that cuts none of these values."""
     return schema.OutputMinMax(*((bound - of.zero_point) * of.scale for bound in (of.low, of.high)))
-
-
-def _moved(
-    kind: str, shape: Sequence[int], fields: Mapping[str, Any], tokens: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """Return the tokens of a move's result."""
-    ends = itertools.accumulate((int(each.max()) + 1 for each in tokens[:-1]), initial=0)
-    apart = [each + first for each, first in zip(tokens, ends, strict=True)]
-    return move(kind, SimpleNamespace(**fields), shape, *apart)
 
 
 def _number(bound: float) -> float | str:

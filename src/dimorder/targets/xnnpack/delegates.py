@@ -14,6 +14,7 @@ from dimorder.capture.integer_boundary import integer_type
 from dimorder.graph.elements import Elements
 from dimorder.graph.quantized import QUANTIZE, IntegerType
 from dimorder.ops.table import elements_of
+from dimorder.physical.fuse_quantized import FusedProgram, How
 from dimorder.sizes.merge_specializations import SizesError
 from dimorder.sizes.specialization import DynamicSizeError, is_fixed
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
@@ -42,8 +43,8 @@ class Delegate:
     integers: dict[Node, View[XnnValue]]
 
 
-def build_delegate(plan: Partition, group: Sequence[Node]) -> Delegate:
-    """Write the graph of the delegate that computes a group."""
+def build_delegate(plan: Partition, group: Sequence[Node], fused: FusedProgram) -> Delegate:
+    """Write the graph of the delegate that computes a group, with the annotated calls in integers."""
     members = set(group)
     operands: dict[Node, Any] = dict(plan.constants)
     builder, reads = XnnBuilder(), list[Node]()
@@ -77,14 +78,20 @@ def build_delegate(plan: Partition, group: Sequence[Node]) -> Delegate:
             fetch(operand)
     results = [n for n in group if isinstance(n.meta["val"], Tensor) and _leaves(plan, n, members)]
     for node in group:
-        builder.origin = node
-        if is_getitem(node):
+        how = fused.how(node)
+        is_integer = how in (How.KERNEL, How.DYNAMIC_KERNEL)
+        builder.origin, builder.in_integers = node, fused.annotations[node] if is_integer else None
+        if how is How.IN_KERNEL and not elements_of(node.target).moves:
+            operands[node] = operands[node.all_input_nodes[0]]
+        elif is_getitem(node):
             operands[node] = operands[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
         else:
             operands[node] = build(node)
+        assert builder.in_integers is None, f"{node} is not written in integers"
     for node in results:
         view = operands[node]
-        builder.output(builder.dense(view.permute(TO_NHWC) if plan.is_nhwc(node) else view))
+        value = builder.dense(view.permute(TO_NHWC) if plan.is_nhwc(node) else view)
+        builder.output(builder.floats(value) if node.meta["val"].is_floating_point() else value)
     integers = {node: operands[node] for node in group if node.target is QUANTIZE}
     return Delegate(reads, results, builder.graph, integers)
 

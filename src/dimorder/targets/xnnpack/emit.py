@@ -23,6 +23,7 @@ from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import stateful
 from dimorder.graph.nodes import where
+from dimorder.ops.quantization import is_quantised
 from dimorder.sizes.merge_specializations import SizesError
 from dimorder.sizes.specialization import specialize
 from dimorder.targets.delegate import EDGE, written
@@ -46,7 +47,7 @@ class Emitted:
     `delegates` is the number of XNNPACK delegates, and `outside` the calls of each portable operator. Both
     are read from the finished file. `transposes` counts the conversions inside the delegates. `kernels` are
     the kernels that run inside them, for fixed sizes and float32. For a file with int8 kernels, `exactly`
-    computes the same bits by other means. `float_islands` are its operators in float32, each with the reason.
+    computes the same bits by other means.
     """
 
     pte: bytes
@@ -54,7 +55,6 @@ class Emitted:
     outside: dict[str, int]
     transposes: int
     exactly: Run | None = None
-    float_islands: tuple[tuple[Node, str], ...] = ()
     kernels: tuple[KernelRun, ...] = ()
 
 
@@ -100,14 +100,13 @@ def emit(
     delegates, outside = _calls(pte)
     _require_kernels(outside, plan)
     exactly = None
-    if build.is_quantised:
+    if is_quantised(program.graph_module):
 
         def run_module(module: GraphModule, inputs: Sequence[Tensor]) -> list[Tensor]:
             return run(_file(plan, module, {}), inputs)
 
         exactly = exact_run(program, build.graph, build.root, build.computed, run_module)
-    islands = tuple(build.float_islands.items())
-    return Emitted(pte, delegates, outside, build.transposes, exactly, islands, tuple(build.kernels))
+    return Emitted(pte, delegates, outside, build.transposes, exactly, tuple(build.kernels))
 
 
 def _emit_for_ranges(

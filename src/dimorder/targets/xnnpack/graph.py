@@ -93,9 +93,7 @@ class XnnValue:
         is_input: whether it is an external input.
         is_output: whether it is an external output.
         is_rounded: whether it is an input that was computed in floats.
-        dequantized: the integers that these floats are converted from.
         reshaped: the value that this one is a reshape of.
-        tokens: for floats to quantise dynamically: these floats, and the token of each element.
         nonbatch: the number of dimensions that share a scale, for integers that are quantised dynamically.
         is_inline: whether the constant is in the graph's own bytes, since nodes read it by pointer.
     """
@@ -109,9 +107,7 @@ class XnnValue:
     is_input: bool = False
     is_output: bool = False
     is_rounded: bool = False
-    dequantized: XnnValue | None = None
     reshaped: XnnValue | None = None
-    tokens: tuple[XnnValue, torch.Tensor] | None = None
     nonbatch: int | None = None
     is_inline: bool = False
 
@@ -182,12 +178,7 @@ class XnnGraph:
     @property
     def is_quantised(self) -> bool:
         """Whether any value is of integers."""
-        return any(value.integer_type or value.tokens for value in self.values)
-
-    @property
-    def has_integer_types(self) -> bool:
-        """Whether any value is of integers with a static scale."""
-        return any(value.integer_type for value in self.values)
+        return any(value.integer_type or value.nonbatch for value in self.values)
 
     def kernels(self) -> list[KernelRun]:
         """Return the kernels that run for the nodes, one after the other."""

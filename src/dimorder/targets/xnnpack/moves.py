@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dimorder.physical.fuse_quantized import MOVE, FoundKernel
 from dimorder.targets.table import Arguments, Row, View, is_conversion, is_of_one_type
+from dimorder.targets.xnnpack.integer_kernels import SELECTION, TIMES_ONES, shape_of
 from dimorder.targets.xnnpack.pointwise import pair
 
 if TYPE_CHECKING:
@@ -41,6 +43,11 @@ def _expand(w: XnnBuilder, a: Arguments) -> View[XnnValue] | XnnValue:
         return _view(w, a)
     ones = [new if new != size else 1 for new, size in zip(a.shape, old, strict=True)]
     return pair(w, "Multiply", w.reshape(w.dense(a.self), old), w.ones(ones))
+
+
+def _expand_kernel(a: Arguments) -> FoundKernel:
+    old = shape_of(a.self)
+    return MOVE if (1,) * (len(a.shape) - len(old)) + old == a.shape else TIMES_ONES
 
 
 def slice_(w: XnnBuilder, x: XnnValue, offsets: Sequence[int], sizes: Sequence[int]) -> XnnValue:
@@ -122,8 +129,12 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         aten.cat.default: Row(_cat, integers=True, halves=is_of_one_type),
         aten.slice.Tensor: Row(_slice_tensor, _check_slice, integers=True, halves=is_of_one_type),
-        aten.constant_pad_nd.default: Row(_constant_pad, halves=is_of_one_type),
-        aten.expand.default: Row(_expand, halves=is_of_one_type),
+        aten.constant_pad_nd.default: Row(
+            _constant_pad,
+            halves=is_of_one_type,
+            kernel=lambda a: SELECTION if any(side > 0 for side in a.pad) else MOVE,
+        ),
+        aten.expand.default: Row(_expand, halves=is_of_one_type, kernel=_expand_kernel),
         aten.permute.default: Row(_permute, relabel=True, integers=True, halves=is_of_one_type),
         aten.view.default: Row(_view, relabel=True, integers=True, halves=is_of_one_type),
         aten.clone.default: Row(_clone, relabel=True, integers=True, halves=is_of_one_type),

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.graph.branches import Branches
 from dimorder.ops.dialect import SLICE_CONSTANT
+from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.sizes.specialization import DynamicSize, Specialization, is_fixed
 from dimorder.targets.delegate import empty, lowered
 from dimorder.targets.table import is_getitem
@@ -63,9 +64,8 @@ def build_outer(plan: Partition, specialization: Specialization | None = None) -
     `specialization` is the partitioned program, if it has dynamic sizes.
     """
     root, graph = torch.nn.Module(), Graph()
-    build = OuterBuilder(
-        plan, root, graph, None if specialization is None else SizeWriter(graph, specialization)
-    )
+    sizes = None if specialization is None else SizeWriter(graph, specialization)
+    build = OuterBuilder(plan, plan.fused(), root, graph, sizes)
     for node in plan.inputs:
         build.keep(node, graph.placeholder(node.name))
     for stage in sorted(set(plan.stage.values())):
@@ -87,24 +87,23 @@ class OuterBuilder:
     """
 
     plan: Partition
+    fused: FusedProgram
     root: torch.nn.Module
     graph: Graph
     sizes: SizeWriter | None  # for dynamic sizes
     values: dict[Node, Node] = field(default_factory=dict)
     transposes: int = 0
     kernels: list[KernelRun] = field(default_factory=list)
-    is_quantised: bool = False
     computed: dict[str, Computed] = field(default_factory=dict)
     count: int = 0  # of the delegates so far
-    float_islands: dict[Node, str] = field(default_factory=dict)
     long: dict[Node, Node] = field(default_factory=dict)
 
     def delegate(self, group: Sequence[Node]) -> None:
-        delegate = build_delegate(self.plan, group)
+        delegate = build_delegate(self.plan, group, self.fused)
         graph = delegate.graph
-        self.float_islands.update(passes.finish(graph))
+        passes.require_planned(graph, self.fused)
+        passes.finish(graph)
         self.transposes += graph.transposes
-        self.is_quantised |= graph.is_quantised
         name = f"delegate_{self.count}"
         self.count += 1
         if self.sizes is None:

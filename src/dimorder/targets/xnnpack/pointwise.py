@@ -12,7 +12,9 @@ import torch
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.dialect import OPS
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
+from dimorder.physical.fuse_quantized import MOVE, FoundKernel
 from dimorder.targets.table import Arguments, Row, View, has_exact_numbers
+from dimorder.targets.xnnpack.integer_kernels import CHOICE, FUNCTION, OTHERWISE, PLUS, TIMES
 
 if TYPE_CHECKING:
     from dimorder.targets.xnnpack.builder import XnnBuilder
@@ -35,7 +37,7 @@ def _single(kind: str) -> Row:
     Sigmoid, tanh and exp are too inexact in float16. They return 0 for small results, or are off in the last
     digit.
     """
-    return Row(_unary(kind), halves=is_float16)
+    return Row(_unary(kind), halves=is_float16, kernel=FUNCTION)
 
 
 def is_float16(a: Arguments) -> bool:
@@ -65,7 +67,7 @@ def plus(w: XnnBuilder, x: XnnValue, term: float) -> XnnValue:
     return pair(w, "Add", x, w.dense(term))
 
 
-def _binary(kind: str, *, reverse: bool = False) -> Row:
+def _binary(kind: str, kernel: FoundKernel = PLUS, *, reverse: bool = False) -> Row:
     def build(w: XnnBuilder, a: Arguments) -> XnnValue:
         alpha = getattr(a, "alpha", 1)
         x, y = w.dense(a.self), w.dense(a.other)
@@ -73,7 +75,11 @@ def _binary(kind: str, *, reverse: bool = False) -> Row:
             return pair(w, kind, y, times(w, x, alpha))
         return pair(w, kind, x, times(w, y, alpha))
 
-    return Row(build, halves=lambda a: _has_its_numbers(a) and getattr(a, "alpha", 1) == 1)
+    return Row(
+        build,
+        halves=lambda a: _has_its_numbers(a) and getattr(a, "alpha", 1) == 1,
+        kernel=lambda a: kernel if getattr(a, "alpha", 1) == 1 else None,
+    )
 
 
 def _clamp(w: XnnBuilder, a: Arguments) -> XnnValue:
@@ -119,11 +125,7 @@ def _gelu(w: XnnBuilder, a: Arguments) -> XnnValue:
 
 
 def _quantize(w: XnnBuilder, a: Arguments) -> XnnValue:
-    return apply(w, "Convert", w.dense(a.input), result_type=IntegerType(a.dtype, a.scale, a.zero_point))
-
-
-def _dequantize(w: XnnBuilder, a: Arguments) -> XnnValue:
-    return apply(w, "Convert", w.dense(a.input))
+    return w.quantize(w.dense(a.input), IntegerType(a.dtype, a.scale, a.zero_point))
 
 
 def _check_quantize(a: Arguments) -> str | None:
@@ -137,12 +139,6 @@ def _check_quantize(a: Arguments) -> str | None:
     if not a.quant_min <= a.zero_point <= a.quant_max:
         return f"the zero point {a.zero_point}, outside of {a.quant_min} to {a.quant_max}"
     return None
-
-
-def _fake_quantize_dynamic(w: XnnBuilder, a: Arguments) -> XnnValue:
-    kept = [1 if d in a.dims else size for d, size in enumerate(a.shape)]
-    tokens = torch.arange(math.prod(kept)).reshape(kept).expand(a.shape)
-    return w.dynamic(w.dense(a.x), tokens)
 
 
 def _check_dynamic(a: Arguments) -> str | None:
@@ -249,6 +245,11 @@ def _power(w: XnnBuilder, a: Arguments) -> XnnValue:
     return y if a.exponent > 0 else pair(w, "Div", w.dense(1.0), y)
 
 
+def _power_kernel(a: Arguments) -> FoundKernel:
+    known: Mapping[float, FoundKernel] = {1: MOVE, 2: FUNCTION, -1: OTHERWISE}
+    return known.get(a.exponent)
+
+
 MAX_EXPONENT = 16  # above it, rounding errors of the multiplications add up
 
 
@@ -260,42 +261,44 @@ def _check_power(a: Arguments) -> str | None:
 
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        OPS.prelu_last.default: Row(_prelu_last, halves=is_float16),
+        OPS.prelu_last.default: Row(_prelu_last, halves=is_float16, kernel=OTHERWISE),
         QUANTIZE: Row(_quantize, _check_quantize, integers=True),
-        DEQUANTIZE: Row(_dequantize, _check_quantize, integers=True),
+        DEQUANTIZE: Row(lambda w, a: a.input, _check_quantize, integers=True),
         aten._to_copy.default: Row(lambda w, a: w.cast(a.self, a.dtype), halves=lambda a: True),
-        FAKE_QUANTIZE_DYNAMIC: Row(_fake_quantize_dynamic, _check_dynamic),
+        FAKE_QUANTIZE_DYNAMIC: Row(lambda w, a: a.x, _check_dynamic),  # the reader quantises, or reads floats
         aten.add.Tensor: _binary("Add"),
         aten.add.Scalar: _binary("Add"),
         aten.sub.Tensor: _binary("Subtract"),
         aten.sub.Scalar: _binary("Subtract"),
         aten.rsub.Tensor: _binary("Subtract", reverse=True),
         aten.rsub.Scalar: _binary("Subtract", reverse=True),
-        aten.mul.Tensor: _binary("Multiply"),
-        aten.mul.Scalar: _binary("Multiply"),
-        aten.div.Tensor: _binary("Div"),
-        aten.div.Scalar: _binary("Div"),
-        aten.maximum.default: _binary("Maximum"),
-        aten.minimum.default: _binary("Minimum"),
-        aten.clamp.default: Row(_clamp, _check_clamp, halves=_keeps_bounds),
-        aten.clamp_min.default: Row(_clamp, halves=_keeps_bounds),
-        aten.clamp_max.default: Row(_clamp, halves=_keeps_bounds),
+        aten.mul.Tensor: _binary("Multiply", TIMES),
+        aten.mul.Scalar: _binary("Multiply", TIMES),
+        aten.div.Tensor: _binary("Div", OTHERWISE),
+        aten.div.Scalar: _binary("Div", OTHERWISE),
+        aten.maximum.default: _binary("Maximum", CHOICE),
+        aten.minimum.default: _binary("Minimum", CHOICE),
+        aten.clamp.default: Row(_clamp, _check_clamp, halves=_keeps_bounds, kernel=FUNCTION),
+        aten.clamp_min.default: Row(_clamp, halves=_keeps_bounds, kernel=FUNCTION),
+        aten.clamp_max.default: Row(_clamp, halves=_keeps_bounds, kernel=FUNCTION),
         aten.hardswish.default: _single("Hardswish"),
         aten.hardsigmoid.default: Row(_hardsigmoid),
         aten.silu.default: Row(_silu),
-        aten.gelu.default: Row(_gelu),
-        aten.elu.default: Row(_elu, _check_elu),
+        aten.gelu.default: Row(_gelu, kernel=lambda a: FUNCTION if a.approximate == "none" else None),
+        aten.elu.default: Row(
+            _elu, _check_elu, kernel=lambda a: FUNCTION if a.input_scale == a.scale == 1 else None
+        ),
         aten.mish.default: Row(_mish),
         aten.softplus.default: Row(_softplus, _check_softplus),
-        aten.leaky_relu.default: Row(_leaky_relu, halves=_has_its_numbers),
-        aten.sigmoid.default: Row(_unary("Sigmoid")),
-        aten.tanh.default: Row(_unary("Tanh")),
-        aten.exp.default: Row(_unary("Exp")),
-        aten.log.default: Row(_unary("Log")),
+        aten.leaky_relu.default: Row(_leaky_relu, halves=_has_its_numbers, kernel=OTHERWISE),
+        aten.sigmoid.default: Row(_unary("Sigmoid"), kernel=FUNCTION),
+        aten.tanh.default: Row(_unary("Tanh"), kernel=FUNCTION),
+        aten.exp.default: Row(_unary("Exp"), kernel=FUNCTION),
+        aten.log.default: Row(_unary("Log"), kernel=OTHERWISE),
         aten.log2.default: Row(lambda w, a: times(w, apply(w, "Log", w.dense(a.self)), 1 / math.log(2))),
         aten.log10.default: Row(lambda w, a: times(w, apply(w, "Log", w.dense(a.self)), 1 / math.log(10))),
-        aten.sin.default: Row(_unary("Sin")),
-        aten.cos.default: Row(_unary("Cos")),
+        aten.sin.default: Row(_unary("Sin"), kernel=FUNCTION),
+        aten.cos.default: Row(_unary("Cos"), kernel=FUNCTION),
         aten.sqrt.default: Row(_sqrt),
         aten.rsqrt.default: Row(_rsqrt),
         aten.abs.default: _single("Abs"),
@@ -303,14 +306,19 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.floor.default: _single("Floor"),
         aten.ceil.default: _single("Ceiling"),
         aten.square.default: _single("Square"),
-        aten.pow.Tensor_Scalar: Row(_power, _check_power),
-        aten.reciprocal.default: Row(_reciprocal),
-        aten.relu.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, math.inf), halves=is_float16),
-        aten.relu6.default: Row(lambda w, a: w.clamp(w.dense(a.self), 0, 6), halves=is_float16),
+        aten.pow.Tensor_Scalar: Row(_power, _check_power, kernel=_power_kernel),
+        aten.reciprocal.default: Row(_reciprocal, kernel=OTHERWISE),
+        aten.relu.default: Row(
+            lambda w, a: w.clamp(w.dense(a.self), 0, math.inf), halves=is_float16, kernel=FUNCTION
+        ),
+        aten.relu6.default: Row(
+            lambda w, a: w.clamp(w.dense(a.self), 0, 6), halves=is_float16, kernel=FUNCTION
+        ),
         aten.hardtanh.default: Row(
             lambda w, a: w.clamp(w.dense(a.self), a.min_val, a.max_val),
             lambda a: None if a.min_val < a.max_val else f"the empty range [{a.min_val}, {a.max_val}]",
             halves=_keeps_bounds,
+            kernel=FUNCTION,
         ),
     }
 )

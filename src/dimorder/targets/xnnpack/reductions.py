@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from dimorder.graph.quantized import Scaled
+from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel
 from dimorder.sizes.specialization import is_fixed
 from dimorder.targets.table import Arguments, Row, View, is_transposed
+from dimorder.targets.xnnpack.integer_kernels import MATRICES, MEAN, shape_of, weighted
 from dimorder.targets.xnnpack.pointwise import Build, apply, is_float16, pair, times
 
 if TYPE_CHECKING:
@@ -132,14 +134,11 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
         return x
     if len(x.shape) == 4 and dims == {1, 2}:
         return times(w, mean_over_space(w, x), 1 if mean else math.prod(x.shape[1:3]))
-    last = max(dims)
-    first = last
-    while first > 0 and (first - 1 in dims or x.shape[first - 1] == 1):
-        first -= 1
+    first, last = last_run(x.shape, dims)
     outer, size, inner = (
         math.prod(x.shape[cut]) for cut in (slice(first), slice(first, last + 1), slice(last + 1, None))
     )
-    if inner == 1 and size != x.shape[last] and size > _MANY and x.dequantized is None:
+    if inner == 1 and size != x.shape[last] and size > _MANY and x.integer_type is None:
         y = mean_over_space(w, w.reshape(x, (outer, size // x.shape[last], 1, x.shape[last])))
         y = times(w, y, 1 if mean else size // x.shape[last])
         left = {d for d in dims if d < first} | {first}
@@ -158,6 +157,14 @@ def _reduced(w: XnnBuilder, x: XnnValue, dims: set[int], mean: bool) -> XnnValue
     return _reduced(w, y, rest, mean)
 
 
+def last_run(shape: Sequence[int], dims: Collection[int]) -> tuple[int, int]:
+    """Return the first and the last of the last adjacent dimensions among `dims`; sizes of 1 are skipped."""
+    first = last = max(dims)
+    while first > 0 and (first - 1 in dims or shape[first - 1] == 1):
+        first -= 1
+    return first, last
+
+
 def _shares(w: XnnBuilder, size: int, mean: bool) -> XnnValue:
     """Return the weight by which a linear gives the sum or the mean of that many elements."""
     if not mean and not is_fixed([size]):
@@ -173,13 +180,44 @@ def mean_over_space(w: XnnBuilder, x: XnnValue) -> XnnValue:
     return w.node("GlobalAvgPooling2d", (n, 1, 1, channels), flags=("KEEP_DIMS",), input_id=x.id)
 
 
+def _linear_kernel(a: Arguments) -> IntegerKernel:
+    return weighted(a.weight, a.bias, ("weight", "bias"), 1)
+
+
+def _matmul_kernel(a: Arguments) -> IntegerKernel:
+    is_weight = isinstance(a.other, Tensor) and a.other.ndim == 2
+    return weighted(a.other.t(), None, ("other",), 1) if is_weight else MATRICES
+
+
+def _reduction_kernel(mean: bool) -> Callable[[Arguments], FoundKernel]:
+    """Return the rule of a mean or sum, which has a kernel if `_reduced` writes one node."""
+
+    def rule(a: Arguments) -> FoundKernel:
+        shape = shape_of(a.self)
+        dims = {d % len(shape) for d in a.dim or range(len(shape)) if shape}
+        dims = {d for d in dims if shape[d] != 1}
+        if not dims:
+            return MOVE
+        first, last = last_run(shape, dims)
+        is_space = len(shape) == 4 and dims == {1, 2}
+        if not is_space and min(dims) < first:
+            return None
+        if is_space or math.prod(shape[last + 1 :]) > 1:
+            return MEAN if mean else None
+        size = math.prod(shape[first:])
+        ones = torch.ones(1, size, dtype=torch.int8)
+        return weighted(Scaled.of(ones, torch.tensor(1 / size if mean else 1.0)), None, (), 1)
+
+    return rule
+
+
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        aten.linear.default: Row(_linear, _check_linear, halves=is_float16),
-        aten.matmul.default: Row(_matmul, _check_matmul, halves=is_float16),
-        aten.softmax.int: Row(_softmax, _check_softmax),
+        aten.linear.default: Row(_linear, _check_linear, halves=is_float16, kernel=_linear_kernel),
+        aten.matmul.default: Row(_matmul, _check_matmul, halves=is_float16, kernel=_matmul_kernel),
+        aten.softmax.int: Row(_softmax, _check_softmax, kernel="XNNPACK has no int8 Softmax"),
         aten.layer_norm.default: Row(_layer_norm),
-        aten.mean.dim: Row(_reduce(mean=True), halves=_is_over_space),
-        aten.sum.dim_IntList: Row(_reduce(mean=False)),
+        aten.mean.dim: Row(_reduce(mean=True), halves=_is_over_space, kernel=_reduction_kernel(mean=True)),
+        aten.sum.dim_IntList: Row(_reduce(mean=False), kernel=_reduction_kernel(mean=False)),
     }
 )

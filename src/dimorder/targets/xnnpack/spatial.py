@@ -18,7 +18,16 @@ from torch.fx import Node
 from dimorder.graph.quantized import Scaled
 from dimorder.ops.dialect import OPS
 from dimorder.ops.resize import resized_by
+from dimorder.physical.fuse_quantized import MOVE, FoundKernel, IntegerKernel
 from dimorder.targets.table import Arguments, Row
+from dimorder.targets.xnnpack.integer_kernels import (
+    MEAN,
+    OTHERWISE,
+    SELECTION,
+    TIMES_ONES,
+    shape_of,
+    weighted,
+)
 from dimorder.targets.xnnpack.kernels import TAPS
 from dimorder.targets.xnnpack.moves import pad, slice_
 from dimorder.targets.xnnpack.pointwise import is_float16, pair, times
@@ -147,22 +156,46 @@ def _avg_pool2d(w: XnnBuilder, a: Arguments) -> XnnValue:
     factor = 1.0 if a.divisor_override is None else taps / a.divisor_override
     if taps == 1:
         return times(w, _subsample(w, x, a.stride, a.shape), factor)
-    if tuple(a.kernel_size) == x.shape[1:3] and not any(padding) and factor == 1:
+    if _is_whole_picture(a, x.shape):
         return mean_over_space(w, x)
-    # XNNPACK has no int8 node for means
-    by_taps = taps in TAPS or (x.dequantized is not None and taps <= PART_TAPS)
-    if by_taps and x.shape[3] > 1:
+    if _is_averaged_by_taps(taps, x.integer_type is not None, x.shape):
         return _avg_by_taps(w, a, x)
     # XNNPACK divides by the taps inside the input, so padding that counts is written out as part of the
     # input.
     if a.divisor_override is not None:
-        over = _overhang(x, a, padding, (1, 1))
+        over = _overhang(x.shape, a, padding, (1, 1))
         x = pad(w, x, (0, *padding, 0), (0, padding[0] + over[0], padding[1] + over[1], 0), 0.0)
         padding = (0, 0)
     elif a.count_include_pad:
         x = pad(w, x, (0, *padding, 0), (0, *padding, 0), 0.0)
         padding = (0, 0)
     return times(w, _pool(w, "AvgPooling2d", x, a, padding, (1, 1)), factor)
+
+
+def _is_whole_picture(a: Arguments, shape: Sequence[int]) -> bool:
+    """Return whether a mean pool of a picture of this shape is one mean of all its pixels."""
+    taps = math.prod(a.kernel_size)
+    return (
+        tuple(a.kernel_size) == tuple(shape[1:3])
+        and not any(a.padding)
+        and a.divisor_override in (None, taps)
+    )
+
+
+def _is_averaged_by_taps(taps: int, is_integer: bool, shape: Sequence[int]) -> bool:
+    """Return whether a mean pool is a depthwise convolution. XNNPACK has no int8 node for means."""
+    return (taps in TAPS or (is_integer and taps <= PART_TAPS)) and shape[3] > 1
+
+
+def _window_shares(a: Arguments, shape: Sequence[int]) -> Tensor:
+    """Return the mean of each window by torch over its sum divided by all its taps, (1, H, W, 1)."""
+    (top, left), (below, beside) = a.padding, _overhang(shape, a, a.padding, (1, 1))
+    ones = torch.ones(1, *shape[1:3], 1)
+    options = (a.kernel_size, a.stride, a.padding, a.ceil_mode, a.count_include_pad, a.divisor_override)
+    inside = torch.nn.functional.pad(ones, (0, 0, left, left + beside, top, top + below))
+    counted = OPS.avg_pool2d_nhwc(inside, a.kernel_size, a.stride, [0, 0], False, True, None)
+    shares: Tensor = OPS.avg_pool2d_nhwc(ones, *options) / counted
+    return shares
 
 
 def _avg_by_taps(w: XnnBuilder, a: Arguments, x: XnnValue) -> XnnValue:
@@ -173,16 +206,11 @@ def _avg_by_taps(w: XnnBuilder, a: Arguments, x: XnnValue) -> XnnValue:
     56²×64, µs, node and convolution: 3×3, stride 2, 131 and 87; 5×5 311 and 252; 2×2, stride 2, 65 and 110.
     """
     (top, left), taps = a.padding, math.prod(a.kernel_size)
-    below, beside = _overhang(x, a, a.padding, (1, 1))
+    below, beside = _overhang(x.shape, a, a.padding, (1, 1))
     padding = (top, top + below, left, left + beside)
     weight = Scaled.of(torch.ones(1, *a.kernel_size, x.shape[3], dtype=torch.int8), torch.tensor(1 / taps))
     y = _depthwise(w, x, weight, None, a.stride, padding, (1, 1), a.shape)
-    # The divisor may differ from place to place. The mean of ones gives it.
-    ones = torch.ones(1, *x.shape[1:3], 1)
-    options = (a.kernel_size, a.stride, a.padding, a.ceil_mode, a.count_include_pad, a.divisor_override)
-    inside = torch.nn.functional.pad(ones, (0, 0, left, left + beside, top, top + below))
-    counted = OPS.avg_pool2d_nhwc(inside, a.kernel_size, a.stride, [0, 0], False, True, None)
-    factors = OPS.avg_pool2d_nhwc(ones, *options) / counted
+    factors = _window_shares(a, x.shape)  # the divisor may differ from place to place
     if torch.equal(factors, torch.ones_like(factors)):
         return y
     w.require_fixed(x.shape[1:3], "means over windows that reach beyond a picture of that size")
@@ -192,7 +220,7 @@ def _avg_by_taps(w: XnnBuilder, a: Arguments, x: XnnValue) -> XnnValue:
 def _pool(
     w: XnnBuilder, kind: str, x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Sequence[int]
 ) -> XnnValue:
-    below, beside = _overhang(x, a, padding, dilation)
+    below, beside = _overhang(x.shape, a, padding, dilation)
     return w.node(
         kind,
         a.shape,
@@ -211,11 +239,13 @@ def _pool(
     )
 
 
-def _overhang(x: XnnValue, a: Arguments, padding: Sequence[int], dilation: Sequence[int]) -> list[int]:
+def _overhang(
+    shape: Sequence[int], a: Arguments, padding: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
     """Return how far the last window of a ceil-mode pool reaches beyond the padded input, down and right."""
     return [
         max(0, (a.shape[d + 1] - 1) * a.stride[d] + dilation[d] * (a.kernel_size[d] - 1) + 1 - padded)
-        for d, padded in enumerate(x.shape[d + 1] + 2 * padding[d] for d in range(2))
+        for d, padded in enumerate(shape[d + 1] + 2 * padding[d] for d in range(2))
     ]
 
 
@@ -301,13 +331,49 @@ def _check_nearest(a: Arguments) -> str | None:
     return None
 
 
+def _convolution_kernel(a: Arguments) -> IntegerKernel:
+    is_depthwise = not hasattr(a, "output_padding") and _is_depthwise(a.groups, shape_of(a.weight_ohwi))
+    return weighted(a.weight_ohwi, a.bias, ("weight_ohwi", "bias"), None if is_depthwise else 3)
+
+
+def _max_pool_kernel(a: Arguments) -> FoundKernel:
+    return _subsample_kernel(a) if list(a.kernel_size) == [1, 1] else SELECTION
+
+
+def _subsample_kernel(a: Arguments) -> FoundKernel:
+    """Return that a pool over one pixel is made of moves, unless it pads first."""
+    sizes = zip(shape_of(a.x)[1:3], a.shape[1:3], a.stride, strict=True)
+    return None if any(size < count * step for size, count, step in sizes) else MOVE
+
+
+def _avg_pool_kernel(a: Arguments) -> FoundKernel:
+    shape, taps = shape_of(a.x), math.prod(a.kernel_size)
+    if taps == 1:
+        return _subsample_kernel(a) if a.divisor_override in (None, 1) else None
+    if _is_whole_picture(a, shape):
+        return MEAN
+    if not _is_averaged_by_taps(taps, True, shape):
+        is_one = not any(a.padding) and a.divisor_override is None
+        return "XNNPACK has no int8 AvgPooling2d" if is_one else None
+    if bool((_window_shares(a, shape) != 1).any()):
+        return None
+    ones = torch.ones(shape[3], *a.kernel_size, 1, dtype=torch.int8)
+    return weighted(Scaled.of(ones, torch.tensor(1 / taps)), None, ())
+
+
 ROWS: Mapping[Any, Row] = MappingProxyType(
     {
-        OPS.conv2d_nhwc.default: Row(_conv2d, _check_conv2d, halves=_is_summed_in_float32),
-        OPS.conv_transpose2d_nhwc.default: Row(_conv_transpose2d, _check_conv),
-        OPS.max_pool2d_nhwc.default: Row(_max_pool2d, halves=is_float16),
-        OPS.avg_pool2d_nhwc.default: Row(_avg_pool2d),
-        OPS.upsample_bilinear2d_nhwc.default: Row(_bilinear, _check_bilinear, halves=is_float16),
-        OPS.upsample_nearest2d_nhwc.default: Row(_nearest, _check_nearest, halves=is_float16),
+        OPS.conv2d_nhwc.default: Row(
+            _conv2d, _check_conv2d, halves=_is_summed_in_float32, kernel=_convolution_kernel
+        ),
+        OPS.conv_transpose2d_nhwc.default: Row(_conv_transpose2d, _check_conv, kernel=_convolution_kernel),
+        OPS.max_pool2d_nhwc.default: Row(_max_pool2d, halves=is_float16, kernel=_max_pool_kernel),
+        OPS.avg_pool2d_nhwc.default: Row(_avg_pool2d, kernel=_avg_pool_kernel),
+        OPS.upsample_bilinear2d_nhwc.default: Row(
+            _bilinear, _check_bilinear, halves=is_float16, kernel=OTHERWISE
+        ),
+        OPS.upsample_nearest2d_nhwc.default: Row(
+            _nearest, _check_nearest, halves=is_float16, kernel=TIMES_ONES
+        ),
     }
 )

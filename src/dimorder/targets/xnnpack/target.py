@@ -23,13 +23,13 @@ from dimorder.ops.convolution_kernels import cuts_phases, has_phases
 from dimorder.ops.dialect import OPS
 from dimorder.ops.resize import RESIZED_BY_PRODUCTS
 from dimorder.ops.table import PLAIN
-from dimorder.plans.network_plan import Place
 from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table, results
 from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.by_time import by_time
 from dimorder.targets.xnnpack.kernels import KernelRun
 from dimorder.targets.xnnpack.ops import FLOATS, MAX_RANK, OPERATORS, wrong_outside
+from dimorder.targets.xnnpack.partition import partition
 from dimorder.targets.xnnpack.recipes import RECIPES
 from dimorder.targets.xnnpack.spatial import PART_TAPS
 from dimorder.verification.verify import Run
@@ -48,7 +48,6 @@ class Pte(Artifact):
     delegates: int
     outside: Mapping[str, int]
     reference_run: Run | None = None
-    float_islands: tuple[tuple[Place, str], ...] = ()
     kernels: tuple[KernelRun, ...] = ()
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -77,13 +76,11 @@ def emit(
         operators=operators,
         contract=contract,
     )
-    islands = tuple((Place.of(node), reason) for node, reason in emitted.float_islands)
     return Pte(
         seal(emitted.pte),
         emitted.delegates,
         dict(emitted.outside),
         emitted.exactly,
-        tuple(dict(islands).items()),
         emitted.kernels,
     )
 
@@ -200,6 +197,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         runtime=TargetRuntime("ExecuTorch", set_threads=pte.set_threads, has_state=True),
         dynamic=DynamicSizes(partial(_sized, capabilities)),
         with_options=partial(target, operators),
+        fused=lambda program: partition(program, operators).fused(),
     )
 
 

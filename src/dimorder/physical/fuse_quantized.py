@@ -1,0 +1,330 @@
+"""Say how a target computes each float operator of a quantized program: in integers, or in floats.
+
+An operator between a dequantize and a quantize reads and writes integers, if the target's table says so.
+Every other operator that the target computes is a float island. The program itself stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node, map_arg
+
+from dimorder.graph.nodes import bound
+from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
+from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
+from dimorder.ops.table import elements_of
+from dimorder.physical.wasted_levels import clamp_range
+
+aten = torch.ops.aten
+
+# The arguments of a call by name. A constant is its tensor, every other value its node. `shape` is the
+# result's shape.
+CallArguments = SimpleNamespace
+
+
+@dataclass(frozen=True)
+class IntegerCall:
+    """A call between quantized values, as the condition of a kernel sees it.
+
+    Attributes:
+        arguments: its arguments.
+        operands: the types of its operands, weights excepted.
+        result: the type in which its result is quantized.
+    """
+
+    arguments: CallArguments
+    operands: Sequence[IntegerType]
+    result: IntegerType
+
+
+@dataclass(frozen=True)
+class IntegerKernel:
+    """A call that a target computes in integers, under a condition.
+
+    Attributes:
+        unmet: returns why the kernel does not compute a call exactly as the program does, or None.
+        weights: the names of the arguments that are its weights.
+        clamps: whether it clamps its result.
+        chooses: whether each result is one of the operands, so that integers of one type stay these.
+        unmet_dynamic: the same as `unmet` for floats that are quantized dynamically and the token of each
+            element. None means that the kernel does not quantize dynamically.
+    """
+
+    unmet: Callable[[IntegerCall], str | None]
+    weights: tuple[str, ...] = ()
+    clamps: bool = False
+    chooses: bool = False
+    unmet_dynamic: Callable[[CallArguments, Tensor], str | None] | None = None
+
+
+MOVE = IntegerKernel(lambda call: None)  # of a call that with these arguments only moves elements
+# How a target computes a call: by a kernel, in floats for a reason, or (None) in floats since it has no
+# kernel. A rule may depend on the call's arguments.
+FoundKernel: TypeAlias = IntegerKernel | str | None
+KernelRule: TypeAlias = FoundKernel | Callable[[CallArguments], FoundKernel]
+
+
+@dataclass(frozen=True)
+class IntegerTable:
+    """The operators of physical programs that a target computes in integers.
+
+    Attributes:
+        name: the target's name in reasons.
+        rules: how it computes each operator. Moves of elements need no rule.
+        no_kernel: the reason of calls without a rule.
+        constant_type: returns the type of the integers by which a kernel reads a constant, or None.
+    """
+
+    name: str
+    rules: Mapping[Any, KernelRule]
+    no_kernel: str
+    constant_type: Callable[[Tensor], IntegerType | None]
+
+
+class How(Enum):
+    """How a target computes a call of a quantized program."""
+
+    DEQUANTIZED = "dequantized"
+    TOKENS = "floats that a reader may quantize dynamically"
+    KERNEL = "in integers"
+    IN_KERNEL = "by the kernel before"
+    DYNAMIC_KERNEL = "in dynamically quantized integers"
+    ISLAND = "in floats"
+    IN_ISLAND = "in floats, by the call before"
+
+
+@dataclass(frozen=True, eq=False)
+class Annotation:
+    """How a target computes a call.
+
+    Attributes:
+        how: in integers or in floats.
+        type: the integers that a value is dequantized from, or that a kernel writes.
+        low: the lower bound of a kernel's result.
+        high: the upper bound.
+        tokens: the token of each element that a reader may quantize dynamically.
+        reason: why a call is a float island.
+    """
+
+    how: How
+    type: IntegerType | None = None
+    low: float = -math.inf
+    high: float = math.inf
+    tokens: Tensor | None = None
+    reason: str = ""
+
+    @property
+    def is_clamped(self) -> bool:
+        return (self.low, self.high) != (-math.inf, math.inf)
+
+    def __str__(self) -> str:
+        of, text = self.type, self.how.value
+        if of is not None:
+            dtype = str(of.dtype).removeprefix("torch.")
+            text += f": {dtype}, scale {of.scale:g}, zero point {of.zero_point}"
+        if self.is_clamped:
+            text += f", clamped to [{self.low:g}, {self.high:g}]"
+        return f"{text}: {self.reason}" if self.reason else text
+
+
+@dataclass(frozen=True)
+class FusedProgram:
+    """The annotations of the calls of a quantized program, in the program's sequence.
+
+    A call without an annotation computes no floats, runs outside the target, or is in a part of the program
+    without integers.
+    """
+
+    annotations: Mapping[Node, Annotation] = field(default_factory=dict)
+
+    def how(self, node: Node | None) -> How | None:
+        """Return how a call is computed, or None if it has no annotation."""
+        return None if node is None or node not in self.annotations else self.annotations[node].how
+
+    @property
+    def float_islands(self) -> dict[Node, str]:
+        """The calls in float32, with the reasons."""
+        return {node: each.reason for node, each in self.annotations.items() if each.how is How.ISLAND}
+
+    def __str__(self) -> str:
+        width = max((len(node.name) for node in self.annotations), default=0)
+        return "\n".join(f"{node.name:{width}}  {each}" for node, each in self.annotations.items())
+
+
+def fuse_quantized(
+    graph: Graph, constants: Mapping[Node, Tensor], table: IntegerTable, parts: Mapping[Node, int]
+) -> FusedProgram:
+    """Return how a target computes each float call of a quantized program.
+
+    Args:
+        graph: The physical program's graph.
+        constants: The values of its constants.
+        table: The target's integer kernels.
+        parts: The part of the program in which the target computes a call. Other calls run outside. Parts
+            pass each other floats as floats.
+    """
+    fuser = _Fuser(constants, table, parts)
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node in parts and isinstance(value, Tensor) and value.is_floating_point():
+            fuser.add(node)
+    return FusedProgram({node: fuser.found[node] for node in graph.nodes if node in fuser.found})
+
+
+class _Fuser:
+    def __init__(
+        self, constants: Mapping[Node, Tensor], table: IntegerTable, parts: Mapping[Node, int]
+    ) -> None:
+        self.constants, self.table, self.parts = constants, table, parts
+        self.found: dict[Node, Annotation] = {}
+        # In other parts than these only dynamic quantization makes islands.
+        self.integer_parts = {part for node, part in parts.items() if node.target in (QUANTIZE, DEQUANTIZE)}
+
+    def add(self, node: Node) -> None:
+        """Annotate a call, and what it computes besides, unless a call before it computes it."""
+        if node in self.found:
+            return
+        rule = self._rule(node)
+        annotation = self._annotation(node, rule)
+        if annotation is None:
+            return
+        self.found[node] = annotation
+        reader = self._only_reader(node)
+        clamps = isinstance(rule, IntegerKernel) and rule.clamps and clamp_range(reader) is not None
+        if annotation.how is How.ISLAND and clamps and reader is not None:
+            self.found[reader] = Annotation(How.IN_ISLAND)
+
+    def _annotation(self, node: Node, rule: FoundKernel) -> Annotation | None:
+        if node.target is aten._to_copy.default:
+            return None
+        if node.target is DEQUANTIZE:
+            return Annotation(How.DEQUANTIZED, _type_of(node))
+        if node.target is FAKE_QUANTIZE_DYNAMIC:
+            return Annotation(How.TOKENS, tokens=_tokens(node))
+        operands = [self._operand(node, value) for value in self._operands(node, rule)]
+        if rule is MOVE:
+            return _moved(node, operands)
+        tokens = [each.tokens for each in operands if each is not None and each.tokens is not None]
+        if tokens:
+            reason = self._unmet_dynamic(node, rule, tokens[0])
+            return Annotation(How.DYNAMIC_KERNEL) if reason is None else _island(reason)
+        if self.parts[node] not in self.integer_parts:
+            return None
+        if rule is None or isinstance(rule, str):
+            return _island(rule or self.table.no_kernel)
+        dequantized = [each.type for each in operands if each is not None and each.how is How.DEQUANTIZED]
+        types = [of for of in dequantized if of is not None]
+        known = types if len(types) == len(operands) else None
+        if rule.chooses and known and {*known} == {known[0]} and self.found.keys() >= {*node.all_input_nodes}:
+            return operands[0]
+        return self._in_kernel(node, rule, known)
+
+    def _in_kernel(
+        self, node: Node, kernel: IntegerKernel, types: Sequence[IntegerType] | None
+    ) -> Annotation:
+        """Annotate a call that has a kernel, and all that the kernel computes after it."""
+        computed, (low, high) = [node], (-math.inf, math.inf)
+        while computed[-1].target is not QUANTIZE:
+            reader = self._only_reader(computed[-1])
+            bounds = clamp_range(reader) if kernel.clamps else None
+            if bounds is not None:
+                low, high = (min(max(bound, bounds[0]), bounds[1]) for bound in (low, high))
+            elif reader is None or not (reader.target is QUANTIZE or self._moves_one(reader)):
+                return _island("a result that is not quantised")
+            assert reader is not None
+            computed.append(reader)
+        if types is None or node.meta["val"].dtype != torch.float32:
+            return _island("an operand that is not quantised")
+        result = _type_of(computed[-1])
+        reason = kernel.unmet(IntegerCall(self._arguments(node), types, result))
+        if reason is not None:
+            return _island(reason)
+        self.found.update(dict.fromkeys(computed[1:], Annotation(How.IN_KERNEL)))
+        return Annotation(How.KERNEL, result, low, high)
+
+    def _only_reader(self, node: Node) -> Node | None:
+        """Return the call of the same part that alone reads a value, or None."""
+        reader = next(iter(node.users), None)
+        is_alone = len(node.users) == 1 and reader is not None and self.parts.get(reader) == self.parts[node]
+        return reader if is_alone else None
+
+    def _unmet_dynamic(self, node: Node, rule: FoundKernel, tokens: Tensor) -> str | None:
+        unmet = rule.unmet_dynamic if isinstance(rule, IntegerKernel) else None
+        if unmet is None:
+            return f"{self.table.name} has no {node.target} that quantises dynamically"
+        return unmet(self._arguments(node), tokens)
+
+    def _rule(self, node: Node) -> FoundKernel:
+        rule = self.table.rules.get(node.target)
+        computed = rule(self._arguments(node)) if callable(rule) else rule
+        return MOVE if computed is None and elements_of(node.target).moves else computed
+
+    def _arguments(self, node: Node) -> CallArguments:
+        given = bound(node.target, node.args, node.kwargs)
+        held = map_arg(given, lambda read: self.constants.get(read, read))
+        return SimpleNamespace(**held, shape=tuple(node.meta["val"].shape))
+
+    def _operands(self, node: Node, rule: FoundKernel) -> list[Any]:
+        """Return the operands of a call: values, and the number that a kernel reads beside one."""
+        given = bound(node.target, node.args, node.kwargs)
+        for name in rule.weights if isinstance(rule, IntegerKernel) else ():
+            del given[name]
+        if isinstance(rule, IntegerKernel) and "other" in given:
+            return [given["self"], given["other"]]
+        found: dict[Node, None] = {}
+        map_arg(given, lambda read: found.setdefault(read))
+        return list(found)
+
+    def _operand(self, node: Node, value: Any) -> Annotation | None:
+        """Return the annotation of an operand of a call. That of a constant is made here."""
+        if isinstance(value, Node) and value not in self.constants:
+            return self.found.get(value) if self.parts.get(value) == self.parts[node] else None
+        constant = self.constants[value] if isinstance(value, Node) else torch.tensor([float(value)])
+        of = self.table.constant_type(constant)
+        return None if of is None else Annotation(How.DEQUANTIZED, of)
+
+    def _moves_one(self, node: Node) -> bool:
+        return len(node.all_input_nodes) == 1 and self._rule(node) is MOVE
+
+
+def _island(reason: str) -> Annotation:
+    return Annotation(How.ISLAND, reason=reason)
+
+
+def _moved(node: Node, operands: Sequence[Annotation | None]) -> Annotation | None:
+    """Return what a move makes of its operands: integers of one type, or tokens."""
+    known = [each for each in operands if each is not None]
+    if len(known) < len(operands) or len({(each.how, each.type) for each in known}) != 1:
+        return None
+    if known[0].how is How.DEQUANTIZED:
+        return known[0]
+    moved, end = dict[Node, Tensor](), 0
+    for read, each in zip(node.all_input_nodes, known, strict=True):
+        if each.tokens is None:
+            return None
+        moved[read] = each.tokens + end
+        end = int(moved[read].max()) + 1
+    args, kwargs = map_arg((node.args, node.kwargs), moved.__getitem__)
+    target: Any = node.target
+    return Annotation(How.TOKENS, tokens=target(*args, **kwargs))
+
+
+def _tokens(node: Node) -> Tensor:
+    """Return the number of the token of each element."""
+    given, shape = bound(node.target, node.args, node.kwargs), tuple(node.meta["val"].shape)
+    kept = [1 if d in given["dims"] else size for d, size in enumerate(shape)]
+    return torch.arange(math.prod(kept)).reshape(kept).expand(shape).contiguous()
+
+
+def _type_of(node: Node) -> IntegerType:
+    """Return the type of a quantize or dequantize."""
+    given = bound(node.target, node.args, node.kwargs)
+    return IntegerType(given["dtype"], given["scale"], given["zero_point"])

@@ -1,0 +1,185 @@
+"""Say under which conditions XNNPACK's int8 kernels compute what a quantized program does.
+
+XNNPACK checks some of these conditions when it makes a runtime. Under the others its kernels are exact: they
+give the integers that are quantized next. The rows of the physical operators name their kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dimorder.graph.quantized import Integers, IntegerType, Scaled
+from dimorder.physical.fuse_quantized import CallArguments, IntegerCall, IntegerKernel
+
+ALONE = "no int8 kernel computes it alone"
+OTHERWISE = "XNNPACK's int8 kernel rounds otherwise than what is quantised next"
+_UNIT = 64  # a power of 2, so that a scale times it is exact; large, so that sums of it have fine multipliers
+
+
+def shape_of(operand: Any) -> tuple[int, ...]:
+    """Return the shape of a rule's operand: a constant, or a node."""
+    return tuple((operand if isinstance(operand, Tensor) else operand.meta["val"]).shape)
+
+
+# -- constants -----------------------------------------------------------------------------------------------
+
+
+def integers_of(constant: Any) -> Integers | None:
+    """Return the integers that a constant is made of, if it is a constant and made of integers."""
+    return constant.integers if isinstance(constant, Scaled) else None
+
+
+def operand_integers(numbers: Tensor, integers: Integers | None) -> Integers | None:
+    """Return the int8 with one scale by which a kernel reads a constant operand, or None.
+
+    `integers` are those that its numbers are made of. Numbers that are all one number or its negative are
+    exact integers too.
+    """
+    if integers is None:
+        magnitude = float(numbers.abs().max())
+        if not 0 < magnitude < math.inf or not bool((numbers.abs() == magnitude).all()):
+            return None
+        values = (numbers.sign() * _UNIT).to(torch.int8)
+        return Integers(values, torch.tensor(magnitude / _UNIT).expand(values.shape))
+    return integers if integers.values.dtype == torch.int8 and integers.scale is not None else None
+
+
+def operand_type(constant: Tensor) -> IntegerType | None:
+    """Return what the integers of a constant operand stand for, or None if no kernel reads it."""
+    integers = operand_integers(constant, integers_of(constant))
+    return None if integers is None else type_of(integers)
+
+
+def type_of(integers: Integers) -> IntegerType:
+    """Return what a constant's integers with one scale stand for."""
+    assert integers.scale is not None
+    return IntegerType(integers.values.dtype, integers.scale, integers.zero_point)
+
+
+def _unfit_weight(integers: Integers | None) -> str | None:
+    """Return why a constant, with its output channels first, cannot be the weight or bias of a kernel."""
+    if integers is None:
+        return "a weight that is not int8 with one scale per output channel and one zero point"
+    if integers.zero_point:
+        return f"a weight with the zero point {integers.zero_point}"
+    if integers.along(0) is None:
+        groups = None if integers.group_size() in (None, 1) else unfit_4_bits(integers)
+        return groups or "a weight with scales along another dimension than its output channels"
+    return None
+
+
+def unfit_4_bits(integers: Integers | None) -> str | None:
+    """Return why a constant cannot be a matrix of 4-bit integers."""
+    size = None if integers is None else integers.group_size()
+    if integers is None or size is None or integers.zero_point:
+        return "a weight that is not quantised by rows"
+    if size % 32 and size != integers.values.shape[1]:
+        return f"a weight with a scale for every {size} inputs, where XNNPACK takes multiples of 32"
+    if integers.values.shape[1] % 2:
+        return "an odd number of inputs, of which XNNPACK's products with 4 bits are off by 3e-3"
+    least, most = torch.aminmax(integers.values)
+    if least < -8 or most > 7:
+        return f"a weight of 8 bits with a scale for every {size} inputs, which XNNPACK has for 4 bits"
+    return None
+
+
+# -- kernels -------------------------------------------------------------------------------------------------
+
+
+def _kernel(unmet: Callable[[IntegerCall], str | None], **more: Any) -> IntegerKernel:
+    """Return the kernel with this condition, for signed integers."""
+
+    def unmet_of_signed(call: IntegerCall) -> str | None:
+        if any(of.dtype == torch.uint8 for of in (*call.operands, call.result)):
+            return "unsigned integers, which only the boundary has"
+        return unmet(call)
+
+    return IntegerKernel(unmet_of_signed, **more)
+
+
+def _ratio(low: float, high: float) -> Callable[[IntegerCall], str | None]:
+    """Require that every ratio of an operand's scale to the result's is in [low, high)."""
+
+    def unmet(call: IntegerCall) -> str | None:
+        for ratio in (of.scale / call.result.scale for of in call.operands):
+            if not low <= ratio < high:
+                return f"a ratio of scales of {ratio:g}, outside of {low:g} to {high:g}"
+        return None
+
+    return unmet
+
+
+def _product(call: IntegerCall) -> str | None:
+    left, right = call.operands
+    ratio = left.scale * right.scale / call.result.scale
+    return None if 2**-16 <= ratio < 2**8 else f"a ratio of scales of {ratio:g}, outside of 2^-16 to 2^8"
+
+
+def _matrices(call: IntegerCall) -> str | None:
+    zero_point = call.operands[1].zero_point
+    return f"a right matrix with the zero point {zero_point}" if zero_point else _product(call)
+
+
+def _times_ones(call: IntegerCall) -> str | None:
+    ones = IntegerType(torch.int8, 1 / _UNIT, 0)
+    return _product(IntegerCall(call.arguments, (*call.operands, ones), call.result))
+
+
+def _same(call: IntegerCall) -> str | None:
+    is_same = all(of == call.result for of in call.operands)
+    return None if is_same else "operands and a result of different scales"
+
+
+FUNCTION, CHOICE = _kernel(lambda call: None), _kernel(lambda call: None, chooses=True)
+TIMES, TIMES_ONES, MATRICES = (
+    _kernel(_product, clamps=True),
+    _kernel(_times_ones, clamps=True),
+    _kernel(_matrices),
+)
+PLUS, MEAN, SELECTION = (
+    _kernel(_ratio(2**-10, 2**8), clamps=True),
+    _kernel(_ratio(2**-8, 2**8)),
+    _kernel(_same),
+)
+
+
+def weighted(weight: Any, bias: Any, names: tuple[str, ...], nonbatch: int | None = None) -> IntegerKernel:
+    """Return the kernel of sums of products with a constant weight, whose first dimension is its outputs.
+
+    Args:
+        weight: the weight.
+        bias: the bias, or None.
+        names: the names of both among the arguments of the call.
+        nonbatch: the number of last dimensions that XNNPACK quantises dynamically by one scale.
+    """
+    integers = integers_of(weight)
+
+    def unmet(call: IntegerCall) -> str | None:
+        reason = _unfit_weight(integers)
+        if reason is None and bias is not None:
+            reason = _unfit_weight(integers_of(bias))
+        if reason is not None or integers is None:
+            return reason
+        ratio = call.operands[0].scale / call.result.scale
+        ends = [float(scale) * ratio for scale in torch.aminmax(integers.scales)]
+        fits = all(2**-32 <= end < 256 for end in ends)
+        return None if fits else f"a ratio of scales of {ends[0]:g}, outside of {2**-32:g} to 256"
+
+    def unmet_dynamic(arguments: CallArguments, tokens: Tensor) -> str | None:
+        if nonbatch is None:
+            return "XNNPACK has no DepthwiseConv2d that quantises dynamically"
+        rows = tokens.flatten(-nonbatch)
+        if not bool((rows == rows[..., :1]).all()):
+            return "several scales within what XNNPACK quantises by one"
+        if nonbatch == 1 and unfit_4_bits(integers) is None:
+            return None
+        if integers is None:
+            return "a weight that is not quantised, or by several zero points"
+        return _unfit_weight(integers)
+
+    return _kernel(unmet, weights=names, clamps=True, unmet_dynamic=unmet_dynamic)
