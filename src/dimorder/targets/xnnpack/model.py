@@ -192,11 +192,6 @@ def _fields_and_bounds(node: GraphNode) -> tuple[_Fields, tuple[float, float]]:
     return node.attributes.xnode_union, (float(bounds.output_min), float(bounds.output_max))
 
 
-def move(kind: str, fields: _Fields, shape: Sequence[int], *operands: Tensor) -> Tensor:
-    """Return the result of a node that moves elements."""
-    return _FLOAT[kind](fields, *operands).reshape(tuple(shape))
-
-
 # -- how each family rounds; the results are clamped afterwards ----------------------------------------------
 
 
