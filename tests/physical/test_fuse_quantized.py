@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,7 @@ from torch import Tensor, nn
 
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.dialect import OPS
-from dimorder.physical.fuse_quantized import (
-    MOVE,
-    CallArguments,
-    IntegerCall,
-    IntegerKernel,
-    IntegerTable,
-    fuse_quantized,
-)
+from dimorder.physical.fuse_quantized import MOVE, IntegerKernel, fuse_quantized
 from dimorder.targets.program_io import read_signature
 
 aten = torch.ops.aten
@@ -37,28 +30,27 @@ def dequantised(x: Tensor, scale: float, zero_point: int) -> Tensor:
     return DEQUANTIZE(x, scale, zero_point, *INT8)
 
 
-def _unmet(call: IntegerCall) -> str | None:
-    return "a coarse operand" if any(of.scale > 1 for of in call.operands) else None
+def _unmet(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
+    return "a coarse operand" if any(of.scale > 1 for of in operands) else None
 
 
-def _by_rows(arguments: CallArguments, tokens: Tensor) -> str | None:
+def _by_rows(tokens: Tensor) -> str | None:
     return None if bool((tokens == tokens[..., :1]).all()) else "tokens that are not rows"
 
 
-TABLE = IntegerTable(
-    "Toy",
-    {
-        aten.linear.default: IntegerKernel(_unmet, ("weight", "bias"), clamps=True, unmet_dynamic=_by_rows),
-        aten.add.Tensor: lambda a: IntegerKernel(_unmet, clamps=True) if a.alpha == 1 else None,
-        aten.sigmoid.default: IntegerKernel(_unmet),
-        aten.relu.default: IntegerKernel(_unmet),
-        aten.maximum.default: IntegerKernel(_unmet, chooses=True),
-        aten.pow.Tensor_Scalar: lambda a: MOVE if a.exponent == 1 else None,
-        aten.softmax.int: "Toy has no softmax",
-    },
-    "no kernel",
-    lambda constant: IntegerType(torch.int8, float(constant), 0) if constant.numel() == 1 else None,
-)
+RULES = {
+    aten.linear.default: IntegerKernel(_unmet, ("weight", "bias"), clamps=True, unmet_dynamic=_by_rows),
+    aten.add.Tensor: lambda a: IntegerKernel(_unmet, clamps=True) if a.alpha == 1 else None,
+    aten.sigmoid.default: IntegerKernel(_unmet),
+    aten.relu.default: IntegerKernel(_unmet),
+    aten.maximum.default: IntegerKernel(_unmet, chooses=True),
+    aten.pow.Tensor_Scalar: lambda a: MOVE if a.exponent == 1 else None,
+    aten.softmax.int: "Toy has no softmax",
+}
+
+
+def constant_type(constant: Tensor) -> IntegerType | None:
+    return IntegerType(torch.int8, float(constant), 0) if constant.numel() == 1 else None
 
 
 def annotated(forward: Callable[..., Any], *inputs: Tensor) -> str:
@@ -74,7 +66,7 @@ def annotated(forward: Callable[..., Any], *inputs: Tensor) -> str:
     constants = read_signature(program).constants
     calls = [node for node in program.graph.nodes if node.op == "call_function" and node not in constants]
     parts = {node: 0 for node in calls if node.target is not aten.log1p.default}
-    return str(fuse_quantized(program.graph, constants, TABLE, parts))
+    return str(fuse_quantized(program.graph, constants, parts, RULES, constant_type))
 
 
 X = torch.ones(3, 7)
@@ -150,9 +142,9 @@ dequantize_per_tensor_1  dequantized: int8, scale 0.5, zero point 3
 softmax                  in floats: Toy has no softmax
 sigmoid                  in floats: a coarse operand
 maximum                  in floats: a result that is not quantised
-exp                      in floats: no kernel
+exp                      in floats: no int8 kernel computes it alone
 sigmoid_1                in floats: an operand that is not quantised
-add                      in floats: no kernel""",
+add                      in floats: no int8 kernel computes it alone""",
     clamped_island: """\
 add   in floats: an operand that is not quantised
 relu  in floats, by the call before""",

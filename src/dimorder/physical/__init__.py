@@ -1,6 +1,6 @@
 """Try out and simplify physical programs: dense tensors in planned orders, with explicit conversions.
 
 `dry_run` says which operators an implementation would write. `fuse_pad_into_conv`, `keep_unit_dims`,
-`quantize_before_join` and `quantized_to_aten` are passes on a written program. `fuse_quantized` says which of its
-calls a target computes in integers, `wasted_levels` measures it. Nothing here chooses an order.
+`quantize_before_join` and `quantized_to_aten` are passes on a written program. `fuse_quantized` annotates one
+with what a target computes in integers, and `wasted_levels` measures one. Nothing here chooses an order.
 """

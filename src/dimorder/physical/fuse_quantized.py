@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -31,62 +32,34 @@ CallArguments = SimpleNamespace
 
 
 @dataclass(frozen=True)
-class IntegerCall:
-    """A call between quantized values, as the condition of a kernel sees it.
-
-    Attributes:
-        arguments: its arguments.
-        operands: the types of its operands, weights excepted.
-        result: the type in which its result is quantized.
-    """
-
-    arguments: CallArguments
-    operands: Sequence[IntegerType]
-    result: IntegerType
-
-
-@dataclass(frozen=True)
 class IntegerKernel:
     """A call that a target computes in integers, under a condition.
 
     Attributes:
-        unmet: returns why the kernel does not compute a call exactly as the program does, or None.
+        unmet: takes the types of the operands that are no weights, and the type in which the result is
+            quantized. Returns why the kernel does not compute exactly that, or None.
         weights: the names of the arguments that are its weights.
         clamps: whether it clamps its result.
         chooses: whether each result is one of the operands, so that integers of one type stay these.
-        unmet_dynamic: the same as `unmet` for floats that are quantized dynamically and the token of each
-            element. None means that the kernel does not quantize dynamically.
+        unmet_dynamic: takes the token of each element of floats that are quantized dynamically. Returns why
+            the kernel cannot read these, or None.
     """
 
-    unmet: Callable[[IntegerCall], str | None]
+    unmet: Callable[[Sequence[IntegerType], IntegerType], str | None]
     weights: tuple[str, ...] = ()
     clamps: bool = False
     chooses: bool = False
-    unmet_dynamic: Callable[[CallArguments, Tensor], str | None] | None = None
+    unmet_dynamic: Callable[[Tensor], str | None] = lambda tokens: "no kernel of it quantises dynamically"
 
 
-MOVE = IntegerKernel(lambda call: None)  # of a call that with these arguments only moves elements
+MOVE = IntegerKernel(lambda operands, result: None)  # of a call that only moves elements
 # How a target computes a call: by a kernel, in floats for a reason, or (None) in floats since it has no
 # kernel. A rule may depend on the call's arguments.
 FoundKernel: TypeAlias = IntegerKernel | str | None
 KernelRule: TypeAlias = FoundKernel | Callable[[CallArguments], FoundKernel]
 
 
-@dataclass(frozen=True)
-class IntegerTable:
-    """The operators of physical programs that a target computes in integers.
-
-    Attributes:
-        name: the target's name in reasons.
-        rules: how it computes each operator. Moves of elements need no rule.
-        no_kernel: the reason of calls without a rule.
-        constant_type: returns the type of the integers by which a kernel reads a constant, or None.
-    """
-
-    name: str
-    rules: Mapping[Any, KernelRule]
-    no_kernel: str
-    constant_type: Callable[[Tensor], IntegerType | None]
+NO_KERNEL = "no int8 kernel computes it alone"
 
 
 class How(Enum):
@@ -160,18 +133,23 @@ class FusedProgram:
 
 
 def fuse_quantized(
-    graph: Graph, constants: Mapping[Node, Tensor], table: IntegerTable, parts: Mapping[Node, int]
+    graph: Graph,
+    constants: Mapping[Node, Tensor],
+    parts: Mapping[Node, int],
+    rules: Mapping[Any, KernelRule],
+    constant_type: Callable[[Tensor], IntegerType | None],
 ) -> FusedProgram:
     """Return how a target computes each float call of a quantized program.
 
     Args:
         graph: The physical program's graph.
         constants: The values of its constants.
-        table: The target's integer kernels.
         parts: The part of the program in which the target computes a call. Other calls run outside. Parts
             pass each other floats as floats.
+        rules: How the target computes each operator. Operators that always move elements need no rule.
+        constant_type: Returns the type of the integers by which a kernel reads a constant, or None.
     """
-    fuser = _Fuser(constants, table, parts)
+    fuser = _Fuser(constants, parts, rules, constant_type)
     for node in graph.nodes:
         value = node.meta.get("val")
         if node in parts and isinstance(value, Tensor) and value.is_floating_point():
@@ -179,14 +157,18 @@ def fuse_quantized(
     return FusedProgram({node: fuser.found[node] for node in graph.nodes if node in fuser.found})
 
 
+@dataclass
 class _Fuser:
-    def __init__(
-        self, constants: Mapping[Node, Tensor], table: IntegerTable, parts: Mapping[Node, int]
-    ) -> None:
-        self.constants, self.table, self.parts = constants, table, parts
-        self.found: dict[Node, Annotation] = {}
-        # In other parts than these only dynamic quantization makes islands.
-        self.integer_parts = {part for node, part in parts.items() if node.target in (QUANTIZE, DEQUANTIZE)}
+    constants: Mapping[Node, Tensor]
+    parts: Mapping[Node, int]
+    rules: Mapping[Any, KernelRule]
+    constant_type: Callable[[Tensor], IntegerType | None]
+    found: dict[Node, Annotation] = field(default_factory=dict)
+
+    @cached_property
+    def integer_parts(self) -> set[int]:
+        """The parts with integers. In other parts only dynamic quantization makes islands."""
+        return {part for node, part in self.parts.items() if node.target in (QUANTIZE, DEQUANTIZE)}
 
     def add(self, node: Node) -> None:
         """Annotate a call, and what it computes besides, unless a call before it computes it."""
@@ -214,12 +196,13 @@ class _Fuser:
             return _moved(node, operands)
         tokens = [each.tokens for each in operands if each is not None and each.tokens is not None]
         if tokens:
-            reason = self._unmet_dynamic(node, rule, tokens[0])
+            kernel = rule if isinstance(rule, IntegerKernel) else MOVE
+            reason = kernel.unmet_dynamic(tokens[0])
             return Annotation(How.DYNAMIC_KERNEL) if reason is None else _island(reason)
         if self.parts[node] not in self.integer_parts:
             return None
         if rule is None or isinstance(rule, str):
-            return _island(rule or self.table.no_kernel)
+            return _island(rule or NO_KERNEL)
         dequantized = [each.type for each in operands if each is not None and each.how is How.DEQUANTIZED]
         types = [of for of in dequantized if of is not None]
         known = types if len(types) == len(operands) else None
@@ -244,7 +227,7 @@ class _Fuser:
         if types is None or node.meta["val"].dtype != torch.float32:
             return _island("an operand that is not quantised")
         result = _type_of(computed[-1])
-        reason = kernel.unmet(IntegerCall(self._arguments(node), types, result))
+        reason = kernel.unmet(types, result)
         if reason is not None:
             return _island(reason)
         self.found.update(dict.fromkeys(computed[1:], Annotation(How.IN_KERNEL)))
@@ -256,14 +239,8 @@ class _Fuser:
         is_alone = len(node.users) == 1 and reader is not None and self.parts.get(reader) == self.parts[node]
         return reader if is_alone else None
 
-    def _unmet_dynamic(self, node: Node, rule: FoundKernel, tokens: Tensor) -> str | None:
-        unmet = rule.unmet_dynamic if isinstance(rule, IntegerKernel) else None
-        if unmet is None:
-            return f"{self.table.name} has no {node.target} that quantises dynamically"
-        return unmet(self._arguments(node), tokens)
-
     def _rule(self, node: Node) -> FoundKernel:
-        rule = self.table.rules.get(node.target)
+        rule = self.rules.get(node.target)
         computed = rule(self._arguments(node)) if callable(rule) else rule
         return MOVE if computed is None and elements_of(node.target).moves else computed
 
@@ -288,7 +265,7 @@ class _Fuser:
         if isinstance(value, Node) and value not in self.constants:
             return self.found.get(value) if self.parts.get(value) == self.parts[node] else None
         constant = self.constants[value] if isinstance(value, Node) else torch.tensor([float(value)])
-        of = self.table.constant_type(constant)
+        of = self.constant_type(constant)
         return None if of is None else Annotation(How.DEQUANTIZED, of)
 
     def _moves_one(self, node: Node) -> bool:

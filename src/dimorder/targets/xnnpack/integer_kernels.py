@@ -7,17 +7,17 @@ give the integers that are quantized next. The rows of the physical operators na
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from dimorder.graph.quantized import Integers, IntegerType, Scaled
-from dimorder.physical.fuse_quantized import CallArguments, IntegerCall, IntegerKernel
+from dimorder.physical.fuse_quantized import IntegerKernel
 
-ALONE = "no int8 kernel computes it alone"
 OTHERWISE = "XNNPACK's int8 kernel rounds otherwise than what is quantised next"
+_Condition: TypeAlias = "Callable[[Sequence[IntegerType], IntegerType], str | None]"
 _UNIT = 64  # a power of 2, so that a scale times it is exact; large, so that sums of it have fine multipliers
 
 
@@ -91,22 +91,22 @@ def unfit_4_bits(integers: Integers | None) -> str | None:
 # -- kernels -------------------------------------------------------------------------------------------------
 
 
-def _kernel(unmet: Callable[[IntegerCall], str | None], **more: Any) -> IntegerKernel:
+def _kernel(unmet: _Condition = lambda operands, result: None, **more: Any) -> IntegerKernel:
     """Return the kernel with this condition, for signed integers."""
 
-    def unmet_of_signed(call: IntegerCall) -> str | None:
-        if any(of.dtype == torch.uint8 for of in (*call.operands, call.result)):
+    def unmet_of_signed(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
+        if any(of.dtype == torch.uint8 for of in (*operands, result)):
             return "unsigned integers, which only the boundary has"
-        return unmet(call)
+        return unmet(operands, result)
 
     return IntegerKernel(unmet_of_signed, **more)
 
 
-def _ratio(low: float, high: float) -> Callable[[IntegerCall], str | None]:
+def _ratio(low: float, high: float) -> _Condition:
     """Require that every ratio of an operand's scale to the result's is in [low, high)."""
 
-    def unmet(call: IntegerCall) -> str | None:
-        for ratio in (of.scale / call.result.scale for of in call.operands):
+    def unmet(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
+        for ratio in (of.scale / result.scale for of in operands):
             if not low <= ratio < high:
                 return f"a ratio of scales of {ratio:g}, outside of {low:g} to {high:g}"
         return None
@@ -114,38 +114,28 @@ def _ratio(low: float, high: float) -> Callable[[IntegerCall], str | None]:
     return unmet
 
 
-def _product(call: IntegerCall) -> str | None:
-    left, right = call.operands
-    ratio = left.scale * right.scale / call.result.scale
+def _product(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
+    ratio = math.prod(of.scale for of in operands) / result.scale
     return None if 2**-16 <= ratio < 2**8 else f"a ratio of scales of {ratio:g}, outside of 2^-16 to 2^8"
 
 
-def _matrices(call: IntegerCall) -> str | None:
-    zero_point = call.operands[1].zero_point
-    return f"a right matrix with the zero point {zero_point}" if zero_point else _product(call)
+def _matrices(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
+    zero_point = operands[1].zero_point
+    return f"a right matrix with the zero point {zero_point}" if zero_point else _product(operands, result)
 
 
-def _times_ones(call: IntegerCall) -> str | None:
-    ones = IntegerType(torch.int8, 1 / _UNIT, 0)
-    return _product(IntegerCall(call.arguments, (*call.operands, ones), call.result))
+def _times_ones(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
+    return _product((*operands, IntegerType(torch.int8, 1 / _UNIT, 0)), result)
 
 
-def _same(call: IntegerCall) -> str | None:
-    is_same = all(of == call.result for of in call.operands)
-    return None if is_same else "operands and a result of different scales"
+def _same(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
+    return None if {*operands} == {result} else "operands and a result of different scales"
 
 
-FUNCTION, CHOICE = _kernel(lambda call: None), _kernel(lambda call: None, chooses=True)
-TIMES, TIMES_ONES, MATRICES = (
-    _kernel(_product, clamps=True),
-    _kernel(_times_ones, clamps=True),
-    _kernel(_matrices),
-)
-PLUS, MEAN, SELECTION = (
-    _kernel(_ratio(2**-10, 2**8), clamps=True),
-    _kernel(_ratio(2**-8, 2**8)),
-    _kernel(_same),
-)
+FUNCTION, CHOICE, SELECTION = _kernel(), _kernel(chooses=True), _kernel(_same)
+TIMES, TIMES_ONES = _kernel(_product, clamps=True), _kernel(_times_ones, clamps=True)
+MATRICES, MEAN = _kernel(_matrices), _kernel(_ratio(2**-8, 2**8))
+PLUS = _kernel(_ratio(2**-10, 2**8), clamps=True)
 
 
 def weighted(weight: Any, bias: Any, names: tuple[str, ...], nonbatch: int | None = None) -> IntegerKernel:
@@ -159,18 +149,18 @@ def weighted(weight: Any, bias: Any, names: tuple[str, ...], nonbatch: int | Non
     """
     integers = integers_of(weight)
 
-    def unmet(call: IntegerCall) -> str | None:
+    def unmet(operands: Sequence[IntegerType], result: IntegerType) -> str | None:
         reason = _unfit_weight(integers)
         if reason is None and bias is not None:
             reason = _unfit_weight(integers_of(bias))
         if reason is not None or integers is None:
             return reason
-        ratio = call.operands[0].scale / call.result.scale
+        ratio = operands[0].scale / result.scale
         ends = [float(scale) * ratio for scale in torch.aminmax(integers.scales)]
         fits = all(2**-32 <= end < 256 for end in ends)
         return None if fits else f"a ratio of scales of {ends[0]:g}, outside of {2**-32:g} to 256"
 
-    def unmet_dynamic(arguments: CallArguments, tokens: Tensor) -> str | None:
+    def unmet_dynamic(tokens: Tensor) -> str | None:
         if nonbatch is None:
             return "XNNPACK has no DepthwiseConv2d that quantises dynamically"
         rows = tokens.flatten(-nonbatch)

@@ -13,12 +13,12 @@ from torch.fx import Node
 
 from dimorder.capture.integer_boundary import integer_type
 from dimorder.ops.quantization import is_quantised
-from dimorder.physical.fuse_quantized import FusedProgram, IntegerTable, fuse_quantized
+from dimorder.physical.fuse_quantized import FusedProgram, fuse_quantized
 from dimorder.sizes.specialization import DynamicCall
 from dimorder.targets.delegate import empty, is_channels_last
 from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import Table, results
-from dimorder.targets.xnnpack.integer_kernels import ALONE, operand_type
+from dimorder.targets.xnnpack.integer_kernels import operand_type
 
 aten = torch.ops.aten
 
@@ -64,8 +64,7 @@ class Partition:
             return FusedProgram()
         parts = {node: stage for node, stage in self.stage.items() if self.is_computed(node)}
         rules = {target: row.kernel for target, row in self.operators.rows.items()}
-        table = IntegerTable("XNNPACK", rules, ALONE, operand_type)
-        return fuse_quantized(self.program.graph, self.constants, table, parts)
+        return fuse_quantized(self.program.graph, self.constants, parts, rules, operand_type)
 
     def delegates(self) -> Iterator[tuple[int, list[Node]]]:
         for stage in sorted({s for s in self.stage.values() if s % 2 == 0}):
