@@ -157,6 +157,8 @@ def _linear_as_product(c: Call) -> None:
     """Lower to x times the transposed weight, with the channels innermost."""
     weight, bias = _relaid(c)
     groups = c.ending_in("k")
+    if len(groups) == 1:
+        groups = [[], *groups]  # a row of a matrix, for no target multiplies a vector
     y = c.b.call(aten.matmul.default, c.take(0, groups), c.constant(weight.t(), 1))
     if bias is not None:
         y = c.b.call(aten.add.Tensor, y, c.constant(bias, 2))
