@@ -50,6 +50,10 @@ class CommandParser(argparse.ArgumentParser):
         lists = [_choices_text(option, kind) for option, kind in self.offers]
         return "\n".join([super().format_help(), *lists, *([_targets_text()] if self.lists_targets else [])])
 
+    def add_list(self, *flags: str, **how: Any) -> None:
+        """Add an option that may be given several times."""
+        self.add_argument(*flags, action="append", default=[], **how)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(self.prog, message, f"see {self.prog} --help")
 
@@ -66,26 +70,16 @@ def network_options(parser: CommandParser) -> None:
         "--target",
         help="what to lower for, of the targets below (default: the one that writes -o's file, or torch)",
     )
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the target, of those below",
-    )
-    parser.add_argument(
+    parser.add_list("--option", metavar="NAME=VALUE", help="an option of the target, of those below")
+    parser.add_list(
         "--range",
-        action="append",
-        default=[],
         type=sizes.parse_range,
         metavar="LETTER=FROM..TO[:STEP]",
         help="the sizes that a symbol of --input may be, such as N=1..16, or H=64..256:32 for multiples of "
         "32 (default 1..16 where it is an input's first dimension)",
     )
-    parser.add_argument(
+    parser.add_list(
         "--cost-at",
-        action="append",
-        default=[],
         type=sizes.parse_size,
         metavar="LETTER=SIZE",
         help="the size at which costs are reported, and at which the plan is the best if none is for the "
@@ -94,12 +88,12 @@ def network_options(parser: CommandParser) -> None:
     _tensor_options(
         parser,
         "order",
-        "what the contract promises of {kind}s, such as NHWC or 0,2,3,1 (default contiguous)",
+        "the order of {kind}s in the contract, such as NHWC or 0,2,3,1 (default contiguous)",
     )
     _tensor_options(
         parser,
         "type",
-        "int8 or uint8: a quantised network {verb} these integers and no floats, as they are inside",
+        "int8 or uint8: a quantised network {verb} these integers instead of floats",
     )
     parser.add_argument(
         "--objective",
@@ -119,31 +113,27 @@ def network_options(parser: CommandParser) -> None:
     normalization_options(parser)
 
 
-def _tensor_options(parser: argparse.ArgumentParser, what: str, text: str) -> None:
+def _tensor_options(parser: CommandParser, what: str, text: str) -> None:
     """Add --input-WHAT and --output-WHAT, which `_one_or_each` reads."""
     for kind, verb in (("input", "takes"), ("output", "gives")):
-        parser.add_argument(
+        parser.add_list(
             f"--{kind}-{what}",
-            action="append",
-            default=[],
             metavar=what.upper(),
             help=f"{text.format(kind=kind, verb=verb)}; once for all, or once per {kind}",
         )
 
 
-def file_input_options(parser: argparse.ArgumentParser, default: str = "") -> None:
+def file_input_options(parser: CommandParser, default: str = "") -> None:
     """Add --input for the inputs of a program, and the options for an image's normalization."""
-    parser.add_argument(
+    parser.add_list(
         *("--input", "-i"),
-        action="append",
-        default=[],
         metavar="[NAME=]FILE",
         help=f"a .npy or an image, one per input{default}",
     )
     normalization_options(parser)
 
 
-def normalization_options(parser: argparse.ArgumentParser) -> None:
+def normalization_options(parser: CommandParser) -> None:
     """Add the options for an image's normalization, which `normalization` reads."""
     parser.add_argument(
         "--mean", type=_numbers, metavar="A,B,C", help="of an image's channels, from 0 to 1 (default 0)"
@@ -166,35 +156,31 @@ def _numbers(text: str) -> tuple[float, ...]:
     raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 0.5,0.5,0.5")
 
 
-def model_options(parser: argparse.ArgumentParser) -> None:
+def model_options(parser: CommandParser) -> None:
     """Add MODEL, its arguments and its inputs, which `models` reads."""
     parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
-    parser.add_argument(
+    parser.add_list(
         *("--input", "-i"),
-        action="append",
-        default=[],
         type=models.InputOption.parse,
         metavar="[NAME=]SHAPE[:DTYPE]",
         help="one per input, such as 1x3x224x224 or ids=1x128:int64 (float32 by default); a .pt2 needs none; "
         "a letter is a symbol, as in Nx3x224x224: one program for all its sizes (lower, plan, explain)",
     )
-    parser.add_argument(
+    parser.add_list(
         "--arg",
-        action="append",
-        default=[],
         type=models.parse_argument,
         metavar="KEY=VALUE",
         help="an argument of the factory, as a Python literal or else as text",
     )
 
 
-def json_option(parser: argparse.ArgumentParser, what: str) -> None:
+def json_option(parser: CommandParser, what: str) -> None:
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help=f"{what} as JSON; - or nothing is stdout"
     )
 
 
-def report_option(parser: argparse.ArgumentParser, shows: str = "the plan operator by operator") -> None:
+def report_option(parser: CommandParser, shows: str = "the plan operator by operator") -> None:
     parser.add_argument("--report", metavar="FILE", help=f"a page (.html) that shows {shows}")
 
 
