@@ -20,7 +20,7 @@ from dimorder.contract import Contract
 from dimorder.errors import UsageError
 from dimorder.files import write_whole
 from dimorder.ops.dialect import SLICE_CONSTANT, decompose
-from dimorder.ops.quantization import is_quantised
+from dimorder.ops.quantization import is_quantized
 from dimorder.physical.quantized_to_aten import quantized_to_aten
 from dimorder.physical.wasted_levels import WastedLevels, wasted_levels
 from dimorder.plans.network_plan import NetworkPlan
@@ -139,7 +139,7 @@ class Lowered:
         if self.specializations is None:
             program = decompose(self.physical, taps_as_linear=True)
             return (
-                quantized_to_aten(program) if is_quantised(program.graph_module) else fold_constants(program)
+                quantized_to_aten(program) if is_quantized(program.graph_module) else fold_constants(program)
             )
         programs, sizes = self.specializations
         folded = [

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from dimorder.graph.elements import MOVERS, Elements, function_moves
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.ops.dialect import ELEMENTS, OPS
-from dimorder.ops.operator import Operator, spelt
+from dimorder.ops.operator import Operator, spelling
 from dimorder.ops.table import OPERATORS, elements_of
 
 aten = torch.ops.aten
@@ -325,9 +325,9 @@ def test_a_contraction_is_linear_in_its_second_operand(target: Any) -> None:
 
 def test_what_an_operator_does_is_said_once() -> None:
     with pytest.raises(ValueError, match="different things to elements"):
-        Operator((aten.view.default,), spelt=lambda n, x: x, elements=Elements.MOVES)
+        Operator((aten.view.default,), spelling=lambda n, x: x, elements=Elements.MOVES)
     with pytest.raises(ValueError, match="different things to elements"):
-        spelt(lambda n, x: x, aten.view.default, aten.exp.default)
+        spelling(lambda n, x: x, aten.view.default, aten.exp.default)
     with pytest.raises(ValueError, match="nothing says what it does to elements"):
         softmax = OPERATORS[aten.softmax.int]
         Operator((aten.softmax.int,), softmax.relate, softmax.implementations)

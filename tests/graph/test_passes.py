@@ -10,7 +10,8 @@ from torch import nn
 
 from dimorder.capture import captured
 from dimorder.capture.captured import capture
-from dimorder.capture.passes import EXPORTED_PASSES, GRAPH_PASSES, linear_passes
+from dimorder.capture.passes import EXPORTED_PASSES, GRAPH_PASSES
+from dimorder.capture.rewrite_linears import linear_passes
 from dimorder.errors import StageError
 from dimorder.graph import passes
 from dimorder.graph.passes import Pass, run_passes

@@ -19,7 +19,7 @@ from dimorder.capture.captured import Captured, capture
 from dimorder.capture.check_captured import captured_faults
 from dimorder.contract import Contract, TensorSpec
 from dimorder.graph.passes import require
-from dimorder.layout import check_calls, check_program
+from dimorder.layout import check_program
 from dimorder.layout.annotate import Annotated, annotate
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
@@ -72,7 +72,7 @@ class Lowering:
         module = build(extracted, plan, contract)
         held = [at_boundary(x, spec) for x, spec in zip(self.inputs, contract.inputs, strict=True)]
         found += check_program.made_faults(module.graph.nodes, extracted, plan)
-        results, dense_faults = check_calls.run_densely(module, held)
+        results, dense_faults = check_program.run_densely(module, held)
         got = restore(contract, results, "error").tensors
         found += dense_faults
         for i, (value, wanted) in enumerate(zip(got, self.wanted, strict=True)):

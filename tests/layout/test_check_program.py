@@ -16,7 +16,7 @@ from dimorder.capture.captured import Captured, capture
 from dimorder.errors import StageError
 from dimorder.graph import passes
 from dimorder.graph.nodes import CUSTOM, origin_of, with_origin
-from dimorder.layout import check_calls, check_program
+from dimorder.layout import check_program
 from dimorder.layout.annotate import Annotated, annotate
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.rewrite import rewrite
@@ -355,7 +355,7 @@ def test_a_fault_of_the_physical_program_is_told(plant: Callable[[torch.fx.Graph
     plant(program.graph)
     faults = [*check_program.made_faults(program.graph.nodes, plan.extracted, plan.layout_plan)]
     faults += (
-        check_calls.run_densely(program.graph_module, list(_feed(program)))[1]
+        check_program.run_densely(program.graph_module, list(_feed(program)))[1]
         if plant is _read_a_view
         else []
     )

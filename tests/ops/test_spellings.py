@@ -1,4 +1,4 @@
-"""Operators that are spelt in others: what is left of each, and the network's numbers in every order."""
+"""Operators that are written in others: what is left of each, and the network's numbers in every order."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import dimorder
 from dimorder.ops.problem_map import BufferInfo
-from dimorder.ops.tokens import AxedTensor
+from dimorder.ops.relation import AxedTensor
 from dimorder.report import plan_page as module
 from dimorder.report.plan_page import build, plan_page
 

@@ -11,8 +11,8 @@ import dimorder
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import Costs
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
+from dimorder.ops.relation import AxisOrder
 from dimorder.ops.table import IMPLEMENTATIONS
-from dimorder.ops.tokens import AxisOrder
 from dimorder.plans.network_plan import NetworkPlan
 from dimorder.targets import find
 

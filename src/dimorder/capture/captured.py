@@ -1,8 +1,4 @@
-"""Capture a network in the normal form: one functional graph of few ATen operators.
-
-Constant subgraphs are evaluated, and batch norms are folded. Reshapes become `reshape` and `permute`, and
-splits become `slice`.
-"""
+"""Capture a network in the normal form: one functional graph of few ATen operators."""
 
 from __future__ import annotations
 
@@ -19,16 +15,11 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from dimorder.capture.export import example_leaves, export, refuse_meta
 from dimorder.capture.passes import EXPORTED_PASSES, GRAPH_PASSES
-from dimorder.capture.refusals import control_flow, size_by_data, writes_no_buffer
-from dimorder.capture.state import (
-    StateBuffer,
-    left_in_state,
-    state_buffer,
-    with_one_name,
-)
+from dimorder.capture.refusals import no_normal_form, writes_no_buffer
+from dimorder.capture.state import StateBuffer, left_in_state, with_one_name
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.graph.branches import COND, branches, is_static
-from dimorder.graph.nodes import operator_name, where
+from dimorder.graph.branches import COND, branches
+from dimorder.graph.nodes import operator_at, where
 from dimorder.graph.passes import run_passes
 from dimorder.graph.tracing import Tracer, Value
 from dimorder.ops.dialect import SLICE_CONSTANT
@@ -44,10 +35,10 @@ class Slices:
 
     def write(self, tracer: Tracer, node: torch.fx.Node) -> Value:
         """Write the slices of `whole` that have the sizes of a node, and return the last one."""
-        made: Value = tracer.as_node(self.whole)
+        value: Value = tracer.as_node(self.whole)
         for dim in self.dims:
-            made = tracer.emit(SLICE_CONSTANT, made, dim, 0, int(node.meta["val"].shape[dim]))
-        return made
+            value = tracer.emit(SLICE_CONSTANT, value, dim, 0, int(node.meta["val"].shape[dim]))
+        return value
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ class Captured:
     restores the structure of the result. `fixed_results` are the leaves of the result that are not tensors,
     by position. `exported` is the program as it was exported, which defines what "the same numbers" means.
 
-    `made` are the constants that the network computes from nothing but sizes, by the names of their nodes.
+    `size_constants` are what the network computes from nothing but sizes, by the names of the nodes.
 
     Each buffer of the `state` is one more placeholder, its value before a call, and one more result, its
     value after the call. These come first, in the sequence of `state`.
@@ -73,13 +64,12 @@ class Captured:
     fixed_results: Mapping[int, Any]
     exported: ExportedProgram
     state: tuple[StateBuffer, ...] = ()
-    made: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    size_constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what the network returns, with these tensors in it."""
-        feed = iter(tensors)
-        held = range(self.out_spec.num_leaves)
-        leaves = [self.fixed_results[i] if i in self.fixed_results else next(feed) for i in held]
+        feed, places = iter(tensors), range(self.out_spec.num_leaves)
+        leaves = [self.fixed_results[i] if i in self.fixed_results else next(feed) for i in places]
         return pytree.tree_unflatten(leaves, self.out_spec)
 
     @property
@@ -150,11 +140,11 @@ def capture(
         plain = run_passes(EXPORTED_PASSES, exported)
     except RuntimeError as error:
         raise writes_no_buffer(error) or error from error
-    _refuse_state(plain)  # only this form's signature lists every write
+    _refuse(plain)  # only this form's signature lists every write
     return _normal_form(plain, exported, example_leaves(exported, args, kwargs or {}), slices or {})
 
 
-def _refuse_state(exported: ExportedProgram) -> None:
+def _refuse(exported: ExportedProgram) -> None:
     ends: Any = exported.graph.output_node().args[0]
     for spec, end in zip(exported.graph_signature.output_specs, ends, strict=True):
         if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.BUFFER_MUTATION):
@@ -165,24 +155,9 @@ def _refuse_state(exported: ExportedProgram) -> None:
                 "return the new value as an output instead, or keep it in a buffer",
             )
     for node in exported.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(node.target, torch._ops.HigherOrderOperator) and not is_static(node):
-            raise UnsupportedError(f"{operator_name(node)} ({where(node)})", *control_flow(node.target))
-        by_data = size_by_data(value) if isinstance(value, torch.Tensor) else None
-        if by_data is not None:
-            raise UnsupportedError(f"{operator_name(node)} ({where(node)})", *by_data)
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise UnsupportedError(
-                f"{operator_name(node)} ({where(node)})",
-                "a number that is read out of a tensor",
-                "keep it a tensor, or make it a constant",
-            )
-        if isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
-            raise UnsupportedError(
-                f"{operator_name(node)} ({where(node)})",
-                f"symbolic shape {tuple(value.shape)}",
-                "export with static shapes",
-            )
+        reason = no_normal_form(node)
+        if reason is not None:
+            raise UnsupportedError(operator_at(node), *reason)
 
 
 def _normal_form(
@@ -194,7 +169,7 @@ def _normal_form(
     """Trace the program again in the normal form's spellings."""
     tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
     env, names, state = _bind_inputs(tracer, exported)
-    sliced, made = dict[torch.fx.Node, Value](), dict[str, Value]()
+    sliced, constants = dict[torch.fx.Node, Value](), dict[str, Value]()
     known = ChainMap(sliced, env)
     for node in exported.graph.nodes:
         if node.op == "call_function":
@@ -202,8 +177,8 @@ def _normal_form(
             read = env if node.name in slices else known  # a slice's node is evaluated from whole constants
             args, kwargs = pytree.tree_map_only(torch.fx.Node, read.__getitem__, (args, node.kwargs))
             env[node] = tracer.trace(node, target, args, kwargs)
-            if made.keys() >= {each.name for each in node.all_input_nodes}:
-                made[node.name] = env[node]
+            if constants.keys() >= {each.name for each in node.all_input_nodes}:
+                constants[node.name] = env[node]
             if node.name in slices:
                 sliced[node] = slices[node.name].write(tracer, node)
     left = left_in_state(exported)
@@ -218,7 +193,7 @@ def _normal_form(
     if not names:
         raise UnsupportedError("the network", "no tensor among its inputs", "give it what it computes from")
     out_spec = exported.call_spec.out_spec
-    tensors = {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in constants.items() if isinstance(value, torch.Tensor)}
     return Captured(module, examples, tuple(names), out_spec, fixed, original, tuple(state), tensors)
 
 
@@ -235,24 +210,26 @@ def _bind_inputs(
         node = placeholders[spec.arg.name]
         value = node.meta.get("val")
         if spec.kind != InputKind.USER_INPUT:
-            held = state[spec.target]
-            if not isinstance(held, torch.Tensor):
+            tensor = state[spec.target]
+            if not isinstance(tensor, torch.Tensor):
                 raise UnsupportedError(
                     f"{spec.target}, which the network holds",
-                    f"a {type(held).__name__}",
+                    f"a {type(tensor).__name__}",
                     "keep tensors alone; random numbers can be an input",
                 )
-            if spec.target in written and held.numel():
-                env[node] = tracer.input(node.name, held)
-                buffers.append(state_buffer(exported, spec.target))
+            if spec.target in written and tensor.numel():
+                env[node] = tracer.input(node.name, tensor)
+                initial = tensor.detach().clone(
+                    memory_format=torch.contiguous_format
+                )  # its owner may write it
+                buffers.append(StateBuffer(spec.target, initial))
             else:
-                env[node] = tracer.named(spec.target.replace(".", "_"), held.detach())
+                env[node] = tracer.named(spec.target.replace(".", "_"), tensor.detach())
         elif not isinstance(value, torch.Tensor):
             env[node] = value
         elif value.numel() == 0:
-            raise UnsupportedError(
-                f"input {node.name}", f"shape {tuple(value.shape)} has no elements", "leave it out"
-            )
+            found = f"shape {tuple(value.shape)} has no elements"
+            raise UnsupportedError(f"input {node.name}", found, "leave it out")
         else:
             env[node] = tracer.input(node.name, value)
             names.append(node.name)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.capture.captured import Captured
 from dimorder.graph.branches import Branches
-from dimorder.graph.nodes import operator_name, results
+from dimorder.graph.nodes import node_title, results
 from dimorder.graph.tracing import Tracer
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.ops.table import SPELLINGS, find
@@ -20,9 +20,6 @@ from dimorder.ops.table import SPELLINGS, find
 
 def captured_faults(program: Captured) -> Iterator[str]:
     """Yield the faults of a captured program.
-
-    It must be functional, in the spelling of the normal form, with static shapes, dense values, and constants
-    as attributes.
 
     >>> from dimorder.capture.captured import capture
     >>> list(captured_faults(capture(torch.nn.Conv2d(3, 8, 3), (torch.randn(2, 3, 5, 7),))))
@@ -47,15 +44,15 @@ def captured_faults(program: Captured) -> Iterator[str]:
 
 
 def _constant_faults(program: Captured, node: Node) -> Iterator[str]:
-    held, told = program.constant(node), node.meta["val"]
-    if (held.shape, held.dtype) != (told.shape, told.dtype):
-        yield f"{node}: told as {told.dtype} {tuple(told.shape)}, held as {held.dtype} {tuple(held.shape)}"
-    if not held.is_contiguous():
-        yield f"{node}: a constant with strides {held.stride()}"
+    value, noted = program.constant(node), node.meta["val"]
+    if (value.shape, value.dtype) != (noted.shape, noted.dtype):
+        yield f"{node}: {value.dtype} {tuple(value.shape)}, noted as {noted.dtype} {tuple(noted.shape)}"
+    if not value.is_contiguous():
+        yield f"{node}: a constant with strides {value.stride()}"
 
 
 def _call_faults(program: Captured, node: Node) -> Iterator[str]:
-    name = f"{node} ({operator_name(node)})"
+    name = node_title(node)
     if isinstance(node.target, Branches):
         return
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -65,15 +62,12 @@ def _call_faults(program: Captured, node: Node) -> Iterator[str]:
         yield f"{name}: it writes to its operand"
     if node.target is not SLICE_CONSTANT and all(o.op == "get_attr" for o in node.all_input_nodes):
         yield f"{name}: it reads constants alone, and is no constant"
-    elif node.target in SPELLINGS and (again := _spelt_again(program, node)) != [node.target]:
+    elif node.target in SPELLINGS and (again := _spell_again(program, node)) != [node.target]:
         yield f"{name}: the normal form spells it {' '.join(map(str, again)) or 'as nothing'}"
 
 
-def _spelt_again(program: Captured, node: Node) -> list[Any]:
-    """Return the operators that the spelling of a call writes for it.
-
-    This is the call's own operator once the call is in normal form.
-    """
+def _spell_again(program: Captured, node: Node) -> list[Any]:
+    """Return the operators that the spelling of a call writes: only its own, if it is in normal form."""
     tracer = Tracer(SPELLINGS, lambda target: find(target) is not None)
     stand_ins: dict[Node, Any] = {
         operand: program.constant(operand)

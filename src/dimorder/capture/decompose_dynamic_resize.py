@@ -1,6 +1,4 @@
-"""Write resizes and last steps with dynamic sizes in other operators.
-
-The targets' own operators for them need fixed sizes.
+"""Write resizes and last steps with dynamic sizes in other operators: targets need fixed sizes for them.
 
 1. A pixel shuffle becomes a transposed convolution.
 2. The last step becomes the last of a few steps to which all are resized.
@@ -34,13 +32,8 @@ aten = torch.ops.aten
 def decompose_dynamic_resize(exported: ExportedProgram, taken: Collection[int] = ()) -> ExportedProgram:
     """Write resizes to dynamic sizes, and steps from the end of a dynamic size, in other operators.
 
-    A program without these is returned as it is. A matmul spreads infinities as NaN, so operators that may
-    read infinities stay.
-
-    Args:
-        exported: The program.
-        taken: The values of dynamic sizes at which the program is planned. No new fixed size may equal one of
-            them.
+    A matmul spreads infinities as NaN, so operators that may read infinities stay. No new fixed size equals
+    one of `taken`, the values of dynamic sizes at which the program is planned.
 
     >>> class Twice(torch.nn.Module):
     ...     def forward(self, x):
@@ -167,11 +160,7 @@ def _is_above_zero(value: Any, held: Mapping[Node, Any]) -> bool:
 
 
 def _by_products(x: Tensor, size: Sequence[Any] | None, factors: Sequence[float] | None, own: bool) -> bool:
-    """Return whether a float32 resize becomes matmuls.
-
-    Its sizes must be dynamic, its factors whole numbers, and its matrices not too large. It must not be one
-    of a target's `own` resizes.
-    """
+    """Return whether a resize to dynamic sizes becomes matmuls: not a target's `own`, not too large."""
     if own or x.dtype != torch.float32 or any(not factor.is_integer() for factor in factors or ()):
         return False
     pairs = list(zip(x.shape[2:], _new(x, size, factors), strict=True))
@@ -193,10 +182,7 @@ def _is_rounded(size: Any) -> bool:
 
 
 def _asks_nearest(x: Tensor, size: Any, factors: Any) -> bool:
-    """Return whether a nearest resize becomes matmuls.
-
-    A target itself repeats the places of one dynamic size a whole number of times.
-    """
+    """Return whether a nearest resize becomes matmuls; a target itself repeats places of one dynamic size."""
     repeats = all(times.is_Integer for times in map(_quotient, _new(x, size, factors), x.shape[2:]))
     symbols = sum(isinstance(size, torch.SymInt) for size in (x.shape[0], *x.shape[2:]))
     return _by_products(x, size, factors, own=repeats and symbols <= 1)
@@ -305,10 +291,7 @@ def _is_one_of_rows(node: Node) -> bool:
 
 
 def _steps(several: int) -> dict[Any, Callable[..., Any]]:
-    """Return the decompositions of slices and selects of last steps.
-
-    All steps are resized to `several`, a power of two plus 1, so that the last one is exact.
-    """
+    """Return the decompositions of last steps; steps are resized to `several`, 2ⁿ + 1: the last is exact."""
 
     def last_steps(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
         if not _is_of_end(x, dim, start, end, step):

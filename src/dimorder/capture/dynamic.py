@@ -1,17 +1,13 @@
-"""Replace dynamic quantization in an exported program by one operator.
+"""Replace dynamic quantization in an exported program by one operator, and torchao's operators by torch's.
 
-The scales of a dynamically quantized value are computed from the value. Quantizers write three operators for
-that (choose, quantize, dequantize), of several families; here they become one.
-
-torchao's weights are tensors of tensors, which become plain tensors. A torchao operator that quantizes by one
-known scale becomes torch's own.
+Quantizers choose the scales from the value, quantize it and dequantize it; these three operators become one.
 """
 
 from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -21,10 +17,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
-from dimorder.capture.integer_products import as_linear, name_of
 from dimorder.graph.exported import copy_graph, remade
 from dimorder.graph.nodes import bound, call_before, copy_meta, replace_node
+from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC, quantized
+
+aten = torch.ops.aten
 
 # What a call says that chooses scales: the dimensions of a token, the smallest and the largest integer, the
 # smallest scale, and the mode; see `dialect.dynamic_type`.
@@ -56,8 +54,8 @@ def with_dynamic(exported: ExportedProgram) -> ExportedProgram:
     for node in list(graph.nodes):
         if name_of(node) in _DEQUANTIZE:
             _join(node)
-        elif name_of(node) == _PRODUCT:
-            as_linear(node, _rounded)
+        elif name_of(node) == _INT_MM:
+            _as_linear(node)
     for node in list(graph.nodes):
         if name_of(node) in _AFFINE:
             _by_one_scale(node, _AFFINE[name_of(node)])
@@ -78,9 +76,19 @@ def is_static_quantize(node: Node) -> bool:
     return not isinstance(scale, Node) or scale.target is not operator.getitem
 
 
-def quantises(module: GraphModule) -> bool:
+def quantizes(module: GraphModule) -> bool:
     """Return whether a graph, as it was exported, quantizes any value."""
     return any(name_of(node) in _QUANTIZE for node in module.graph.nodes)
+
+
+def name_of(node: Any) -> str:
+    """Return the namespace and name of the operator that a node calls; empty for any other node.
+
+    >>> name_of(torch.fx.Graph().call_function(aten.relu.default))
+    'aten.relu'
+    """
+    target: Any = getattr(node, "target", None)
+    return f"{target.namespace}.{target._opname}" if isinstance(target, torch._ops.OpOverload) else ""
 
 
 # -- tensors of tensors
@@ -90,29 +98,26 @@ def _opened(graph: Graph, exported: ExportedProgram) -> tuple[ExportGraphSignatu
     """Turn the parts of torchao's tensors into constants, and return the new signature and state."""
     signature = copy.deepcopy(exported.graph_signature)
     state, specs = dict(exported.state_dict), list(signature.input_specs)
-    held = {spec.arg.name: str(spec.target) for spec in specs if spec.target in state}
+    names = {spec.arg.name: str(spec.target) for spec in specs if spec.target in state}
     for node in list(graph.nodes):
-        if name_of(node) != _INNER or node.args[0].name not in held:
+        if name_of(node) != _INNER or node.args[0].name not in names:
             continue
         owner, part = node.args
-        name = f"{held[owner.name]}.{part}"
+        name = f"{names[owner.name]}.{part}"
         with graph.inserting_before(owner):
-            made = copy_meta(graph.placeholder(f"b_{name.replace('.', '_')}_{len(specs)}"), node)
-        state[name] = getattr(state[held[owner.name]], part).detach()
+            constant = copy_meta(graph.placeholder(f"b_{name.replace('.', '_')}_{len(specs)}"), node)
+        state[name] = getattr(state[names[owner.name]], part).detach()
         place = next(i for i, spec in enumerate(specs) if spec.arg.name == owner.name)
-        specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(made.name), name, persistent=True))
-        held[made.name] = name
-        replace_node(node, made)
+        specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(constant.name), name, persistent=True))
+        names[constant.name] = name
+        replace_node(node, constant)
     for node in list(graph.nodes):
-        if node.op == "placeholder" and not node.users and _is_opened(node, held, state):
+        is_opened = any(name.startswith(f"{names.get(node.name)}.") for name in state)
+        if node.op == "placeholder" and not node.users and is_opened:
             specs = [spec for spec in specs if spec.arg.name != node.name]
-            del state[held[node.name]]
+            del state[names[node.name]]
             graph.erase_node(node)
     return replace(signature, input_specs=specs), state
-
-
-def _is_opened(node: Node, held: Mapping[str, str], state: Mapping[str, Any]) -> bool:
-    return any(name.startswith(f"{held.get(node.name)}.") for name in state)
 
 
 # -- the three operators
@@ -120,15 +125,14 @@ def _is_opened(node: Node, held: Mapping[str, str], state: Mapping[str, Any]) ->
 
 def _join(dequantize: Node) -> None:
     source = _source(dequantize)
-    if source is None:
-        return
-    _replace(dequantize, _written(dequantize, *source))
+    if source is not None:
+        _replace(dequantize, _call(dequantize, *source))
 
 
-def _replace(node: Node, made: Node) -> None:
+def _replace(node: Node, other: Node) -> None:
     name = node.name
-    replace_node(node, made)
-    made.name = name  # a result of the exported program is known by its name
+    replace_node(node, other)
+    other.name = name  # a result of the exported program is known by its name
 
 
 def _rounded(quantize: Node, scale: Node) -> Node | None:
@@ -136,10 +140,10 @@ def _rounded(quantize: Node, scale: Node) -> Node | None:
     source = _chosen(quantize, scale, _arguments(quantize)[2] if name_of(quantize) in _QUANTIZE else None)
     if source is None or source[1][-1] != "symmetric" or source[1][1:3] != (-128, 127):
         return None
-    return _written(quantize, *source)
+    return _call(quantize, *source)
 
 
-def _written(place: Node, x: Node, tokens: _Tokens) -> Node:
+def _call(place: Node, x: Node, tokens: _Tokens) -> Node:
     value = torch.empty_like(x.meta["val"])
     return call_before(place, FAKE_QUANTIZE_DYNAMIC, (x, *tokens), value=value)
 
@@ -163,9 +167,8 @@ def _chosen(quantize: Any, scale: Any, zero: Any) -> tuple[Node, _Tokens] | None
     tokens = _CHOOSE[name_of(choose)](x.meta["val"].shape, bound(choose.target, choose.args, choose.kwargs))
     if tokens is None:
         return None
-    low, high = (
-        limit if limit is not None else own for limit, own in zip(same[2:], tokens[1:3], strict=True)
-    )
+    limits = zip(same[2:], tokens[1:3], strict=True)
+    low, high = (own if limit is None else limit for limit, own in limits)
     return (x, tokens) if low <= tokens[1] and high == tokens[2] else None
 
 
@@ -186,6 +189,78 @@ def _arguments(node: Node) -> list[Any]:
     given = bound(node.target, node.args, node.kwargs)
     scale, zero = (given.get(name, given.get(f"{name}s")) for name in ("scale", "zero_point"))
     return [given["input"], scale, zero, given["quant_min"], given["quant_max"]]
+
+
+# -- matmuls of integers
+
+
+def _as_linear(matmul: Node) -> None:
+    """Replace an `_int_mm` and the operators after it by a linear of quantized values, if they are one.
+
+    torchao computes with `_int_mm` if weights and activations are int8: Q Wᵀ, each row times its scale, each
+    column times its own. If the processor multiplies unsigned integers, Q + 128 stands for Q, and the
+    difference is subtracted afterwards.
+    """
+    left, right = (_before_views(node) for node in matmul.all_input_nodes)
+    offset = 0
+    if name_of(left) == "aten.add":
+        left, offset = _before_views(left.args[0]), left.args[1]
+    after = _after(matmul)
+    sums: Any = next(after, None)
+    if offset:
+        if name_of(sums) not in ("aten.sub", "aten.sub_") or not _is_offset(sums.args[1], right, offset):
+            return
+        sums = next(after, None)
+    scale = _other_factor(sums)
+    sums = next(after, None)
+    scales = _other_factor(sums)
+    if scale is None or scales is None or name_of(right) != "aten.t":
+        return
+    x, result = _rounded(left, _before_views(scale)), next(iter(sums.users))
+    shape = (*x.meta["val"].shape[:-1], right.meta["val"].shape[1]) if x is not None else None
+    if x is None or name_of(result) not in _SAME or tuple(result.meta["val"].shape) != shape:
+        return
+    weight = right.args[0]
+    args = (weight, scales, None, 0, -128, 127, torch.int8)
+    value = weight.meta["val"].to(torch.float32)
+    real = call_before(result, DEQUANTIZE_CHANNELS, args, like=weight, value=value)
+    result.replace_all_uses_with(call_before(result, aten.linear.default, (x, real)))
+
+
+def _before_views(node: Any) -> Any:
+    """Return the value of which a node only changes the shape or type."""
+    while name_of(node) in _SAME:
+        node = node.args[0]
+    return node
+
+
+def _after(node: Node) -> Iterator[Any]:
+    """Yield the chain of readers after a node without changes of shape or type, and None at the end."""
+    found: Node | None = node
+    while found is not None:
+        found = next(iter(found.users), None)
+        if name_of(found) not in _SAME:
+            yield found
+
+
+def _other_factor(multiply: Any) -> Any:
+    """Return the second factor of a multiplication, or None for any other node."""
+    if name_of(multiply) != "aten.mul" or not isinstance(multiply.args[1], Node):
+        return None
+    return multiply.args[1]
+
+
+def _is_offset(node: Any, weight: Node, offset: int) -> bool:
+    """Return whether a node computes what an offset of the left operand adds to the matmul."""
+    return (
+        name_of(node) == "aten.mul"
+        and node.args[1] == offset
+        and name_of(node.args[0]) == "aten.sum"
+        and node.args[0].args[0] is weight
+    )
+
+
+# -- what the operators of each family say
 
 
 def _whole(mode: str) -> Callable[[Sequence[int], Mapping[str, Any]], _Tokens]:
@@ -238,7 +313,9 @@ _AFFINE = MappingProxyType(
         "torchao.dequantize_affine": quantized.dequantize_per_tensor.tensor,
     }
 )
-_INNER, _CHECK, _PRODUCT = (
-    *("export.access_subclass_inner_tensor", "aten._assert_tensor_metadata"),
+_INNER, _CHECK, _INT_MM = (
+    "export.access_subclass_inner_tensor",
+    "aten._assert_tensor_metadata",
     "aten._int_mm",
 )
+_SAME = ("aten.to", "aten._to_copy", "aten.reshape", "aten.view", "aten.flatten", "aten.contiguous")

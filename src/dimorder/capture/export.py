@@ -1,19 +1,22 @@
-"""Export a network with torch.export, and find the arguments of its calls."""
+"""Export a network with torch.export, check what torch asserts of its sizes, find its calls' arguments."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 import torch.utils._pytree as pytree
 from torch.export import ExportedProgram
 from torch.export._tree_utils import reorder_kwargs
 from torch.export.graph_signature import InputKind
+from torch.utils._sympy.value_ranges import ValueRanges
 
-from dimorder.capture.check_size_assertions import holds_throughout
 from dimorder.capture.refusals import not_exported
 from dimorder.capture.state import unchanged
 from dimorder.errors import UnsupportedError, UsageError
@@ -85,15 +88,54 @@ def _exported(
 def _with_assertions(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
 ) -> ExportedProgram | None:
-    """Export a module with assertions for what torch could not prove of its sizes.
-
-    The result is None unless all assertions hold.
-    """
+    """Export a module with assertions for what torch could not prove of its sizes; None unless all hold."""
     try:
         program = _exported(model, args, kwargs, dynamic_shapes, defers=True)
     except Exception:  # the first attempt's error explains it better
         return None
     return program if holds_throughout(program) else None
+
+
+MOST_SIZES = 50_000  # the most sizes, or combinations of sizes, for which assertions are checked
+
+
+def holds_throughout(program: ExportedProgram) -> bool:
+    """Return whether a program's assertions on sizes hold for every size in their ranges.
+
+    The result is also false if a size has no upper bound, or if there are too many sizes to check.
+
+    >>> class Halves(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x.relu() if x.shape[0] % 2 else x.sigmoid()
+    >>> dims = ({0: torch.export.Dim("N", min=2, max=9)},)
+    >>> program = torch.export.export(
+    ...     Halves(), (torch.ones(4),), dynamic_shapes=dims, prefer_deferred_runtime_asserts_over_guards=True
+    ... )
+    >>> holds_throughout(program)
+    False
+    """
+    ranges = program.range_constraints
+    return all(_holds(claim, ranges) for claim in dict.fromkeys(_claims(program)))
+
+
+def _claims(program: ExportedProgram) -> Iterator[sympy.Basic]:
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        value = node.args[0]
+        value = value.meta["val"] if isinstance(value, torch.fx.Node) else value
+        yield value.node.expr if isinstance(value, torch.SymBool) else sympy.sympify(bool(value))
+
+
+def _holds(claim: sympy.Basic, ranges: dict[sympy.Symbol, ValueRanges[Any]]) -> bool:
+    symbols = sorted(claim.free_symbols, key=str)
+    if any(symbol not in ranges or not ranges[symbol].upper.is_Integer for symbol in symbols):
+        return False
+    sizes = [range(int(ranges[symbol].lower), int(ranges[symbol].upper) + 1) for symbol in symbols]
+    if math.prod(map(len, sizes)) > MOST_SIZES:
+        return False
+    return all(
+        claim.xreplace(dict(zip(symbols, map(sympy.Integer, point), strict=True))) == sympy.true
+        for point in itertools.product(*sizes)
+    )
 
 
 @contextmanager
@@ -156,25 +198,22 @@ def example_leaves(
     placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     for spec in exported.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT:
-            leaf, held = next(leaves), placeholders[spec.arg.name].meta.get("val")
-            if isinstance(held, torch.Tensor) and not _fits(leaf, held):
+            leaf, own = next(leaves), placeholders[spec.arg.name].meta.get("val")
+            if isinstance(own, torch.Tensor) and not _fits(leaf, own):
                 found = f"{tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
                 raise UsageError(
                     f"input {spec.arg.name}",
-                    f"{found}, where the program was exported for {tuple(held.shape)} of {held.dtype}",
+                    f"{found}, where the program was exported for {tuple(own.shape)} of {own.dtype}",
                     "export it again for that input",
                 )
     return tuple(examples)
 
 
-def _fits(leaf: Any, held: torch.Tensor) -> bool:
+def _fits(leaf: Any, own: torch.Tensor) -> bool:
     """Return whether a tensor may stand for another; dynamic sizes are refused elsewhere."""
-    static = all(isinstance(size, int) for size in held.shape)
-    return (
-        isinstance(leaf, torch.Tensor)
-        and leaf.dtype == held.dtype
-        and (not static or leaf.shape == held.shape)
-    )
+    if not isinstance(leaf, torch.Tensor) or leaf.dtype != own.dtype:
+        return False
+    return leaf.shape == own.shape or not all(isinstance(size, int) for size in own.shape)
 
 
 def refuse_meta(where: str, *trees: Any) -> None:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from operator import attrgetter
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx import Graph, Node
 
 from dimorder.graph.exported import own_module, state_of
+from dimorder.graph.interpreter import arguments
 from dimorder.graph.quantized import evaluate
 from dimorder.graph.tracing import is_random
 from dimorder.ops.dialect import SLICE_CONSTANT
 
 
 def fold_constants(program: ExportedProgram, kept: Collection[object] = ()) -> ExportedProgram:
-    """Replace operators that read only constants by dense constants in row-major order.
+    """Replace operators that read only constants, but those `kept`, by dense constants in row-major order.
 
     A partitioner takes a convolution whose weight is a constant, but not one whose weight is computed.
-
-    Args:
-        program: The program.
-        kept: Operators whose calls stay as they are.
 
     >>> class Turned(torch.nn.Module):
     ...     def __init__(self):
@@ -36,8 +34,8 @@ def fold_constants(program: ExportedProgram, kept: Collection[object] = ()) -> E
     module = own_module(program)
     written = state_of(program).values()
     read = (node for node in module.graph.nodes if node.op == "get_attr" and node.target not in written)
-    held = {node: _held(module, node) for node in read}
-    for node, value in evaluated(module.graph, held, kept).items():
+    constants = {node: attrgetter(node.target)(module) for node in read}
+    for node, value in evaluated(module.graph, constants, kept).items():
         name = f"folded_{node.name}"
         module.register_buffer(name, value.detach().contiguous())
         with module.graph.inserting_before(node):
@@ -54,14 +52,9 @@ def fold_constants(program: ExportedProgram, kept: Collection[object] = ()) -> E
 def evaluated(
     graph: Graph, constants: Mapping[Node, torch.Tensor], kept: Collection[object] = ()
 ) -> dict[Node, torch.Tensor]:
-    """Return the value of every call that reads only constants and gives the same result each time.
+    """Return the value of every call that reads only `constants`, but for the operators of `kept`.
 
     A slice with a dynamic end has none: it is another constant for each size.
-
-    Args:
-        graph: The graph.
-        constants: The values of its constant nodes.
-        kept: Operators that are not evaluated.
     """
     found: dict[Node, torch.Tensor] = {}
     for node in graph.nodes:
@@ -72,14 +65,7 @@ def evaluated(
         known = {n: found[n] if n in found else constants.get(n) for n in node.all_input_nodes}
         if any(value is None for value in known.values()) or is_random(node.target, node.args, node.kwargs):
             continue
-        args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
-        value = evaluate(node.target, args, kwargs)
+        value = evaluate(node.target, *arguments(node, known))
         if isinstance(value, torch.Tensor):
             found[node] = value
     return found
-
-
-def _held(module: GraphModule, node: Node) -> torch.Tensor:
-    owner, _, name = str(node.target).rpartition(".")
-    value: torch.Tensor = getattr(module.get_submodule(owner), name)
-    return value

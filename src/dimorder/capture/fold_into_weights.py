@@ -1,12 +1,11 @@
 """Fold factors and shifts beside linears and convolutions into their weights and biases.
 
-After a linear or convolution, a factor or shift is a number or a constant per channel. Examples are the scale
-of attention, layer scales, batch norms after linears, and the slope of a hard sigmoid. Before it, they are
-the affine part of a layer norm, or the weight of an RMS norm.
+Examples are the scale of attention, layer scales, batch norms after linears, and the affine part of norms.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,10 +50,7 @@ def fold_into_weights(module: GraphModule) -> None:
 
 
 def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
-    """Write a hard sigmoid after a linear or convolution as a factor, a shift and a clamp.
-
-    The factor and the shift can be folded into weights.
-    """
+    """Write a hard sigmoid after a linear as a factor, a shift, which can be folded, and a clamp."""
     (source,) = node.all_input_nodes
     if linear_before(module, source) is None:
         return
@@ -64,10 +60,7 @@ def _spell_hardsigmoid(module: GraphModule, node: Node) -> None:
 
 
 def _fold_after(module: GraphModule, node: Node) -> bool:
-    """Fold arithmetic with a constant into the linear or convolution before it.
-
-    Views and permutes may lie between them. Returns whether it was folded.
-    """
+    """Fold arithmetic with a constant into the linear before it, past views and permutes, or return False."""
     operands = with_constant(module, node)
     found = None if operands is None else linear_before(module, operands[0])
     if operands is None or found is None:
@@ -86,9 +79,9 @@ def _fold_after(module: GraphModule, node: Node) -> bool:
     if not is_safe([(linear.weight, weight)]) or not bool(bias.float().isfinite().all()):
         return False
     has_bias = linear.bias is not None or bool(shift.any())
-    made = linear.with_constants(weight, bias if has_bias else None, "folded")
-    first.replace_all_uses_with(made)
-    node.replace_all_uses_with(made if source is first else source)
+    folded = linear.with_constants(weight, bias if has_bias else None, "folded")
+    first.replace_all_uses_with(folded)
+    node.replace_all_uses_with(folded if source is first else source)
     node.graph.erase_node(node)
     first.graph.erase_node(first)
     return True
@@ -112,12 +105,12 @@ def _fold_before(module: GraphModule, node: Node) -> bool:
     readers = None if front is None else _readers(module, node, front)
     if front is None or not readers or not is_normal(front.scale):
         return False
-    made = [scaled_inputs(each.weight, each.bias, front.scale, front.shift) for each in readers]
-    if not is_safe([(each.weight, weight) for each, (weight, _) in zip(readers, made, strict=True)]):
+    folded = [scaled_inputs(each.weight, each.bias, front.scale, front.shift) for each in readers]
+    if not is_safe([(each.weight, weight) for each, (weight, _) in zip(readers, folded, strict=True)]):
         return False
-    if not all(bias is None or bool(bias.float().isfinite().all()) for _, bias in made):
+    if not all(bias is None or bool(bias.float().isfinite().all()) for _, bias in folded):
         return False
-    for linear, (weight, bias) in zip(readers, made, strict=True):
+    for linear, (weight, bias) in zip(readers, folded, strict=True):
         replace_node(linear.node, linear.with_constants(weight, bias, "folded"))
     if node.target is aten.layer_norm.default:
         node.args = (*node.args[:2], None, None, *node.args[4:])
@@ -129,10 +122,7 @@ def _fold_before(module: GraphModule, node: Node) -> bool:
 
 
 def _front(module: GraphModule, node: Node) -> _Front | None:
-    """Return the affine part of a layer norm, or the factor of a multiplication by a constant per channel.
-
-    The layer norm must be over the last dimension. The result is None for any other call.
-    """
+    """Return the affine part of a norm over the last dimension, or the factors of a multiplication."""
     if node.meta.get("val") is None or not isinstance(node.meta["val"], Tensor):
         return None
     shape = shape_of(node)
@@ -158,10 +148,7 @@ def _optional(module: GraphModule, node: Node, place: int) -> Tensor | None:
 
 
 def _readers(module: GraphModule, node: Node, front: _Front) -> list[Linear] | None:
-    """Return the linears and convolutions whose inputs are a value's channels, moved or not.
-
-    The result is None if anything else reads the value.
-    """
+    """Return the linears that read a value's channels, moved or not; None if anything else reads it."""
     dims, linears = {node: front.dim}, list[Linear]()
     for reader in node.graph.nodes:
         read = [source for source in reader.all_input_nodes if source in dims]
@@ -202,10 +189,8 @@ def _moved(node: Node, dim: int) -> int | None:
     return None
 
 
-def _reshaped(given: Sequence[int], made: Sequence[int], dim: int) -> int | None:
+def _reshaped(before: Sequence[int], after: Sequence[int], dim: int) -> int | None:
     """Return where a view leaves a dimension whole, or None."""
-    outer, size = torch.Size(given[:dim]).numel(), given[dim]
-    for at, each in enumerate(made):
-        if each == size > 1 and torch.Size(made[:at]).numel() == outer:
-            return at
-    return None
+    outer, size = math.prod(before[:dim]), before[dim]
+    whole = (d for d, each in enumerate(after) if each == size > 1 and math.prod(after[:d]) == outer)
+    return next(whole, None)

@@ -1,7 +1,6 @@
-"""Make an exported graph functional.
+"""Make an exported graph functional: in-place operators get functional forms if nothing else sees the writes.
 
-An in-place operator gets its functional form if nothing else sees the memory that it writes. It stays if it
-is computed ahead of time. torch decomposes all other graphs, which takes longer than the export itself.
+torch decomposes graphs for which that is not enough. This takes longer than the export itself.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ aten = torch.ops.aten
 _FILLED = frozenset(
     {aten.new_zeros.default, aten.new_ones.default, aten.zeros_like.default, aten.ones_like.default}
 )
-
 
 _NORMS = (aten.batch_norm.default, aten.instance_norm.default)
 
@@ -54,7 +52,7 @@ def functionalize(exported: ExportedProgram, operators: Mapping[Any, Operator]) 
     for node in graph.nodes:
         if node.op == "call_function" and _is_ahead(node, ahead, operators):
             ahead.add(node)
-        elif node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, operators)):
+        elif node.op == "get_attr" or (node.op == "call_function" and not _is_functional(node, operators)):
             decomposed: ExportedProgram = exported.run_decompositions({})
             return decomposed
     return remade(exported, graph=graph)
@@ -63,10 +61,7 @@ def functionalize(exported: ExportedProgram, operators: Mapping[Any, Operator]) 
 def _is_ahead(
     node: torch.fx.Node, ahead: Collection[torch.fx.Node], operators: Mapping[Any, Operator]
 ) -> bool:
-    """Return whether a call can be computed ahead of time.
-
-    It must not read an input. It must not write to a parameter, or to memory that a call on inputs has read.
-    """
+    """Return whether a call reads no input, and writes no parameter nor what a call on inputs has read."""
     target: Any = node.target
     if target in _FILLED:
         return True
@@ -85,7 +80,7 @@ def _is_ahead(
     return True
 
 
-def _made_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
+def _is_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
     """Return whether a call is functional, or was in place and has been replaced."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.target is operator.getitem
@@ -97,10 +92,7 @@ def _made_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> 
 
 
 def _replaced(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
-    """Replace an in-place operator by its functional form if nothing else sees the write.
-
-    Returns whether it was replaced.
-    """
+    """Replace an in-place operator by its functional form if nothing else sees the write, or return False."""
     written: Any = node.args[0] if node.args else None
     target: Any = node.target
     overload = out_of_place(target)
@@ -108,9 +100,8 @@ def _replaced(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
         return False
     if target._opname in _TRUTHS and written.meta["val"].dtype != torch.bool:
         return False
-    if not _is_private(written, operators) or any(
-        user < node and not _is_fresh(user, operators) for user in written.users
-    ):
+    earlier = (user for user in written.users if user < node)
+    if not _is_private(written, operators) or not all(_is_fresh(user, operators) for user in earlier):
         return False
     if len({operand.meta["val"].dtype for operand in node.all_input_nodes}) != 1:  # it would promote them
         return False

@@ -1,8 +1,4 @@
-"""Give a quantized network integer inputs and outputs where its contract has them.
-
-A boundary of the type inside the network replaces a quantize or dequantize. Any other integer boundary is
-unsigned: inside the network its integers become signed, with another zero point.
-"""
+"""Give a quantized network integer inputs and outputs where its contract has them."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from torch.fx import Node
 
 from dimorder.capture.captured import Captured
 from dimorder.errors import UnsupportedError, UsageError
-from dimorder.graph.nodes import call_after, operator_name, replace_node, set_value, where
+from dimorder.graph.nodes import call_after, operator_at, replace_node, set_value
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, IntegerType
 from dimorder.ops.table import elements_of, moved_operands
 
@@ -31,11 +27,7 @@ such as "int8", or a dtype of torch.
 
 
 def integer_type(node: Node) -> IntegerType | None:
-    """Return which numbers the integers of an input or result stand for, or None.
-
-    The type is that of the quantize or dequantize beside them, before or after any moves. It is None if there
-    is none, or if several differ.
-    """
+    """Return what the integers of an input or result stand for, by the quantizes beside them, or None."""
     while _moves(node):
         node = moved_operands(node)[0]
     if node.target is QUANTIZE:
@@ -88,7 +80,7 @@ def set_boundary_types(program: Captured, input_types: Types, output_types: Type
     asked = _requested_types(input_types, program.inputs, named, "input")
     for place, node, called, dtype in zip(tensors, program.inputs, named, asked, strict=True):
         if dtype is not None:
-            examples[place] = quantised(examples[place], _quantized_input(node, called, dtype))
+            examples[place] = _quantize(examples[place], _quantized_input(node, called, dtype))
     results = program.outputs
     named = [f"output 'output{index}'" for index in range(len(results))]
     for index, dtype in enumerate(_requested_types(output_types, results, named, "output")):
@@ -103,10 +95,7 @@ def set_boundary_types(program: Captured, input_types: Types, output_types: Type
 
 
 def boundary_types(program: Captured) -> tuple[list[torch.dtype | None], list[torch.dtype | None]]:
-    """Return the dtype into which each input is quantized, and from which each output is dequantized.
-
-    It is None for an input or output that is not quantized.
-    """
+    """Return the integer dtype, or None, of each input and each output that is quantized."""
     ends = map(_first_type, program.inputs), map(_last_type, program.outputs)
     inputs, outputs = ([None if own is None else own.dtype for own in side] for side in ends)
     return inputs, outputs
@@ -123,7 +112,7 @@ def _last_type(node: Node) -> IntegerType | None:
     return _type_in(node) if node.target is DEQUANTIZE else None
 
 
-def quantised(x: Tensor, of: IntegerType) -> Tensor:
+def _quantize(x: Tensor, of: IntegerType) -> Tensor:
     """Return the integers that stand for the numbers in `x`."""
     return (x * (1 / of.scale)).round().add(of.zero_point).clamp(of.low, of.high).to(of.dtype)
 
@@ -168,22 +157,19 @@ def _quantized_input(node: Node, called: str, dtype: torch.dtype) -> IntegerType
     own = _first_type(node)
     if own is None:
         other = next((r for r in readers if r.target is not QUANTIZE), None)
-        found = f"{operator_name(other)} ({where(other)}) reads it as floats" if other else "several scales"
-        raise UnsupportedError(
-            f"{called}, asked for in {dtype}",
-            found,
-            "quantise it first thing, or leave its type out",
-        )
-    taken = own.as_type(dtype)
+        found = f"{operator_at(other)} reads it as floats" if other else "several scales"
+        fix = "quantise it first thing, or leave its type out"
+        raise UnsupportedError(f"{called}, asked for in {dtype}", found, fix)
+    boundary = own.as_type(dtype)
     set_value(node, torch.empty_like(node.meta["val"], dtype=dtype))
     if dtype == own.dtype:
         for reader in readers:
             replace_node(reader, node)
     else:
-        real = _after(node, DEQUANTIZE, taken, like=readers[0])
+        real = _after(node, DEQUANTIZE, boundary, like=readers[0])
         for reader in readers:
             reader.replace_input_with(node, real)
-    return taken
+    return boundary
 
 
 def _quantized_output(node: Node, called: str, dtype: torch.dtype) -> Node:
@@ -192,7 +178,7 @@ def _quantized_output(node: Node, called: str, dtype: torch.dtype) -> Node:
     if own is None:
         raise UnsupportedError(
             f"{called}, asked for in {dtype}",
-            f"{operator_name(node)} ({where(node)}) gives floats",
+            f"{operator_at(node)} gives floats",
             "quantise it last thing, or leave its type out",
         )
     integers = node.args[0]

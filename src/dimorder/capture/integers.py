@@ -1,7 +1,4 @@
-"""Bring a quantized network into its normal form.
-
-Quantizers insert operators around every operator. They are reduced to what they say about values, and no
-number changes.
+"""Bring a quantized network into its normal form, which has the same numbers.
 
 1. Integers are read as they were quantized, or else as their first reader reads them. Another reader computes
    its numbers from those.
@@ -34,7 +31,7 @@ from dimorder.graph.nodes import (
     set_meta,
 )
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE, Scaled
-from dimorder.ops.quantization import is_quantised, remove_noop_quantize
+from dimorder.ops.quantization import is_quantized, remove_noop_quantize
 from dimorder.ops.table import elements_of, moved_operands
 
 aten = torch.ops.aten
@@ -53,18 +50,18 @@ def normalize_quantization(module: GraphModule) -> None:
     """Bring a captured graph into that normal form, in place."""
     graph = module.graph
     _agree(graph)
-    if not is_quantised(module):
+    if not is_quantized(module):
         return
     pending = [node for node in graph.nodes if node.target is QUANTIZE]
     while pending:
-        pending += _quantised_before(pending.pop())
+        pending += _quantize_before(pending.pop())
     for node in list(graph.nodes):
         if elements_of(node.target) in _MOVES:
             _move_integers(node)
         elif elements_of(node.target) in _SELECTIONS:
-            _quantise_after(node)
+            _quantize_after(node)
         elif node.target is QUANTIZE:
-            remove_noop_quantize(node) or _clamped(node)
+            remove_noop_quantize(node) or _clamp_first(node)
     _join(graph)
     for node in list(graph.nodes):
         if node.target in _WEIGHTED:
@@ -73,10 +70,7 @@ def normalize_quantization(module: GraphModule) -> None:
 
 
 def _agree(graph: Graph) -> None:
-    """Give integers one type for all their readers, also after moves.
-
-    Integers that are concatenated get one type, too.
-    """
+    """Give integers one type for all their readers, also after moves, and before they are concatenated."""
     types: dict[Node, Any] = {}
     for node in list(graph.nodes):
         if node.target is QUANTIZE:
@@ -84,7 +78,7 @@ def _agree(graph: Graph) -> None:
         elif node.target is DEQUANTIZE:
             own = types.setdefault(_source(node.args[0]), node.args[1:])
             if own[:2] != node.args[1:3]:
-                node.replace_all_uses_with(_read_as(node.args[0], own, node))
+                node.replace_all_uses_with(_read_as(node.args[0], own, node, node.args[1:]))
         elif node.target is aten.cat.default:
             first, *others = node.all_input_nodes
             if _source(first) not in types:
@@ -105,22 +99,13 @@ def _source(integers: Node) -> Node:
     return integers
 
 
-def _read_as(integers: Node, own: Any, alike: Node, wanted: Any = None) -> Node:
-    """Return the numbers of integers that are read as `wanted`, computed from their numbers as `own`.
-
-    Without `wanted` they are read as the node `alike` reads them.
-    """
-    scale, zero_point, *_ = wanted or alike.args[1:]
-    last = alike
-    value = torch.empty_like(integers.meta["val"], dtype=torch.float32)
-    for target, *args in (
-        (DEQUANTIZE, integers, *own),
-        (aten.mul.Tensor, None, scale / own[0]),
-        (aten.add.Tensor, None, (own[1] - zero_point) * scale),
-    ):
-        given = [last if each is None else each for each in args]
-        last = call_after(last, target, given, like=alike, value=value)
-    return last
+def _read_as(integers: Node, own: Any, like: Node, wanted: Any) -> Node:
+    """Write the numbers of integers of type `own` that are read as `wanted`, after the node `like`."""
+    scale, zero_point, *_ = wanted
+    how: dict[str, Any] = {"like": like, "value": torch.empty_like(integers.meta["val"], dtype=torch.float32)}
+    real = call_after(like, DEQUANTIZE, (integers, *own), **how)
+    scaled = call_after(real, aten.mul.Tensor, (real, scale / own[0]), **how)
+    return call_after(scaled, aten.add.Tensor, (scaled, (own[1] - zero_point) * scale), **how)
 
 
 def _join(graph: Graph) -> None:
@@ -143,7 +128,7 @@ def _move_integers(move: Node) -> None:
     replace_node(move, call_before(move, DEQUANTIZE, (moved, *scale)))
 
 
-def _quantised_before(quantize: Node) -> list[Node]:
+def _quantize_before(quantize: Node) -> list[Node]:
     """Quantize before a move or selection instead of after it, and return the new quantize nodes."""
     move: Any = quantize.args[0]
     if not isinstance(move, Node) or elements_of(move.target) not in KEEPS_SCALE:
@@ -154,33 +139,33 @@ def _quantised_before(quantize: Node) -> list[Node]:
         return []
     if move.target is not aten.cat.default:
         others = [user for user in sources[0].users if elements_of(user.target) in KEEPS_SCALE]
-        alike = all(u.target is QUANTIZE and u.args[1:] == scale for other in others for u in other.users)
-        if sources[0].target is DEQUANTIZE or not alike:
+        same = all(u.target is QUANTIZE and u.args[1:] == scale for other in others for u in other.users)
+        if sources[0].target is DEQUANTIZE or not same:
             return []
-    made = {source: _quantised(source, quantize) for source in sources}
+    quantized = {source: _quantize_like(source, quantize) for source in sources}
     if elements_of(move.target) in _MOVES:
-        args: Any = torch.fx.map_arg(move.args, lambda n: made.get(n, n))
+        args: Any = torch.fx.map_arg(move.args, lambda n: quantized.get(n, n))
         value = quantize.meta["val"]
         moved = call_before(quantize, move.target, args, move.kwargs, like=move, value=value)
         set_meta(moved, EXPORTED, quantize.meta.get(EXPORTED))
         replace_node(quantize, moved)
     else:
-        real = call_before(quantize, DEQUANTIZE, (made[sources[0]], *scale), like=sources[0])
+        real = call_before(quantize, DEQUANTIZE, (quantized[sources[0]], *scale), like=sources[0])
         args = (real, *move.args[1:])
         quantize.replace_input_with(move, call_before(quantize, move.target, args, move.kwargs, like=move))
     if not move.users:
         move.graph.erase_node(move)
-    return list(made.values())
+    return list(quantized.values())
 
 
-def _quantised(value: Node, alike: Node) -> Node:
-    """Return `value` quantized in the same way as the node `alike`."""
+def _quantize_like(value: Node, quantize: Node) -> Node:
+    """Return `value` quantized in the same way as by the node `quantize`."""
     for user in value.users:
-        if user.target is QUANTIZE and user.args[1:] == alike.args[1:]:
+        if user.target is QUANTIZE and user.args[1:] == quantize.args[1:]:
             _last(value).append(user)  # before its new readers
             return user
-    args = (value, *alike.args[1:])
-    return call_after(_last(value), QUANTIZE, args, like=value, value=_like(value, alike))
+    args = (value, *quantize.args[1:])
+    return call_after(_last(value), QUANTIZE, args, like=value, value=_like(value, quantize))
 
 
 def _last(value: Node) -> Node:
@@ -188,15 +173,15 @@ def _last(value: Node) -> Node:
     return value if value.op != "placeholder" else value.graph.find_nodes(op="placeholder")[-1]
 
 
-def _quantise_after(selection: Node) -> None:
+def _quantize_after(selection: Node) -> None:
     """Quantize a selection from dequantized values as they were, which changes nothing."""
     source = selection.all_input_nodes[0]
     if source.target is not DEQUANTIZE or not _holds(source, selection):
         return
     integers, *how = args_of(source)
-    quantised = call_after(selection, QUANTIZE, (selection, *how), value=_like(selection, integers))
-    real = call_after(quantised, DEQUANTIZE, (quantised, *how), like=selection)
-    selection.replace_all_uses_with(real, delete_user_cb=lambda user: user is not quantised)
+    quantized = call_after(selection, QUANTIZE, (selection, *how), value=_like(selection, integers))
+    real = call_after(quantized, DEQUANTIZE, (quantized, *how), like=selection)
+    selection.replace_all_uses_with(real, delete_user_cb=lambda user: user is not quantized)
 
 
 def _holds(dequantize: Node, selection: Node) -> bool:
@@ -212,60 +197,50 @@ def _like(shaped: Node, typed: Node) -> torch.Tensor:
     return torch.empty_like(shaped.meta["val"], dtype=typed.meta["val"].dtype)
 
 
-def _clamped(quantize: Node) -> bool:
+def _clamp_first(quantize: Node) -> bool:
     """Write q(clamp(q⁻¹(q(x)))) as q(clamp(x)), with q for quantize; q and clamp never decrease."""
     clamp = quantize.args[0]
-    if (
-        not isinstance(clamp, Node)
-        or elements_of(clamp.target) is not Elements.CLAMPS
-        or len(clamp.users) > 1
-    ):
+    again = _only_source(clamp) if elements_of(getattr(clamp, "target", None)) is Elements.CLAMPS else None
+    first = _only_source(again) if again is not None and again.target is DEQUANTIZE else None
+    source = _only_source(first) if first is not None and first.target is QUANTIZE else None
+    if source is None or first is None or first.args[1:] != quantize.args[1:]:
         return False
-    again = clamp.args[0]
-    if not isinstance(again, Node) or again.target is not DEQUANTIZE or len(again.users) > 1:
+    if source.op == "placeholder":  # whose integers may be the caller's
         return False
-    first = again.args[0]
-    if not isinstance(first, Node) or first.target is not QUANTIZE or len(first.users) > 1:
-        return False
-    if first.args[1:] != quantize.args[1:]:
-        return False
-    if first.args[0].op == "placeholder":  # type: ignore[union-attr]  # whose integers may be the caller's
-        return False
-    clamp.args = (first.args[0], *clamp.args[1:])
+    clamp.args = (source, *clamp.args[1:])  # type: ignore[union-attr]
     return True
 
 
-def _scale_bias(module: GraphModule, product: Node) -> None:
-    target: Any = product.target
-    given = bound(target, product.args, product.kwargs)
-    x, weight, bias = given["input"], given["weight"], given["bias"]
-    held = [getattr(module, str(n.target), None) if isinstance(n, Node) else None for n in (weight, bias)]
-    if (
-        not isinstance(x, Node)
-        or x.target is not DEQUANTIZE
-        or not isinstance(held[0], Scaled)
-        or held[1] is None
-    ):
+def _only_source(node: Any) -> Node | None:
+    """Return the first operand of a node that is read once, else None."""
+    source = node.args[0] if len(node.users) == 1 else None
+    return source if isinstance(source, Node) else None
+
+
+def _scale_bias(module: GraphModule, node: Node) -> None:
+    given = bound(node.target, node.args, node.kwargs)
+    x, bias_node = given["input"], given["bias"]
+    weight, bias = (
+        getattr(module, str(getattr(given[name], "target", "")), None) for name in ("weight", "bias")
+    )
+    if getattr(x, "target", None) is not DEQUANTIZE or not isinstance(weight, Scaled) or bias is None:
         return
-    scale: Any = x.args[1]
-    channels = held[0].integers.per_channel()
-    if channels is None or held[0].integers.zero_point or isinstance(held[1], Scaled):
+    channels = weight.integers.per_channel()
+    if channels is None or weight.integers.zero_point or isinstance(bias, Scaled):
         return
-    scales = (channels[0] * scale).to(torch.float32)
+    scales = (channels[0] * x.args[1]).to(torch.float32)
     if scales.numel() > 1:
-        # Scales per output channel lie along a dimension of the weight, or several of them in each of its
-        # rows.
+        # Scales per output channel lie along a dimension of the weight, or several in each of its rows.
         outputs, each = 0, 1
         if given.get("transposed"):
-            rows, each = held[0].shape[:2]
+            rows, each = weight.shape[:2]
             outputs, each = (1, 1) if given["groups"] == 1 else (0, each if rows == given["groups"] else 0)
         if channels[1] != outputs or not each:
             return
         scales = scales.repeat_interleave(each)
     limit = float(2**31 - 128)  # float32 has no integer nearer to the end of int32
-    multiples = (held[1].double() / scales.double()).round().clamp(-limit, limit).to(torch.int32)
-    name = f"{bias.target}_of_{product.name}"
+    multiples = (bias.double() / scales.double()).round().clamp(-limit, limit).to(torch.int32)
+    name = f"{bias_node.target}_of_{node.name}"
     module.register_buffer(name, Scaled.of(multiples, scales))
-    with module.graph.inserting_before(product):
-        made = copy_meta(module.graph.get_attr(name), bias)
-    product.replace_input_with(bias, made)
+    with module.graph.inserting_before(node):
+        node.replace_input_with(bias_node, copy_meta(module.graph.get_attr(name), bias_node))

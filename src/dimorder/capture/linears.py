@@ -1,7 +1,4 @@
-"""Find linears and convolutions with constant weights, and compute new weights for them.
-
-New weights fold in a factor and a shift before or after the linear or convolution.
-"""
+"""Find linears and convolutions with constant weights, and compute new weights for them."""
 
 from __future__ import annotations
 
@@ -49,8 +46,7 @@ class Linear:
         """Return the `Linear` of a call; None for any other call, and for a weight of integers."""
         if node.target not in (aten.linear.default, aten.convolution.default) or node.kwargs:
             return None
-        held = [None if each is None else _held(module, each) for each in (*node.args[1:3], None)[:2]]
-        weight, bias = held
+        weight, bias = (_float32(module, each) for each in (*node.args[1:3], None)[:2])
         named: Any = node.args[1]
         if weight is None or len(named.users) > 1 or (bias is None and node.args[2:3] not in ((), (None,))):
             return None
@@ -83,13 +79,7 @@ class Linear:
         return bool(self.options) and any(self.options[1])
 
     def with_constants(self, weight: Tensor, bias: Tensor | None, name: str) -> Node:
-        """Write the same call with new constants, before the old one.
-
-        Args:
-            weight: The new weight.
-            bias: The new bias, or None.
-            name: The role of the constants, which ends their names.
-        """
+        """Write the same call before it with new constants, whose names end in `name`."""
         graph = self.node.graph
         with graph.inserting_before(self.node):
             weight_node = self.add_constant(name, weight)
@@ -111,12 +101,12 @@ class Linear:
         return add_constant(self.node.graph, name, getattr(self.module, name))
 
 
-def _held(module: GraphModule, value: Any) -> Tensor | None:
+def _float32(module: GraphModule, value: Any) -> Tensor | None:
     """Return the float32 constant of a node; None for computed values, other types and integers."""
     if not isinstance(value, Node) or value.op != "get_attr":
         return None
-    held: Tensor = getattr(module, str(value.target))
-    return None if isinstance(held, Scaled) or held.dtype != torch.float32 else held
+    tensor: Tensor = getattr(module, str(value.target))
+    return None if isinstance(tensor, Scaled) or tensor.dtype != torch.float32 else tensor
 
 
 def is_relabel(node: Node) -> bool:
@@ -125,9 +115,9 @@ def is_relabel(node: Node) -> bool:
 
 
 def linear_before(module: GraphModule, value: Node) -> tuple[Linear, list[Node]] | None:
-    """Return the linear or convolution whose result a value is, or None if anything else reads the result.
+    """Return the linear whose result a value is, and the views in between, the last first.
 
-    The second part of the result is the views and permutes in between, the last first.
+    The result is None if anything else reads the linear or the views.
     """
     moves, first = list[Node](), value
     while is_relabel(first) and len(first.users) == 1:
@@ -141,15 +131,12 @@ def constant(module: GraphModule, value: Any) -> Tensor | None:
     """Return a number or a float32 constant in float64, or None for anything else."""
     if isinstance(value, (int, float)):
         return torch.tensor(value, dtype=torch.float64)
-    held = _held(module, value)
-    return None if held is None else held.double()
+    tensor = _float32(module, value)
+    return None if tensor is None else tensor.double()
 
 
 def with_constant(module: GraphModule, node: Node) -> tuple[Node, Tensor] | None:
-    """Return the two operands of arithmetic with a constant: a value of the result's shape, and the constant.
-
-    The result is None for any other call.
-    """
+    """Return the operands of arithmetic with a constant: a value of the result's shape, and the constant."""
     if node.target not in SCALE_AND_SHIFT or len(node.args) != 2 or node.kwargs:
         return None
     for place in (1, 0) if node.target in _SYMMETRIC else (1,):
@@ -162,14 +149,10 @@ def with_constant(module: GraphModule, node: Node) -> tuple[Node, Tensor] | None
 
 
 def of_features(linear: Linear, moves: Sequence[Node], value: Tensor) -> Tensor | None:
-    """Return a constant as one number per channel of a linear or convolution.
+    """Return a constant as one number per channel of a linear, or None if it differs within a channel.
 
-    The result is None if the constant differs among elements of one channel.
-
-    Args:
-        linear: The linear or convolution.
-        moves: The views and permutes after it, the last first.
-        value: The constant, in the shape after `moves`, or a single number.
+    `value` is in the shape after `moves`, the views and permutes after the linear (the last first), or a
+    single number.
     """
     features = shape_of(linear.node)[linear.features]
     if value.numel() == 1:
@@ -191,15 +174,9 @@ def of_features(linear: Linear, moves: Sequence[Node], value: Tensor) -> Tensor 
 def scaled_inputs(
     weight: Tensor, bias: Tensor | None, scale: Tensor, shift: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the weight and bias that fold in a scale and a shift of the input channels, in float64.
+    """Return the float64 weight and bias of a linear whose input channels are scaled, then shifted.
 
-    The linear or convolution must have no groups and no padding.
-
-    Args:
-        weight: The old weight (outputs, inputs, taps…).
-        bias: The old bias, or None.
-        scale: The factor of each input channel.
-        shift: The number that is added to each scaled input channel, or None.
+    The linear or convolution must have no groups and no padding. Its weight is (outputs, inputs, taps…).
 
     >>> w, b = scaled_inputs(torch.ones(2, 3), None, torch.tensor([2.0, 5.0, 7.0]), torch.ones(3))
     >>> w.tolist(), b.tolist()
@@ -214,18 +191,14 @@ def scaled_inputs(
 
 def is_normal(factors: Tensor) -> bool:
     """Return whether all factors are normal numbers in float32."""
-    held = factors.float().abs()
-    return bool((held.isfinite() & (held >= torch.finfo(torch.float32).tiny)).all())
+    sizes = factors.float().abs()
+    return bool((sizes.isfinite() & (sizes >= torch.finfo(torch.float32).tiny)).all())
 
 
-def is_safe(made: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Return whether new constants are finite in float32, and normal numbers where the old ones are.
-
-    Args:
-        made: Pairs of an old and a new constant.
-    """
+def is_safe(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Return whether the second, new constant of each pair is finite, and normal where the old one is."""
     tiny = torch.finfo(torch.float32).tiny
     return all(
         bool((after.float().isfinite() & ((after.abs() >= tiny) == (before.abs() >= tiny))).all())
-        for before, after in made
+        for before, after in pairs
     )

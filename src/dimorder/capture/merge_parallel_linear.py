@@ -1,8 +1,4 @@
-"""Merge linears or convolutions of one value that are added, into one with the sum of their weights.
-
-RepVGG, MobileOne and FastViT have such branches: they train with several and run with one. The branches are
-convolutions of different kernels and the value itself, with or without a batch norm.
-"""
+"""Merge linears or convolutions of one value that are added, as those of RepVGG, MobileOne and FastViT."""
 
 from __future__ import annotations
 
@@ -15,13 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dimorder.capture.linears import (
-    SCALE_AND_SHIFT,
-    Linear,
-    is_normal,
-    of_features,
-    with_constant,
-)
+from dimorder.capture.linears import SCALE_AND_SHIFT, Linear, is_normal, of_features, with_constant
 from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import shape_of
 from dimorder.ops.normalization import scaled_features
@@ -45,9 +35,10 @@ def merge_parallel_linear(module: GraphModule) -> None:
     """
     for node in list(module.graph.nodes):
         if node.users and node.target in (aten.add.Tensor, aten.sub.Tensor):
-            found = next((made for pair in _pairs(module, node) if (made := _sum(*pair)) is not None), None)
-            if found is not None:
-                linear, weight, bias = found
+            sums = (_sum(*pair) for pair in _pairs(module, node))
+            merged = next((each for each in sums if each is not None), None)
+            if merged is not None:
+                linear, weight, bias = merged
                 node.replace_all_uses_with(linear.with_constants(weight, bias, "added"))
                 module.graph.eliminate_dead_code()
 

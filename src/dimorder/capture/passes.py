@@ -1,31 +1,26 @@
-"""List the passes of capture: on the exported program, on the graph in normal form, and on its linears.
-
-Each list is run from first to last. Between the first two lists, `captured` writes the graph anew in the
-spellings of the normal form.
-"""
+"""List the passes of capture on the exported program, and on the graph in normal form, with small ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
 
+import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-from dimorder.capture.common_subexpressions import merge_common_subexpressions
-from dimorder.capture.crop_conv_padding import crop_conv_padding
 from dimorder.capture.dynamic import with_dynamic
-from dimorder.capture.fold_into_weights import fold_into_weights
 from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integers import normalize_quantization
-from dimorder.capture.merge_parallel_linear import merge_parallel_linear
 from dimorder.capture.refusals import refuse_random
-from dimorder.capture.split_attention_heads import HeadLimits, split_attention_heads
-from dimorder.capture.split_packed_linear import split_packed_linear
 from dimorder.capture.state import require_apart
+from dimorder.graph.nodes import args_of, call_before, replace_node
 from dimorder.graph.passes import Pass
-from dimorder.ops.quantization import is_quantised
+from dimorder.graph.tracing import is_random, shape_of, without_data
 from dimorder.ops.table import OPERATORS
+
+aten = torch.ops.aten
 
 
 def graph_faults(module: GraphModule) -> Iterator[str]:
@@ -41,10 +36,60 @@ def graph_faults(module: GraphModule) -> Iterator[str]:
         yield str(error)
 
 
-def quantized_faults(module: GraphModule) -> Iterator[str]:
-    """Yield a fault if a graph is quantized."""
-    if is_quantised(module):
-        yield "a quantized network"
+def merge_common_subexpressions(module: GraphModule) -> None:
+    """Replace repeated calls by the first of them, in place.
+
+    Arguments are equal if they print the same: 1 is not 1.0, which turns integers into floats.
+
+    >>> from dimorder.capture.captured import capture
+    >>> class Twice(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return x[:, ::2].relu(), x[:, ::2] * 2, x.long() * 2, x.long() * 2.0
+    >>> nodes = capture(Twice(), (torch.ones(1, 4),)).nodes
+    >>> print(*(node.name for node in nodes if node.op == "call_function"))
+    slice_tensor relu_default mul_tensor _to_copy_default mul_tensor_1 mul_tensor_2
+    """
+    first: dict[tuple[OpOverload, str], Node] = {}
+    for node in list(module.graph.nodes):
+        if isinstance(node.target, OpOverload) and not is_random(node.target, node.args, node.kwargs):
+            known = first.setdefault((node.target, repr((node.args, node.kwargs))), node)
+            if known is not node:
+                replace_node(node, known)
+
+
+def crop_conv_padding(module: GraphModule) -> None:
+    """Replace a convolution whose result is cut by a padding and a convolution, in place.
+
+    >>> class Causal(torch.nn.Module):
+    ...     def forward(self, x, w):
+    ...         return torch.conv1d(x, w, padding=2)[..., :-2]
+    >>> from dimorder.capture.captured import capture
+    >>> nodes = capture(Causal(), (torch.ones(1, 3, 9), torch.ones(4, 3, 3))).nodes
+    >>> [(str(node.target), *node.args[1:2]) for node in nodes if node.op == "call_function"][0]
+    ('aten.constant_pad_nd.default', [2, 0])
+    """
+    for node in list(module.graph.nodes):
+        if node.target is aten.slice.Tensor and node.args[0].target is aten.convolution.default:
+            _crop(node)
+    module.graph.eliminate_dead_code()
+
+
+def _crop(cut: Node) -> None:
+    conv, dim, start, end, step = args_of(cut)
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = conv.args
+    axis = dim - 2
+    if axis < 0 or step != 1 or transposed or len(conv.users) > 1:
+        return
+    amounts = [*padding]
+    low, high = amounts[axis] - start, amounts[axis] - (shape_of(conv)[dim] - end)
+    if stride[axis] != 1 or min(low, high) < 0:
+        return
+    amounts[axis] = 0
+    sides = [0, 0] * (len(stride) - 1 - axis) + [low, high]
+    value = without_data(torch.nn.functional.pad(x.meta["val"], sides))
+    padded = call_before(cut, aten.constant_pad_nd.default, (x, sides, 0.0), like=conv, value=value)
+    args = (padded, weight, bias, stride, amounts, dilation, transposed, output_padding, groups)
+    cut.replace_all_uses_with(call_before(cut, conv.target, args, like=conv, value=cut.meta["val"]))
 
 
 EXPORTED_PASSES: tuple[Pass[ExportedProgram], ...] = (
@@ -60,29 +105,3 @@ GRAPH_PASSES: tuple[Pass[GraphModule], ...] = (
     Pass("crop padding of convolutions", crop_conv_padding, _GRAPH, _GRAPH),
     Pass("refuse random numbers", refuse_random),
 )
-
-
-def linear_passes(
-    fewest: int | None, heads: HeadLimits | None, varying: frozenset[int]
-) -> tuple[Pass[GraphModule], ...]:
-    """Return the passes on linears and convolutions of a network that is not quantized.
-
-    Args:
-        fewest: The fewest channels of a piece, if linears whose results are only cut become several.
-        heads: The attention heads whose linears become batched matmuls.
-        varying: The values of dynamic sizes.
-    """
-    requires = (graph_faults, quantized_faults)
-    first, last = list[Pass[GraphModule]](), list[Pass[GraphModule]]()
-    if fewest is not None:
-        split = partial(split_packed_linear, fewest=fewest)
-        first.append(Pass("split packed linears", split, requires, _GRAPH))
-    if heads is not None:
-        by_head = partial(split_attention_heads, limits=heads, varying=varying)
-        last.append(Pass("split attention heads", by_head, requires, _GRAPH))
-    return (
-        *first,
-        Pass("merge parallel linears", merge_parallel_linear, requires, _GRAPH),
-        Pass("fold into weights", fold_into_weights, requires, _GRAPH),
-        *last,
-    )

@@ -15,7 +15,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.nodes import operator_name, where
+from dimorder.graph.branches import is_static
+from dimorder.graph.nodes import operator_at
 from dimorder.graph.tracing import is_random
 
 _EXPORTABLE = "make the module exportable, and check --input shapes"
@@ -48,21 +49,21 @@ _BY_DATA = (
 )
 
 
-def control_flow(target: Any) -> tuple[str, str]:
-    """Return what was found, and what to do, for an operator that runs graphs of its own."""
-    return _CONTROL_FLOW.get(str(target), ("control flow", "decide it before the export"))
-
-
-def size_by_data(value: torch.Tensor) -> tuple[str, str] | None:
-    """Return what was found, and what to do, for a result whose size depends on data; else None."""
-    sizes: list[Any] = list(value.shape)
-    if not any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes):
-        return None
-    shape = ", ".join(map(str, sizes))
-    return (
-        f"a result whose size the data decide: ({shape})",
-        "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk",
-    )
+def no_normal_form(node: torch.fx.Node) -> tuple[str, str] | None:
+    """Return what was found, and what to do, for a node that has no normal form; else None."""
+    value = node.meta.get("val")
+    if isinstance(node.target, torch._ops.HigherOrderOperator) and not is_static(node):
+        return _CONTROL_FLOW.get(str(node.target), ("control flow", "decide it before the export"))
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return "a number that is read out of a tensor", "keep it a tensor, or make it a constant"
+    sizes: list[Any] = list(value.shape) if isinstance(value, torch.Tensor) else []
+    dynamic = [size for size in sizes if isinstance(size, torch.SymInt)]
+    if any(map(free_unbacked_symbols, dynamic)):
+        return (
+            f"a result whose size the data decide: ({', '.join(map(str, sizes))})",
+            "keep the size, torch.where(mask, x, 0), or take a fixed number: torch.topk",
+        )
+    return (f"symbolic shape {tuple(sizes)}", "export with static shapes") if dynamic else None
 
 
 def writes_no_buffer(error: RuntimeError) -> UnsupportedError | None:
@@ -85,10 +86,8 @@ def not_exported(model: torch.nn.Module, error: Exception) -> UnsupportedError:
     reason = next((line for line in message.splitlines() if line.strip()), type(error).__name__)
     if re.search(r"data-dependent", message):
         return UnsupportedError(place, *_BY_DATA)
-    return UnsupportedError(
-        place,
-        *(_unknown_class(reason) or _violated(message) or (f"{type(error).__name__}: {reason}", _EXPORTABLE)),
-    )
+    known = _unknown_class(reason) or _violated(message)
+    return UnsupportedError(place, *(known or (f"{type(error).__name__}: {reason}", _EXPORTABLE)))
 
 
 def _source_lines(error: BaseException | None) -> Iterator[str]:
@@ -126,19 +125,12 @@ def _unknown_class(reason: str) -> tuple[str, str] | None:
     found = f"a {name} in its {side}, into which torch.export cannot see"
     if "Cache" not in name:
         return found, "give and return tensors, in tuples, lists and dicts"
-    one_call = "call it with use_cache=False"
-    return (
-        found,
-        f"{one_call}; for a cache, wrap it so that the cache's tensors are buffers, inputs or outputs",
-    )
+    wrap = "for a cache, wrap it so that the cache's tensors are buffers, inputs or outputs"
+    return found, f"call it with use_cache=False; {wrap}"
 
 
 def refuse_random(module: torch.fx.GraphModule) -> None:
     """Refuse a captured graph that draws random numbers."""
     for node in module.graph.nodes:
         if node.op == "call_function" and is_random(node.target, node.args, node.kwargs):
-            raise UnsupportedError(
-                f"{operator_name(node)} ({where(node)})",
-                "random numbers",
-                "make them an input",
-            )
+            raise UnsupportedError(operator_at(node), "random numbers", "make them an input")

@@ -1,19 +1,23 @@
-"""Rewrite the linears and convolutions of a network at one size or several, by the passes for them."""
+"""Rewrite the linears and convolutions of a network at one size or several, and list the passes for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.fx import Graph, GraphModule
 
 from dimorder.capture.captured import Captured
-from dimorder.capture.passes import linear_passes
-from dimorder.capture.split_attention_heads import HeadLimits
+from dimorder.capture.fold_into_weights import fold_into_weights
+from dimorder.capture.merge_parallel_linear import merge_parallel_linear
+from dimorder.capture.passes import graph_faults
+from dimorder.capture.split_attention_heads import HeadLimits, split_attention_heads
+from dimorder.capture.split_packed_linear import split_packed_linear
 from dimorder.graph.nodes import graph_module
-from dimorder.graph.passes import run_passes
-from dimorder.ops.quantization import is_quantised
+from dimorder.graph.passes import Pass, run_passes
+from dimorder.ops.quantization import is_quantized
 
 
 def rewrite_linears(
@@ -22,16 +26,9 @@ def rewrite_linears(
     heads: HeadLimits | None = None,
     varying: Sequence[frozenset[int]] | None = None,
 ) -> list[Captured]:
-    """Fold into weights what can be folded, in the same network at several sizes.
+    """Rewrite the linears of the same network at several sizes, with the values of its `varying` sizes.
 
     Programs stay as they are if they are quantized, or if the sizes decide what can be folded.
-
-    Args:
-        programs: The network at each size.
-        fewest: The fewest channels of a piece, if linears and convolutions whose results are only cut become
-            several; None leaves them whole.
-        heads: The attention heads whose linears become batched matmuls.
-        varying: For each program, the values of its dynamic sizes; none by default.
 
     >>> from dimorder.capture.captured import capture
     >>> net = torch.nn.Sequential(torch.nn.LayerNorm(5), torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
@@ -43,25 +40,24 @@ def rewrite_linears(
     >>> operators(rewrite_linears([program], None)[0])
     ['aten.layer_norm.default', 'aten.linear.default']
     """
-    if any(is_quantised(program.module) for program in programs):
+    if any(is_quantized(program.module) for program in programs):
         return list(programs)
-    made = [
+    rewritten = [
         replace(program, module=_rewritten(program.module, fewest, heads, sizes))
         for program, sizes in zip(programs, varying or [frozenset()] * len(programs), strict=True)
     ]
-    return made if _have_equal_results(programs, made) else list(programs)
+    return rewritten if _have_equal_results(programs, rewritten) else list(programs)
 
 
-def _have_equal_results(programs: Sequence[Captured], made: Sequence[Captured]) -> bool:
+def _have_equal_results(programs: Sequence[Captured], rewritten: Sequence[Captured]) -> bool:
     """Return whether all programs have the same nodes, and equal new constants at all sizes."""
-    if len({tuple((node.op, node.target) for node in program.nodes) for program in made}) > 1:
+    if len({tuple((node.op, node.target) for node in program.nodes) for program in rewritten}) > 1:
         return False
     old = dict(programs[0].module.named_buffers())
-    for name, value in made[0].module.named_buffers():
-        others = [getattr(program.module, name) for program in made[1:]] if name not in old else []
-        if not all(torch.equal(value, other) for other in others):
-            return False
-    return True
+    new = ((name, value) for name, value in rewritten[0].module.named_buffers() if name not in old)
+    return all(
+        torch.equal(value, getattr(program.module, name)) for name, value in new for program in rewritten[1:]
+    )
 
 
 def _rewritten(
@@ -69,6 +65,32 @@ def _rewritten(
 ) -> GraphModule:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    made = graph_module(module, graph)
-    run_passes(linear_passes(fewest, heads, varying), made)
-    return graph_module(made, made.graph)  # without the constants that nothing reads
+    copy = run_passes(linear_passes(fewest, heads, varying), graph_module(module, graph))
+    return graph_module(copy, copy.graph)  # without the constants that nothing reads
+
+
+def quantized_faults(module: GraphModule) -> Iterator[str]:
+    """Yield a fault if a graph is quantized."""
+    if is_quantized(module):
+        yield "a quantized network"
+
+
+def linear_passes(
+    fewest: int | None, heads: HeadLimits | None, varying: frozenset[int]
+) -> tuple[Pass[GraphModule], ...]:
+    """Return the passes on linears and convolutions of a network that is not quantized.
+
+    Args:
+        fewest: The fewest channels of a piece, if linears whose results are only cut become several.
+        heads: The attention heads whose linears become batched matmuls.
+        varying: The values of dynamic sizes.
+    """
+    passes: dict[str, Callable[[GraphModule], None]] = {}
+    if fewest is not None:
+        passes["split packed linears"] = partial(split_packed_linear, fewest=fewest)
+    passes["merge parallel linears"] = merge_parallel_linear
+    passes["fold into weights"] = fold_into_weights
+    if heads is not None:
+        passes["split attention heads"] = partial(split_attention_heads, limits=heads, varying=varying)
+    requires = (graph_faults, quantized_faults)
+    return tuple(Pass(name, run, requires, (graph_faults,)) for name, run in passes.items())

@@ -1,11 +1,6 @@
-"""Split a linear into one matmul per attention head.
+"""Split a linear into one matmul per attention head, if its result is only permuted so that heads come first.
 
-The projections of attention are such linears: their result is only permuted so that heads come before rows.
-The linear becomes a matmul with one matrix per head, which needs no permute.
-
-The bias is added after the matmul, with two exceptions. A bias of keys shifts all scores of a row by one
-number, which softmax cancels. A bias of values comes out of attention unchanged, so that the next linear can
-add it in its own bias.
+A bias of keys is dropped, because softmax cancels it. A bias of values moves into the linear after attention.
 """
 
 from __future__ import annotations
@@ -41,13 +36,7 @@ class HeadLimits:
 def split_attention_heads(module: GraphModule, limits: HeadLimits, varying: Collection[int] = ()) -> None:
     """Replace a linear and the permute of its attention heads by a matmul per head, in place.
 
-    If a reshape would give several dynamic sizes, heads of any size are split in this way. Slices that are
-    concatenated then join them.
-
-    Args:
-        module: The graph.
-        limits: The heads that are split.
-        varying: The values of the dynamic sizes.
+    If a reshape would give several of the `varying` sizes, heads of any size are split, and joined by slices.
 
     >>> class Heads(torch.nn.Module):
     ...     def forward(self, x, w=torch.ones(96, 5)):
@@ -90,8 +79,8 @@ def _move_bias_of_values(module: GraphModule, softmax: Node) -> None:
     if reader is None or reader.target is not aten.matmul.default or reader.args[0] is not softmax:
         return
     found, moves = _shifted(module, args_of(reader)[1]), _views_after(reader)
-    behind = _only_reader(moves[-1] if moves else reader)
-    linear = None if behind is None else Linear.of(module, behind)
+    after = _only_reader(moves[-1] if moves else reader)
+    linear = None if after is None else Linear.of(module, after)
     if found is None or linear is None or linear.features != len(shape_of(linear.node)) - 1:
         return
     values, shift = found
@@ -107,10 +96,7 @@ def _move_bias_of_values(module: GraphModule, softmax: Node) -> None:
 
 
 def _scores(module: GraphModule, node: Node) -> Node | None:
-    """Return the matmul of attention scores, past a factor, an addition and a mask.
-
-    The result is None if anything else reads the scores.
-    """
+    """Return the matmul of attention scores that only a factor, an addition, a mask and a softmax read."""
     if len(node.users) > 1 or node.target is aten.matmul.default:
         return node if len(node.users) == 1 else None
     if node.target in (aten.mul.Tensor, aten.div.Tensor):
@@ -127,12 +113,7 @@ def _scores(module: GraphModule, node: Node) -> Node | None:
 
 
 def _shifted(module: GraphModule, value: Node) -> tuple[Linear, Tensor] | None:
-    """Return the linear whose result a value is, and its bias in the value's shape.
-
-    Views and permutes may lie between them.
-
-    The result is None if anything else reads the linear, or if the linear has no bias.
-    """
+    """Return the linear that only a value reads, past views, and its bias in the value's shape."""
     found = linear_before(module, value)
     if found is None:
         return None
@@ -165,8 +146,7 @@ def _put(linear: Linear, bias: Tensor | None) -> None:
 class _Heads:
     """The heads in the channels of a linear: `count` heads of `size`, before the last dimension of `rows`.
 
-    If they are `turned`, that dimension comes after the channels of a head. Each dimension of rows is its
-    step and its size.
+    If they are `turned`, that dimension comes after the channels. A dimension is its step and its size.
     """
 
     moves: Sequence[Node]
@@ -219,14 +199,14 @@ def _split(linear: Linear, heads: _Heads) -> None:
     with graph.inserting_before(end):
         x = _reshaped(linear.node, _in_order(linear.node, read, heads.rows), [*outer, 1, rows, inputs])
         apart = linear.weight.reshape(*ones, heads.count, heads.size, inputs).transpose(-2, -1)
-        made = _call(linear.node, aten.matmul.default, shape, x, linear.add_constant("heads", apart))
+        y = _call(linear.node, aten.matmul.default, shape, x, linear.add_constant("heads", apart))
         if linear.bias is not None:
             bias = linear.add_constant("heads_bias", linear.bias.reshape(*ones, heads.count, 1, heads.size))
-            made = _call(linear.node, aten.add.Tensor, shape, made, bias)
+            y = _call(linear.node, aten.add.Tensor, shape, y, bias)
         if heads.turned:
             swap = [*range(len(outer) + 1), len(outer) + 2, len(outer) + 1]
-            made = _call(linear.node, aten.permute.default, [shape[d] for d in swap], made, swap)
-        end.replace_all_uses_with(_reshaped(linear.node, made, shape_of(end)))
+            y = _call(linear.node, aten.permute.default, [shape[d] for d in swap], y, swap)
+        end.replace_all_uses_with(_reshaped(linear.node, y, shape_of(end)))
 
 
 def _in_order(like: Node, read: Node, rows: Sequence[tuple[int, int]]) -> Node:
@@ -258,8 +238,8 @@ def _join(reshape: Node, most: int) -> None:
             pieces = [_call(value, aten.slice.Tensor, piece, *cut) for cut in cuts]
             wide = [*piece[:-1], count * size]
             joined = _call(reshape, aten.cat.default, wide, pieces, rank - 1)
-        made = _reshaped(reshape, joined, shape)
-    reshape.replace_all_uses_with(made)
+        joined = _reshaped(reshape, joined, shape)
+    reshape.replace_all_uses_with(joined)
 
 
 # -- calls

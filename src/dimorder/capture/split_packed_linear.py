@@ -1,8 +1,6 @@
 """Split a linear or convolution whose results are only cut into one per piece, each with rows of the weight.
 
-Packed projections of attention are such linears. So are convolutions whose channels are halved afterwards,
-with or without an activation between. The split saves slices that copy. If a slice is a view, one linear is
-better than several.
+Examples are packed projections of attention. The split saves slices that copy.
 """
 
 from __future__ import annotations
@@ -26,8 +24,7 @@ aten = torch.ops.aten
 def split_packed_linear(module: GraphModule, fewest: int) -> None:
     """Replace a linear or convolution and the slices of its channels by one per piece, in place.
 
-    The pieces must share no channels, so that nothing is computed twice. Channels that no piece has are not
-    computed. All stay together if a piece would have fewer than `fewest` channels.
+    All stay together if pieces share channels, or if one would have fewer than `fewest` of them.
 
     >>> class Halved(torch.nn.Module):
     ...     def forward(self, x, w=torch.ones(48, 5)):
@@ -92,20 +89,25 @@ def _is_elementwise(node: Node) -> bool:
 
 def _rows(linear: Linear, path: list[Node]) -> Tensor | None:
     """Return the channels of a slice in its own sequence, or None if it cuts anything else."""
-    *moves, cut = path
-    _, _, start, end, step = args_of(cut)
-    part: _Part | None = _cut_part(cut)
-    for move in reversed(moves):
-        part = part and _before(move, part)
-    features = shape_of(linear.node)[linear.features]
-    if part is None or part.dim != linear.features:
+    _, _, start, end, step = args_of(path[-1])
+    parts = _parts(path)
+    if not parts or parts[0].dim != linear.features:
         return None
-    return torch.arange(features).reshape(-1, part.size, part.span)[:, start:end:step].reshape(-1)
+    rows = torch.arange(shape_of(linear.node)[linear.features])
+    return rows.reshape(-1, parts[0].size, parts[0].span)[:, start:end:step].reshape(-1)
 
 
-def _cut_part(cut: Node) -> _Part:
+def _parts(path: list[Node]) -> list[_Part]:
+    """Return what a slice cuts, before the first move of its path and after each, or nothing."""
+    *moves, cut = path
     source, dim, *_ = args_of(cut)
-    return _Part(dim, shape_of(source)[dim], 1)
+    parts = [_Part(dim, shape_of(source)[dim], 1)]
+    for move in reversed(moves):
+        part = _before(move, parts[0])
+        if part is None:
+            return []
+        parts.insert(0, part)
+    return parts
 
 
 def _before(move: Node, part: _Part) -> _Part | None:
@@ -114,41 +116,29 @@ def _before(move: Node, part: _Part) -> _Part | None:
         return replace(part, dim=args_of(move)[1][part.dim])
     if move.target is not aten.reshape.default:
         return part
-    given, made = shape_of(args_of(move)[0]), shape_of(move)
-    span = math.prod(made[part.dim + 1 :]) * part.span
-    for dim, size in enumerate(given):
-        inner = math.prod(given[dim + 1 :])
+    before = shape_of(args_of(move)[0])
+    span = math.prod(shape_of(move)[part.dim + 1 :]) * part.span
+    for dim, size in enumerate(before):
+        inner = math.prod(before[dim + 1 :])
         if span % inner == 0 and size * inner % (span * part.size) == 0:
             return _Part(dim, part.size, span // inner)
     return None
 
 
-def _write(path: list[Node], made: Node) -> None:
+def _write(path: list[Node], piece: Node) -> None:
     """Write the same moves for one piece, in place of the slice."""
     *moves, cut = path
-    graph = cut.graph
+    graph, count = cut.graph, shape_of(cut)[args_of(cut)[1]]
     with graph.inserting_before(cut):
-        for move, shape in zip(moves, _shapes(path), strict=True):
+        for move, part in zip(moves, _parts(path)[1:], strict=True):
+            shape = list(shape_of(move))
+            shape[part.dim] = shape[part.dim] // part.size * count
             if move.target is aten.reshape.default:
-                if shape == shape_of(made):
+                if tuple(shape) == shape_of(piece):
                     continue
-                made = graph.call_function(move.target, (made, list(shape)))
+                piece = graph.call_function(move.target, (piece, shape))
             else:
                 (read,) = move.all_input_nodes
-                made = graph.node_copy(move, {read: made}.__getitem__)
-            copy_meta(made, move, move.meta["val"].new_empty(shape))
-    cut.replace_all_uses_with(made)
-
-
-def _shapes(path: list[Node]) -> list[tuple[int, ...]]:
-    """Return the shape that each move gives for the piece of a slice."""
-    *moves, cut = path
-    part: _Part | None = _cut_part(cut)
-    count, shapes = shape_of(cut)[args_of(cut)[1]], []
-    for move in reversed(moves):
-        assert part is not None
-        shape = list(shape_of(move))
-        shape[part.dim] = shape[part.dim] // part.size * count
-        shapes.append(tuple(shape))
-        part = _before(move, part)
-    return shapes[::-1]
+                piece = graph.node_copy(move, {read: piece}.__getitem__)
+            copy_meta(piece, move, move.meta["val"].new_empty(shape))
+    cut.replace_all_uses_with(piece)

@@ -41,16 +41,11 @@ def with_one_name(program: ExportedProgram) -> ExportedProgram:
     torch.export takes a buffer for a constant if it reaches it by another way than the buffer's name.
     """
     specs = program.graph_signature.input_specs
-    buffers = {
-        _memory(program, spec): spec.arg.name
-        for spec in specs
-        if spec.kind is InputKind.BUFFER and _memory(program, spec) is not None
-    }
-    same = {
-        spec.arg.name: buffers[_memory(program, spec)]
-        for spec in specs
-        if spec.kind is InputKind.CONSTANT_TENSOR and _memory(program, spec) in buffers
-    }
+    memory = {spec.arg.name: _memory(program, spec) for spec in specs}
+    buffers = {memory[spec.arg.name]: spec.arg.name for spec in specs if spec.kind is InputKind.BUFFER}
+    buffers.pop(None, None)
+    constants = (spec.arg.name for spec in specs if spec.kind is InputKind.CONSTANT_TENSOR)
+    same = {name: buffers[memory[name]] for name in constants if memory[name] in buffers}
     if not same:
         return program
     graph = copy_graph(program.graph)
@@ -74,9 +69,8 @@ def _memory(program: ExportedProgram, spec: InputSpec) -> Any:
 
 def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
     """Return whether a tensor has elements of its own: a tensor of tensors (torchao's integers) has none."""
-    return (
-        isinstance(tensor, torch.Tensor) and tensor.numel() > 0 and not is_traceable_wrapper_subclass(tensor)
-    )
+    is_full = isinstance(tensor, torch.Tensor) and tensor.numel() > 0
+    return is_full and not is_traceable_wrapper_subclass(tensor)
 
 
 def require_apart(program: ExportedProgram) -> None:
@@ -85,10 +79,10 @@ def require_apart(program: ExportedProgram) -> None:
     Raises:
         UnsupportedError: Two buffers share memory, and torch.export takes them for separate ones.
     """
-    held = {**program.state_dict, **program.constants}
+    tensors = {**program.state_dict, **program.constants}
     of: dict[int, list[tuple[str, Node]]] = {}
     for node, spec in zip(program.graph.nodes, program.graph_signature.input_specs, strict=False):
-        tensor = held.get(spec.target or "")
+        tensor = tensors.get(spec.target or "")
         if _has_memory(tensor) and node.users:
             of.setdefault(tensor.untyped_storage().data_ptr(), []).append((str(spec.target), node))
     for sharers in of.values():
@@ -113,12 +107,6 @@ def _writes(node: Node) -> bool:
     return views and any(map(_writes, node.users))
 
 
-def state_buffer(program: ExportedProgram, name: str) -> StateBuffer:
-    """Return a buffer that a program writes, with a copy of its value now: its owner may write it later."""
-    held = {**program.state_dict, **program.constants}
-    return StateBuffer(name, held[name].detach().clone(memory_format=torch.contiguous_format))
-
-
 @runtime_checkable
 class StatefulRun(Protocol):
     """A program as a function of its tensors that keeps a state from call to call."""
@@ -138,16 +126,16 @@ def restart(run: object) -> None:
 @contextmanager
 def restored(network: torch.nn.Module, state: Sequence[StateBuffer]) -> Iterator[None]:
     """Put a network into its initial state, and restore its present state afterwards."""
-    held = {buffer.name: network.get_buffer(buffer.name) for buffer in state}
-    before = {name: tensor.detach().clone() for name, tensor in held.items()}
+    buffers = {buffer.name: network.get_buffer(buffer.name) for buffer in state}
+    before = {name: tensor.detach().clone() for name, tensor in buffers.items()}
     with torch.no_grad():
         for buffer in state:
-            held[buffer.name].copy_(buffer.initial)
+            buffers[buffer.name].copy_(buffer.initial)
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, tensor in held.items():
+            for name, tensor in buffers.items():
                 owner, _, leaf = name.rpartition(".")
                 setattr(network.get_submodule(owner), leaf, tensor.copy_(before[name]))
 
@@ -161,6 +149,6 @@ def unchanged(network: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for buffer, held in before:
-                if not torch.equal(buffer, held):
-                    buffer.copy_(held)
+            for buffer, value in before:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)

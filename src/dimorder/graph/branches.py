@@ -1,7 +1,4 @@
-"""Represent `torch.cond` as one call in a graph.
-
-The call runs one of two graphs. A truth value in a tensor chooses which.
-"""
+"""Represent `torch.cond` as one call in a graph: a truth value in a tensor chooses one of two graphs."""
 
 from __future__ import annotations
 
@@ -41,20 +38,13 @@ class Branches:
         return "cond"
 
     def written(self, root: torch.nn.Module, graph: Graph, args: Sequence[Any]) -> Node:
-        """Append the call to `graph` as torch's own `cond`, with the branches as submodules of `root`.
-
-        Args:
-            root: The module that owns `graph`.
-            graph: The graph under construction; the call is its last node so far.
-            args: The truth value that chooses, then the operands.
-        """
+        """Append the call to `graph` as torch's own `cond`, with the branches as submodules of `root`."""
         count = len(list(root.children())) // 2
-        read = []
-        for name, each in ((f"true_graph_{count}", self.yes), (f"false_graph_{count}", self.no)):
-            root.add_module(name, each)
-            read.append(graph.get_attr(name))
+        names = f"true_graph_{count}", f"false_graph_{count}"
+        for name, branch in zip(names, (self.yes, self.no), strict=True):
+            root.add_module(name, branch)
         choice, *operands = args
-        return graph.call_function(COND, (choice, *read, tuple(operands)))
+        return graph.call_function(COND, (choice, *map(graph.get_attr, names), tuple(operands)))
 
 
 def branches(node: Node) -> tuple[Branches, tuple[Any, ...]]:

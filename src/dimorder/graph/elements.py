@@ -1,8 +1,4 @@
-"""Say what an operator does to the elements of its operands.
-
-The operators that move elements are listed here, and nowhere else: constants keep their integers through
-them. `dimorder.ops.table.elements_of` knows all operators.
-"""
+"""Say what an operator does to the elements of its operands, and list the operators that move them."""
 
 from __future__ import annotations
 

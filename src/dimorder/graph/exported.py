@@ -1,8 +1,4 @@
-"""Build exported programs from graphs, replace parts of them, and run them.
-
-`exported` wraps a graph of ATen calls. `stateful` turns inputs into buffers. `own_module`, `readable` and
-`ProgramRun` run a program.
-"""
+"""Build exported programs from graphs, replace parts of them, and run them."""
 
 from __future__ import annotations
 
@@ -33,10 +29,7 @@ from dimorder.graph.nodes import copy_meta, replace_node
 
 
 class _Verifier(TrainingIRVerifier):
-    """torch.export's verifier, which also accepts calls of `Branches`.
-
-    Such a call stands for a `torch.cond`.
-    """
+    """torch.export's verifier, which also accepts calls of `Branches`."""
 
     dialect = "DIMORDER"
 
@@ -68,52 +61,48 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
     read = [node for node in graph.nodes if node.op == "get_attr"]
     with graph.inserting_before(next(iter(graph.nodes))):
         names = dict.fromkeys(str(node.target) for node in read)
-        held = {name: graph.placeholder(f"b_{name}") for name in names}
-    for node in held.values():
+        buffers = {name: graph.placeholder(f"b_{name}") for name in names}
+    for node in buffers.values():
         node.target = node.name  # a Python identifier; the name of a buffer need not be one
     for node in read:
-        replace_node(node, held[str(node.target)])
-    state = {name: module.get_buffer(name) for name in held}
+        replace_node(node, buffers[str(node.target)])
+    state = {name: module.get_buffer(name) for name in buffers}
     with FakeTensorMode() as mode, torch.no_grad():
         fakes = [mode.from_tensor(x, static_shapes=True) for x in (*state.values(), *examples)]
         FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
     results: Any = graph.output_node().args[0]
     returned = [TensorArgument(node.name) for node in results]
-    signature = ExportGraphSignature(
-        [
-            *(
-                InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, persistent=True)
-                for name, node in held.items()
-            ),
-            *(InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), None) for node in inputs),
-        ],
-        [OutputSpec(OutputKind.USER_OUTPUT, result, None) for result in returned],
-    )
+    taken = [TensorArgument(node.name) for node in inputs]
+    specs = [
+        InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, persistent=True)
+        for name, node in buffers.items()
+    ]
+    specs += [InputSpec(InputKind.USER_INPUT, argument, None) for argument in taken]
+    outputs = [OutputSpec(OutputKind.USER_OUTPUT, result, None) for result in returned]
     call: tuple[tuple[torch.Tensor, ...], dict[str, Any]] = ((*examples,), {})
-    trees = pytree.tree_structure(call), pytree.tree_structure((*returned,))
-    root = ModuleCallSignature([TensorArgument(node.name) for node in inputs], [*returned], *trees)
     return ExportedProgram(
         root=torch.nn.Module(),
         graph=graph,
-        graph_signature=signature,
+        graph_signature=ExportGraphSignature(specs, outputs),
         state_dict=state,
         range_constraints={},
-        module_call_graph=[ModuleCallEntry("", root)],
+        module_call_graph=_call_graph(taken, returned, call),
         example_inputs=call,
         verifiers=[_Verifier if has_branches(graph) else TrainingIRVerifier],
     )
 
 
-def stateful(program: ExportedProgram, held: Mapping[str, torch.Tensor]) -> ExportedProgram:
+def _call_graph(inputs: Sequence[Any], results: Sequence[Any], call: Any) -> list[ModuleCallEntry]:
+    trees = pytree.tree_structure(call), pytree.tree_structure((*results,))
+    return [ModuleCallEntry("", ModuleCallSignature([*inputs], [*results], *trees))]
+
+
+def stateful(program: ExportedProgram, state: Mapping[str, torch.Tensor]) -> ExportedProgram:
     """Turn the first inputs and results of a program into buffers that each call changes.
 
     Args:
-        program: Its first inputs are the buffers, in the order of `held`. Its first results are the buffers'
-            new values.
-        held: The initial values of the buffers, by name.
-
-    Returns:
-        A program without these inputs and results.
+        program: Its first inputs are the buffers, and its first results their new values, as in `state`.
+        state: The initial values of the buffers, by name.
 
     >>> graph = Graph()
     >>> result = graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("count"), 1))
@@ -124,31 +113,29 @@ def stateful(program: ExportedProgram, held: Mapping[str, torch.Tensor]) -> Expo
     >>> module(torch.ones(1)), module(torch.ones(1))
     ((tensor([1.]),), (tensor([2.]),))
     """
-    if not held:
+    if not state:
         return program
-    old, count = program.graph_signature, len(held)
-    assert not set(held) & set(program.state_dict), "a buffer and a constant of one name"
-    given = [spec for spec in old.input_specs if spec.kind is InputKind.USER_INPUT]
-    kept = dict(zip((spec.arg.name for spec in given), held, strict=False))
+    old, count = program.graph_signature, len(state)
+    assert not set(state) & set(program.state_dict), "a buffer and a constant of one name"
+    arguments = [spec.arg for spec in old.input_specs if spec.kind is InputKind.USER_INPUT]
+    buffers = {argument.name: name for argument, name in zip(arguments, state, strict=False)}
     inputs = [
-        InputSpec(InputKind.BUFFER, spec.arg, kept[spec.arg.name], persistent=True)
-        if spec.arg.name in kept
+        InputSpec(InputKind.BUFFER, spec.arg, buffers[spec.arg.name], persistent=True)
+        if spec.arg.name in buffers
         else spec
         for spec in old.input_specs
     ]
     outputs = [
         OutputSpec(OutputKind.BUFFER_MUTATION, spec.arg, name)
-        for spec, name in zip(old.output_specs, held, strict=False)
+        for spec, name in zip(old.output_specs, state, strict=False)
     ]
     call: tuple[tuple[Any, ...], dict[str, Any]] = (program.example_inputs[0][count:], {})
-    returned = [spec.arg for spec in old.output_specs[count:]]
-    trees = pytree.tree_structure(call), pytree.tree_structure((*returned,))
-    root = ModuleCallSignature([spec.arg for spec in given[count:]], returned, *trees)
+    results = [spec.arg for spec in old.output_specs[count:]]
     return remade(
         program,
         graph_signature=ExportGraphSignature(inputs, [*outputs, *old.output_specs[count:]]),
-        state_dict={**program.state_dict, **held},
-        module_call_graph=[ModuleCallEntry("", root)],
+        state_dict={**program.state_dict, **state},
+        module_call_graph=_call_graph(arguments[count:], results, call),
         example_inputs=call,
     )
 
@@ -169,18 +156,18 @@ def own_module(program: ExportedProgram) -> GraphModule:
     assert isinstance(module, GraphModule)
     for name in state_of(program).values():
         owner, _, buffer = name.rpartition(".")
-        held = module.get_submodule(owner)
-        setattr(held, buffer, getattr(held, buffer).clone())
+        part = module.get_submodule(owner)
+        setattr(part, buffer, getattr(part, buffer).clone())
     return module
 
 
 class Readable(torch.nn.Module):
     """A graph and the tensors that it reads, for a `GraphRun`."""
 
-    def __init__(self, graph: Graph, held: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, graph: Graph, tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
         self.graph = graph
-        for name, tensor in held.items():
+        for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
 
 
@@ -201,30 +188,25 @@ def readable(program: ExportedProgram) -> Readable | GraphModule:
     if any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs):
         return own_module(program)
     tensors = {**program.state_dict, **program.constants}
-    graph, made = Graph(), dict[Node, Node]()
-    held: dict[str, torch.Tensor] = {}
+    graph, copies = Graph(), dict[Node, Node]()
+    constants: dict[str, torch.Tensor] = {}
     inputs = (node for node in program.graph.nodes if node.op == "placeholder")
     for node, spec in zip(inputs, signature.input_specs, strict=True):
         if spec.kind is InputKind.USER_INPUT:
-            made[node] = graph.placeholder(node.name)
+            copies[node] = graph.placeholder(node.name)
         else:
-            held[node.name] = tensors[str(spec.target)]
-            made[node] = graph.get_attr(node.name)
-        copy_meta(made[node], node)
-    graph.output(graph.graph_copy(program.graph, made))
+            constants[node.name] = tensors[str(spec.target)]
+            copies[node] = graph.get_attr(node.name)
+        copy_meta(copies[node], node)
+    graph.output(graph.graph_copy(program.graph, copies))
     keep_names(graph, program.graph)
-    return Readable(graph, held)
+    return Readable(graph, constants)
 
 
 def remade(
     program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram, **parts: Any
 ) -> ExportedProgram:
-    """Return a program of class `kind` with other parts.
-
-    Args:
-        program: The program whose remaining parts are kept.
-        kind: The class of the result.
-        parts: The new parts, named as in the constructor of `ExportedProgram`.
+    """Return a program of class `kind` with other parts, named as in the constructor of `ExportedProgram`.
 
     >>> import torch
     >>> program = torch.export.export(torch.nn.ReLU(), (torch.ones(2, 3),))

@@ -1,8 +1,4 @@
-"""Walk a graph and compute its values: the only interpreter of this package.
-
-A graph is a torch program, or what a target wrote. How an operator computes comes from the caller: as torch
-does, in float64, or with the roundings of integer kernels.
-"""
+"""Walk a graph, of torch or of a target, and compute its values: the only interpreter of this package."""
 
 from __future__ import annotations
 
@@ -21,19 +17,12 @@ from dimorder.graph.nodes import tensors_in
 
 @dataclass(frozen=True)
 class GraphNode:
-    """One node of a graph in any format.
+    """One node of a graph in any format; values have keys."""
 
-    Args:
-        kind: the name by which a table knows the operator.
-        inputs: the keys of the values that it reads.
-        output: the key of the value that it gives.
-        attributes: what else the format says about the node.
-    """
-
-    kind: Any
+    kind: Any  # the name by which a table knows the operator
     inputs: tuple[Any, ...]
     output: Any
-    attributes: Any
+    attributes: Any  # what else the format says about the node
 
 
 GraphNodeT = TypeVar("GraphNodeT", bound=GraphNode)
@@ -45,27 +34,24 @@ def interpret(
     kept: Collection[Any],
     compute: Callable[[GraphNodeT, Sequence[Any]], Any],
 ) -> dict[Any, Any]:
-    """Return the values of a graph, by their keys.
+    """Return the values of a graph with these inputs and constants, by their keys.
 
-    Args:
-        nodes: the nodes in an order in which they can be computed.
-        values: the graph's inputs and constants.
-        kept: the keys of the values that the caller reads. Others are released after their last reader.
-        compute: takes a node and the values that it reads, and returns its result.
+    `compute` takes a node and the values that it reads. Values that are not `kept` are released after their
+    last reader.
 
     >>> nodes = [GraphNode("double", ("x",), "y", None), GraphNode("double", ("y",), "z", None)]
     >>> interpret(nodes, {"x": 3}, {"z"}, lambda node, read: 2 * read[0])
     {'z': 12}
     """
-    held = dict(values)
+    results = dict(values)
     last = {key: node.output for node in nodes for key in node.inputs}
     with torch.no_grad():
         for node in nodes:
-            held[node.output] = compute(node, [held[key] for key in node.inputs])
+            results[node.output] = compute(node, [results[key] for key in node.inputs])
             for key in set(node.inputs):
                 if last[key] == node.output and key not in kept:
-                    del held[key]
-    return held
+                    del results[key]
+    return results
 
 
 class GraphRun:
@@ -96,14 +82,14 @@ class GraphRun:
         ]
         output = graph.output_node()
         values = dict(zip(placeholders, inputs, strict=True))
-        held = interpret(nodes, values, set(output.all_input_nodes), self._computed)
-        return map_arg(output.args[0], held.__getitem__)
+        results = interpret(nodes, values, set(output.all_input_nodes), self._compute)
+        return map_arg(output.args[0], results.__getitem__)
 
     def tensors(self, *inputs: Any) -> list[torch.Tensor]:
         """Return the tensors among the graph's outputs."""
         return tensors_in(self.run(*inputs))
 
-    def _computed(self, node: GraphNode, read: Sequence[Any]) -> Any:
+    def _compute(self, node: GraphNode, read: Sequence[Any]) -> Any:
         if node.output.op == "get_attr":
             return self.result(node.output, {}, self.constant(attrgetter(node.kind)(self.module)))
         operands = dict(zip(node.inputs, read, strict=True))

@@ -77,6 +77,16 @@ def operator_name(node: Node) -> str:
     return str(node.target).removesuffix(".default")
 
 
+def operator_at(node: Node) -> str:
+    """Return an operator's name and source line for errors: `aten.relu (net.py:12, in layer1)`."""
+    return f"{operator_name(node)} ({where(node)})"
+
+
+def node_title(node: Node) -> str:
+    """Return a node's name and operator for errors: `relu_1 (aten.relu)`."""
+    return f"{node} ({operator_name(node)})"
+
+
 def source_of(node: Node, *others: str) -> dict[str, Any]:
     """Return the metadata that says where in the user's source a node is, and that of other keys."""
     return {key: node.meta[key] for key in (*SOURCE, *others) if key in node.meta}
@@ -141,16 +151,7 @@ def add_call(
     like: Node,
     value: Any = None,
 ) -> Node:
-    """Write a call where a graph inserts.
-
-    Args:
-        graph: The graph.
-        target: The operator.
-        args: Its positional arguments.
-        kwargs: Its arguments by name.
-        like: The node whose metadata the call gets.
-        value: The results of the call; by default those of `like`.
-    """
+    """Write a call where a graph inserts, with the metadata of `like` and the results `value`, or its own."""
     return copy_meta(graph.call_function(target, tuple(args), dict(kwargs or {})), like, value)
 
 

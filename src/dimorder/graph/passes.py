@@ -1,8 +1,4 @@
-"""Define a pass: one step from a program to a program, with the checks before and after it.
-
-Checks run only if the environment has DIMORDER_CHECK, as the tests have it. A fault is a text, and is
-computed as it is read.
-"""
+"""Define a pass: one step from a program to a program, with checks that run if DIMORDER_CHECK is set."""
 
 from __future__ import annotations
 
@@ -66,14 +62,7 @@ def run_passes(passes: Iterable[Pass[Program]], program: Program) -> Program:
 
 
 def require(stage: str, faults: Iterable[str]) -> None:
-    """Check that a stage has no fault; without DIMORDER_CHECK nothing is checked.
-
-    Args:
-        stage: the name of the stage in the error.
-        faults: the faults, which are computed as they are read.
-
-    Raises:
-        StageError: for the first fault.
+    """Raise a `StageError` for the first fault of a stage; without DIMORDER_CHECK no fault is computed.
 
     >>> require("the sum", (f"2 + {n} is 5" for n in ()))
     """

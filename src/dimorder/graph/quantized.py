@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -86,10 +85,7 @@ class Integers:
         return first if bool((self.scales == first).all()) else None
 
     def per_channel(self) -> tuple[Tensor, int] | None:
-        """Return the scales along the only dimension in which they differ, and that dimension.
-
-        The dimension is 0 if all scales are equal. The result is None if scales differ along several
-        dimensions.
+        """Return the scales along the only dimension in which they differ, and that dimension (0 by default).
 
         >>> scales = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
         >>> Integers(torch.ones(2, 2, dtype=torch.int8), scales).per_channel()
@@ -102,9 +98,7 @@ class Integers:
         return None
 
     def group_size(self) -> int | None:
-        """Return how many neighbours along the last dimension of a matrix share a scale.
-
-        The result is None if the constant is not a matrix.
+        """Return how many neighbours along the last dimension of a matrix share a scale; None for others.
 
         >>> scales = torch.tensor([[1.0, 1.0, 2.0, 2.0], [3.0, 3.0, 3.0, 3.0]])
         >>> Integers(torch.ones(2, 4, dtype=torch.int8), scales).group_size()
@@ -139,17 +133,10 @@ class Scaled(torch.Tensor):
 
     @staticmethod
     def of(values: Tensor, scales: Tensor, zero_point: int = 0) -> Scaled:
-        """Return (`values` − `zero_point`) · `scales`.
-
-        Args:
-            values: The integers.
-            scales: Scales that broadcast to the shape of `values`.
-            zero_point: The integer that stands for 0.
-        """
+        """Return (`values` − `zero_point`) · `scales`; scales broadcast to the shape of the integers."""
         values, scales = values.detach(), scales.detach().to(torch.float32).expand(values.shape)
-        made = ((values.to(torch.float32) - zero_point) * scales).as_subclass(Scaled)
-        made.integers = Integers(values, scales, zero_point)
-        return made
+        real = (values.to(torch.float32) - zero_point) * scales
+        return _with_integers(real, Integers(values, scales, zero_point))
 
     @classmethod
     def __torch_function__(
@@ -168,16 +155,18 @@ class Scaled(torch.Tensor):
                 func(part, *_plain(args[1:]), **_plain(kwargs or {}))
                 for part in (first.integers.values, first.integers.scales)
             ]
-            joined = partial(_joined, first.integers.zero_point)
+
+            def joined(real: Any, values: Any, scales: Any) -> Any:
+                integers = Integers(values, scales, first.integers.zero_point)
+                return _with_integers(real, integers) if isinstance(real, Tensor) else real
+
             return pytree.tree_map(joined, result, *parts)
 
 
-def _joined(zero_point: int, value: Any, values: Any, scales: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    made = value.as_subclass(Scaled)
-    made.integers = Integers(values, scales, zero_point)
-    return made
+def _with_integers(real: Tensor, integers: Integers) -> Scaled:
+    scaled = real.as_subclass(Scaled)
+    scaled.integers = integers
+    return scaled
 
 
 def _plain(arguments: Any) -> Any:
@@ -187,18 +176,13 @@ def _plain(arguments: Any) -> Any:
 def evaluate(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Evaluate an operator on constants; a dequantize keeps the integers."""
     with torch.no_grad():
-        made = _dequantised(target, args, kwargs)
-        return target(*args, **kwargs) if made is None else made
+        scaled = _dequantize(target, args, kwargs)
+        return target(*args, **kwargs) if scaled is None else scaled
 
 
-def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return the `Scaled` result of a dequantize, or None for any other call.
-
-    The result is also None if one constant has several zero points: no target computes with them.
-    """
-    if not isinstance(target, torch._ops.OpOverload):
-        return None
-    name = f"{target.namespace}.{target._opname}"
+def _dequantize(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scaled | None:
+    """Return the result of a dequantize with one zero point, or None for any other call."""
+    name = f"{target.namespace}.{target._opname}" if isinstance(target, torch._ops.OpOverload) else ""
     if name not in _DEQUANTIZES:
         return None
     given = bound(target, args, kwargs)
@@ -206,11 +190,8 @@ def _dequantised(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     scales, zeros = (given.get(n, given.get(f"{n}s")) for n in ("scale", "zero_point"))
     scales, zeros = (None if each is None else torch.as_tensor(each) for each in (scales, zeros))
     zero_point = 0 if zeros is None else int(zeros.flatten()[0])
-    if (
-        scales is None
-        or values.is_floating_point()
-        or (zeros is not None and bool((zeros != zero_point).any()))
-    ):
+    several = zeros is not None and bool((zeros != zero_point).any())  # no target computes with these
+    if scales is None or values.is_floating_point() or several:
         return None
     if name == "torchao.dequantize_affine":
         return Scaled.of(values, _of_blocks(scales, given["block_size"], values.shape), zero_point)
@@ -227,9 +208,7 @@ def _of_blocks(scales: Tensor, block: Sequence[int], shape: Sequence[int]) -> Te
     return spread.expand([n for pair in zip(counts, block, strict=True) for n in pair]).reshape(*shape)
 
 
-_DEQUANTIZES = frozenset(
-    (
-        *("quantized_decomposed.dequantize_per_tensor", "quantized_decomposed.dequantize_per_channel"),
-        "torchao.dequantize_affine",
-    )
+_DEQUANTIZES = (
+    *("quantized_decomposed.dequantize_per_tensor", "quantized_decomposed.dequantize_per_channel"),
+    "torchao.dequantize_affine",
 )

@@ -1,8 +1,4 @@
-"""Trace a graph again, operator by operator.
-
-A call on constants is evaluated. An operator with a spelling is written in other operators. An unknown
-operator is decomposed as far as torch can. All other operators are copied.
-"""
+"""Trace a graph again, operator by operator: each is evaluated, spelled in others, decomposed or copied."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from dimorder.errors import UnsupportedError
 from dimorder.latency.limit import Limit
 from dimorder.latency.timing import interleaved
 from dimorder.ops.dialect import decompose
-from dimorder.ops.quantization import is_quantised
+from dimorder.ops.quantization import is_quantized
 from dimorder.physical.wasted_levels import clamp_range
 from dimorder.plans.network_plan import Place
 from dimorder.targets.program_io import read_signature
@@ -69,7 +69,7 @@ def profile(
     >>> sorted((each.place.operator, each.count, each.shape) for each in found)[:2]
     [('aten.clone', 1, (1, 8, 7, 9)), ('aten.clone', 1, (1, 9, 11, 3))]
     """
-    if is_quantised(physical.graph_module):
+    if is_quantized(physical.graph_module):
         raise UnsupportedError("the profile", "a quantised network", "profile the float network")
     from dimorder.executorch import pte
     from dimorder.targets.xnnpack.emit import emit

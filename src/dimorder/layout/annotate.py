@@ -1,11 +1,8 @@
-"""Find the axes of every value, by solving all operators' relations over one store of factors.
-
-If cuts conflict, the operator concerned gets a block. The result does not depend on the order in which
-operators are visited.
-"""
+"""Find the axes of every value, by solving all operators' relations over one store of factors."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,31 +13,20 @@ import torch
 from dimorder.algebra.axis import Factors
 from dimorder.capture.captured import Captured
 from dimorder.graph.nodes import results
-from dimorder.ops.operator import Dims, Relation
+from dimorder.ops.relation import AxedTensor, Dims, Relation
 from dimorder.ops.table import opaque, operands, relate
-from dimorder.ops.tokens import AxedTensor
 
 
 @dataclass(frozen=True)
 class Annotated:
-    """A program with the relation of each call, and the axes of the call's operands and results.
-
-    Attributes:
-        program: the network in normal form.
-        relations: the relation of each call.
-        reads: the axes of each call's operands, aligned with `table.operands(call)`.
-        writes: the axes of each call's results.
-        blocked: the labels that became blocks because cuts conflict, by call.
-        state: the axes of the placeholder of each buffer of the state. What a call leaves there has the same
-            axes.
-    """
+    """A program with the relation of each call, and the axes of the call's operands and results."""
 
     program: Captured
     relations: dict[torch.fx.Node, Relation]
-    reads: dict[torch.fx.Node, tuple[AxedTensor, ...]]
+    reads: dict[torch.fx.Node, tuple[AxedTensor, ...]]  # aligned with `table.operands(call)`
     writes: dict[torch.fx.Node, tuple[AxedTensor, ...]]
-    blocked: dict[torch.fx.Node, tuple[str, ...]]
-    state: dict[torch.fx.Node, AxedTensor]
+    blocked: dict[torch.fx.Node, tuple[str, ...]]  # the labels that became blocks because cuts conflict
+    state: dict[torch.fx.Node, AxedTensor]  # of each buffer of the state, before and after a call
 
     @property
     def calls(self) -> list[torch.fx.Node]:
@@ -48,12 +34,7 @@ class Annotated:
 
 
 def annotate(program: Captured, outside: Mapping[torch.fx.Node, str] = MappingProxyType({})) -> Annotated:
-    """Return a program with axes for every value.
-
-    Args:
-        program: the network in normal form.
-        outside: the calls that stay row-major, with the reasons.
-    """
+    """Return a program with axes for every value; the calls `outside` stay row-major, with their reasons."""
     calls = [n for n in program.nodes if n.op == "call_function" and not is_result(n)]
     relations = {n: opaque(n, outside[n]) if n in outside else relate(n) for n in calls}
     return _Solver(program, relations).solve()
@@ -94,23 +75,15 @@ class _Solver:
             self.tensors[call] = (reads, writes)
 
     def solve(self) -> Annotated:
-        """Identify whole dimensions first, then calls that cut, the most frequent cut first.
-
-        Whole dimensions cannot conflict.
-        """
-        cutting = [
-            call
-            for call, relation in self.relations.items()
-            if any(len(dim) > 1 for dim in _all_dims(relation))
-        ]
+        """Identify whole dimensions first, which cannot conflict, then calls, the most frequent cut first."""
+        cuts = {call: _cuts(relation) for call, relation in self.relations.items()}
         self._carry()
-        plain = [call for call in self.relations if call not in set(cutting)]
-        for call in plain:
-            self._identify(call)
-        frequency = Counter(_signature(self.relations[call]) for call in cutting)
-        for call in sorted(
-            cutting, key=lambda c: (-frequency[_signature(self.relations[c])], _signature(self.relations[c]))
-        ):
+        for call in self.relations:
+            if not cuts[call]:
+                self._identify(call)
+        frequency = Counter(cuts.values())
+        cutting = (call for call in self.relations if cuts[call])
+        for call in sorted(cutting, key=lambda call: (-frequency[cuts[call]], cuts[call])):
             self._cut(call)
             self._identify(call)
         reads, writes = {}, {}
@@ -166,11 +139,15 @@ class _Solver:
 
     def _labels(self, factors: list[int], dims: Dims) -> dict[str, tuple[int, ...]]:
         found: dict[str, tuple[int, ...]] = {}
-        for factor, pieces in zip(factors, dims, strict=True):
-            groups = self.factors.pieces(factor, [size for _, size in pieces])
-            for (name, _), leaves in zip(pieces, groups, strict=True):
-                found[name] = found.get(name, ()) + leaves
+        for name, leaves in self._pieces(factors, dims):
+            found[name] = found.get(name, ()) + leaves
         return found
+
+    def _pieces(self, factors: list[int], dims: Dims) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield each label of each dimension with its axes there."""
+        for factor, labels in zip(factors, dims, strict=True):
+            groups = self.factors.pieces(factor, [size for _, size in labels])
+            yield from zip((name for name, _ in labels), groups, strict=True)
 
     def _axes(self, factors: list[int]) -> AxedTensor:
         leaves = [self.factors.leaves(factor) for factor in factors]
@@ -178,23 +155,15 @@ class _Solver:
         return AxedTensor(sizes, tuple(d for d, group in enumerate(leaves) for _ in group), {})
 
     def _tensor(self, factors: list[int], dims: Dims) -> AxedTensor:
-        tensor = self._axes(factors)
+        tensor, places = self._axes(factors), itertools.count()
         labels: dict[str, tuple[int, ...]] = {}
-        position = 0
-        for factor, pieces in zip(factors, dims, strict=True):
-            for (name, _), piece in zip(
-                pieces, self.factors.pieces(factor, [size for _, size in pieces]), strict=True
-            ):
-                labels[name] = labels.get(name, ()) + tuple(range(position, position + len(piece)))
-                position += len(piece)
-        assert position == len(tensor.sizes), "every axis has a label"
+        for name, leaves in self._pieces(factors, dims):
+            labels[name] = (*labels.get(name, ()), *itertools.islice(places, len(leaves)))
+        assert next(places) == len(tensor.sizes), "every axis has a label"
         return replace(tensor, labels=labels)
 
 
-def _all_dims(relation: Relation) -> Iterator[tuple[tuple[str, int], ...]]:
-    for dims in (*relation.reads, *relation.writes):
-        yield from dims
-
-
-def _signature(relation: Relation) -> tuple[tuple[int, ...], ...]:
-    return tuple(sorted({tuple(size for _, size in dim) for dim in _all_dims(relation) if len(dim) > 1}))
+def _cuts(relation: Relation) -> tuple[tuple[int, ...], ...]:
+    """Return the sizes of the pieces of each dimension that a relation cuts."""
+    dims = (dim for dims in (*relation.reads, *relation.writes) for dim in dims if len(dim) > 1)
+    return tuple(sorted({tuple(size for _, size in dim) for dim in dims}))

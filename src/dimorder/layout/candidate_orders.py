@@ -1,7 +1,4 @@
-"""Find the candidate orders: all orders that contracts and operators ask for.
-
-Each order is carried through the operators that share axes, until nothing new appears.
-"""
+"""Find the candidate orders: those that contracts and operators ask for, carried through shared axes."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site, layout_of
-from dimorder.ops.tokens import AxisOrder, Token
+from dimorder.ops.relation import AxisOrder, Token
 
 MAX_LAYOUTS = 128  # candidate layouts of one buffer
 
@@ -36,14 +33,10 @@ class Proposal:
 class Closure:
     """The search for candidate orders: each is carried through every site until nothing new appears.
 
-    Args:
-        sites: the sites of the problem.
-        buffers: the buffers that the sites read and write.
-        seeds: the orders that the contract promises, by the site of the input or output.
-        sparing: whether an order enters a site only if no way of the site has that order yet. If a tensor
-            lacks tokens, each order would bring new places for them, and their number would grow with every
-            site on the path.
-        give_up: whether a cap that is reached raises `TooManyCandidates`; else the candidates are truncated.
+    `seeds` are the orders that the contract promises, by the site of the input or output. In a `sparing`
+    search, an order enters a site only if no way of the site has that order yet. If a tensor lacks tokens,
+    each order would bring new places for them, and their number would grow with every site on the path. A
+    sparing search truncates the candidates at a cap; another one raises `TooManyCandidates`.
     """
 
     def __init__(
@@ -52,9 +45,8 @@ class Closure:
         buffers: Sequence[BufferInfo],
         seeds: Mapping[int, AxisOrder],
         sparing: bool,
-        give_up: bool,
     ) -> None:
-        self.sparing, self.give_up = sparing, give_up
+        self.sparing = sparing
         self.sites, self.buffers, self.seeds = sites, buffers, seeds
         self.candidates: list[dict[AxisOrder, None]] = [{} for _ in buffers]
         self.per_site = [Proposal(absorbed=[{} for _ in site.views]) for site in sites]
@@ -94,7 +86,7 @@ class Closure:
         if order in self.candidates[buffer]:
             return
         if not seed and len(self.candidates[buffer]) >= MAX_LAYOUTS:
-            if self.give_up:
+            if not self.sparing:
                 raise TooManyCandidates
             self.truncated = True
             return

@@ -1,7 +1,4 @@
-"""Ask a target which implementations of an operator it computes, and what they cost.
-
-The target sees the physical calls that an implementation would write, before any is written.
-"""
+"""Ask a target which implementations it computes, by the physical calls that they write, and their costs."""
 
 from __future__ import annotations
 

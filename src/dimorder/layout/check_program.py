@@ -1,36 +1,33 @@
-"""Check the annotated program, the layout problem and the physical program.
-
-A fault is a text, and is computed on demand. `graph.passes.require` reads faults only if checks are on.
-"""
+"""Check the annotated program, the layout problem and the physical program; a fault is a text."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
 
-from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract
+from dimorder.errors import StageError
 from dimorder.graph.elements import Elements
-from dimorder.graph.exported import own_module
-from dimorder.graph.nodes import operator_name, origin_of, results
+from dimorder.graph.exported import own_module, state_of
+from dimorder.graph.interpreter import GraphRun
+from dimorder.graph.nodes import node_title, origin_of, results
+from dimorder.graph.passes import FIX
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS
-from dimorder.graph.tracing import shape_of
 from dimorder.layout.annotate import Annotated, is_result, results_of
 from dimorder.layout.candidate_orders import default_tokens, formed
 from dimorder.layout.capabilities import Capabilities, Verdicts
-from dimorder.layout.check_calls import left_faults, misread, refused_calls, run_densely
-from dimorder.layout.problem import Extracted
+from dimorder.layout.problem import Extracted, boundary_axes
 from dimorder.layout.rewrite import at_boundary
-from dimorder.ops.operator import Relation
-from dimorder.ops.problem_map import Arrangement, Site, layout_of
+from dimorder.ops.dialect import SLICE_CONSTANT
+from dimorder.ops.problem_map import Arrangement, layout_of
+from dimorder.ops.relation import AxedTensor, Relation
 from dimorder.ops.table import elements_of, operands
-from dimorder.ops.tokens import AxedTensor, AxisOrder
 from dimorder.planning.plan import LayoutPlan
 
 aten = torch.ops.aten
@@ -46,7 +43,7 @@ def annotated_faults(annotated: Annotated) -> Iterator[str]:
     """
     axes = _axes_where_produced(annotated)
     for call, relation in annotated.relations.items():
-        name = f"{call} ({operator_name(call)})"
+        name = node_title(call)
         reads, writes = annotated.reads[call], annotated.writes[call]
         sources = operands(call)
         if (len(reads), len(writes)) != (len(sources), len(results(call))):
@@ -78,11 +75,10 @@ def _axes_where_produced(annotated: Annotated) -> dict[Node, tuple[tuple[int, ..
 
 
 def _axed_faults(tensor: AxedTensor, shape: tuple[int, ...]) -> Iterator[str]:
-    made = [
-        math.prod(s for s, d in zip(tensor.sizes, tensor.dims, strict=True) if d == i)
-        for i in range(len(shape))
-    ]
-    if tuple(made) != shape or list(tensor.dims) != sorted(tensor.dims) or 1 in tensor.sizes:
+    made_up = [1] * len(shape)
+    for size, dim in zip(tensor.sizes, tensor.dims, strict=True):
+        made_up[dim] *= size
+    if tuple(made_up) != shape or list(tensor.dims) != sorted(tensor.dims) or 1 in tensor.sizes:
         yield f"axes {tensor.sizes} of dimensions {tensor.dims} do not make up the shape {shape}"
     labelled = Counter(axis for positions in tensor.labels.values() for axis in positions)
     if labelled != Counter(range(len(tensor.sizes))):
@@ -113,20 +109,15 @@ def problem_faults(extracted: Extracted, contract: Contract, capabilities: Capab
     if not len(extracted.sites) == len(problem.steps) == len(extracted.arrangements):
         yield f"{len(extracted.sites)} sites for {len(problem.steps)} steps"
         return
-    promised = {
-        "input": iter(contract.inputs),
-        "output": iter(
-            spec
-            for spec, node in zip(contract.outputs, extracted.annotated.program.outputs, strict=True)
-            if node in extracted.views
-        ),
-    }
+    outputs = zip(contract.outputs, extracted.annotated.program.outputs, strict=True)
+    computed = (spec for spec, node in outputs if node in extracted.views)
+    promised = {"input": iter(contract.inputs), "output": computed}
     for index, site in enumerate(extracted.sites):
-        name = f"step {index}, {site.node} ({operator_name(site.node)})"
+        name = f"step {index}, {node_title(site.node)}"
         for fault in _step_faults(extracted, index):
             yield f"{name}: {fault}"
         if site.kind in promised:
-            order = _boundary_order(extracted, site, next(promised[site.kind]).dim_order)
+            order = boundary_axes(site, next(promised[site.kind]).dim_order, extracted.buffers)
             configs = problem.steps[index].configs
             if [(*config.reads, *config.writes) for config in configs] != [(order,)]:
                 yield f"{name}: not the promised order {order} alone"
@@ -140,9 +131,8 @@ def problem_faults(extracted: Extracted, contract: Contract, capabilities: Capab
 def _step_faults(extracted: Extracted, index: int) -> Iterator[str]:
     site, step = extracted.sites[index], extracted.problem.steps[index]
     arrangements = extracted.arrangements[index]
-    if (step.reads, step.writes) != tuple(
-        tuple(v.buffer for v in side) for side in (site.reads, site.writes)
-    ):
+    buffers = tuple(tuple(view.buffer for view in side) for side in (site.reads, site.writes))
+    if (step.reads, step.writes) != buffers:
         yield "the site's buffers are not the step's"
         return
     if len(arrangements) != len(step.configs):
@@ -155,18 +145,6 @@ def _step_faults(extracted: Extracted, index: int) -> Iterator[str]:
                 yield f"{order} is no order of the {rank} axes of buffer {view.buffer}"
             elif site.relation is not None and layout_of(i, site, arrangement) != order:
                 yield f"a configuration has {order}, its arrangement means {layout_of(i, site, arrangement)}"
-
-
-def _boundary_order(extracted: Extracted, site: Site, order: DimOrder) -> AxisOrder:
-    """Return the axes of a boundary's buffer for a dim order of its value."""
-    (view,) = site.views
-    sizes = extracted.buffers[view.buffer].tensor.sizes
-    left, held = list(view.axes), list[list[int]]()
-    for size in shape_of(site.node):
-        held.append([])
-        while math.prod(sizes[axis] for axis in held[-1]) < size:
-            held[-1].append(left.pop(0))
-    return tuple(axis for d in order for axis in held[d])
 
 
 def _configured_faults(extracted: Extracted, index: int, verdicts: Verdicts) -> Iterator[str]:
@@ -210,10 +188,7 @@ def physical_faults(
     for node in program.graph.nodes:
         if node.op == "call_function":
             yield from (f"predicted: {fault}" for fault in misread(node, node.meta["val"]))
-    yield from (
-        f"{node} ({operator_name(node)}): {why}"
-        for node, why in refused_calls(program, extracted, capabilities)
-    )
+    yield from (f"{node_title(node)}: {why}" for node, why in refused_calls(program, extracted, capabilities))
     yield from left_faults(program, extracted, capabilities)
     inputs = extracted.annotated.program.example_inputs
     held = [at_boundary(tensor, spec) for tensor, spec in zip(inputs, contract.inputs, strict=True)]
@@ -226,7 +201,7 @@ def made_faults(nodes: Iterable[Node], extracted: Extracted, plan: LayoutPlan) -
     for node in nodes:
         if node.op != "call_function":
             continue
-        name, origin = f"{node} ({operator_name(node)})", origin_of(node)
+        name, origin = node_title(node), origin_of(node)
         if origin.get("converts"):
             if node.target is aten.clone.default:
                 converted.append((origin["buffer"], tuple(origin["order"])))
@@ -269,3 +244,100 @@ def _declared(extracted: Extracted, plan: LayoutPlan, origin: dict[str, Any]) ->
     arrangement = extracted.arrangements[origin["site"]][plan.choice[origin["site"]]]
     declared: tuple[Any, ...] = site.implementations[arrangement.implementation].physical
     return declared
+
+
+# -- the calls of the physical program
+
+
+def refused_calls(
+    program: ExportedProgram, extracted: Extracted, capabilities: Capabilities
+) -> Iterator[tuple[Node, str]]:
+    """Yield the calls of operators that the target neither computes nor leaves outside, and why."""
+    for node, why in _not_computed(program, extracted, capabilities):
+        beside = why if capabilities.leaves is None else capabilities.leaves(node)
+        if beside is not None:
+            yield node, why if beside == why else f"{why}, and {beside}"
+
+
+def require_capabilities(
+    program: ExportedProgram, extracted: Extracted, capabilities: Capabilities, target: str
+) -> None:
+    """Check that the target computes or leaves each call, even without DIMORDER_CHECK.
+
+    Raises:
+        StageError: for the first call that the target refuses.
+    """
+    for node, why in refused_calls(program, extracted, capabilities):
+        raise StageError(f"{node_title(node)} of the physical program for {target}", why, FIX)
+
+
+def left_faults(program: ExportedProgram, extracted: Extracted, capabilities: Capabilities) -> Iterator[str]:
+    for node, why in _not_computed(program, extracted, capabilities):
+        if extracted.sites[origin_of(node)["site"]].node not in extracted.outside:
+            yield f"{node_title(node)}: left outside, where the plan has it inside: {why}"
+
+
+def _not_computed(
+    program: ExportedProgram, extracted: Extracted, capabilities: Capabilities
+) -> Iterator[tuple[Node, str]]:
+    """Yield the calls of operators that the target does not compute, and why."""
+    constants = _constants(program)
+    for node in program.graph.nodes:
+        origin = origin_of(node)
+        if node.op != "call_function" or node in constants or "site" not in origin or origin.get("converts"):
+            continue
+        if not extracted.sites[origin["site"]].implementations or capabilities.computes is None:
+            continue
+        why = capabilities.computes(node, constants)
+        if why is not None:
+            yield node, why
+
+
+def _constants(program: ExportedProgram) -> Collection[Node]:
+    """Return the nodes that read neither inputs nor state."""
+    given = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
+    given |= set(state_of(program))
+    known: dict[Node, None] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            is_known = node.name not in given
+        else:
+            is_known = all(operand in known for operand in node.all_input_nodes)
+            is_known = is_known and node.op == "call_function" and node.target is not SLICE_CONSTANT
+        if is_known:
+            known[node] = None
+    return known
+
+
+def run_densely(
+    module: GraphModule, inputs: Sequence[torch.Tensor]
+) -> tuple[Sequence[torch.Tensor], list[str]]:
+    """Run a physical program, and return its results and its reads of tensors that are not dense."""
+    run = _DensityRun(module)
+    return run.run(*inputs), run.faults
+
+
+class _DensityRun(GraphRun):
+    """A run of a physical program that notes reads of tensors that are not row-major."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.faults: list[str] = []
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        self.faults += misread(node, result)
+        return result
+
+
+def misread(node: Node, value: Any) -> Iterator[str]:
+    """Yield the readers of a value that is not row-major.
+
+    Views may be copied, permuted and returned. A matmul may read a view that swaps the last two dimensions.
+    """
+    if not isinstance(value, torch.Tensor) or value.is_contiguous():
+        return
+    swapped = value.dim() > 1 and value.mT.is_contiguous()
+    for user in node.users:
+        allowed = user.op == "output" or user.target in (aten.clone.default, aten.permute.default)
+        if not allowed and not (swapped and user.target is aten.matmul.default):
+            yield f"{node_title(user)} reads {node_title(node)}, which is not dense"

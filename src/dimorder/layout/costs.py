@@ -1,7 +1,4 @@
-"""Define what a plan is charged for: a unit, and the costs of conversions and configurations in it.
-
-A target has one such table per objective. A target that measures no times counts bytes or conversions.
-"""
+"""Define what a plan is charged for: units, and the costs of conversions and configurations in them."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
-from dimorder.ops.tokens import AxisOrder
+from dimorder.ops.relation import AxisOrder
 from dimorder.planning.problem import Cost
 
 Buffers = Sequence[BufferInfo]

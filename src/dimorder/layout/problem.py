@@ -1,4 +1,4 @@
-"""Build the layout problem: the buffers, and for each operator the ways in which it could run."""
+"""Build the layout problem, of the ways in which each operator could run, and solve it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.errors import UnsupportedError
-from dimorder.graph.nodes import operator_name, results, where
+from dimorder.graph.nodes import operator_at, operator_name, results
+from dimorder.graph.tracing import shape_of
 from dimorder.layout.annotate import Annotated, annotate, results_of
 from dimorder.layout.candidate_orders import Closure, Proposal, TooManyCandidates
 from dimorder.layout.capabilities import Capabilities, Verdicts
 from dimorder.layout.costs import Costs, transpose_rank
-from dimorder.ops.operator import Implementation, Relation
-from dimorder.ops.problem_map import Arrangement, BufferInfo, BufferView, Site, layout_of
+from dimorder.ops.operator import Implementation
+from dimorder.ops.problem_map import Arrangement, BufferInfo, BufferView, Site, dimension_axes, layout_of
+from dimorder.ops.relation import AxedTensor, AxisOrder, Relation, Token, token_axes
 from dimorder.ops.table import implementations, operands
-from dimorder.ops.tokens import AxedTensor, AxisOrder, Token, token_axes
-from dimorder.planning.problem import Buffer, Config, Cost, LayoutProblem, Step
+from dimorder.planning.plan import LayoutPlan
+from dimorder.planning.problem import Buffer, Config, Cost, InvalidChoice, LayoutProblem, Step
+from dimorder.planning.solve import solve
 
 MAX_CONFIGS = 2048  # configurations of one operator
 
@@ -52,13 +55,6 @@ def extract(
     in any order if it then runs on dense tensors unchanged. Else it runs row-major, and the program is
     annotated again.
 
-    Args:
-        annotated: the program with its axes.
-        input_orders: the orders that the contract promises for inputs.
-        output_orders: the orders that the contract promises for outputs.
-        costs: what conversions and configurations cost.
-        capabilities: what the target can do.
-
     Raises:
         UnsupportedError: if a call can run neither way, or if the target does not accept an input.
     """
@@ -68,16 +64,24 @@ def extract(
             fix = "change its type or shape, or choose another target"
             raise UnsupportedError(f"input {name!r}", reason, fix)
     verdicts = Verdicts(capabilities)
+
+    def build() -> Extracted | dict[torch.fx.Node, str]:
+        given = (annotated, input_orders, output_orders, costs, verdicts)
+        for listed in capabilities.implementations:
+            with suppress(TooManyCandidates):
+                return _Extractor(*given, listed, sparing=False).run()
+        return _Extractor(*given, capabilities.implementations[-1], sparing=True).run()
+
     row_major: dict[torch.fx.Node, str] = {}
     while True:
-        refused = _extract(annotated, input_orders, output_orders, costs, capabilities, verdicts)
+        refused = build()
         if isinstance(refused, Extracted):  # report the first obstacle
             outside = {call: row_major.get(call, reason) for call, reason in refused.outside.items()}
             return replace(refused, outside=outside)
         for call, reason in refused.items():
             if call in row_major or annotated.relations[call].kind == "opaque":
                 raise UnsupportedError(
-                    f"{operator_name(call)} ({where(call)})",
+                    operator_at(call),
                     row_major.get(call, reason),  # the first obstacle
                     "replace it in the module, or choose another target",
                 )
@@ -85,46 +89,50 @@ def extract(
         annotated = annotate(annotated.program, row_major)
 
 
-def _extract(
-    annotated: Annotated,
-    input_orders: Sequence[DimOrder],
-    output_orders: Sequence[DimOrder],
-    costs: Costs,
-    capabilities: Capabilities,
-    verdicts: Verdicts,
-) -> Extracted | dict[torch.fx.Node, str]:
-    """Return the problem, or the calls that have no configuration and why."""
-    given = (annotated, input_orders, output_orders, costs)
-    for listed in capabilities.implementations:
-        with suppress(TooManyCandidates):
-            return _Extractor(*given, listed, verdicts, sparing=False, give_up=True).run()
-    return _Extractor(*given, capabilities.implementations[-1], verdicts, sparing=True, give_up=False).run()
+def choose(extracted: Extracted, max_rank: int | None) -> LayoutPlan:
+    """Return the cheapest plan.
+
+    Raises:
+        UnsupportedError: if every plan needs a transpose of a rank above `max_rank`.
+    """
+    try:
+        return solve(extracted.problem)
+    except InvalidChoice as error:
+        stuck = [
+            operator_at(info.root) if info.root.op == "call_function" else f"input {info.root.name!r}"
+            for info, buffer in zip(extracted.buffers, extracted.problem.buffers, strict=True)
+            if None in buffer.exceptions.values()
+        ]
+        raise UnsupportedError(
+            " or ".join(stuck[:3]),
+            f"its result is wanted in an order that takes a transpose of more than {max_rank} dimensions",
+            "permute fewer dimensions at once, or choose another target",
+        ) from error
 
 
+@dataclass
 class _Extractor:
-    def __init__(
-        self,
-        annotated: Annotated,
-        input_orders: Sequence[DimOrder],
-        output_orders: Sequence[DimOrder],
-        costs: Costs,
-        listed: Collection[str],
-        verdicts: Verdicts,
-        *,
-        sparing: bool,
-        give_up: bool,
-    ) -> None:
-        self.annotated, self.sparing, self.give_up = annotated, sparing, give_up
-        self.input_orders, self.output_orders = input_orders, output_orders
-        self.costs, self.listed, self.verdicts = costs, listed, verdicts
-        self.buffers: list[BufferInfo] = []
-        self.views: dict[torch.fx.Node, BufferView] = {}
-        self.outside: dict[torch.fx.Node, str] = {}
-        self.truncated = False
+    """One attempt to build the problem with the implementations `listed`.
+
+    Unless it is `sparing`, it gives up if there are too many candidates.
+    """
+
+    annotated: Annotated
+    input_orders: Sequence[DimOrder]
+    output_orders: Sequence[DimOrder]
+    costs: Costs
+    verdicts: Verdicts
+    listed: Collection[str]
+    sparing: bool
+    buffers: list[BufferInfo] = field(default_factory=list)
+    views: dict[torch.fx.Node, BufferView] = field(default_factory=dict)
+    outside: dict[torch.fx.Node, str] = field(default_factory=dict)
+    truncated: bool = False
 
     def run(self) -> Extracted | dict[torch.fx.Node, str]:
+        """Return the problem, or the calls that have no configuration and why."""
         sites = self._sites()
-        proposals = Closure(sites, self.buffers, self._seeds(sites), self.sparing, self.give_up).run()
+        proposals = Closure(sites, self.buffers, self._seeds(sites), self.sparing).run()
         steps, arrangements = [], []
         refused: dict[torch.fx.Node, str] = {}
         for site, proposal in zip(sites, proposals.per_site, strict=True):
@@ -135,29 +143,15 @@ class _Extractor:
             kept, configs = found
             arrangements.append(kept)
             name = site.kind if site.kind in ("output", "state") else operator_name(site.node)
-            steps.append(
-                Step(
-                    name,
-                    tuple(v.buffer for v in site.reads),
-                    tuple(v.buffer for v in site.writes),
-                    configs,
-                    carries=site.kind == "state",
-                )
-            )
+            reads, writes = (tuple(view.buffer for view in side) for side in (site.reads, site.writes))
+            steps.append(Step(name, reads, writes, configs, carries=site.kind == "state"))
         if refused:
             return refused
         candidates = "truncated" if self.truncated or proposals.truncated else "complete"
         buffers = self._priced(proposals.candidates)
         problem = LayoutProblem(self.costs.units, buffers, tuple(steps), candidates)
-        return Extracted(
-            problem,
-            self.annotated,
-            tuple(self.buffers),
-            self.views,
-            tuple(sites),
-            tuple(arrangements),
-            self.outside,
-        )
+        maps = (tuple(self.buffers), self.views, tuple(sites), tuple(arrangements), self.outside)
+        return Extracted(problem, self.annotated, *maps)
 
     # -- buffers and sites
 
@@ -205,10 +199,7 @@ class _Extractor:
         return [*(self._carried(found[node], left) for node, left in program.carried), *sites]
 
     def _carried(self, found: BufferView, left: torch.fx.Node) -> Site:
-        """Return the site of a buffer of the state.
-
-        Each call finds the buffer in the order in which the last call left it.
-        """
+        """Return the site of a buffer of the state, which a call finds as the last call left it."""
         reads = (self.views[left],) if left in self.views else ()  # a constant is in any order
         tokens: tuple[dict[Token, AxisOrder], ...] = tuple(
             {("axis", i): (axis,) for i, axis in enumerate(view.axes)} for view in (*reads, found)
@@ -226,10 +217,7 @@ class _Extractor:
         return [(each, form) for each, form in (*listed, *added) if each.applies(call)]
 
     def _root_tensors(self) -> dict[torch.fx.Node, AxedTensor]:
-        """Return the axes of each input, from any use of it: all uses see the same axes.
-
-        An input without uses has whole dimensions.
-        """
+        """Return the axes of each input, which all uses see alike; without uses, its dimensions are whole."""
         found = {}
         for node in self.annotated.program.inputs:
             shape = tuple(node.meta["val"].shape)
@@ -259,34 +247,16 @@ class _Extractor:
 
     def _seeds(self, sites: Sequence[Site]) -> dict[int, AxisOrder]:
         """Return the promised order of every input and output, by site index."""
-        inputs, outputs = (
-            iter(self.input_orders),
-            iter(
-                o
-                for o, n in zip(self.output_orders, self.annotated.program.outputs, strict=True)
-                if n in self.views
-            ),
-        )
-        seeds = {}
-        for index, site in enumerate(sites):
-            if site.kind in ("input", "output"):
-                order = next(inputs if site.kind == "input" else outputs)
-                owner = self._dims_of(site)
-                view = site.views[0]
-                seeds[index] = tuple(view.axes[i] for d in order for i in range(len(owner)) if owner[i] == d)
-        return seeds
-
-    def _dims_of(self, site: Site) -> tuple[int, ...]:
-        """Return the logical dimension of each axis of an input or output."""
-        node, view = site.node, site.views[0]
-        sizes = self.buffers[view.buffer].tensor.sizes
-        shape, owner, d, left = tuple(node.meta["val"].shape), [], 0, 1
-        for axis in view.axes:
-            while left == 1:
-                left, d = shape[d], d + 1
-            owner.append(d - 1)
-            left //= sizes[axis]
-        return tuple(owner)
+        outputs = zip(self.output_orders, self.annotated.program.outputs, strict=True)
+        orders = {
+            "input": iter(self.input_orders),
+            "output": (order for order, node in outputs if node in self.views),
+        }
+        return {
+            index: boundary_axes(site, next(orders[site.kind]), self.buffers)
+            for index, site in enumerate(sites)
+            if site.kind in orders
+        }
 
     # -- configurations
 
@@ -312,12 +282,12 @@ class _Extractor:
         beside: list[tuple[int, tuple[Token, ...]]] = []
         reasons: list[str] = []
         for implementation, tokens in proposal.tokens:
-            if not site.implementations:  # the contract's side
-                inside.append((implementation, tokens))
-                continue
-            arrangement = Arrangement(tokens, (), implementation)
-            arrangement = replace(arrangement, absorbed=proposal.some_absorbed)
-            why, why_not_outside = self.verdicts.of(site, arrangement, self.annotated.program, self.buffers)
+            why, why_not_outside = None, None
+            if site.implementations:  # the contract's sides have none
+                arrangement = Arrangement(tokens, proposal.some_absorbed, implementation)
+                why, why_not_outside = self.verdicts.of(
+                    site, arrangement, self.annotated.program, self.buffers
+                )
             if why is None:
                 inside.append((implementation, tokens))
                 continue
@@ -335,17 +305,16 @@ class _Extractor:
         ways = itertools.chain(itertools.product(first, offered), itertools.product(choices, offered))
         for count, (absorbed, (implementation, tokens)) in enumerate(ways):
             if count > max(MAX_CONFIGS, len(offered)):
-                if self.give_up:
+                if not self.sparing:
                     raise TooManyCandidates
                 self.truncated = True
                 break
             arrangement = Arrangement(tokens, absorbed, implementation)
-            layouts = [layout_of(i, site, arrangement) for i in range(len(site.views))]
-            if any(
-                order not in candidates[view.buffer] for view, order in zip(site.views, layouts, strict=True)
-            ):
+            layouts = tuple(layout_of(i, site, arrangement) for i in range(len(site.views)))
+            pairs = zip(site.views, layouts, strict=True)
+            if not all(order in candidates[view.buffer] for view, order in pairs):
                 continue
-            reads, writes = tuple(layouts[: len(site.reads)]), tuple(layouts[len(site.reads) :])
+            reads, writes = layouts[: len(site.reads)], layouts[len(site.reads) :]
             asked = site, arrangement, self.annotated.program, self.buffers
             cost = self.verdicts.cost(*asked, self.costs)
             known = kept.get((reads, writes))
@@ -369,6 +338,12 @@ def priced(info: BufferInfo, layouts: Iterable[AxisOrder], costs: Costs, max_ran
     usual = Counter(cost for cost in found.values() if cost is not None).most_common(1)
     default = usual[0][0] if usual else (0,) * len(costs.units)
     return Buffer(info.root.name, default, {p: cost for p, cost in found.items() if cost != default})
+
+
+def boundary_axes(site: Site, order: DimOrder, buffers: Sequence[BufferInfo]) -> AxisOrder:
+    """Return the axes of an input's or output's buffer for a dim order of its value."""
+    axes = dimension_axes(site.views[0], shape_of(site.node), buffers)
+    return tuple(axis for dim in order for axis in axes[dim])
 
 
 def _relabelled(view: BufferView, before: AxedTensor, after: AxedTensor) -> BufferView:

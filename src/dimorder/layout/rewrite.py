@@ -19,8 +19,8 @@ from dimorder.graph.tracing import shape_of
 from dimorder.layout.problem import Extracted
 from dimorder.ops.builder import AxisGroup, Builder
 from dimorder.ops.call import Call
-from dimorder.ops.problem_map import Arrangement, BufferView, Site, layout_of
-from dimorder.ops.tokens import AxedTensor, AxisOrder
+from dimorder.ops.problem_map import Arrangement, BufferView, Site, dimension_axes, layout_of
+from dimorder.ops.relation import AxedTensor, AxisOrder
 from dimorder.physical.fuse_pad_into_conv import fuse_pad_into_conv
 from dimorder.physical.quantize_before_join import quantize_before_join
 from dimorder.planning.plan import LayoutPlan
@@ -183,7 +183,7 @@ class _At:
 
     def runs(self, b: Builder, order: DimOrder) -> list[AxisGroup]:
         """Return the buffer axes of each dimension, in an order of the dimensions."""
-        held = b.dimensions(self.site.views[0], shape_of(self.site.node))
+        held = dimension_axes(self.site.views[0], shape_of(self.site.node), b.buffers)
         return [held[d] for d in order]
 
 

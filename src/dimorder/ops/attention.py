@@ -9,7 +9,7 @@ import torch
 from dimorder.errors import UnsupportedError
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.moves import transpose
-from dimorder.ops.operator import spelt
+from dimorder.ops.operator import spelling
 
 aten = torch.ops.aten
 
@@ -62,4 +62,4 @@ def _hides_nothing(mask: Value, scores: tuple[int, ...]) -> bool:
 
 
 # Scores can exceed the range of float16 even if the weights computed from them do not.
-OPERATORS = (spelt(in_float32(_attention), aten.scaled_dot_product_attention.default),)
+OPERATORS = (spelling(in_float32(_attention), aten.scaled_dot_product_attention.default),)

@@ -1,10 +1,8 @@
-"""Write operators into a physical program: dense tensors whose dimensions consist of buffer axes.
-
-A `Builder` has the graph and the tensors in memory.
-"""
+"""Write operators into a physical program: dense tensors whose dimensions consist of buffer axes."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,8 +13,8 @@ import torch
 
 from dimorder.graph.nodes import add_meta, add_origin, origin_of
 from dimorder.graph.quantized import DEQUANTIZE_CHANNELS, Scaled
-from dimorder.ops.problem_map import BufferInfo, BufferView, common_runs
-from dimorder.ops.tokens import AxisOrder
+from dimorder.ops.problem_map import BufferInfo, common_runs
+from dimorder.ops.relation import AxisOrder
 
 aten = torch.ops.aten
 
@@ -51,21 +49,8 @@ class Builder:
         self.constants: dict[str, torch.Tensor] = {}
         self.source: dict[str, Any] = {}  # meta of the operator being lowered: where it comes from
 
-    def dimensions(self, view: BufferView, shape: Sequence[int]) -> list[AxisGroup]:
-        """Return the buffer axes of each dimension of a value of shape `shape`."""
-        runs, left = [], list(view.axes)
-        for extent in shape:
-            run: AxisGroup = ()
-            while extent > 1 and self.extent(view.buffer, run) < extent:
-                run = (*run, left.pop(0))
-            runs.append(run)
-        return runs
-
-    def size(self, buffer: int, axis: int) -> int:
-        return self.buffers[buffer].tensor.sizes[axis]
-
     def extent(self, buffer: int, axes: Iterable[int]) -> int:
-        return math.prod(self.size(buffer, axis) for axis in axes)
+        return math.prod(self.buffers[buffer].tensor.sizes[axis] for axis in axes)
 
     def store(
         self, buffer: int, order: AxisOrder, node: torch.fx.Node, runs: tuple[AxisGroup, ...] | None
@@ -98,7 +83,7 @@ class Builder:
         slots = iter(sorted((i for i, run in enumerate(runs) if run), key=lambda i: position[runs[i][0]]))
         dims = [next(slots) if run else i for i, run in enumerate(runs)]
         permuted = self.call(aten.permute.default, shaped, dims)
-        dense = self.call(aten.clone.default, permuted, memory_format=torch.contiguous_format)
+        dense = self.dense(permuted)
         add_origin(permuted, converts=True)
         add_origin(dense, converts=True, buffer=buffer, order=list(order))
         return Physical(dense, order, tuple(runs[d] for d in dims))
@@ -116,15 +101,14 @@ class Builder:
         A `Scaled` is stored as integers that are dequantized, if its scales differ along one dimension at
         most. Otherwise it is stored as floats.
         """
-        held = tensor.integers.per_channel() if isinstance(tensor, Scaled) else None
-        if isinstance(tensor, Scaled) and held is not None:
-            values, zero_point, (scales, dim) = tensor.integers.values, tensor.integers.zero_point, held
-            limits = torch.iinfo(values.dtype)
-            scales = scales.expand(values.shape[dim])
-            made = [self.constant(f"{name}_integers", values), self.constant(f"{name}_scales", scales), None]
+        channels = tensor.integers.per_channel() if isinstance(tensor, Scaled) else None
+        if isinstance(tensor, Scaled) and channels is not None:
+            values, zero_point, (scales, dim) = tensor.integers.values, tensor.integers.zero_point, channels
+            limits, scales = torch.iinfo(values.dtype), scales.expand(values.shape[dim])
+            parts = [self.constant(f"{name}_integers", values), self.constant(f"{name}_scales", scales), None]
             if zero_point:
-                made[2] = self.constant(f"{name}_zero", torch.full(scales.shape, zero_point))
-            return self.call(DEQUANTIZE_CHANNELS, *made, dim, limits.min, limits.max, values.dtype)
+                parts[2] = self.constant(f"{name}_zero", torch.full(scales.shape, zero_point))
+            return self.call(DEQUANTIZE_CHANNELS, *parts, dim, limits.min, limits.max, values.dtype)
         versions = [n for n in self.constants if n == name or n.startswith(f"{name}__")]
         unique = next(
             (n for n in versions if _same_constant(self.constants[n], tensor)), f"{name}__{len(versions)}"
@@ -136,8 +120,14 @@ class Builder:
 
     def slice(self, x: torch.fx.Node, dim: int, begin: int, end: int, step: int = 1) -> torch.fx.Node:
         """Slice one physical dimension into a dense tensor: ATen's slice is a view."""
-        cut = self.call(aten.slice.Tensor, x, dim, begin, end, step)
-        return self.call(aten.clone.default, cut, memory_format=torch.contiguous_format)
+        return self.dense(self.call(aten.slice.Tensor, x, dim, begin, end, step))
+
+    def dense(self, x: torch.fx.Node) -> torch.fx.Node:
+        return self.call(aten.clone.default, x, memory_format=torch.contiguous_format)
+
+    def combine(self, target: Any, parts: Iterable[torch.fx.Node]) -> torch.fx.Node:
+        """Combine parts by an operator of two operands, from left to right."""
+        return functools.reduce(lambda total, part: self.call(target, total, part), parts)
 
     def cat(self, parts: Sequence[torch.fx.Node], dim: int) -> torch.fx.Node:
         """Concatenate parts along one physical dimension; a single part is returned as it is."""
@@ -146,18 +136,10 @@ class Builder:
     def every(
         self, x: torch.fx.Node, sizes: Sequence[int], dim: int, begin: int, count: int, step: int
     ) -> torch.fx.Node:
-        """Return every `step`-th element of a dimension, `count` of them from `begin` on.
+        """Return every `step`-th element of a dimension of a dense tensor, `count` of them from `begin` on.
 
         The dimension is viewed as rows of `step` elements, of which each first one stays. Padding completes
-        the last row.
-
-        Args:
-            x: A dense tensor.
-            sizes: The physical shape of `x`.
-            dim: The physical dimension.
-            begin: The index of the first element.
-            count: The number of elements in the result.
-            step: The distance between two elements.
+        the last row. `sizes` is the physical shape of `x`.
         """
         end = begin + count * step
         x = self.slice(x, dim, begin, min(end, sizes[dim]))

@@ -1,7 +1,8 @@
-"""Show one operator to its lowering: its operands in the planned orders, its tokens and its results."""
+"""Show one operator to its lowering."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import HALVES, shape_of
 from dimorder.ops.builder import AxisGroup, Builder
 from dimorder.ops.problem_map import Arrangement, Site, layout_of
-from dimorder.ops.tokens import AxedTensor, Token, is_named, token_axes
+from dimorder.ops.relation import AxedTensor, Token, is_named, token_axes
 
 aten = torch.ops.aten
 
@@ -35,19 +36,13 @@ class Call:
         self.widens = False
 
     def compute_in_float32(self) -> None:
-        """Read half-precision operands as float32 from now on, and round the results back to their own type.
-
-        An implementation that consists of several operators needs this, because each of them would round.
-        """
+        """Read half-precision operands as float32 from now on, and round the results: not each operator's."""
         self.widens = True
 
     # -- tokens
 
     def has(self, token: Token, i: int) -> bool:
         return token in self.site.tokens[i]
-
-    def token_size(self, token: Token, i: int) -> int:
-        return self.b.extent(self.site.views[i].buffer, self.site.tokens[i].get(token, ()))
 
     def axes(self, i: int, tokens: Iterable[Token]) -> AxisGroup:
         """Return the buffer axes of some tokens on tensor `i`, in its planned order."""
@@ -58,16 +53,11 @@ class Call:
         return [token for token in self.arrangement.tokens if any(is_named(token, name) for name in names)]
 
     def permutation(self, i: int, *names: str) -> torch.Tensor:
-        """Return which logical index lies at each physical position on tensor `i`.
-
-        Only the dimensions with the labels `names` count.
-        """
-        axes = self.axes(i, self.labelled(*names))
-        logical = [axis for axis in self.site.views[i].axes if axis in axes]
-        buffer = self.site.views[i].buffer
-        indices = torch.arange(self.b.extent(buffer, axes)).reshape(
-            [self.b.size(buffer, axis) for axis in logical]
-        )
+        """Return which logical index of the labels `names` lies at each physical position on tensor `i`."""
+        axes, view = self.axes(i, self.labelled(*names)), self.site.views[i]
+        logical = [axis for axis in view.axes if axis in axes]
+        indices = torch.arange(self.b.extent(view.buffer, axes))
+        indices = indices.reshape([self.b.extent(view.buffer, [axis]) for axis in logical])
         return indices.permute([logical.index(axis) for axis in axes]).reshape(-1)
 
     # -- physical dimensions
@@ -92,14 +82,14 @@ class Call:
         order = list(self.arrangement.tokens)
         leads, alone, together = set(leads), set(alone), set(together)
         cuts = {0}
-        held = [token_axes(tensor, self.relation) for tensor in self.tensors]
+        operands = [token_axes(tensor, self.relation) for tensor in self.tensors]
         for p in range(1, len(order)):
             before, after = order[p - 1], order[p]
             if (
                 after in leads
                 or (before in alone) != (after in alone)
                 or (before in together) != (after in together)
-            ) or (before not in leads and any((before in tokens) != (after in tokens) for tokens in held)):
+            ) or (before not in leads and any((before in own) != (after in own) for own in operands)):
                 cuts.add(p)
         groups = self._as_they_are(order, cuts, together)
         if groups is None or max(len(groups), sum(map(bool, groups)) + room) > _MAX_RANK:
@@ -126,9 +116,9 @@ class Call:
         dimension = {axis: d for d, run in enumerate(runs) for axis in run}
         homes: list[int] = []
         for token in reversed(tokens):  # a token that the largest operand lacks joins its successor
-            held = self.site.tokens[largest].get(token)
+            axes = self.site.tokens[largest].get(token)
             follows = homes[-1] if homes else len(runs) - 1
-            homes.append(min(dimension[axis] for axis in held) if held else follows)
+            homes.append(min(dimension[axis] for axis in axes) if axes else follows)
         homes.reverse()
         joint = [home for home, token in zip(homes, tokens, strict=True) if token in together]
         homes = [min(joint) if token in together else home for home, token in zip(homes, tokens, strict=True)]
@@ -145,24 +135,31 @@ class Call:
                     groups[-1].append(token)
         return groups
 
+    def apart(self, name: str, *, together: bool = False) -> tuple[list[list[Token]], list[int]]:
+        """Return physical dimensions in which the label `name` is apart, and the positions of its dimensions.
+
+        It has one dimension if it is `together`, or if it has no axes: then the last one, of size 1.
+        """
+        tokens = self.labelled(name)
+        if tokens:
+            groups = self.split(alone=tokens, together=tokens if together else ())
+            return groups, self.positions(groups, tokens)
+        groups = self.split(room=1)
+        units = [i for i, group in enumerate(groups) if not group]
+        groups = [*(group for i, group in enumerate(groups) if i not in units[-1:]), []]
+        return groups, [len(groups) - 1]
+
     def ending_in(self, name: str) -> list[list[Token]]:
         """Return physical dimensions that end in the whole label `name`; its size is 1 if it has no axes."""
-        k = self.labelled(name)
-        if not k:
-            return self.with_unit(self.split(room=1))
-        groups = self.split(alone=k, together=k)
-        return [*(group for group in groups if not (group and group[0] in k)), k]
-
-    def with_unit(self, groups: list[list[Token]]) -> list[list[Token]]:
-        """Return physical dimensions that end in one of size 1: an existing one, or a new one."""
-        units = [i for i, group in enumerate(groups) if not group]
-        return [*(group for i, group in enumerate(groups) if i not in units[-1:]), []]
+        groups, own = self.apart(name, together=True)
+        return [*(group for d, group in enumerate(groups) if d not in own), self.labelled(name)]
 
     def runs(self, i: int, groups: Sequence[Sequence[Token]]) -> tuple[AxisGroup, ...]:
         return tuple(self.axes(i, group) for group in groups)
 
-    def by_label(self, *groups: Sequence[str]) -> list[list[Token]]:
-        return [self.labelled(*names) for names in groups]
+    def by_label(self, *labels: str) -> list[list[Token]]:
+        """Return one physical dimension for each label, or for several labels in one text."""
+        return [self.labelled(*names.split()) for names in labels]
 
     @staticmethod
     def positions(groups: Sequence[Sequence[Token]], tokens: Collection[Token]) -> list[int]:
@@ -179,16 +176,12 @@ class Call:
         return self.b.call(aten._to_copy.default, taken, dtype=torch.float32) if is_half else taken
 
     def take_constant(self, position: int, groups: Sequence[Sequence[Token]]) -> torch.fx.Node:
-        """Return the constant at `position` of the operands, re-laid, with one dimension per group.
-
-        The dimension has size 1 if the constant lacks the group.
-        """
+        """Return the constant at `position` of the operands, re-laid, with one dimension per group."""
         source, tensor = self.site.sources[position], self.tensors[position]
-        value = self.b.value_of(source)
-        held = token_axes(tensor, self.relation)
-        order = [axis for token in self.arrangement.tokens for axis in held.get(token, ())]
-        relaid = value.reshape(tensor.sizes).permute(order)
-        shape = [math.prod(tensor.sizes[a] for t in group for a in held.get(t, ())) for group in groups]
+        axes = token_axes(tensor, self.relation)
+        order = [axis for token in self.arrangement.tokens for axis in axes.get(token, ())]
+        relaid = self.b.value_of(source).reshape(tensor.sizes).permute(order)
+        shape = [math.prod(tensor.sizes[a] for t in group for a in axes.get(t, ())) for group in groups]
         return self.b.constant(str(source.target), relaid.reshape(shape))
 
     def all_operands(self, groups: Sequence[Sequence[Token]]) -> list[torch.fx.Node]:
@@ -196,28 +189,27 @@ class Call:
 
         A scalar beside tensors keeps rank 0, because the tensors decide the type of the result.
         """
-        taken, dynamic = [], 0
         all_scalars = not any(shape_of(source) for source in self.site.sources)
-        for position, source in enumerate(self.site.sources):
-            aligned = groups if shape_of(source) or all_scalars else []
-            if source.op == "get_attr":
-                taken.append(self.take_constant(position, aligned))
-            else:
-                taken.append(self.take(dynamic, aligned))
-                dynamic += 1
-        return taken
+        shaped = [groups if shape_of(source) or all_scalars else [] for source in self.site.sources]
+        return self.operands_in(shaped)
 
-    def give_dense(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]]) -> None:
-        """Do the same as `give`, for an operator that ATen runs as a view."""
-        self.give(self.b.call(aten.clone.default, node, memory_format=torch.contiguous_format), groups)
+    def operands_in(self, shaped: Sequence[Sequence[Sequence[Token]]]) -> list[torch.fx.Node]:
+        """Return every operand in argument order, constants included, each with its physical dimensions."""
+        dynamic = itertools.count()
+        return [
+            self.take_constant(position, groups)
+            if source.op == "get_attr"
+            else self.take(next(dynamic), groups)
+            for position, (source, groups) in enumerate(zip(self.site.sources, shaped, strict=True))
+        ]
 
-    def give(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]], result: int = 0) -> None:
-        i = len(self.site.reads) + result
-        buffer = self.site.views[i].buffer
+    def give(self, node: torch.fx.Node, groups: Sequence[Sequence[Token]]) -> None:
+        """Store the result, which has one physical dimension per group."""
+        buffer = self.site.views[self.result].buffer
         dtype = self.b.buffers[buffer].value.dtype
         if self.widens and dtype in HALVES:
             node = self.b.call(aten._to_copy.default, node, dtype=dtype)
-        self.b.store(buffer, self.orders[i], node, self.runs(i, groups))
+        self.b.store(buffer, self.orders[self.result], node, self.runs(self.result, groups))
 
     def give_reduced(
         self, node: torch.fx.Node, groups: Sequence[Sequence[Token]], dims: Sequence[int]

@@ -1,7 +1,4 @@
-"""Define linear and matmul.
-
-The constant weight of a linear is re-laid, so that its channels lie in any order on either side.
-"""
+"""Define linear and matmul; constant weights are re-laid, so that channels lie in any order."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ from collections.abc import Callable
 import torch
 
 from dimorder.graph.elements import Elements
-from dimorder.graph.nodes import args_of, tensor_arguments
+from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import permute, view
-from dimorder.ops.operator import Dims, Implementation, Operator, Relation, dims_of, ordered_operands, spelt
-from dimorder.ops.tokens import Token
+from dimorder.ops.operator import Implementation, Operator, ordered_operands, spelling
+from dimorder.ops.relation import Dims, Relation, Token, dims_of
 
 aten = torch.ops.aten
 
@@ -39,18 +36,12 @@ def _linear_of(n: Tracer, x: Value, w: Value, bias: Value = None) -> Value:
 def _addmm(n: Tracer, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Value:
     if (alpha, beta) == (1, 1) and len(shape_of(bias)) == 1 and isinstance(w, torch.Tensor):
         return _linear_of(n, x, w.t(), bias)
-    y = matmul(n, x, w)
-    if beta == 0:  # `bias` is not read
-        return y if alpha == 1 else n.write(aten.mul.Tensor, y, alpha)
-    y = y if alpha == 1 else n.write(aten.mul.Tensor, y, alpha)
-    return n.write(aten.add.Tensor, y, bias if beta == 1 else n.write(aten.mul.Tensor, bias, beta))
+    y = _times(n, matmul(n, x, w), alpha)
+    return y if beta == 0 else n.write(aten.add.Tensor, y, _times(n, bias, beta))
 
 
 def matmul(n: Tracer, a: Value, b: Value) -> Value:
-    """Write a matmul; a constant matrix on the right becomes the weight of a linear.
-
-    A vector becomes a matrix of one row or column.
-    """
+    """Write a matmul; a constant matrix on the right becomes a linear, and a vector becomes a matrix."""
     rank_a, rank_b = len(shape_of(a)), len(shape_of(b))
     if isinstance(b, torch.Tensor) and rank_b == 2:
         return n.emit(aten.linear.default, a, b.t())
@@ -63,10 +54,7 @@ def matmul(n: Tracer, a: Value, b: Value) -> Value:
         free = [*shape_of(rows)[-2:-1] * (rank_a > 1), *shape_of(columns)[-1:] * (rank_b > 1)]
         return view(n, matmul(n, rows, columns), [*batch, *free])
     rank = max(rank_a, rank_b)
-    a, b = (
-        view(n, a, (1,) * (rank - rank_a) + shape_of(a)),
-        view(n, b, (1,) * (rank - rank_b) + shape_of(b)),
-    )
+    a, b = (view(n, x, (1,) * (rank - len(shape_of(x))) + shape_of(x)) for x in (a, b))
     return n.emit(aten.matmul.default, a, b)
 
 
@@ -88,8 +76,8 @@ def _matrix_vector(n: Tracer, a: Value, b: Value) -> Value:
     """Write a linear if the matrix is a constant, else a matmul."""
     if isinstance(a, torch.Tensor):
         return n.write(aten.linear.default, b, a)
-    product = n.write(aten.matmul.default, a, view(n, b, [-1, 1]))
-    return view(n, product, [shape_of(a)[0]])
+    column = n.write(aten.matmul.default, a, view(n, b, [-1, 1]))
+    return view(n, column, [shape_of(a)[0]])
 
 
 def _matrices(n: Tracer, a: Value, b: Value) -> Value:
@@ -131,11 +119,7 @@ def _relate_matmul(node: torch.fx.Node) -> Relation:
         ]
         return dims_of([*head, *zip(last, shape[-2:], strict=True)])
 
-    return Relation(
-        "contraction",
-        (dims(a, "m", "k"), dims(b, "k", "n")),
-        (dims(out, "m", "n"),),
-    )
+    return Relation("contraction", (dims(a, "m", "k"), dims(b, "k", "n")), (dims(out, "m", "n"),))
 
 
 def _relaid(c: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -153,7 +137,7 @@ def _linear(c: Call) -> None:
     c.give(c.b.call(c.target, c.take(0, groups), c.constant(weight, 1), c.constant(bias, 2)), groups)
 
 
-def _linear_as_product(c: Call) -> None:
+def _linear_as_matmul(c: Call) -> None:
     """Lower to x times the transposed weight, with the channels innermost."""
     weight, bias = _relaid(c)
     groups = c.ending_in("k")
@@ -203,17 +187,15 @@ def _multiply(c: Call) -> None:
 
     If both operands have the same batch, its dimensions stay as the operands have them. Otherwise each batch
     axis is one dimension, so that it broadcasts. A batch that the right operand lacks becomes more rows of
-    the left.
-
-    If the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
+    the left. If the arrangement puts n before m, this is (AB)ᵀ = BᵀAᵀ: the operands change sides.
     """
     batch = c.labelled("b")
     same = len(c.site.reads) == 2 and all(c.has(t, 0) == c.has(t, 1) for t in batch)
-    m, k, n = c.by_label(["m"], ["k"], ["n"])
-    heads = [[token] for token in batch]
+    m, k, n = c.by_label("m", "k", "n")
+    outer = [[token] for token in batch]
     if same:
-        heads = [group for group in c.split(alone=batch) if group and group[0] in batch]
-    heads = heads or [[]]
+        outer = [group for group in c.split(alone=batch) if group and group[0] in batch]
+    outer = outer or [[]]
     place = {token: p for p, token in enumerate(c.arrangement.tokens)}
 
     def precedes(a: list[Token], b: list[Token], unless: bool) -> bool:
@@ -222,26 +204,22 @@ def _multiply(c: Call) -> None:
     straight = precedes(m, n, precedes(m, k, True))  # without columns, the order k m is transposed
     a_first, b_first = precedes(m, k, straight), precedes(k, n, straight)
     if straight and len(c.site.reads) == 2 and batch and not any(c.has(t, 1) for t in batch):
-        heads, m = [], [*batch, *m]
-    sides = ([*heads, m, k] if a_first else [*heads, k, m], [*heads, k, n] if b_first else [*heads, n, k])
-    taken, dynamic = [], 0
-    for position, source in enumerate(tensor_arguments(c.node)):
-        constant = source.op == "get_attr"
-        side = sides[position]
-        taken.append(c.take_constant(position, side) if constant else c.take(dynamic, side))
-        dynamic += not constant
+        outer, m = [], [*batch, *m]
+    sides = ([*outer, m, k] if a_first else [*outer, k, m], [*outer, k, n] if b_first else [*outer, n, k])
+    taken = c.operands_in(sides)
     if not straight:
         taken, (a_first, b_first) = taken[::-1], (not b_first, not a_first)
-    rank = len(heads) + 2
+    rank = len(outer) + 2
     swap = [*range(rank - 2), rank - 1, rank - 2]
     left, right = (
         node if first else c.b.call(aten.permute.default, node, swap)
         for node, first in zip(taken, (a_first, b_first), strict=True)
     )
-    c.give(c.b.call(aten.matmul.default, left, right), [*heads, m, n] if straight else [*heads, n, m])
+    c.give(c.b.call(aten.matmul.default, left, right), [*outer, m, n] if straight else [*outer, n, m])
 
 
 _MATMUL = (aten.matmul.default,)
+_MATMUL_AND_ADD = (aten.matmul.default, aten.add.Tensor)
 
 OPERATORS = (
     Operator(
@@ -250,12 +228,10 @@ OPERATORS = (
         (
             Implementation("features last", "* k", _linear, (aten.linear.default,)),
             Implementation("as a convolution", "* k", _linear_as_convolution, (OPS.conv2d_nhwc.default,)),
-            Implementation("as a product", "* k", _linear_as_product, (*_MATMUL, aten.add.Tensor)),
-            Implementation(
-                "features first", "k *", _linear_features_first, (aten.matmul.default, aten.add.Tensor)
-            ),
+            Implementation("as a product", "* k", _linear_as_matmul, _MATMUL_AND_ADD),
+            Implementation("features first", "k *", _linear_features_first, _MATMUL_AND_ADD),
         ),
-        spelt=_linear_of,
+        spelling=_linear_of,
         weights=_WEIGHTS,
         fresh=True,
         plain=("features last", "features first"),
@@ -270,16 +246,16 @@ OPERATORS = (
             Implementation("transposed", "b n k m", _multiply, _MATMUL),
             Implementation("one column transposed", "b k m", _multiply, _MATMUL, _has_one_column),
         ),
-        spelt=matmul,
+        spelling=matmul,
         plain=("row-major", "right transposed", "transposed", "one column transposed"),
         elements=Elements.CONTRACTS,
     ),
-    spelt(matmul, aten.bmm.default, aten.mm.default),
-    spelt(_addmm, aten.addmm.default),
-    spelt(_matrix_vector, aten.mv.default),
-    spelt(_dot, aten.dot.default),
-    spelt(_outer, aten.outer.default),
-    spelt(_add_product(_matrix_vector), aten.addmv.default),
-    spelt(_add_product(_matrices), aten.baddbmm.default),
-    spelt(_add_product(_sum_of_matrices), aten.addbmm.default),
+    spelling(matmul, aten.bmm.default, aten.mm.default),
+    spelling(_addmm, aten.addmm.default),
+    spelling(_matrix_vector, aten.mv.default),
+    spelling(_dot, aten.dot.default),
+    spelling(_outer, aten.outer.default),
+    spelling(_add_product(_matrix_vector), aten.addmv.default),
+    spelling(_add_product(_matrices), aten.baddbmm.default),
+    spelling(_add_product(_sum_of_matrices), aten.addbmm.default),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -11,9 +11,9 @@ from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
-from dimorder.ops.convolution_call import Convolution
 from dimorder.ops.convolution_kernels import (
     SUMMED,
+    Convolution,
     depth_by_taps,
     has_many_taps,
     has_outer_taps,
@@ -29,36 +29,21 @@ from dimorder.ops.convolution_kernels import (
 from dimorder.ops.dialect import OPS
 from dimorder.ops.indexed import pad
 from dimorder.ops.moves import squeeze, unsqueeze
-from dimorder.ops.operator import (
-    Dims,
-    Implementation,
-    Operator,
-    Relation,
-    dims_of,
-    filled,
-    ordered_operands,
-    several,
-    spelt,
-)
+from dimorder.ops.operator import Implementation, Operator, Spell, filled, ordered_operands, several, spelling
+from dimorder.ops.relation import Dims, Relation, dims_of
 
 aten = torch.ops.aten
 _WEIGHTS = ("weight", "bias")
 
 
-def _conv(rank: int, transposed: bool) -> Callable[..., Value]:
-    def conv(
-        n: Tracer,
-        x: Value,
-        w: Value,
-        b: Value = None,
-        stride: Value = 1,
-        padding: Value = 0,
-        *rest: Value,
-    ) -> Value:
+def _conv(rank: int, transposed: bool) -> Spell:
+    def conv(n: Tracer, x: Value, w: Value, *given: Value) -> Value:
         if transposed:
-            output_padding, groups, dilation = filled(rest, (0, 1, 1))
+            defaults = (None, 1, 0, 0, 1, 1)
+            b, stride, padding, output_padding, groups, dilation = filled(given, defaults)
         else:
-            output_padding, (dilation, groups) = 0, filled(rest, (1, 1))
+            b, stride, padding, dilation, groups = filled(given, (None, 1, 0, 1, 1))
+            output_padding = 0
         unbatched = len(shape_of(x)) == rank + 1
         if unbatched:
             x = unsqueeze(n, x, 0)
@@ -70,24 +55,12 @@ def _conv(rank: int, transposed: bool) -> Callable[..., Value]:
     return conv
 
 
-def _convolution(
-    n: Tracer,
-    x: Value,
-    w: Value,
-    b: Value,
-    stride: Value,
-    padding: Value,
-    dilation: Value,
-    transposed: bool,
-    output_padding: Value,
-    groups: int,
-) -> Value:
+def _convolution(n: Tracer, x: Value, w: Value, b: Value, *options: Any) -> Value:
     """Write a convolution with one number per spatial dimension in each argument."""
+    *windows, transposed, output_padding, groups = options
     count = len(shape_of(w)) - 2
-    spread = (several(value, count) for value in (stride, padding, dilation, output_padding))
-    stride, padding, dilation, output_padding = spread
-    rest = (stride, padding, dilation, transposed, output_padding, groups)
-    return n.emit(aten.convolution.default, x, w, b, *rest)
+    *windows, output_padding = (several(value, count) for value in (*windows, output_padding))
+    return n.emit(aten.convolution.default, x, w, b, *windows, transposed, output_padding, groups)
 
 
 def _named_padding(
@@ -114,34 +87,21 @@ def _relate_convolution(node: torch.fx.Node) -> Relation | str:
     )
 
     def dims(shape: tuple[int, ...]) -> Dims:
-        channels = ((("g", groups),) if groups != 1 else ()) + (
-            (("c", shape[1] // groups),) if shape[1] != groups else ()
-        )
+        channels = [("g", groups), ("c", shape[1] // groups)]
         n, *rest = dims_of([("n", shape[0]), *zip(spatial, shape[2:], strict=True)])
-        return (n, channels, *rest)
+        return (n, tuple(label for label in channels if label[1] != 1), *rest)
 
-    return Relation(
-        "contraction",
-        (dims(source),),
-        (dims(out),),
-        blocks=frozenset() if pointwise else frozenset(spatial),
-        absorbed=frozenset({"c"}),
-    )
+    blocks = frozenset() if pointwise else frozenset(spatial)
+    return Relation("contraction", (dims(source),), (dims(out),), blocks=blocks, absorbed=frozenset({"c"}))
 
 
 def _channels_last(c: Call) -> None:
     conv = Convolution.of(c)
-    x, sides = c.take(0, conv.dims), [side for amount in conv.padding for side in (amount, amount)]
-    if not args_of(c.node)[6]:
-        c.give(conv.write(c, x, conv.weight, sides), conv.dims)
-        return
-    constants = c.constant(conv.weight, 1), c.constant(conv.bias, 2)
-    rest = (conv.stride, conv.padding, conv.output_padding, conv.dilation, conv.groups)
-    transpose = OPS.conv_transpose2d_nhwc if len(conv.stride) == 2 else OPS.conv_transpose3d_ndhwc
-    c.give(c.b.call(transpose.default, x, *constants, *rest), conv.dims)
+    c.give(conv.write(c, c.take(0, conv.dims)), conv.dims)
 
 
 _FORM = "n s.0 s.1 s.2 g c"
+_IN_PHASES = (OPS.conv2d_nhwc.default, aten.slice.Tensor, aten.cat.default)
 
 
 def depthwise_in_parts(most_taps: int) -> Implementation:
@@ -170,18 +130,12 @@ OPERATORS = (
                 (OPS.conv2d_nhwc.default, OPS.conv3d_ndhwc.default),
                 has_outer_taps,
             ),
-            Implementation(
-                "transposed in phases",
-                _FORM,
-                transposed_in_phases,
-                (OPS.conv2d_nhwc.default, aten.slice.Tensor, aten.cat.default),
-                has_phases,
-            ),
+            Implementation("transposed in phases", _FORM, transposed_in_phases, _IN_PHASES, has_phases),
             Implementation(  # the phases are quantized one by one: see `quantize_before_join`
                 "quantized, transposed in phases",
                 _FORM,
                 transposed_in_phases,
-                (OPS.conv2d_nhwc.default, aten.slice.Tensor, aten.cat.default),
+                _IN_PHASES,
                 has_quantized_phases,
             ),
             Implementation(
@@ -210,15 +164,15 @@ OPERATORS = (
                 is_deep_transposed,
             ),
         ),
-        spelt=_convolution,
+        spelling=_convolution,
         weights=_WEIGHTS,
         plain=("channels last",),
         elements=Elements.CONTRACTS,
     ),
-    spelt(_conv(1, False), aten.conv1d.default, aten.conv1d.padding, fresh=True),
-    spelt(_conv(2, False), aten.conv2d.default, aten.conv2d.padding, fresh=True),
-    spelt(_conv(3, False), aten.conv3d.default, aten.conv3d.padding, fresh=True),
-    spelt(_conv(1, True), aten.conv_transpose1d.default, fresh=True),
-    spelt(_conv(2, True), aten.conv_transpose2d.input, fresh=True),
-    spelt(_conv(3, True), aten.conv_transpose3d.input, fresh=True),
+    spelling(_conv(1, False), aten.conv1d.default, aten.conv1d.padding, fresh=True),
+    spelling(_conv(2, False), aten.conv2d.default, aten.conv2d.padding, fresh=True),
+    spelling(_conv(3, False), aten.conv3d.default, aten.conv3d.padding, fresh=True),
+    spelling(_conv(1, True), aten.conv_transpose1d.default, fresh=True),
+    spelling(_conv(2, True), aten.conv_transpose2d.input, fresh=True),
+    spelling(_conv(3, True), aten.conv_transpose3d.input, fresh=True),
 )

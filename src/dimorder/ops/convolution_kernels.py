@@ -1,10 +1,15 @@
-"""Lower convolutions to kernels that differ from the network's own: parts of them, taps, phases."""
+"""Lower convolutions to channels-last kernels, also to other kernels than the network's: parts, taps, phases.
+
+The constant weight is re-laid, so that the channels lie in any order on either side.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -12,10 +17,106 @@ from dimorder.graph.nodes import args_of
 from dimorder.graph.quantized import Scaled
 from dimorder.graph.tracing import max_shape_of, shape_of
 from dimorder.ops.call import Call
-from dimorder.ops.convolution_call import Convolution
 from dimorder.ops.dialect import OPS
+from dimorder.ops.relation import Token
 
 aten = torch.ops.aten
+
+
+_TARGETS = {
+    (False, 2): OPS.conv2d_nhwc.default,
+    (False, 3): OPS.conv3d_ndhwc.default,
+    (True, 2): OPS.conv_transpose2d_nhwc.default,
+    (True, 3): OPS.conv_transpose3d_ndhwc.default,
+}
+SUMMED = (aten.add.Tensor, aten.slice.Tensor, aten._to_copy.default)  # to add the results of several kernels
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution as channels-last kernels take it; its weight is (O, kernel…, I / groups)."""
+
+    dims: list[list[Token]]
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    output_padding: list[int]
+    groups: int
+    transposed: bool
+
+    @staticmethod
+    def of(c: Call) -> Convolution:
+        """Read the arguments of a call; a 1-D convolution becomes 2-D with height 1."""
+        *_, stride, padding, dilation, transposed, output_padding, groups = args_of(c.node)
+        weight, bias = c.weight(1), c.weight(2)
+        assert weight is not None
+        spatial = [f"s.{i}" for i in range(weight.dim() - 2)]
+        if len(spatial) == 1:
+            weight, spatial = weight.unsqueeze(2), ["", *spatial]
+        stride, padding, dilation, output_padding = (
+            [fill] * (len(spatial) - len(values)) + list(values)
+            for values, fill in ((stride, 1), (padding, 0), (dilation, 1), (output_padding, 0))
+        )
+        outputs, inputs = c.permutation(c.result, "g", "c"), c.permutation(0, "g", "c")
+        return Convolution(
+            c.by_label("n", *spatial, "g c"),
+            _relaid_weight(weight, inputs, outputs, groups, transposed),
+            None if bias is None else bias[outputs],
+            stride,
+            padding,
+            dilation,
+            output_padding,
+            groups,
+            transposed,
+        )
+
+    def plane(self, tap: int, bias: torch.Tensor | None) -> Convolution:
+        """Return the 2-D convolution of one depth tap of a 3-D convolution."""
+        return replace(
+            self,
+            weight=self.weight[:, tap],
+            bias=bias,
+            stride=self.stride[1:],
+            padding=self.padding[1:],
+            dilation=self.dilation[1:],
+            output_padding=self.output_padding[1:],
+        )
+
+    def write(
+        self, c: Call, x: torch.fx.Node, sides: Sequence[int] | None = None, **others: Any
+    ) -> torch.fx.Node:
+        """Write a 2-D or 3-D convolution of `x` that differs from this one in the fields `others`.
+
+        `sides` is the padding before and after each dimension (above, below, left and right in 2-D), by
+        default `padding` on both sides.
+        """
+        conv = replace(self, **others)
+        target = _TARGETS[conv.transposed, len(conv.stride)]
+        constants = c.constant(conv.weight, 1), c.constant(conv.bias, 2)
+        windows: tuple[list[int], ...]
+        if conv.transposed:
+            windows = (conv.stride, conv.padding, conv.output_padding, conv.dilation)
+        else:
+            both = [side for amount in conv.padding for side in (amount, amount)]
+            windows = (conv.stride, both if sides is None else list(sides), conv.dilation)
+        return c.b.call(target, x, *constants, *windows, conv.groups)
+
+
+def _relaid_weight(
+    weight: torch.Tensor, inputs: torch.Tensor, outputs: torch.Tensor, groups: int, transposed: bool
+) -> torch.Tensor:
+    """Re-lay a weight to (O, kernel…, I / groups) for channels in other orders; groups move as wholes."""
+    grouped = weight.unflatten(0, (groups, -1))  # of (O, I / groups, kernel…)
+    if transposed:  # of (I, O / groups, kernel…)
+        grouped = grouped.transpose(1, 2)
+    per_out, per_in = grouped.shape[1], grouped.shape[2]
+    blocks = outputs.reshape(groups, per_out)
+    group, within_out = blocks[:, 0] // per_out, blocks[0] % per_out
+    within_in = inputs.reshape(groups, per_in)[0] % per_in
+    relaid: torch.Tensor = grouped[group][:, within_out][:, :, within_in]
+    return relaid.flatten(0, 1).movedim(1, -1).contiguous()
 
 
 def write_depthwise_in_parts(c: Call, most_taps: int) -> None:
@@ -26,47 +127,44 @@ def write_depthwise_in_parts(c: Call, most_taps: int) -> None:
     """
     c.compute_in_float32()
     conv = Convolution.of(c)
-    x, total = c.take(0, conv.dims), None
-    size = [c.size(0, group) for group in conv.dims]
+    x, size = c.take(0, conv.dims), [c.size(0, group) for group in conv.dims]
     height, width = conv.weight.shape[1:3]
     down, across = _split(height, width, most_taps)
-    for i in range(down):
-        for j in range(across):
+
+    def parts() -> Iterator[torch.fx.Node]:
+        for i, j in itertools.product(range(down), range(across)):
             part = conv.weight[:, i::down, j::across]
             rows = _part_padding(i, down, height, part.shape[1], conv.dilation[0], conv.padding[0])
             columns = _part_padding(j, across, width, part.shape[2], conv.dilation[1], conv.padding[1])
-            y = conv.write(
+            yield conv.write(
                 c,
                 _cropped(c, x, size, [rows, columns]),
-                part,
                 [max(amount, 0) for amount in (*rows, *columns)],
-                bias=conv.bias if total is None else None,
+                weight=part,
+                bias=None if i or j else conv.bias,
                 dilation=[conv.dilation[0] * down, conv.dilation[1] * across],
             )
-            total = y if total is None else c.b.call(aten.add.Tensor, total, y)
-    assert total is not None
-    c.give(total, conv.dims)
+
+    c.give(c.b.combine(aten.add.Tensor, parts()), conv.dims)
 
 
 def depth_by_taps(c: Call) -> None:
     """Lower a 3-D convolution to one 2-D convolution per depth tap; the depth joins the batch."""
     c.compute_in_float32()
     conv = Convolution.of(c)
-    x = c.take(0, conv.dims)
-    sizes = [c.size(0, group) for group in conv.dims]
+    x, sizes = c.take(0, conv.dims), [c.size(0, group) for group in conv.dims]
     batch, depth, *plane = (c.size(c.result, group) for group in conv.dims)
     if conv.padding[0]:
         x = c.b.call(aten.constant_pad_nd.default, x, [0] * 6 + [conv.padding[0]] * 2, 0.0)
         sizes[1] += 2 * conv.padding[0]
-    sides = [side for amount in conv.padding[1:] for side in (amount, amount)]
-    total = None
-    for tap in range(conv.weight.shape[1]):
-        images = c.b.every(x, sizes, 1, tap * conv.dilation[0], depth, conv.stride[0])
-        images = c.b.call(aten.view.default, images, [batch * depth, *sizes[2:]])
-        bias = conv.bias if total is None else None
-        steps = {"stride": conv.stride[1:], "dilation": conv.dilation[1:]}
-        y = conv.write(c, images, conv.weight[:, tap], sides, bias=bias, **steps)
-        total = y if total is None else c.b.call(aten.add.Tensor, total, y)
+
+    def taps() -> Iterator[torch.fx.Node]:
+        for tap in range(conv.weight.shape[1]):
+            images = c.b.every(x, sizes, 1, tap * conv.dilation[0], depth, conv.stride[0])
+            images = c.b.call(aten.view.default, images, [batch * depth, *sizes[2:]])
+            yield conv.plane(tap, None if tap else conv.bias).write(c, images)
+
+    total = c.b.combine(aten.add.Tensor, taps())
     c.give(c.b.call(aten.view.default, total, [batch, depth, *plane]), conv.dims)
 
 
@@ -81,32 +179,26 @@ def transposed_depth_by_taps(c: Call) -> None:
     batch, depth, *rest = (c.size(0, group) for group in conv.dims)
     _, new_depth, *plane = (c.size(c.result, group) for group in conv.dims)
     images = c.b.call(aten.view.default, c.take(0, conv.dims), [batch * depth, *rest])
-    step, total = conv.stride[0], None
-    for tap in range(conv.weight.shape[1]):
-        y = c.b.call(
-            OPS.conv_transpose2d_nhwc.default,
-            images,
-            c.constant(conv.weight[:, tap], 1),
-            None,
-            conv.stride[1:],
-            conv.padding[1:],
-            conv.output_padding[1:],
-            conv.dilation[1:],
-            conv.groups,
-        )
-        if step > 1:
-            rows = c.b.call(aten.view.default, y, [batch * depth, 1, math.prod(plane)])
-            y = c.b.call(aten.constant_pad_nd.default, rows, [0, 0, 0, step - 1], 0.0)
-        y = c.b.call(aten.view.default, y, [batch, depth * step, *plane])
-        before = tap * conv.dilation[0] - conv.padding[0]
-        after = new_depth - before - depth * step
-        y = c.b.slice(y, 1, max(-before, 0), depth * step - max(-after, 0))
-        if before > 0 or after > 0:
-            y = c.b.call(aten.constant_pad_nd.default, y, [0] * 6 + [max(before, 0), max(after, 0)], 0.0)
-        total = y if total is None else c.b.call(aten.add.Tensor, total, y)
+    step = conv.stride[0]
+
+    def taps() -> Iterator[torch.fx.Node]:
+        for tap in range(conv.weight.shape[1]):
+            y = conv.plane(tap, None).write(c, images)
+            if step > 1:
+                rows = c.b.call(aten.view.default, y, [batch * depth, 1, math.prod(plane)])
+                y = c.b.call(aten.constant_pad_nd.default, rows, [0, 0, 0, step - 1], 0.0)
+            y = c.b.call(aten.view.default, y, [batch, depth * step, *plane])
+            before = tap * conv.dilation[0] - conv.padding[0]
+            after = new_depth - before - depth * step
+            y = c.b.slice(y, 1, max(-before, 0), depth * step - max(-after, 0))
+            if before > 0 or after > 0:
+                y = c.b.call(aten.constant_pad_nd.default, y, [0] * 6 + [max(before, 0), max(after, 0)], 0.0)
+            yield y
+
+    total = c.b.combine(aten.add.Tensor, taps())
     if conv.bias is not None:
         total = c.b.call(aten.add.Tensor, total, c.constant(conv.bias, 2))
-    c.give(total, conv.dims)  # type: ignore[arg-type]  # a kernel has at least one tap
+    c.give(total, conv.dims)
 
 
 def transposed_in_phases(c: Call) -> None:
@@ -129,13 +221,14 @@ def transposed_in_phases(c: Call) -> None:
         begin, tap = divmod(row + top, down)
         of_row, parts = weight[:, tap::down], []
         phases = [(first, range(tap, weight.shape[2], across)) for first, tap in starts]
-        for (first, taps), alike in groupby(phases, key=lambda phase: (phase[0], len(phase[1]))):
+        for (first, taps), alike in itertools.groupby(phases, key=lambda phase: (phase[0], len(phase[1]))):
             each = of_row[:, :, torch.tensor([list(columns) for _, columns in alike])]
             weights = each.permute(2, 0, 1, 3, 4).flatten(0, 1).flip(1, 2)
             above, ahead = of_row.shape[1] - 1 - begin, taps - 1 - first
             sides = [above, rows + begin - height, ahead, columns + first - width]
             bias = None if conv.bias is None else conv.bias.repeat(len(weights) // channels)
-            parts.append(conv.write(c, x, weights, sides, bias=bias, stride=[1, 1]))
+            same = {"stride": [1, 1], "transposed": False}
+            parts.append(conv.write(c, x, sides, weight=weights, bias=bias, **same))
         line = [batch * rows, 1, columns * across, channels]
         y = c.b.call(aten.view.default, c.b.cat(parts, 3), line)
         lines.append(_cropped(c, y, line, [(0, 0), (-before, before + space[1] - line[2])]))
@@ -154,16 +247,13 @@ def _with_taps(weight: torch.Tensor, height: int, width: int) -> torch.Tensor:
     beyond = (down >= rows)[:, None, None] | (across >= columns)[:, None]
     if not isinstance(taken, Scaled):
         return taken.masked_fill(beyond, 0)
-    held = taken.integers
-    values = held.values.masked_fill(beyond, held.zero_point)
-    return Scaled.of(values, held.scales, held.zero_point)
+    integers = taken.integers
+    values = integers.values.masked_fill(beyond, integers.zero_point)
+    return Scaled.of(values, integers.scales, integers.zero_point)
 
 
 def _columns_before(taps: int, stride: int, padding: int) -> int:
-    """Return how many columns before the first one the phases compute and then cut off.
-
-    If all columns have equally many taps, this number makes them begin at the same pixel. Otherwise it is 0.
-    """
+    """Return how many columns the phases compute and cut off: with them, equal phases begin at one pixel."""
     return 0 if taps % stride else padding % stride
 
 
@@ -186,14 +276,11 @@ def without_outer_taps(c: Call) -> None:
         count = weight.shape[d + 1]
         weight = weight.narrow(d + 1, kept.start, len(kept))
         padding += _part_padding(kept.start, 1, count, len(kept), conv.dilation[d], conv.padding[d])
-    c.give(conv.write(c, c.take(0, conv.dims), weight, padding), conv.dims)
+    c.give(conv.write(c, c.take(0, conv.dims), padding, weight=weight), conv.dims)
 
 
 def _inner_taps(node: torch.fx.Node) -> list[range]:
-    """Return, for each dimension, the taps that a convolution needs.
-
-    Outer taps stay if their removal would crop the input instead of reducing the padding.
-    """
+    """Return, for each dimension, the taps to keep: without the others, only padding is cropped."""
     x, weight, _, stride, padding, dilation, *_ = args_of(node)
     sizes, results, kernel = (shape[2:] for shape in (max_shape_of(x), max_shape_of(node), shape_of(weight)))
     read = read_taps(sizes, results, kernel, stride, padding, dilation)
@@ -212,17 +299,9 @@ def read_taps(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[range]:
-    """Return, for each dimension, the range of taps that read more than padding.
+    """Return, for each spatial dimension, the range of taps that read more than padding, or of all taps.
 
-    If all taps read only padding, the range has all taps. Each argument has one number per spatial dimension.
-
-    Args:
-        sizes: The sizes of the input.
-        results: The sizes of the result.
-        kernel: The numbers of taps.
-        stride: The steps between two windows.
-        padding: The padding before the input.
-        dilation: The distances between two taps.
+    `sizes` are those of the input, `results` those of the result, and `padding` is before the input.
     """
     found = []
     for size, windows, taps, step, before, apart in zip(
@@ -300,10 +379,7 @@ def _split(height: int, width: int, most_taps: int) -> tuple[int, int]:
 def _part_padding(
     first: int, step: int, size: int, taps: int, dilation: int, padding: int
 ) -> tuple[int, int]:
-    """Return the padding before and after a kernel with every `step`-th of `size` taps.
-
-    Negative padding is a crop.
-    """
+    """Return the padding before and after a kernel of every `step`-th of `size` taps; negative is a crop."""
     last = first + (taps - 1) * step
     return padding - first * dilation, padding - (size - 1 - last) * dilation
 
@@ -317,6 +393,3 @@ def _cropped(
         if (begin, end) != (0, size[dim]):
             x = c.b.slice(x, dim, begin, end)
     return x
-
-
-SUMMED = (aten.add.Tensor, aten.slice.Tensor, aten._to_copy.default)  # to add the results of several kernels

@@ -1,8 +1,4 @@
-"""Define the dialect of physical programs, and decompose it into ATen.
-
-The dialect has operators on contiguous NHWC tensors that ATen pins to NCHW. It also has operators for which
-ATen needs several. Each has a schema, and a function that computes it in ATen between permute views.
-"""
+"""Define physical operators that ATen lacks, such as those on NHWC tensors, and decompose them into ATen."""
 
 from __future__ import annotations
 
@@ -17,17 +13,16 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch._export.verifier import TrainingIRVerifier
 from torch.export import ExportedProgram
-from torch.fx import Graph, Node, map_arg
+from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dimorder.graph.branches import Branches
 from dimorder.graph.elements import Elements
 from dimorder.graph.exported import remade
+from dimorder.graph.interpreter import arguments
 from dimorder.graph.nodes import copy_meta
 
 NAMESPACE = "dimorder"
-_TO_NCHW = (0, 3, 1, 2)
-_TO_NHWC = (0, 2, 3, 1)
 
 
 def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
@@ -42,13 +37,9 @@ def decomposition_table() -> dict[torch._ops.OpOverload, Callable[..., Tensor]]:
 def decompose(
     program: ExportedProgram, *, taps_as_linear: bool = False, kept: Collection[object] = ()
 ) -> ExportedProgram:
-    """Replace every dialect operator by plain ATen, and branches by torch.cond.
+    """Replace dialect operators but those `kept` by plain ATen, and branches by torch.cond.
 
-    All other operators stay as they are.
-
-    Args:
-        taps_as_linear: Write a convolution of one tap as `linear`, which needs no permutes around it.
-        kept: Dialect operators that stay.
+    With `taps_as_linear`, a convolution of one tap becomes a `linear`, which needs no permutes around it.
 
     >>> class Pool(torch.nn.Module):
     ...     def forward(self, x):
@@ -60,30 +51,28 @@ def decompose(
     table = decomposition_table()
     if taps_as_linear:
         table[torch.ops.dimorder.conv2d_nhwc.default] = _conv2d_or_linear
-    root, graph, made = torch.nn.Module(), Graph(), dict[Node, Node]()
+    root, graph, copies = torch.nn.Module(), Graph(), dict[Node, Node]()
     for node in program.graph.nodes:
         body = None if node.target in kept else table.get(node.target)
         if isinstance(node.target, Branches):
-            made[node] = node.target.written(root, graph, [made[each] for each in node.args])
-            copy_meta(made[node], node)
+            copies[node] = node.target.written(root, graph, [copies[each] for each in node.args])
+            copy_meta(copies[node], node)
         elif body is None:
-            made[node] = graph.node_copy(node, made.__getitem__)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
         else:
-            made[node] = _written_out(graph, node, body, made)
-        made[node].name = node.name  # the signature refers to it by name
+            copies[node] = _write_in_aten(graph, node, body, copies)
+        copies[node].name = node.name  # the signature refers to it by name
     return remade(program, root=root, graph=graph, verifiers=[TrainingIRVerifier])
 
 
-def _written_out(graph: Graph, node: Node, body: Callable[..., Tensor], made: Mapping[Node, Node]) -> Node:
-    """Write one call in plain ATen and return its result.
-
-    The call is traced on the fake tensors of its program. Other calls are not traced again.
-    """
+def _write_in_aten(
+    graph: Graph, node: Node, body: Callable[..., Tensor], copies: Mapping[Node, Node]
+) -> Node:
+    """Write one call in plain ATen, traced on the fake tensors of its program, and return its result."""
     read = node.all_input_nodes
 
     def run(*tensors: Tensor) -> Tensor:
-        held = dict(zip(read, tensors, strict=True))
-        args, kwargs = map_arg((node.args, node.kwargs), held.__getitem__)
+        args, kwargs = arguments(node, dict(zip(read, tensors, strict=True)))
         return body(*args, **kwargs)
 
     mode = node.meta["val"].fake_mode
@@ -91,25 +80,25 @@ def _written_out(graph: Graph, node: Node, body: Callable[..., Tensor], made: Ma
     with mode, torch.no_grad(), guards:
         traced = make_fx(run, pre_dispatch=True)(*(each.meta["val"] for each in read)).graph
     inner: dict[Node, Node] = dict(
-        zip(traced.find_nodes(op="placeholder"), map(made.__getitem__, read), strict=True)
+        zip(traced.find_nodes(op="placeholder"), map(copies.__getitem__, read), strict=True)
     )
     for each in traced.nodes:
         if each.op == "call_function":
-            args, kwargs = map_arg((each.args, each.kwargs), inner.__getitem__)
             name = f"{node.name}_{each.name}_"
-            inner[each] = graph.call_function(each.target, args, kwargs, name=name)
+            inner[each] = graph.call_function(each.target, *arguments(each, inner), name=name)
             copy_meta(inner[each], node, each.meta["val"])
     (result,) = traced.output_node().all_input_nodes
     return inner[result]
 
 
-def _nchw(x: Tensor) -> Tensor:
-    return x.permute(_TO_NCHW)
+def _channels_first(x: Tensor) -> Tensor:
+    """View an NHWC or NDHWC tensor as ATen has it."""
+    return x.permute(0, x.dim() - 1, *range(1, x.dim() - 1))
 
 
-def _nhwc(y: Tensor) -> Tensor:
-    """Return an NCHW result as a dense NHWC tensor."""
-    return _dense(y.permute(_TO_NHWC))
+def _channels_last(y: Tensor) -> Tensor:
+    """Return a result of ATen as a dense NHWC or NDHWC tensor."""
+    return _dense(y.permute(0, *range(2, y.dim()), 1))
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -119,128 +108,65 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.stride() == canonical else x.reshape(-1).view(x.shape)
 
 
-def _conv2d(
-    x: Tensor,
-    weight_ohwi: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+def _conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], *rest: Any
 ) -> Tensor:
-    top, bottom, left, right = padding
-    image, conv_padding = _nchw(x), (top, left)
-    if (top, left) != (bottom, right):
-        image, conv_padding = functional.pad(image, (left, right, top, bottom)), (0, 0)
-    weight = _nchw(weight_ohwi)
-    return _nhwc(torch.ops.aten.conv2d(image, weight, bias, stride, conv_padding, dilation, groups))
+    """Compute a 2-D or 3-D convolution with a weight (O, *, I/groups) and padding on both sides."""
+    image, before, after = _channels_first(x), list(padding[::2]), list(padding[1::2])
+    if before != after:
+        pairs = zip(reversed(before), reversed(after), strict=True)
+        image, before = functional.pad(image, [side for pair in pairs for side in pair]), [0] * len(before)
+    convolve = torch.ops.aten.conv2d if x.dim() == 4 else torch.ops.aten.conv3d
+    return _channels_last(convolve(image, _channels_first(weight), bias, stride, before, *rest))
 
 
-def _conv2d_or_linear(x: Tensor, weight_ohwi: Tensor, bias: Tensor | None, *window: Any) -> Tensor:
+def _conv2d_or_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *window: Any) -> Tensor:
     stride, padding, _, groups = window
-    one_tap = tuple(weight_ohwi.shape[1:3]) == tuple(stride) == (1, 1)
+    one_tap = tuple(weight.shape[1:3]) == tuple(stride) == (1, 1)
     if one_tap and groups == 1 and not any(padding):
-        return functional.linear(x, weight_ohwi.flatten(1), bias)
-    return _conv2d(x, weight_ohwi, bias, *window)
+        return functional.linear(x, weight.flatten(1), bias)
+    return _conv(x, weight, bias, *window)
 
 
-def _conv3d(
-    x: Tensor,
-    weight_odhwi: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    depth, height, width = padding[:2], padding[2:4], padding[4:]
-    volume = functional.pad(x.movedim(-1, 1), [*width, *height, *depth])
-    y = torch.conv3d(volume, weight_odhwi.movedim(-1, 1), bias, stride, (0, 0, 0), dilation, groups)
-    return _dense(y.movedim(1, -1))
-
-
-def _conv_transpose2d(
-    x: Tensor,
-    weight_ohwi: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    arguments = (_inputs_first(weight_ohwi, groups), bias, stride, padding, output_padding, groups, dilation)
-    return _nhwc(torch.ops.aten.conv_transpose2d(_nchw(x), *arguments))
-
-
-def _conv_transpose3d(
-    x: Tensor,
-    weight_odhwi: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    arguments = (_inputs_first(weight_odhwi, groups), bias, stride, padding, output_padding, groups, dilation)
-    return _dense(torch.ops.aten.conv_transpose3d(x.movedim(-1, 1), *arguments).movedim(1, -1))
-
-
-def _inputs_first(weight: Tensor, groups: int) -> Tensor:
-    """Return a transposed convolution's weight as torch has it: (I, O/groups, *) from (O, *, I/groups)."""
-    y: Tensor = weight.unflatten(0, (groups, -1)).movedim(-1, 1).flatten(0, 1)
-    return y
+def _conv_transpose(x: Tensor, weight: Tensor, bias: Tensor | None, *window: Any) -> Tensor:
+    """Compute a 2-D or 3-D transposed convolution with a weight (O, *, I/groups)."""
+    *steps, dilation, groups = window
+    inputs_first = weight.unflatten(0, (groups, -1)).movedim(-1, 1).flatten(0, 1)
+    convolve = torch.ops.aten.conv_transpose2d if x.dim() == 4 else torch.ops.aten.conv_transpose3d
+    return _channels_last(convolve(_channels_first(x), inputs_first, bias, *steps, groups, dilation))
 
 
 def _max_pool2d(x: Tensor, *arguments: Any) -> Tensor:
-    return _nhwc(torch.ops.aten.max_pool2d(_nchw(x), *arguments))
+    return _channels_last(torch.ops.aten.max_pool2d(_channels_first(x), *arguments))
 
 
 def _avg_pool2d(x: Tensor, *arguments: Any) -> Tensor:
-    return _nhwc(torch.ops.aten.avg_pool2d(_nchw(x), *arguments))
+    return _channels_last(torch.ops.aten.avg_pool2d(_channels_first(x), *arguments))
 
 
-def _upsample_bilinear2d(
-    x: Tensor, output_size: Sequence[int], align_corners: bool, scales_h: float | None, scales_w: float | None
-) -> Tensor:
-    size, scales = _size_or_scales(output_size, scales_h, scales_w)
-    return _nhwc(torch.ops.aten.upsample_bilinear2d.vec(_nchw(x), size, align_corners, scales))
+def _upsample_bilinear2d(x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: Any) -> Tensor:
+    size, factors = _size_or_factors(output_size, scales)
+    resize = torch.ops.aten.upsample_bilinear2d.vec
+    return _channels_last(resize(_channels_first(x), size, align_corners, factors))
 
 
-def _upsample_nearest2d(
-    x: Tensor, output_size: Sequence[int], scales_h: float | None, scales_w: float | None
-) -> Tensor:
-    return _nhwc(
-        torch.ops.aten.upsample_nearest2d.vec(_nchw(x), *_size_or_scales(output_size, scales_h, scales_w))
-    )
+def _upsample_nearest2d(x: Tensor, output_size: Sequence[int], *scales: Any) -> Tensor:
+    resize = torch.ops.aten.upsample_nearest2d.vec
+    return _channels_last(resize(_channels_first(x), *_size_or_factors(output_size, scales)))
 
 
-def _size_or_scales(
-    output_size: Sequence[int], scales_h: float | None, scales_w: float | None
-) -> tuple[Sequence[int] | None, list[float] | None]:
-    """Return the size or the scales for the overload `vec`, which takes only one of them.
-
-    Other runtimes know that overload. Scales imply the size.
-    """
-    if scales_h is None or scales_w is None:
-        return output_size, None
-    return None, [scales_h, scales_w]
+def _size_or_factors(size: Sequence[int], scales: Sequence[float | None]) -> tuple[Any, Any]:
+    """Return the size, or the factors that imply it, for the overload `vec`, which other runtimes know."""
+    return (size, None) if None in scales else (None, list(scales))
 
 
 def dynamic_type(
     x: Tensor, dims: Sequence[int], low: int, high: int, eps: float, mode: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the scales and zero points by which `fake_quantize_dynamic` rounds.
+    """Return the scales and zero points by which `fake_quantize_dynamic` rounds, of size 1 along `dims`.
 
-    Args:
-        x: The values.
-        dims: The dimensions that share a scale; their size is 1 in both results.
-        low: The smallest integer.
-        high: The largest integer.
-        eps: The smallest scale.
-        mode: `symmetric`, `asymmetric` or `balanced`. `asymmetric` fits the zero point to the least value.
-            `balanced` fits it to the least or the greatest value, whichever is missed by less.
+    Mode `asymmetric` fits the zero point to the least value, and `balanced` to the least or the greatest
+    value, whichever is missed by less. `eps` is the smallest scale.
     """
     zero, over = torch.zeros((), dtype=x.dtype), list(dims)
     least, most = x.amin(over, keepdim=True).minimum(zero), x.amax(over, keepdim=True).maximum(zero)
@@ -279,25 +205,25 @@ _DIALECT: dict[str, tuple[str, Callable[..., Tensor], Elements]] = {
     "conv2d_nhwc": (
         "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[4] padding, int[2] dilation, "
         "int groups) -> Tensor",
-        _conv2d,
+        _conv,
         Elements.CONTRACTS,
     ),
     "conv3d_ndhwc": (
         "(Tensor x, Tensor weight_odhwi, Tensor? bias, int[3] stride, int[6] padding, int[3] dilation, "
         "int groups) -> Tensor",
-        _conv3d,
+        _conv,
         Elements.CONTRACTS,
     ),
     "conv_transpose2d_nhwc": (
         "(Tensor x, Tensor weight_ohwi, Tensor? bias, int[2] stride, int[2] padding, int[2] output_padding, "
         "int[2] dilation, int groups) -> Tensor",
-        _conv_transpose2d,
+        _conv_transpose,
         Elements.CONTRACTS,
     ),
     "conv_transpose3d_ndhwc": (
         "(Tensor x, Tensor weight_odhwi, Tensor? bias, int[3] stride, int[3] padding, int[3] output_padding, "
         "int[3] dilation, int groups) -> Tensor",
-        _conv_transpose3d,
+        _conv_transpose,
         Elements.CONTRACTS,
     ),
     "max_pool2d_nhwc": (
@@ -339,12 +265,11 @@ _DIALECT: dict[str, tuple[str, Callable[..., Tensor], Elements]] = {
 def _register() -> None:
     """Define the operators once per process, even if this module is imported several times."""
     for name, (schema, body, _) in _DIALECT.items():
-        if hasattr(torch.ops.dimorder, name):
-            continue
-        qualified = f"{NAMESPACE}::{name}"
-        torch.library.define(qualified, schema)
-        torch.library.impl(qualified, "CompositeExplicitAutograd", body)
-        torch.library.register_fake(qualified, body)
+        if not hasattr(torch.ops.dimorder, name):
+            qualified = f"{NAMESPACE}::{name}"
+            torch.library.define(qualified, schema)
+            torch.library.impl(qualified, "CompositeExplicitAutograd", body)
+            torch.library.register_fake(qualified, body)
 
 
 _register()

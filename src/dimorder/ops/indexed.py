@@ -17,9 +17,10 @@ from dimorder.graph.elements import Elements
 from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
+from dimorder.ops.dialect import ELEMENTS, SLICE_CONSTANT
 from dimorder.ops.moves import squeeze, unsqueeze, view
-from dimorder.ops.operator import Implementation, Operator, Relation, dims_of, dims_with_cut, spelt
-from dimorder.ops.tokens import Token, is_named
+from dimorder.ops.operator import Implementation, Operator, spelling
+from dimorder.ops.relation import Relation, Token, broadcast_dims, is_named, relate_cut
 
 aten = torch.ops.aten
 
@@ -125,42 +126,19 @@ def _constant_pad(n: Tracer, x: Value, amounts: Sequence[int], value: float = 0.
 def _relate_cat(node: torch.fx.Node) -> Relation:
     shapes = [shape_of(operand) for operand in args_of(node)[0]]
     dim = (args_of(node)[1] if len(args_of(node)) > 1 else 0) % len(shapes[0])
-    inner = math.gcd(*(shape[dim] for shape in shapes))
-    reads = [dims_with_cut(shape, {dim: inner}) for shape in shapes]
-    return Relation(
-        "indexed",
-        tuple(reads),
-        (dims_with_cut(shape_of(node), {dim: inner}),),
-        blocks=frozenset({f"cut.{dim}"}),
-    )
+    return relate_cut(shapes, shape_of(node), {dim: math.gcd(*(shape[dim] for shape in shapes))})
 
 
 def _relate_slice(node: torch.fx.Node) -> Relation:
     dim, start, end, step = args_of(node)[1:5]
     shape, out = shape_of(args_of(node)[0]), shape_of(node)
-    if step != 1:
-        return _strided_slice(shape, out, dim, start, step)
-    inner = math.gcd(start, end - start, shape[dim])
-    return Relation(
-        "indexed",
-        (dims_with_cut(shape, {dim: inner}),),
-        (dims_with_cut(out, {dim: inner}),),
-        blocks=frozenset({f"cut.{dim}"}),
-    )
-
-
-def _strided_slice(shape: tuple[int, ...], out: tuple[int, ...], dim: int, start: int, step: int) -> Relation:
+    if step == 1:
+        return relate_cut([shape], out, {dim: math.gcd(start, end - start, shape[dim])})
     if shape[dim] % step or start >= step or out[dim] != shape[dim] // step:
-        return Relation(
-            "indexed",
-            (dims_with_cut(shape, {dim: 1}),),
-            (dims_with_cut(out, {dim: 1}),),
-            blocks=frozenset({f"cut.{dim}"}),
-        )
-    read = list(dims_of((f"d.{i}", size) for i, size in enumerate(shape)))
+        return relate_cut([shape], out, {dim: 1})
+    read = list(broadcast_dims(shape, shape))
     read[dim] = ((f"d.{dim}", shape[dim] // step), ("step", step))
-    write = dims_of((f"d.{i}", size) for i, size in enumerate(out))
-    return Relation("indexed", (tuple(read),), (write,), blocks=frozenset({"step"}))
+    return Relation("indexed", (tuple(read),), (broadcast_dims(out, out),), blocks=frozenset({"step"}))
 
 
 def _relate_pad(node: torch.fx.Node) -> Relation:
@@ -171,17 +149,18 @@ def _relate_pad(node: torch.fx.Node) -> Relation:
         if low or high:
             dim = len(shape) - 1 - i // 2
             inner[dim] = math.gcd(shape[dim], low, high)
-    blocks = frozenset(f"cut.{dim}" for dim in inner)
-    return Relation(
-        "indexed", (dims_with_cut(shape, inner),), (dims_with_cut(shape_of(node), inner),), blocks=blocks
-    )
+    return relate_cut([shape], shape_of(node), inner)
 
 
 def _relate_flip(node: torch.fx.Node) -> Relation:
     shape = shape_of(args_of(node)[0])
-    flipped = {d % len(shape) for d in args_of(node)[1]}
-    dims = dims_with_cut(shape, dict.fromkeys(flipped, 1))
-    return Relation("indexed", (dims,), (dims,), blocks=frozenset(f"cut.{d}" for d in flipped))
+    return relate_cut([shape], shape, {dim % len(shape): 1 for dim in args_of(node)[1]})
+
+
+def _relate_slice_of_constant(node: torch.fx.Node) -> Relation:
+    """Relate a slice whose end is dynamic, so that nothing can cut its dimension."""
+    constant, dim = args_of(node)[:2]
+    return relate_cut([shape_of(constant)], shape_of(node), {dim: 1})
 
 
 # -- on physical tensors
@@ -196,18 +175,19 @@ def _lower_cat(c: Call) -> None:
 
 def _lower_slice(c: Call) -> None:
     dim, start, end, step = args_of(c.node)[1:5]
-    lead = c.labelled("cut", "step")
     if _is_stepped(c):
         x, groups, position = _stepped(c)
         c.give(c.b.slice(x, position, start, end, step), groups)
         return
+    lead = c.labelled("cut", "step")
     groups = c.split(leads=lead)
     position = c.positions(groups, lead)[0]
-    rest = c.size(0, groups[position]) // c.token_size(lead[0], 0)
+    outer = c.size(0, lead[:1])
+    rest = c.size(0, groups[position]) // outer
     if step != 1:
         begin, length = start * rest, rest
     else:
-        inner = shape_of(args_of(c.node)[0])[dim] // c.token_size(lead[0], 0)
+        inner = shape_of(args_of(c.node)[0])[dim] // outer
         begin, length = start // inner * rest, (end - start) // inner * rest
     c.give(c.b.slice(c.take(0, groups), position, begin, begin + length), groups)
 
@@ -215,14 +195,14 @@ def _lower_slice(c: Call) -> None:
 def _is_stepped(c: Call) -> bool:
     """Return whether a slice has a step that no cut of axes expresses."""
     lead = c.labelled("cut", "step")
-    return args_of(c.node)[4] != 1 and bool(lead) and lead[0][0] != "step"
+    return _has_step(c.node) and bool(lead) and lead[0][0] != "step"
 
 
 def _stepped(c: Call) -> tuple[torch.fx.Node, list[list[Token]], int]:
+    """Return the operand of a slice with a step, its physical dimensions and the one that is cut."""
     lead = c.labelled("cut", "step")  # "step" if it belongs to a block
     groups = c.split(leads=lead, alone=lead)
-    position = c.positions(groups, lead)[0]
-    return c.take(0, groups), groups, position
+    return c.take(0, groups), groups, c.positions(groups, lead)[0]
 
 
 def _step_by_view(c: Call) -> None:
@@ -230,13 +210,22 @@ def _step_by_view(c: Call) -> None:
         _lower_slice(c)
         return
     _, start, _, step = args_of(c.node)[1:5]
-    x, groups, at = _stepped(c)
+    x, groups, position = _stepped(c)
     sizes = [c.size(0, group) for group in groups]
-    c.give(c.b.every(x, sizes, at, start, c.size(c.result, groups[at]), step), groups)
+    count = c.size(c.result, groups[position])
+    c.give(c.b.every(x, sizes, position, start, count, step), groups)
 
 
 def _has_step(node: torch.fx.Node) -> bool:
     return bool(args_of(node)[4] != 1)
+
+
+def _lower_slice_of_constant(c: Call) -> None:
+    """Lower to one physical dimension per axis: an axis merged with the dynamic one would vary with it."""
+    groups = [[token] for token in c.arrangement.tokens]
+    (cut,) = c.labelled("cut")
+    (constant,) = c.all_operands(groups)
+    c.give(c.b.call(c.target, constant, groups.index([cut]), *args_of(c.node)[2:]), groups)
 
 
 def _lower_pad(c: Call) -> None:
@@ -248,11 +237,10 @@ def _lower_pad(c: Call) -> None:
         name = f"cut.{rank - 1 - i // 2}"
         if not (pads[i] or pads[i + 1]):
             continue
-        position = next(d for d, group in enumerate(groups) if group and is_named(group[0], name))
-        inner = math.prod(
-            size for label, size in c.relation.reads[0][rank - 1 - i // 2] if not is_named((label, 0), name)
-        )
-        rest = c.size(c.result, groups[position]) // c.token_size(groups[position][0], c.result)
+        position = c.positions(groups, c.labelled(name))[0]
+        labels = c.relation.reads[0][rank - 1 - i // 2]
+        inner = math.prod(size for label, size in labels if not is_named((label, 0), name))
+        rest = c.size(c.result, groups[position]) // c.size(c.result, groups[position][:1])
         slot = 2 * (len(groups) - 1 - position)
         amounts[slot : slot + 2] = [pads[i] // inner * rest, pads[i + 1] // inner * rest]
     while len(amounts) > 2 and amounts[-2:] == [0, 0]:
@@ -272,10 +260,7 @@ MAX_DIGITS = 16
 
 
 def _flip_by_digits(c: Call) -> None:
-    """Flip a dimension digit by digit: an index is reversed if each of its digits is.
-
-    Index 5 of 6, for example, has the digits 1 and 2 in the bases 2 and 3.
-    """
+    """Flip a dimension digit by digit: an index is reversed if each of its digits is."""
     cuts = c.labelled("cut")
     groups = c.split(leads=cuts, alone=cuts)
     sizes, y = [c.size(0, group) for group in groups], c.take(0, groups)
@@ -319,7 +304,7 @@ OPERATORS = (
         (aten.cat.default,),
         _relate_cat,
         (Implementation("along the outer axes", "*", _lower_cat, (aten.cat.default,)),),
-        spelt=cat,
+        spelling=cat,
     ),
     Operator(
         (aten.slice.Tensor,),
@@ -334,14 +319,14 @@ OPERATORS = (
                 _has_step,
             ),
         ),
-        spelt=slice_,
+        spelling=slice_,
         plain=("of the outer axes",),
     ),
     Operator(
         (aten.constant_pad_nd.default,),
         _relate_pad,
         (Implementation("of the outer axes", "*", _lower_pad, (aten.constant_pad_nd.default,)),),
-        spelt=_constant_pad,
+        spelling=_constant_pad,
         elements=Elements.PADS,
     ),
     Operator(
@@ -358,12 +343,18 @@ OPERATORS = (
         ),
         plain=("of whole dimensions",),
     ),
-    spelt(select, aten.select.int),
-    spelt(_unbind, aten.unbind.int),
-    spelt(_split, aten.split.Tensor),
-    spelt(_split_sizes, aten.split_with_sizes.default),
-    spelt(_chunk, aten.chunk.default),
-    spelt(_getitem, operator.getitem),
-    spelt(stack, aten.stack.default),
-    spelt(_roll, aten.roll.default),
+    Operator(  # the program has the constant of the largest size, and each call takes a slice of it
+        (SLICE_CONSTANT,),
+        _relate_slice_of_constant,
+        (Implementation("of the outer axes", "*", _lower_slice_of_constant, (SLICE_CONSTANT,)),),
+        elements=ELEMENTS[SLICE_CONSTANT],
+    ),
+    spelling(select, aten.select.int),
+    spelling(_unbind, aten.unbind.int),
+    spelling(_split, aten.split.Tensor),
+    spelling(_split_sizes, aten.split_with_sizes.default),
+    spelling(_chunk, aten.chunk.default),
+    spelling(_getitem, operator.getitem),
+    spelling(stack, aten.stack.default),
+    spelling(_roll, aten.roll.default),
 )

@@ -1,12 +1,9 @@
-"""Define operators that read or write elements by indices.
-
-Regular constant indices become slices. All other calls run row-major.
-"""
+"""Define operators that read or write elements by indices, and pads of a tensor's own elements."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +12,7 @@ from torch.fx import Node
 from dimorder.graph.elements import Elements
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.moves import unsqueeze, view
-from dimorder.ops.operator import Operator, spelt
+from dimorder.ops.operator import Operator, filled, spelling
 from dimorder.ops.rearranging import around
 from dimorder.ops.row_major import row_major
 
@@ -29,16 +26,13 @@ MAX_SINGLES = 4
 
 
 def take(n: Tracer, x: Value, dim: int, indices: Sequence[int]) -> Value | None:
-    """Write the elements of `x` at these indices of a dimension as slices.
-
-    The result is None if the indices are too irregular.
-    """
+    """Write the elements of `x` at these indices of a dimension as slices; None if they are too irregular."""
     dim = dim % len(shape_of(x))
     runs = _runs(indices)
     if not 0 < len(runs) <= MAX_PIECES:
         return None
-    made = {run: _piece(n, x, dim, *run) for run in dict.fromkeys(runs)}
-    return n.write(aten.cat.default, [made[run] for run in runs], dim)
+    pieces = {run: _piece(n, x, dim, *run) for run in dict.fromkeys(runs)}
+    return n.write(aten.cat.default, [pieces[run] for run in runs], dim)
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -73,20 +67,16 @@ def _piece(n: Tracer, x: Value, dim: int, first: int, step: int, count: int) -> 
     return n.write(aten.flip.default, piece, [dim]) if step < 0 else piece
 
 
-def _constant_indices(index: Value, size: int) -> list[int] | None:
-    """Return the elements of a constant as indices counted from the front, or None.
-
-    A mask is no index, because its export has no shape.
-    """
-    if not isinstance(index, torch.Tensor) or index.dtype in (torch.bool, torch.uint8):
-        return None
-    return [i % size for i in index.flatten().tolist()]
+def _is_constant_index(index: Value) -> bool:
+    """Return whether an index is a constant, and no mask: an export of a mask has no shape."""
+    return isinstance(index, torch.Tensor) and index.dtype not in (torch.bool, torch.uint8)
 
 
 def _index_select(n: Tracer, x: Value, dim: int, index: Value) -> Value:
-    indices = _constant_indices(index, shape_of(x)[dim]) if shape_of(x) else None
-    taken = None if indices is None else take(n, x, dim, indices)
-    return n.emit(aten.index_select.default, x, dim, index) if taken is None else taken
+    found = None
+    if shape_of(x) and _is_constant_index(index):
+        found = take(n, x, dim, [i % shape_of(x)[dim] for i in index.flatten().tolist()])
+    return n.emit(aten.index_select.default, x, dim, index) if found is None else found
 
 
 def _index(n: Tracer, x: Value, indices: Sequence[Value]) -> Value:
@@ -96,11 +86,11 @@ def _index(n: Tracer, x: Value, indices: Sequence[Value]) -> Value:
     """
     given = {dim: index for dim, index in enumerate(indices) if index is not None}
     along = _own_dims(list(given.values()))
-    taken: Value | None = None if along is None else x
+    found: Value | None = None if along is None else x
     for dim, index in given.items():
-        if taken is not None:
-            taken = take(n, taken, dim, [i % shape_of(x)[dim] for i in index.flatten().tolist()])
-    if taken is None or along is None:
+        if found is not None:
+            found = take(n, found, dim, [i % shape_of(x)[dim] for i in index.flatten().tolist()])
+    if found is None or along is None:
         return n.emit(aten.index.Tensor, x, _without_last_nones(indices))
     cut = dict(zip(given, along, strict=True))
     shape = torch.broadcast_shapes(*(index.shape for index in given.values()))
@@ -114,18 +104,14 @@ def _index(n: Tracer, x: Value, indices: Sequence[Value]) -> Value:
     front = [(1, dim) for dim in range(min(given) if adjacent else 0) if dim not in given]
     behind = [piece for piece in pieces if piece[0] == 1 and piece not in front]
     order = [*front, *sorted(piece for piece in pieces if piece[0] == 0), *behind]
-    moved = n.write(aten.permute.default, view(n, taken, sizes), [pieces.index(piece) for piece in order])
-    kept = [[shape_of(x)[dim] for _, dim in part] for part in (front, behind)]
-    return view(n, moved, [*kept[0], *shape, *kept[1]])
+    moved = n.write(aten.permute.default, view(n, found, sizes), [pieces.index(piece) for piece in order])
+    before, after = ([shape_of(x)[dim] for _, dim in part] for part in (front, behind))
+    return view(n, moved, [*before, *shape, *after])
 
 
 def _own_dims(indices: Sequence[Value]) -> list[list[int]] | None:
-    """Return along which dimensions of their common shape the indices vary.
-
-    The result is None if two of them vary along the same dimension, or one is computed. It is also None for a
-    mask, because its export has no shape.
-    """
-    if not all(isinstance(i, torch.Tensor) and i.dtype not in (torch.bool, torch.uint8) for i in indices):
+    """Return along which dimensions of their common shape constants vary, or None if two share one."""
+    if not all(map(_is_constant_index, indices)):
         return None
     rank = max(index.dim() for index in indices)
     along = [[d + rank - i.dim() for d, size in enumerate(i.shape) if size != 1] for i in indices]
@@ -148,50 +134,36 @@ def _without_last_nones(indices: Sequence[Value]) -> list[Value]:
 
 
 def _gather(n: Tracer, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
-    """Write a gather as slices if it takes the same indices everywhere.
-
-    Along other dimensions it takes the first elements.
-    """
+    """Write a gather as slices if it takes the same indices everywhere, and the first elements elsewhere."""
     if isinstance(index, torch.Tensor) and index.dim() and index.numel():
         dim = dim % index.dim()
         row = index.movedim(dim, -1).flatten(0, -2)[0] if index.dim() > 1 else index
-        if torch.equal(
-            row.reshape([-1 if d == dim else 1 for d in range(index.dim())]).expand_as(index), index
-        ):
-            taken = take(n, x, dim, row.tolist())
-            if taken is not None:
+        along = row.reshape([-1 if d == dim else 1 for d in range(index.dim())])
+        if torch.equal(along.expand_as(index), index):
+            found = take(n, x, dim, row.tolist())
+            if found is not None:
                 for d, size in enumerate(index.shape):
-                    taken = n.write(aten.slice.Tensor, taken, d, 0, size)
-                return taken
+                    found = n.write(aten.slice.Tensor, found, d, 0, size)
+                return found
     return n.emit(aten.gather.default, x, dim, index)
 
 
 def _embedding(n: Tracer, weight: Value, indices: Value, *options: Any) -> Value:
     if isinstance(weight, Node) and isinstance(indices, torch.Tensor):
-        taken = take(n, weight, 0, indices.flatten().tolist())
-        if taken is not None:
-            return view(n, taken, [*indices.shape, shape_of(weight)[1]])
+        found = take(n, weight, 0, indices.flatten().tolist())
+        if found is not None:
+            return view(n, found, [*indices.shape, shape_of(weight)[1]])
     return n.emit(aten.embedding.default, weight, indices, *options)
 
 
 _SUM, _MEAN, _MAX = range(3)  # modes of an embedding bag
 
 
-def _embedding_bag(
-    n: Tracer,
-    weight: Value,
-    indices: Value,
-    offsets: Value,
-    _scale_grad: bool = False,
-    mode: int = _SUM,
-    _sparse: bool = False,
-    scales: Value = None,
-    with_end: bool = False,
-    padding: int | None = None,
-) -> Value:
+def _embedding_bag(n: Tracer, weight: Value, indices: Value, offsets: Value, *given: Value) -> Value:
     """Write the rows of every bag as a matmul with a matrix that says which index is in which bag."""
+    _, mode, sparse, scales, with_end, padding = filled(given, (False, _SUM, False, None, False, None))
     if any(user.args[1] > 0 and user.users for user in n.node.users):
-        options = (mode, _sparse, scales, with_end, -1 if padding is None else padding)
+        options = (mode, sparse, scales, with_end, -1 if padding is None else padding)
         return n.emit(aten._embedding_bag_forward_only.default, weight, indices, offsets, False, *options)
     count, bags = shape_of(indices)[0], shape_of(offsets)[0] - with_end
     if not count:
@@ -239,6 +211,58 @@ def _bags(n: Tracer, offsets: Value, count: int, bags: int, with_end: bool) -> V
     return n.write(aten.logical_and.default, begun, open_)
 
 
+# -- padding with elements of the tensor itself
+
+
+def _mirrored(size: int, low: int, high: int) -> list[int]:
+    return [*range(low, 0, -1), *range(size), *range(size - 2, size - 2 - high, -1)]
+
+
+def _edged(size: int, low: int, high: int) -> list[int]:
+    return [0] * low + list(range(size)) + [size - 1] * high
+
+
+def _wrapped(size: int, low: int, high: int) -> list[int]:
+    return [*range(size - low, size), *range(size), *range(high)]
+
+
+_PADDED: dict[str, Callable[[int, int, int], list[int]]] = {
+    "reflect": _mirrored,
+    "replicate": _edged,
+    "circular": _wrapped,
+}
+
+
+def _pad_as(mode: str, target: Any) -> Callable[..., Value]:
+    def spell(n: Tracer, x: Value, pad: Sequence[int]) -> Value:
+        padded = _padded(n, x, pad, mode)
+        return n.emit(target, x, list(pad)) if padded is None else padded
+
+    return spell
+
+
+def _pad(
+    n: Tracer, x: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Value:
+    if mode == "constant":
+        return n.write(aten.constant_pad_nd.default, x, list(pad), value or 0.0)
+    padded = _padded(n, x, pad, mode)
+    return n.emit(aten.pad.default, x, pad, mode, value) if padded is None else padded
+
+
+def _padded(n: Tracer, x: Value, pad: Sequence[int], mode: str) -> Value | None:
+    """Pad dimension by dimension with slices of the tensor; None if padding is negative or needs too many."""
+    if min(pad, default=0) < 0:
+        return None
+    for i in range(0, len(pad), 2):
+        dim = len(shape_of(x)) - 1 - i // 2
+        padded = take(n, x, dim, _PADDED[mode](shape_of(x)[dim], pad[i], pad[i + 1]))
+        if padded is None:
+            return None
+        x = padded
+    return x
+
+
 _COMPUTED = "its elements are read by computed positions"
 _WRITTEN = "its elements are written at computed positions"
 
@@ -248,6 +272,15 @@ OPERATORS: tuple[Operator, ...] = (
     row_major(aten.index_put.default, Elements.SCATTERS, _WRITTEN, _index_put),
     row_major(aten.index.Tensor, Elements.GATHERS, _COMPUTED, _index),
     row_major(aten.gather.default, Elements.GATHERS, _COMPUTED, _gather),
-    spelt(_embedding_bag, aten.embedding_bag.default, aten.embedding_bag.padding_idx),
-    spelt(_embedding_bag, aten._embedding_bag.default),
+    spelling(_embedding_bag, aten.embedding_bag.default, aten.embedding_bag.padding_idx),
+    spelling(_embedding_bag, aten._embedding_bag.default),
+    spelling(_pad, aten.pad.default),
+    *(
+        spelling(_pad_as(mode, padding.default), padding.default)
+        for mode, paddings in (
+            ("reflect", (aten.reflection_pad1d, aten.reflection_pad2d, aten.reflection_pad3d)),
+            ("replicate", (aten.replication_pad1d, aten.replication_pad2d, aten.replication_pad3d)),
+        )
+        for padding in paddings
+    ),
 )

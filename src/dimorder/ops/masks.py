@@ -1,8 +1,4 @@
-"""Write masks as the numbers 1 and 0, and choices by masks as arithmetic, if that is exact.
-
-A target that only knows floating-point numbers then computes with a mask itself, after one cast of the
-caller's input.
-"""
+"""Write masks as the numbers 1 and 0, and choices by masks as arithmetic, if that is exact."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from torch.fx import Node
 from dimorder.graph.elements import MOVERS
 from dimorder.graph.nodes import args_of, bound
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
-from dimorder.ops.operator import spelt
+from dimorder.ops.operator import spelling
 from dimorder.ops.pointwise import pointwise
 
 aten = torch.ops.aten
@@ -31,10 +27,7 @@ LOWEST = -1e30
 
 
 def as_number(n: Tracer, x: Value, dtype: torch.dtype) -> Value | None:
-    """Return a truth value as exactly 1 or 0, computed from the caller's inputs.
-
-    The result is None if no arithmetic does that.
-    """
+    """Return a truth value as exactly 1 or 0, computed from the inputs, or None if that is impossible."""
     known = constant_of(n, x)
     if known is not None:
         return known.to(dtype)
@@ -90,124 +83,80 @@ def constant_of(n: Tracer, x: Value) -> torch.Tensor | None:
 
 # -- truth values
 
-
-def _all_of(*operands: str) -> Callable[[Callable[..., Value]], _Number]:
-    """Return a decorator for a computation on truth values: each named operand becomes 1 or 0.
-
-    The number is None if one of the operands has none.
-    """
-
-    def wrap(compute: Callable[..., Value]) -> _Number:
-        def number(n: Tracer, dtype: torch.dtype, given: dict[str, Any]) -> Value | None:
-            if any(dtype_of(given[name]) != torch.bool for name in operands):
-                return None
-            values = [as_number(n, given[name], dtype) for name in operands]
-            if any(value is None for value in values):
-                return None
-            return compute(n, *values)
-
-        return number
-
-    return wrap
+_Steps = tuple[tuple[Any, ...], ...]  # operators one after another, each with its further arguments
 
 
-@_all_of("self", "other")
-def _and(n: Tracer, a: Value, b: Value) -> Value:
-    return n.write(aten.mul.Tensor, a, b)
+def _write_steps(n: Tracer, steps: _Steps, *operands: Value) -> Value:
+    """Write operators: the first one of the operands, each other one of the result before it."""
+    for target, *rest in steps:
+        operands = (n.write(target, *operands, *rest),)
+    return operands[0]
 
 
-@_all_of("self", "other")
-def _or(n: Tracer, a: Value, b: Value) -> Value:
-    return n.write(aten.maximum.default, a, b)
+def _of_truths(steps: _Steps) -> _Number:
+    """Return a computation on truth values, which become 1 or 0; it is None if one of them cannot."""
+
+    def number(n: Tracer, dtype: torch.dtype, given: dict[str, Any]) -> Value | None:
+        operands = [given[name] for name in ("self", "other") if name in given]
+        if any(dtype_of(x) != torch.bool for x in operands):
+            return None
+        values = [as_number(n, x, dtype) for x in operands]
+        return None if any(value is None for value in values) else _write_steps(n, steps, *values)
+
+    return number
 
 
-@_all_of("self", "other")
-def _differ(n: Tracer, a: Value, b: Value) -> Value:
-    return n.write(aten.abs.default, n.write(aten.sub.Tensor, a, b))
+_AND, _OR, _NOT = ((aten.mul.Tensor,),), ((aten.maximum.default,),), ((aten.rsub.Scalar, 1.0),)
+_XOR = ((aten.sub.Tensor,), (aten.abs.default,))
+
+# For each comparison of integers, how it is computed from their difference, and the one of swapped operands.
+_UNEQUAL = ((aten.abs.default,), (aten.clamp_max.default, 1.0))
+_ABOVE = ((aten.clamp.default, 0.0, 1.0),)
+_COMPARISONS: Mapping[Any, tuple[_Steps, Any]] = MappingProxyType(
+    {
+        aten.eq: ((*_UNEQUAL, (aten.rsub.Scalar, 1.0)), aten.eq),
+        aten.ne: (_UNEQUAL, aten.ne),
+        aten.gt: (_ABOVE, aten.lt),
+        aten.ge: (((aten.add.Scalar, 1.0), *_ABOVE), aten.le),
+        aten.lt: (((aten.neg.default,), *_ABOVE), aten.gt),
+        aten.le: (((aten.rsub.Scalar, 1.0), *_ABOVE), aten.ge),
+    }
+)
 
 
-@_all_of("self")
-def _not(n: Tracer, a: Value) -> Value:
-    return n.write(aten.rsub.Scalar, a, 1.0)
-
-
-# -- comparisons of integers with constants: the differences are integers
-
-
-def _unlike(n: Tracer, difference: Value) -> Value:
-    return n.write(aten.clamp_max.default, n.write(aten.abs.default, difference), 1.0)
-
-
-def _alike(n: Tracer, difference: Value) -> Value:
-    return n.write(aten.rsub.Scalar, _unlike(n, difference), 1.0)
-
-
-def _above(n: Tracer, difference: Value) -> Value:
-    return n.write(aten.clamp.default, difference, 0.0, 1.0)
-
-
-def _not_below(n: Tracer, difference: Value) -> Value:
-    return _above(n, n.write(aten.add.Scalar, difference, 1.0))
-
-
-def _below(n: Tracer, difference: Value) -> Value:
-    return _above(n, n.write(aten.neg.default, difference))
-
-
-def _not_above(n: Tracer, difference: Value) -> Value:
-    return _above(n, n.write(aten.rsub.Scalar, difference, 1.0))
-
-
-def _compared(compute: Callable[..., Value], mirrored: Callable[..., Value]) -> _Number:
-    """Return a function that computes a comparison of an integer with a constant from their difference.
-
-    `mirrored` applies if the constant is the first operand. The constant must be so small that float32
-    distinguishes it from every other integer.
-    """
+def _compared(comparison: Any) -> _Number:
+    """Return the comparison of an integer with a constant that float32 tells from every other integer."""
 
     def number(n: Tracer, dtype: torch.dtype, given: dict[str, Any]) -> Value | None:
         x, known = given["self"], constant_of(n, given["other"])
-        tell = compute
+        steps, swapped = _COMPARISONS[comparison]
         if known is None:
-            x, known, tell = given["other"], constant_of(n, x), mirrored
+            x, known, steps = given["other"], constant_of(n, x), _COMPARISONS[swapped][0]
         if known is None or known.is_floating_point() or known.abs().max() >= EXACT_INTEGERS:
             return None
         if dtype != torch.float32 or dtype_of(x).is_floating_point:
             return None
         x = cast(n, x, dtype)
-        return tell(n, n.write(aten.sub.Tensor, x, known.to(dtype)) if known.any() else x)
+        return _write_steps(n, steps, n.write(aten.sub.Tensor, x, known.to(dtype)) if known.any() else x)
 
     return number
 
 
 def _truth_of_integer(n: Tracer, dtype: torch.dtype, given: dict[str, Any]) -> Value | None:
-    return _compared(_unlike, _unlike)(n, dtype, {**given, "other": 0})
+    return _compared(aten.ne)(n, dtype, {**given, "other": 0})
 
-
-_COMPARISONS = (
-    (aten.eq, _alike, _alike),
-    (aten.ne, _unlike, _unlike),
-    (aten.gt, _above, _below),
-    (aten.ge, _not_below, _not_above),
-    (aten.lt, _below, _above),
-    (aten.le, _not_above, _not_below),
-)
 
 _NUMBERS: Mapping[Any, _Number] = MappingProxyType(
     {
         aten._to_copy.default: _truth_of_integer,
-        aten.bitwise_and.Tensor: _and,
-        aten.logical_and.default: _and,
-        aten.bitwise_or.Tensor: _or,
-        aten.logical_or.default: _or,
-        aten.bitwise_xor.Tensor: _differ,
-        aten.logical_xor.default: _differ,
-        aten.bitwise_not.default: _not,
-        aten.logical_not.default: _not,
+        **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default), _of_truths(_AND)),
+        **dict.fromkeys((aten.bitwise_or.Tensor, aten.logical_or.default), _of_truths(_OR)),
+        **dict.fromkeys((aten.bitwise_xor.Tensor, aten.logical_xor.default), _of_truths(_XOR)),
+        **dict.fromkeys((aten.bitwise_not.default, aten.logical_not.default), _of_truths(_NOT)),
         **{
-            overload: _compared(compute, mirrored)
-            for packet, compute, mirrored in _COMPARISONS
-            for overload in (packet.Tensor, packet.Scalar)
+            overload: _compared(comparison)
+            for comparison in _COMPARISONS
+            for overload in (comparison.Tensor, comparison.Scalar)
         },
     }
 )
@@ -216,36 +165,23 @@ _NUMBERS: Mapping[Any, _Number] = MappingProxyType(
 # -- choices
 
 
-def _where(condition: Value, a: Value, b: Value) -> tuple[Value, Value, Value]:
-    return condition, a, b
-
-
-def _fill(x: Value, mask: Value, value: Value) -> tuple[Value, Value, Value]:
-    return mask, value, x
-
-
-# For each operator that chooses: its condition, its value if the condition holds, and its value otherwise.
-_CHOICES: Mapping[Any, Callable[[Value, Value, Value], tuple[Value, Value, Value]]] = MappingProxyType(
+# For each operator that chooses: the places of its condition, of its value if that holds, and of the other.
+_CHOICES: Mapping[Any, tuple[int, int, int]] = MappingProxyType(
     {
-        aten.where.self: _where,
-        aten.where.Scalar: _where,
-        aten.where.ScalarOther: _where,
-        aten.where.ScalarSelf: _where,
-        aten.masked_fill.Scalar: _fill,
-        aten.masked_fill.Tensor: _fill,
+        **dict.fromkeys(
+            (aten.where.self, aten.where.Scalar, aten.where.ScalarOther, aten.where.ScalarSelf), (0, 1, 2)
+        ),
+        **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), (1, 2, 0)),
     }
 )
 
 
 def between_constants(target: Any) -> Callable[..., Value]:
-    """Return the spelling of a choice between two finite constants as their weighted sum.
-
-    The weights are 1 and 0.
-    """
+    """Return the spelling of a choice between two finite constants as their sum, with the weights 1 and 0."""
 
     def spell(n: Tracer, *args: Value) -> Value:
         plain = n.emit(target, *args)
-        condition, *values = _CHOICES[target](*args)
+        condition, *values = (args[i] for i in _CHOICES[target])
         known = [constant_of(n, value) for value in values]
         if not isinstance(plain, Node) or not dtype_of(plain).is_floating_point:
             return plain
@@ -271,7 +207,7 @@ def bounded(n: Tracer, x: Value) -> Value:
     """
     if not isinstance(x, Node) or x.target not in _CHOICES:
         return x
-    condition, a, b = _CHOICES[x.target](*args_of(x))
+    condition, a, b = (args_of(x)[i] for i in _CHOICES[x.target])
     dtype = dtype_of(x)
     hidden, seen = (constant_of(n, value) for value in (a, b))
     inverted = hidden is not None
@@ -282,29 +218,28 @@ def bounded(n: Tracer, x: Value) -> Value:
     if mask is None or not dtype.is_floating_point:
         return x
     scores = bounded(n, scores)
-    limit, product = float(value), scores.target is aten.matmul.default
+    limit, is_matmul = float(value), scores.target is aten.matmul.default
     if math.isnan(limit):
         return x
-    key = (bounded, condition, dtype, limit, inverted, product)
+    key = (bounded, condition, dtype, limit, inverted, is_matmul)
     if key not in n.remembered:
         log, other = (n.write(aten.log.default, m) for m in (mask, n.write(aten.rsub.Scalar, mask, 1.0)))
         free = n.write(aten.sub.Tensor, *((other, log) if inverted else (log, other)))
-        n.remembered[key] = _bounds(n, free, limit, product)
+        n.remembered[key] = _bounds(n, free, limit, is_matmul)
     upper, lower = n.remembered[key]
     y = n.write(aten.minimum.default, upper, scores)
     y = y if lower is None else n.write(aten.maximum.default, y, lower)
     return y if shape_of(y) == shape_of(x) else x
 
 
-def _bounds(n: Tracer, free: Value, limit: float, product: bool) -> tuple[Value, Value | None]:
+def _bounds(n: Tracer, free: Value, limit: float, is_matmul: bool) -> tuple[Value, Value | None]:
     """Return the upper and the lower bound of a score; `free` is ∞ for a visible score, else -∞.
 
-    One bound is enough if no score is below it. That holds for -∞, and for limits up to `LOWEST` after a
-    matmul.
+    One bound is enough if no score is below it, as for -∞, and for limits up to `LOWEST` after a matmul.
     """
     if limit == -math.inf:
         return free, None
-    if product and limit <= LOWEST:
+    if is_matmul and limit <= LOWEST:
         return n.write(aten.clamp_min.default, free, limit), None
     return free, n.write(aten.clamp_max.default, n.write(aten.neg.default, free), limit)
 
@@ -325,9 +260,9 @@ def _bitwise(target: Any) -> Callable[..., Value]:
 
 OPERATORS = (
     *(
-        spelt(_bitwise(getattr(aten, f"bitwise_{name}").Tensor), getattr(aten, f"__{name}__").Tensor)
+        spelling(_bitwise(getattr(aten, f"bitwise_{name}").Tensor), getattr(aten, f"__{name}__").Tensor)
         for name in ("and", "or", "xor")
     ),
-    pointwise(aten._to_copy.default, spelling=_to_copy),
-    *(pointwise(target, spelling=between_constants(target)) for target in _CHOICES),
+    pointwise(aten._to_copy.default, spell=_to_copy),
+    *(pointwise(target, spell=between_constants(target)) for target in _CHOICES),
 )

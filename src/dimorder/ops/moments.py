@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.moves import view
-from dimorder.ops.operator import spelt
+from dimorder.ops.operator import Operator, spelling
 from dimorder.ops.reduction import dims_listed
 
 aten = torch.ops.aten
 
 
+_Reduced: TypeAlias = "int | Sequence[int] | None"  # the dimensions that are reduced; None is all
+
+
 def _vector_norm(
-    n: Tracer,
-    x: Value,
-    order: float = 2,
-    dims: int | Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    n: Tracer, x: Value, order: float = 2, dims: _Reduced = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
     if not shape_of(x) or dtype_of(x).is_complex:
         return n.emit(aten.linalg_vector_norm.default, x, order, dims, keepdim, dtype=dtype)
@@ -54,39 +51,25 @@ def _frobenius(n: Tracer, x: Value, *rest: Any) -> Value:
 
 
 def _linalg_norm(
-    n: Tracer,
-    x: Value,
-    order: float | str | None = None,
-    dims: Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    n: Tracer, x: Value, order: Any = None, dims: _Reduced = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
     """Write a vector norm or the Frobenius norm; other matrix norms stay whole."""
-    over = len(shape_of(x)) if dims is None else len(dims)
+    over = len(shape_of(x)) if dims is None else len(dims)  # type: ignore[arg-type]  # never a number
     if order is None or order == "fro" or (over == 1 and not isinstance(order, str)):
-        return _norm(n, x, None if order == "fro" else order, dims, keepdim, dtype=dtype)  # type: ignore[arg-type]
+        return _norm(n, x, None if order == "fro" else order, dims, keepdim, dtype=dtype)
     target = aten.linalg_norm.ord_str if isinstance(order, str) else aten.linalg_norm.default
     return n.emit(target, x, order, dims, keepdim, dtype=dtype)
 
 
 def _matrix_norm(
-    n: Tracer,
-    x: Value,
-    order: str = "fro",
-    dims: Sequence[int] = (-2, -1),
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    n: Tracer, x: Value, order: str = "fro", dims: _Reduced = (-2, -1), keepdim: bool = False, **options: Any
 ) -> Value:
     if order != "fro":
-        return n.emit(aten.linalg_matrix_norm.str_ord, x, order, list(dims), keepdim, dtype=dtype)
-    return _vector_norm(n, x, 2, dims, keepdim, dtype=dtype)
+        return n.emit(aten.linalg_matrix_norm.str_ord, x, order, dims, keepdim, **options)
+    return _vector_norm(n, x, 2, dims, keepdim, **options)
 
 
-def _moments(
-    n: Tracer, x: Value, dims: int | Sequence[int] | None, correction: float, keepdim: bool
-) -> tuple[Value, Value]:
+def _moments(n: Tracer, x: Value, dims: _Reduced, correction: float, keepdim: bool) -> tuple[Value, Value]:
     """Return the variance and the mean."""
     reduced = dims_listed(x, dims)
     mean = n.write(aten.mean.dim, x, reduced, True)
@@ -106,12 +89,7 @@ def _variance(target: Any, *, root: bool = False, mean: bool = False) -> Callabl
     """Return the spelling of `var`, `std`, `var_mean` or `std_mean` with a correction."""
 
     def spell(
-        n: Tracer,
-        x: Value,
-        dims: int | Sequence[int] | None = None,
-        *,
-        correction: float | None = None,
-        keepdim: bool = False,
+        n: Tracer, x: Value, dims: _Reduced = None, *, correction: float | None = None, keepdim: bool = False
     ) -> Value:
         if not shape_of(x) or not dtype_of(x).is_floating_point:
             return n.emit(target, x, dims, correction=correction, keepdim=keepdim)
@@ -127,11 +105,7 @@ def _by_bias(spell: Callable[..., Value]) -> Callable[..., Value]:
     """Return the spelling of an overload whose flag sets the correction to 1 or 0."""
 
     def spell_dim(
-        n: Tracer,
-        x: Value,
-        dims: int | Sequence[int] | None = None,
-        unbiased: bool = True,
-        keepdim: bool = False,
+        n: Tracer, x: Value, dims: _Reduced = None, unbiased: bool = True, keepdim: bool = False
     ) -> Value:
         return spell(n, x, dims, correction=int(unbiased), keepdim=keepdim)
 
@@ -142,35 +116,27 @@ def _of_all_by_bias(spell: Callable[..., Value]) -> Callable[..., Value]:
     return lambda n, x, unbiased=True: spell(n, x, None, correction=int(unbiased), keepdim=False)
 
 
-_VAR = in_float32(_variance(aten.var.correction))
-_STD = in_float32(_variance(aten.std.correction, root=True))
-_VAR_MEAN = in_float32(_variance(aten.var_mean.correction, mean=True))
-_STD_MEAN = in_float32(_variance(aten.std_mean.correction, root=True, mean=True))
+def _variances(packet: Any, **kind: bool) -> Iterator[Operator]:
+    spell = in_float32(_variance(packet.correction, **kind))
+    yield spelling(spell, packet.correction)
+    yield spelling(_by_bias(spell), packet.dim)
+    yield spelling(_of_all_by_bias(spell), packet.default)
+
 
 OPERATORS = (
-    spelt(in_float32(_vector_norm), aten.linalg_vector_norm.default),
-    spelt(
+    spelling(in_float32(_vector_norm), aten.linalg_vector_norm.default),
+    spelling(
         in_float32(_norm),
         aten.norm.Scalar,
         aten.norm.ScalarOpt_dim,
         aten.norm.ScalarOpt_dtype,
         aten.norm.ScalarOpt_dim_dtype,
     ),
-    spelt(in_float32(_frobenius), aten.frobenius_norm.dim),
-    spelt(in_float32(_linalg_norm), aten.linalg_norm.default, aten.linalg_norm.ord_str),
-    spelt(in_float32(_matrix_norm), aten.linalg_matrix_norm.str_ord),
-    *(
-        operator
-        for name, spelling in (
-            (aten.var, _VAR),
-            (aten.std, _STD),
-            (aten.var_mean, _VAR_MEAN),
-            (aten.std_mean, _STD_MEAN),
-        )
-        for operator in (
-            spelt(spelling, name.correction),
-            spelt(_by_bias(spelling), name.dim),
-            spelt(_of_all_by_bias(spelling), name.default),
-        )
-    ),
+    spelling(in_float32(_frobenius), aten.frobenius_norm.dim),
+    spelling(in_float32(_linalg_norm), aten.linalg_norm.default, aten.linalg_norm.ord_str),
+    spelling(in_float32(_matrix_norm), aten.linalg_matrix_norm.str_ord),
+    *_variances(aten.var),
+    *_variances(aten.std, root=True),
+    *_variances(aten.var_mean, mean=True),
+    *_variances(aten.std_mean, root=True, mean=True),
 )

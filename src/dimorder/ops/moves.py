@@ -1,13 +1,11 @@
-"""Define views, permutes, copies and expand.
-
-Views, permutes and copies relabel elements and leave memory as it is. An expand repeats elements.
-"""
+"""Define views, permutes and copies, which leave memory as it is, and expand."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -15,7 +13,8 @@ from dimorder.errors import UnsupportedError
 from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
-from dimorder.ops.operator import Dims, Implementation, Operator, Relation, dims_of, spelt
+from dimorder.ops.operator import Implementation, Operator, spelling
+from dimorder.ops.relation import Dims, Relation, broadcast_dims
 
 aten = torch.ops.aten
 
@@ -57,6 +56,10 @@ def transpose(n: Tracer, x: Value, dim0: int, dim1: int) -> Value:
         return x
     dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
     return permute(n, x, dims)
+
+
+def _matrix_transpose(n: Tracer, x: Value) -> Value:
+    return transpose(n, x, -2, -1)
 
 
 def _t(n: Tracer, x: Value) -> Value:
@@ -110,23 +113,12 @@ def _as_strided(
     )
 
 
-def _new_filled(fill: float) -> Callable[..., Value]:
-    def rewrite(
-        n: Tracer,
-        x: Value,
-        size: Sequence[int],
-        *_: Value,
-        dtype: torch.dtype | None = None,
-        **__: Value,
-    ) -> Value:
-        return torch.full(list(size), fill, dtype=dtype or dtype_of(x))
+def _filled_like(fill: float) -> Callable[..., Value]:
+    """Return the spelling of a tensor of one number, in the shape of another tensor or in a given one."""
 
-    return rewrite
-
-
-def _like_filled(fill: float) -> Callable[..., Value]:
-    def rewrite(n: Tracer, x: Value, *_: Value, dtype: torch.dtype | None = None, **__: Value) -> Value:
-        return torch.full(list(shape_of(x)), fill, dtype=dtype or dtype_of(x))
+    def rewrite(n: Tracer, x: Value, size: Sequence[int] | None = None, **options: Value) -> Value:
+        shape = shape_of(x) if size is None else size
+        return torch.full(list(shape), fill, dtype=options.get("dtype") or dtype_of(x))
 
     return rewrite
 
@@ -136,21 +128,16 @@ def _like_filled(fill: float) -> Callable[..., Value]:
 
 def _relate_permute(node: torch.fx.Node) -> Relation:
     source, dims = shape_of(args_of(node)[0]), args_of(node)[1]
-    read = dims_of((f"d.{i}", size) for i, size in enumerate(source))
+    read = broadcast_dims(source, source)
     return Relation("relabel", (read,), (tuple(read[d] for d in dims),))
 
 
 def _relate_view(node: torch.fx.Node) -> Relation | str:
-    """Relate a view by the pieces that its two shapes share.
-
-    A piece ends wherever a dimension ends in either shape. Shapes whose ends conflict in between share a
-    block.
-    """
+    """Relate a view by the pieces between ends of dimensions; ends that conflict make blocks."""
     before, after = shape_of(args_of(node)[0]), shape_of(node)
     if math.prod(before) == 0:
         return "a shape without elements"
-    ends = [_suffix_products(shape) for shape in (before, after)]
-    cuts = _chain(set(ends[0]) | set(ends[1]))
+    cuts = _chain({*_suffix_products(before), *_suffix_products(after)})
     blocks: set[str] = set()
 
     def dims(shape: tuple[int, ...]) -> Dims:
@@ -171,34 +158,19 @@ def _relate_view(node: torch.fx.Node) -> Relation | str:
     return Relation("relabel", (dims(before),), (dims(after),), blocks=frozenset(blocks))
 
 
-def _suffix_products(shape: Sequence[int]) -> list[int]:
-    products, inner = [1], 1
-    for size in reversed(shape):
-        inner *= size
-        products.append(inner)
-    return products
+def _suffix_products(shape: Sequence[int]) -> Iterable[int]:
+    return itertools.accumulate(reversed(shape), operator.mul, initial=1)
 
 
 def _chain(boundaries: set[int]) -> list[tuple[str, int, int]]:
-    """Return the pieces (name, low, high) between compatible boundaries, innermost first.
-
-    A boundary is compatible if it divides all larger ones and all smaller ones divide it.
-    """
-    ordered = sorted(boundaries)
-    kept = [
-        b
-        for b in ordered
-        if all(b % s == 0 for s in ordered if s < b) and all(large % b == 0 for large in ordered if large > b)
-    ]
+    """Return the pieces (name, low, high) between boundaries that divide all larger ones, innermost first."""
+    kept = [b for b in sorted(boundaries) if all(max(b, other) % min(b, other) == 0 for other in boundaries)]
     return [(f"v.{i}", low, high) for i, (low, high) in enumerate(itertools.pairwise(kept))]
 
 
 def _relate_expand(node: torch.fx.Node) -> Relation:
     out, source = shape_of(node), shape_of(args_of(node)[0])
-    labels = [f"d.{i}" for i in range(len(out))]
-    kept = zip(labels[len(out) - len(source) :], source, out[len(out) - len(source) :], strict=True)
-    read = dims_of((name, size) if size == full else ("", 1) for name, size, full in kept)
-    return Relation("expand", (read,), (dims_of(zip(labels, out, strict=True)),))
+    return Relation("expand", (broadcast_dims(source, out),), (broadcast_dims(out, out),))
 
 
 # -- on physical tensors
@@ -206,35 +178,29 @@ def _relate_expand(node: torch.fx.Node) -> Relation:
 
 def _relabel(c: Call) -> None:
     """Lower a view with blocks to the same memory; a reader derives its dimensions."""
-    view = c.site.writes[0]
-    c.b.store(view.buffer, c.orders[c.result], c.dynamic[0].node, None)
+    c.b.store(c.site.writes[0].buffer, c.orders[c.result], c.dynamic[0].node, None)
 
 
 def _lower_expand(c: Call) -> None:
     groups = c.split()
-    groups = (
-        [[t] for t in c.arrangement.tokens]
-        if any(len({c.has(t, 0) for t in g}) > 1 for g in groups)
-        else groups
-    )
-    c.give_dense(
-        c.b.call(aten.expand.default, c.take(0, groups), [c.size(c.result, group) for group in groups]),
-        groups,
-    )
+    if any(len({c.has(token, 0) for token in group}) > 1 for group in groups):
+        groups = [[token] for token in c.arrangement.tokens]
+    shape = [c.size(c.result, group) for group in groups]
+    c.give(c.b.dense(c.b.call(aten.expand.default, c.take(0, groups), shape)), groups)
 
 
 _FREE = (Implementation("same memory", "*", _relabel, ()),)
 
 OPERATORS = (
-    Operator((aten.reshape.default,), _relate_view, _FREE, spelt=view),
-    Operator((aten.permute.default,), _relate_permute, _FREE, spelt=permute),
+    Operator((aten.reshape.default,), _relate_view, _FREE, spelling=view),
+    Operator((aten.permute.default,), _relate_permute, _FREE, spelling=permute),
     Operator(
         (aten.expand.default,),
         _relate_expand,
         (Implementation("repeated", "*", _lower_expand, (aten.expand.default,)),),
-        spelt=expand,
+        spelling=expand,
     ),
-    spelt(
+    spelling(
         _same,
         aten.clone.default,
         aten.alias.default,
@@ -243,17 +209,17 @@ OPERATORS = (
         aten.contiguous.default,
         aten.lift_fresh_copy.default,
     ),
-    spelt(_dropout, aten.dropout.default),
-    spelt(view, aten.view.default, aten._unsafe_view.default),
-    spelt(transpose, aten.transpose.int),
-    spelt(_t, aten.t.default),
-    spelt(unsqueeze, aten.unsqueeze.default),
-    spelt(squeeze, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
-    spelt(_flatten, aten.flatten.using_ints),
-    spelt(_unflatten, aten.unflatten.int),
-    spelt(_as_strided, aten.as_strided.default),
-    spelt(_new_filled(0), aten.new_zeros.default),
-    spelt(_new_filled(1), aten.new_ones.default),
-    spelt(_like_filled(0), aten.zeros_like.default),
-    spelt(_like_filled(1), aten.ones_like.default),
+    spelling(_dropout, aten.dropout.default),
+    spelling(view, aten.view.default, aten._unsafe_view.default),
+    spelling(transpose, aten.transpose.int, aten.swapaxes.default, aten.swapdims.default),
+    spelling(_matrix_transpose, aten.mT.default),
+    spelling(expand, aten.broadcast_to.default),
+    spelling(_t, aten.t.default),
+    spelling(unsqueeze, aten.unsqueeze.default),
+    spelling(squeeze, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
+    spelling(_flatten, aten.flatten.using_ints),
+    spelling(_unflatten, aten.unflatten.int),
+    spelling(_as_strided, aten.as_strided.default),
+    spelling(_filled_like(0), aten.new_zeros.default, aten.zeros_like.default),
+    spelling(_filled_like(1), aten.new_ones.default, aten.ones_like.default),
 )

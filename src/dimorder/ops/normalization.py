@@ -1,10 +1,9 @@
-"""Define batch norm, group norm, instance norm and layer norm.
-
-A batch norm is folded into constants. A group norm is written in simpler operators. A layer norm stays one
-operator.
-"""
+"""Define norms: batch norms are folded into constants, group norms written in others, layer norms stay."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,8 @@ from dimorder.graph.nodes import add_meta, args_of, source_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.moves import view
-from dimorder.ops.operator import Implementation, Operator, Relation, dims_of, ordered_operands, spelt
+from dimorder.ops.operator import Implementation, Operator, ordered_operands, spelling
+from dimorder.ops.relation import Relation, dims_of
 
 aten = torch.ops.aten
 
@@ -32,13 +32,7 @@ def scaled_features(
 ) -> tuple[Tensor, Tensor]:
     """Return the float64 weight and bias of a linear or convolution whose outputs are scaled, then shifted.
 
-    Args:
-        weight: (outputs, inputs / groups, taps…), or (inputs, outputs / groups, taps…) if `transposed`.
-        bias: One number per output, or None.
-        scale: The factor of each output.
-        shift: The number that is added to each scaled output.
-        transposed: Whether the convolution is transposed.
-        groups: The groups of a transposed convolution.
+    The weight is (outputs, inputs / groups, taps…), or (inputs, outputs / groups, taps…) if `transposed`.
 
     >>> scale, shift = torch.tensor([2.0, 5.0]), torch.tensor([0.5, 0.0])
     >>> weight, bias = scaled_features(torch.ones(2, 3), torch.ones(2), scale, shift)
@@ -54,9 +48,8 @@ def scaled_features(
     return weight * along.reshape(*along.shape, *taps), offset
 
 
-def _batch_norm(
-    n: Tracer, x: Value, weight: Value, bias: Value, mean: Value, var: Value, momentum: float, eps: float
-) -> Value:
+def _batch_norm(n: Tracer, x: Value, *given: Value) -> Value:
+    weight, bias, mean, var, momentum, eps = given
     if any(isinstance(v, torch.fx.Node) for v in (weight, bias, mean, var)):
         return [n.emit(aten.batch_norm.default, x, weight, bias, mean, var, False, momentum, eps, False)]
     scale = torch.rsqrt(var.double() + eps) * (1.0 if weight is None else weight.double())
@@ -69,87 +62,53 @@ def _batch_norm(
     return [n.emit(aten.add.Tensor, scaled, shift.to(dtype_of(x)).reshape(shape))]
 
 
-def _fold_into_conv(n: Tracer, x: Value, scale: torch.Tensor, shift: torch.Tensor) -> Value:
-    """Fold a batch norm's scale and shift into the constants of the convolution before it.
-
-    The result is None if that is not possible.
-    """
+def _fold_into_conv(n: Tracer, x: Value, scale: Tensor, shift: Tensor) -> Value | None:
+    """Fold a batch norm's scale and shift into the constants of the convolution before it, if possible."""
     if x.target is not aten.convolution.default or len(n.node.args[0].users) > 1:
         return None
     source, w, b, *rest = x.args
     if w.op != "get_attr" or (b is not None and b.op != "get_attr"):
         return None
-    weight, offset = scaled_features(
-        n.attributes[w.target],
-        None if b is None else n.attributes[b.target],
-        scale,
-        shift,
-        transposed=rest[3],
-        groups=rest[5],
+    old_bias = None if b is None else n.attributes[b.target]
+    constants = scaled_features(
+        n.attributes[w.target], old_bias, scale, shift, transposed=rest[3], groups=rest[5]
     )
-    dtype = dtype_of(x)
-    weight, offset = weight.to(dtype), offset.to(dtype)
-    n.names[id(weight)], n.names[id(offset)] = f"{w.target}_folded", f"{w.target}_folded_bias"
-    folded = n.emit(aten.convolution.default, source, weight, offset, *rest)
-    return add_meta(folded, source_of(x))
+    weight, bias = (constant.to(dtype_of(x)) for constant in constants)
+    n.names[id(weight)], n.names[id(bias)] = f"{w.target}_folded", f"{w.target}_folded_bias"
+    return add_meta(n.emit(aten.convolution.default, source, weight, bias, *rest), source_of(x))
 
 
-def _first_of_batch_norm(
-    n: Tracer,
-    x: Value,
-    w: Value,
-    b: Value,
-    mean: Value,
-    var: Value,
-    training: bool,
-    momentum: float,
-    eps: float,
-    _cudnn: bool,
-) -> Value:
+def _first_of_batch_norm(n: Tracer, x: Value, *given: Value) -> Value:
+    *constants, training, momentum, eps, _ = given
     if training:
-        return n.emit(aten.batch_norm.default, x, w, b, mean, var, training, momentum, eps, False)
-    return _batch_norm(n, x, w, b, mean, var, momentum, eps)[0]
+        return n.emit(aten.batch_norm.default, x, *constants, training, momentum, eps, False)
+    return _batch_norm(n, x, *constants, momentum, eps)[0]
+
+
+def _normalized(call: Callable[..., Any], x: Any, dims: Sequence[int], eps: float) -> tuple[Any, Any]:
+    """Write x less its mean, and 1 over its deviation, by the `call` of a tracer or of a physical program."""
+    centred = call(aten.sub.Tensor, x, call(aten.mean.dim, x, dims, True))
+    variance = call(aten.mean.dim, call(aten.mul.Tensor, centred, centred), dims, True)
+    return centred, call(aten.rsqrt.default, call(aten.add.Tensor, variance, eps))
 
 
 def _group_norm(
-    n: Tracer,
-    x: Value,
-    groups: int,
-    weight: Value = None,
-    bias: Value = None,
-    eps: float = 1e-5,
-    _cudnn: bool = True,
+    n: Tracer, x: Value, groups: int, weight: Value = None, bias: Value = None, eps: float = 1e-5, *_: Value
 ) -> Value:
-    """Write a group norm in simpler operators.
-
-    Its groups are pieces of the channels, which only axes express.
-    """
+    """Write a group norm in simpler operators: its groups are pieces of the channels."""
     batch, channels, *rest = shape_of(x)
     grouped = view(n, x, [batch, groups, channels // groups, *rest])
     dims = list(range(2, len(shape_of(grouped))))
-    centred = n.emit(aten.sub.Tensor, grouped, n.emit(aten.mean.dim, grouped, dims, True))
-    variance = n.emit(aten.mean.dim, n.emit(aten.mul.Tensor, centred, centred), dims, True)
-    scale = n.emit(aten.rsqrt.default, n.emit(aten.add.Tensor, variance, eps))
+    centred, scale = _normalized(n.emit, grouped, dims, eps)
     if weight is not None:  # one factor per channel is cheaper than two per element
-        scale = n.emit(
-            aten.mul.Tensor, scale, view(n, weight, shape_of(grouped)[1:3] + (1,) * (len(dims) - 1))
-        )
+        factors = view(n, weight, shape_of(grouped)[1:3] + (1,) * (len(dims) - 1))
+        scale = n.emit(aten.mul.Tensor, scale, factors)
     y = view(n, n.emit(aten.mul.Tensor, centred, scale), shape_of(x))
     return y if bias is None else n.emit(aten.add.Tensor, y, view(n, bias, [channels] + [1] * len(rest)))
 
 
-def _instance_norm(
-    n: Tracer,
-    x: Value,
-    weight: Value,
-    bias: Value,
-    mean: Value,
-    var: Value,
-    use_input: bool,
-    momentum: float,
-    eps: float,
-    _cudnn: bool,
-) -> Value:
+def _instance_norm(n: Tracer, x: Value, *given: Value) -> Value:
+    weight, bias, mean, var, use_input, momentum, eps, _ = given
     if not use_input:
         return _batch_norm(n, x, weight, bias, mean, var, momentum, eps)[0]
     return _group_norm(n, x, shape_of(x)[1], weight, bias, eps)
@@ -165,7 +124,7 @@ def _relate_layer_norm(node: torch.fx.Node) -> Relation | str:
     return Relation("reduce", (dims,), (dims,))
 
 
-def _affine(c: Call) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+def _affine(c: Call) -> tuple[Tensor | None, Tensor | None, float]:
     """Return the flat weight and bias for normalized dimensions in the planned order, and eps."""
     order = c.permutation(0, "k")
     weight, bias = (None if w is None else w.reshape(-1)[order] for w in (c.weight(2), c.weight(3)))
@@ -183,16 +142,9 @@ def _layer_norm_last(c: Call) -> None:
 def _layer_norm_from_parts(c: Call) -> None:
     c.compute_in_float32()
     weight, bias, eps = _affine(c)
-    k = c.labelled("k")
-    groups = c.split(alone=k) if k else c.ending_in("k")
-    dims = c.positions(groups, k) or [len(groups) - 1]
+    groups, dims = c.apart("k")
     shape = [c.size(0, group) if d in dims else 1 for d, group in enumerate(groups)]
-    x = c.take(0, groups)
-    centred = c.b.call(aten.sub.Tensor, x, c.b.call(aten.mean.dim, x, dims, True))
-    variance = c.b.call(aten.mean.dim, c.b.call(aten.mul.Tensor, centred, centred), dims, True)
-    y = c.b.call(
-        aten.mul.Tensor, centred, c.b.call(aten.rsqrt.default, c.b.call(aten.add.Tensor, variance, eps))
-    )
+    y = c.b.call(aten.mul.Tensor, *_normalized(c.b.call, c.take(0, groups), dims, eps))
     if weight is not None:
         y = c.b.call(aten.mul.Tensor, y, c.constant(weight.reshape(shape), 2))
     if bias is not None:
@@ -221,8 +173,8 @@ OPERATORS = (
         plain=("last", "any"),
         elements=Elements.MIXES,
     ),
-    spelt(_batch_norm, aten._native_batch_norm_legit_no_training.default),
-    spelt(_first_of_batch_norm, aten.batch_norm.default, fresh=True),
-    spelt(in_float32(_group_norm), aten.group_norm.default),
-    spelt(in_float32(_instance_norm), aten.instance_norm.default),
+    spelling(_batch_norm, aten._native_batch_norm_legit_no_training.default),
+    spelling(_first_of_batch_norm, aten.batch_norm.default, fresh=True),
+    spelling(in_float32(_group_norm), aten.group_norm.default),
+    spelling(in_float32(_instance_norm), aten.instance_norm.default),
 )

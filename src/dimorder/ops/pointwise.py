@@ -1,7 +1,4 @@
-"""Define pointwise operators, which compute each element from the elements at the same place.
-
-They run in any order that is the same for all operands.
-"""
+"""Define pointwise operators, which run in any order that is the same for all operands."""
 
 from __future__ import annotations
 
@@ -18,26 +15,16 @@ from dimorder.graph.tracing import Tracer, Value, dtype_of, in_float32, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import view
-from dimorder.ops.operator import Implementation, Operator, Relation, Spell, dims_of, spelt
-from dimorder.ops.tokens import token_axes
+from dimorder.ops.operator import Implementation, Operator, Spell, spelling
+from dimorder.ops.relation import Relation, broadcast_dims, token_axes
 
 aten = torch.ops.aten
 
 
 def relate_pointwise(node: torch.fx.Node) -> Relation:
     out = shape_of(node)
-    labels = [f"d.{i}" for i in range(len(out))]
-    reads = []
-    for operand in tensor_arguments(node):
-        shape = shape_of(operand)
-        tail = labels[len(out) - len(shape) :]
-        reads.append(
-            dims_of(
-                (name, size) if size == full else ("", 1)
-                for name, size, full in zip(tail, shape, out[len(out) - len(shape) :], strict=True)
-            )
-        )
-    return Relation("agnostic", tuple(reads), (dims_of(zip(labels, out, strict=True)),))
+    reads = tuple(broadcast_dims(shape_of(operand), out) for operand in tensor_arguments(node))
+    return Relation("agnostic", reads, (broadcast_dims(out, out),))
 
 
 def _elementwise(c: Call) -> None:
@@ -51,9 +38,9 @@ def _prelu(c: Call) -> None:
     """Lower PReLU with the slope along the last physical dimension, or in simpler operators."""
     groups = c.split()
     x, slope = c.all_operands(groups)
-    held = token_axes(c.tensors[1], c.relation) if len(c.site.reads) == 1 else {}
-    inner = [group for group in groups if any(token in held for token in group)]
-    if held and inner == groups[-1:]:
+    own = token_axes(c.tensors[1], c.relation) if len(c.site.reads) == 1 else {}
+    inner = [group for group in groups if any(token in own for token in group)]
+    if own and inner == groups[-1:]:
         slope = c.b.call(aten.view.default, slope, [c.size(0, groups[-1])])
         c.give(c.b.call(OPS.prelu_last.default, x, slope), groups)
         return
@@ -65,9 +52,8 @@ def _add_combined(combine: Any) -> Callable[..., Value]:
     """Return the spelling of addcmul or addcdiv: x + value · combine(a, b)."""
 
     def spell(n: Tracer, x: Value, a: Value, b: Value, *, value: float = 1) -> Value:
-        combined = n.write(combine, a, b)
-        scaled = combined if value == 1 else n.write(aten.mul.Tensor, combined, value)
-        return n.write(aten.add.Tensor, x, scaled)
+        added = n.write(combine, a, b)
+        return n.write(aten.add.Tensor, x, added if value == 1 else n.write(aten.mul.Tensor, added, value))
 
     return spell
 
@@ -86,10 +72,10 @@ def _round_decimals(n: Tracer, x: Value, *, decimals: int) -> Value:
     return n.write(down, n.write(aten.round.default, n.write(up, x, power)), power)
 
 
-def pointwise(name: Any, spelling: Spell | None = None, elements: Elements = Elements.POINTWISE) -> Operator:
+def pointwise(name: Any, spell: Spell | None = None, elements: Elements = Elements.POINTWISE) -> Operator:
     """Return an operator that runs as itself on physical tensors, in any order."""
     implementation = Implementation("elementwise", "*", _elementwise, (name,))
-    return Operator((name,), relate_pointwise, (implementation,), spelling, elements=elements)
+    return Operator((name,), relate_pointwise, (implementation,), spell, elements=elements)
 
 
 def _glu(n: Tracer, x: Value, dim: int = -1) -> Value:
@@ -155,12 +141,12 @@ OPERATORS = (
         ),
         elements=Elements.POINTWISE,
     ),
-    spelt(in_float32(_round_decimals), aten.round.decimals),
-    spelt(in_float32(_glu), aten.glu.default),
-    spelt(_threshold, aten.threshold.default),
-    spelt(_selu, aten.selu.default),
-    spelt(_celu, aten.celu.default),
-    spelt(_spell_prelu, aten.prelu.default),
-    spelt(in_float32(_add_combined(aten.mul.Tensor)), aten.addcmul.default),
-    spelt(in_float32(_add_combined(aten.div.Tensor)), aten.addcdiv.default),
+    spelling(in_float32(_round_decimals), aten.round.decimals),
+    spelling(in_float32(_glu), aten.glu.default),
+    spelling(_threshold, aten.threshold.default),
+    spelling(_selu, aten.selu.default),
+    spelling(_celu, aten.celu.default),
+    spelling(_spell_prelu, aten.prelu.default),
+    spelling(in_float32(_add_combined(aten.mul.Tensor)), aten.addcmul.default),
+    spelling(in_float32(_add_combined(aten.div.Tensor)), aten.addcdiv.default),
 )

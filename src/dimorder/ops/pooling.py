@@ -1,11 +1,7 @@
-"""Define pooling, which runs channels-last.
-
-1-D pooling is 2-D pooling with height 1. 3-D pooling is a 2-D step and then a 1-D step.
-"""
+"""Define pooling, which runs channels-last: in 1-D as 2-D with height 1, in 3-D as a 2-D and a 1-D step."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +14,9 @@ from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import squeeze, unsqueeze
-from dimorder.ops.operator import Implementation, Operator, Relation, dims_of, filled, several, spelt
+from dimorder.ops.operator import Implementation, Operator, filled, several, spelling
 from dimorder.ops.positions import MAX_WINDOWS, windows_of
+from dimorder.ops.relation import Relation, Token, dims_of
 
 aten = torch.ops.aten
 
@@ -30,45 +27,30 @@ _AVG = {1: aten.avg_pool1d.default, 2: aten.avg_pool2d.default, 3: aten.avg_pool
 # -- spellings: with a batch, in two or three dimensions, with every argument
 
 
-def _pool(rank: int, pools: dict[int, Any], defaults: tuple[Any, ...]) -> Callable[..., Value]:
-    """Return the spelling of a pool with the arguments kernel, stride, padding and those of `defaults`.
+def _with_batch(n: Tracer, x: Value, rank: int, pool: Callable[[Value], Value]) -> Value:
+    """Apply a pool, which takes a batch, to a tensor with or without one."""
+    return pool(x) if len(shape_of(x)) == rank + 2 else squeeze(n, pool(unsqueeze(n, x, 0)), 0)
 
-    If the pool has a dilation, it is the first of `defaults`.
-    """
-    lists = 4 if pools is _MAX else 3
+
+def _pool(rank: int, pools: dict[int, Any]) -> Callable[..., Value]:
+    """Return the spelling of a maximum or average pool."""
+    lists, defaults = (4, (1, False)) if pools is _MAX else (3, (False, True, None))
 
     def rewrite(n: Tracer, x: Value, kernel: Value, *given: Value) -> Value:
         stride, padding, *rest = filled(given, (None, 0, *defaults))
         values = [kernel, stride or kernel, padding, *rest]
         values[:lists] = [several(value, rank) for value in values[:lists]]
-        unbatched = len(shape_of(x)) == rank + 1
-        if unbatched:
-            x = unsqueeze(n, x, 0)
         if rank > 1:
-            y = n.emit(pools[rank], x, *values)
-        else:
-            fills = (1, 1, 0, 1)
-            values[:lists] = [[fill, *value] for fill, value in zip(fills, values[:lists], strict=False)]
-            y = squeeze(n, n.emit(pools[2], unsqueeze(n, x, 2), *values), 2)
-        return squeeze(n, y, 0) if unbatched else y
+            return _with_batch(n, x, rank, lambda x: n.emit(pools[rank], x, *values))
+        fills = (1, 1, 0, 1)
+        values[:lists] = [[fill, *value] for fill, value in zip(fills, values[:lists], strict=False)]
+        return _with_batch(n, x, 1, lambda x: squeeze(n, n.emit(pools[2], unsqueeze(n, x, 2), *values), 2))
 
     return rewrite
 
 
-def _dividing_kernel(x: Value, size: Sequence[int]) -> list[int] | None:
-    """Return the kernel, which is also the stride, of a pool to `size`.
-
-    The result is None if `size` does not divide the last dimensions of `x`.
-    """
-    pairs = list(zip(shape_of(x)[-len(size) :], size, strict=True))
-    return None if any(full % part for full, part in pairs) else [full // part for full, part in pairs]
-
-
 def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
-    """Return the spelling of adaptive average pooling.
-
-    If the size does not divide, 1-D becomes 2-D, and a batch is added. An input size of 1 is repeated.
-    """
+    """Return the spelling of adaptive average pooling, in which an input size of 1 is repeated."""
 
     def rewrite(n: Tracer, x: Value, size: Sequence[int]) -> Value:
         old = shape_of(x)[-rank:]
@@ -80,16 +62,13 @@ def _adaptive_avg_pool(rank: int) -> Callable[..., Value]:
             return n.emit(aten.mean.dim, x, list(range(-rank, 0)), True)
         if tuple(size) == old:
             return x
-        kernel = _dividing_kernel(x, size)
-        if kernel is not None:
+        if not any(length % new for length, new in zip(old, size, strict=True)):
+            kernel = [length // new for length, new in zip(old, size, strict=True)]
             return n.write(_AVG[rank], x, kernel, kernel)
         if rank == 1:
             y = n.write(aten.adaptive_avg_pool2d.default, unsqueeze(n, x, -2), [1, *size])
             return squeeze(n, y, -2)
-        unbatched = len(shape_of(x)) == rank + 1
-        batched = unsqueeze(n, x, 0) if unbatched else x
-        y = n.emit(_ADAPTIVE_AVG[rank], batched, list(size))
-        return squeeze(n, y, 0) if unbatched else y
+        return _with_batch(n, x, rank, lambda x: n.emit(_ADAPTIVE_AVG[rank], x, list(size)))
 
     return rewrite
 
@@ -116,20 +95,20 @@ def relate_spatial(node: torch.fx.Node) -> Relation | str:
 # -- on physical tensors
 
 
+def channels_last(c: Call) -> list[list[Token]]:
+    """Return one physical dimension for each logical one, the channels last."""
+    return c.by_label("n", *(f"s.{i}" for i in range(len(shape_of(c.node)) - 2)), "c")
+
+
 def give_in_planes(c: Call, plane: Callable[[torch.fx.Node, bool], torch.fx.Node]) -> None:
-    """Lower an operator on planes, in two or three spatial dimensions.
+    """Lower an operator on planes: `plane(x, deep)` writes it on NHWC `x`.
 
-    In three dimensions it first runs over the last two of each depth. Then it runs over the depth, with all
-    pixels of a plane in one row.
-
-    Args:
-        c: The call to lower.
-        plane: `plane(x, deep)` writes the operator on NHWC `x`; `deep` marks the step over the depth.
+    In three spatial dimensions it first runs over the last two of each depth. Then (`deep`) it runs over the
+    depth, with all pixels of a plane in one row.
     """
-    rank = len(shape_of(c.node)) - 2
-    dims = c.by_label(["n"], *[[f"s.{i}"] for i in range(rank)], ["c"])
+    dims = channels_last(c)
     x = c.take(0, dims)
-    if rank == 2:
+    if len(dims) == 4:
         c.give(plane(x, False), dims)
         return
     batch, depth, height, width, channels = (c.size(0, group) for group in dims)
@@ -170,28 +149,23 @@ def _plane_of(windows: Sequence[Sequence[int]], deep: bool) -> list[list[int]]:
 def _max_pool_by_taps(c: Call) -> None:
     """Lower a dilated maximum dimension by dimension, as the maximum of one slice per tap."""
     kernel, stride, padding, dilation, _ = args_of(c.node)[1:]
-    rank = len(kernel)
-    dims = c.by_label(["n"], *[[f"s.{i}"] for i in range(rank)], ["c"])
-    x = c.take(0, dims)
-    sizes = [c.size(0, group) for group in dims]
+    dims = channels_last(c)
+    x, sizes = c.take(0, dims), [c.size(0, group) for group in dims]
     for i, (taps, step, before, apart) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
         dim, new = i + 1, shape_of(c.node)[i + 2]
         after = max((taps - 1) * apart + (new - 1) * step + 1 - before - sizes[dim], 0)
         if before or after:
-            pads = [0, 0] * (rank - i) + [before, after]
+            pads = [0, 0] * (len(kernel) - i) + [before, after]
             x = c.b.call(aten.constant_pad_nd.default, x, pads, -math.inf)
             sizes[dim] += before + after
         rows = [c.b.every(x, sizes, dim, tap * apart, new, step) for tap in range(taps)]
-        x = functools.reduce(lambda a, b: c.b.call(aten.maximum.default, a, b), rows)
+        x = c.b.combine(aten.maximum.default, rows)
         sizes[dim] = new
     c.give(x, dims)
 
 
 def _adaptive_by_windows(c: Call) -> None:
-    """Lower adaptive average pooling dimension by dimension, as the mean of one slice per distinct window.
-
-    A mean over a box is a mean of means.
-    """
+    """Lower adaptive average pooling dimension by dimension, as the mean of one slice per distinct window."""
     c.compute_in_float32()
     spatial = c.labelled("s")
     groups = c.split(leads=spatial, alone=spatial)
@@ -212,7 +186,8 @@ def _adaptive_by_windows(c: Call) -> None:
 
 
 def _adaptive_as_it_is(c: Call) -> None:
-    dims = c.by_label(["n"], ["c"], *[[f"s.{i}"] for i in range(len(shape_of(c.node)) - 2)])
+    batch, *spatial, channels = channels_last(c)
+    dims = [batch, channels, *spatial]
     c.give(c.b.call(c.target, c.take(0, dims), args_of(c.node)[1]), dims)
 
 
@@ -261,23 +236,20 @@ def _adaptive(rank: int) -> Operator:
     )
 
 
-_MAX_REST, _AVG_REST = (1, False), (False, True, None)
-
-
 def _max(rank: int) -> Operator:
     return Operator(
         (_MAX[rank],),
         relate_spatial,
         (_MAX_POOL, _BY_TAPS),
-        _pool(rank, _MAX, _MAX_REST),
+        _pool(rank, _MAX),
         plain=(_MAX_POOL.name,),
         elements=Elements.SELECTS,
     )
 
 
 def _avg(rank: int) -> Operator:
-    spelling = _pool(rank, _AVG, _AVG_REST)
-    return Operator((_AVG[rank],), relate_spatial, (_AVG_POOL,), spelling, elements=Elements.FILTERS)
+    spell = _pool(rank, _AVG)
+    return Operator((_AVG[rank],), relate_spatial, (_AVG_POOL,), spell, elements=Elements.FILTERS)
 
 
 OPERATORS = (
@@ -285,11 +257,11 @@ OPERATORS = (
     _max(3),
     _avg(2),
     _avg(3),
-    spelt(_pool(1, _MAX, _MAX_REST), _MAX[1]),
-    spelt(_pool(1, _AVG, _AVG_REST), _AVG[1]),
-    spelt(_adaptive_avg_pool(1), aten.adaptive_avg_pool1d.default),
+    spelling(_pool(1, _MAX), _MAX[1]),
+    spelling(_pool(1, _AVG), _AVG[1]),
+    spelling(_adaptive_avg_pool(1), aten.adaptive_avg_pool1d.default),
     _adaptive(2),
     _adaptive(3),
-    spelt(_adaptive_avg_pool(2), aten._adaptive_avg_pool2d.default, fresh=True),
-    spelt(_adaptive_avg_pool(3), aten._adaptive_avg_pool3d.default),
+    spelling(_adaptive_avg_pool(2), aten._adaptive_avg_pool2d.default, fresh=True),
+    spelling(_adaptive_avg_pool(3), aten._adaptive_avg_pool3d.default),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -12,28 +11,29 @@ import torch
 
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.moves import squeeze, unsqueeze, view
-from dimorder.ops.operator import filled, several, spelt
-from dimorder.ops.rearranging import around
+from dimorder.ops.operator import filled, several, spelling
+from dimorder.ops.rearranging import around, every
 
 aten = torch.ops.aten
 
 # -- pools
 
 
+# By the rank: the pool with the places of its elements, the plain pool, and the adaptive one.
 _POOLS = {
-    1: (aten.max_pool1d_with_indices.default, aten.max_pool1d.default),
-    2: (aten.max_pool2d_with_indices.default, aten.max_pool2d.default),
-    3: (aten.max_pool3d_with_indices.default, aten.max_pool3d.default),
+    1: (aten.max_pool1d_with_indices.default, aten.max_pool1d.default, aten.adaptive_max_pool1d.default),
+    2: (aten.max_pool2d_with_indices.default, aten.max_pool2d.default, aten.adaptive_max_pool2d.default),
+    3: (aten.max_pool3d_with_indices.default, aten.max_pool3d.default, aten.adaptive_max_pool3d.default),
 }
 MAX_TAPS = 64  # each is one slice
 
 
 def _max_pool_with_indices(rank: int) -> Callable[..., Value]:
     """Return the spelling of a pool that also returns the position of the first tap with its value."""
-    whole, pool = _POOLS[rank]
+    whole, pool, _ = _POOLS[rank]
 
     def spell(n: Tracer, x: Value, kernel: Value, *given: Value) -> Value:
-        if not any(user.args[1] == 1 and user.users for user in n.node.users):
+        if not _has_read_places(n):
             return [n.write(pool, x, kernel, *given), None]
         stride, padding, dilation, ceil = filled(given, (None, 0, 1, False))
         windows = [several(v, rank) for v in (kernel, stride or kernel, padding, dilation)]
@@ -43,6 +43,11 @@ def _max_pool_with_indices(rank: int) -> Callable[..., Value]:
         return [y, _positions(n, x, shape_of(y)[-rank:], windows)]
 
     return spell
+
+
+def _has_read_places(n: Tracer) -> bool:
+    """Return whether anything reads the second result of the traced call."""
+    return any(user.args[1] == 1 and user.users for user in n.node.users)
 
 
 def _positions(n: Tracer, x: Value, size: Sequence[int], windows: Sequence[Sequence[int]]) -> Value:
@@ -59,9 +64,9 @@ def _positions(n: Tracer, x: Value, size: Sequence[int], windows: Sequence[Seque
     first = len(shape_of(x)) - rank
     places = itertools.product(*map(range, windows[0]))
     rows = [unsqueeze(n, _tap(n, x, first, tap, size, windows), -1) for tap in places]
-    found = n.write(aten.argmax.default, n.write(aten.cat.default, rows, -1), -1)
+    index = n.write(aten.argmax.default, n.write(aten.cat.default, rows, -1), -1)
     # place = corner of the window + sum over dimensions of (tap's place there · dilation · later sizes)
-    place, rest, following = None, found, 1
+    place, rest, following = None, index, 1
     corner = torch.zeros(tuple(size), dtype=torch.int64)
     for d in reversed(range(rank)):
         taps, step, before, apart = (window[d] for window in windows)
@@ -80,25 +85,21 @@ def _tap(
 ) -> Value:
     """Return the elements of all windows at one tap."""
     for d, (at, new, step, apart) in enumerate(zip(tap, size, windows[1], windows[3], strict=True)):
-        begin = at * apart
-        x = n.write(aten.slice.Tensor, x, first + d, begin, begin + (new - 1) * step + 1, step)
+        x = every(n, x, first + d, at * apart, new, step)
     return x
 
 
-def _adaptive_max_pool(rank: int, same: Any) -> Callable[..., Value]:
-    """Return the spelling of adaptive max pooling.
-
-    If the size divides, it is a pool of equal windows. Otherwise it is the maximum of each distinct window.
-    """
+def _adaptive_max_pool(rank: int) -> Callable[..., Value]:
+    """Return the spelling of adaptive max pooling: a pool of equal windows, or the maximum of each window."""
+    with_places, _, whole = _POOLS[rank]
 
     def spell(n: Tracer, x: Value, size: Sequence[int]) -> Value:
         pairs = list(zip(shape_of(x)[-rank:], size, strict=True))
         if not any(old % new for old, new in pairs):
             kernel = [old // new for old, new in pairs]
-            return n.write(_POOLS[rank][0], x, kernel, kernel)
-        reads_indices = any(user.args[1] == 1 and user.users for user in n.node.users)
-        if reads_indices or any(new // math.gcd(old, new) > MAX_WINDOWS for old, new in pairs):
-            return n.emit(same, x, list(size))
+            return n.write(with_places, x, kernel, kernel)
+        if _has_read_places(n) or any(new // math.gcd(old, new) > MAX_WINDOWS for old, new in pairs):
+            return n.emit(whole, x, list(size))
         for dim, new in zip(range(len(shape_of(x)) - rank, len(shape_of(x))), size, strict=True):
             x = _largest_of_windows(n, x, dim, new)
         return [x, None]
@@ -107,13 +108,7 @@ def _adaptive_max_pool(rank: int, same: Any) -> Callable[..., Value]:
 
 
 def windows_of(old: int, new: int) -> list[tuple[int, int]]:
-    """Return where each window of an adaptive pool begins and ends.
-
-    Windows overlap if `new` does not divide `old`.
-
-    Args:
-        old: The size before pooling.
-        new: The size after pooling, which is the number of windows.
+    """Return where each window of an adaptive pool from size `old` to size `new` begins and ends.
 
     >>> windows_of(7, 3)
     [(0, 3), (2, 5), (4, 7)]
@@ -181,18 +176,14 @@ def _middle(n: Tracer, x: Value, dim: int) -> list[Value]:
     low = torch.tensor(-math.inf, dtype=dtype_of(x))
     value = n.write(aten.amax.default, n.write(aten.where.self, is_middle, rows, low), [1], True)
     # One for the median, two for NaN.
-    marks = [n.write(aten._to_copy.default, truth, dtype=torch.float32) for truth in (is_middle, odd)]
-    place = n.write(
-        aten.argmax.default, functools.reduce(lambda a, b: n.write(aten.add.Tensor, a, b), marks), 1, True
-    )
+    marks = (n.write(aten._to_copy.default, truth, dtype=torch.float32) for truth in (is_middle, odd))
+    place = n.write(aten.argmax.default, n.write(aten.add.Tensor, *marks), 1, True)
     return [view(n, y, [*before, 1, *after]) for y in (value, place)]
 
 
 OPERATORS = (
-    *(spelt(_max_pool_with_indices(rank), name) for rank, (name, _) in _POOLS.items()),
-    spelt(_adaptive_max_pool(1, aten.adaptive_max_pool1d.default), aten.adaptive_max_pool1d.default),
-    spelt(_adaptive_max_pool(2, aten.adaptive_max_pool2d.default), aten.adaptive_max_pool2d.default),
-    spelt(_adaptive_max_pool(3, aten.adaptive_max_pool3d.default), aten.adaptive_max_pool3d.default),
-    spelt(_median, aten.median.default),
-    spelt(_median_dim, aten.median.dim),
+    *(spelling(_max_pool_with_indices(rank), with_places) for rank, (with_places, _, _) in _POOLS.items()),
+    *(spelling(_adaptive_max_pool(rank), adaptive) for rank, (_, _, adaptive) in _POOLS.items()),
+    spelling(_median, aten.median.default),
+    spelling(_median_dim, aten.median.dim),
 )

@@ -1,17 +1,15 @@
-"""Map the places of a layout problem to the program: buffers, views of them, and one site per operator.
-
-A site says which buffer axes each label of its relation has.
-"""
+"""Map a layout problem to the program: buffers, views of them, and one site per operator."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from dimorder.ops.operator import Implementation, Relation
-from dimorder.ops.tokens import AxedTensor, AxisOrder, Token
+from dimorder.ops.operator import Implementation
+from dimorder.ops.relation import AxedTensor, AxisOrder, Relation, Token
 
 
 @dataclass(frozen=True)
@@ -81,18 +79,24 @@ class Arrangement:
     implementation: int = 0
 
 
-def layout_of(tensor_index: int, site: Site, arrangement: Arrangement) -> AxisOrder:
-    """Return the buffer order that an arrangement gives one tensor of a site.
-
-    Args:
-        tensor_index: The tensor's position among the reads, then the writes.
-        site: The site.
-        arrangement: The way to run it.
-    """
-    held, absorbed = site.tokens[tensor_index], dict(arrangement.absorbed[tensor_index])
+def layout_of(position: int, site: Site, arrangement: Arrangement) -> AxisOrder:
+    """Return the buffer order that an arrangement gives the tensor at a position of a site's views."""
+    own, absorbed = site.tokens[position], dict(arrangement.absorbed[position])
     return tuple(
-        axis for token in arrangement.tokens if token in held for axis in absorbed.get(token, held[token])
+        axis for token in arrangement.tokens if token in own for axis in absorbed.get(token, own[token])
     )
+
+
+def dimension_axes(view: BufferView, shape: Sequence[int], buffers: Sequence[BufferInfo]) -> list[AxisOrder]:
+    """Return the buffer axes of each dimension of a value of shape `shape`."""
+    sizes, left = buffers[view.buffer].tensor.sizes, list(view.axes)
+    found: list[AxisOrder] = []
+    for extent in shape:
+        axes: AxisOrder = ()
+        while math.prod(sizes[axis] for axis in axes) < extent:
+            axes = (*axes, left.pop(0))
+        found.append(axes)
+    return found
 
 
 def common_runs(source: Sequence[int], target: Sequence[int]) -> tuple[AxisOrder, ...]:

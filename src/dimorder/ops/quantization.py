@@ -1,9 +1,4 @@
-"""Define quantize and dequantize, with constant or dynamic scales.
-
-A constant scale quantizes each element by itself. A dynamic scale depends on all elements of a token, which
-is the elements that share a scale. `dimorder::fake_quantize_dynamic` quantizes and dequantizes in one
-operator: floats in, floats out.
-"""
+"""Define quantize and dequantize, with constant scales or dynamic ones, which elements of a token share."""
 
 from __future__ import annotations
 
@@ -18,24 +13,21 @@ from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import ELEMENTS, OPS
 from dimorder.ops.masks import constant_of
-from dimorder.ops.operator import Implementation, Operator, Relation, dims_of
+from dimorder.ops.operator import Implementation, Operator
 from dimorder.ops.pointwise import pointwise
+from dimorder.ops.relation import Relation, dims_of
 
 quantized = torch.ops.quantized_decomposed
 FAKE_QUANTIZE_DYNAMIC = OPS.fake_quantize_dynamic.default
 
 
-def is_quantised(module: GraphModule) -> bool:
+def is_quantized(module: GraphModule) -> bool:
     """Return whether a graph quantizes any value."""
     return any(node.target in (QUANTIZE, FAKE_QUANTIZE_DYNAMIC) for node in module.graph.nodes)
 
 
 def remove_noop_quantize(node: Node) -> bool:
-    """Remove a quantize directly after a dequantize with the same arguments.
-
-    Returns:
-        Whether the node was removed.
-    """
+    """Remove a quantize right after a dequantize with the same arguments, and return whether it was one."""
     if node.target is not QUANTIZE:
         return False
     source = node.args[0]
@@ -58,9 +50,7 @@ def _relate_dynamic(node: Node) -> Relation:
 
 
 def _fake_quantize_dynamic(c: Call) -> None:
-    token = c.labelled("t")
-    groups = c.split(alone=token) if token else c.ending_in("t")
-    dims = c.positions(groups, token) or [len(groups) - 1]
+    groups, dims = c.apart("t")
     c.give(c.b.call(c.target, c.take(0, groups), dims, *args_of(c.node)[2:]), groups)
 
 
@@ -76,7 +66,7 @@ def _by_constants(target: Any, plain: Any) -> Operator:
             return n.parts(target, (x, *given, dtype), result)
         return n.write(plain, x, float(known[0]), *map(int, known[1:]), dtype)
 
-    return Operator((target,), spelt=spell)
+    return Operator((target,), spelling=spell)
 
 
 OPERATORS = (

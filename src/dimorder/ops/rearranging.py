@@ -1,15 +1,19 @@
-"""Write operators that rearrange elements as views, permutes and broadcasts: shuffles, repeats and others."""
+"""Write operators that rearrange or replace elements as views, permutes, broadcasts and slices."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from dimorder.graph.tracing import Tracer, Value, shape_of
-from dimorder.ops.moves import view
-from dimorder.ops.operator import several, spelt
+from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
+from dimorder.ops.indexed import cat, slice_
+from dimorder.ops.moves import expand, unsqueeze, view
+from dimorder.ops.operator import filled, several, spelling
+from dimorder.ops.reduction import dims_listed
 
 aten = torch.ops.aten
 
@@ -41,21 +45,9 @@ def _movedim(n: Tracer, x: Value, source: int | Sequence[int], destination: int 
     rank = len(shape_of(x))
     if not rank:
         return x
-    places = dict(zip(_listed(destination, rank), _listed(source, rank), strict=True))
+    places = dict(zip(dims_listed(x, destination), dims_listed(x, source), strict=True))
     others = (dim for dim in range(rank) if dim not in places.values())
     return n.write(aten.permute.default, x, [places[d] if d in places else next(others) for d in range(rank)])
-
-
-def _listed(dims: int | Sequence[int], rank: int) -> list[int]:
-    return [dim % rank for dim in ([dims] if isinstance(dims, int) else dims)]
-
-
-def _swap(n: Tracer, x: Value, dim0: int, dim1: int) -> Value:
-    return n.write(aten.transpose.int, x, dim0, dim1)
-
-
-def _matrix_transpose(n: Tracer, x: Value) -> Value:
-    return _swap(n, x, -2, -1)
 
 
 def _narrow(n: Tracer, x: Value, dim: int, start: int, length: int) -> Value:
@@ -63,12 +55,8 @@ def _narrow(n: Tracer, x: Value, dim: int, start: int, length: int) -> Value:
     return n.write(aten.slice.Tensor, x, dim, start, start + length)
 
 
-def _broadcast_to(n: Tracer, x: Value, shape: Sequence[int]) -> Value:
-    return n.write(aten.expand.default, x, list(shape))
-
-
 def _expand_as(n: Tracer, x: Value, other: Value) -> Value:
-    return _broadcast_to(n, x, shape_of(other))
+    return expand(n, x, shape_of(other))
 
 
 def _repeat(n: Tracer, x: Value, repeats: Sequence[int]) -> Value:
@@ -103,11 +91,8 @@ def _windows(n: Tracer, x: Value, dim: int, size: int, step: int) -> Value:
     before, full, after = around(x, dim)
     d, count = len(before), (full - size) // step + 1
     if size > step:
-        ends = range(size)
-        taps = [n.write(aten.slice.Tensor, x, d, i, i + (count - 1) * step + 1, step) for i in ends]
-        return n.write(
-            aten.cat.default, [view(n, tap, [*shape_of(tap), 1]) for tap in taps], len(shape_of(x))
-        )
+        taps = [every(n, x, d, begin, count, step) for begin in range(size)]
+        return n.write(aten.cat.default, [unsqueeze(n, tap, -1) for tap in taps], len(shape_of(x)))
     x = n.write(aten.slice.Tensor, x, d, 0, min(full, count * step))
     if full < count * step:  # the last window may end before its step does
         x = n.write(aten.constant_pad_nd.default, x, [0, 0] * len(after) + [0, count * step - full], 0)
@@ -129,19 +114,9 @@ def _im2col(n: Tracer, x: Value, kernel: Value, dilation: Value, padding: Value,
         x = view(n, x, [-1, channels, rows, sh, columns, sw])
         x = n.write(aten.permute.default, x, [0, 1, 3, 5, 2, 4])
     else:
-        taps = [
-            n.write(
-                aten.slice.Tensor,
-                n.write(aten.slice.Tensor, x, 2, i * dh, i * dh + (rows - 1) * sh + 1, sh),
-                3,
-                j * dw,
-                j * dw + (columns - 1) * sw + 1,
-                sw,
-            )
-            for i in range(kh)
-            for j in range(kw)
-        ]
-        x = n.write(aten.cat.default, [n.write(aten.unsqueeze.default, tap, 2) for tap in taps], 2)
+        places = itertools.product(range(kh), range(kw))
+        taps = [every(n, every(n, x, 2, i * dh, rows, sh), 3, j * dw, columns, sw) for i, j in places]
+        x = n.write(aten.cat.default, [unsqueeze(n, tap, 2) for tap in taps], 2)
     return view(n, x, [*batch, channels * kh * kw, rows * columns])
 
 
@@ -156,19 +131,22 @@ def _col2im(
     channels //= kh * kw
     x = view(n, x, [math.prod(batch), channels, kh, kw, rows, columns])
     if (kh, kw, dh, dw) == (sh, sw, 1, 1):
-        x = view(
-            n, n.write(aten.permute.default, x, [0, 1, 4, 2, 5, 3]), [-1, channels, rows * sh, columns * sw]
-        )
+        x = n.write(aten.permute.default, x, [0, 1, 4, 2, 5, 3])
+        x = view(n, x, [-1, channels, rows * sh, columns * sw])
         y = n.write(aten.constant_pad_nd.default, x, [0, width - columns * sw, 0, height - rows * sh], 0)
     else:
         y = None
-        for i in range(kh):
-            for j in range(kw):
-                tap = n.write(aten.select.int, n.write(aten.select.int, x, 2, i), 2, j)
-                tap = _spread(n, _spread(n, tap, 2, sh, i * dh, height), 3, sw, j * dw, width)
-                y = tap if y is None else n.write(aten.add.Tensor, y, tap)
+        for i, j in itertools.product(range(kh), range(kw)):
+            tap = n.write(aten.select.int, n.write(aten.select.int, x, 2, i), 2, j)
+            tap = _spread(n, _spread(n, tap, 2, sh, i * dh, height), 3, sw, j * dw, width)
+            y = tap if y is None else n.write(aten.add.Tensor, y, tap)
     y = n.write(aten.slice.Tensor, n.write(aten.slice.Tensor, y, 2, ph, ph + size[0]), 3, pw, pw + size[1])
     return view(n, y, [*batch, channels, *size])
+
+
+def every(n: Tracer, x: Value, dim: int, begin: int, count: int, step: int) -> Value:
+    """Return every `step`-th element of a dimension, `count` of them from `begin` on."""
+    return n.write(aten.slice.Tensor, x, dim, begin, begin + (count - 1) * step + 1, step)
 
 
 def _spread(n: Tracer, x: Value, dim: int, step: int, start: int, size: int) -> Value:
@@ -186,6 +164,47 @@ def _count(size: int, kernel: int, dilation: int, stride: int) -> int:
     return (size - dilation * (kernel - 1) - 1) // stride + 1
 
 
+# -- slices that are replaced
+
+
+def _slice_scatter(n: Tracer, x: Value, source: Value, dim: int = 0, *ends: Any) -> Value:
+    """Write `source` into a slice with the given ends and step, between the elements before and after it."""
+    dim, size = dim % len(shape_of(x)), shape_of(x)[dim]
+    begin, stop, step = slice(*filled(ends, (None, None, 1))).indices(size)
+    if stop <= begin:
+        return x
+    count = -(-(stop - begin) // step)
+    stop = min(begin + count * step, size)
+    cuts = ((0, begin), (begin, stop), (stop, size))
+    before, replaced, after = (slice_(n, x, dim, *each) for each in cuts)
+    if step == 1:
+        return cat(n, [before, _copy(n, replaced, source), after], dim)
+    return cat(n, [before, _scattered(n, replaced, source, dim, count, step), after], dim)
+
+
+def _scattered(n: Tracer, x: Value, source: Value, dim: int, count: int, step: int) -> Value:
+    """Replace every `step`-th element of `x`: the first of each row in a view."""
+    before, size, after = around(x, dim)
+    added = [0, 0] * len(after) + [0, count * step - size]
+    whole = n.write(aten.constant_pad_nd.default, x, added) if any(added) else x
+    rows = view(n, whole, [*before, count, step, *after])
+    kept = slice_(n, rows, dim + 1, 1, step)
+    firsts = unsqueeze(n, _copy(n, slice_(n, x, dim, 0, size, step), source), dim + 1)
+    return slice_(n, view(n, cat(n, [firsts, kept], dim + 1), shape_of(whole)), dim, 0, size)
+
+
+def _select_scatter(n: Tracer, x: Value, source: Value, dim: int, index: int) -> Value:
+    index = index % shape_of(x)[dim]
+    return _slice_scatter(n, x, unsqueeze(n, source, dim % len(shape_of(x))), dim, index, index + 1)
+
+
+def _copy(n: Tracer, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    """Return the source in the shape and type of `x`, to which it is written."""
+    if dtype_of(source) != dtype_of(x):
+        source = n.write(aten._to_copy.default, source, dtype=dtype_of(x))
+    return source if shape_of(source) == shape_of(x) else n.write(aten.expand.default, source, shape_of(x))
+
+
 def around(x: Value, dim: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
     shape = shape_of(x)
     dim = dim % len(shape)
@@ -193,19 +212,19 @@ def around(x: Value, dim: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
 
 
 OPERATORS = (
-    spelt(_windows, aten.unfold.default),
-    spelt(_im2col, aten.im2col.default),
-    spelt(_col2im, aten.col2im.default),
-    spelt(_pixel_shuffle, aten.pixel_shuffle.default),
-    spelt(_pixel_unshuffle, aten.pixel_unshuffle.default),
-    spelt(_channel_shuffle, aten.channel_shuffle.default, aten.native_channel_shuffle.default),
-    spelt(_movedim, aten.movedim.int, aten.movedim.intlist, aten.moveaxis.int, aten.moveaxis.intlist),
-    spelt(_swap, aten.swapaxes.default, aten.swapdims.default),
-    spelt(_matrix_transpose, aten.mT.default),
-    spelt(_narrow, aten.narrow.default),
-    spelt(_broadcast_to, aten.broadcast_to.default),
-    spelt(_expand_as, aten.expand_as.default),
-    spelt(_repeat, aten.repeat.default),
-    spelt(_tile, aten.tile.default),
-    spelt(_repeat_each, aten.repeat_interleave.self_int),
+    spelling(_windows, aten.unfold.default),
+    spelling(_im2col, aten.im2col.default),
+    spelling(_col2im, aten.col2im.default),
+    spelling(_pixel_shuffle, aten.pixel_shuffle.default),
+    spelling(_pixel_unshuffle, aten.pixel_unshuffle.default),
+    spelling(_channel_shuffle, aten.channel_shuffle.default, aten.native_channel_shuffle.default),
+    spelling(_movedim, aten.movedim.int, aten.movedim.intlist, aten.moveaxis.int, aten.moveaxis.intlist),
+    spelling(_narrow, aten.narrow.default),
+    spelling(_expand_as, aten.expand_as.default),
+    spelling(_repeat, aten.repeat.default),
+    spelling(_tile, aten.tile.default),
+    spelling(_repeat_each, aten.repeat_interleave.self_int),
+    spelling(_slice_scatter, aten.slice_scatter.default),
+    spelling(_select_scatter, aten.select_scatter.default),
+    spelling(_copy, aten.copy.default),
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,20 +12,20 @@ from dimorder.graph.nodes import args_of
 from dimorder.graph.tracing import Tracer, Value, dtype_of, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.moves import view
-from dimorder.ops.operator import Implementation, Operator, Relation, Spell, dims_of, spelt
-from dimorder.ops.tokens import Token
+from dimorder.ops.operator import Implementation, Operator, Spell, spelling
+from dimorder.ops.relation import Relation, dims_of, in_index_order
 
 aten = torch.ops.aten
 
 
-def _mean_of_all(n: Tracer, x: Value, *, dtype: torch.dtype | None = None) -> Value:
-    kept = {} if dtype is None else {"dtype": dtype}
-    return n.emit(aten.mean.dim, x, list(range(len(shape_of(x)))), False, **kept)
+def _over_all(reduce: Any) -> Spell:
+    """Return the spelling of a sum or mean of all elements."""
 
+    def spell(n: Tracer, x: Value, **options: Value) -> Value:
+        given = {name: value for name, value in options.items() if value is not None}
+        return n.emit(reduce, x, list(range(len(shape_of(x)))), False, **given)
 
-def _sum_of_all(n: Tracer, x: Value, *, dtype: torch.dtype | None = None) -> Value:
-    kept = {} if dtype is None else {"dtype": dtype}
-    return n.emit(aten.sum.dim_IntList, x, list(range(len(shape_of(x)))), False, **kept)
+    return spell
 
 
 def dims_listed(x: Value, dims: int | Sequence[int] | None) -> list[int]:
@@ -44,10 +43,7 @@ def _extreme(whole: Any, reduce: Any) -> Callable[..., Value]:
 
 
 def _extreme_and_where(several: Any, reduce: Any, search: Any) -> Callable[..., Value]:
-    """Return the spelling of `max.dim` or `min.dim` as two operators.
-
-    A result that nothing reads is dropped, with the operator that computes it.
-    """
+    """Return the spelling of `max.dim` or `min.dim` as two operators; one that nothing reads is dropped."""
 
     def spell(n: Tracer, x: Value, dim: int, keepdim: bool = False) -> Value:
         if not shape_of(x) or dtype_of(x) == torch.bool:
@@ -88,9 +84,7 @@ def _relate_reduce(node: torch.fx.Node) -> Relation | str:
     shape = shape_of(args_of(node)[0])
     if not shape:
         return "a tensor of rank 0"
-    listed = args_of(node)[1] if len(args_of(node)) > 1 else None
-    dims = range(len(shape)) if listed in (None, []) else [listed] if isinstance(listed, int) else listed
-    reduced = {d % len(shape) for d in dims}
+    reduced = dims_listed(args_of(node)[0], args_of(node)[1] if len(args_of(node)) > 1 else None)
     keepdim = len(args_of(node)) > 2 and bool(args_of(node)[2])
     names = [f"r.{d}" if d in reduced else f"d.{d}" for d in range(len(shape))]
     read = dims_of(zip(names, shape, strict=True))
@@ -98,43 +92,21 @@ def _relate_reduce(node: torch.fx.Node) -> Relation | str:
     return Relation("reduce", (read,), (tuple(write),))
 
 
-def _relate_index_reduce(node: torch.fx.Node) -> Relation | str:
-    """Relate argmax or argmin: the result counts along the reduced dimension, so this is a block."""
-    relation = _relate_reduce(node)
-    return (
-        relation
-        if isinstance(relation, str)
-        else replace(relation, kind="indexed", blocks=frozenset(_names(relation, "r.")))
-    )
-
-
-def _names(relation: Relation, prefix: str) -> set[str]:
-    return {name for dims in relation.reads for dim in dims for name, _ in dim if name.startswith(prefix)}
-
-
 # -- on physical tensors
 
 
 def _reduce(c: Call) -> None:
-    groups, dims = _reduced_groups(c)
-    node = c.b.call(c.target, c.take(0, groups), dims, True, **c.node.kwargs)
-    c.give_reduced(node, groups, dims)
-
-
-def apart(c: Call, tokens: Collection[Token], together: Collection[Token] = ()) -> list[list[Token]]:
-    """Return physical dimensions in which `tokens` are apart; without tokens, the last one has size 1."""
-    return c.split(alone=tokens, together=together) if tokens else c.with_unit(c.split(room=1))
+    groups, dims = c.apart("r")
+    c.give_reduced(c.b.call(c.target, c.take(0, groups), dims, True, **c.node.kwargs), groups, dims)
 
 
 def _index_reduce(c: Call) -> None:
-    reduced = c.labelled("r")
-    groups = apart(c, reduced)
-    dim = (c.positions(groups, reduced) or [len(groups) - 1])[0]
-    c.give_reduced(c.b.call(c.target, c.take(0, groups), dim, True), groups, [dim])
+    groups, dims = c.apart("r")
+    c.give_reduced(c.b.call(c.target, c.take(0, groups), dims[0], True), groups, dims[:1])
 
 
 def _product(c: Call) -> None:
-    groups, dims = _reduced_groups(c)
+    groups, dims = c.apart("r")
     y = c.take(0, groups)
     for dim in dims:
         y = c.b.call(c.target, y, dim, True, **c.node.kwargs)
@@ -142,13 +114,10 @@ def _product(c: Call) -> None:
 
 
 def _by_halves(combine: Any, is_rounded: bool) -> Callable[[Call], None]:
-    """Return the lowering of a reduction that combines two halves until one element is left.
-
-    `is_rounded` says that the operator rounds its results.
-    """
+    """Return the lowering of a reduction that combines two halves until one element is left."""
 
     def lower(c: Call) -> None:
-        groups, dims = _reduced_groups(c)
+        groups, dims = c.apart("r")
         if is_rounded:
             c.compute_in_float32()
         y = c.take(0, groups)
@@ -176,19 +145,10 @@ def is_floating(node: torch.fx.Node) -> bool:
     return bool(node.meta["val"].is_floating_point())
 
 
-def _reduced_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
-    """Return the physical dimensions of an operand, and those that are reduced."""
-    reduced = set(c.labelled("r"))
-    groups = apart(c, reduced)
-    return groups, [d for d, group in enumerate(groups) if group and set(group) <= reduced] or [
-        len(groups) - 1
-    ]
-
-
-def _reduction(name: Any, *others: Implementation, spelling: Spell | None = None) -> Operator:
+def _reduction(name: Any, *others: Implementation, spell: Spell | None = None) -> Operator:
     implementations = (Implementation("any dims", "*", _reduce, (name,)), *others)
     return Operator(
-        (name,), _relate_reduce, implementations, spelling, plain=("any dims",), elements=Elements.REDUCES
+        (name,), _relate_reduce, implementations, spell, plain=("any dims",), elements=Elements.REDUCES
     )
 
 
@@ -199,9 +159,8 @@ def _halving(combine: Any, is_rounded: bool = False) -> Implementation:
 
 def _index_reduction(name: Any) -> Operator:
     implementation = Implementation("one dim", "*", _index_reduce, (name,))
-    return Operator(
-        (name,), _relate_index_reduce, (implementation,), _index_of(name), elements=Elements.REDUCES
-    )
+    relate = in_index_order(_relate_reduce, "r")
+    return Operator((name,), relate, (implementation,), _index_of(name), elements=Elements.REDUCES)
 
 
 OPERATORS = (
@@ -209,8 +168,8 @@ OPERATORS = (
     _reduction(aten.sum.dim_IntList),
     _reduction(aten.amax.default, _halving(aten.maximum.default)),
     _reduction(aten.amin.default, _halving(aten.minimum.default)),
-    _reduction(aten.any.dims, spelling=_truth(aten.any.dims)),
-    _reduction(aten.all.dims, spelling=_truth(aten.all.dims)),
+    _reduction(aten.any.dims, spell=_truth(aten.any.dims)),
+    _reduction(aten.all.dims, spell=_truth(aten.all.dims)),
     Operator(
         (aten.prod.dim_int,),
         _relate_reduce,
@@ -222,12 +181,12 @@ OPERATORS = (
         elements=Elements.REDUCES,
     ),
     *map(_index_reduction, (aten.argmax.default, aten.argmin.default)),
-    spelt(_mean_of_all, aten.mean.default),
-    spelt(_sum_of_all, aten.sum.default),
-    spelt(_extreme(aten.max.default, aten.amax.default), aten.max.default),
-    spelt(_extreme(aten.min.default, aten.amin.default), aten.min.default),
-    spelt(_extreme_and_where(aten.max.dim, aten.amax.default, aten.argmax.default), aten.max.dim),
-    spelt(_extreme_and_where(aten.min.dim, aten.amin.default, aten.argmin.default), aten.min.dim),
-    spelt(_truth(aten.any.dims), aten.any.default, aten.any.dim),
-    spelt(_truth(aten.all.dims), aten.all.default, aten.all.dim),
+    spelling(_over_all(aten.mean.dim), aten.mean.default),
+    spelling(_over_all(aten.sum.dim_IntList), aten.sum.default),
+    spelling(_extreme(aten.max.default, aten.amax.default), aten.max.default),
+    spelling(_extreme(aten.min.default, aten.amin.default), aten.min.default),
+    spelling(_extreme_and_where(aten.max.dim, aten.amax.default, aten.argmax.default), aten.max.dim),
+    spelling(_extreme_and_where(aten.min.dim, aten.amin.default, aten.argmin.default), aten.min.dim),
+    spelling(_truth(aten.any.dims), aten.any.default, aten.any.dim),
+    spelling(_truth(aten.all.dims), aten.all.default, aten.all.dim),
 )

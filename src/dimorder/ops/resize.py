@@ -1,8 +1,4 @@
-"""Define upsampling, which runs channels-last.
-
-3-D upsampling is a 2-D step and then a 1-D step. If a target has no operator for a linear resize, it becomes
-one matmul with a constant matrix per dimension.
-"""
+"""Define resizes, which run channels-last (3-D ones in two steps), or as matmuls if they are linear."""
 
 from __future__ import annotations
 
@@ -19,18 +15,14 @@ from dimorder.graph.tracing import HALVES, Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.dialect import OPS
 from dimorder.ops.moves import view
-from dimorder.ops.operator import Implementation, Operator, spelt
-from dimorder.ops.pooling import FORM, give_in_planes, relate_spatial
+from dimorder.ops.operator import Implementation, Operator, spelling
+from dimorder.ops.pooling import FORM, channels_last, give_in_planes, relate_spatial
 
 aten = torch.ops.aten
 
 
 def _resize(c: Call, target: Any, *options: Any) -> None:
-    """Lower a resize on planes.
-
-    The overloads `.vec` have the scale factors as their last argument. Without factors the sizes alone
-    decide.
-    """
+    """Lower a resize on planes; the last argument of the overloads `.vec` is the scale factors, or None."""
     *depth, height, width = shape_of(c.node)[2:]
     scales = args_of(c.node)[-1] or [None] * (len(depth) + 2)
 
@@ -66,19 +58,17 @@ _SIZED = {
 def _in_aten(c: Call) -> None:
     """Lower a resize to ATen's own operator, channels-first."""
     *_, aligned, factors = args_of(c.node)
-    dims = c.by_label(["n"], ["c"], ["s.0"], ["s.1"])
+    dims = c.by_label("n", "c", "s.0", "s.1")
     size = None if factors else list(shape_of(c.node)[2:])
     c.give(c.b.call(c.target, c.take(0, dims), size, aligned, factors), dims)
 
 
-def _by_products(c: Call) -> None:
+def _by_matmuls(c: Call) -> None:
     """Lower a resize to one matmul per spatial dimension; the dimension that shrinks most comes first."""
     c.compute_in_float32()
     *_, aligned, factors = args_of(c.node)
-    dims = c.by_label(["n"], ["s.0"], ["s.1"], ["c"])
-    sizes = [c.size(0, group) for group in dims]
-    x = c.take(0, dims)
-    new = shape_of(c.node)[2:]
+    dims, new = channels_last(c), shape_of(c.node)[2:]
+    x, sizes = c.take(0, dims), [c.size(0, group) for group in dims]
     for i in sorted((0, 1), key=lambda i: new[i] / sizes[i + 1]):
         weights = resized_by(_SIZED[c.target], sizes[i + 1], new[i], aligned, (factors or (None, None))[i])
         if weights.shape[0] == weights.shape[1] and torch.equal(weights, torch.eye(len(weights))):
@@ -93,16 +83,7 @@ def _by_products(c: Call) -> None:
 
 @functools.cache
 def resized_by(target: Any, old: int, new: int, aligned: bool, factor: float | None) -> torch.Tensor:
-    """Return the matrix (new, old) by which torch resizes one dimension.
-
-    It is torch's result for the unit vectors.
-
-    Args:
-        target: The overload that takes both the size and the factors.
-        old: The size before.
-        new: The size after.
-        aligned: The argument `align_corners`.
-        factor: The scale factor, or None.
+    """Return the matrix (new, old) by which torch resizes one dimension: its result for the unit vectors.
 
     >>> resized_by(aten.upsample_bilinear2d.default, 2, 4, False, None)[1]
     tensor([0.7500, 0.2500])
@@ -115,13 +96,6 @@ def _is_float32_or_less(node: torch.fx.Node) -> bool:
     return node.meta["val"].dtype in (torch.float32, *HALVES)
 
 
-def _along_a_line(n: Tracer, x: Value, flat: Callable[[Value], Value]) -> Value:
-    """Apply `flat`, which takes 4 dimensions, to a tensor of 3 (2 without a batch)."""
-    *rest, length = shape_of(x)
-    y = flat(view(n, x, [*(1,) * (2 - len(rest)), *rest, 1, length]))
-    return view(n, y, [*rest, shape_of(y)[-1]])
-
-
 def _resize_line(resize: Any) -> Callable[..., Value]:
     """Return the spelling of a 1-D resize, overload `vec`, as a 2-D resize.
 
@@ -132,16 +106,15 @@ def _resize_line(resize: Any) -> Callable[..., Value]:
     def spell(n: Tracer, x: Value, size: Sequence[int] | None, *rest: Any) -> Value:
         *aligned, factors = rest
         wanted = [None if size is None else [1, *size], *aligned, None if not factors else [1.0, *factors]]
-        return _along_a_line(n, x, lambda flat: n.write(resize, flat, *wanted))
+        *outer, length = shape_of(x)
+        y = n.write(resize, view(n, x, [*(1,) * (2 - len(outer)), *outer, 1, length]), *wanted)
+        return view(n, y, [*outer, shape_of(y)[-1]])
 
     return spell
 
 
 def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
-    """Return the spelling of the overload with a size and one factor per dimension.
-
-    It uses the overload `vec`, which takes either of them.
-    """
+    """Return the spelling of the overload with a size and factors as `vec`, which takes either of them."""
 
     def spell(n: Tracer, x: Value, size: Sequence[int], *rest: Any) -> Value:
         count = sum(argument.name.startswith("scales") for argument in target._schema.arguments)
@@ -158,8 +131,8 @@ def _resize_by_size(target: Any, vec: Any) -> Callable[..., Value]:
 
 
 _BILINEAR = Implementation("channels last", FORM, _bilinear, (OPS.upsample_bilinear2d_nhwc.default,))
-_PRODUCTS = (aten.matmul.default, aten._to_copy.default)
-_BY_PRODUCTS = Implementation("by products", FORM, _by_products, _PRODUCTS, _is_float32_or_less)
+_MATMULS = (aten.matmul.default, aten._to_copy.default)
+_BY_MATMULS = Implementation("by products", FORM, _by_matmuls, _MATMULS, _is_float32_or_less)
 RESIZED_BY_PRODUCTS = frozenset(_SIZED)  # the resizes that may run as matmuls
 _NEAREST = Implementation("channels last", FORM, _nearest, (OPS.upsample_nearest2d_nhwc.default,))
 
@@ -171,13 +144,13 @@ def _resized(name: Any, elements: Elements, *implementations: Implementation) ->
 
 
 OPERATORS = (
-    _resized(aten.upsample_bilinear2d.vec, Elements.FILTERS, _BILINEAR, _BY_PRODUCTS),
+    _resized(aten.upsample_bilinear2d.vec, Elements.FILTERS, _BILINEAR, _BY_MATMULS),
     *(
         _resized(
             name,
             Elements.FILTERS,
             Implementation("in ATen", "n c s.0 s.1", _in_aten, (name,)),
-            _BY_PRODUCTS,
+            _BY_MATMULS,
         )
         for name in _SIZED
         if name is not aten.upsample_bilinear2d.vec
@@ -185,10 +158,10 @@ OPERATORS = (
     _resized(aten.upsample_trilinear3d.vec, Elements.FILTERS, _BILINEAR),
     _resized(aten.upsample_nearest2d.vec, Elements.SELECTS, _NEAREST),
     _resized(aten.upsample_nearest3d.vec, Elements.SELECTS, _NEAREST),
-    spelt(_resize_line(aten.upsample_nearest2d.vec), aten.upsample_nearest1d.vec),
-    spelt(_resize_line(aten.upsample_bilinear2d.vec), aten.upsample_linear1d.vec),
+    spelling(_resize_line(aten.upsample_nearest2d.vec), aten.upsample_nearest1d.vec),
+    spelling(_resize_line(aten.upsample_bilinear2d.vec), aten.upsample_linear1d.vec),
     *(
-        spelt(_resize_by_size(overloads.default, overloads.vec), overloads.default)
+        spelling(_resize_by_size(overloads.default, overloads.vec), overloads.default)
         for overloads in (
             aten.upsample_nearest1d,
             aten.upsample_nearest2d,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +13,9 @@ from dimorder.graph.tracing import Tracer, Value, shape_of
 from dimorder.ops.call import Call
 from dimorder.ops.masks import bounded
 from dimorder.ops.moves import view
-from dimorder.ops.operator import Implementation, Operator, Relation, Spell, dims_of, spelt
-from dimorder.ops.reduction import apart, halved, is_floating
-from dimorder.ops.tokens import Token
+from dimorder.ops.operator import Implementation, Operator, Spell, spelling
+from dimorder.ops.reduction import halved, is_floating
+from dimorder.ops.relation import Relation, Token, dims_of, in_index_order
 
 aten = torch.ops.aten
 
@@ -40,14 +39,6 @@ def _relate_along(node: torch.fx.Node) -> Relation | str:
     return Relation("reduce", (dims,), (dims,))
 
 
-def _relate_running(node: torch.fx.Node) -> Relation | str:
-    """Relate cumsum or cumprod: it walks one dimension in index order."""
-    relation = _relate_along(node)
-    return (
-        relation if isinstance(relation, str) else replace(relation, kind="indexed", blocks=frozenset({"k"}))
-    )
-
-
 def _softmax_last(c: Call) -> None:
     groups = c.ending_in("k")
     c.give(c.b.call(c.target, c.take(0, groups), len(groups) - 1), groups)
@@ -55,16 +46,16 @@ def _softmax_last(c: Call) -> None:
 
 def _softmax(c: Call) -> None:
     """Lower softmax to itself along one physical dimension, or to simpler operators along several."""
-    groups, dims = _along_groups(c)
+    groups, dims = c.apart("k")
     if len(dims) == 1:
         c.give(c.b.call(c.target, c.take(0, groups), dims[0]), groups)
-        return
-    _softmax_from_parts(c, groups, dims, lambda x: c.b.call(aten.amax.default, x, dims, True))
+    else:
+        _softmax_from_parts(c, groups, dims, lambda x: c.b.call(aten.amax.default, x, dims, True))
 
 
 def _softmax_by_halves(c: Call) -> None:
     """Lower softmax to simpler operators, with the maximum by halves."""
-    groups, dims = _along_groups(c)
+    groups, dims = c.apart("k")
 
     def largest(x: torch.fx.Node) -> torch.fx.Node:
         for dim in dims:
@@ -74,13 +65,6 @@ def _softmax_by_halves(c: Call) -> None:
     _softmax_from_parts(c, groups, dims, largest)
 
 
-def _along_groups(c: Call) -> tuple[list[list[Token]], list[int]]:
-    """Return the physical dimensions of an operand, and those along which softmax runs."""
-    k = set(c.labelled("k"))
-    groups = apart(c, k)
-    return groups, c.positions(groups, k) or [len(groups) - 1]
-
-
 def _softmax_from_parts(
     c: Call,
     groups: list[list[Token]],
@@ -88,36 +72,28 @@ def _softmax_from_parts(
     largest: Callable[[torch.fx.Node], torch.fx.Node],
 ) -> None:
     c.compute_in_float32()
-    x, log = c.take(0, groups), c.target is aten.log_softmax.int
+    x = c.take(0, groups)
     shifted = c.b.call(aten.sub.Tensor, x, largest(x))
     powers = c.b.call(aten.exp.default, shifted)
     total = c.b.call(aten.sum.dim_IntList, powers, dims, True)
-    scaled = (
-        (aten.sub.Tensor, shifted, c.b.call(aten.log.default, total))
-        if log
-        else (aten.div.Tensor, powers, total)
-    )
-    c.give(c.b.call(*scaled), groups)
+    if c.target is aten.log_softmax.int:
+        y = c.b.call(aten.sub.Tensor, shifted, c.b.call(aten.log.default, total))
+    else:
+        y = c.b.call(aten.div.Tensor, powers, total)
+    c.give(y, groups)
 
 
 def _cumulative(c: Call) -> None:
-    k = c.labelled("k")
-    groups = apart(c, k, together=k)
-    dim = (c.positions(groups, k) or [len(groups) - 1])[0]
-    c.give(c.b.call(c.target, c.take(0, groups), dim, *args_of(c.node)[2:], **c.node.kwargs), groups)
+    groups, dims = c.apart("k", together=True)
+    c.give(c.b.call(c.target, c.take(0, groups), dims[0], *args_of(c.node)[2:], **c.node.kwargs), groups)
 
 
 def _by_doubling(combine: Any, neutral: float) -> Callable[[Call], None]:
-    """Return the lowering of a running sum or product.
-
-    Its steps combine each element with those 1, 2, 4, … places before.
-    """
+    """Return the lowering of a running sum or product: steps combine elements 1, 2, 4, … places apart."""
 
     def lower(c: Call) -> None:
         c.compute_in_float32()
-        k = c.labelled("k")
-        groups = c.split(alone=k, together=k)
-        dim = c.positions(groups, k)[0]
+        groups, (dim,) = c.apart("k", together=True)
         y, size, shift = c.take(0, groups), c.size(0, groups[dim]), 1
         while shift < size:
             pads = [0, 0] * (len(groups) - 1 - dim) + [shift, 0]
@@ -141,10 +117,7 @@ def _is_short(node: torch.fx.Node) -> bool:
 
 
 def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> Operator:
-    """Return the operator of softmax or log_softmax.
-
-    It runs as itself along the last dimension, as itself along any dimension, or as simpler operators.
-    """
+    """Return the operator of softmax or log_softmax, which runs as itself or as simpler operators."""
     implementations = (
         Implementation("last", "* k", _softmax_last, (name,)),
         Implementation("any", "*", _softmax, (name, aten.sub.Tensor, aten.amax.default, *parts)),
@@ -161,10 +134,7 @@ def _along(name: Any, *parts: Any, others: tuple[Implementation, ...] = ()) -> O
 
 
 def _plain_along(name: Any) -> Spell:
-    """Return the spelling of softmax in the type of the result, with rank 1 instead of 0.
-
-    Not all kernels take other types and ranks. A mask before the softmax becomes a bound.
-    """
+    """Return the spelling of softmax: in the type of its result, of rank 1 or more, with masks as bounds."""
 
     def spell(n: Tracer, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
         x = bounded(n, x)
@@ -181,7 +151,8 @@ def _running(name: Any, combine: Any, neutral: float) -> Operator:
         Implementation("one dim", "*", _cumulative, (name,)),
         Implementation("by doubling", "*", _by_doubling(combine, neutral), parts, _is_short),
     )
-    return Operator((name,), _relate_running, implementations, plain=("one dim",), elements=Elements.MIXES)
+    relate = in_index_order(_relate_along, "k")
+    return Operator((name,), relate, implementations, plain=("one dim",), elements=Elements.MIXES)
 
 
 _SUMMED = (aten.exp.default, aten.sum.dim_IntList, aten._to_copy.default)
@@ -199,6 +170,6 @@ OPERATORS = (
     _along(aten.log_softmax.int, aten.log.default, *_SUMMED, others=(_LOG_BY_HALVES,)),
     _running(aten.cumsum.default, aten.add.Tensor, 0.0),
     _running(aten.cumprod.default, aten.mul.Tensor, 1.0),
-    spelt(_underscored(aten.softmax.int), aten._softmax.default),
-    spelt(_underscored(aten.log_softmax.int), aten._log_softmax.default),
+    spelling(_underscored(aten.softmax.int), aten._softmax.default),
+    spelling(_underscored(aten.log_softmax.int), aten._log_softmax.default),
 )

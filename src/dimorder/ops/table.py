@@ -23,7 +23,6 @@ from dimorder.ops import (
     moments,
     moves,
     normalization,
-    padding,
     pointwise,
     pooling,
     positions,
@@ -33,37 +32,17 @@ from dimorder.ops import (
     reduction,
     resize,
     row_major,
-    scatter,
-    sized,
     softmax,
 )
 from dimorder.ops.dialect import ELEMENTS
-from dimorder.ops.operator import Implementation, Operator, Relation, Spell, ordered_operands
+from dimorder.ops.operator import Implementation, Operator, Spell, ordered_operands
+from dimorder.ops.relation import Relation
 
 aten = torch.ops.aten
 
 _FAMILIES = (
-    attention,
-    contraction,
-    convolution,
-    indexed,
-    lookup,
-    masks,
-    moments,
-    moves,
-    normalization,
-    padding,
-    pointwise,
-    pooling,
-    positions,
-    quantization,
-    rearranging,
-    recurrent,
-    reduction,
-    resize,
-    scatter,
-    sized,
-    softmax,
+    *(attention, contraction, convolution, indexed, lookup, masks, moments, moves, normalization, pointwise),
+    *(pooling, positions, quantization, rearranging, recurrent, reduction, resize, softmax),
 )
 
 
@@ -79,7 +58,7 @@ def _by_name() -> Mapping[Any, Operator]:
 
 OPERATORS = _by_name()
 SPELLINGS: Mapping[Any, Spell] = MappingProxyType(
-    {name: operator.spelt for name, operator in OPERATORS.items() if operator.spelt is not None}
+    {name: operator.spelling for name, operator in OPERATORS.items() if operator.spelling is not None}
 )
 
 
@@ -133,10 +112,7 @@ def moved_operands(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def operands(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the tensor operands whose order matters, in argument order.
-
-    Constant weights of contractions are not among them.
-    """
+    """Return the operands whose order matters: all but a contraction's constant weights."""
     known = find(node.target)
     return ordered_operands(node, known.weights if known else ())
 
@@ -155,12 +131,7 @@ def relate(node: torch.fx.Node) -> Relation:
 
 
 def opaque(node: torch.fx.Node, reason: str) -> Relation:
-    """Return the relation of a call that runs row-major.
-
-    Args:
-        node: The call.
-        reason: Why it runs row-major.
-    """
+    """Return the relation of a call that runs row-major, with the reason."""
     return row_major.opaque(node, operands(node), reason)
 
 

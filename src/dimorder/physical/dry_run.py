@@ -17,7 +17,7 @@ from dimorder.graph.tracing import without_data
 from dimorder.ops.builder import AxisGroup, Builder, Physical
 from dimorder.ops.call import Call
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
-from dimorder.ops.tokens import AxisOrder
+from dimorder.ops.relation import AxisOrder
 
 
 def physical_calls(

@@ -9,11 +9,10 @@ from torch.export import ExportedProgram
 
 from dimorder.capture import check_captured
 from dimorder.graph.passes import require
-from dimorder.layout import check_calls, check_program
+from dimorder.layout import check_program
 from dimorder.layout.annotate import Annotated, annotate
-from dimorder.layout.choose import choose
 from dimorder.layout.costs import Costs
-from dimorder.layout.problem import Extracted, extract
+from dimorder.layout.problem import Extracted, choose, extract
 from dimorder.layout.rewrite import constant_bytes, rewrite
 from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.pipeline.source import Request, Source
@@ -105,7 +104,7 @@ def write_physical(
         contract = planned.contract if source.sizes is None else variant.contract
         capabilities = variant.target.capabilities
         program = rewrite(extracted, planned.layout_plan, contract)
-        check_calls.require_capabilities(program, extracted, capabilities, variant.target.name)
+        check_program.require_capabilities(program, extracted, capabilities, variant.target.name)
         require(
             "the physical program",
             check_program.physical_faults(program, extracted, planned.layout_plan, contract, capabilities),

@@ -19,7 +19,7 @@ from dimorder.errors import UnsupportedError, UsageError
 from dimorder.graph.branches import has_branches
 from dimorder.graph.nodes import where
 from dimorder.layout.costs import Costs
-from dimorder.ops.quantization import is_quantised
+from dimorder.ops.quantization import is_quantized
 from dimorder.pipeline.source import Request, Source, layout_costs
 from dimorder.plans.make_contract import make_contract
 from dimorder.sizes.constants_by_size import capture_specializations
@@ -150,7 +150,7 @@ def _sized_targets(
 def _require_plain(program: Captured) -> None:
     """Refuse what a program with dynamic sizes cannot have: integers, branches and state."""
     fix = "lower one program for each size"
-    if is_quantised(program.module):
+    if is_quantized(program.module):
         raise UnsupportedError("a quantised network", "integers, with symbolic sizes", fix)
     if has_branches(program.module.graph):
         raise UnsupportedError("torch.cond", "symbolic sizes, with branches that data choose", fix)
@@ -172,7 +172,7 @@ def _require_state(program: Captured, target: Target) -> None:
         raise UnsupportedError(
             place, f"the network writes to it, and programs for {target.name} have no state", fix
         )
-    if is_quantised(program.module):
+    if is_quantized(program.module):
         fix = "make it an input and an output, or lower the float network"
         raise UnsupportedError(place, "a quantised network writes to it, which is not there yet", fix)
 
@@ -184,7 +184,7 @@ def _quantized_target(
 
     The types are the network's own integers if the caller chose no others and the target takes no floats.
     """
-    if target.quantized is None or not is_quantised(program.module):
+    if target.quantized is None or not is_quantized(program.module):
         return target, types
     own = boundary_types(program)
     return target.quantized, (

@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from dimorder.capture.dynamic import quantises
+from dimorder.capture.dynamic import quantizes
 from dimorder.capture.export import arguments, export
 from dimorder.clock import Progress
 from dimorder.errors import UnsupportedError, UsageError
@@ -127,7 +127,7 @@ def quantize(
     exported = export(model, args, kwargs)
     original = exported.module(check_guards=False)
     assert isinstance(original, GraphModule)
-    if quantises(original):
+    if quantizes(original):
         raise UsageError("model", "a network that is quantised already", "lower it as it is")
     with installed(find(target).name, chosen.install):
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -147,7 +147,7 @@ def quantize(
                 examples.append(call)
     progress("quantising")
     module = convert_pt2e(prepared)
-    if not quantises(module):
+    if not quantizes(module):
         found = f"nothing in it that recipe {recipe} quantises"
         raise UnsupportedError("the network", found, "lower it in float")
     if not chosen.dynamic:

@@ -15,7 +15,7 @@ from dimorder.algebra.dim_order import DimOrder
 from dimorder.graph.nodes import operator_name, where
 from dimorder.lowered import Lowered
 from dimorder.ops.problem_map import BufferInfo, layout_of
-from dimorder.ops.tokens import AxisOrder
+from dimorder.ops.relation import AxisOrder
 from dimorder.plans.network_plan import Explanation, NetworkPlan, PlannedConversion, order_name
 from dimorder.report import parts
 from dimorder.report.parts import bar, grid, row, section, size, strip, table

@@ -67,9 +67,9 @@ def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Capture
 def _of_made(programs: Sequence[Captured], largest: Captured) -> dict[str, Slices]:
     """Return the values that the network computes from sizes as slices, by the names of their nodes."""
     found = {}
-    for name in programs[0].made:
-        held = [each.made[name] for each in programs if name in each.made]
-        part = _slices(held, largest.made.get(name)) if len(held) == len(programs) else None
+    for name in programs[0].size_constants:
+        held = [each.size_constants[name] for each in programs if name in each.size_constants]
+        part = _slices(held, largest.size_constants.get(name)) if len(held) == len(programs) else None
         if part is not None and part.dims:
             found[name] = part
     return found

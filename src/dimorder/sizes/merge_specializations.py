@@ -18,7 +18,7 @@ from torch.fx.proxy import GraphAppendingTracer
 from torch.utils import _pytree as pytree
 
 from dimorder.errors import UnsupportedError
-from dimorder.graph.nodes import VALUE, copy_meta, drop_meta, operator_name, where
+from dimorder.graph.nodes import VALUE, copy_meta, drop_meta, operator_at
 from dimorder.sizes.affine import fit_formula
 
 aten = torch.ops.aten
@@ -230,7 +230,7 @@ class SizesError(UnsupportedError):
     """An operator for which one program cannot be written for all sizes; `node` is that operator."""
 
     def __init__(self, node: Node, found: str) -> None:
-        super().__init__(f"{operator_name(node)} ({where(node)})", found, FIX)
+        super().__init__(operator_at(node), found, FIX)
         self.node = node
 
 

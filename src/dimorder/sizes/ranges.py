@@ -21,12 +21,11 @@ import torch
 
 from dimorder.contract import Symbol
 from dimorder.errors import UnsupportedError
-from dimorder.graph.nodes import operator_name, where
-from dimorder.layout.choose import choose
+from dimorder.graph.nodes import operator_at
 from dimorder.layout.costs import Costs
-from dimorder.layout.problem import Extracted, priced
+from dimorder.layout.problem import Extracted, choose, priced
 from dimorder.ops.problem_map import BufferInfo
-from dimorder.ops.tokens import AxisOrder
+from dimorder.ops.relation import AxisOrder
 from dimorder.planning.plan import LayoutPlan
 from dimorder.planning.problem import Config, Cost, LayoutProblem, evaluate
 from dimorder.planning.solve import solve
@@ -142,7 +141,7 @@ def _require_alike(extracted: Sequence[Extracted], points: Sequence[Point]) -> N
         for index, (site, twin) in enumerate(zip(first.sites, other.sites, strict=False)):
             if _structure(first, index) != _structure(other, index) or site.node.name != twin.node.name:
                 raise UnsupportedError(
-                    f"{operator_name(site.node)} ({where(site.node)})",
+                    operator_at(site.node),
                     f"it may run in other ways at {format_point(point)} than at {format_point(points[0])}",
                     FIX,
                 )

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import copy_graph, remade
-from dimorder.graph.nodes import VALUE, drop_meta, operator_name, set_value, where
+from dimorder.graph.nodes import VALUE, drop_meta, operator_at, operator_name, set_value
 
 
 def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
@@ -60,7 +60,7 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
             elif node.op == "call_function":
                 value = _value(node, known, sizes)
             elif node.op == "get_attr":
-                place = " and ".join(f"{operator_name(user)} ({where(user)})" for user in node.users)
+                place = " and ".join(operator_at(user) for user in node.users)
                 found, fix = "control flow with symbolic sizes", "decide it before export, or fix the sizes"
                 raise UnsupportedError(place or operator_name(node), found, fix)
             else:
@@ -104,7 +104,7 @@ def _value(node: Node, known: dict[Node, Any], sizes: str) -> Any:
     except Exception as error:  # whatever an operator says about sizes that it does not accept
         told = next(iter(str(error).strip().splitlines()), "")
         raise UnsupportedError(
-            f"{operator_name(node)} ({where(node)}), at {sizes}",
+            f"{operator_at(node)}, at {sizes}",
             f"{type(error).__name__}: {told}",
             "narrow the range of sizes, or make the network take them all",
         ) from error

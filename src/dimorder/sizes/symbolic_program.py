@@ -22,7 +22,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from dimorder.capture.check_size_assertions import MOST
+from dimorder.capture.export import MOST_SIZES
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.affine import is_affine
@@ -125,7 +125,7 @@ class SymbolicProgram:
         """Yield points with other values of a number's own dynamic sizes, at which the number differs."""
         own = [s for s in self.symbols if self.roots[s.name] in number.node.expr.free_symbols]
         known = self._size(number, point)
-        for sizes in itertools.islice(itertools.product(*map(sizes_of, own)), MOST):
+        for sizes in itertools.islice(itertools.product(*map(sizes_of, own)), MOST_SIZES):
             other = {**self.middle, **{s.name: size for s, size in zip(own, sizes, strict=True)}}
             if self._size(number, other) != known:
                 yield other

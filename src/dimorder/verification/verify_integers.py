@@ -28,7 +28,7 @@ from dimorder.contract import Contract
 from dimorder.errors import VerificationError
 from dimorder.graph.exported import readable
 from dimorder.graph.quantized import DEQUANTIZE
-from dimorder.ops.quantization import is_dynamic, is_quantised
+from dimorder.ops.quantization import is_dynamic, is_quantized
 from dimorder.verification.differences import Differences
 from dimorder.verification.numerics import Float64Run, record_quantized
 from dimorder.verification.relative_error import TOLERANCE, relative_error
@@ -42,7 +42,7 @@ _SAME = 1e-6
 
 def trial_of(model: Any, program: Captured, contract: Contract) -> Trial:
     """Return the trial that a network needs: of integers if it is quantised, else of floats."""
-    kind = QuantizedTrial if is_quantised(program.module) else Trial
+    kind = QuantizedTrial if is_quantized(program.module) else Trial
     return kind(model, program, contract)
 
 

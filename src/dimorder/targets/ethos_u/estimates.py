@@ -11,7 +11,7 @@ import math
 
 from dimorder.layout.costs import Buffers, Costs, moved_in_short_runs, transpose_rank
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
-from dimorder.ops.tokens import AxisOrder
+from dimorder.ops.relation import AxisOrder
 from dimorder.planning.problem import Cost
 from dimorder.targets.ethos_u import macs
 from dimorder.targets.tosa.integers.permutation import unmoved_dims

@@ -15,7 +15,7 @@ from dimorder.graph.tracing import HALVES
 from dimorder.layout.costs import Costs
 from dimorder.ops.problem_map import BufferInfo
 from dimorder.ops.quantization import FAKE_QUANTIZE_DYNAMIC
-from dimorder.ops.tokens import AxisOrder
+from dimorder.ops.relation import AxisOrder
 from dimorder.planning.problem import Cost
 from dimorder.targets.table import Table, results
 from dimorder.targets.target_info import installed

@@ -23,7 +23,7 @@ from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
 from dimorder.graph.exported import stateful
 from dimorder.graph.nodes import where
-from dimorder.ops.quantization import is_quantised
+from dimorder.ops.quantization import is_quantized
 from dimorder.sizes.merge_specializations import SizesError
 from dimorder.sizes.specialization import specialize
 from dimorder.targets.delegate import EDGE, written
@@ -100,7 +100,7 @@ def emit(
     delegates, outside = _calls(pte)
     _require_kernels(outside, plan)
     exactly = None
-    if is_quantised(program.graph_module):
+    if is_quantized(program.graph_module):
 
         def run_module(module: GraphModule, inputs: Sequence[Tensor]) -> list[Tensor]:
             return run(_file(plan, module, {}), inputs)

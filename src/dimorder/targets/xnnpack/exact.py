@@ -25,7 +25,7 @@ from torch.nn import Module
 
 from dimorder.graph.exported import Readable, readable
 from dimorder.graph.interpreter import GraphRun
-from dimorder.graph.nodes import operator_name, where
+from dimorder.graph.nodes import operator_at
 from dimorder.ops.quantization import is_dynamic
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View
@@ -141,7 +141,7 @@ def _require_meant(
     wanted = program.tensors(*inputs)
     for each, differences in program.differences.items():
         node = nodes[each.name]
-        differences.require_few(f"{operator_name(node)} ({where(node)}) as it was written for XNNPACK")
+        differences.require_few(f"{operator_at(node)} as it was written for XNNPACK")
     # Another result may be a choice between floats that are nearly the same.
     real = [pair for pair in zip(results, wanted, strict=True) if pair[0].dtype in _NUMBERS]
     verify([g for g, _ in real], [w.to(g.dtype) for g, w in real], what="what was written for XNNPACK")

@@ -173,10 +173,10 @@ class XnnGraph:
     @property
     def is_of_float32(self) -> bool:
         """Whether no value is of integers or in half precision."""
-        return not self.is_quantised and not any(value.half for value in self.values)
+        return not self.is_quantized and not any(value.half for value in self.values)
 
     @property
-    def is_quantised(self) -> bool:
+    def is_quantized(self) -> bool:
         """Whether any value is of integers."""
         return any(value.integer_type or value.nonbatch for value in self.values)
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import Node
 
 from dimorder.graph.interpreter import GraphNode
-from dimorder.graph.nodes import operator_name, where
+from dimorder.graph.nodes import operator_at
 from dimorder.targets.xnnpack.graph import XnnGraph, kind_of, passes_on, reads_of
 from dimorder.targets.xnnpack.model import XnnModel
 
@@ -56,4 +56,4 @@ def _computed(index: int, producers: Mapping[int, Any]) -> int:
 
 
 def _place(origin: Node | None) -> str:
-    return "a value" if origin is None else f"{operator_name(origin)} ({where(origin)})"
+    return "a value" if origin is None else operator_at(origin)

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from dimorder.capture.integer_boundary import integer_type
-from dimorder.ops.quantization import is_quantised
+from dimorder.ops.quantization import is_quantized
 from dimorder.physical.fuse_quantized import FusedProgram, fuse_quantized
 from dimorder.sizes.specialization import DynamicCall
 from dimorder.targets.delegate import empty, is_channels_last
@@ -60,7 +60,7 @@ class Partition:
 
     def fused(self) -> FusedProgram:
         """Return what the delegates compute in integers."""
-        if not is_quantised(self.program.graph_module):
+        if not is_quantized(self.program.graph_module):
             return FusedProgram()
         parts = {node: stage for node, stage in self.stage.items() if self.is_computed(node)}
         rules = {target: row.kernel for target, row in self.operators.rows.items()}
