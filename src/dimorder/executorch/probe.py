@@ -54,7 +54,7 @@ def probe(
     Returns:
         The table of verdicts.
 
-    >>> probe(("portable",), itertools.islice(cases("abs"), 1), workers=1).rows["portable"]
+    >>> dict(probe(("portable",), itertools.islice(cases("abs"), 1), workers=1).rows["portable"])
     {'aten::abs.out': {'3 CC': 'right'}}
     """
     chosen = list(cases() if chosen is None else chosen)

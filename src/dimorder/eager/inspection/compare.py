@@ -119,6 +119,7 @@ def compare(
 
     Raises `UsageError` for fewer than 3 rounds.
 
+    >>> import torch
     >>> found = compare(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), torch.randn(1, 3, 9, 9), rounds=3)
     >>> found.rounds, set(found.regions) <= {"0", "1"}
     (3, True)
