@@ -23,7 +23,7 @@ from tests.fuzz.shrinking import shrink
 
 # physical: target torch, where nothing is emitted; int8: quantised networks on xnnpack; constants: float
 # networks on xnnpack whose constants are zeros, ones, or equal to one another, in C++ too.
-TARGETS = ("physical", "torch", "xnnpack", "tosa", "int8", "constants")
+TARGETS = ("physical", "torch", "xnnpack", "tosa", "litert", "int8", "constants")
 RECORD_EVERY = 20  # networks
 
 

@@ -88,6 +88,10 @@ def conversions_in_file(lowered: Any) -> int | None:
         from dimorder.targets.tosa.graph import inspect_tosa
 
         return inspect_tosa(lowered.artifact.data).transposes
+    if lowered.plan.target == "litert":
+        from dimorder.targets.litert.file import operators
+
+        return operators(lowered.artifact.data)["TRANSPOSE"]
     if lowered.plan.target == "xnnpack":
         from dimorder.executorch import conversions_in
 

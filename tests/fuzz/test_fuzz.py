@@ -16,8 +16,8 @@ from tests.fuzz.constants import reads_packed_bytes
 from tests.fuzz.operators import OPERATORS, Draw
 
 NEEDS = {"xnnpack": "executorch", "tosa": "tosa_serializer", "constants": "executorch"}
-FAST = {"physical": 60, "torch": 8, "xnnpack": 16, "tosa": 16, "constants": 8}
-FULL = {"physical": 1200, "torch": 100, "xnnpack": 350, "tosa": 350, "constants": 400}
+FAST = {"physical": 60, "torch": 8, "xnnpack": 16, "tosa": 16, "litert": 16, "constants": 8}
+FULL = {"physical": 1200, "torch": 100, "xnnpack": 350, "tosa": 350, "litert": 350, "constants": 400}
 PACKS = ("FullyConnected", "Conv2d", "DepthwiseConv2d", "ConvTranspose2d")  # what XNNPACK packs weights of
 AT_ONCE = 50  # networks per slow test
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   dimorder check net.tosa
   dimorder check net.tosa --json > net.json
+  dimorder check net.tflite
   dimorder check anybodys.pte
   dimorder check mypackage.nets:unet --input 1x3x64x96 --input-order NHWC
 
@@ -62,7 +63,7 @@ def _check_file(path: str) -> FileSummary:
         data = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(
-            where, str(error.strerror or error), "give the path of a .tosa or .pte file"
+            where, str(error.strerror or error), "give the path of a .tflite, .tosa or .pte file"
         ) from error
     name = next((name for name, info in targets.infos() if info.is_file(path, data)), None)
     if name is None:
@@ -101,7 +102,7 @@ def _export(model: Any, args: Any, kwargs: Any, order: str | None) -> ExportedPr
 
 COMMAND = Command(
     "check",
-    "say what a .tosa or .pte file holds, or what ExecuTorch would get wrong",
+    "say what a .tflite, .tosa or .pte file holds, or what ExecuTorch would get wrong",
     EXAMPLES,
     add_options,
     run,

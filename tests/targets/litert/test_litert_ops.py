@@ -9,10 +9,11 @@ import pytest
 from dimorder.lowered import Lowered
 from tests.targets import test_xnnpack_ops, tosa_cases
 from tests.targets.cases import Case, Net
+from tests.targets.litert import litert_cases
 from tests.targets.litert.litert_runs import compare, compare_lowered
 
 CALLS: dict[str, Case] = {**test_xnnpack_ops.CALLS, **tosa_cases.CALLS}
-CASES: dict[str, Case] = {**test_xnnpack_ops.CASES, **tosa_cases.CASES}
+CASES: dict[str, Case] = {**test_xnnpack_ops.CASES, **tosa_cases.CASES, **litert_cases.CASES}
 for name in test_xnnpack_ops.INTEGERS:
     del CASES[name]
 

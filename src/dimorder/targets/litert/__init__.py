@@ -12,5 +12,7 @@ INFO = TargetInfo(
     "a .tflite for LiteRT on phones, its contract inside",
     "pip install 'dimorder[litert]'",
     "dimorder.targets.litert.target:TARGET",
+    kind="a .tflite file",
+    begins=(4, b"TFL3"),
     options={"kernels": "what runs a file here: xnnpack (default), builtin or reference"},
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -63,7 +64,9 @@ def write(program: ExportedProgram, contract: Contract, operators: Table) -> byt
             ordered = view.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else view
             writer.output(spec.name, writer.dense(ordered))
     texts = constant_methods(contract)
-    return seal(writer.finish({name: texts[name].encode() for name in (CONTRACT_METHOD, SEAL_METHOD)}))
+    metadata = {name: texts[name].encode() for name in (CONTRACT_METHOD, SEAL_METHOD)}
+    in_half = any(value.dtype == torch.float16 for value in signature.constants.values())
+    return seal(writer.finish(metadata, in_half))
 
 
 def _input(writer: LiteRtWriter, node: Node, spec: TensorSpec) -> View[LiteRtValue]:

@@ -1,12 +1,97 @@
-"""Read a `.tflite`: the contract in it, and its operators. Needs ai-edge-litert."""
+"""Read a `.tflite` of any tool: its operators and what they move, and the contract in it.
+
+Needs ai-edge-litert.
+"""
 
 from __future__ import annotations
 
+import math
+import struct
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from dimorder.contract import Contract
 from dimorder.contract_file import CONTRACT_METHOD, is_intact
+
+# The bytes of an element by the schema's name of its type. For other types the bytes are unknown.
+_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(("INT8", "UINT8", "BOOL"), 1),
+    **dict.fromkeys(("INT16", "UINT16", "FLOAT16", "BFLOAT16"), 2),
+    **dict.fromkeys(("INT32", "UINT32", "FLOAT32"), 4),
+    **dict.fromkeys(("INT64", "UINT64", "FLOAT64"), 8),
+}
+# The errors of reading a flatbuffer whose offsets or lengths lead nowhere.
+_DAMAGE = (struct.error, LookupError, TypeError, AttributeError, OverflowError, UnicodeDecodeError)
+
+
+@dataclass(frozen=True)
+class TfLiteOperator:
+    """An operator of a file, with the shape and the bytes of its first result; `order` if it transposes."""
+
+    kind: str
+    shape: tuple[int, ...]
+    bytes: int
+    order: tuple[int, ...] = ()
+
+    @property
+    def moves(self) -> bool:
+        """Whether a TRANSPOSE moves more than dimensions of 1."""
+        kept = [d for place, d in enumerate(self.order) if self.shape[place] != 1]
+        return kept != sorted(kept)
+
+
+@dataclass(frozen=True)
+class TfLiteSummary:
+    """The content of a `.tflite`, in all of its subgraphs.
+
+    `delegates` are the parts that LiteRT's XNNPACK delegate computes here, and `beside` the operators that
+    run beside it. If LiteRT cannot load the file, `error` says why.
+    """
+
+    operators: tuple[TfLiteOperator, ...]
+    delegates: int = 0
+    beside: Mapping[str, int] | None = None
+    error: str = ""
+
+    @property
+    def counts(self) -> Counter[str]:
+        return Counter(each.kind for each in self.operators)
+
+    def of(self, kind: str) -> tuple[int, int]:
+        """Return how many operators of a kind move anything, and the bytes that they move."""
+        found = [each for each in self.operators if each.kind == kind and (each.moves or kind != "TRANSPOSE")]
+        return len(found), sum(each.bytes for each in found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON of `dimorder check --json`; the keys are stable."""
+        (transposes, transpose_bytes), (reshapes, reshape_bytes) = self.of("TRANSPOSE"), self.of("RESHAPE")
+        return {
+            "format": "tflite",
+            "operators": dict(sorted(self.counts.items())),
+            "operator_count": len(self.operators),
+            "transposes": transposes,
+            "transpose_bytes": transpose_bytes,
+            "reshapes": reshapes,
+            "reshape_bytes": reshape_bytes,
+            "delegates": self.delegates,
+            "beside": None if self.beside is None else dict(sorted(self.beside.items())),
+            "error": self.error or None,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"LiteRT: {len(self.operators):,} operators"]
+        lines += [f"  {count:6,}  {kind}" for kind, count in sorted(self.counts.items())]
+        for title, kind in (("transposes", "TRANSPOSE"), ("reshapes", "RESHAPE")):
+            count, moved = self.of(kind)
+            lines.append(f"{title}  {f'{count:,}, {moved:,} bytes moved' if count else 'none'}")
+        if self.beside is None:
+            return "\n".join([*lines, f"not loaded  {self.error}"])
+        lines.append(f"delegates  {self.delegates} by XNNPACK")
+        beside = ", ".join(f"{count} {kind}" for kind, count in sorted(self.beside.items()))
+        return "\n".join([*lines, f"beside them  {beside or 'nothing'}"])
 
 
 def read_contract(data: bytes) -> Contract:
@@ -27,18 +112,55 @@ def read_contract(data: bytes) -> Contract:
     raise ValueError("no contract: it is damaged, or another tool wrote it")
 
 
-def operators(data: bytes) -> Counter[str]:
-    """Return how many operators of each kind the first subgraph of a file has."""
+def read_operators(data: bytes) -> tuple[TfLiteOperator, ...]:
+    """Return the operators of a file, in all of its subgraphs. Raises `ValueError` for a damaged file."""
     from ai_edge_litert.schema_py_generated import Model
 
-    model = Model.GetRootAs(data)
-    graph = model.Subgraphs(0)
-    codes = (graph.Operators(i).OpcodeIndex() for i in range(graph.OperatorsLength()))
-    return Counter(_names()[model.OperatorCodes(code).BuiltinCode()] for code in codes)
+    try:
+        return tuple(_operators(Model.GetRootAs(data), len(data)))
+    except _DAMAGE as error:
+        raise ValueError(f"a damaged flatbuffer ({type(error).__name__}: {error})") from error
+
+
+def operators(data: bytes) -> Counter[str]:
+    """Return how many operators of each kind a file has."""
+    return Counter(each.kind for each in read_operators(data))
+
+
+def _operators(model: Any, limit: int) -> Iterator[TfLiteOperator]:
+    codes = [model.OperatorCodes(i) for i in _indices(model.OperatorCodesLength(), limit)]
+    for graph in map(model.Subgraphs, _indices(model.SubgraphsLength(), limit)):
+        for operator in map(graph.Operators, _indices(graph.OperatorsLength(), limit)):
+            code = codes[operator.OpcodeIndex()]
+            number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+            kind = _names("BuiltinOperator").get(number, f"operator {number}")
+            if kind == "CUSTOM":
+                kind = (code.CustomCode() or b"CUSTOM").decode()
+            result = graph.Tensors(operator.Outputs(0)) if operator.OutputsLength() else None
+            shape: tuple[int, ...] = ()
+            size = 0
+            if result is not None:
+                shape = tuple(result.Shape(i) for i in _indices(result.ShapeLength(), limit))
+                size = math.prod(shape) * _BYTES.get(_names("TensorType").get(result.Type(), ""), 0)
+            order = _order(model, graph, operator) if kind == "TRANSPOSE" else ()
+            yield TfLiteOperator(kind, shape, size, order)
+
+
+def _order(model: Any, graph: Any, transpose: Any) -> tuple[int, ...]:
+    data = model.Buffers(graph.Tensors(transpose.Inputs(1)).Buffer())
+    return struct.unpack(f"<{data.DataLength() // 4}i", data.DataAsNumpy().tobytes())
+
+
+def _indices(length: int, limit: int) -> range:
+    """Return the indices of a vector, which cannot have more entries than the file has bytes."""
+    if length > limit:
+        raise ValueError(f"a vector of {length} entries")
+    return range(length)
 
 
 @cache
-def _names() -> dict[int, str]:
-    from ai_edge_litert.schema_py_generated import BuiltinOperator
+def _names(enumeration: str) -> Mapping[int, str]:
+    from ai_edge_litert import schema_py_generated as schema
 
-    return {number: name for name, number in vars(BuiltinOperator).items() if isinstance(number, int)}
+    members = vars(getattr(schema, enumeration))
+    return {number: name for name, number in members.items() if isinstance(number, int)}

@@ -23,6 +23,7 @@ DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
         torch.int64: "INT64",
         torch.int32: "INT32",
         torch.bool: "BOOL",
+        torch.float16: "FLOAT16",
     }
 )
 # The options of the operators whose class in the schema is not the operator's name in camel case.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dimorder.targets.litert.moves import in_ranks
 from dimorder.targets.litert.pointwise import BOOL, I64, add, cast, mul, select
 from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View
@@ -23,14 +24,15 @@ _IndexList = Sequence["View[LiteRtValue] | Tensor | None"]
 
 
 def take(w: LiteRtWriter, x: LiteRtValue, dim: int, indices: LiteRtValue | Tensor) -> LiteRtValue:
-    """Return the elements at 1-D `indices` of dimension `dim`, by a GATHER from (outer, dim, inner)."""
-    outer, rows, inner = math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
+    """Return the elements at 1-D `indices` of dimension `dim`, by a GATHER."""
+    shape, rows = x.shape, x.shape[dim]
     if isinstance(indices, Tensor):
         indices = w.constant(torch.where(indices < 0, indices + rows, indices).to(torch.int32))
-    count = indices.size
-    at = w.reshape(indices, (count,))
-    y = w.op("GATHER", [w.reshape(x, (outer, rows, inner)), at], (outer, count, inner), axis=1, batchDims=0)
-    return w.reshape(y, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
+    x, axis = in_ranks(w, x, dim)
+    at = w.reshape(indices, (indices.size,))
+    out = (*x.shape[:axis], indices.size, *x.shape[axis + 1 :])
+    y = w.op("GATHER", [x, at], out, axis=axis, batchDims=0)
+    return w.reshape(y, (*shape[:dim], indices.size, *shape[dim + 1 :]))
 
 
 def _from_start(w: LiteRtWriter, index: LiteRtValue, length: int) -> LiteRtValue:

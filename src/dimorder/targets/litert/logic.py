@@ -61,7 +61,7 @@ def _with_magnitude(kind: str, number: float) -> Row:
     def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
         return w.elementwise(kind, w.elementwise("ABS", w.dense(a.self)), number, dtype=BOOL)
 
-    return Row(build, lambda a: None if F32 in a.floats else "whole numbers, which are all finite")
+    return Row(build, lambda a: None if a.floats else "whole numbers, which are all finite")
 
 
 def _hardshrink(w: LiteRtWriter, a: Arguments) -> LiteRtValue:

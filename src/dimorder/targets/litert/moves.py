@@ -38,6 +38,13 @@ def slice_(w: LiteRtWriter, x: LiteRtValue, dim: int, start: int, length: int, s
     return w.reshape(w.op("SLICE", [x, w.sizes(starts), w.sizes(sizes)], sizes), shape)
 
 
+def in_ranks(w: LiteRtWriter, x: LiteRtValue, dim: int) -> tuple[LiteRtValue, int]:
+    """Return `x` and the place of a dimension, in as many dimensions as LiteRT has."""
+    if len(x.shape) <= MAX_RANK:
+        return x, dim
+    return w.reshape(x, (math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :]))), 1
+
+
 def around(w: LiteRtWriter, x: LiteRtValue, dim: int, in_rows: bool) -> tuple[LiteRtValue, int, int]:
     """Return `x` or rows of it, the dimension that contains `dim`, and its elements per element of `dim`."""
     if not in_rows:
@@ -170,9 +177,8 @@ def _moved(target: Any) -> Row:
 def _flip(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     x = w.dense(a.self)
     for dim in (dim % len(a.shape) for dim in a.dims):
-        sizes = (math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :]))
-        y = w.reshape(x, sizes)
-        x = w.reshape(w.op("REVERSE_V2", [y, w.sizes([1])], sizes), a.shape)
+        y, axis = in_ranks(w, x, dim)
+        x = w.reshape(w.op("REVERSE_V2", [y, w.sizes([axis])], y.shape), a.shape)
     return x
 
 

@@ -19,7 +19,7 @@ from dimorder.targets.litert.writer import LiteRtValue, LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View
 
 aten = torch.ops.aten
-F32, I32, I64, BOOL = torch.float32, torch.int32, torch.int64, torch.bool
+F16, F32, I32, I64, BOOL = torch.float16, torch.float32, torch.int32, torch.int64, torch.bool
 
 _OfOne = Callable[[LiteRtWriter, LiteRtValue], LiteRtValue]
 _OfTwo = Callable[[LiteRtWriter, LiteRtValue, LiteRtValue], LiteRtValue]
@@ -33,7 +33,11 @@ def cast(w: LiteRtWriter, x: LiteRtValue, dtype: torch.dtype) -> LiteRtValue:
     if x.dtype == dtype:
         return x
     known = w.data(x)
-    return w.elementwise("CAST", x, dtype=dtype) if known is None else w.constant(known.to(dtype))
+    if known is not None:
+        return w.constant(known.to(dtype))
+    if F16 in (x.dtype, dtype) and F32 not in (x.dtype, dtype):
+        x = w.elementwise("CAST", x, dtype=F32)
+    return w.elementwise("CAST", x, dtype=dtype)
 
 
 def mul(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue | float) -> LiteRtValue:
@@ -135,6 +139,12 @@ def expm1(w: LiteRtWriter, x: LiteRtValue) -> LiteRtValue:
     return select(w, w.elementwise("LESS", x, 0.0, dtype=BOOL), below, positive)
 
 
+def atan2(w: LiteRtWriter, x: LiteRtValue, y: LiteRtValue) -> LiteRtValue:
+    """Write ATAN2, which repeats no operand."""
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    return w.elementwise("ATAN2", w.expanded(x, shape), w.expanded(y, shape))
+
+
 def _cosine(w: LiteRtWriter, sine: LiteRtValue) -> LiteRtValue:
     """Return sqrt((1 - x) (1 + x)), which loses nothing near 1."""
     return w.elementwise("SQRT", mul(w, w.elementwise("SUB", 1.0, sine), add(w, sine, 1.0)))
@@ -211,6 +221,10 @@ def check_float(a: Arguments) -> str | None:
 
 def check_number(a: Arguments) -> str | None:
     return f"arithmetic on {a.dtype}" if a.dtype == BOOL else None
+
+
+def _check_sign(a: Arguments) -> str | None:
+    return None if a.dtype in (F32, I32) else f"a sign of {a.dtype}"
 
 
 def _check_type(a: Arguments) -> str | None:
@@ -328,7 +342,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         **{name: _binary(kind2("MINIMUM"), _check_type) for name in (aten.minimum.default, aten.min.other)},
         aten.clamp_min.Tensor: _with(lambda w, x, a: w.elementwise("MAXIMUM", x, value(w, a.min, x.dtype))),
         aten.clamp_max.Tensor: _with(lambda w, x, a: w.elementwise("MINIMUM", x, value(w, a.max, x.dtype))),
-        aten.atan2.default: _binary(kind2("ATAN2"), check_float),
+        aten.atan2.default: _binary(atan2, check_float),
         aten.pow.Tensor_Scalar: _with(lambda w, x, a: power(w, x, a.exponent)),
         aten.pow.Tensor_Tensor: Row(
             lambda w, a: w.elementwise("POW", *(value(w, each, a.dtype) for each in (a.self, a.exponent))),
@@ -352,9 +366,9 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.tan.default: _unary(
             lambda w, x: w.elementwise("DIV", w.elementwise("SIN", x), w.elementwise("COS", x))
         ),
-        aten.atan.default: _unary(lambda w, x: w.elementwise("ATAN2", x, 1.0)),
-        aten.asin.default: _unary(lambda w, x: w.elementwise("ATAN2", x, _cosine(w, x))),
-        aten.acos.default: _unary(lambda w, x: w.elementwise("ATAN2", _cosine(w, x), x)),
+        aten.atan.default: _unary(lambda w, x: atan2(w, x, w.number(1.0, F32))),
+        aten.asin.default: _unary(lambda w, x: atan2(w, x, _cosine(w, x))),
+        aten.acos.default: _unary(lambda w, x: atan2(w, _cosine(w, x), x)),
         aten.sinh.default: _unary(_sinh),
         aten.cosh.default: _unary(_cosh),
         aten.erf.default: _unary(erf),
@@ -362,7 +376,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.ceil.default: _unary(kind1("CEIL")),
         aten.trunc.default: _unary(truncate),
         aten.round.default: _unary(kind1("ROUND")),
-        **{name: _unary(kind1("SIGN")) for name in (aten.sign.default, aten.sgn.default)},
+        **{name: _unary(kind1("SIGN"), _check_sign) for name in (aten.sign.default, aten.sgn.default)},
         aten.softshrink.default: _with(
             lambda w, x, a: w.elementwise("SUB", x, clamp(w, x, -float(a.lambd), float(a.lambd)))
         ),
@@ -386,6 +400,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
             lambda w, x, a: w.elementwise("LEAKY_RELU", x, alpha=float(a.negative_slope))
         ),
         dimorder.prelu_last.default: Row(_prelu),
-        aten._to_copy.default: Row(lambda w, a: cast(w, w.dense(a.self), a.dtype)),
+        aten._to_copy.default: Row(lambda w, a: cast(w, w.dense(a.self), a.dtype), halves=lambda a: True),
     }
 )

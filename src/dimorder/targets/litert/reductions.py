@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dimorder.targets.litert.pointwise import BOOL, F32, I32, I64, add, cast, check_float, mul
+from dimorder.targets.litert.moves import in_ranks
+from dimorder.targets.litert.pointwise import BOOL, F16, F32, I32, I64, add, cast, check_float, mul
 from dimorder.targets.litert.writer import MAX_RANK, LiteRtValue, LiteRtWriter
 from dimorder.targets.table import Arguments, Row, View, is_transposed
 
@@ -151,7 +152,7 @@ def _check_last(a: Arguments) -> str | None:
     rank, dtype = len(a.shape), a.self.meta["val"].dtype
     if rank and a.dim % rank != rank - 1:
         return f"an order along dimension {a.dim} of {rank}; LiteRT has it along the last"
-    return None if rank and dtype == F32 else f"an order of {dtype}"
+    return None if rank and dtype in (F32, F16) else f"an order of {dtype}"
 
 
 def _arg(largest: bool) -> Callable[[LiteRtWriter, Arguments], LiteRtValue]:
@@ -160,11 +161,9 @@ def _arg(largest: bool) -> Callable[[LiteRtWriter, Arguments], LiteRtValue]:
     def build(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
         x = w.dense(a.self)
         x = w.reshape(x, x.shape or (1,))
-        dim = (a.dim or 0) % len(x.shape)
-        outer, inner = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
-        rows = w.reshape(x, (outer, x.shape[dim], inner))
-        y = w.op(kind, [rows, w.sizes([1])], (outer, inner), I64, outputType=_INT64)
-        return w.reshape(y, a.shape)
+        x, dim = in_ranks(w, x, (a.dim or 0) % len(x.shape))
+        shape = (*x.shape[:dim], *x.shape[dim + 1 :])
+        return w.reshape(w.op(kind, [x, w.sizes([dim])], shape, I64, outputType=_INT64), a.shape)
 
     return build
 
@@ -174,7 +173,7 @@ _INT64 = 4  # TensorType of the schema
 
 def _check_arg(a: Arguments) -> str | None:
     dtype = a.self.meta["val"].dtype
-    return None if dtype in (F32, I32) else f"argmax of {dtype}, which LiteRT has for torch.float32"
+    return None if dtype in (F32, F16, I32) else f"argmax of {dtype}, which LiteRT has for torch.float32"
 
 
 # -- softmax and normalisations ----------------------------------------------------------------------------
@@ -196,9 +195,8 @@ def _check_softmax(a: Arguments) -> str | None:
 
 
 def _log_softmax(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
-    x = w.dense(a.self)
-    rows = w.reshape(x, (x.size // x.shape[-1], x.shape[-1]))
-    return w.reshape(w.op("LOG_SOFTMAX", [rows], rows.shape), a.shape)
+    x, _ = in_ranks(w, w.dense(a.self), len(a.shape) - 1)
+    return w.reshape(w.op("LOG_SOFTMAX", [x], x.shape), a.shape)
 
 
 def _layer_norm(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
@@ -216,9 +214,8 @@ def _cumsum(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     x = cast(w, w.dense(a.self), a.dtype)
     if not x.shape:
         return x
-    dim = a.dim % len(x.shape)
-    rows = (math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :]))
-    return w.reshape(w.op("CUMSUM", [w.reshape(x, rows), w.sizes([1])], rows), a.shape)
+    x, dim = in_ranks(w, x, a.dim % len(x.shape))
+    return w.reshape(w.op("CUMSUM", [x, w.sizes([dim])], x.shape), a.shape)
 
 
 _OF_TRUTH = "a sum of truth values as truth"

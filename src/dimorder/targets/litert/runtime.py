@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dimorder.contract import Contract
-from dimorder.targets.litert.file import read_contract
+from dimorder.targets.litert.file import TfLiteSummary, read_contract, read_operators
 
 # The kernels that may run a file, by the names of ai-edge-litert's resolvers.
 KERNELS: Mapping[str, str] = MappingProxyType(
@@ -25,11 +25,15 @@ _THREADS: ContextVar[int | None] = ContextVar("threads", default=None)
 
 
 class LiteRtProgram:
-    """A `.tflite` as a function of tensors, in the shapes of the program's own signature."""
+    """A `.tflite` as a function of tensors, in the shapes of the program's own signature.
 
-    def __init__(self, data: bytes, kernels: str = DEFAULT_KERNELS) -> None:
+    A file has dense tensors in the contract's orders, also where the signature has the logical shape.
+    """
+
+    def __init__(self, data: bytes, contract: Contract, kernels: str = DEFAULT_KERNELS) -> None:
         from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+        self._contract = contract
         self._interpreter: Any = Interpreter(
             model_content=data,
             num_threads=_THREADS.get(),
@@ -40,11 +44,17 @@ class LiteRtProgram:
         self._outputs = [each["index"] for each in self._interpreter.get_output_details()]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        for index, tensor in zip(self._inputs, inputs, strict=True):
-            self._interpreter.set_tensor(index, tensor.detach().cpu().contiguous().numpy())
+        for index, tensor, spec in zip(self._inputs, inputs, self._contract.inputs, strict=True):
+            dense = tensor.permute(tuple(spec.dim_order)) if spec.boundary == "logical" else tensor
+            self._interpreter.set_tensor(index, dense.detach().cpu().contiguous().numpy())
         self._interpreter.invoke()
-        results = map(self._interpreter.get_tensor, self._outputs)  # a number, if it has no dimensions
-        return [torch.from_numpy(np.asarray(result)) for result in results]
+        results = []
+        for index, spec in zip(self._outputs, self._contract.outputs, strict=True):
+            array = np.asarray(self._interpreter.get_tensor(index))  # a number, if it has no dimensions
+            dense = torch.from_numpy(array)
+            logical = spec.boundary == "logical"
+            results.append(dense.permute(tuple(spec.dim_order.inverse)) if logical else dense)
+        return results
 
     def partitions(self) -> tuple[int, Counter[str]]:
         """Return how many parts delegates compute, and how often each operator runs beside them."""
@@ -67,9 +77,9 @@ class LiteRtProgram:
         return len(delegates), Counter(beside.values())
 
 
-def run_by_reference(data: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def run_by_reference(data: bytes, contract: Contract, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a file by LiteRT's reference kernels, whose arithmetic makes the largest float of an infinity."""
-    results = LiteRtProgram(data, "reference")(inputs)
+    results = LiteRtProgram(data, contract, "reference")(inputs)
     largest = torch.finfo(torch.float32).max
     return [torch.where(y.abs() == largest, y * 2, y) if y.is_floating_point() else y for y in results]
 
@@ -82,4 +92,15 @@ def set_threads(count: int) -> None:
 def load(file: Path, kernels: str = DEFAULT_KERNELS) -> tuple[Contract, LiteRtProgram]:
     """Return the contract of a saved file, and the file as a function."""
     data = file.read_bytes()
-    return read_contract(data), LiteRtProgram(data, kernels)
+    contract = read_contract(data)
+    return contract, LiteRtProgram(data, contract, kernels)
+
+
+def check(path: str, data: bytes) -> TfLiteSummary:
+    """Return the content of any tool's `.tflite`, and what LiteRT's delegate computes of it."""
+    operators = read_operators(data)
+    try:
+        delegates, beside = LiteRtProgram(data, Contract((), ())).partitions()
+    except (RuntimeError, ValueError) as error:  # an operator that LiteRT lacks, or one of Flex
+        return TfLiteSummary(operators, error=next(iter(str(error).splitlines()), ""))
+    return TfLiteSummary(operators, delegates, beside)

@@ -26,6 +26,7 @@ from dimorder.targets.litert.runtime import (
     KERNELS,
     NO_REFERENCE,
     LiteRtProgram,
+    check,
     load,
     run_by_reference,
     set_threads,
@@ -41,6 +42,7 @@ class TfLite(Artifact):
     """A sealed `.tflite` with its contract inside, and the kernels that run it here."""
 
     data: bytes
+    contract: Contract
     kernels: str = DEFAULT_KERNELS
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -48,7 +50,7 @@ class TfLite(Artifact):
 
     @cached_property
     def _program(self) -> LiteRtProgram:
-        return LiteRtProgram(self.data, self.kernels)
+        return LiteRtProgram(self.data, self.contract, self.kernels)
 
     @cached_property
     def delegates(self) -> int:
@@ -63,12 +65,12 @@ class TfLite(Artifact):
         """Return the reference kernels, which an operator may lack."""
         if self.kernels != DEFAULT_KERNELS or NO_REFERENCE & set(operators(self.data)):
             return {}
-        return {"LiteRT's reference kernels": partial(run_by_reference, self.data)}
+        return {"LiteRT's reference kernels": partial(run_by_reference, self.data, self.contract)}
 
 
 def emit(program: ExportedProgram, contract: Contract, table: Table, kernels: str) -> TfLite:
     """Emit a `.tflite`. Raises `UnsupportedError` for an operator that LiteRT lacks."""
-    return TfLite(write(program, contract, table), kernels)
+    return TfLite(write(program, contract, table), contract, kernels)
 
 
 # As for XNNPACK, which computes most of a file.
@@ -117,7 +119,7 @@ def target(table: Table = OPERATORS, *, kernels: str = DEFAULT_KERNELS) -> Targe
             heads=_HEADS,
         ),
         counted(min_run=_MIN_RUN),
-        files=TargetFiles(partial(load, kernels=kernels), channels_last=()),
+        files=TargetFiles(partial(load, kernels=kernels), check, channels_last=()),
         runtime=TargetRuntime("LiteRT", set_threads=set_threads),
         with_options=partial(target, table),
     )

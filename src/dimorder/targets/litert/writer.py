@@ -6,6 +6,7 @@ for it.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -21,6 +22,7 @@ from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor, seriali
 from dimorder.targets.table import View
 
 MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and then ends the model
+LEAST_HALVED = 256  # elements of a constant from which on storing it as float16 is worth an operator
 BROADCAST_RANK = 4  # LiteRT's own kernels compare, select and divide in up to 4 dimensions
 
 # The operators that XNNPACK computes with a clamp, each with the option that names the clamp.
@@ -61,6 +63,7 @@ class LiteRtWriter:
         self._constants: dict[tuple[torch.dtype, tuple[int, ...], bytes], str] = {}
         self._reshaped: dict[tuple[str, tuple[int, ...]], str] = {}
         self._transposed: dict[View[LiteRtValue], LiteRtValue] = {}
+        self._wide: dict[str, LiteRtValue] = {}  # by float16 tensor: the same value in float32
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -86,7 +89,7 @@ class LiteRtWriter:
         tensor = torch.as_tensor(data).detach().cpu().contiguous()
         _require_shape(tuple(tensor.shape))
         array = tensor.numpy()
-        key = (tensor.dtype, tuple(tensor.shape), array.tobytes())
+        key = (tensor.dtype, tuple(tensor.shape), hashlib.sha256(array.data).digest())
         if key not in self._constants:
             self._constants[key] = self._unique("constant")
             self._tensors[self._constants[key]] = TfLiteTensor(key[1], tensor.dtype, array)
@@ -137,6 +140,27 @@ class LiteRtWriter:
                 self.op("TRANSPOSE", [value, self.sizes(order)], shape), view.shape
             )
         return self._transposed[view]
+
+    # -- half precision ------------------------------------------------------------------------------------
+
+    def widened(self, operand: Any) -> Any:
+        """Return an operand in float32, in which all of a float16 program is computed."""
+        if isinstance(operand, torch.Tensor):
+            return operand.float() if operand.dtype == torch.float16 else operand
+        if not isinstance(operand, View) or operand.value.dtype != torch.float16:
+            return operand
+        value = operand.value
+        if value.tensor not in self._wide:
+            self._wide[value.tensor] = self.elementwise("CAST", value, dtype=torch.float32)
+        return View(self.reshape(self._wide[value.tensor], value.shape), operand.order)
+
+    def narrowed(self, view: View[LiteRtValue], dtype: torch.dtype) -> View[LiteRtValue]:
+        """Convert a result that was computed in float32 to its own type. A reader gets the original value."""
+        if dtype != torch.float16:
+            return view
+        value = self.elementwise("CAST", view.value, dtype=dtype)
+        self._wide[value.tensor] = view.value
+        return View(value, view.order)
 
     # -- operators -----------------------------------------------------------------------------------------
 
@@ -217,18 +241,20 @@ class LiteRtWriter:
             padded = (1,) * (len(shape) - len(value.shape)) + value.shape
             last = max(d for d, (a, b) in enumerate(zip(padded, shape, strict=True)) if a != b)
             return self.expanded(self.expanded(value, (*padded[:last], *shape[last:])), shape)
-        if value.dtype.is_floating_point and len(new) <= MAX_RANK:  # XNNPACK's: BROADCAST_TO is not
+        if value.dtype.is_floating_point and len(new) <= MAX_RANK:  # XNNPACK computes it, and no TILE
             ones = torch.ones([1 if a == b else b for a, b in zip(old, new, strict=True)], dtype=value.dtype)
             return self.reshape(self.op("MUL", [self.reshape(value, old), self.constant(ones)], new), shape)
-        dims = [self.reshape(value, old), self.sizes(new)]
-        return self.reshape(self.op("BROADCAST_TO", dims, new), shape)
+        multiples = self.sizes([b // a for a, b in zip(old, new, strict=True)])
+        return self.reshape(self.op("TILE", [self.reshape(value, old), multiples], new), shape)
 
     # -- the file ------------------------------------------------------------------------------------------
 
-    def finish(self, metadata: Mapping[str, bytes]) -> bytes:
-        """Return the bytes of the file. Needs ai-edge-litert."""
-        nodes = _with_clamps(self._needed(), self._outputs.values())
-        return serialize(self._tensors, nodes, self._inputs, self._outputs, metadata)
+    def finish(self, metadata: Mapping[str, bytes], in_half: bool = False) -> bytes:
+        """Return the bytes of the file, with constants as float16 if `in_half`. Needs ai-edge-litert."""
+        nodes, tensors = _with_clamps(self._needed(), self._outputs.values()), self._tensors
+        if in_half:
+            tensors, nodes = _stored_in_half(tensors, nodes)
+        return serialize(tensors, nodes, self._inputs, self._outputs, metadata)
 
     def _needed(self) -> list[TfLiteNode]:
         wanted, kept = set(self._outputs.values()), []
@@ -324,3 +350,20 @@ def _with_clamps(nodes: Sequence[TfLiteNode], outputs: Collection[str]) -> list[
         elif not (node.kind in _CLAMPS and left_out.issuperset(node.outputs)):
             kept.append(node)
     return kept
+
+
+def _stored_in_half(
+    tensors: Mapping[str, TfLiteTensor], nodes: Sequence[TfLiteNode]
+) -> tuple[dict[str, TfLiteTensor], list[TfLiteNode]]:
+    """Store constants as float16 that lose nothing by it. XNNPACK's delegate widens them ahead of time."""
+    made, widening = dict(tensors), []
+    for name in dict.fromkeys(name for node in nodes for name in node.inputs if name):
+        tensor = tensors[name]
+        if tensor.data is None or tensor.dtype != torch.float32 or tensor.data.size < LEAST_HALVED:
+            continue
+        half = tensor.data.astype(np.float16)
+        if np.array_equal(half.astype(np.float32), tensor.data):
+            made[f"{name}.half"] = TfLiteTensor(tensor.shape, torch.float16, half)
+            made[name] = replace(tensor, data=None)
+            widening.append(TfLiteNode("DEQUANTIZE", (f"{name}.half",), (name,), {}))
+    return made, [*widening, *nodes]

@@ -1,0 +1,62 @@
+"""Decides what `dimorder check` says of a `.tflite`, whichever tool wrote it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dimorder
+from dimorder.targets.litert.file import read_operators
+from dimorder.targets.litert.flatbuffer import TfLiteNode, TfLiteTensor, serialize
+from dimorder.targets.litert.runtime import check
+
+
+class Ranked(nn.Module):
+    """A convolution, which channels are greatest, and sums that LiteRT computes beside its delegate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.conv(x)
+        return y.argmax(1), y.cumsum(1)
+
+
+@pytest.fixture(scope="module")
+def data() -> bytes:
+    return dimorder.lower(Ranked().eval(), (torch.randn(1, 3, 8, 9),), target="litert").artifact.data
+
+
+def test_a_summary_has_what_moves_and_what_runs_beside_the_delegate(data: bytes) -> None:
+    found = check("net.tflite", data).to_dict()
+    assert (found["format"], found["error"]) == ("tflite", None)
+    assert found["transposes"] == 2 and found["transpose_bytes"] == 4 * (3 * 8 * 9 + 8 * 6 * 7)
+    assert found["operators"]["CONV_2D"] == 1 and found["operator_count"] == sum(found["operators"].values())
+    assert {"ARG_MAX", "CUMSUM"} <= set(found["beside"]) and "CONV_2D" not in found["beside"]
+    assert found["delegates"] == 1
+
+
+def test_it_is_printed(data: bytes) -> None:
+    lines = str(check("net.tflite", data)).splitlines()
+    assert "       1  CONV_2D" in lines and any(
+        line.startswith("transposes  2, 2,208 bytes") for line in lines
+    )
+
+
+def test_a_file_that_litert_cannot_load_is_told_of_too() -> None:
+    floats = TfLiteTensor((2, 3), torch.float32)
+    nodes = [TfLiteNode("HASHTABLE_FIND", ("x", "x", "x"), ("y",), {})]
+    file = serialize({"x": floats, "y": floats}, nodes, {"x": "x"}, {"y": "y"}, {})
+    found = check("net.tflite", file)
+    assert found.error and found.beside is None and found.counts == Counter(HASHTABLE_FIND=1)
+    assert str(found).splitlines()[-1].startswith("not loaded")
+
+
+def test_a_damaged_file_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="damaged flatbuffer"):
+        read_operators(data[:40])
