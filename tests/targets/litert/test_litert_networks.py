@@ -1,0 +1,24 @@
+"""Whole networks: PyTorch's numbers, TRANSPOSEs as planned, one delegate and nothing beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+import dimorder
+from dimorder.targets.litert.file import operators
+from tests import zoo
+
+FAST = ("tcn", "unet", "vit_128")
+SLOW = (
+    *("resnet18", "mobilenet_v2", "shufflenet_v2_x1_0", "convnext_tiny", "efficientnet_b0", "mobilevit_xxs"),
+)
+
+
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_a_network_is_right_and_has_the_plans_conversions(name: str) -> None:
+    network = zoo.network(name)
+    args, kwargs = network.call()
+    lowered = dimorder.lower(network.build(), args, kwargs, target="litert")
+    assert lowered.max_rel_error <= 1e-4
+    assert operators(lowered.artifact.data)["TRANSPOSE"] == len(lowered.plan.conversions)
+    assert (lowered.artifact.delegates, lowered.artifact.outside) == (1, {})
