@@ -44,9 +44,10 @@ def captured_faults(program: Captured) -> Iterator[str]:
 
 
 def _constant_faults(program: Captured, node: Node) -> Iterator[str]:
-    value, noted = program.constant(node), node.meta["val"]
-    if (value.shape, value.dtype) != (noted.shape, noted.dtype):
-        yield f"{node}: {value.dtype} {tuple(value.shape)}, noted as {noted.dtype} {tuple(noted.shape)}"
+    value = program.constant(node)
+    noted, own = (f"{each.dtype} {tuple(each.shape)}" for each in (node.meta["val"], value))
+    if noted != own:
+        yield f"{node}: noted as {noted}, held as {own}"
     if not value.is_contiguous():
         yield f"{node}: a constant with strides {value.stride()}"
 
