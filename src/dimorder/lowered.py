@@ -27,7 +27,8 @@ from dimorder.plans.network_plan import NetworkPlan
 from dimorder.plans.printing import captured_text, physical_text
 from dimorder.runtime.guard import OnMismatch, check, restore
 from dimorder.runtime.program import bind_inputs
-from dimorder.sizes.symbolic import SizeTable, merge_programs
+from dimorder.sizes.merge_specializations import merge_programs
+from dimorder.sizes.size_table import SizeTable
 from dimorder.targets.base import Artifact, Target
 from dimorder.verification.verify import Run, Verified
 

@@ -14,7 +14,7 @@ from tests.test_imports import FILES, SOURCE
 
 INTERPRETER = SOURCE / "graph" / "interpreter.py"
 # Computes the shapes of a program for all sizes, on tensors without data.
-SHAPES_ONLY = SOURCE / "sizes" / "symbolic.py"
+SHAPES_ONLY = SOURCE / "sizes" / "merge_specializations.py"
 
 
 def interpreters_in(tree: ast.AST) -> Iterator[str]:

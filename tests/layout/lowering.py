@@ -61,7 +61,7 @@ class Lowering:
         orders = ([spec.dim_order for spec in side] for side in (contract.inputs, contract.outputs))
         fewer = IMPLEMENTATIONS - RICHER
         capabilities = Capabilities(implementations=(IMPLEMENTATIONS, fewer) if rich else (fewer,))
-        extracted = extract(self.annotated, *orders, counted(min_run=8)[objective], capabilities)
+        (extracted,) = extract([self.annotated], *orders, counted(min_run=8)[objective], capabilities)
         require("the layout problem", check_program.problem_faults(extracted, contract, capabilities))
         return extracted, solve(extracted.problem)
 

@@ -92,4 +92,4 @@ def test_a_constant_that_is_another_one_for_each_size_is_refused() -> None:
     dims = ({1: Dim("L", min=4, max=40)},)
     first, found, _ = refusal(Backwards(), torch.ones(2, 9), dims)
     assert first.startswith("aten.add.Tensor (test_constants_by_size.py:")
-    assert found == "  found: the constant constant__0, which is another one for each size"
+    assert found == "  found: the constant constant__0, whose values depend on a dynamic size"

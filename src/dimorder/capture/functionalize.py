@@ -32,10 +32,13 @@ _TRUTHS = frozenset(
 ) | frozenset(("greater_equal_", "logical_and_", "logical_or_", "logical_xor_", "logical_not_"))
 
 
-def functionalize(exported: ExportedProgram, operators: Mapping[Any, Operator]) -> ExportedProgram:
+def functionalize(
+    exported: ExportedProgram, operators: Mapping[Any, Operator], *, decompose: bool = True
+) -> ExportedProgram:
     """Return the program without in-place operators, and without composite ones outside `operators`.
 
-    Calls that can be computed ahead of time, in this order, stay as they are.
+    Calls that can be computed ahead of time, in this order, stay as they are. With `decompose` off, a program
+    that torch would have to decompose is returned as it is.
 
     >>> class Steps(torch.nn.Module):
     ...     def forward(self, x):
@@ -45,6 +48,9 @@ def functionalize(exported: ExportedProgram, operators: Mapping[Any, Operator]) 
     >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     ['aten.add.Tensor', 'aten.relu.default', 'aten.flatten.using_ints']
     """
+    called = [node for node in exported.graph.nodes if node.op in ("call_function", "get_attr")]
+    if all(_is_functional(node, operators) for node in called):
+        return exported
     graph = copy_graph(exported.graph)
     constants = {s.arg.name for s in exported.graph_signature.input_specs if s.kind != InputKind.USER_INPUT}
     constants -= set(state_of(exported))
@@ -52,8 +58,8 @@ def functionalize(exported: ExportedProgram, operators: Mapping[Any, Operator]) 
     for node in graph.nodes:
         if node.op == "call_function" and _is_ahead(node, ahead, operators):
             ahead.add(node)
-        elif node.op == "get_attr" or (node.op == "call_function" and not _is_functional(node, operators)):
-            decomposed: ExportedProgram = exported.run_decompositions({})
+        elif node.op == "get_attr" or (node.op == "call_function" and not _made_functional(node, operators)):
+            decomposed: ExportedProgram = exported.run_decompositions({}) if decompose else exported
             return decomposed
     return remade(exported, graph=graph)
 
@@ -80,15 +86,21 @@ def _is_ahead(
     return True
 
 
-def _is_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
+def _made_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
     """Return whether a call is functional, or was in place and has been replaced."""
+    in_place = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return _replaced(node, operators) if in_place else _is_functional(node, operators)
+
+
+def _is_functional(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:
+    if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return True  # computed from sizes
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.target is operator.getitem
     if node.target in _NORMS and node.args[3] is not None and node.args[5]:
         return False  # on the input's statistics it writes the running ones, which no schema says
-    if node.target._schema.is_mutable:
-        return _replaced(node, operators)
-    return node.target in operators or not _is_composite(node.target)
+    is_known = node.target in operators or not _is_composite(node.target)
+    return is_known and not node.target._schema.is_mutable
 
 
 def _replaced(node: torch.fx.Node, operators: Mapping[Any, Operator]) -> bool:

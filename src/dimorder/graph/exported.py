@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch._export.verifier import TrainingIRVerifier
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
@@ -20,12 +20,12 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.branches import Branches, has_branches
 from dimorder.graph.interpreter import GraphRun
-from dimorder.graph.nodes import copy_meta, replace_node
+from dimorder.graph.nodes import copy_meta, replace_node, set_value
+from dimorder.graph.tracing import predict
 
 
 class _Verifier(TrainingIRVerifier):
@@ -67,9 +67,7 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
     for node in read:
         replace_node(node, buffers[str(node.target)])
     state = {name: module.get_buffer(name) for name in buffers}
-    with FakeTensorMode() as mode, torch.no_grad():
-        fakes = [mode.from_tensor(x, static_shapes=True) for x in (*state.values(), *examples)]
-        FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
+    _ShapesRun(module, (*state.values(), *examples))
     results: Any = graph.output_node().args[0]
     returned = [TensorArgument(node.name) for node in results]
     taken = [TensorArgument(node.name) for node in inputs]
@@ -95,6 +93,27 @@ def exported(module: GraphModule, examples: Sequence[torch.Tensor]) -> ExportedP
 def _call_graph(inputs: Sequence[Any], results: Sequence[Any], call: Any) -> list[ModuleCallEntry]:
     trees = pytree.tree_structure(call), pytree.tree_structure((*results,))
     return [ModuleCallEntry("", ModuleCallSignature([*inputs], [*results], *trees))]
+
+
+class _ShapesRun(GraphRun):
+    """A run without data that writes what each node returns. `tensors` are those of the placeholders."""
+
+    def __init__(self, module: GraphModule, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(module)
+        self.mode, self.device = FakeTensorMode(), tensors[0].device
+        metas = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in tensors]
+        for node, value in zip(module.graph.find_nodes(op="placeholder"), metas, strict=True):
+            self.result(node, {}, value)
+        self.run(*metas)
+
+    def call(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return predict(target, args, kwargs)
+
+    def result(self, node: Node, operands: Mapping[Node, Any], result: Any) -> Any:
+        set_value(
+            node, pytree.tree_map_only(torch.Tensor, lambda x: FakeTensor(self.mode, x, self.device), result)
+        )
+        return result
 
 
 def stateful(program: ExportedProgram, state: Mapping[str, torch.Tensor]) -> ExportedProgram:

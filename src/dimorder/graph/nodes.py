@@ -95,8 +95,8 @@ def source_of(node: Node, *others: str) -> dict[str, Any]:
 def origin_of(node: Node) -> dict[str, Any]:
     """Return which operator wrote a node of a physical program.
 
-    An origin has the `site` of the layout problem, or `converts: True` for a conversion. The first node with
-    a buffer in an order also has `buffer` and `order`.
+    An origin has the `site` of the layout problem, with `outside: True` if the target does not compute it, or
+    `converts: True` for a conversion. The first node with a buffer in an order also has `buffer` and `order`.
     """
     return dict(node.meta.get(CUSTOM, {}).get(_ORIGIN, {}))
 

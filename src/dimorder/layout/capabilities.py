@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from dimorder.capture.captured import Captured
 from dimorder.capture.split_attention_heads import HeadLimits
+from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSizeError, dynamic_calls, is_dynamic
 from dimorder.layout.costs import Costs
+from dimorder.layout.site_map import SiteMap
 from dimorder.ops.operator import Implementation
-from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
+from dimorder.ops.problem_map import Arrangement
 from dimorder.ops.table import IMPLEMENTATIONS, PLAIN
 from dimorder.physical.dry_run import physical_calls
 from dimorder.planning.problem import Cost
+
+AtAllSizes: TypeAlias = Callable[
+    [torch.fx.Node, Collection[torch.fx.Node], Mapping[torch.fx.Node, DynamicCall]], "str | None"
+]
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,9 @@ class Capabilities:
             many candidate orders.
         max_rank: the highest rank of a transpose, with dimensions that stay together counted as one; None is
             unlimited.
+        at_all_sizes: `at_all_sizes(call, constants, numbers)` is None if the target, which computes a call at
+            some sizes, does so at all of them, else the reason why not. `numbers` are those of the call and
+            of what it reads.
         takes: `takes(value)` is None if a value may be an input, else the reason why not.
         own_implementations: implementations that only this target has, by the operator. Each takes
             an order of the other implementations, and comes after them.
@@ -46,6 +54,7 @@ class Capabilities:
     leaves: Callable[[torch.fx.Node], str | None] | None = None
     implementations: tuple[frozenset[str], ...] = (PLAIN,)
     max_rank: int | None = None
+    at_all_sizes: AtAllSizes | None = None
     takes: Callable[[torch.Tensor], str | None] = lambda value: None
     own_implementations: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
     split_channels: int | None = None
@@ -68,44 +77,44 @@ class Verdicts:
         self.described: dict[torch.fx.Node, object] = {}
 
     def of(
-        self, site: Site, arrangement: Arrangement, program: Captured, buffers: Sequence[BufferInfo]
+        self, index: int, arrangement: Arrangement, maps: Sequence[SiteMap]
     ) -> tuple[str | None, str | None]:
         """Return why the target cannot compute an arrangement, and why it cannot run outside either.
 
         Each reason is None if there is none.
+
+        Args:
+            index: the place of the site.
+            arrangement: the way to run it.
+            maps: the sites of the network, at each point of its sizes.
         """
         if self.capabilities.computes is None:
             return None, None
-        key = self._key(site, arrangement, buffers)
+        key = tuple(self._key(index, arrangement, each) for each in maps)
         if key not in self.known:
-            self.known[key] = self._ask(physical_calls(site, arrangement, program, buffers))
+            self.known[key] = self._ask([_calls(index, arrangement, each) for each in maps])
         return self.known[key]
 
-    def cost(
-        self,
-        site: Site,
-        arrangement: Arrangement,
-        program: Captured,
-        buffers: Sequence[BufferInfo],
-        costs: Costs,
-    ) -> Cost:
-        """Return what it costs to run an operator in an arrangement; all calls must use the same `costs`."""
+    def cost(self, index: int, arrangement: Arrangement, found: SiteMap, costs: Costs) -> Cost:
+        """Return what it costs to run a site in an arrangement; all calls must use the same `costs`."""
+        site = found.sites[index]
         if costs.configuration is not None:
-            return costs.configuration(site, arrangement, buffers)
+            return costs.configuration(site, arrangement, found.buffers)
         assert costs.calls is not None
         if not site.implementations:  # the contract's side
             return (0,) * len(costs.units)
-        key = self._key(site, arrangement, buffers)
+        key = self._key(index, arrangement, found)
         if key not in self.costs:
-            self.costs[key] = costs.calls(physical_calls(site, arrangement, program, buffers))
+            self.costs[key] = costs.calls(_calls(index, arrangement, found))
         return self.costs[key]
 
-    def _key(self, site: Site, arrangement: Arrangement, buffers: Sequence[BufferInfo]) -> object:
+    def _key(self, index: int, arrangement: Arrangement, found: SiteMap) -> object:
         """Return a key that two arrangements share if they are made of the same calls."""
+        site = found.sites[index]
         implementation = site.implementations[arrangement.implementation]
         sizes = [
             tuple(
-                (token, tuple(buffers[view.buffer].tensor.sizes[a] for a in axes))
+                (token, tuple(found.buffers[view.buffer].tensor.sizes[a] for a in axes))
                 for token, axes in held.items()
             )
             for view, held in zip(site.views, site.tokens, strict=True)
@@ -114,19 +123,48 @@ class Verdicts:
             self.described[site.node] = _call_key(site.node)
         return self.described[site.node], site.kind, implementation.name, arrangement.tokens, *sizes
 
-    def _ask(self, calls: Sequence[torch.fx.Node]) -> tuple[str | None, str | None]:
-        assert self.capabilities.computes is not None
+    def _ask(self, points: Sequence[Sequence[torch.fx.Node]]) -> tuple[str | None, str | None]:
+        """Return the verdict on calls, given at each point."""
+        numbers: Mapping[torch.fx.Node, DynamicCall] = {}
+        if len(points) > 1:
+            try:
+                numbers = dynamic_calls([calls[0].graph for calls in points if calls])
+            except DynamicSizeError as error:
+                return (f"{error}, which depends on a dynamic size",) * 2
         inside, outside = None, None
-        for call in calls:
-            constants = [node for node in call.all_input_nodes if node.op == "get_attr"]
-            reason = self.capabilities.computes(call, constants)
+        for row in zip(*points, strict=True):
+            reason = self._refusal(row, numbers)
             if reason is None:
                 continue
             inside = inside or reason
             outside = outside or (
-                reason if self.capabilities.leaves is None else self.capabilities.leaves(call)
+                reason if self.capabilities.leaves is None else self.capabilities.leaves(row[0])
             )
         return inside, outside
+
+    def _refusal(
+        self, row: Sequence[torch.fx.Node], numbers: Mapping[torch.fx.Node, DynamicCall]
+    ) -> str | None:
+        """Return why the target does not compute a call, given at each point."""
+        computes, at_all_sizes = self.capabilities.computes, self.capabilities.at_all_sizes
+        assert computes is not None
+        varies = is_dynamic(row[0], numbers)
+        for call in row if varies else row[:1]:
+            reason = computes(call, _constants(call))
+            if reason is not None:
+                return reason
+        if not varies or at_all_sizes is None:
+            return None
+        return at_all_sizes(row[0], _constants(row[0]), numbers)
+
+
+def _constants(call: torch.fx.Node) -> list[torch.fx.Node]:
+    return [node for node in call.all_input_nodes if node.op == "get_attr"]
+
+
+def _calls(index: int, arrangement: Arrangement, found: SiteMap) -> list[torch.fx.Node]:
+    """Return the physical calls that an arrangement of a site would write."""
+    return physical_calls(found.sites[index], arrangement, found.annotated.program, found.buffers)
 
 
 def _call_key(node: torch.fx.Node) -> object:

@@ -99,11 +99,14 @@ def _label_faults(relation: Relation, tensors: Sequence[AxedTensor]) -> Iterator
 # -- the layout problem
 
 
-def problem_faults(extracted: Extracted, contract: Contract, capabilities: Capabilities) -> Iterator[str]:
+def problem_faults(
+    extracted: Extracted, contract: Contract, capabilities: Capabilities, others: Sequence[Extracted] = ()
+) -> Iterator[str]:
     """Yield the faults of a layout problem.
 
     Configurations mean orders of their buffers. The defaults and the contract's orders are among them. The
-    target computes each, or the operator is among those left outside.
+    target computes each, or the operator is among those left outside. `others` are the problems of the same
+    network at other sizes.
     """
     problem, verdicts = extracted.problem, Verdicts(capabilities)
     if not len(extracted.sites) == len(problem.steps) == len(extracted.arrangements):
@@ -124,7 +127,7 @@ def problem_faults(extracted: Extracted, contract: Contract, capabilities: Capab
             continue
         if site.kind == "state":
             continue
-        for fault in _configured_faults(extracted, index, verdicts):
+        for fault in _configured_faults([extracted, *others], index, verdicts):
             yield f"{name}: {fault}"
 
 
@@ -147,12 +150,13 @@ def _step_faults(extracted: Extracted, index: int) -> Iterator[str]:
                 yield f"a configuration has {order}, its arrangement means {layout_of(i, site, arrangement)}"
 
 
-def _configured_faults(extracted: Extracted, index: int, verdicts: Verdicts) -> Iterator[str]:
+def _configured_faults(problems: Sequence[Extracted], index: int, verdicts: Verdicts) -> Iterator[str]:
+    extracted = problems[0]
     site, step = extracted.sites[index], extracted.problem.steps[index]
     outside = site.node in extracted.outside
 
     def refused(arrangement: Arrangement) -> str | None:
-        inside, beside = verdicts.of(site, arrangement, extracted.annotated.program, extracted.buffers)
+        inside, beside = verdicts.of(index, arrangement, problems)
         return beside if outside else inside
 
     for arrangement in extracted.arrangements[index]:

@@ -55,7 +55,8 @@ def build(extracted: Extracted, plan: LayoutPlan, contract: Contract) -> torch.f
     computed: list[_At] = []
     for index, site in enumerate(extracted.sites):
         arrangement = extracted.arrangements[index][plan.choice[index]]
-        b.source = with_origin(source_of(site.node), site=index)
+        outside = {"outside": True} if site.node in extracted.outside else {}
+        b.source = with_origin(source_of(site.node), site=index, **outside)
         if site.kind == "input":
             _input(b, _At(site, arrangement), next(inputs))
         elif site.kind == "output":

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dimorder.capture.captured import Captured
 from dimorder.graph.nodes import add_constant, set_value
-from dimorder.graph.tracing import without_data
+from dimorder.graph.tracing import predict, without_data
 from dimorder.ops.builder import AxisGroup, Builder, Physical
 from dimorder.ops.call import Call
 from dimorder.ops.problem_map import Arrangement, BufferInfo, Site
@@ -48,8 +48,7 @@ class _DryRun(Builder):
     def call(self, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = super().call(target, *args, **kwargs)
         metas = pytree.tree_map_only(torch.fx.Node, lambda n: n.meta["val"], (args, kwargs))
-        with torch.no_grad():
-            return set_value(node, target(*metas[0], **metas[1]))
+        return set_value(node, predict(target, *metas))
 
     def _operand(self, buffer: int, runs: Sequence[AxisGroup]) -> torch.fx.Node:
         node = self.graph.placeholder("operand")

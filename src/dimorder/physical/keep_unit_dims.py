@@ -15,6 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from dimorder.graph.elements import Elements
 from dimorder.graph.exported import copy_graph, remade
 from dimorder.graph.nodes import args_of, call_before, copy_meta
 from dimorder.graph.tracing import shape_of
@@ -39,6 +40,8 @@ def keep_unit_dims(program: ExportedProgram, varying: Collection[int]) -> Export
     >>> [str(node.target) for node in keep_unit_dims(program, {3, 5}).graph.nodes]
     ['x', 'y', 'aten.view.default', 'aten.relu.default', 'aten.add.Tensor', 'aten.exp.default', 'output']
     """
+    if not any(_varies(view, varying) and _ones(view) for view in _views(program.graph)):
+        return program
     graph = copy_graph(program.graph)
     left = set[Node]()  # views that stay
     while True:
@@ -86,12 +89,16 @@ def _ones(view: Node) -> _Ones | None:
     return None
 
 
-# Operators that read rows only in their first operand, and operators whose second argument names dimensions.
-_OF_ROWS = (aten.linear.default, aten.layer_norm.default)
-_BY_DIM = (
-    *(aten.softmax.int, aten.slice.Tensor, aten.cat.default),
-    *(aten.mean.dim, aten.sum.dim_IntList),
-)
+_OF_ROWS = (aten.linear.default, aten.layer_norm.default)  # they read rows only in their first operand
+_ALONG_DIMS = (Elements.MOVES, Elements.REDUCES, Elements.MIXES)
+
+
+def _takes_dims(node: Node) -> bool:
+    """Return whether a call acts along the dimensions that its second argument names."""
+    if elements_of(node.target) not in _ALONG_DIMS:
+        return False
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]  # elements are those of overloads
+    return len(arguments) > 1 and arguments[1].name == "dim"
 
 
 class _Lift:
@@ -141,7 +148,7 @@ class _Lift:
         behind = self.ones.rank - self.ones.at
         if node.target in _OF_ROWS:
             return node.target is aten.linear.default or len(args_of(node)[1]) <= behind
-        if node.target in _BY_DIM or node.target is aten.clone.default:
+        if _takes_dims(node) or node.target is aten.clone.default:
             return True
         if not elements_of(node.target).is_pointwise:
             return False
@@ -161,7 +168,7 @@ class _Lift:
             else:
                 read = self._read(node)
                 made = self.graph.node_copy(node, lambda n: self.lifted[n] if n in read else n)
-        if node.target in _BY_DIM:
+        if _takes_dims(node):
             dims: Any = args_of(node)[1]
             moved = self.ones.moved(dims) if isinstance(dims, int) else [self.ones.moved(d) for d in dims]
             made.args = (made.args[0], moved, *made.args[2:])

@@ -29,7 +29,7 @@ from dimorder.verification.verify_integers import trial_of
 
 @dataclass(frozen=True)
 class _LabelledTrial:
-    """A trial of the network, where it is made: at a point, or with forced choices of each `torch.cond`."""
+    """A trial of the network, with its place: a point, or with forced choices of each `torch.cond`."""
 
     trial: Trial
     at: str = ""
@@ -45,7 +45,7 @@ class Checks:
 
     def __init__(self, source: Source, variants: Sequence[Variant]) -> None:
         self.source, self.variants = source, variants
-        self.made: list[_LabelledTrial] = []
+        self.trials: list[_LabelledTrial] = []
 
     def compare_program(self, physical: PhysicalProgram, planned: NetworkPlan) -> float:
         """Run a physical program in torch, and return its largest relative error.
@@ -75,12 +75,12 @@ class Checks:
             target: the target.
             runs: whether the artifact itself is run. If not, what it computes by other means is compared.
         """
-        errors, keeps_state = [0.0], bool(self.variants[0].program.state)
+        errors, started = [0.0], artifact.start() if runs else artifact.reference_run
         for check in self._checks(planned.contract):
-            emitted = artifact
+            emitted, run = artifact, started
             if check.choices is not None:
                 emitted = target.emit(_forced(physical.program, planned, check.choices), planned.contract)
-            run = (emitted.start() if keeps_state else emitted.run) if runs else emitted.reference_run
+                run = emitted.start() if runs else emitted.reference_run
             if run is not None:
                 what = f"the {target.suffix} that was emitted{check.at}"
                 errors.append(check.trial.compare(run, what, emitted.reference_run if runs else None))
@@ -91,16 +91,16 @@ class Checks:
 
     def verified(self, error: float, runs: bool) -> Verified:
         """Return what was found, after all comparisons."""
-        trials = [check.trial for check in self.made]
+        trials = [check.trial for check in self.trials]
         eager = max((trial.eager_error for trial in trials if trial.eager_error is not None), default=None)
         return Verified(error, eager, runs, all(trial.input_matters for trial in trials))
 
     def _checks(self, contract: Contract) -> list[_LabelledTrial]:
-        if not self.made:
-            self.made += self._make(contract)
-        return self.made
+        if not self.trials:
+            self.trials += self._label_trials(contract)
+        return self.trials
 
-    def _make(self, contract: Contract) -> Iterator[_LabelledTrial]:
+    def _label_trials(self, contract: Contract) -> Iterator[_LabelledTrial]:
         model, sizes, program = self.source.model, self.source.sizes, self.variants[0].program
         if sizes is not None:
             for i, point in enumerate(sizes.verification_points):
@@ -146,5 +146,5 @@ def _trial_at(
     try:
         return Trial(model, program, contract, exported, repeats)
     except UnsupportedError:
-        exported()
+        sizes.require(point)  # it says which operator does not accept these sizes
         raise

@@ -19,8 +19,10 @@ from dimorder.pipeline.source import Request, Source
 from dimorder.pipeline.variants import Variant
 from dimorder.plans.network_plan import NetworkPlan, Place
 from dimorder.plans.state_plan import state_specs
+from dimorder.sizes.merge_specializations import merge_programs
 from dimorder.sizes.ranges import plan_ranges
-from dimorder.sizes.symbolic import SizeTable, merge_programs
+from dimorder.sizes.size_table import SizeTable
+from dimorder.sizes.symbolic_program import format_point
 from dimorder.targets.base import Target
 
 
@@ -56,16 +58,13 @@ def annotate_variants(variants: Sequence[Variant]) -> list[Annotated]:
 def extract_problems(
     annotated: Sequence[Annotated], variants: Sequence[Variant], costs: Costs
 ) -> list[Extracted]:
-    """Return the layout problem of each variant."""
-    found = []
-    for each, variant in zip(annotated, variants, strict=True):
-        contract, capabilities = variant.contract, variant.target.capabilities
-        inputs, outputs = ([spec.dim_order for spec in s] for s in (contract.inputs, contract.outputs))
-        extracted = extract(each, inputs, outputs, costs, capabilities)
-        faults = check_program.problem_faults(extracted, contract, capabilities)
-        require("the layout problem", faults)
-        found.append(extracted)
-    return found
+    """Return the layout problem of each variant; they differ only in sizes and costs."""
+    contract, capabilities = variants[0].contract, variants[0].target.capabilities
+    inputs, outputs = ([spec.dim_order for spec in specs] for specs in (contract.inputs, contract.outputs))
+    points = [format_point(variant.point) for variant in variants]
+    first, *others = extract(annotated, inputs, outputs, costs, capabilities, points)
+    require("the layout problem", check_program.problem_faults(first, contract, capabilities, others))
+    return [first, *others]
 
 
 def solve_layout(

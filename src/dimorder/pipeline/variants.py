@@ -12,6 +12,7 @@ from functools import partial
 
 from dimorder.capture.captured import Captured, Slices, capture
 from dimorder.capture.decompose_dynamic_resize import decompose_dynamic_resize
+from dimorder.capture.functionalize import functionalize
 from dimorder.capture.integer_boundary import Types, boundary_types, set_boundary_types
 from dimorder.capture.rewrite_linears import rewrite_linears
 from dimorder.contract import Contract
@@ -20,11 +21,12 @@ from dimorder.graph.branches import has_branches
 from dimorder.graph.nodes import where
 from dimorder.layout.costs import Costs
 from dimorder.ops.quantization import is_quantized
+from dimorder.ops.table import OPERATORS
 from dimorder.pipeline.source import Request, Source, layout_costs
 from dimorder.plans.make_contract import make_contract
 from dimorder.sizes.constants_by_size import capture_specializations
-from dimorder.sizes.symbolic import record_max_shapes
-from dimorder.sizes.symbolic_program import Point, SymbolicProgram
+from dimorder.sizes.size_table import record_max_shapes
+from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 from dimorder.targets.base import Target
 
 
@@ -122,8 +124,18 @@ def _capture_points(
     if target.capabilities.fixed_resizes:
         sizes = sizes.rewritten(partial(decompose_dynamic_resize, taken=frozenset().union(*varying)))
 
+    sizes = sizes.rewritten(partial(functionalize, operators=OPERATORS, decompose=False))  # once for all
+
     def capture_at(point: Point, slices: Mapping[str, Slices]) -> Captured:
-        return capture(sizes.at(point), slices=slices)
+        try:
+            return capture(sizes.at(point), slices=slices)
+        except Exception as error:
+            sizes.require(point)  # it says which operator does not accept these sizes
+            if not isinstance(error, RuntimeError):
+                raise
+            found = next(iter(str(error).splitlines()), "")
+            fix = "narrow the range of sizes, or make the network take them all"
+            raise UnsupportedError(f"the network at {format_point(point)}", found, fix) from error
 
     return capture_specializations(points, sizes.corners[-1], capture_at)
 
@@ -138,13 +150,13 @@ def _sized_targets(
     """
     if target.dynamic is None or target.dynamic.capabilities is None:
         return [target] * len(programs)
-    made = [
+    sized = [
         target.dynamic.capabilities(sizes, program.module.graph)
         for sizes, program in zip(varying, programs, strict=True)
     ]
-    columns = zip(*(capabilities.implementations for capabilities in made), strict=True)
+    columns = zip(*(capabilities.implementations for capabilities in sized), strict=True)
     shared = tuple(frozenset.intersection(*names) for names in columns)
-    return [replace(target, capabilities=replace(each, implementations=shared)) for each in made]
+    return [replace(target, capabilities=replace(each, implementations=shared)) for each in sized]
 
 
 def _require_plain(program: Captured) -> None:

@@ -5,8 +5,10 @@ Every module that explains a number by sizes uses these functions.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -96,10 +98,9 @@ class Formula:
     divisor: int = 1
 
     def __call__(self, sizes: Sequence[Any]) -> Any:
-        product = self.factor
-        for place in self.of:
-            product = product * sizes[place]
-        total = product + self.offset
+        total: Any = functools.reduce(operator.mul, (sizes[place] for place in self.of)) if self.of else 1
+        total = total if self.factor == 1 else total * self.factor
+        total = total + self.offset if self.offset else total
         return total if self.divisor == 1 else total // self.divisor
 
 
@@ -161,7 +162,7 @@ def fit_quotient(values: Sequence[int], sizes: Sequence[Sequence[int]]) -> Formu
         if line is None:
             continue
         divisor = line.factor.denominator
-        made = Formula(line.factor.numerator, (place,), int(line.offset * divisor), divisor)
-        if [made(each) for each in zip(*sizes, strict=True)] == list(values):
-            return made
+        formula = Formula(line.factor.numerator, (place,), int(line.offset * divisor), divisor)
+        if [formula(each) for each in zip(*sizes, strict=True)] == list(values):
+            return formula
     return found

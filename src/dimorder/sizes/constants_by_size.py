@@ -37,7 +37,7 @@ def capture_specializations(
     programs = [capture_at(point, {}) for point in points]
     if _slice_constants(programs, largest_program):
         return programs
-    slices = _of_made(programs, largest_program())
+    slices = _computed_slices(programs, largest_program())
     programs = [capture_at(point, slices) for point in points]
     _slice_constants(programs, cache(lambda: capture_at(largest, slices)))
     return programs
@@ -64,12 +64,12 @@ def _slice_constants(programs: Sequence[Captured], largest: Callable[[], Capture
     return found
 
 
-def _of_made(programs: Sequence[Captured], largest: Captured) -> dict[str, Slices]:
+def _computed_slices(programs: Sequence[Captured], largest: Captured) -> dict[str, Slices]:
     """Return the values that the network computes from sizes as slices, by the names of their nodes."""
     found = {}
     for name in programs[0].size_constants:
-        held = [each.size_constants[name] for each in programs if name in each.size_constants]
-        part = _slices(held, largest.size_constants.get(name)) if len(held) == len(programs) else None
+        values = [each.size_constants[name] for each in programs if name in each.size_constants]
+        part = _slices(values, largest.size_constants.get(name)) if len(values) == len(programs) else None
         if part is not None and part.dims:
             found[name] = part
     return found
@@ -80,19 +80,19 @@ def _constants(program: Captured) -> Sequence[Node]:
 
 
 def _differ(programs: Sequence[Captured], row: Sequence[Node]) -> bool:
-    held = [each.constant(node) for each, node in zip(programs, row, strict=True)]
-    return len({node.name for node in row}) == 1 and broadcast_row(held) is None
+    tensors = [each.constant(node) for each, node in zip(programs, row, strict=True)]
+    return len({node.name for node in row}) == 1 and broadcast_row(tensors) is None
 
 
-def _slices(held: Sequence[torch.Tensor], whole: torch.Tensor | None) -> Slices | None:
+def _slices(tensors: Sequence[torch.Tensor], whole: torch.Tensor | None) -> Slices | None:
     """Return the constants as slices of a whole one, or None if one of them is not its beginning."""
-    for tensor in held:
+    for tensor in tensors:
         if whole is None or tensor.dim() != whole.dim() or tensor.dtype != whole.dtype:
             return None
         if not torch.equal(tensor, whole[tuple(map(slice, tensor.shape))]):
             return None
     assert whole is not None
-    sizes = zip(*(tensor.shape for tensor in held), strict=True)
+    sizes = zip(*(tensor.shape for tensor in tensors), strict=True)
     return Slices(whole, tuple(d for d, each in enumerate(sizes) if len(set(each)) > 1))
 
 
@@ -102,12 +102,12 @@ def _slice(program: Captured, node: Node, part: Slices) -> None:
     setattr(program.module, str(node.target), part.whole.clone(memory_format=torch.contiguous_format))
     set_value(node, without_data(part.whole))
     source = source_of(users[0], EXPORTED)
-    made, value = node, part.whole
+    sliced, value = node, part.whole
     first = next(each for each in program.nodes if each.op == "call_function")
     with program.module.graph.inserting_before(first):
         for dim in part.dims:
-            made = program.module.graph.call_function(SLICE_CONSTANT, (made, dim, 0, shape[dim]))
+            sliced = program.module.graph.call_function(SLICE_CONSTANT, (sliced, dim, 0, shape[dim]))
             value = value.narrow(dim, 0, shape[dim])
-            add_meta(made, source, without_data(value))
+            add_meta(sliced, source, without_data(value))
     for user in users:
-        user.replace_input_with(node, made)
+        user.replace_input_with(node, sliced)

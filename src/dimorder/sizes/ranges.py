@@ -21,16 +21,14 @@ import torch
 
 from dimorder.contract import Symbol
 from dimorder.errors import UnsupportedError
-from dimorder.graph.nodes import operator_at
+from dimorder.graph.dynamic_sizes import FIX
 from dimorder.layout.costs import Costs
-from dimorder.layout.problem import Extracted, choose, priced
+from dimorder.layout.problem import Extracted, choose
 from dimorder.ops.problem_map import BufferInfo
-from dimorder.ops.relation import AxisOrder
 from dimorder.planning.plan import LayoutPlan
-from dimorder.planning.problem import Config, Cost, LayoutProblem, evaluate
+from dimorder.planning.problem import Cost, LayoutProblem, evaluate
 from dimorder.planning.solve import solve
-from dimorder.sizes.affine import corner_weights, fit_affine
-from dimorder.sizes.merge_specializations import FIX
+from dimorder.sizes.affine import AffineFunction, corner_weights, fit_affine
 from dimorder.sizes.symbolic_program import Point, SymbolicProgram, format_point
 
 
@@ -91,10 +89,8 @@ def plan_ranges(
         cost_at: the sizes to plan for; the default is the middle of each range.
 
     Raises:
-        UnsupportedError: if an operator may run in other ways at one point than at another, or if sizes are
-            not known at `cost_at`.
+        UnsupportedError: if sizes are not known at `cost_at`.
     """
-    _require_alike(extracted, points)
     resize = _Resize(extracted, points, costs, max_rank)
     at = program.middle if cost_at is None else cost_at
     planned = extracted[points.index(at)] if at in points else resize.at(at)
@@ -117,7 +113,7 @@ def plan_ranges(
     )
     proof = replace(proof, corners=found)
     own = zip((planned, *extracted), (at, *points), strict=True)
-    known = [(resize.priced(each, each.buffers), point) for each, point in own]
+    known = [(each.repriced(each.buffers, costs, max_rank), point) for each, point in own]
     curved = [_curved(problem, point, problems, program.symbols) for problem, point in known]
     lower = [_without(problem, set().union(*(each for each in curved if each))) for problem in problems]
     paid = [evaluate(problem, plan.choice).cost for problem in lower]
@@ -134,30 +130,6 @@ def plan_ranges(
     return planned, plan, proof
 
 
-def _require_alike(extracted: Sequence[Extracted], points: Sequence[Point]) -> None:
-    """Check that the problems differ only in costs."""
-    first = extracted[0]
-    for other, point in zip(extracted[1:], points[1:], strict=True):
-        for index, (site, twin) in enumerate(zip(first.sites, other.sites, strict=False)):
-            if _structure(first, index) != _structure(other, index) or site.node.name != twin.node.name:
-                raise UnsupportedError(
-                    operator_at(site.node),
-                    f"it may run in other ways at {format_point(point)} than at {format_point(points[0])}",
-                    FIX,
-                )
-        if len(first.sites) != len(other.sites) or first.problem.candidates != other.problem.candidates:
-            found = f"other operators at {format_point(point)} than at {format_point(points[0])}"
-            raise UnsupportedError("the network", found, FIX)
-
-
-def _structure(extracted: Extracted, index: int) -> Any:
-    """Return how a site may run, whatever the sizes."""
-    site, step = extracted.sites[index], extracted.problem.steps[index]
-    ways = [(config.reads, config.writes) for config in step.configs]
-    outside = site.node in extracted.outside
-    return outside, site.kind, step.reads, step.writes, site.tokens, ways, extracted.arrangements[index]
-
-
 class _Resize:
     """The layout problem of a network at any point, derived from those at a few points."""
 
@@ -165,6 +137,7 @@ class _Resize:
         self, extracted: Sequence[Extracted], points: Sequence[Point], costs: Costs, max_rank: int | None
     ) -> None:
         self.extracted, self.points, self.costs, self.max_rank = extracted, points, costs, max_rank
+        self.lines: dict[tuple[int, ...], tuple[str, AffineFunction] | None] = {}  # by the sizes of an axis
 
     def at(self, point: Point) -> Extracted | None:
         """Return the problem at a point, or None if a size is not known there."""
@@ -175,7 +148,7 @@ class _Resize:
         buffers = tuple(info for info in found if info is not None)
         if len(buffers) < len(found):
             return None
-        return replace(first, problem=self.priced(first, buffers), buffers=buffers)
+        return replace(first, problem=first.repriced(buffers, self.costs, self.max_rank), buffers=buffers)
 
     def _resized(self, infos: Sequence[BufferInfo], point: Point) -> BufferInfo | None:
         first = infos[0]
@@ -191,39 +164,20 @@ class _Resize:
         value = torch.empty(shape, dtype=first.value.dtype, device="meta")
         return replace(first, tensor=replace(first.tensor, sizes=tuple(sizes)), value=value)
 
-    def _size(self, sizes: Sequence[int], point: Point) -> int | None:
+    def _size(self, sizes: tuple[int, ...], point: Point) -> int | None:
         """Return the size of an axis at a point, from its sizes at the known points."""
         if len(set(sizes)) == 1:
             return sizes[0]
-        for name in point:
-            line = fit_affine(sizes, [each[name] for each in self.points])
-            if line is not None:
-                size = line(point[name])
-                return int(size) if size.denominator == 1 and size > 0 else None
-        return None
-
-    def priced(self, first: Extracted, infos: tuple[BufferInfo, ...]) -> LayoutProblem:
-        """Return the problem of these buffers, each with only the orders that a configuration has."""
-        layouts: list[dict[AxisOrder, None]] = [{} for _ in infos]
-        for step in first.problem.steps:
-            for config in step.configs:
-                pairs = zip((*step.reads, *step.writes), (*config.reads, *config.writes), strict=True)
-                for buffer, order in pairs:
-                    layouts[buffer][order] = None  # type: ignore[index]  # an order is a tuple here
-        buffers = tuple(
-            priced(info, held, self.costs, self.max_rank) for info, held in zip(infos, layouts, strict=True)
-        )
-        steps = []
-        assert self.costs.configuration is not None
-        for site, step, arrangements in zip(
-            first.sites, first.problem.steps, first.arrangements, strict=True
-        ):
-            pairs_ = zip(step.configs, arrangements, strict=True)
-            configs = tuple(
-                Config(c.reads, c.writes, self.costs.configuration(site, a, infos)) for c, a in pairs_
-            )
-            steps.append(replace(step, configs=configs))
-        return replace(first.problem, buffers=buffers, steps=tuple(steps))
+        if sizes not in self.lines:
+            columns = ((name, [each[name] for each in self.points]) for name in point)
+            lines = ((name, fit_affine(sizes, column)) for name, column in columns)
+            self.lines[sizes] = next(((name, line) for name, line in lines if line is not None), None)
+        found = self.lines[sizes]
+        if found is None:
+            return None
+        name, line = found
+        size = line(point[name])
+        return int(size) if size.denominator == 1 and size > 0 else None
 
 
 def _curved(

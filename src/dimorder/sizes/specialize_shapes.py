@@ -5,11 +5,13 @@ Each number that is computed from sizes becomes a constant, and so does every sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node, map_arg
@@ -23,7 +25,7 @@ from dimorder.graph.nodes import VALUE, drop_meta, operator_at, operator_name, s
 def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: str) -> ExportedProgram:
     """Return the program for the sizes that the leaves of a call have.
 
-    Names, source lines and parameters stay unchanged.
+    Names, source lines and parameters stay unchanged. Shapes are read from the symbolic ones.
 
     Args:
         exported: a program with dynamic sizes.
@@ -31,7 +33,8 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
         sizes: the sizes in words, for errors.
 
     Raises:
-        UnsupportedError: if an operator does not accept these sizes, or if the network returns a size.
+        UnsupportedError: if the network returns a size, or if an operator whose shapes are not known ahead
+            of time does not accept these sizes. `require_accepted` finds the other ones.
 
     >>> class Rows(torch.nn.Module):
     ...     def forward(self, x):
@@ -43,30 +46,31 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
     [[21, -1]]
     """
     graph = copy_graph(exported.graph)
-    held = {**exported.state_dict, **exported.constants}
+    tensors = {**exported.state_dict, **exported.constants}
     feed = iter(leaves)
     placed = {
-        spec.arg.name: next(feed) if spec.kind == InputKind.USER_INPUT else held[str(spec.target)]
+        spec.arg.name: next(feed) if spec.kind == InputKind.USER_INPUT else tensors[str(spec.target)]
         for spec in exported.graph_signature.input_specs
     }
+    point = _CallSizes([(node, placed[node.name]) for node in graph.nodes if node.op == "placeholder"])
     known: dict[Node, Any] = {}
-    with FakeTensorMode() as mode, torch.no_grad():
-        for node in graph.nodes:
-            if node.op == "placeholder":
-                value = placed[node.name]
-                value = (
-                    mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
-                )
-            elif node.op == "call_function":
-                value = _value(node, known, sizes)
-            elif node.op == "get_attr":
-                place = " and ".join(operator_at(user) for user in node.users)
-                found, fix = "control flow with symbolic sizes", "decide it before export, or fix the sizes"
-                raise UnsupportedError(place or operator_name(node), found, fix)
-            else:
-                drop_meta(node, VALUE)  # a loaded program has symbolic values here
-                continue
-            known[set_value(node, value)] = value
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            value = placed[node.name]
+            value = (
+                point.fake(value, value.shape, value.stride()) if isinstance(value, torch.Tensor) else value
+            )
+        elif node.op == "call_function":
+            value = point.value_of(node)
+            value = _run(node, known, sizes) if value is None else value
+        elif node.op == "get_attr":
+            place = " and ".join(operator_at(user) for user in node.users)
+            found, fix = "control flow with symbolic sizes", "decide it before export, or fix the sizes"
+            raise UnsupportedError(place or operator_name(node), found, fix)
+        else:
+            drop_meta(node, VALUE)  # a loaded program has symbolic values here
+            continue
+        known[set_value(node, value)] = value
     for node in reversed(graph.nodes):
         node.args, node.kwargs = (
             map_arg(each, lambda n: known[n] if _is_number(n, known) else n)
@@ -80,6 +84,71 @@ def specialize_shapes(exported: ExportedProgram, leaves: Sequence[Any], sizes: s
     args, kwargs = pytree.tree_unflatten(list(leaves), exported.call_spec.in_spec)
     call = (tuple(args), dict(kwargs))
     return remade(exported, root=torch.nn.Module(), graph=graph, range_constraints={}, example_inputs=call)
+
+
+class _CallSizes:
+    """The sizes of a program at one point, known from the tensors of a call.
+
+    Args:
+        placed: the program's placeholders, each with what a call puts there.
+    """
+
+    def __init__(self, placed: Sequence[tuple[Node, Any]]) -> None:
+        self.roots: dict[sympy.Symbol, sympy.Integer] = {}
+        self.known: dict[Any, Any] = {}  # by expression
+        self.mode = detect_fake_mode([node.meta.get(VALUE) for node, _ in placed])
+        for node, value in placed:
+            symbolic = node.meta.get(VALUE)
+            if isinstance(value, torch.Tensor) and isinstance(symbolic, torch.Tensor):
+                sizes: Any = zip(symbolic.shape, value.shape, strict=True)
+                for size, found in sizes:
+                    if isinstance(size, torch.SymInt):
+                        step, root = size.node.expr.as_coeff_Mul()
+                        self.roots[root] = sympy.Integer(found // int(step))
+
+    def value_of(self, node: Node) -> Any:
+        """Return what a call returns, from its symbolic result, or None if that does not say it."""
+        leaves, tree = pytree.tree_flatten(node.meta.get(VALUE))
+        found = list(map(self._leaf, leaves))
+        return None if None in found else pytree.tree_unflatten(found, tree)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.SymInt):
+            return self._number(leaf)
+        if not isinstance(leaf, torch.Tensor):
+            return None
+        shape, strides = ([self._number(size) for size in each] for each in (leaf.shape, leaf.stride()))
+        return None if None in (*shape, *strides) else self.fake(leaf, shape, strides)
+
+    def _number(self, number: Any) -> Any:
+        """Return a number at the point, or None if it depends on anything else."""
+        if not isinstance(number, torch.SymInt):
+            return number
+        expression = number.node.expr
+        if expression not in self.known:
+            value = expression.xreplace(self.roots)
+            self.known[expression] = int(value) if value.is_Integer else None
+        return self.known[expression]
+
+    def fake(self, like: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+        """Return a tensor without data, in the mode of the program's own."""
+        elements = torch.empty_strided(tuple(shape), tuple(strides), dtype=like.dtype, device="meta")
+        assert self.mode is not None, "symbols are of a mode"
+        return FakeTensor(self.mode, elements, like.device)
+
+
+def require_accepted(program: ExportedProgram, sizes: str) -> None:
+    """Check that each operator of a program of fixed sizes accepts them.
+
+    Raises:
+        UnsupportedError: for the first operator that does not; `sizes` are the sizes in words.
+    """
+    known: dict[Node, Any] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            known[node] = node.meta.get(VALUE)
+        elif node.op == "call_function":
+            known[node] = _run(node, known, sizes)
 
 
 def resize_tensor(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -96,20 +165,22 @@ def resize_tensor(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return tensor
 
 
-def _value(node: Node, known: dict[Node, Any], sizes: str) -> Any:
+def _run(node: Node, known: Mapping[Node, Any], sizes: str) -> Any:
+    """Return the results of a call on what is known, without data."""
     args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
     target: Any = node.target
     try:
-        return target(*args, **kwargs)
+        with torch.no_grad():
+            return target(*args, **kwargs)
     except Exception as error:  # whatever an operator says about sizes that it does not accept
-        told = next(iter(str(error).strip().splitlines()), "")
+        message = next(iter(str(error).strip().splitlines()), "")
         raise UnsupportedError(
             f"{operator_at(node)}, at {sizes}",
-            f"{type(error).__name__}: {told}",
+            f"{type(error).__name__}: {message}",
             "narrow the range of sizes, or make the network take them all",
         ) from error
 
 
-def _is_number(node: Node, known: dict[Node, Any]) -> bool:
+def _is_number(node: Node, known: Mapping[Node, Any]) -> bool:
     """Return whether a node computes a size, or a number from sizes."""
     return node.op == "call_function" and isinstance(known[node], (int, float))

@@ -26,8 +26,8 @@ from dimorder.capture.export import MOST_SIZES
 from dimorder.contract import Contract, Size, Symbol
 from dimorder.errors import UnsupportedError, UsageError
 from dimorder.sizes.affine import is_affine
-from dimorder.sizes.specialize_shapes import resize_tensor, specialize_shapes
-from dimorder.sizes.symbolic import SizeTable
+from dimorder.sizes.size_table import SizeTable
+from dimorder.sizes.specialize_shapes import require_accepted, resize_tensor, specialize_shapes
 
 Point = Mapping[str, int]  # a size for each dynamic size, by its name
 
@@ -52,12 +52,16 @@ class SymbolicProgram:
     roots: Mapping[str, sympy.Symbol]
 
     def at(self, point: Point) -> ExportedProgram:
-        """Return the program with these sizes fixed, and with example inputs of such sizes.
+        """Return the program with these sizes fixed, and with example inputs of such sizes."""
+        return specialize_shapes(self.exported, self.inputs_at(point), format_point(point))
+
+    def require(self, point: Point) -> None:
+        """Check that the network accepts these sizes.
 
         Raises:
-            UnsupportedError: if the network cannot be called with these sizes.
+            UnsupportedError: for the first operator that does not.
         """
-        return specialize_shapes(self.exported, self.inputs_at(point), format_point(point))
+        require_accepted(self.at(point), format_point(point))
 
     def inputs_at(self, point: Point) -> tuple[Any, ...]:
         """Return the leaves of a call with these sizes."""

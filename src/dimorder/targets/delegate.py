@@ -86,7 +86,7 @@ def written(program: ExportedProgram, texts: Mapping[str, str], *, keep_delegate
 def _drop_cached_delegates() -> None:
     """Drop delegates from PyTorch's cache of fake results, which would keep their weights forever."""
     cache = FakeTensorMode.cache
-    for entry in [entry for entry in cache if any(isinstance(p, LoweredBackendModule) for p in entry.key)]:
+    for entry in [entry for entry in cache if LoweredBackendModule in map(type, entry.key)]:
         del cache[entry]
 
 

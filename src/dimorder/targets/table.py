@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from dimorder.graph.dynamic_sizes import DynamicCall
 from dimorder.graph.nodes import bound
 from dimorder.graph.quantized import DEQUANTIZE, QUANTIZE
 from dimorder.graph.tracing import HALVES
 from dimorder.physical.fuse_quantized import KernelRule
-from dimorder.sizes.specialization import DynamicCall
 
 aten = torch.ops.aten
 
@@ -182,10 +182,10 @@ class Table:
             return _viewed(writer, row.build(writer, arguments), arguments.shape)
         wide = bind(node, lambda operand: writer.widened(resolve(operand)), dynamic)
         wide.dtype = _wide(wide.dtype)
-        made = _viewed(writer, row.build(writer, wide), wide.shape)
-        if not isinstance(made, list):
-            return writer.narrowed(made, arguments.dtype)  # type: ignore[no-any-return]
-        return [writer.narrowed(view, value.dtype) for view, value in zip(made, results(node), strict=True)]
+        result = _viewed(writer, row.build(writer, wide), wide.shape)
+        if not isinstance(result, list):
+            return writer.narrowed(result, arguments.dtype)  # type: ignore[no-any-return]
+        return [writer.narrowed(view, value.dtype) for view, value in zip(result, results(node), strict=True)]
 
     def is_relabel(self, node: Node) -> bool:
         """Return whether `node` only renames or moves elements."""
@@ -200,21 +200,21 @@ def bind(node: Node, resolve: Callable[[Node], Any], dynamic: DynamicCall | None
     """
     values = results(node)
     call = dynamic or DynamicCall(node.args, node.kwargs, [tuple(value.shape) for value in values])
-    given, shapes = bound(node.target, call.args, call.kwargs), call.shapes
+    named, shapes = bound(node.target, call.args, call.kwargs), call.shapes
     read = (value for operand in node.all_input_nodes for value in results(operand))
     tensors = (value for value in (*values, *read) if isinstance(value, Tensor))
     floats = frozenset(tensor.dtype for tensor in tensors if tensor.is_floating_point())
-    told = {"shape": shapes[0], "shapes": shapes, "dtype": values[0].dtype, "floats": floats}
-    return SimpleNamespace(**{**torch.fx.map_arg(given, resolve), **told})
+    facts = {"shape": shapes[0], "shapes": shapes, "dtype": values[0].dtype, "floats": floats}
+    return SimpleNamespace(**{**torch.fx.map_arg(named, resolve), **facts})
 
 
-def _viewed(writer: Any, made: Any, shape: Sequence[int]) -> View[Any] | list[View[Any]]:
+def _viewed(writer: Any, result: Any, shape: Sequence[int]) -> View[Any] | list[View[Any]]:
     """Return the output of a row as views."""
-    if isinstance(made, View):
-        return made
-    if isinstance(made, list):
-        return [whole(value) for value in made]
-    return whole(writer.reshape(made, shape))
+    if isinstance(result, View):
+        return result
+    if isinstance(result, list):
+        return [whole(value) for value in result]
+    return whole(writer.reshape(result, shape))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

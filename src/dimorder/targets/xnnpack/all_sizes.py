@@ -13,8 +13,8 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as schema
 from torch.fx import Node
 
-from dimorder.sizes.merge_specializations import SizesError
-from dimorder.sizes.specialization import DynamicSize, is_fixed
+from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
+from dimorder.sizes.size_writer import SizesError
 from dimorder.targets.xnnpack.builder import XnnBuilder
 from dimorder.targets.xnnpack.graph import XnnBytes, XnnConstant, XnnGraph, XnnValue, reads_of
 from dimorder.targets.xnnpack.ranks import drop_unit_dims, may_multiply_unit_dims, multiply_unit_dims
@@ -55,7 +55,9 @@ def _derive(graph: XnnGraph, node: Any) -> None:
             for d in dynamic:
                 numbers[d] = _INFERRED
         else:
-            raise SizesError(origin, f"an XNNPACK {kind} whose {name} is {field}, by the sizes")
+            raise SizesError(
+                origin, f"XNNPACK's {kind} takes fixed {name}, and {field} depends on a dynamic size"
+            )
 
 
 def _origin(graph: XnnGraph, index: int) -> Node:
@@ -74,7 +76,7 @@ def _repeat(graph: XnnGraph, value: XnnValue) -> None:
     """Write a constant that is one row, repeated along dynamic dimensions, for all sizes.
 
     A reader with another operand of the result's sizes gets the single row. Other readers get the sum of the
-    row and zeros of one dynamic size. The zeros come from a padded slice of an input.
+    row and zeros of one dynamic size. The zeros come from a padded slice of another value.
     """
     assert value.constant is not None
     data = value.constant.data
@@ -88,11 +90,11 @@ def _repeat(graph: XnnGraph, value: XnnValue) -> None:
     if len(varying) != 1:
         raise SizesError(_origin(graph, value.id), "a constant of several dynamic sizes")
     size = value.shape[varying[0]]
-    source = _input_of(graph, size)
+    source = _source_of(graph, value, size)
     if source is None:
-        found = "a constant of a size that no input of the delegate has"
+        found = "a constant of a dynamic size that no earlier value of the delegate has"
         raise SizesError(_origin(graph, value.id), found)
-    x, dim = source
+    x, dim, place = source
     rank = max(2, len(x.shape))
     if len(x.shape) == 1:
         x = builder.reshape(x, (size, 1))
@@ -110,7 +112,9 @@ def _repeat(graph: XnnGraph, value: XnnValue) -> None:
     for node in graph.nodes[start:]:
         for numbers in (getattr(node.xnode_union, name, []) for name in ("new_shape", "sizes")):
             numbers[:] = [_INFERRED if isinstance(n, DynamicSize) else n for n in numbers]
-    graph.nodes[start:], graph.nodes[:0] = [], graph.nodes[start:]
+    zeros = graph.nodes[start:]
+    del graph.nodes[start:]
+    graph.nodes[place:place] = zeros
 
 
 def _is_broadcast(graph: XnnGraph, value: XnnValue) -> bool:
@@ -126,10 +130,19 @@ def _is_broadcast(graph: XnnGraph, value: XnnValue) -> bool:
     return True
 
 
-def _input_of(graph: XnnGraph, size: int) -> tuple[XnnValue, int] | None:
-    """Return an input of floats, and the dimension of it that has this size."""
-    for value in (graph.values[index] for index in graph.inputs):
+def _source_of(graph: XnnGraph, constant: XnnValue, size: int) -> tuple[XnnValue, int, int] | None:
+    """Return a value of floats that has this size, its dimension, and the place after the node that makes it.
+
+    It is an input, or is computed before any node reads the constant.
+    """
+    earlier = [(index, 0) for index in graph.inputs]
+    for place, node in enumerate(graph.nodes):
+        if constant.id in reads_of(node.xnode_union):
+            break
+        earlier.append((node.xnode_union.output_id, place + 1))
+    for index, place in earlier:
+        value = graph.values[index]
         for d, found in enumerate(value.shape):
             if found == size and value.integer_type is None:
-                return value, d
+                return value, d, place
     return None

@@ -15,9 +15,9 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as sc
 from executorch.backends.xnnpack.utils import xnnpack_constants
 from torch.fx import Node
 
+from dimorder.graph.dynamic_sizes import DynamicSize, DynamicSizeError, is_fixed
 from dimorder.graph.quantized import IntegerType
 from dimorder.physical.fuse_quantized import Annotation, How
-from dimorder.sizes.specialization import DynamicSize, DynamicSizeError, is_fixed
 from dimorder.targets.table import View
 from dimorder.targets.xnnpack.graph import NONE_ID, XnnBytes, XnnConstant, XnnGraph, XnnValue, constants_of
 from dimorder.targets.xnnpack.integer_kernels import integers_of, unfit_4_bits

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.fx import Node
 
 from dimorder.capture.integer_boundary import integer_type
+from dimorder.graph.dynamic_sizes import DynamicSizeError, is_fixed
 from dimorder.graph.elements import Elements
 from dimorder.graph.quantized import QUANTIZE, IntegerType
 from dimorder.ops.table import elements_of
 from dimorder.physical.fuse_quantized import FusedProgram, How
-from dimorder.sizes.merge_specializations import SizesError
-from dimorder.sizes.specialization import DynamicSizeError, is_fixed
+from dimorder.sizes.size_writer import SizesError
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View, is_getitem, is_permute, whole
 from dimorder.targets.xnnpack.builder import XnnBuilder
@@ -43,11 +43,12 @@ class Delegate:
     integers: dict[Node, View[XnnValue]]
 
 
-def build_delegate(plan: Partition, group: Sequence[Node], fused: FusedProgram) -> Delegate:
+def build_delegate(
+    plan: Partition, group: Sequence[Node], fused: FusedProgram, builder: XnnBuilder
+) -> Delegate:
     """Write the graph of the delegate that computes a group, with the annotated calls in integers."""
-    members = set(group)
+    members, reads = set(group), list[Node]()
     operands: dict[Node, Any] = dict(plan.constants)
-    builder, reads = XnnBuilder(), list[Node]()
 
     def resolve(node: Node) -> Any:
         if node in plan.dynamic and node in plan.constants and isinstance(operands[node], Tensor):
@@ -60,7 +61,7 @@ def build_delegate(plan: Partition, group: Sequence[Node], fused: FusedProgram) 
         try:
             return plan.operators.build(builder, node, resolve, plan.dynamic.get(node))
         except DynamicSizeError as error:
-            raise SizesError(node, f"{error}, by the sizes") from error
+            raise SizesError(node, f"{error}, which depends on a dynamic size") from error
 
     def fetch(node: Node) -> None:
         """Fetch an operand from outside the group. A permute is redone here, where it takes no memory."""
@@ -132,14 +133,14 @@ def _is_fetched(plan: Partition, permute: Node, members: set[Node]) -> bool:
 def row_of(node: Node, tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a constant that repeats along its dynamic dimensions, with a size of 1 there.
 
-    Raises `SizesError` if the constant may be another one for each size.
+    Raises `SizesError` if the values of the constant may depend on a dynamic size.
     """
     repeats = node.target is aten.expand.default or elements_of(node.target) is Elements.RELABELS
     if node.op == "call_function" and not repeats:
-        raise SizesError(node, "a constant that is computed from one of a dynamic size")
+        raise SizesError(node, "a constant that is computed from a constant of a dynamic size")
     row = tensor
     for d, size in enumerate(shape):
         row = row if is_fixed([size]) else row.narrow(d, 0, 1)
     if not torch.equal(row.expand(tensor.shape), tensor):
-        raise SizesError(node, "a constant that is another one for each size")
+        raise SizesError(node, "a constant whose values depend on a dynamic size")
     return row

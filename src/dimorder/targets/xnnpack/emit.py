@@ -16,15 +16,16 @@ from executorch.exir.program._program import _generate_edge_program
 from executorch.exir.schema import DelegateCall, KernelCall
 from executorch.exir.tracer import _default_decomposition_table
 from torch import Tensor
+from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from dimorder.contract import Contract
 from dimorder.errors import UnsupportedError
+from dimorder.graph.dynamic_sizes import FIX
 from dimorder.graph.exported import stateful
 from dimorder.graph.nodes import where
 from dimorder.ops.quantization import is_quantized
-from dimorder.sizes.merge_specializations import SizesError
 from dimorder.sizes.specialization import specialize
 from dimorder.targets.delegate import EDGE, written
 from dimorder.targets.table import Table
@@ -35,6 +36,7 @@ from dimorder.targets.xnnpack.ops import OPERATORS, wrong_outside
 from dimorder.targets.xnnpack.outer import build_outer
 from dimorder.targets.xnnpack.outer_sizes import symbols_of
 from dimorder.targets.xnnpack.partition import Partition, partition
+from dimorder.targets.xnnpack.sketch import keep_underived_outside
 from dimorder.verification.verify import Run
 
 aten = torch.ops.aten
@@ -114,19 +116,12 @@ def _emit_for_ranges(
 ) -> Emitted:
     """Return one file for all sizes.
 
-    A view that XNNPACK cannot compute at all of them runs outside.
+    Raises `UnsupportedError` for an operator that XNNPACK cannot compute at all of them.
     """
-    specialization, outside = specialize(program), set[str]()
-    while True:
-        plan = partition(specialization.program, operators, outside, specialization.calls)
-        try:
-            build = build_outer(plan, specialization)
-            break
-        except SizesError as error:
-            node = error.node
-            if node.name in outside or node not in plan.stage or wrong_outside(node):
-                raise
-            outside.add(node.name)
+    specialization = specialize(program)
+    plan = partition(specialization.program, operators, specialization.calls)
+    keep_underived_outside(plan)
+    build = build_outer(plan, specialization.table)
     pte = _file(plan, GraphModule(build.root, build.graph), texts, symbols_of(contract))
     delegates, kernels = _calls(pte)
     _require_kernels(kernels, plan)
@@ -134,7 +129,11 @@ def _emit_for_ranges(
 
 
 def _file(plan: Partition, module: GraphModule, texts: Mapping[str, str], symbols: Any = None) -> bytes:
-    outer = torch.export.export(module, plan.example_inputs(), dynamic_shapes=symbols)
+    try:
+        outer = torch.export.export(module, plan.example_inputs(), dynamic_shapes=symbols)
+    except UserError as error:  # torch fixes a size wherever it compares one
+        found = next((line.strip(" -") for line in str(error).splitlines()[1:]), str(error))
+        raise UnsupportedError("the operators around the delegates", found, FIX) from error
     if plan.outside() or outer.graph.find_nodes(op="call_function", target=aten.clone.default):
         return _lower_outside(plan, outer, texts)
     return written(stateful(outer, plan.state), texts, keep_delegates=True)

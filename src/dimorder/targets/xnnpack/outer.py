@@ -15,17 +15,20 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from dimorder.graph.branches import Branches
+from dimorder.graph.dynamic_sizes import DynamicSize, is_fixed
 from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.physical.fuse_quantized import FusedProgram
-from dimorder.sizes.specialization import DynamicSize, Specialization, is_fixed
+from dimorder.sizes.size_table import SizeTable
+from dimorder.sizes.size_writer import SizeWriter
 from dimorder.targets.delegate import empty, lowered
 from dimorder.targets.table import is_getitem
 from dimorder.targets.xnnpack import passes
+from dimorder.targets.xnnpack.builder import XnnBuilder
 from dimorder.targets.xnnpack.delegates import Delegate, build_delegate, row_of
 from dimorder.targets.xnnpack.exact import Computed
 from dimorder.targets.xnnpack.graph_model import model_of
 from dimorder.targets.xnnpack.kernels import KernelRun
-from dimorder.targets.xnnpack.outer_sizes import SizeWriter, dynamic_dims, result_shapes
+from dimorder.targets.xnnpack.outer_sizes import dynamic_dims, result_shapes
 from dimorder.targets.xnnpack.partition import Partition
 from dimorder.targets.xnnpack.serialize import serialize
 
@@ -58,13 +61,13 @@ def dense_operator(target: Any) -> Any:
     return target if copy is None else getattr(copy, target._overloadname)
 
 
-def build_outer(plan: Partition, specialization: Specialization | None = None) -> OuterBuilder:
+def build_outer(plan: Partition, table: SizeTable | None = None) -> OuterBuilder:
     """Return the program as calls of delegates and portable operators, and the facts about its delegates.
 
-    `specialization` is the partitioned program, if it has dynamic sizes.
+    `table` has the sizes of a program with dynamic ones.
     """
     root, graph = torch.nn.Module(), Graph()
-    sizes = None if specialization is None else SizeWriter(graph, specialization)
+    sizes = None if table is None else SizeWriter(graph, table)
     build = OuterBuilder(plan, plan.fused(), root, graph, sizes)
     for node in plan.inputs:
         build.keep(node, graph.placeholder(node.name))
@@ -99,7 +102,7 @@ class OuterBuilder:
     long: dict[Node, Node] = field(default_factory=dict)
 
     def delegate(self, group: Sequence[Node]) -> None:
-        delegate = build_delegate(self.plan, group, self.fused)
+        delegate = build_delegate(self.plan, group, self.fused, XnnBuilder())
         graph = delegate.graph
         passes.require_planned(graph, self.fused)
         passes.finish(graph)
@@ -110,7 +113,7 @@ class OuterBuilder:
             self.kernels += graph.kernels() if graph.is_of_float32 else []
             self._attach(name, delegate)
         else:
-            self._attach_for_all_sizes(name, delegate, self.sizes.specialization)
+            self._attach_for_all_sizes(name, delegate, self.sizes.table)
         call = self.graph.call_module(name, tuple(self.values[node] for node in delegate.reads))
         for position, node in enumerate(delegate.results):
             self.keep(node, self.graph.call_function(operator.getitem, (call, position)))
@@ -124,12 +127,12 @@ class OuterBuilder:
     def _tensors(self, nodes: Sequence[Node]) -> list[Tensor]:
         return [empty(node.meta["val"], self.plan.is_nhwc(node)) for node in nodes]
 
-    def _attach_for_all_sizes(self, name: str, delegate: Delegate, specialization: Specialization) -> None:
+    def _attach_for_all_sizes(self, name: str, delegate: Delegate, table: SizeTable) -> None:
         """Put the delegate of that name into a program with dynamic sizes."""
         reads, results = (
             [self.plan.shapes(node)[0] for node in nodes] for nodes in (delegate.reads, delegate.results)
         )
-        shapes, dims = result_shapes(name, reads, results, specialization), dynamic_dims(reads)
+        shapes, dims = result_shapes(name, reads, results, table), dynamic_dims(reads)
         tensors = self._tensors(delegate.reads), self._tensors(delegate.results)
         blob = serialize(delegate.graph)
         self.root.add_module(name, lowered(BACKEND, *tensors, *blob, shapes=shapes, varying=dims))

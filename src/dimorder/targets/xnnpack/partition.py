@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -12,9 +12,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from dimorder.capture.integer_boundary import integer_type
+from dimorder.graph.dynamic_sizes import DynamicCall
 from dimorder.ops.quantization import is_quantized
 from dimorder.physical.fuse_quantized import FusedProgram, fuse_quantized
-from dimorder.sizes.specialization import DynamicCall
 from dimorder.targets.delegate import empty, is_channels_last
 from dimorder.targets.program_io import read_signature
 from dimorder.targets.table import Table, results
@@ -36,6 +36,13 @@ class Partition:
     # Even: a delegate; odd: outside. Later stages read earlier ones.
     stage: dict[Node, int] = field(default_factory=dict)
     dynamic: Mapping[Node, DynamicCall] = field(default_factory=dict)  # for a program with dynamic sizes
+    refused: set[Node] = field(default_factory=set)  # what XNNPACK does not compute
+
+    @property
+    def called(self) -> list[Node]:
+        """Return the calls that a run makes."""
+        nodes = self.program.graph.nodes
+        return [node for node in nodes if node.op == "call_function" and node not in self.constants]
 
     def shapes(self, node: Node) -> Sequence[tuple[int, ...]]:
         """Return the shapes of a node's results, with dynamic sizes."""
@@ -51,8 +58,8 @@ class Partition:
 
     def is_nhwc(self, node: Node) -> bool:
         """Return whether `node` is channels-last, as an input or as an output from a delegate."""
-        given = node in self.outputs and node in self.stage and self.stage[node] % 2 == 0
-        return (given or node in self.inputs) and is_channels_last(node.meta["val"])
+        is_result = node in self.outputs and node in self.stage and self.stage[node] % 2 == 0
+        return (is_result or node in self.inputs) and is_channels_last(node.meta["val"])
 
     def is_computed(self, node: Node) -> bool:
         """Return whether `node` is in a delegate."""
@@ -74,35 +81,33 @@ class Partition:
 def partition(
     program: ExportedProgram,
     operators: Table,
-    beside: Collection[str] = (),
     dynamic: Mapping[Node, DynamicCall] = MappingProxyType({}),
 ) -> Partition:
-    """Assign each node of the program to a stage.
-
-    A node's stage is the first of its kind (delegate or outside) that is not before the stages of its
-    operands. A delegate without waiting operators outside becomes part of the next one. The nodes named in
-    `beside` run outside. `dynamic` has the numbers of each node of a program with dynamic sizes.
-    """
+    """Divide a program. `dynamic` has the numbers of each node, if they depend on dynamic sizes."""
     signature = read_signature(program)
     ends = signature.inputs, signature.outputs, signature.constants, signature.state
     plan = Partition(program, operators, *ends, dynamic=dynamic)
-    called = [
-        node for node in program.graph.nodes if node.op == "call_function" and node not in plan.constants
-    ]
-    outside = {
-        node
-        for node in called
-        if node.name in beside or operators.supports(node, plan.constants) or _counts(node)
-    }
+    plan.refused = {node for node in plan.called if operators.supports(node, plan.constants) or _counts(node)}
+    divide(plan)
+    return plan
+
+
+def divide(plan: Partition) -> None:
+    """Assign each node to a stage; those in `refused` run outside.
+
+    A node's stage is the first of its kind (delegate or outside) that is not before the stages of its
+    operands. A delegate without waiting operators outside becomes part of the next one.
+    """
+    outside, operators = set(plan.refused), plan.operators
     while True:
-        plan.stage = _stages(called, outside)
+        plan.stage = _stages(plan.called, outside)
         idle = [
             group
             for _, group in plan.delegates()
             if all(map(operators.is_relabel, group)) and not _at_border(plan, group)
         ]
         if not idle:
-            return plan
+            return
         outside.update(node for group in idle for node in group)
 
 

@@ -1,17 +1,27 @@
-"""List the kernels that XNNPACK would run for calls of a physical program, before a graph exists."""
+"""Write XNNPACK graphs without data, to see what XNNPACK would run, and whether it derives all sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dimorder.targets.table import Table, results, whole
+from dimorder.errors import StageError
+from dimorder.graph.dynamic_sizes import DynamicCall, DynamicSize, DynamicSizeError, is_dynamic, is_fixed
+from dimorder.graph.nodes import operator_name, origin_of
+from dimorder.graph.passes import FIX
+from dimorder.physical.fuse_quantized import FusedProgram
+from dimorder.sizes.size_writer import SizesError
+from dimorder.targets.table import Table, is_transposed, results, whole
+from dimorder.targets.xnnpack.all_sizes import derive_sizes
 from dimorder.targets.xnnpack.builder import XnnBuilder
+from dimorder.targets.xnnpack.delegates import build_delegate
 from dimorder.targets.xnnpack.graph import XnnBytes, XnnConstant, XnnValue
 from dimorder.targets.xnnpack.kernels import KernelRun
+from dimorder.targets.xnnpack.partition import Partition, divide
 
 
 class Sketch(XnnBuilder):
@@ -28,21 +38,107 @@ def kernels(calls: Iterable[Node], operators: Table) -> list[KernelRun]:
     `get_attr` nodes are constants, and so is every value computed from these alone.
     """
     sketch = Sketch()
-    made: dict[Node, Any] = {}
+    known: dict[Node, Any] = {}
 
     def resolve(node: Node) -> Any:
-        if node not in made:
+        if node not in known:
             values = results(node)
             constant = node.op == "get_attr"
-            made[node] = values[0] if constant else whole(sketch.input(values[0].shape))
-        return made[node]
+            known[node] = values[0] if constant else whole(sketch.input(values[0].shape))
+        return known[node]
 
     constants = set[Node]()
     for call in calls:
         constants.update(node for node in call.all_input_nodes if node.op == "get_attr")
         if call.all_input_nodes and constants.issuperset(call.all_input_nodes):
             constants.add(call)
-            made[call] = results(call)[0]
+            known[call] = results(call)[0]
         elif operators.supports(call, constants) is None:
-            made[call] = operators.build(sketch, call, resolve)
+            known[call] = operators.build(sketch, call, resolve)
     return sketch.graph.kernels()
+
+
+def underived(
+    call: Node, operators: Table, constants: Collection[Node], numbers: Mapping[Node, DynamicCall]
+) -> str | None:
+    """Return why XNNPACK cannot compute a call at all sizes, or None.
+
+    A view may run outside, so it is not refused here.
+    """
+    if operators.is_relabel(call):
+        return None
+    sketch = Sketch()
+    sketch.origin = call
+
+    def resolve(node: Node) -> Any:
+        (shape,) = numbers[node].shapes
+        value = results(node)[0]
+        if node in constants:
+            if is_fixed(shape):
+                return value
+            row = torch.ones([1 if isinstance(size, DynamicSize) else size for size in shape])
+            return whole(sketch.repeated(row, shape))
+        if is_transposed(node):
+            return resolve(node.all_input_nodes[0]).permute(numbers[node].args[1])
+        return whole(sketch.input(shape, value.dtype))
+
+    try:
+        result = operators.build(sketch, call, resolve, numbers[call])
+        for view in result if isinstance(result, list) else [result]:
+            sketch.output(view.value)
+        derive_sizes(sketch.graph)
+    except DynamicSizeError as error:
+        return f"{error}, which depends on a dynamic size"
+    except SizesError as error:
+        return error.found
+    return None
+
+
+def keep_underived_outside(plan: Partition) -> None:
+    """Divide a program with dynamic sizes again until XNNPACK derives all sizes in its delegates.
+
+    Operators that XNNPACK cannot compute at all sizes run outside, as the plan has it. So do views, if no
+    reader of the view can read its operand.
+
+    Raises `StageError` for an operator that the plan has inside.
+    """
+    plan.refused |= {
+        node
+        for node in plan.called
+        if node not in plan.refused
+        and is_dynamic(node, plan.dynamic)
+        and underived(node, plan.operators, plan.constants, plan.dynamic)
+    }
+    for node in plan.refused:
+        _require_planned_outside(node, plan)
+    divide(plan)
+    while (view := _underived_view(plan)) is not None:
+        plan.refused.add(view)
+        divide(plan)
+
+
+def _require_planned_outside(node: Node, plan: Partition) -> None:
+    origin = origin_of(node)
+    if "site" in origin and not origin.get("outside") and not plan.operators.is_relabel(node):
+        reason = plan.operators.supports(node, plan.constants)
+        reason = reason or underived(node, plan.operators, plan.constants, plan.dynamic)
+        place = f"{node} ({operator_name(node)}) of the physical program for xnnpack"
+        raise StageError(place, f"outside, where the plan has it inside: {reason}", FIX)
+
+
+def _underived_view(plan: Partition) -> Node | None:
+    """Return the first view whose sizes XNNPACK does not derive, or None.
+
+    Raises `SizesError` for an operator that is no view.
+    """
+    views = [node for node in plan.called if plan.is_computed(node) and plan.operators.is_relabel(node)]
+    if all(sum(isinstance(size, DynamicSize) for size in plan.shapes(node)[0]) < 2 for node in views):
+        return None
+    for _, group in plan.delegates():
+        try:
+            derive_sizes(build_delegate(plan, group, FusedProgram(), Sketch()).graph)
+        except SizesError as error:
+            if not plan.operators.is_relabel(error.node):
+                raise
+            return error.node
+    return None

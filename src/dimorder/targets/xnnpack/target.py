@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -16,15 +15,16 @@ from dimorder.capture.split_attention_heads import HeadLimits
 from dimorder.contract import Contract
 from dimorder.contract_file import constant_methods, seal
 from dimorder.executorch import pte
+from dimorder.graph.dynamic_sizes import DynamicCall
 from dimorder.layout.capabilities import Capabilities
 from dimorder.layout.costs import counted
 from dimorder.ops.convolution import depthwise_in_parts
 from dimorder.ops.convolution_kernels import cuts_phases, has_phases
-from dimorder.ops.dialect import OPS
 from dimorder.ops.resize import RESIZED_BY_PRODUCTS
 from dimorder.ops.table import PLAIN
 from dimorder.targets.base import Artifact, DynamicSizes, FileSummary, Target, TargetFiles, TargetRuntime
 from dimorder.targets.table import Table, results
+from dimorder.targets.target_info import installed
 from dimorder.targets.xnnpack import INFO
 from dimorder.targets.xnnpack.by_time import by_time
 from dimorder.targets.xnnpack.kernels import KernelRun
@@ -141,20 +141,17 @@ def _sized(capabilities: Capabilities, varying: frozenset[int], graph: Graph) ->
     if not all(_joins_phases(node, varying) for node in convolved if has_phases(node)):
         missing |= {_IN_PHASES}
 
-    def computes(call: Node, constants: Collection[Node]) -> str | None:
-        operand: Any = call.args[0] if call.args else None
-        if call.target is OPS.upsample_bilinear2d_nhwc.default and not varying.isdisjoint(
-            results(call)[0].shape[1:3]
-        ):
-            return "a bilinear resize to a size that is a symbol"
-        if call.target is OPS.upsample_nearest2d_nhwc.default:
-            symbols = [size for size in results(operand)[0].shape[:3] if size in varying]
-            if len(symbols) > 1:
-                return "a nearest resize of several sizes that are symbols"
-        return None if capabilities.computes is None else capabilities.computes(call, constants)
-
     implementations = tuple(names - missing for names in capabilities.implementations)
-    return replace(capabilities, computes=computes, implementations=implementations)
+    return replace(capabilities, implementations=implementations)
+
+
+def _at_all_sizes(
+    operators: Table, call: Node, constants: Collection[Node], numbers: Mapping[Node, DynamicCall]
+) -> str | None:
+    """Return why XNNPACK does not compute a call at all sizes, or None."""
+    with installed("xnnpack", INFO.install):
+        from dimorder.targets.xnnpack.sketch import underived
+    return underived(call, operators, constants, numbers)
 
 
 def _joins_phases(convolution: Node, varying: frozenset[int]) -> bool:
@@ -182,6 +179,7 @@ def target(operators: Table = OPERATORS, *, cpu: str | None = None) -> Target:
         split_channels=_SPLIT_CHANNELS,
         heads=_HEADS,
         fixed_resizes=True,
+        at_all_sizes=partial(_at_all_sizes, operators),
     )
     return Target(
         "xnnpack",

@@ -1,0 +1,143 @@
+"""Name numbers by torch's symbols: find the size of a network that has given values at several points."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from dimorder.graph.dynamic_sizes import DynamicSize
+from dimorder.graph.nodes import MAX_SHAPE, set_meta
+from dimorder.graph.tracing import at_most, shape_of
+from dimorder.sizes.affine import fit_formula
+
+
+@dataclass(frozen=True)
+class SizeTable:
+    """The sizes of a network in torch's symbols, by their values at several points.
+
+    Attributes:
+        known: the sizes, by their values at the points.
+        mode: makes tensors of such sizes.
+        ranges: the ranges of the symbols, as an exported program has them.
+    """
+
+    known: Mapping[tuple[int, ...], SymInt]
+    mode: FakeTensorMode
+    ranges: Mapping[Any, Any]
+    _tensors: dict[Any, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def count(self) -> int:
+        """The number of points."""
+        return len(next(iter(self.known)))
+
+    def size(self, values: Sequence[int]) -> int | SymInt | None:
+        """Return the size with these values at the points; None if no size of the network explains it."""
+        if len(set(values)) == 1:
+            return values[0]
+        if tuple(values) in self.known:
+            return self.known[tuple(values)]
+        formula = fit_formula(values, list(self.known))
+        if formula is None:
+            return None
+        size: SymInt = formula(list(self.known.values()))
+        hint = size.node.hint
+        return None if hint is not None and hint < 0 else size  # it is the size at these points alone
+
+    def most(self, values: Sequence[int]) -> int:
+        """Return the maximum of the size with these values at the points; `sys.maxsize` if it is unknown."""
+        size = self.size(values)
+        return sys.maxsize if size is None else at_most(size)
+
+    def formula(
+        self, values: Sequence[int], others: Sequence[Sequence[int]]
+    ) -> Callable[[Sequence[Any]], Any] | None:
+        """Return a function that computes a size from other sizes, as torch does: with floors.
+
+        None if the size depends on anything else.
+
+        Args:
+            values: the size's values at the points.
+            others: the values of each of the other sizes.
+        """
+        size, roots = self.size(values), dict[Any, tuple[int, int]]()
+        for place, each in enumerate(others):
+            step, root = (
+                self.known[tuple(each)].node.expr.as_coeff_Mul() if tuple(each) in self.known else (1, None)
+            )
+            roots.setdefault(root, (place, int(step)))
+        if not isinstance(size, SymInt) or not size.node.expr.free_symbols <= roots.keys():
+            return None
+        expression = size.node.expr
+        needed = {root: roots[root] for root in expression.free_symbols}
+
+        def compute(sizes: Sequence[Any]) -> Any:
+            values = {
+                root: sizes[place] if step == 1 else sizes[place] // step
+                for root, (place, step) in needed.items()
+            }
+            return sympy_interp(PythonReferenceAnalysis, values, expression)
+
+        return compute
+
+    def tensor(self, like: Tensor, shape: Sequence[int]) -> Tensor | None:
+        """Return a tensor without data of a shape with dynamic sizes, or None if one is not known.
+
+        Its type and the order of its strides are those of `like`, which has the shape at the first point.
+        """
+        key = tuple(shape), like.stride(), like.dtype, like.device
+        if key not in self._tensors:
+            known = [self.size(n.values) if isinstance(n, DynamicSize) else n for n in shape]
+            sizes = [size for size in known if size is not None]
+            if len(sizes) < len(known):
+                return None
+            with self.mode:
+                self._tensors[key] = torch.empty_strided(
+                    sizes, _strides(like, sizes), dtype=like.dtype, device=like.device
+                )
+        return self._tensors[key]
+
+    def constant(self, tensor: Tensor) -> Tensor:
+        """Return a constant without data."""
+        return self.mode.from_tensor(tensor, static_shapes=True)
+
+
+def record_max_shapes(programs: Sequence[Graph], sizes: SizeTable) -> None:
+    """Note on each convolution of a network at several sizes, and on its operand, how large it is at most.
+
+    `tracing.max_shape_of` reads the note.
+    """
+    convolutions = (
+        graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default) for graph in programs
+    )
+    for row in zip(*convolutions, strict=False):
+        for nodes in (row, [node.all_input_nodes[0] for node in row]):
+            most = tuple(map(sizes.most, zip(*map(shape_of, nodes), strict=False)))
+            for node in nodes:
+                set_meta(node, MAX_SHAPE, most)
+
+
+def _strides(like: Tensor, shape: Sequence[Any]) -> list[Any]:
+    """Return the strides of a dense tensor with that shape, in the order of `like`.
+
+    A dimension that is expanded keeps its stride of 0.
+    """
+    strides: list[Any] = [0] * len(shape)
+    step: Any = 1
+    for d in sorted(_moving(like), key=lambda d: (like.stride(d), -d)):
+        strides[d] = step
+        step = step * shape[d]
+    return strides
+
+
+def _moving(like: Tensor) -> Iterator[int]:
+    return (d for d in range(like.dim()) if like.stride(d) or like.shape[d] == 1)
