@@ -14,6 +14,7 @@ from dimorder.layout.annotate import Annotated, annotate
 from dimorder.layout.costs import Costs
 from dimorder.layout.problem import Extracted, choose, extract
 from dimorder.layout.rewrite import constant_bytes, rewrite
+from dimorder.ops.quantization import is_quantized
 from dimorder.physical.keep_unit_dims import keep_unit_dims
 from dimorder.pipeline.source import Request, Source
 from dimorder.pipeline.variants import Variant
@@ -119,7 +120,7 @@ def write_physical(
 
 def plan_float_islands(planned: NetworkPlan, physical: PhysicalProgram, target: Target) -> NetworkPlan:
     """Return the plan with the operators of a quantized network that the target computes in float32."""
-    if target.fused is None:
+    if target.fused is None or not is_quantized(physical.program.graph_module):
         return planned
     islands = target.fused(physical.program).float_islands
     return replace(
