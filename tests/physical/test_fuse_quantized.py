@@ -50,7 +50,7 @@ RULES = {
 
 
 def constant_type(constant: Tensor) -> IntegerType | None:
-    return IntegerType(torch.int8, float(constant), 0) if constant.numel() == 1 else None
+    return IntegerType(torch.int8, float(constant.max()), 0) if constant.unique().numel() == 1 else None
 
 
 def annotated(forward: Callable[..., Any], *inputs: Tensor) -> str:
@@ -58,6 +58,7 @@ def annotated(forward: Callable[..., Any], *inputs: Tensor) -> str:
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.arange(35.0).reshape(5, 7))
+            self.register_buffer("halves", torch.full((1, 7), 0.5))
 
         def forward(self, *inputs: Tensor) -> Tensor:
             return forward(self, *inputs)
@@ -84,10 +85,11 @@ def sums(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return quantised(x.sigmoid().relu(), 0.25, -8), x + y
 
 
-def moves(net: nn.Module, x: Tensor) -> Tensor:
+def moves(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     x = dequantised(x, 0.5, 3)
     y = torch.cat([x.flip(1), torch.maximum(x, x.flip(0))]).pow(1)
-    return quantised(y.sigmoid(), 0.25, -8)
+    beside_constant = torch.cat([x, net.halves])
+    return quantised(y.sigmoid(), 0.25, -8), quantised(beside_constant.sigmoid(), 0.25, -8)
 
 
 def islands(net: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
@@ -135,7 +137,8 @@ maximum                dequantized: int8, scale 0.5, zero point 3
 cat                    dequantized: int8, scale 0.5, zero point 3
 pow_1                  dequantized: int8, scale 0.5, zero point 3
 sigmoid                in integers: int8, scale 0.25, zero point -8
-quantize_per_tensor    by the kernel before""",
+quantize_per_tensor    by the kernel before
+sigmoid_1              in floats: an operand that is not quantised""",
     islands: """\
 dequantize_per_tensor    dequantized: int8, scale 2, zero point 3
 dequantize_per_tensor_1  dequantized: int8, scale 0.5, zero point 3

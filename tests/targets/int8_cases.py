@@ -62,6 +62,8 @@ IN_INT8: dict[str, Any] = {
     "average pool of the whole picture": (lambda x: F.avg_pool2d(x, (5, 7)), (X,)),
     "requantised": (lambda x: x, (X,)),
     "max pool": (lambda x: F.max_pool2d(x, 3, 2, 1), (X,)),
+    "cropped": (lambda x: F.pad(F.hardswish(x), (-1, 0)), (X,)),
+    "every second pixel": (lambda x: F.max_pool2d(F.pad(torch.tanh(x), (0, 1, 0, 1)), 1, 2), (X,)),
     "nearest": (lambda x: F.interpolate(x, scale_factor=2), (X,)),
     "reflect pad": (lambda x: F.pad(x, (1, 2, 2, 1), mode="reflect"), (X,)),
     "transpose": (lambda x: x.transpose(1, 3), (X,)),

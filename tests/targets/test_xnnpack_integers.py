@@ -129,6 +129,11 @@ ISLANDS: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
         (X, Y),
         "a right matrix with the zero point 5",
     ),
+    "joined with floats": (
+        Between(lambda x: torch.cat([x, Y], 1).sigmoid(), (1 / 256, -128)),
+        (X,),
+        "an operand that is not quantised",
+    ),
     "float weight": (
         Between(lambda x: F.conv2d(x, Y[:, :, :3, :2]), (0.0911, -7)),
         (X,),

@@ -191,9 +191,10 @@ class _Fuser:
             return Annotation(How.DEQUANTIZED, _type_of(node))
         if node.target is FAKE_QUANTIZE_DYNAMIC:
             return Annotation(How.TOKENS, tokens=_tokens(node))
-        operands = [self._operand(node, value) for value in self._operands(node, rule)]
-        if rule is MOVE:
-            return _moved(node, operands)
+        values = self._operands(node, rule)
+        operands = [self._operand(node, value) for value in values]
+        if rule is MOVE:  # which reads constants as floats
+            return None if self.constants.keys() & {*values} else _moved(node, operands)
         tokens = [each.tokens for each in operands if each is not None and each.tokens is not None]
         if tokens:
             kernel = rule if isinstance(rule, IntegerKernel) else MOVE

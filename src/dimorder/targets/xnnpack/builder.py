@@ -127,7 +127,7 @@ class XnnBuilder:
             return self._integer_node(kind, shape, flags, fields)
         operands = self._values(fields, OPERANDS)
         types = {value.integer_type for value in operands.values()}
-        if kind in MOVES or (kind in CHOOSES and len(types) == 1):
+        if (kind in MOVES or kind in CHOOSES) and len(types) == 1:
             (result_type,) = types
         elif kind != "Convert" and result_type is None:
             fields = {**fields, **{name: self.floats(value).id for name, value in operands.items()}}

@@ -82,7 +82,8 @@ def build_delegate(
         how = fused.how(node)
         is_integer = how in (How.KERNEL, How.DYNAMIC_KERNEL)
         builder.origin, builder.in_integers = node, fused.annotations[node] if is_integer else None
-        if how is How.IN_KERNEL and not elements_of(node.target).moves:
+        clamps = elements_of(node.target) is Elements.CLAMPS
+        if how is How.IN_KERNEL and (clamps or node.target is QUANTIZE):
             operands[node] = operands[node.all_input_nodes[0]]
         elif is_getitem(node):
             operands[node] = operands[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
