@@ -26,6 +26,11 @@ CASES: dict[str, Case] = {
     ),
     "powers of a tensor": (lambda x, y: torch.pow(x, y), (Y.abs() + 0.1, r(7)), ()),
     "a large power": (lambda x: (x**17, x**2.3), (Y.abs(),), ()),
+    "six dimensions": (
+        lambda x, y, z: torch.nn.functional.layer_norm((x + y) * z - y, (7,)) + x,
+        (r(2, 3, 4, 2, 5, 7), r(2, 1, 4, 1, 5, 1), r(3, 1, 2, 1, 7)),
+        (),
+    ),
     "signs": (lambda x, i: (torch.sign(x), torch.sgn(x), torch.sign(i.int())), (Y.relu() - 0.5, WHOLE), ()),
     "shrunk": (
         lambda x: (torch.nn.functional.softshrink(x, 0.3), torch.nn.functional.hardshrink(x, 0.4)),

@@ -25,6 +25,7 @@ MAX_RANK = 6  # the XNNPACK delegate claims some operators of 7 dimensions, and 
 LEAST_HALVED = 256  # elements of a constant from which on storing it as float16 is worth an operator
 BROADCAST_RANK = 4  # LiteRT's own kernels compare, select and divide in up to 4 dimensions
 
+_ARITHMETIC = frozenset(("ADD", "SUB", "MUL"))  # broadcast in up to `MAX_RANK` dimensions by all kernels
 # The operators that XNNPACK computes with a clamp, each with the option that names the clamp.
 _CLAMPED = frozenset(
     ("ADD", "SUB", "MUL", "DIV", "CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "CONV_3D")
@@ -211,20 +212,23 @@ class LiteRtWriter:
             to = self._tensors[written.tensor].shape
             taken = [self.reshape(value, to if value in full else ()) for value in values]
         else:
-            taken = self._broadcast(values, shape)
+            most = MAX_RANK if kind in _ARITHMETIC and like == torch.float32 else BROADCAST_RANK
+            taken = self._broadcast(values, shape, most)
         out = np.broadcast_shapes(*(value.shape for value in taken))
         return self.reshape(self.op(kind, taken, out, dtype or like, **options), shape)
 
-    def _broadcast(self, values: Sequence[LiteRtValue], shape: tuple[int, ...]) -> list[LiteRtValue]:
-        """Return operands that broadcast in at most `BROADCAST_RANK` dimensions.
+    def _broadcast(
+        self, values: Sequence[LiteRtValue], shape: tuple[int, ...], most: int
+    ) -> list[LiteRtValue]:
+        """Return operands that broadcast in at most `most` dimensions.
 
         Adjacent dimensions merge if every operand has both or lacks both. If that is not enough, each operand
         is repeated.
         """
-        if len(shape) <= BROADCAST_RANK:
+        if len(shape) <= most:
             return list(values)
         merged = _merged([value.shape for value in values], shape)
-        if len(merged[0]) <= BROADCAST_RANK:
+        if len(merged[0]) <= most:
             return [self.reshape(value, to) for value, to in zip(values, merged, strict=True)]
         return [self.reshape(self.expanded(value, shape), (math.prod(shape),)) for value in values]
 
