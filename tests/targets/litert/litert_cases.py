@@ -69,7 +69,6 @@ CASES: dict[str, Case] = {
         (Y, WHOLE),
         (),
     ),
-    "unfolded": (lambda x: (aten.unfold(x, 1, 3, 2), aten.unfold(x, 2, 2, 1)), (Y,), ()),
     "full": (lambda x: aten.full_like(x, 2.5) + x, (Y,), ()),
     "running sums": (lambda x, i, b: (x.cumsum(1), i.cumsum(-1), b.cumsum(0)), (Y, WHOLE, B), ()),
     "integers that are moved": (

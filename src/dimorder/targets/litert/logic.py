@@ -78,6 +78,14 @@ def _nan_to_num(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return select(w, w.elementwise("NOT_EQUAL", x, x, dtype=BOOL), float(a.nan or 0), y)
 
 
+def _clamp(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
+    """Write a clamp by tensors, of which either may be missing."""
+    x = value(w, a.self, a.dtype)
+    for kind, bound in (("MAXIMUM", getattr(a, "min", None)), ("MINIMUM", getattr(a, "max", None))):
+        x = x if bound is None else w.elementwise(kind, x, value(w, bound, x.dtype))
+    return x
+
+
 def _logical_not(w: LiteRtWriter, a: Arguments) -> LiteRtValue:
     return w.elementwise("LOGICAL_NOT", value(w, a.self, BOOL))
 
@@ -167,6 +175,10 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
     {
         **{overloads.Tensor: row for overloads, row in _COMPARISONS.items()},
         **{overloads.Scalar: row for overloads, row in _COMPARISONS.items()},
+        **{
+            name: Row(_clamp, check_number)
+            for name in (aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor)
+        },
         aten.isnan.default: Row(_isnan),
         aten.isinf.default: _with_magnitude("EQUAL", math.inf),
         aten.isfinite.default: _with_magnitude("LESS", math.inf),

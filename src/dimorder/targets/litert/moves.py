@@ -193,7 +193,7 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.constant_pad_nd.default: Row(_constant_pad, _check_pad),
         aten.expand.default: Row(lambda w, a: w.expanded(w.dense(a.self), a.shape)),
         aten.flip.default: Row(_flip, _check_flip),
-        **{target: _moved(target) for target in (aten.diagonal.default, aten.unfold.default)},
+        aten.diagonal.default: _moved(aten.diagonal.default),
         aten.full_like.default: Row(
             lambda w, a: w.constant(torch.full(a.shape, a.fill_value, dtype=a.dtype))
         ),

@@ -292,12 +292,6 @@ def _clamp(target: Any) -> Row:
     return _with(build, check_float if target in _OF_FLOATS else check_number)
 
 
-def _clamp_tensor(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
-    for kind, bound in (("MAXIMUM", a.min), ("MINIMUM", a.max)):
-        x = x if bound is None else w.elementwise(kind, x, value(w, bound, x.dtype))
-    return x
-
-
 def _elu(w: LiteRtWriter, x: LiteRtValue, a: Arguments) -> LiteRtValue:
     """Return scale (max(x, 0) + alpha (exp(min(0, x input_scale)) - 1)); x input_scale has the sign of x."""
     if a.alpha == a.input_scale == 1:
@@ -340,8 +334,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         **{overloads.Scalar: row for overloads, row in _ARITHMETIC.items()},
         **{name: _binary(kind2("MAXIMUM"), _check_type) for name in (aten.maximum.default, aten.max.other)},
         **{name: _binary(kind2("MINIMUM"), _check_type) for name in (aten.minimum.default, aten.min.other)},
-        aten.clamp_min.Tensor: _with(lambda w, x, a: w.elementwise("MAXIMUM", x, value(w, a.min, x.dtype))),
-        aten.clamp_max.Tensor: _with(lambda w, x, a: w.elementwise("MINIMUM", x, value(w, a.max, x.dtype))),
         aten.atan2.default: _binary(atan2, check_float),
         aten.pow.Tensor_Scalar: _with(lambda w, x, a: power(w, x, a.exponent)),
         aten.pow.Tensor_Tensor: Row(
@@ -383,7 +375,6 @@ ROWS: Mapping[Any, Row] = MappingProxyType(
         aten.sigmoid.default: _unary(kind1("LOGISTIC")),
         aten.tanh.default: _unary(kind1("TANH")),
         **{target: _clamp(target) for target in CLAMP_BOUNDS},
-        aten.clamp.Tensor: _with(_clamp_tensor, check_number),
         aten.hardsigmoid.default: _unary(hardsigmoid),
         aten.hardswish.default: _unary(kind1("HARD_SWISH")),
         aten.silu.default: _unary(lambda w, x: mul(w, x, w.elementwise("LOGISTIC", x))),
