@@ -20,27 +20,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 
 from dimorder.graph.exported import state_of
+from dimorder.targets.program_io import is_channels_last
 
 EDGE = EdgeCompileConfig(_check_ir_validity=False)
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 # computes a size from the sizes of all operands, in one flat sequence
 SizeFormula = Callable[[Sequence[Any]], Any]
-
-
-def is_channels_last(value: Tensor) -> bool:
-    """Return whether a 4-D value is channels-last and its strides are not ambiguous."""
-    if value.ndim != 4:
-        return False
-    _, c, h, w = value.shape
-    if c == 1 or h == w == 1:  # contiguous strides are the same order
-        return False
-    return bool(value.is_contiguous(memory_format=torch.channels_last))
-
-
-def empty(value: Tensor, channels_last: bool) -> Tensor:
-    """Return a real tensor of the value's shape, in one of the two orders that a boundary has."""
-    dense = torch.empty(tuple(value.shape), dtype=value.dtype)
-    return dense.to(memory_format=torch.channels_last) if channels_last else dense
 
 
 def lowered(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -81,3 +82,19 @@ def _static(node: Node | None, name: str) -> Node:
         found = f"the symbolic shape {tuple(value.shape)}"
         raise UnsupportedError(f"input {name!r}", found, "lower it once for each fixed shape that you need")
     return node
+
+
+def is_channels_last(value: Tensor) -> bool:
+    """Return whether a 4-D value is channels-last and its strides are not ambiguous."""
+    if value.ndim != 4:
+        return False
+    _, c, h, w = value.shape
+    if c == 1 or h == w == 1:  # contiguous strides are the same order
+        return False
+    return bool(value.is_contiguous(memory_format=torch.channels_last))
+
+
+def empty(value: Tensor, channels_last: bool) -> Tensor:
+    """Return a real tensor of the value's shape, in one of the two orders that a boundary has."""
+    dense = torch.empty(tuple(value.shape), dtype=value.dtype)
+    return dense.to(memory_format=torch.channels_last) if channels_last else dense

@@ -10,8 +10,9 @@ from torch.fx import Graph, GraphModule
 
 from dimorder.contract import Contract, TensorSpec
 from dimorder.contract_file import constant_methods, seal
-from dimorder.targets.delegate import TO_NHWC, empty, lowered, written
+from dimorder.targets.delegate import TO_NHWC, lowered, written
 from dimorder.targets.ethos_u.vela import Compiled
+from dimorder.targets.program_io import empty
 
 BACKEND = "EthosUBackend"  # the name that the runtime registers
 

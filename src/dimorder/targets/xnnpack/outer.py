@@ -20,7 +20,8 @@ from dimorder.ops.dialect import SLICE_CONSTANT
 from dimorder.physical.fuse_quantized import FusedProgram
 from dimorder.sizes.size_table import SizeTable
 from dimorder.sizes.size_writer import SizeWriter
-from dimorder.targets.delegate import empty, lowered
+from dimorder.targets.delegate import lowered
+from dimorder.targets.program_io import empty
 from dimorder.targets.table import is_getitem
 from dimorder.targets.xnnpack import passes
 from dimorder.targets.xnnpack.builder import XnnBuilder
