@@ -63,7 +63,8 @@ def underived(
 ) -> str | None:
     """Return why XNNPACK cannot compute a call at all sizes, or None.
 
-    A view may run outside, so it is not refused here.
+    A view may run outside, so it is not refused here. Nor is a constant of a dynamic size that another value
+    of the delegate may have: which values a delegate has is known when the program is divided.
     """
     if operators.is_relabel(call):
         return None
@@ -76,6 +77,9 @@ def underived(
         if node in constants:
             if is_fixed(shape):
                 return value
+            for size in shape:
+                if isinstance(size, DynamicSize):
+                    sketch.input((size,))
             row = torch.ones([1 if isinstance(size, DynamicSize) else size for size in shape])
             return whole(sketch.repeated(row, shape))
         if is_transposed(node):
@@ -98,7 +102,8 @@ def keep_underived_outside(plan: Partition) -> None:
     """Divide a program with dynamic sizes again until XNNPACK derives all sizes in its delegates.
 
     Operators that XNNPACK cannot compute at all sizes run outside, as the plan has it. So do views, if no
-    reader of the view can read its operand.
+    reader of the view can read its operand, and operators with a constant of a dynamic size that no other
+    value of the delegate has.
 
     Raises `StageError` for an operator that the plan has inside.
     """
@@ -112,8 +117,8 @@ def keep_underived_outside(plan: Partition) -> None:
     for node in plan.refused:
         _require_planned_outside(node, plan)
     divide(plan)
-    while (view := _underived_view(plan)) is not None:
-        plan.refused.add(view)
+    while (node := _underived_node(plan)) is not None:
+        plan.refused.add(node)
         divide(plan)
 
 
@@ -126,19 +131,29 @@ def _require_planned_outside(node: Node, plan: Partition) -> None:
         raise StageError(place, f"outside, where the plan has it inside: {reason}", FIX)
 
 
-def _underived_view(plan: Partition) -> Node | None:
-    """Return the first view whose sizes XNNPACK does not derive, or None.
+def _underived_node(plan: Partition) -> Node | None:
+    """Return the first view, or reader of a constant of a dynamic size, whose sizes XNNPACK does not derive.
 
-    Raises `SizesError` for an operator that is no view.
+    Raises `SizesError` for any other operator.
     """
-    views = [node for node in plan.called if plan.is_computed(node) and plan.operators.is_relabel(node)]
-    if all(sum(isinstance(size, DynamicSize) for size in plan.shapes(node)[0]) < 2 for node in views):
+    computed = [node for node in plan.called if plan.is_computed(node)]
+    views = [node for node in computed if plan.operators.is_relabel(node)]
+    readers = {node for node in computed if any(_is_dynamic_constant(n, plan) for n in node.all_input_nodes)}
+    if not readers and all(_dynamic_sizes(node, plan) < 2 for node in views):
         return None
     for _, group in plan.delegates():
         try:
             derive_sizes(build_delegate(plan, group, FusedProgram(), Sketch()).graph)
         except SizesError as error:
-            if not plan.operators.is_relabel(error.node):
+            if error.node not in readers and not plan.operators.is_relabel(error.node):
                 raise
             return error.node
     return None
+
+
+def _dynamic_sizes(node: Node, plan: Partition) -> int:
+    return sum(isinstance(size, DynamicSize) for size in plan.shapes(node)[0])
+
+
+def _is_dynamic_constant(node: Node, plan: Partition) -> bool:
+    return node in plan.constants and node in plan.dynamic and _dynamic_sizes(node, plan) > 0

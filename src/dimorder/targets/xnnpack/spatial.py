@@ -268,6 +268,7 @@ def _subsample(w: XnnBuilder, x: XnnValue, stride: Sequence[int], shape: Sequenc
 
 
 def _bilinear(w: XnnBuilder, a: Arguments) -> XnnValue:
+    w.require_fixed(a.output_size, "a bilinear resize to a size")
     height, width = a.output_size
     return w.node(
         "StaticResizeBilinear2D",
@@ -327,7 +328,7 @@ def _check_nearest(a: Arguments) -> str | None:
     sizes = zip(a.output_size, a.x.meta["val"].shape[1:3], (a.scales_h, a.scales_w), strict=True)
     for new, old, scale in sizes:
         if new % old or (scale is not None and scale != new / old):
-            return f"nearest from {old} to {new}, which is no whole multiple"
+            return f"a nearest resize from {old} to {new}, which is no whole multiple"
     return None
 
 
