@@ -148,7 +148,7 @@ def test_check_writes_its_json_beside_what_it_prints(made, capfd, tmp_path):
     ("content", "words"),
     [
         (None, "No such file"),
-        (b"", "0 bytes that do not begin as a .tosa graph or a .pte program does"),
+        (b"", "0 bytes that do not begin as a .tflite file or a .tosa graph or a .pte program does"),
         (b"\x00\x00\x00\x00TOSA", "a damaged flatbuffer"),
         (foreign()[:300], "a damaged flatbuffer"),
     ],

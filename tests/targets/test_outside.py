@@ -148,7 +148,7 @@ def test_its_own_errors_come_through(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert refused(capfd, ["check", file], 2).startswith(f"check {file}\n  found: 19 bytes")
     file.write_bytes(b"else")
     text = refused(capfd, ["check", file], 2)
-    assert "begin as a .tosa graph or a .pte program or a .toy file does" in text
+    assert "begin as a .tflite file or a .tosa graph or a .pte program or a .toy file does" in text
 
 
 # -- as it should not be -------------------------------------------------------------------------------------

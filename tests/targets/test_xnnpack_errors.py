@@ -40,7 +40,7 @@ FLOAT64 = "torch.float64 where this target computes in torch.float32; convert wi
         (
             lambda x: D.upsample_nearest2d_nhwc(x, [5, 9], None, None),
             r(1, 3, 7, 2),
-            "nearest from 3 to 5, which is no whole multiple",
+            "a nearest resize from 3 to 5, which is no whole multiple",
         ),
         (lambda x: torch.topk(x, 2)[0], r(3, 7), "its source: XNNPACK has no aten.topk.default"),
     ],
