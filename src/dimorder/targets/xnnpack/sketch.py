@@ -117,8 +117,8 @@ def keep_underived_outside(plan: Partition) -> None:
     for node in plan.refused:
         _require_planned_outside(node, plan)
     divide(plan)
-    while (node := _underived_node(plan)) is not None:
-        plan.refused.add(node)
+    while (underived_node := _underived_node(plan)) is not None:
+        plan.refused.add(underived_node)
         divide(plan)
 
 
