@@ -16,6 +16,7 @@ from dimorder.graph.elements import Elements
 from dimorder.graph.quantized import QUANTIZE, IntegerType
 from dimorder.ops.table import elements_of
 from dimorder.physical.fuse_quantized import FusedProgram, How
+from dimorder.physical.wasted_levels import clamp_range
 from dimorder.sizes.size_writer import SizesError
 from dimorder.targets.delegate import TO_NCHW, TO_NHWC
 from dimorder.targets.table import View, is_getitem, is_permute, whole
@@ -82,8 +83,8 @@ def build_delegate(
         how = fused.how(node)
         is_integer = how in (How.KERNEL, How.DYNAMIC_KERNEL)
         builder.origin, builder.in_integers = node, fused.annotations[node] if is_integer else None
-        clamps = elements_of(node.target) is Elements.CLAMPS
-        if how is How.IN_KERNEL and (clamps or node.target is QUANTIZE):
+        is_clamp = clamp_range(node) is not None
+        if how is How.IN_KERNEL and (is_clamp or node.target is QUANTIZE):
             operands[node] = operands[node.all_input_nodes[0]]
         elif is_getitem(node):
             operands[node] = operands[node.args[0]][node.args[1]]  # type: ignore[index]  # its source is a list
