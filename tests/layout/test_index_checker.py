@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from dimorder.algebra.dim_order import DimOrder
 from dimorder.contract import Contract
-from dimorder.layout.problem import BufferView, Extracted
+from dimorder.layout.problem import Extracted
 from dimorder.ops.pointwise import relate_pointwise
+from dimorder.ops.problem_map import BufferView
 from dimorder.ops.row_major import ROW_MAJOR
 from dimorder.ops.table import OPERATORS
 from dimorder.planning.plan import LayoutPlan
