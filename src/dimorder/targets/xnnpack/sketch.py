@@ -137,8 +137,9 @@ def _underived_node(plan: Partition) -> Node | None:
     Raises `SizesError` for any other operator.
     """
     computed = [node for node in plan.called if plan.is_computed(node)]
-    views = [node for node in computed if plan.operators.is_relabel(node)]
-    readers = {node for node in computed if any(_is_dynamic_constant(n, plan) for n in node.all_input_nodes)}
+    constants = {node for node in plan.constants if not all(map(is_fixed, plan.shapes(node)))}
+    readers = {node for node in computed if not constants.isdisjoint(node.all_input_nodes)}
+    views = (node for node in computed if plan.operators.is_relabel(node))
     if not readers and all(_dynamic_sizes(node, plan) < 2 for node in views):
         return None
     for _, group in plan.delegates():
@@ -153,7 +154,3 @@ def _underived_node(plan: Partition) -> Node | None:
 
 def _dynamic_sizes(node: Node, plan: Partition) -> int:
     return sum(isinstance(size, DynamicSize) for size in plan.shapes(node)[0])
-
-
-def _is_dynamic_constant(node: Node, plan: Partition) -> bool:
-    return node in plan.constants and node in plan.dynamic and _dynamic_sizes(node, plan) > 0
